@@ -1,0 +1,1 @@
+"""Bundled domains: one folder, one domain, each with its own README."""
