@@ -1,0 +1,43 @@
+"""Constants and files of training texts, shared by preprocess and trainer; no torch, no pandas."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+MASKED_TOKEN_ID = -100
+"""Label of a token that is not learned."""
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    if isinstance(value, np.generic):
+        return value.item()
+    raise TypeError(f"{type(value).__name__} cannot be written to a samples file")
+
+
+def save_samples(samples: Iterable[dict[str, Any]], path: str | Path) -> int:
+    """Write texts as JSON lines; returns how many."""
+    count = 0
+    with open(path, "w", encoding="utf-8") as file:
+        for sample in samples:
+            file.write(json.dumps(sample, default=_plain) + "\n")
+            count += 1
+    return count
+
+
+def load_samples(path: str | Path) -> list[dict[str, Any]]:
+    """Read what `save_samples` wrote; raises ValueError naming the line that does not parse."""
+    samples = []
+    with open(path, encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            try:
+                samples.append(json.loads(line))
+            except json.JSONDecodeError as error:
+                raise ValueError(f"{path}, line {number}: {error}") from error
+    return samples

@@ -1,0 +1,69 @@
+"""Loading and saving the policy: a Hugging Face causal language model with float32 master weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from pipelinerl.finetune.attention import ATTENTION_NAME
+from pipelinerl.finetune.segments import Segments
+
+
+def load_model(
+    path: str | Path,
+    device: torch.device | str = "cpu",
+    gradient_checkpointing: bool = False,
+    reentrant_checkpointing: bool = False,
+    trust_remote_code: bool = False,
+) -> PreTrainedModel:
+    """Load a causal LM from a folder or hub name in float32 with packed attention, in training mode."""
+    model = AutoModelForCausalLM.from_pretrained(
+        str(path),
+        dtype=torch.float32,
+        attn_implementation=ATTENTION_NAME,
+        trust_remote_code=trust_remote_code,
+    )
+    return prepare_model(model, device, gradient_checkpointing, reentrant_checkpointing)
+
+
+def prepare_model(
+    model: PreTrainedModel,
+    device: torch.device | str = "cpu",
+    gradient_checkpointing: bool = False,
+    reentrant_checkpointing: bool = False,
+) -> PreTrainedModel:
+    """Give a freshly built causal LM packed attention and float32 weights, and move it."""
+    model.set_attn_implementation(ATTENTION_NAME)
+    model.to(device=device, dtype=torch.float32)
+    if gradient_checkpointing:
+        model.gradient_checkpointing_enable({"use_reentrant": reentrant_checkpointing})
+    model.config.use_cache = False
+    return model.train()
+
+
+def hidden_states(
+    model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor, segments: Segments | None
+) -> torch.Tensor:
+    """Last hidden states `[B, L, D]` of int64 `[B, L]` ids; the output head is not applied."""
+    decoder = model.get_decoder()
+    out = decoder(input_ids=input_ids, position_ids=position_ids, segments=segments, use_cache=False)
+    return out.last_hidden_state
+
+
+def output_head(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight `[V, D]` and bias `[V]` or None of the output head."""
+    head = model.get_output_embeddings()
+    return head.weight, getattr(head, "bias", None)
+
+
+def distinct_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Named parameters with ties removed by identity: what an engine has to receive."""
+    seen: set[int] = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in seen:
+            seen.add(id(parameter))
+            yield name, parameter.detach()

@@ -1,0 +1,45 @@
+"""Optimizers by name, with weight decay only where it belongs."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+OPTIMISERS = ("adamw_torch",)
+_DECAYED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention)
+
+
+def decayed_parameters(model: nn.Module) -> set[int]:
+    """Ids of the parameters that are decayed: matrices of linear and embedding layers, decided by type.
+
+    Biases and every parameter of a normalisation layer are left alone whatever they are called.
+    """
+    return {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, _DECAYED)
+        for name, parameter in module.named_parameters(recurse=False)
+        if not name.endswith("bias")
+    }
+
+
+def build_optimiser(
+    model: nn.Module,
+    name: str = "adamw_torch",
+    learning_rate: float = 1e-6,
+    weight_decay: float = 0.01,
+    betas: tuple[float, float] = (0.9, 0.999),
+) -> torch.optim.Optimizer:
+    """AdamW (Loshchilov & Hutter 2019) over float32 master weights; raises ValueError for another name."""
+    if name not in OPTIMISERS:
+        raise ValueError(f"finetune.optim={name} is not available; use one of {', '.join(OPTIMISERS)}")
+    decayed = decayed_parameters(model)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if id(p) in decayed], "weight_decay": weight_decay},
+        {"params": [p for p in trained if id(p) not in decayed], "weight_decay": 0.0},
+    ]
+    fused = all(p.is_cuda for p in trained)
+    return torch.optim.AdamW(
+        [g for g in groups if g["params"]], lr=learning_rate, betas=betas, fused=fused or None
+    )
