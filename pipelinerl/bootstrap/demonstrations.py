@@ -1,0 +1,180 @@
+"""What a domain hands to the bootstrap recipe, and how it becomes packed token arrays."""
+
+from __future__ import annotations
+
+import multiprocessing
+import queue
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from pipelinerl.bootstrap.formats import ASSISTANT, END, USER
+
+MASKED = -100
+_ENCODE_TOGETHER = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Demonstration:
+    """One call: what the model reads and what it should answer.
+
+    `kind` names the skill for the gates; `exact` says whether this answer is the only right one (the gates
+    measure exact ones only; an imperfect or freely chosen answer is trained, not measured).
+    """
+
+    kind: str
+    prompt: str
+    completion: str
+    exact: bool = True
+
+
+class TokenPack(NamedTuple):
+    """Whole sequences behind each other: ids int32 [L], labels int32 [L] (−100 = no loss), lengths int32 [n]."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    lengths: np.ndarray
+
+
+Source = Callable[[int, str], Iterable[Demonstration]]
+"""(seed, phase) -> demonstrations of one small world; equal arguments give equal demonstrations."""
+
+
+def encode(
+    tokenizer: Tokenizer, demonstrations: Iterable[Demonstration], max_length: int, prompt_loss: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """Token ids and labels of each demonstration; one longer than `max_length` is an error (ValueError)."""
+    batch: list[Demonstration] = []
+    for demonstration in demonstrations:
+        batch.append(demonstration)
+        if len(batch) == _ENCODE_TOGETHER:
+            yield from _encode_batch(tokenizer, batch, max_length, prompt_loss)
+            batch = []
+    yield from _encode_batch(tokenizer, batch, max_length, prompt_loss)
+
+
+def _encode_batch(
+    tokenizer: Tokenizer, batch: list[Demonstration], max_length: int, prompt_loss: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    prompts = tokenizer.encode_batch_fast([USER + d.prompt + ASSISTANT for d in batch])
+    answers = tokenizer.encode_batch_fast([d.completion + END for d in batch])
+    for demonstration, prompt, answer in zip(batch, prompts, answers):
+        ids = np.array(prompt.ids + answer.ids, np.int32)
+        if len(ids) > max_length:
+            raise ValueError(
+                f"a {demonstration.kind!r} demonstration has {len(ids)} tokens, more than max_length={max_length}"
+            )
+        labels = ids.copy()
+        labels[: 1 if prompt_loss else len(prompt.ids)] = MASKED
+        yield ids, labels
+
+
+def pack(sequences: Iterable[tuple[np.ndarray, np.ndarray]], tokens: int) -> Iterator[TokenPack]:
+    """Packs of at most `tokens` tokens in order of arrival; the last, partial one is kept."""
+    ids: list[np.ndarray] = []
+    labels: list[np.ndarray] = []
+    size = 0
+    for sequence, sequence_labels in sequences:
+        if size + len(sequence) > tokens and ids:
+            yield _join(ids, labels)
+            ids, labels, size = [], [], 0
+        ids.append(sequence)
+        labels.append(sequence_labels)
+        size += len(sequence)
+    if ids:
+        yield _join(ids, labels)
+
+
+def _join(ids: list[np.ndarray], labels: list[np.ndarray]) -> TokenPack:
+    return TokenPack(np.concatenate(ids), np.concatenate(labels), np.array([len(i) for i in ids], np.int32))
+
+
+class PackStream:
+    """Packs of one phase, made by worker processes from consecutive world seeds.
+
+    With one worker the order is fixed by the seeds; with several, the packs are the same in another order.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        phase: str,
+        tokenizer_file: Path,
+        *,
+        first_seed: int,
+        workers: int,
+        pack_tokens: int,
+        max_length: int,
+        prompt_loss: bool,
+        deadline_s: float = 300.0,
+    ) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._phase = phase
+        self._deadline_s = deadline_s
+        self._packs: multiprocessing.Queue[TokenPack | str] = context.Queue(maxsize=4 * workers)
+        self._workers = [
+            context.Process(
+                target=_produce,
+                args=(
+                    self._packs, source, phase, str(tokenizer_file), first_seed + index, workers,
+                    pack_tokens, max_length, prompt_loss,
+                ),
+                daemon=True,
+            )
+            for index in range(workers)
+        ]  # fmt: skip
+        for worker in self._workers:
+            worker.start()
+
+    def __iter__(self) -> Iterator[TokenPack]:
+        while True:
+            try:
+                item = self._packs.get(timeout=self._deadline_s)
+            except queue.Empty:
+                raise TimeoutError(
+                    f"no demonstrations of phase {self._phase!r} arrived within {self._deadline_s:.0f} s"
+                ) from None
+            if isinstance(item, str):
+                raise RuntimeError(f"making demonstrations of phase {self._phase!r} failed: {item}")
+            yield item
+
+    def close(self) -> None:
+        """End the workers; what they had ready is dropped."""
+        for worker in self._workers:
+            worker.terminate()
+        for worker in self._workers:
+            worker.join(timeout=10)
+
+
+def _produce(
+    packs: multiprocessing.Queue[TokenPack | str],
+    source: Source,
+    phase: str,
+    tokenizer_file: str,
+    seed: int,
+    stride: int,
+    pack_tokens: int,
+    max_length: int,
+    prompt_loss: bool,
+) -> None:
+    tokenizer = Tokenizer.from_file(tokenizer_file)
+    order = np.random.default_rng((seed, 7))
+
+    def sequences() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        world = seed
+        while True:
+            made = list(source(world, phase))
+            order.shuffle(made)  # type: ignore[arg-type]
+            yield from encode(tokenizer, made, max_length, prompt_loss)
+            world += stride
+
+    try:
+        for item in pack(sequences(), pack_tokens):
+            packs.put(item)
+    except Exception as error:
+        packs.put(f"{type(error).__name__}: {error}")
+        raise
