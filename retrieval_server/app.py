@@ -1,0 +1,159 @@
+"""The HTTP face of a `Store`: two searches, health with request counters, errors as JSON objects.
+
+Searches and their JSON encoding run in worker threads, so the event loop only parses and forwards. Queries
+are never logged: private ones belong to their task, web ones to the caller's audit log.
+"""
+
+import asyncio
+import json
+import logging
+import time
+from collections import Counter, defaultdict
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+from aiohttp import web
+
+from retrieval_server import __version__
+from retrieval_server.limits import (
+    MAX_BODY_BYTES,
+    RequestError,
+    SearchQueue,
+    parse_local_search,
+    parse_object,
+    parse_web_search,
+)
+from retrieval_server.store import Store, UnknownTask
+
+logger = logging.getLogger(__name__)
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+LOCAL_ROUTE = "/local/search"
+WEB_ROUTE = "/browsecomp/search"
+
+
+class RetrievalService:
+    """State of one server: the store once it is loaded, the queue and the counters."""
+
+    def __init__(
+        self,
+        store: Store | None = None,
+        fingerprint: str | None = None,
+        queue: SearchQueue | None = None,
+        workers: int = 2,
+    ) -> None:
+        self.store = store
+        self.fingerprint = fingerprint
+        self.queue = queue or SearchQueue(workers)
+        self.received: Counter[str] = Counter()
+        self.statuses: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="search")
+        self._started = time.monotonic()
+
+    async def health(self, _: web.Request) -> web.Response:
+        """`GET /health`: status, corpus sizes and requests by route, also while loading."""
+        store = self.store
+        return web.json_response(
+            {
+                "status": "ok" if store else "loading",
+                "version": __version__,
+                "fingerprint": self.fingerprint,
+                "web_docs": store.web_docs if store else 0,
+                "web_docs_skipped_empty": store.skipped_web_docs if store else 0,
+                "tasks": len(store.task_ids) if store else 0,
+                "index": "bm25",
+                "uptime_s": round(time.monotonic() - self._started, 3),
+                "waiting": self.queue.waiting,
+                "requests": {
+                    route: {"received": self.received[route], "by_status": dict(self.statuses[route])}
+                    for route in (LOCAL_ROUTE, WEB_ROUTE)
+                },
+            }
+        )
+
+    async def search_local(self, request: web.Request) -> web.Response:
+        """`POST /local/search`: one task's private documents."""
+        store = self._loaded_store()
+        search = parse_local_search(parse_object(await request.read()))
+        try:
+            return await self._answer(
+                store.search_local, search.task_id, search.query, search.k, search.threshold
+            )
+        except UnknownTask as error:
+            raise RequestError(404, "unknown_task", f"no task {search.task_id!r} is loaded") from error
+
+    async def search_web(self, request: web.Request) -> web.Response:
+        """`POST /browsecomp/search`: the public corpus."""
+        store = self._loaded_store()
+        search = parse_web_search(parse_object(await request.read()))
+        return await self._answer(store.search_web, search.query, search.k, search.max_chars)
+
+    def _loaded_store(self) -> Store:
+        if self.store is None:
+            raise RequestError(503, "loading", "the index is loading; retry shortly", 1)
+        return self.store
+
+    async def _answer(self, search: Callable[..., list[dict[str, Any]]], *arguments: Any) -> web.Response:
+        def encoded() -> bytes:
+            return json.dumps({"hits": search(*arguments)}).encode()
+
+        async with self.queue.slot():
+            body = await asyncio.get_running_loop().run_in_executor(self._threads, encoded)
+        return web.Response(body=body, content_type="application/json")
+
+    @web.middleware
+    async def errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Count the request and turn every failure into `{"error": {"code", "message"}}`."""
+        route = request.path if request.path in (LOCAL_ROUTE, WEB_ROUTE) else "other"
+        self.received[route] += 1
+        response = await self._guarded(request, handler)
+        self.statuses[route][str(response.status)] += 1
+        return response
+
+    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            if request.content_length is not None and request.content_length > MAX_BODY_BYTES:
+                raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, request.content_length)
+            return await handler(request)
+        except RequestError as error:
+            return error_response(error)
+        except web.HTTPException as error:
+            return error_response(_from_http(request, error), error.headers.get("Allow"))
+        except Exception as error:
+            logger.exception("%s %s failed", request.method, request.path)
+            return error_response(RequestError(500, "internal", f"internal error: {type(error).__name__}"))
+
+    async def close(self, _: web.Application) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _from_http(request: web.Request, error: web.HTTPException) -> RequestError:
+    if error.status == 404:
+        return RequestError(404, "unknown_path", f"no such path; use /health, {LOCAL_ROUTE} or {WEB_ROUTE}")
+    if error.status == 405:
+        return RequestError(405, "method_not_allowed", f"{request.method} is not allowed here")
+    if error.status == 413:
+        return RequestError(413, "too_large", f"the body exceeds {MAX_BODY_BYTES} bytes")
+    return RequestError(error.status, "http_error", error.reason)
+
+
+def error_response(error: RequestError, allow: str | None = None) -> web.Response:
+    """The JSON answer for an error, with `Retry-After` and `Allow` where they apply."""
+    headers = {}
+    if error.retry_after_s is not None:
+        headers["Retry-After"] = str(error.retry_after_s)
+    if allow:
+        headers["Allow"] = allow
+    body = {"error": {"code": error.code, "message": str(error)}}
+    return web.json_response(body, status=error.status, headers=headers)
+
+
+def build_app(service: RetrievalService) -> web.Application:
+    """The aiohttp application around a service; the store may still be loading."""
+    app = web.Application(middlewares=[service.errors_as_json], client_max_size=MAX_BODY_BYTES)
+    app.router.add_get("/health", service.health)
+    app.router.add_post(LOCAL_ROUTE, service.search_local)
+    app.router.add_post(WEB_ROUTE, service.search_web)
+    app.on_cleanup.append(service.close)
+    return app

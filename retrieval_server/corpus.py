@@ -1,0 +1,169 @@
+"""Reading the corpora: private task trees and the streamed public web file.
+
+Answer files of a task are never read, links that leave a task's folder are never followed, and web texts stay
+on disk: only ids, byte offsets and postings are kept in memory.
+"""
+
+import json
+import mmap
+import re
+from array import array
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from retrieval_server.identity import strip_extensions
+
+TASK_ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
+ANSWER_STEMS = frozenset({"qa_dict", "file_dict", "eval", "dr_question"})
+TEXT_SUFFIXES = (".md", ".txt", ".csv")
+ORIGINAL_SUFFIXES = (".pdf", ".docx", ".pptx", ".xlsx", ".html", ".jsonl")
+_HEADING = re.compile(r"^#{1,6}[ \t]+(\S.*)$", re.MULTILINE)
+
+
+class CorpusError(ValueError):
+    """A corpus that cannot be indexed; the message names the file and the remedy."""
+
+
+@dataclass(frozen=True, slots=True)
+class LocalDocument:
+    """One private document; `rest` is its path below the task's `files` folder."""
+
+    task_id: str
+    rest: str
+    text: str
+    original_path: str | None = None
+
+    @property
+    def doc_id(self) -> str:
+        return f"local/{self.task_id}/{self.rest}"
+
+    def metadata(self) -> dict[str, Any]:
+        """Relative paths and a title; nothing that the answer files hold."""
+        folder, _, name = self.rest.rpartition("/")
+        file_path = f"{self.task_id}/files/{self.rest}"
+        heading = _HEADING.search(self.text, 0, 400)
+        return {
+            "file_path": file_path,
+            "original_path": self.original_path or file_path,
+            "folder_path": f"{self.task_id}/files/{folder}".rstrip("/"),
+            "doc_ref": strip_extensions(self.rest),
+            "title": heading[1].strip() if heading else strip_extensions(name),
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class WebDocument:
+    """One public page; `docid` carries no `web/` prefix."""
+
+    docid: str
+    url: str
+    text: str
+
+
+def find_tasks(root: Path) -> dict[str, Path]:
+    """Task folders by id: subdirectories with a valid name that hold a `files` folder."""
+    if not root.is_dir():
+        raise CorpusError(f"the task folder {str(root)!r} is not a directory; pass the folder of task trees")
+    found = sorted(path for path in root.iterdir() if (path / "files").is_dir())
+    return {path.name: path for path in found if TASK_ID.fullmatch(path.name)}
+
+
+def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
+    """The text documents of one task in path order; empty ones are skipped.
+
+    A binary original (`x.pdf`) is not read; the text of the same folder and stem (`x.md`) stands for it.
+    """
+    files = folder / "files"
+    boundary = files.resolve()
+    paths = [path for path in sorted(files.rglob("*")) if path.resolve().is_relative_to(boundary)]
+    originals = _original_paths(task_id, folder)
+    for path in paths:
+        if path.suffix.lower() in ORIGINAL_SUFFIXES and path.is_file():
+            rest = path.relative_to(files).as_posix()
+            originals.setdefault(strip_extensions(rest).lower(), f"{task_id}/files/{rest}")
+    for path in paths:
+        is_answer = path.name.split(".", 1)[0].lower() in ANSWER_STEMS
+        if path.suffix.lower() not in TEXT_SUFFIXES or is_answer or not path.is_file():
+            continue
+        text = _read_text(path)
+        if text.strip():
+            rest = path.relative_to(files).as_posix()
+            yield LocalDocument(task_id, rest, text, originals.get(strip_extensions(rest).lower()))
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise CorpusError(f"{path} is not UTF-8 (byte {error.start}); convert it to UTF-8") from error
+
+
+def _original_paths(task_id: str, folder: Path) -> dict[str, str]:
+    """Original file names of `config/env.json` by lower-case path without extensions."""
+    source = folder / "config" / "env.json"
+    if not source.is_file():
+        return {}
+    try:
+        entries = json.loads(_read_text(source))["env_files"]
+        sources = [str(entry["source"]).replace("\\", "/") for entry in entries]
+    except (ValueError, KeyError, TypeError) as error:
+        raise CorpusError(f"{source} is not a list of env_files with a source each: {error!r}") from error
+    rests = [text.rpartition("files/")[2] for text in sources if ".." not in text.split("/")]
+    return {strip_extensions(rest).lower(): f"{task_id}/files/{rest}" for rest in rests}
+
+
+@dataclass(slots=True)
+class WebFile:
+    """Random access to the web corpus: JSON lines `{docid, url, text}` read through a memory map."""
+
+    path: Path
+    docids: list[str] = field(default_factory=list)
+    skipped_empty: int = 0
+    _offsets: array = field(default_factory=lambda: array("q"))
+    _map: mmap.mmap | None = None
+
+    def stream_texts(self) -> Iterator[str]:
+        """Scan the file once, yielding each kept text while recording its id and offset."""
+        seen: set[str] = set()
+        with self.path.open("rb") as lines:
+            offset = 0
+            for number, line in enumerate(lines, start=1):
+                start, offset = offset, offset + len(line)
+                if not line.strip():
+                    continue
+                document = parse_web_line(line, f"{self.path}:{number}")
+                if document.docid in seen:
+                    raise CorpusError(
+                        f"{self.path}:{number}: duplicate docid {document.docid!r}; ids are unique"
+                    )
+                seen.add(document.docid)
+                if not document.text.strip():
+                    self.skipped_empty += 1
+                    continue
+                self.docids.append(document.docid)
+                self._offsets.append(start)
+                yield document.text
+
+    def __getitem__(self, index: int) -> WebDocument:
+        if self._map is None:
+            with self.path.open("rb") as file:
+                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+        start = self._offsets[index]
+        end = self._map.find(b"\n", start)
+        return parse_web_line(self._map[start : end if end >= 0 else len(self._map)], str(self.path))
+
+
+def parse_web_line(line: bytes, where: str) -> WebDocument:
+    """One line of the web corpus. Raises `CorpusError` that names `where`."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise CorpusError(f"{where}: not a JSON object ({error})") from error
+    if not isinstance(row, dict) or not isinstance(row.get("text"), str):
+        raise CorpusError(f"{where}: a web document needs docid, url and text")
+    docid = row.get("docid")
+    if isinstance(docid, bool) or not isinstance(docid, str | int) or str(docid) == "":
+        raise CorpusError(f"{where}: docid {docid!r} is not a non-empty string or integer")
+    return WebDocument(str(docid).removeprefix("web/"), str(row.get("url") or ""), row["text"])

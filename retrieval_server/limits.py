@@ -1,0 +1,148 @@
+"""What a request may ask for, and how many may wait: typed requests, errors as values, a bounded queue."""
+
+import asyncio
+import json
+import math
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from retrieval_server.corpus import TASK_ID
+
+MAX_BODY_BYTES = 256 * 1024
+MAX_QUERY_CHARS = 2000
+MAX_K = 50
+DEFAULT_K = 5
+DEFAULT_MAX_WAITING = 512
+QUEUE_DEADLINE_S = 60.0
+
+
+class RequestError(Exception):
+    """An answer other than 200: HTTP status, machine-readable code, one line for people."""
+
+    def __init__(self, status: int, code: str, message: str, retry_after_s: int | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.retry_after_s = retry_after_s
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSearch:
+    """A search of one task's private documents."""
+
+    task_id: str
+    query: str
+    k: int
+    threshold: float
+
+
+@dataclass(frozen=True, slots=True)
+class WebSearch:
+    """A search of the public corpus; `max_chars` None means the server's default, 0 the full text."""
+
+    query: str
+    k: int
+    max_chars: int | None
+
+
+def parse_object(body: bytes) -> dict[str, Any]:
+    """The JSON object of a request body. Raises `RequestError` 400."""
+    try:
+        value = json.loads(body)
+    except (ValueError, RecursionError) as error:
+        raise RequestError(400, "bad_json", "the body is not valid JSON; send one object") from error
+    if not isinstance(value, dict):
+        raise RequestError(400, "wrong_type", f"the body is a {type(value).__name__}; send one object")
+    return value
+
+
+def parse_local_search(fields: dict[str, Any]) -> LocalSearch:
+    """Raises `RequestError` 400 that names the field, its value and what is allowed."""
+    task_id = _string(fields, "task_id")
+    if not TASK_ID.fullmatch(task_id):
+        raise RequestError(400, "out_of_range", f"task_id must match ^{TASK_ID.pattern}$")
+    threshold = fields.get("threshold", 0.0)
+    if isinstance(threshold, bool) or not isinstance(threshold, int | float):
+        raise RequestError(400, "wrong_type", f"threshold is a {type(threshold).__name__}; send a number")
+    if isinstance(threshold, float) and not math.isfinite(threshold):
+        raise RequestError(400, "out_of_range", "threshold must be finite")
+    return LocalSearch(task_id, _query(fields), _k(fields), threshold)
+
+
+def parse_web_search(fields: dict[str, Any]) -> WebSearch:
+    """Raises `RequestError` 400. `task_id` is checked and has no effect: all tasks share the web index."""
+    if fields.get("task_id") is not None:
+        _string(fields, "task_id")
+    max_chars = fields.get("max_chars")
+    if max_chars is not None:
+        max_chars = _integer("max_chars", max_chars, 0, None)
+    return WebSearch(_query(fields), _k(fields), max_chars)
+
+
+def _query(fields: dict[str, Any]) -> str:
+    query = _string(fields, "query")
+    if not 1 <= len(query) <= MAX_QUERY_CHARS:
+        raise RequestError(
+            400, "out_of_range", f"query has {len(query)} characters; 1 to {MAX_QUERY_CHARS} are allowed"
+        )
+    return query
+
+
+def _k(fields: dict[str, Any]) -> int:
+    return _integer("k", fields.get("k", DEFAULT_K), 1, MAX_K)
+
+
+def _string(fields: dict[str, Any], name: str) -> str:
+    if name not in fields:
+        raise RequestError(400, "missing", f"{name} is missing; send a string")
+    value = fields[name]
+    if not isinstance(value, str):
+        raise RequestError(400, "wrong_type", f"{name} is a {type(value).__name__}; send a string")
+    return value
+
+
+def _integer(name: str, value: Any, low: int, high: int | None) -> int:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise RequestError(400, "wrong_type", f"{name} is a {type(value).__name__}; send an integer")
+    if value < low or (high is not None and value > high):
+        allowed = f"{low} to {high}" if high is not None else f"at least {low}"
+        raise RequestError(400, "out_of_range", f"{name} is out of range; allowed: {allowed}")
+    return value
+
+
+class SearchQueue:
+    """Admits `workers` searches at a time and lets `max_waiting` more wait; the next one is refused."""
+
+    def __init__(
+        self, workers: int, max_waiting: int = DEFAULT_MAX_WAITING, deadline_s: float = QUEUE_DEADLINE_S
+    ) -> None:
+        self._slots = asyncio.Semaphore(workers)
+        self._max_waiting = max_waiting
+        self._deadline_s = deadline_s
+        self.waiting = 0
+
+    @asynccontextmanager
+    async def slot(self) -> AsyncIterator[None]:
+        """Hold one slot. Raises `RequestError` 429 when the queue is full, 503 when the wait expires."""
+        if self._slots.locked():
+            if self.waiting >= self._max_waiting:
+                raise RequestError(429, "queue_full", f"{self.waiting} searches are waiting; retry later", 1)
+            await self._wait()
+        else:
+            await self._slots.acquire()
+        try:
+            yield
+        finally:
+            self._slots.release()
+
+    async def _wait(self) -> None:
+        self.waiting += 1
+        try:
+            await asyncio.wait_for(self._slots.acquire(), self._deadline_s)
+        except TimeoutError as error:
+            message = f"waited {self._deadline_s:g} s for a search slot; retry later"
+            raise RequestError(503, "queue_deadline", message, 1) from error
+        finally:
+            self.waiting -= 1

@@ -1,0 +1,148 @@
+"""The searchable corpora: one web index and one index per task, isolated from each other.
+
+`Store.search_web` and `Store.search_local` return the hit dictionaries that the HTTP answers carry, so checks
+in process and requests over HTTP see the same ranking.
+"""
+
+import logging
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from retrieval_server.bm25 import BM25Index, tokens
+from retrieval_server.corpus import LocalDocument, WebDocument, WebFile, find_tasks, read_task
+from retrieval_server.identity import aliases, shared_aliases
+
+logger = logging.getLogger(__name__)
+
+DEFAULT_MAX_CHARS = 8000
+PREVIEW_CHARS = 300
+
+
+class UnknownTask(KeyError):
+    """No private corpus of that task id is loaded."""
+
+
+class TaskCorpus:
+    """The private documents of one task and their index."""
+
+    def __init__(self, task_id: str, documents: Iterable[LocalDocument]) -> None:
+        self.task_id = task_id
+        self.documents = sorted(documents, key=lambda document: document.doc_id)
+        self._metadata = [document.metadata() for document in self.documents]
+        self._index = BM25Index.from_texts((document.doc_id, document.text) for document in self.documents)
+        self._mark_ambiguous_aliases()
+
+    def _mark_ambiguous_aliases(self) -> None:
+        """Aliases that two documents share identify neither: clients must not match on them."""
+        found = {
+            document.doc_id: set().union(*map(aliases, (document.doc_id, *_identity_values(metadata))))
+            for document, metadata in zip(self.documents, self._metadata)
+        }
+        shared = shared_aliases(found)
+        for document, metadata in zip(self.documents, self._metadata):
+            if document.doc_id in shared:
+                metadata["ambiguous_aliases"] = sorted(shared[document.doc_id])
+        if shared:
+            logger.warning(
+                "task %s: %d documents share aliases with another; these aliases are dropped, first: %s",
+                self.task_id,
+                len(shared),
+                sorted(set().union(*shared.values()))[0],
+            )
+
+    def search(self, query: str, k: int, threshold: float) -> list[dict[str, Any]]:
+        hits = []
+        for position, score in self._index.search(query, k, threshold):
+            document = self.documents[position]
+            hits.append(
+                {
+                    "doc_id": document.doc_id,
+                    "content": document.text,
+                    "preview": document.text[:PREVIEW_CHARS],
+                    "similarity_score": score,
+                    "metadata": dict(self._metadata[position]),
+                }
+            )
+        return hits
+
+
+def _identity_values(metadata: Mapping[str, Any]) -> list[str]:
+    return [metadata[key] for key in ("file_path", "original_path", "doc_ref", "title")]
+
+
+class Store:
+    """All corpora of one server. Nothing in a query can reach a corpus other than the one it names."""
+
+    def __init__(
+        self,
+        tasks: Mapping[str, Iterable[LocalDocument]],
+        web: WebFile | Sequence[WebDocument] = (),
+    ) -> None:
+        self._tasks = {task_id: TaskCorpus(task_id, documents) for task_id, documents in tasks.items()}
+        self._web = web
+        self._web_index = _index_web(web)
+
+    @classmethod
+    def load(cls, tasks: Path | None, web: Path | None) -> "Store":
+        """Read task trees below `tasks` and the web file; either may be absent.
+
+        Raises `CorpusError` (unreadable text, duplicate docid, malformed line) or `OSError`.
+        """
+        folders = find_tasks(tasks) if tasks else {}
+        return cls(
+            {task_id: read_task(task_id, folder) for task_id, folder in folders.items()},
+            WebFile(web) if web else (),
+        )
+
+    @property
+    def web_docs(self) -> int:
+        return len(self._web_index.doc_ids)
+
+    @property
+    def skipped_web_docs(self) -> int:
+        """Web documents without text, which are not indexed."""
+        return self._web.skipped_empty if isinstance(self._web, WebFile) else 0
+
+    @property
+    def task_ids(self) -> list[str]:
+        return list(self._tasks)
+
+    def search_web(
+        self, query: str, k: int = 5, max_chars: int | None = None, threshold: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Hits of the public corpus. `max_chars` 0 gives the full text, None the default of 8,000."""
+        limit = DEFAULT_MAX_CHARS if max_chars is None else max_chars
+        hits = []
+        for position, score in self._web_index.search(query, k, threshold):
+            document = self._web[position]
+            text = document.text[:limit] if limit else document.text
+            hits.append(
+                {
+                    "docid": f"web/{document.docid}",
+                    "raw_docid": document.docid,
+                    "url": document.url,
+                    "text": text,
+                    "score": score,
+                    "source": "web",
+                    "text_chars": len(document.text),
+                    "truncated": len(text) < len(document.text),
+                }
+            )
+        return hits
+
+    def search_local(
+        self, task_id: str, query: str, k: int = 5, threshold: float = 0.0
+    ) -> list[dict[str, Any]]:
+        """Hits of one task's private corpus. Raises `UnknownTask`."""
+        corpus = self._tasks.get(task_id)
+        if corpus is None:
+            raise UnknownTask(task_id)
+        return corpus.search(query, k, threshold)
+
+
+def _index_web(web: WebFile | Sequence[WebDocument]) -> BM25Index:
+    if not isinstance(web, WebFile):
+        return BM25Index.from_texts((f"web/{document.docid}", document.text) for document in web)
+    token_lists = (tokens(text) for text in web.stream_texts())  # fills web.docids while it is consumed
+    return BM25Index((f"web/{docid}" for docid in web.docids), token_lists)
