@@ -1,0 +1,74 @@
+"""One-line configuration errors with the nearest valid spelling."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from typing import Any
+
+from pydantic import BaseModel, ValidationError
+
+
+class ConfigError(ValueError):
+    """A configuration that cannot run. `problems` holds one line each, with the remedy in it."""
+
+    def __init__(self, problems: str | Iterable[str]) -> None:
+        lines = [problems] if isinstance(problems, str) else list(problems)
+        self.problems = [" ".join(line.split()) for line in lines]
+        super().__init__("\n".join(self.problems))
+
+
+def nearest(name: str, valid: Iterable[str], cutoff: float = 0.6) -> str | None:
+    """The valid spelling closest to `name`, or None if nothing comes near."""
+    found = difflib.get_close_matches(name, [str(v) for v in valid], n=1, cutoff=cutoff)
+    return found[0] if found else None
+
+
+def suggestion(name: str, valid: Iterable[str], prefix: str = "") -> str:
+    """`did you mean X?`, or the list of what is allowed when nothing comes near."""
+    names = sorted(str(v) for v in valid)
+    match = nearest(name, names)
+    if match is not None:
+        return f"did you mean {prefix}{match}?"
+    shown = ", ".join(names[:12]) + (", ..." if len(names) > 12 else "")
+    return f"allowed here: {shown}" if names else "no key is allowed here"
+
+
+def fields_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
+    """Field names of the (nested) model at `path`; empty where the path leaves the typed tree."""
+    current: type[BaseModel] | None = model
+    for part in path:
+        if current is None or part not in current.model_fields:
+            return []
+        current = _model_of(current.model_fields[str(part)].annotation)
+    return list(current.model_fields) if current is not None else []
+
+
+def _model_of(annotation: Any) -> type[BaseModel] | None:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    for argument in getattr(annotation, "__args__", ()):
+        found = _model_of(argument)
+        if found is not None:
+            return found
+    return None
+
+
+def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") -> list[str]:
+    """One line per pydantic problem: dotted key, value, what is allowed."""
+    lines = []
+    for item in error.errors(include_url=False):
+        path = [*([prefix] if prefix else []), *(str(part) for part in item["loc"])]
+        key = ".".join(path)
+        if item["type"] == "extra_forbidden":
+            *parents, name = item["loc"]
+            hint = suggestion(str(name), fields_at(model, parents), ".".join([*path[:-1], ""]))
+            lines.append(f"{key}: unknown key; {hint}")
+        elif item["type"] == "missing":
+            lines.append(f"{key}: missing; set {key}=VALUE")
+        else:
+            message = item["msg"].removeprefix("Value error, ")
+            shown = repr(item["input"])
+            shown = shown if len(shown) <= 80 else shown[:77] + "..."
+            lines.append(f"{key}={shown}: {message[:1].lower()}{message[1:]}" if key else message)
+    return lines

@@ -1,0 +1,76 @@
+"""Reading and writing the resolved tree of a run: `<output_dir>/conf/exp_config.yaml`."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import ValidationError
+
+from pipelinerl.config.errors import ConfigError, explain
+from pipelinerl.config.tree import Config
+
+
+def config_path(output_dir: str | Path) -> Path:
+    """Where the resolved tree of a run lies."""
+    return Path(output_dir) / "conf" / "exp_config.yaml"
+
+
+def typed(tree: DictConfig) -> Config:
+    """The tree as a frozen typed model. Raises ConfigError with one line per problem."""
+    container = OmegaConf.to_container(tree, resolve=True)
+    try:
+        return Config.model_validate(container)
+    except ValidationError as error:
+        lines = [line for text in explain(error, Config) for line in text.split("\n")]
+        raise ConfigError(lines) from None
+
+
+def save(tree: DictConfig, output_dir: str | Path) -> Path:
+    """Write the tree with every interpolation resolved; the file appears whole or not at all."""
+    path = config_path(output_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    resolved = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
+    beside = path.with_name(f"~{path.name}")
+    OmegaConf.save(resolved, beside)
+    os.replace(beside, path)
+    return path
+
+
+def load(output_dir: str | Path) -> Config:
+    """The typed tree of the run in `output_dir`. Raises ConfigError if it is absent or invalid."""
+    return typed(_read(output_dir))
+
+
+def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:
+    """The tree that rollout code gets: `cfg.jobs` and, with `job`, `cfg.me` about that process."""
+    tree = _read(output_dir)
+    if job is not None:
+        tree.me = about(tree, job)
+    return tree
+
+
+def about(tree: DictConfig, job: int) -> dict[str, Any]:
+    """What a process knows about itself: its job and the addresses of the engines."""
+    jobs = {int(entry.idx): entry for entry in tree.jobs}
+    if job not in jobs:
+        raise ConfigError(f"--job {job}: no such job; this run has {', '.join(map(str, sorted(jobs)))}")
+    entry = OmegaConf.to_container(jobs[job])
+    assert isinstance(entry, dict)
+    return {
+        "job_idx": job,
+        **{str(key): entry[key] for key in ("kind", "name", "replica_idx", "node_rank", "port")},
+        "llm_urls": [str(entry.url) for entry in tree.jobs if entry.kind == "actor_llm"],
+    }
+
+
+def _read(output_dir: str | Path) -> DictConfig:
+    path = config_path(output_dir)
+    if not path.is_file():
+        raise ConfigError(f"{path}: not found; give the output_dir of a run started by pipelinerl.launch")
+    tree = OmegaConf.load(path)
+    if not isinstance(tree, DictConfig):
+        raise ConfigError(f"{path}: not a mapping; start the run again to rewrite it")
+    return tree

@@ -1,0 +1,176 @@
+"""Configuration of the trainer."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from typing import Literal
+
+from pydantic import Field, field_validator
+
+from pipelinerl.config.base import Section
+
+
+class RLConfig(Section):
+    """Loss, advantages and their weights."""
+
+    policy_loss: Literal["ppo", "reinforce"] = "reinforce"
+    """Clipped ratio objective, or REINFORCE with a capped ratio."""
+    epsilon_low: float = Field(0.02, ge=0, le=1)
+    """Lower clip of the importance ratio (`ppo`)."""
+    epsilon_high: float = Field(0.02, ge=0)
+    """Upper clip of the importance ratio; a cap of 5 is 4."""
+    use_advantages: bool = True
+    """Weight by advantage; false weights by reward."""
+    divide_advantage_by_std: bool = False
+    """Divide advantages by the standard deviation of their bucket."""
+    step_reward_advantages: bool = False
+    """Compare texts with texts of the same group and situation; false compares whole rollouts."""
+    pad_step_rewards_for_advantage: bool = False
+    """Pad shorter segments with their padding value before comparing."""
+    zero_advantage_epsilon: float = Field(1e-6, ge=0)
+    """Advantages up to this size count as zero for the filter."""
+    filter_zero_advantage_groups: bool = False
+    """Drop groups in which every advantage is zero."""
+    batch_size_normalization: Literal["training_texts", "rollouts", "rollout_mean"] = "training_texts"
+    """What counts once in the loss: a text, or a rollout."""
+    loss_scale_scope: Literal["chunk", "batch"] = "batch"
+    """Texts over which that normalisation is taken."""
+    role_weights: dict[str, float | str] = {}
+    """Weight of each role's objective, a number or a fraction such as `1/9`; empty = off."""
+    kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL to the reference at the first step."""
+    final_kl_coef: float = Field(0.0, ge=0)
+    """Weight of the KL at the last step; linear in between."""
+    entropy_bonus: float = 0.0
+    """Weight of the entropy at the first step."""
+    final_entropy_bonus: float = 0.0
+    """Weight of the entropy at the last step; linear in between."""
+    relu_log_p_weights: bool = False
+    """Train on positive factors only."""
+    clamp_log_ratio_ref_new_value: float = Field(5.0, gt=0)
+    """Bound of the log-ratio to the reference inside the KL."""
+    group_normalization: bool = False
+    """Token weight is one over the tokens of the group instead of one over the batch."""
+    overlong_filtering: bool = False
+    """Texts cut by length get no gradient."""
+    value_loss_coef: float = Field(0.0, ge=0)
+    """Weight of the value head's loss."""
+    temperature: float = Field(1.0, gt=0)
+    """Temperature at which log-probabilities are recomputed; that of the sampling."""
+
+    @field_validator("role_weights")
+    @classmethod
+    def _weights_are_numbers(cls, weights: dict[str, float | str]) -> dict[str, float | str]:
+        for role, weight in weights.items():
+            try:
+                value = Fraction(weight) if isinstance(weight, str) else Fraction(float(weight))
+            except (ValueError, ZeroDivisionError, OverflowError):
+                raise ValueError(
+                    f"weight {weight!r} of role {role} must be a number >= 0 or a fraction such as 1/9"
+                ) from None
+            if value < 0:
+                raise ValueError(f"weight {weight!r} of role {role} must be >= 0")
+        return weights
+
+
+class MemoryDebugConfig(Section):
+    """Memory reports of the trainer."""
+
+    enabled: bool = False
+    """Log peak memory."""
+    every_n_steps: int = Field(1, ge=1)
+    """Steps between two reports."""
+
+
+class FsdpConfig(Section):
+    """Data types of sharded training."""
+
+    param_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Parameters while they compute."""
+    reduce_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Gradients while they are reduced."""
+    buffer_dtype: Literal["fp32", "bf16"] = "fp32"
+    """Buffers."""
+
+
+class FinetuneConfig(Section):
+    """Model, optimiser, batch, checkpoints and loss of the trainer."""
+
+    model_class: Literal["causal-language-modeling"] = "causal-language-modeling"
+    """Model family."""
+    config_name: str | None = None
+    """Folder or name of the policy's weights; `model_path`."""
+    optim: Literal["adamw_torch", "adafactor", "lion"] = "adamw_torch"
+    """Optimiser."""
+    load_as_bf16: bool = True
+    """Compute and send in bfloat16; master weights stay float32."""
+    use_flash_attention: bool = True
+    """Use the device's variable-length attention where it has one."""
+    train_batch_size: int = Field(1, ge=1)
+    """Texts of one accumulation pass."""
+    gradient_accumulation_passes: int = Field(1024, ge=1)
+    """Passes per optimizer step; times `train_batch_size` = texts per step."""
+    learning_rate: float = Field(1e-6, ge=0)
+    """Peak learning rate."""
+    weight_decay: float = Field(0.01, ge=0)
+    """Decoupled weight decay, on matrices only."""
+    gradient_clipping_threshold: float | None = Field(0.3, gt=0)
+    """Largest gradient norm; null = no clipping."""
+    lr_scheduler_type: Literal["cosine", "linear", "constant", "constant_with_warmup"] = "cosine"
+    """Shape of the learning rate over `max_train_steps`."""
+    num_warmup_steps: int = Field(50, ge=0)
+    """Steps of linear warm-up."""
+    max_train_steps: int = Field(100_000, ge=1)
+    """Optimizer steps of a complete run."""
+    interrupt_train_steps: int = Field(-1, ge=-1)
+    """Stop after so many steps without changing the schedule; -1 = off."""
+    gradient_checkpointing: bool = True
+    """Recompute activations in the backward pass."""
+    reentrant_checkpointing: bool = False
+    """Use torch's reentrant variant of it."""
+    seq_length: int = Field(12_000, ge=8)
+    """Tokens of one packed sequence."""
+    seq_packing: bool = True
+    """Pack several texts into one sequence."""
+    seq_parallel: Literal[1] = 1
+    """Sequence parallelism; only 1 is possible."""
+    save_checkpoint_steps: int = Field(100, ge=1)
+    """Steps between two checkpoints."""
+    also_save_steps: list[int] = []
+    """Further steps at which to save."""
+    keep_intermediate_checkpoints: bool = True
+    """Keep a copy of the weights of each checkpoint."""
+    save_final_training_state: bool = True
+    """Save the optimizer state at the end."""
+    use_safetensors: bool = True
+    """Save weights as safetensors."""
+    trust_remote_code: bool = False
+    """Let a checkpoint bring Python code."""
+    cuda_empty_cache: bool = False
+    """Empty torch's cache after each step."""
+    log_each_n_steps: int = Field(1, ge=1)
+    """Steps between two records of metrics."""
+    send_weight_updates: bool = True
+    """Send new weights to the engines."""
+    weight_update_interval: int = Field(1, ge=1)
+    """Texts between two weight updates; 1 = every step."""
+    attempts: int = Field(8, ge=1)
+    """Rollouts per training problem."""
+    input: str = "training_data"
+    """Topic that is read."""
+    memory_debug: MemoryDebugConfig = MemoryDebugConfig()
+    """Memory reports."""
+    rl: RLConfig = RLConfig()
+    """Loss and advantages."""
+
+    @property
+    def texts_per_step(self) -> int:
+        """B: texts of one optimizer step, before rounding up to a multiple of the trainer ranks."""
+        return self.train_batch_size * self.gradient_accumulation_passes
+
+    @property
+    def last_step(self) -> int:
+        """Step after which the trainer stops."""
+        if self.interrupt_train_steps >= 0:
+            return min(self.interrupt_train_steps, self.max_train_steps)
+        return self.max_train_steps

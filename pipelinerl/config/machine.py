@@ -1,0 +1,127 @@
+"""Configuration of the machine: hardware, placement, jobs, streams, wandb, debug modes."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from pipelinerl.config.base import Section
+
+JobKind = Literal[
+    "actor_llm", "preprocessor_llm", "actor", "preprocessor", "environment", "finetune", "service"
+]
+
+
+class HardwareConfig(Section):
+    """What the run may use. Detected before composition unless given."""
+
+    kind: Literal["cpu", "gpu"] = "gpu"
+    """`cpu` or `gpu`; chosen with the group override `hardware=cpu`."""
+    threads_per_process: int = Field(1, ge=1)
+    """Threads of each torch process on the CPU. More than one per process is ruinous on few cores."""
+    devices: int = Field(0, ge=0)
+    """GPUs of this node that the run may use; 0 = all visible ones."""
+
+
+class WorldConfig(Section):
+    """Shares of the devices and the ports of the roles."""
+
+    actor_fraction: int = Field(4, ge=0)
+    """Share of the devices for inference engines."""
+    preprocessor_fraction: int = Field(0, ge=0)
+    """Share of the devices for reference engines."""
+    finetune_fraction: int = Field(4, ge=0)
+    """Share of the devices for trainer ranks; they also get what rounding leaves."""
+    replicas: Literal[1] = 1
+    """Kept for old configurations; only 1 is possible."""
+    env_replicas: int = Field(1, ge=0)
+    """Environment servers per environment, for the whole run."""
+    env_replicas_per_actor: int | None = Field(None, ge=0)
+    """Environment servers per engine; replaces `env_replicas` when set."""
+    environment_mode: str = "remote"
+    """Any other value than `remote` starts no environment server."""
+    share_device: bool = False
+    """Let engine and trainer share the device of a machine that has only one."""
+    actor_group_port: int = Field(9000, ge=1, le=65535)
+    """First port tried for the weight-transfer group."""
+    environment_start_port: int = Field(7777, ge=1, le=65535)
+    """First port tried for environment servers."""
+    reference_start_port: int = Field(8180, ge=1, le=65535)
+    """First port tried for reference engines."""
+    service_start_port: int = Field(7000, ge=1, le=65535)
+    """First port tried for the services of a domain (retrieval, scoring)."""
+
+
+class Job(Section):
+    """One process of the run and where it lives."""
+
+    kind: JobKind
+    """Role of the process."""
+    idx: int
+    """Index over all jobs; `--job IDX` selects it."""
+    replica_idx: int = 0
+    """Index among the jobs of the same kind."""
+    local_idx: int = 0
+    """Index among the jobs of the same kind on this node."""
+    node_rank: int = 0
+    """Node that runs the job."""
+    hostname: str = "127.0.0.1"
+    """Host at which the other roles reach it."""
+    port: int | None = None
+    """Port of its server, None for a job without one."""
+    gpus: list[int] = []
+    """Devices given to it; empty on the CPU."""
+    url: str = ""
+    """Base address of its server, empty without one."""
+    environment_key: str | None = None
+    """Key of the environment it serves."""
+    environment_index: int | None = None
+    """Index among the servers of that environment."""
+    name: str = ""
+    """Name of the process: its folder below `output_dir` and its name in messages."""
+
+
+class StreamsConfig(Section):
+    """Where records travel."""
+
+    backend: Literal["files"] = "files"
+    """Stream back-end."""
+
+
+class WandbConfig(Section):
+    """Weights & Biases. Without a key in the environment runs stay offline below the role's folder."""
+
+    use_wandb: bool = True
+    """Write wandb runs; `metrics.jsonl` is always written."""
+    wandb_id: str | None = None
+    """Run id; derived from the role's folder when null."""
+    wandb_entity_name: str | None = None
+    """Entity that owns the runs."""
+    wandb_project_name: str = "pipeline-rl"
+    """Project of the runs."""
+    wandb_group: str | None = None
+    """Group of the three runs; the run's folder name when null."""
+    wandb_dir: str | None = None
+    """Where offline files go; the role's folder when null."""
+    wandb_resume: str = "always"
+    """wandb's `resume` argument."""
+    wandb_workspace_root: str = "results"
+    """Run names are role folders relative to this one."""
+    tags: list[str] = []
+    """Tags of the runs."""
+
+
+class DebugConfig(Section):
+    """Running part of the pipeline."""
+
+    mode: Literal[
+        "", "finetune", "actor", "preprocessor", "actor+preprocessor", "finetune+preprocessor", "open_loop"
+    ] = ""
+    """Roles to run; empty = all."""
+    streams_from: str | None = None
+    """Folder of an earlier run whose recorded streams are replayed."""
+    use_existing_llms: bool = False
+    """Use engines that already listen on the configured ports instead of starting them."""
+    place_inference_workers: bool = True
+    """Reserve devices for engines even in a mode that starts none."""

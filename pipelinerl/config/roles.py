@@ -1,0 +1,123 @@
+"""Configuration of the actor and preprocess roles, and of the reward table."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipelinerl.config.base import OpenSection, Section
+
+
+class DifficultyPenaltyConfig(Section):
+    """Scales the length penalty of a text by how often its problem is solved."""
+
+    enabled: bool = False
+    """Switches the scaling on; needs `rewards.buffer_tokens > 0`."""
+    gamma: float = Field(1.0, ge=0)
+    """Exponent of the solve rate, for successful rollouts."""
+    failure_scale: float = Field(1.0, ge=0)
+    """Scale for failed rollouts."""
+
+
+class ActorConfig(OpenSection):
+    """Rollouts: what runs, how many at once, what happens to failures."""
+
+    rollout_policy: str | None = None
+    """Dotted path of `async f(cfg, llm, problem, session) -> RolloutResult`."""
+    llm_max_rollouts: int = Field(64, ge=1)
+    """Most active rollouts per engine."""
+    rollout_workers: int = Field(1, ge=1)
+    """Processes that run rollouts."""
+    discount_factor: float = Field(1.0, ge=0, le=1)
+    """Discount over the texts of a rollout, for policies that use it."""
+    problem_queue_size: int = Field(64, ge=1)
+    """Problems waiting for a worker."""
+    result_queue_size: int = Field(64, ge=1)
+    """Finished groups waiting to be published."""
+    throughput_window_size: int = Field(50, ge=1)
+    """Groups over which rates are averaged."""
+    system_prompt: str = ""
+    """System message, for policies that use it."""
+    task_template: str = ""
+    """Template of the user message, for policies that use it."""
+    domain_rollouts: dict[str, str] = {}
+    """Rollout policy of each domain, for the dispatcher."""
+    domain_mix: dict[str, float] | None = None
+    """Weight of each domain when problems are drawn; null = uniform over problems."""
+    difficulty_aware_penalty: DifficultyPenaltyConfig = DifficultyPenaltyConfig()
+    """Length penalty scaled by difficulty."""
+    max_rollout_retries: int = Field(8, ge=-1)
+    """Retries after timeouts and lost engines; -1 = until `rollout_deadline_s`."""
+    rollout_retry_initial_delay_s: float = Field(1.0, ge=0)
+    """First pause before a retry; doubles each time."""
+    rollout_retry_max_delay_s: float = Field(30.0, ge=0)
+    """Longest pause before a retry."""
+    rollout_deadline_s: float = Field(3600.0, gt=0)
+    """One rollout, retries included."""
+    on_rollout_error: Literal["drop_rollout", "discard_group", "stop"] = "drop_rollout"
+    """What an exception in the domain does to the group of its rollout."""
+    max_failed_fraction: float = Field(0.5, gt=0, le=1)
+    """Share of recent rollouts that may fail before the run ends with the commonest reason."""
+
+
+class PreprocessConfig(Section):
+    """From groups of texts to packed micro-batches."""
+
+    input: str = "actor"
+    """Topic that is read."""
+    output: str = "training_data"
+    """Topic that is written."""
+    n_workers: int = Field(8, ge=1)
+    """Worker processes or threads."""
+    chunk_n_groups: int = Field(2, ge=1)
+    """Most groups handled at once; a chunk is never waited for."""
+    raw_queue_size: int = Field(8, ge=1)
+    """Chunks waiting for a worker."""
+    input_queue_size: int = Field(32, ge=1)
+    """Chunks in flight to the workers."""
+    output_queue_size: int = Field(32, ge=1)
+    """Chunks in flight from the workers."""
+    dataset_buffer_size: int = Field(0, ge=0)
+    """Texts collected before the first write when equal to `ring_buffer_size`; 0 = none."""
+    ring_buffer_size: int = Field(128, ge=1)
+    """Texts kept; with `pop_old_data` and no `max_lag` the oldest are dropped."""
+    max_ready_samples_per_lead: int = Field(64, ge=1)
+    """Published but not yet processed texts per trainer rank before preprocess waits."""
+    log_every_n_samples: int = Field(128, ge=1)
+    """Texts between two records of statistics."""
+
+
+class RewardsConfig(Section):
+    """Reward by status of the answer and by whether the text ended by itself."""
+
+    correct_answer_finished: float = 1.0
+    """Right answer, text finished."""
+    correct_answer_not_finished: float = 1.0
+    """Right answer, text cut."""
+    wrong_answer_finished: float = 0.0
+    """Wrong answer, text finished."""
+    wrong_answer_not_finished: float = 0.0
+    """Wrong answer, text cut."""
+    no_answer_finished: float = 0.0
+    """No answer, text finished."""
+    no_answer_not_finished: float = 0.0
+    """No answer, text cut."""
+    unparsable_finished: float = 0.0
+    """Answer that cannot be parsed, text finished."""
+    unparsable_not_finished: float = 0.0
+    """Answer that cannot be parsed, text cut."""
+    buffer_tokens: int = Field(0, ge=0)
+    """Length below the limit at which the length penalty begins; 0 = no penalty."""
+
+
+class SubsetConfig(Section):
+    """A slice of the training problems."""
+
+    begin: int = Field(0, ge=0)
+    """First problem."""
+    end: int | None = Field(None, ge=1)
+    """One past the last problem; null = all."""
+
+
+EnvironmentSpec = dict[str, Any]

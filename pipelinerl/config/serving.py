@@ -1,0 +1,125 @@
+"""Configuration of sampling, engines and weight updates."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from pipelinerl.config.base import Section
+
+
+class SamplingParameters(Section):
+    """Sampling of one completion. Training may use `max_tokens`, `temperature > 0` and a seed only."""
+
+    max_tokens: int = Field(8192, ge=1)
+    """Longest completion, in tokens."""
+    temperature: float = Field(1.0, ge=0)
+    """Softmax temperature; 0 is greedy (evaluation only)."""
+    top_p: float = Field(1.0, gt=0, le=1)
+    """Nucleus sampling; 1 = off."""
+    top_k: int = Field(0, ge=-1)
+    """Keep the k likeliest tokens; 0 or -1 = off."""
+    min_p: float = Field(0.0, ge=0, le=1)
+    """Drop tokens below this share of the likeliest one; 0 = off."""
+    min_tokens: int = Field(0, ge=0)
+    """Tokens before the end may be sampled; 0 = off."""
+    seed: int | None = None
+    """Seed of each request; null = drawn by the engine."""
+    ignore_eos: bool = False
+    """Go on after the end token."""
+    stop_token_ids: list[int] = []
+    """Ids that end a completion besides the end token."""
+
+
+class LLMConfig(Section):
+    """Sampling of the training rollouts."""
+
+    parameters: SamplingParameters = SamplingParameters()
+    """Sampling parameters of every call."""
+    chat_template_kwargs: dict[str, Any] = {}
+    """Arguments of the chat template."""
+
+
+class TestLLMConfig(LLMConfig):
+    """Sampling of the evaluation rollouts."""
+
+    parameters: SamplingParameters = SamplingParameters(top_p=0.95, top_k=50)
+    """Sampling parameters of every evaluation call."""
+
+
+class VllmConfig(Section):
+    """Options of `vllm serve`, used when `engine.kind` is `vllm`."""
+
+    vllm_kwargs: dict[str, Any] = {
+        "dtype": "bfloat16",
+        "gpu-memory-utilization": 0.9,
+        "max-num-seqs": 64,
+        "max-num-batched-tokens": 1024,
+        "logprobs-mode": "processed_logprobs",
+        "enable-prefix-caching": False,
+        "async-scheduling": False,
+        "enable-chunked-prefill": "",
+        "return-tokens-as-token-ids": "",
+        "tensor-parallel-size": 1,
+        "pipeline-parallel-size": 1,
+        "generation-config": "vllm",
+        "max_model_len": 10000,
+    }
+    """Stock flags: a bool becomes `--k` or `--no-k`, an empty string a bare flag, null leaves it out."""
+    version: str | None = None
+    """vLLM version the flags are written for; null = the installed one."""
+    api_server_count: int | None = Field(None, ge=1)
+    """HTTP front-ends of one engine; null = vLLM's default."""
+
+
+class EngineConfig(Section):
+    """The inference engines."""
+
+    kind: Literal["embedded", "vllm"] = "vllm"
+    """`embedded` runs on the CPU, `vllm` on GPUs."""
+    count: int = Field(1, ge=1)
+    """Engines on the CPU; on GPUs the placement decides."""
+    threads: int = Field(1, ge=1)
+    """Threads of an embedded engine's forward pass."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """Weights and cache of an embedded engine."""
+    max_num_seqs: int = Field(64, ge=1)
+    """Requests that decode together."""
+    max_model_len: int = Field(10000, ge=1)
+    """Prompt and completion of one request, in tokens."""
+    max_prefill_tokens: int = Field(1024, ge=1)
+    """Prompt tokens that one embedded step may add, which bounds how long decoding waits."""
+    max_waiting: int = Field(1024, ge=1)
+    """Queued requests of an embedded engine before it answers 503."""
+    start_deadline_s: float = Field(900, gt=0)
+    """From process start to a healthy answer."""
+    stall_deadline_s: float = Field(120, gt=0)
+    """Running requests without a new token for so long: the engine is stalled."""
+    generate_deadline_s: float = Field(3600, gt=0)
+    """One request, retries included."""
+    connect_deadline_s: float = Field(5, gt=0)
+    """Opening a connection."""
+    max_restarts: int = Field(3, ge=0)
+    """Restarts of an engine before the run ends."""
+    shutdown_deadline_s: float = Field(15, gt=0)
+    """From the request to stop until the process is killed."""
+    port: int = Field(8080, ge=1, le=65535)
+    """First port tried."""
+
+
+class WeightsConfig(Section):
+    """In-flight weight updates."""
+
+    transport: Literal["file", "nccl"] = "nccl"
+    """How tensors reach the engines."""
+    kv: Literal["keep", "recompute"] = "keep"
+    """What happens to cached keys and values of running requests at an update."""
+    parity_every: int = Field(50, ge=0)
+    """Updates between two comparisons of engine and trainer log-probabilities; 0 = the first only."""
+    parity_max_abs: float = Field(1e-4, gt=0)
+    """Largest difference that passes in float32, in nats."""
+    parity_mean_abs: float = Field(0.02, gt=0)
+    """Largest mean difference that passes in bfloat16, in nats."""
+    directory: str | None = None
+    """Folder of the weight files; null = /dev/shm if it has room, else `output_dir`."""

@@ -1,0 +1,147 @@
+"""The whole configuration tree as one typed model."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from pipelinerl.config.base import OpenSection
+from pipelinerl.config.errors import suggestion
+from pipelinerl.config.finetune import FinetuneConfig, FsdpConfig
+from pipelinerl.config.machine import (
+    DebugConfig,
+    HardwareConfig,
+    Job,
+    StreamsConfig,
+    WandbConfig,
+    WorldConfig,
+)
+from pipelinerl.config.roles import (
+    ActorConfig,
+    EnvironmentSpec,
+    PreprocessConfig,
+    RewardsConfig,
+    SubsetConfig,
+)
+from pipelinerl.config.serving import EngineConfig, LLMConfig, TestLLMConfig, VllmConfig, WeightsConfig
+
+
+class Config(OpenSection):
+    """The resolved tree of a run. Keys that a domain brings along are listed in `domain_keys`."""
+
+    output_dir: str | None = None
+    """Folder of the run; `results/<domain>/<date-time>` when null."""
+    validate_: bool = Field(False, alias="validate")
+    """Stop after validation."""
+    seed: int = 42
+    """Seed of data order, sampling of problems and the trainer."""
+    model_path: str = "Qwen/Qwen2.5-7B"
+    """Folder or hub name of the policy that training starts from."""
+    fp32_layer_prefix: str | None = "lm_head"
+    """Modules with this prefix compute in float32."""
+    eval_every_n_versions: int = Field(78_000, ge=0)
+    """Texts between two evaluations; 0 = none."""
+    eval_at_end: bool = True
+    """Evaluate the last version after training."""
+    force_restart: bool = False
+    """Remove what an earlier run left in `output_dir` and start over."""
+    pop_old_data: bool = True
+    """Without `max_lag`: full buffers drop their oldest texts."""
+    max_lag: int | None = Field(None, ge=0)
+    """Largest age of a trained token, in texts; null = no bound."""
+    attempts: int = Field(8, ge=1)
+    """Rollouts per training problem."""
+    train_subset: SubsetConfig | None = None
+    """Slice of the training problems."""
+    environment: EnvironmentSpec | None = None
+    """One environment server, as a `_target_` object."""
+    environments: dict[str, EnvironmentSpec] | list[EnvironmentSpec] | None = None
+    """Several environment servers."""
+    environment_key: str | None = None
+    """Environment used where a problem names none."""
+    dataset_loader: str | None = None
+    """Dotted path of `load_problems(dataset_names, **params) -> list[dict]`."""
+    dataset_loader_params: dict[str, Any] = {}
+    """Further arguments of the loader."""
+    train_dataset_names: list[str] = []
+    """Names given to the loader for training."""
+    test_dataset_names: list[str] = []
+    """Names given to the loader for evaluation."""
+    domain_name: str | None = None
+    """Name chosen with `+domain=NAME`."""
+    domain_hooks: str | None = None
+    """Dotted path of a `pipelinerl.domain.Domain` object; null = none."""
+    domain_keys: list[str] = []
+    """Keys that the domain's own file brought into open groups."""
+    accelerate_config: str | None = None
+    """File for `accelerate launch`."""
+    use_deepspeed: bool = False
+    """Shard as the DeepSpeed stage of `deepspeed_config` would."""
+    deepspeed_config: str = "deepspeed_stage3_bf16"
+    """Stage whose sharding is imitated."""
+    use_fsdp: bool = False
+    """Shard parameters, gradients and optimizer state."""
+    fsdp: FsdpConfig = FsdpConfig()
+    """Data types of sharded training."""
+    hardware: HardwareConfig = HardwareConfig()
+    """What the run may use."""
+    world: WorldConfig = WorldConfig()
+    """Placement."""
+    engine: EngineConfig = EngineConfig()
+    """Inference engines."""
+    vllm_config: VllmConfig = VllmConfig()
+    """Options of vLLM."""
+    weights: WeightsConfig = WeightsConfig()
+    """Weight updates."""
+    llm: LLMConfig = LLMConfig()
+    """Sampling in training."""
+    test_llm: TestLLMConfig = TestLLMConfig()
+    """Sampling in evaluation."""
+    actor: ActorConfig = ActorConfig()
+    """Rollouts."""
+    preprocess: PreprocessConfig = PreprocessConfig()
+    """Grouping, advantages, packing."""
+    finetune: FinetuneConfig = FinetuneConfig()
+    """Trainer."""
+    rewards: RewardsConfig = RewardsConfig()
+    """Reward table."""
+    streams: StreamsConfig = StreamsConfig()
+    """Record transport."""
+    wandb: WandbConfig = WandbConfig()
+    """Weights & Biases."""
+    debug: DebugConfig = DebugConfig()
+    """Partial runs."""
+    attempt: int = Field(0, ge=0)
+    """How often this run has been started before; written by the launcher."""
+    jobs: list[Job] = []
+    """Processes of the run; written by the launcher."""
+    me: dict[str, Any] | None = None
+    """The process that reads this tree; filled by `load_tree`."""
+
+    @model_validator(mode="after")
+    def _open_groups_hold_domain_keys_only(self) -> Config:
+        allowed = set(self.domain_keys)
+        problems = []
+        for prefix, section in (("", self), ("actor.", self.actor)):
+            known = {field.alias or name for name, field in type(section).model_fields.items()}
+            known |= {key.removeprefix(prefix) for key in allowed if key.startswith(prefix)}
+            for key in section.model_extra or {}:
+                if prefix + key not in allowed:
+                    problems.append(f"{prefix}{key}: unknown key; {suggestion(key, known, prefix)}")
+        if problems:
+            raise ValueError("\n".join(problems))
+        return self
+
+    @property
+    def texts_per_step(self) -> int:
+        """B: texts of one optimizer step."""
+        return self.finetune.texts_per_step
+
+    def jobs_of(self, kind: str) -> list[Job]:
+        """The jobs of one kind, in order."""
+        return [job for job in self.jobs if job.kind == kind]
+
+    def service_url(self, name: str) -> str | None:
+        """Address of a service that the launcher started, or None."""
+        return next((job.url for job in self.jobs if job.kind == "service" and job.name == name), None)

@@ -1,0 +1,141 @@
+"""What a domain may tell the core besides its loader and its rollout: one small object with hooks.
+
+A domain subclasses `BaseDomain`, overrides what it needs and names the object in its configuration:
+`domain_hooks: domains.mine.domain.DOMAIN`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from omegaconf import DictConfig
+from pydantic import BaseModel
+
+from pipelinerl.config.errors import ConfigError, suggestion
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServiceSpec:
+    """A server that the launcher starts for the domain and stops with the run."""
+
+    name: str
+    """Folder below `services/` and name in messages."""
+    argv: list[str]
+    """Command; `{port}`, `{host}` and `{output_dir}` are filled in."""
+    url_key: str
+    """Dotted configuration key that receives `http://HOST:PORT`."""
+    health: str = "/health"
+    """Path that answers 200 when the service is ready."""
+    start_deadline_s: float = 60.0
+    """From process start to a healthy answer."""
+    env: dict[str, str] = field(default_factory=dict)
+    """Environment variables added to the launcher's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportSection:
+    """A part of the final report."""
+
+    title: str
+    """Heading."""
+    rows: list[tuple[str, ...]] = field(default_factory=list)
+    """Table rows as text; the first row is the header."""
+    text: str = ""
+    """Lines printed under the table."""
+
+
+@runtime_checkable
+class Domain(Protocol):
+    """Hooks the core knows. All are called with the resolved tree; none may import torch."""
+
+    settings: type[BaseModel] | None
+    settings_key: str | None
+
+    def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]: ...
+    def services(self, cfg: DictConfig) -> list[ServiceSpec]: ...
+    def validate(self, cfg: DictConfig) -> list[str]: ...
+    def checkpoint(self) -> dict[str, Any]: ...
+    def restore(self, state: dict[str, Any]) -> None: ...
+    def report(self, output_dir: Path) -> list[ReportSection]: ...
+    def demonstrations(self, seed: int, **options: Any) -> Iterator[Any]: ...
+
+
+class BaseDomain:
+    """A domain without extras: the defaults of every hook."""
+
+    settings: type[BaseModel] | None = None
+    """Typed model of the domain's own block, or None."""
+    settings_key: str | None = None
+    """Top-level key of that block."""
+
+    def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]:
+        """Make data the run needs, such as a synthetic world.
+
+        Called once per start, before services; must find its earlier result when a run resumes.
+        Returns dotted configuration keys and the values they get.
+        """
+        return {}
+
+    def services(self, cfg: DictConfig) -> list[ServiceSpec]:
+        """Servers to start. A service whose address is configured is left out."""
+        return []
+
+    def validate(self, cfg: DictConfig) -> list[str]:
+        """Problems found before anything starts, one line each with the remedy."""
+        return []
+
+    def checkpoint(self) -> dict[str, Any]:
+        """State that the actor stores with its snapshot; plain data."""
+        return {}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """Take back what `checkpoint` gave."""
+
+    def report(self, output_dir: Path) -> list[ReportSection]:
+        """Sections for the final report, from the files of a finished run."""
+        return []
+
+    def demonstrations(self, seed: int, **options: Any) -> Iterator[Any]:
+        """Supervised examples for `pipelinerl.bootstrap`. Raises NotImplementedError without any."""
+        raise NotImplementedError(f"{type(self).__name__} has no demonstrations")
+
+
+def resolve_dotted(path: str, key: str) -> Any:
+    """The object at a dotted path. Raises ConfigError naming `key` and what is missing."""
+    module_name, _, attribute = path.rpartition(".")
+    if not module_name:
+        raise ConfigError(f"{key}={path}: not a dotted path; write package.module.name")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f"{key}={path}: no module named {error.name}; check the spelling or install it"
+        ) from error
+    except ImportError as error:
+        raise ConfigError(f"{key}={path}: importing {module_name} failed: {error}") from error
+    try:
+        return getattr(module, attribute)
+    except AttributeError:
+        public = [name for name in vars(module) if not name.startswith("_")]
+        hint = suggestion(attribute, public)
+        raise ConfigError(f"{key}={path}: {module_name} has no {attribute}; {hint}") from None
+
+
+def load_domain(path: str | None) -> Domain:
+    """The hooks named by `domain_hooks`; a class is instantiated, null gives the defaults.
+
+    Raises ConfigError if the path leads nowhere or to something that is no domain.
+    """
+    if path is None:
+        return BaseDomain()
+    found = resolve_dotted(path, "domain_hooks")
+    domain = found() if isinstance(found, type) else found
+    if not isinstance(domain, Domain):
+        raise ConfigError(
+            f"domain_hooks={path}: {type(domain).__name__} is no domain, subclass domain.BaseDomain"
+        )
+    return domain

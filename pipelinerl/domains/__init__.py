@@ -1,0 +1,56 @@
+"""`pipelinerl.domains.X` is `domains.X`: the same module objects under the name configurations use."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.abc
+import importlib.machinery
+import importlib.util
+import sys
+from collections.abc import Sequence
+from types import ModuleType
+
+import domains
+
+ALIAS = __name__ + "."
+CANONICAL = "domains."
+
+
+class _AliasLoader(importlib.abc.Loader):
+    """Yields the canonical module instead of executing anything."""
+
+    def __init__(self, canonical: ModuleType) -> None:
+        self.canonical = canonical
+        self.spec = canonical.__spec__
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
+        return self.canonical
+
+    def exec_module(self, module: ModuleType) -> None:
+        # The import system has just overwritten the identity of the module; give it back.
+        assert self.spec is not None
+        module.__spec__ = self.spec
+        module.__loader__ = self.spec.loader
+        module.__package__ = self.spec.parent
+
+
+class _AliasFinder(importlib.abc.MetaPathFinder):
+    """Finds `pipelinerl.domains.X` wherever `domains.X` is found."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
+    ) -> importlib.machinery.ModuleSpec | None:
+        if not fullname.startswith(ALIAS):
+            return None
+        canonical_name = CANONICAL + fullname.removeprefix(ALIAS)
+        if importlib.util.find_spec(canonical_name) is None:
+            return None
+        canonical = importlib.import_module(canonical_name)
+        return importlib.machinery.ModuleSpec(
+            fullname, _AliasLoader(canonical), is_package=hasattr(canonical, "__path__")
+        )
+
+
+# First in line: the path finder would otherwise load a second copy through `__path__`.
+sys.meta_path.insert(0, _AliasFinder())
+__path__ = list(domains.__path__)

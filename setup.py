@@ -1,0 +1,64 @@
+"""Packaging: `conf/` travels inside the package so that configurations are found from any directory."""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+
+CORE = [
+    "torch>=2.11",
+    "transformers>=5.16,<5.20",
+    "tokenizers>=0.22",
+    "accelerate>=1.10",
+    "safetensors>=0.6",
+    "numpy>=2.0",
+    "hydra-core>=1.3,<1.4",
+    "pydantic>=2.11,<3",
+    "msgspec>=0.20",
+    "aiohttp>=3.12",
+    "rank-bm25>=0.2.2",
+    "wandb>=0.22",
+    "rich>=14",
+    "matplotlib>=3.9",
+    "psutil>=6",
+    "inotify-simple>=2.0; sys_platform == 'linux'",
+]
+
+EXTRAS = {
+    "vllm": ["vllm>=0.26"],
+    "redis": ["redis>=6"],
+    "reputation": ["gymnasium>=1.0", "stable-baselines3>=2.6"],
+    "dev": [
+        "pytest>=8",
+        "pytest-asyncio>=1.0",
+        "pytest-timeout>=2.3",
+        "pytest-xdist>=3.6",
+        "hypothesis>=6.100",
+        "ruff>=0.12",
+        "mypy>=1.16",
+        "types-PyYAML",
+        "types-psutil",
+    ],
+}
+
+PACKAGES = find_packages(include=["pipelinerl*", "domains*", "retrieval_server*"])
+
+setup(
+    name="pipelinerl",
+    version="0.1.0",
+    description="Asynchronous reinforcement learning for language-model agents with in-flight weight updates",
+    long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    python_requires=">=3.11,<3.13",
+    packages=[*PACKAGES, "pipelinerl.conf"],
+    package_dir={"pipelinerl.conf": "conf"},
+    package_data={
+        "pipelinerl.conf": ["**/*.yaml"],
+        "domains": ["**/*.md", "**/*.json", "**/*.jsonl", "**/*.safetensors", "**/*.txt", "**/*.jinja"],
+        "pipelinerl": ["**/*.json"],
+    },
+    include_package_data=False,
+    install_requires=CORE,
+    extras_require=EXTRAS,
+)
