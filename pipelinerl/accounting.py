@@ -1,0 +1,247 @@
+"""Every rollout that starts ends in exactly one counted way; each role keeps its part of the books.
+
+A ledger is an append-only file of JSON lines, `<output_dir>/accounting/<role>.jsonl`; `reconcile` adds all of
+them up. A rollout is named `<group_id>/<rollout_index>`. A rollout of several texts can meet several fates
+(one text trained, another too old); the most final one counts: trained > stale > filtered > failed > empty >
+unfinished.
+"""
+
+from __future__ import annotations
+
+import enum
+import os
+import time
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Self
+
+import msgspec
+
+
+class Outcome(enum.StrEnum):
+    STARTED = "started"
+    TRAINED = "trained"
+    STALE = "stale"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    EMPTY = "empty"
+    EVAL_STARTED = "eval_started"
+    EVAL_DONE = "eval_done"
+    EVAL_FAILED = "eval_failed"
+
+
+# Ends of a rollout, the most final first.
+TRAINING_ENDS = (Outcome.TRAINED, Outcome.STALE, Outcome.FILTERED, Outcome.FAILED, Outcome.EMPTY)
+EVAL_ENDS = (Outcome.EVAL_DONE, Outcome.EVAL_FAILED)
+_FOLDER = "accounting"
+
+
+class _Entry(msgspec.Struct):
+    outcome: Outcome
+    rollouts: list[str]
+    reason: str = ""
+    time: float = 0.0
+
+
+def rollout_id(group_id: str, rollout_index: int) -> str:
+    """The name of a rollout in the books."""
+    return f"{group_id}/{rollout_index}"
+
+
+def ledger_path(output_dir: Path, role: str) -> Path:
+    return Path(output_dir) / _FOLDER / f"{role}.jsonl"
+
+
+class Ledger:
+    """One role's book. Lines are appended whole, so several processes of a role may share it."""
+
+    def __init__(self, output_dir: Path, role: str) -> None:
+        self._path = ledger_path(output_dir, role)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._encoder = msgspec.json.Encoder()
+        self._end_torn_line()
+
+    def _end_torn_line(self) -> None:
+        """A predecessor killed while writing left half a line; the next entry must not continue it."""
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")
+
+    def record(self, outcome: Outcome, rollouts: Iterable[str], reason: str = "") -> None:
+        """Append one line for these rollouts; nothing for none. The line is on its way when this returns."""
+        names = list(rollouts)
+        if not names:
+            return
+        entry = _Entry(Outcome(outcome), names, reason, round(time.time(), 3))
+        line = self._encoder.encode(entry) + b"\n"
+        written = os.write(self._fd, line)
+        if written != len(line):
+            raise OSError(f"{self._path}: only {written} of {len(line)} bytes could be written")
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@dataclass(frozen=True)
+class Counts:
+    """Rollouts by outcome; `ends` and `eval_ends` hold every outcome, also those that did not occur."""
+
+    started: int = 0
+    ends: dict[Outcome, int] = field(default_factory=dict)
+    unfinished: int = 0
+    eval_started: int = 0
+    eval_ends: dict[Outcome, int] = field(default_factory=dict)
+    eval_unfinished: int = 0
+    reasons: dict[Outcome, dict[str, int]] = field(default_factory=dict)
+    never_started: tuple[str, ...] = ()
+    started_twice: tuple[str, ...] = ()
+    torn_lines: int = 0
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether every rollout started once and everything that ended had started."""
+        training = self.started == sum(self.ends.values()) + self.unfinished
+        evaluation = self.eval_started == sum(self.eval_ends.values()) + self.eval_unfinished
+        return training and evaluation and not self.never_started and not self.started_twice
+
+    def __getitem__(self, outcome: Outcome) -> int:
+        return self.ends.get(outcome, 0) + self.eval_ends.get(outcome, 0)
+
+    def lines(self) -> list[str]:
+        """The sums for people, one line each."""
+        parts = [f"{n} {outcome.value}" for outcome, n in self.ends.items()] + [
+            f"{self.unfinished} unfinished"
+        ]
+        rows = [f"rollouts: {self.started} started = {' + '.join(parts)}"]
+        if self.eval_started:
+            ends = [f"{n} {o.value.removeprefix('eval_')}" for o, n in self.eval_ends.items()]
+            ends.append(f"{self.eval_unfinished} unfinished")
+            rows.append(f"evaluation rollouts: {self.eval_started} started = {' + '.join(ends)}")
+        for outcome, reasons in self.reasons.items():
+            listed = ", ".join(f"{reason} {n}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
+            rows.append(f"{outcome.value}: {listed}")
+        for names, problem in (
+            (self.never_started, "ended without a start"),
+            (self.started_twice, "started twice"),
+        ):
+            if names:
+                rows.append(f"THE SUMS DO NOT ADD UP: {len(names)} rollouts {problem}, such as {names[0]}")
+        if self.torn_lines:
+            rows.append(
+                f"{self.torn_lines} incomplete lines in the books (a process was killed while writing)"
+            )
+        return rows
+
+
+@dataclass
+class _Fates:
+    """Where each rollout of one kind (training or evaluation) stands."""
+
+    ends: tuple[Outcome, ...]
+    started: set[str] = field(default_factory=set)
+    twice: set[str] = field(default_factory=set)
+    best: dict[str, tuple[int, str]] = field(default_factory=dict)
+
+    def start(self, names: list[str]) -> None:
+        self.twice.update(self.started.intersection(names))
+        if len(set(names)) != len(names):
+            self.twice.update(name for name, n in Counter(names).items() if n > 1)
+        self.started.update(names)
+
+    def end(self, outcome: Outcome, names: list[str], reason: str) -> None:
+        rank = self.ends.index(outcome)
+        for name in names:
+            known = self.best.get(name)
+            if known is None or rank < known[0]:
+                self.best[name] = (rank, reason)
+
+    def tally(self) -> tuple[dict[Outcome, int], dict[Outcome, dict[str, int]], int, list[str]]:
+        """Counts by outcome, by outcome and reason, unfinished ones, and names that never started."""
+        ended = Counter(rank for name, (rank, _) in self.best.items() if name in self.started)
+        counts = {outcome: ended[rank] for rank, outcome in enumerate(self.ends)}
+        reasons: dict[Outcome, dict[str, int]] = {}
+        by_reason = Counter(fate for name, fate in self.best.items() if fate[1] and name in self.started)
+        for (rank, reason), n in sorted(by_reason.items()):
+            reasons.setdefault(self.ends[rank], {})[reason] = n
+        unknown = sorted(self.best.keys() - self.started)
+        return counts, reasons, len(self.started) - sum(counts.values()), unknown
+
+
+class Books:
+    """All ledgers of a run, read incrementally: `update` reads only what is new since the last call."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self._folder = Path(output_dir) / _FOLDER
+        self._offsets: dict[Path, int] = {}
+        self._training = _Fates(TRAINING_ENDS)
+        self._evaluation = _Fates(EVAL_ENDS)
+        self._torn = 0
+        self._pending_torn: dict[Path, bool] = {}
+        self._decoder = msgspec.json.Decoder(_Entry)
+
+    def update(self) -> Counts:
+        """Read new lines of every ledger and return the sums."""
+        if self._folder.is_dir():
+            for path in sorted(self._folder.glob("*.jsonl")):
+                self._read(path)
+        return self._counts()
+
+    def _read(self, path: Path) -> None:
+        with path.open("rb") as file:
+            file.seek(self._offsets.get(path, 0))
+            data = file.read()
+        complete = data.rfind(b"\n") + 1
+        self._offsets[path] = self._offsets.get(path, 0) + complete
+        self._pending_torn[path] = complete < len(data)
+        for line in data[:complete].splitlines():
+            try:
+                entry = self._decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                self._torn += 1
+                continue
+            self._enter(entry)
+
+    def _enter(self, entry: _Entry) -> None:
+        if entry.outcome is Outcome.STARTED:
+            self._training.start(entry.rollouts)
+        elif entry.outcome is Outcome.EVAL_STARTED:
+            self._evaluation.start(entry.rollouts)
+        elif entry.outcome in EVAL_ENDS:
+            self._evaluation.end(entry.outcome, entry.rollouts, entry.reason)
+        else:
+            self._training.end(entry.outcome, entry.rollouts, entry.reason)
+
+    def _counts(self) -> Counts:
+        ends, reasons, unfinished, unknown = self._training.tally()
+        eval_ends, eval_reasons, eval_unfinished, eval_unknown = self._evaluation.tally()
+        return Counts(
+            started=len(self._training.started),
+            ends=ends,
+            unfinished=unfinished,
+            eval_started=len(self._evaluation.started),
+            eval_ends=eval_ends,
+            eval_unfinished=eval_unfinished,
+            reasons={**reasons, **eval_reasons},
+            never_started=(*unknown, *eval_unknown),
+            started_twice=(*sorted(self._training.twice), *sorted(self._evaluation.twice)),
+            torn_lines=self._torn + sum(self._pending_torn.values()),
+        )
+
+
+def reconcile(output_dir: Path) -> Counts:
+    """Add up the books of a run."""
+    return Books(output_dir).update()

@@ -1,0 +1,43 @@
+"""Logging: one file per process below the role's folder; warnings also on stderr."""
+
+from __future__ import annotations
+
+import logging
+import sys
+from pathlib import Path
+
+_FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+
+
+def log_path(output_dir: Path, role: str, process: str = "") -> Path:
+    """`<output_dir>/<role>/<role>.log`, or `<process>.log` for a worker of the role."""
+    return Path(output_dir) / role / f"{process or Path(role).name}.log"
+
+
+def setup_logging(output_dir: Path, role: str, process: str = "", level: str = "INFO") -> Path:
+    """Send this process's log to its own file (appending), warnings and errors also to stderr.
+
+    `process` names a worker (`worker_3`). Calling it again replaces what the first call set up, so that a
+    forked worker does not write into its parent's file. Raises ValueError for an unknown level.
+    """
+    number = logging.getLevelNamesMapping().get(level.upper())
+    if number is None:
+        raise ValueError(f"log level {level!r} is not known; use DEBUG, INFO, WARNING or ERROR")
+    path = log_path(output_dir, role, process)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    root = logging.getLogger()
+    for handler in list(root.handlers):
+        if getattr(handler, "pipelinerl", False):
+            root.removeHandler(handler)
+            handler.close()
+    console = logging.StreamHandler(sys.stderr)
+    console.setLevel(logging.WARNING)
+    for handler in (logging.FileHandler(path, mode="a", encoding="utf-8"), console):
+        handler.setFormatter(logging.Formatter(_FORMAT))
+        handler.pipelinerl = True  # type: ignore[attr-defined]
+        root.addHandler(handler)
+    root.setLevel(number)
+    # One line per request or per file would bury everything else.
+    for noisy in ("aiohttp.access", "asyncio", "urllib3", "matplotlib", "wandb"):
+        logging.getLogger(noisy).setLevel(max(number, logging.WARNING))
+    return path

@@ -1,0 +1,86 @@
+"""A role's metrics: always JSON lines in `<output_dir>/<role>/metrics.jsonl`, and a wandb run beside them.
+
+Only numbers pass, so that no text of a private corpus can reach either by mistake.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+import numpy as np
+
+from pipelinerl.observe.wandb_run import WandbRun, start_wandb
+
+Number = int | float | bool
+MetricValue = Number | Mapping[str, list[float]]
+
+
+def histogram(values: Any, edges: Any) -> dict[str, list[float]]:
+    """A histogram as a metric: `edges` (n + 1) and `counts` (n); values outside the edges are not counted."""
+    counts, bounds = np.histogram(np.asarray(values), bins=np.asarray(edges))
+    return {"edges": bounds.astype(float).tolist(), "counts": counts.astype(float).tolist()}
+
+
+def _clean(name: str, value: Any) -> MetricValue:
+    if isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
+        return _clean(name, value.item())
+    if isinstance(value, Mapping) and set(value) == {"edges", "counts"}:
+        return {k: [float(v) for v in value[k]] for k in ("edges", "counts")}
+    raise TypeError(f"metric {name} is a {type(value).__name__}; only numbers and histograms are logged")
+
+
+class MetricsWriter:
+    """Writes one role's metrics; `config` is what wandb shows as the run's configuration."""
+
+    def __init__(
+        self,
+        output_dir: Path,
+        role: str,
+        wandb_cfg: Any = None,
+        config: Mapping[str, Any] | None = None,
+    ) -> None:
+        self.path = Path(output_dir) / role / "metrics.jsonl"
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            os.write(self._fd, b"\n")
+        self._encoder = msgspec.json.Encoder()
+        self._run: WandbRun | None = start_wandb(Path(output_dir), role, wandb_cfg, config or {})
+
+    def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
+        """Append one line of metrics; `step` is the role's own measure of progress (texts or steps).
+
+        Raises TypeError for a value that is neither a number nor a histogram.
+        """
+        clean = {name: _clean(name, value) for name, value in metrics.items()}
+        head: dict[str, Any] = {"time": round(time.time(), 3)}
+        if step is not None:
+            head["step"] = int(step)
+        os.write(self._fd, self._encoder.encode(head | clean) + b"\n")
+        if self._run is not None:
+            self._run.log(clean, step)
+
+    def close(self, exit_code: int = 0) -> None:
+        if self._run is not None:
+            self._run.finish(exit_code)
+            self._run = None
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close(0 if kind is None else 1)

@@ -1,0 +1,79 @@
+"""`<output_dir>/<role>/status.json`: what a process is doing and waiting for, rewritten when it changes.
+
+    status = StatusFile(output_dir, "actor")
+    status.set(version=3, texts=96)
+
+The launcher's progress line and people with `cat` read it; nothing in the pipeline depends on it.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import msgspec
+
+from pipelinerl.observe.waits import current_waits
+
+
+def status_path(output_dir: Path, role: str) -> Path:
+    return Path(output_dir) / role / "status.json"
+
+
+class StatusFile:
+    """Writes the file from a background thread every `interval_s` seconds while something changes."""
+
+    def __init__(self, output_dir: Path, role: str, interval_s: float = 1.0) -> None:
+        self.path = status_path(output_dir, role)
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self._role = role
+        self._fields: dict[str, Any] = {}
+        self._written: dict[str, Any] = {}
+        self._lock = threading.Lock()
+        self._closing = threading.Event()
+        self._interval_s = interval_s
+        self._thread = threading.Thread(target=self._run, name="status-file", daemon=True)
+        self.write()
+        self._thread.start()
+
+    def set(self, **fields: Any) -> None:
+        """Set fields (numbers or short strings, never text of a task); None removes one."""
+        with self._lock:
+            for name, value in fields.items():
+                if value is None:
+                    self._fields.pop(name, None)
+                else:
+                    self._fields[name] = value
+
+    def write(self) -> None:
+        """Write now if anything changed; readers never see half a file."""
+        with self._lock:
+            content = {"role": self._role, "pid": os.getpid(), **self._fields, "waits": current_waits()}
+            if content == self._written:
+                return
+            self._written = content
+            temporary = self.path.with_name("~status.json")
+            temporary.write_bytes(msgspec.json.encode({**content, "time": round(time.time(), 3)}) + b"\n")
+            temporary.replace(self.path)
+
+    def _run(self) -> None:
+        while not self._closing.wait(self._interval_s):
+            self.write()
+
+    def close(self) -> None:
+        if not self._closing.is_set():
+            self._closing.set()
+            self._thread.join(timeout=5)
+            self.write()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,118 @@
+"""The wandb run of one role: upstream's names, offline unless a key is present, imported only when used.
+
+Name: the role's folder below `wandb.wandb_workspace_root` (`<run>/<role>`); id the same with `_` for `/`;
+group: the run's folder. Statistics of the machine, code and console output are not collected: they cost
+seconds at the start of every role and could carry private text.
+"""
+
+from __future__ import annotations
+
+import logging
+import netrc
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+log = logging.getLogger(__name__)
+
+_LONGEST_NAME = 128
+_RESUME = {"always": "allow", "if_not_interactive": "allow", "never": "never"}
+
+
+class WandbRun(Protocol):
+    def log(self, metrics: Mapping[str, Any], step: int | None) -> None: ...
+
+    def finish(self, exit_code: int) -> None: ...
+
+
+def setting(config: Any, key: str, default: Any) -> Any:
+    """A value of the `wandb` section, whether it is a model, a mapping or absent."""
+    if config is None:
+        return default
+    value = config.get(key, default) if isinstance(config, Mapping) else getattr(config, key, default)
+    return default if value is None else value
+
+
+def has_key(environ: Mapping[str, str] = os.environ) -> bool:
+    """Whether wandb could log in without asking: WANDB_API_KEY, or an entry for its host in netrc."""
+    if environ.get("WANDB_API_KEY"):
+        return True
+    host = urlsplit(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
+    path = Path(environ.get("NETRC", Path(environ.get("HOME", "/")) / ".netrc"))
+    try:
+        return netrc.netrc(str(path)).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def wandb_mode(environ: Mapping[str, str] = os.environ) -> str:
+    """`WANDB_MODE` if set, else online with a key and offline without one."""
+    return environ.get("WANDB_MODE") or ("online" if has_key(environ) else "offline")
+
+
+def run_names(output_dir: Path, role: str, root: str) -> tuple[str, str, str]:
+    """Name, id and group of a role's run."""
+    folder = Path(os.path.abspath(output_dir))
+    base = Path(os.path.abspath(root))
+    run = str(folder.relative_to(base)) if folder != base and folder.is_relative_to(base) else folder.name
+    name = f"{run}/{role}"[-_LONGEST_NAME:]
+    return name, re.sub(r"[/\\#?%:]", "_", name), run[-_LONGEST_NAME:]
+
+
+def start_wandb(output_dir: Path, role: str, cfg: Any, config: Mapping[str, Any]) -> WandbRun | None:
+    """Start the run of a role, or None with `use_wandb=false` (or without a `wandb` section)."""
+    if cfg is None or not setting(cfg, "use_wandb", True):
+        return None
+    resume = setting(cfg, "wandb_resume", "always")
+    if resume not in _RESUME:
+        raise ValueError(f"wandb.wandb_resume={resume} is not known; use one of {', '.join(_RESUME)}")
+    name, run_id, group = run_names(output_dir, role, setting(cfg, "wandb_workspace_root", "results"))
+    fixed_id = setting(cfg, "wandb_id", "")
+    return _Run(
+        mode=wandb_mode(),
+        entity=setting(cfg, "wandb_entity_name", "") or None,
+        project=setting(cfg, "wandb_project_name", "pipeline-rl"),
+        group=setting(cfg, "wandb_group", "") or group,
+        name=name,
+        id=f"{fixed_id}_{role}" if fixed_id else run_id,
+        dir=str(setting(cfg, "wandb_dir", "") or output_dir / role),
+        tags=list(setting(cfg, "tags", [])),
+        resume=_RESUME[resume],
+        config=dict(config),
+    )
+
+
+class _Run:
+    """A thin layer over wandb that turns histograms into its own kind."""
+
+    def __init__(self, **arguments: Any) -> None:
+        import wandb
+
+        os.makedirs(arguments["dir"], exist_ok=True)
+        settings = wandb.Settings(
+            silent=True,
+            console="off",
+            save_code=False,
+            disable_code=True,
+            disable_git=True,
+            x_disable_stats=True,
+            x_disable_machine_info=True,
+            x_disable_meta=True,
+        )
+        self._wandb = wandb
+        self._run = wandb.init(settings=settings, **arguments)
+        log.info("wandb run %s (%s)", arguments["name"], arguments["mode"])
+
+    def log(self, metrics: Mapping[str, Any], step: int | None) -> None:
+        self._run.log({name: self._value(value) for name, value in metrics.items()}, step=step)
+
+    def _value(self, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            return self._wandb.Histogram(np_histogram=(value["counts"], value["edges"]))
+        return value
+
+    def finish(self, exit_code: int) -> None:
+        self._run.finish(exit_code=exit_code)

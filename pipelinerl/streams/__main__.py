@@ -1,0 +1,97 @@
+"""Print a stream as JSON, one record per line: python -m pipelinerl.streams OUTPUT_DIR TOPIC [--follow]."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pipelinerl.streams import SingleStreamSpec, StreamError, read_stream
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.tolist()
+    raise TypeError(f"{type(value).__name__} has no JSON form")
+
+
+def _numbered_folders(parent: Path, only: int | None) -> list[int]:
+    numbers = sorted(int(p.name) for p in parent.iterdir() if p.is_dir() and p.name.isdigit())
+    return [n for n in numbers if only is None or n == only]
+
+
+def find_partitions(
+    output_dir: Path, topic: str, instance: int | None, partition: int | None
+) -> list[SingleStreamSpec]:
+    """All partitions of a topic on disk; FileNotFoundError names the topics there are."""
+    root = output_dir / "streams"
+    topic_dir = root / topic
+    if not topic_dir.is_dir():
+        known = sorted(p.name for p in root.iterdir()) if root.is_dir() else []
+        raise FileNotFoundError(
+            f"there is no stream {topic} in {output_dir}; "
+            + (f"there are {', '.join(known)}" if known else "")
+        )
+    return [
+        SingleStreamSpec(output_dir, topic, i, p)
+        for i in _numbered_folders(topic_dir, instance)
+        for p in _numbered_folders(topic_dir / str(i), partition)
+    ]
+
+
+def print_streams(specs: list[SingleStreamSpec], follow: bool, limit: int | None) -> None:
+    """Write the records of all partitions to stdout, partition after partition; with `follow`, for ever."""
+    encoder = msgspec.json.Encoder(enc_hook=_json_value)
+    readers = [read_stream(spec) for spec in specs]
+    printed = 0
+    try:
+        while True:
+            for reader in readers:
+                while (limit is None or printed < limit) and (record := reader.next_record()) is not None:
+                    sys.stdout.write(encoder.encode(record[0]).decode() + "\n")
+                    printed += 1
+            sys.stdout.flush()
+            if not follow or (limit is not None and printed >= limit):
+                break
+            readers[0].wait(1.0 if len(readers) == 1 else 0.1)
+        for reader in readers:
+            if (limit is None or printed < limit) and "incomplete" in (end := reader.describe_end()):
+                print(f"stream {reader.spec}: {end}", file=sys.stderr)
+    finally:
+        for reader in readers:
+            reader.close()
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pipelinerl.streams", description=__doc__)
+    parser.add_argument("output_dir", type=Path, help="the run's folder")
+    parser.add_argument("topic", help="actor, training_data, stats, weight_update_request, ...")
+    parser.add_argument("--follow", action="store_true", help="go on and wait for more")
+    parser.add_argument("--limit", type=int, default=None, help="stop after N records")
+    parser.add_argument("--instance", type=int, default=None)
+    parser.add_argument("--partition", type=int, default=None)
+    args = parser.parse_args(argv)
+    try:
+        specs = find_partitions(args.output_dir, args.topic, args.instance, args.partition)
+        if not specs:
+            print(f"stream {args.topic} has no such instance or partition", file=sys.stderr)
+            return 1
+        print_streams(specs, args.follow, args.limit)
+    except (StreamError, FileNotFoundError, ValueError) as error:
+        print(f"streams: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        # The reader of our output has enough; keep the interpreter from complaining when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except KeyboardInterrupt:
+        return 130
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

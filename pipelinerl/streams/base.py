@@ -1,0 +1,200 @@
+"""What every stream backend offers: readers that block with a deadline, writers, and the backend registry.
+
+A backend knows one partition at a time; ranges of partitions are put together here. Only `files` exists;
+another one registers itself with `register_backend` and implements `Backend`.
+"""
+
+from __future__ import annotations
+
+import select
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+from pipelinerl.observe.waits import Wait, waiting
+from pipelinerl.streams.records import Tree
+from pipelinerl.streams.specs import SingleStreamSpec, StreamRangeSpec, StreamSpec
+
+DEFAULT_DEADLINE_S = 3600.0
+
+
+class StreamReader(ABC):
+    """Reads one partition in order. `position` counts the records handed out: the offset to resume from."""
+
+    spec: SingleStreamSpec
+    position: int
+
+    @abstractmethod
+    def next_record(self) -> tuple[Tree] | None:
+        """The next record in a 1-tuple, or None if none is complete yet; never blocks."""
+
+    @abstractmethod
+    def wait(self, timeout_s: float) -> None:
+        """Block until something may have been written, at most `timeout_s` seconds."""
+
+    @abstractmethod
+    async def wait_async(self, timeout_s: float) -> None:
+        """`wait` without blocking the event loop."""
+
+    @abstractmethod
+    def describe_end(self) -> str:
+        """What lies at the end of the stream, for the message of an expired wait."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+    def fileno(self) -> int | None:
+        """A descriptor that becomes readable when the stream changes; None where there is none."""
+        return None
+
+    def read(self, deadline_s: float = DEFAULT_DEADLINE_S, name: str = "") -> Iterator[Tree]:
+        """Iterate for ever; each record may take `deadline_s` seconds to come, else WaitExpired(name)."""
+        while True:
+            record = self.next_record()
+            if record is None:
+                with self._wait(deadline_s, name) as wait:
+                    while (record := self.next_record()) is None:
+                        wait.check(self.describe_end() if wait.expired else "")
+                        self.wait(wait.remaining_s)
+            yield record[0]
+
+    async def aread(self, deadline_s: float = DEFAULT_DEADLINE_S, name: str = "") -> AsyncIterator[Tree]:
+        """`read` for coroutines."""
+        while True:
+            record = self.next_record()
+            if record is None:
+                with self._wait(deadline_s, name) as wait:
+                    while (record := self.next_record()) is None:
+                        wait.check(self.describe_end() if wait.expired else "")
+                        await self.wait_async(wait.remaining_s)
+            yield record[0]
+
+    def read_available(self, max_records: int | None = None) -> list[Tree]:
+        """All complete records there are now, at most `max_records`; never blocks."""
+        records: list[Tree] = []
+        while max_records is None or len(records) < max_records:
+            record = self.next_record()
+            if record is None:
+                break
+            records.append(record[0])
+        return records
+
+    def _wait(self, deadline_s: float, name: str) -> Wait:
+        return waiting(name or f"a record of stream {self.spec}", deadline_s)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class PartitionWriter(ABC):
+    """The single writer of one partition."""
+
+    @abstractmethod
+    def append(self, tree: Tree) -> None:
+        """Write one record; it is visible to readers, and survives this process, when the call returns."""
+
+    @abstractmethod
+    def close(self) -> None: ...
+
+
+class Backend(Protocol):
+    def open_writer(self, spec: SingleStreamSpec, mode: str) -> PartitionWriter: ...
+
+    def open_reader(self, spec: SingleStreamSpec, offset: int) -> StreamReader: ...
+
+
+class StreamWriter:
+    """Writes one stream or a range of partitions; a context manager."""
+
+    def __init__(self, spec: StreamSpec, mode: str = "a") -> None:
+        if mode not in ("a", "w"):
+            raise ValueError(f"stream mode {mode!r} is not known; use 'a' (append) or 'w' (start over)")
+        singles = [spec] if isinstance(spec, SingleStreamSpec) else [spec.single(p) for p in spec.partitions]
+        self.spec = spec
+        self._writers: dict[int, PartitionWriter] = {}
+        try:
+            for single in singles:
+                self._writers[single.partition] = _backend().open_writer(single, mode)
+        except BaseException:
+            self.close()
+            raise
+        self._order = list(self._writers)
+        self._next = 0
+
+    def write(self, data: Tree, partition: int | None = None) -> None:
+        """Append one record to `partition`, or to the next one in turn."""
+        if partition is None:
+            partition = self._order[self._next]
+            self._next = (self._next + 1) % len(self._order)
+        if partition not in self._writers:
+            raise ValueError(f"partition {partition} of {self.spec} is not open; open are {self._order}")
+        self._writers[partition].append(data)
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+_factories: dict[str, Callable[..., Backend]] = {}
+_current: list[Backend] = []
+
+
+def register_backend(name: str, factory: Callable[..., Backend]) -> None:
+    """Make a backend known under the name that `streams.backend` uses."""
+    _factories[name] = factory
+
+
+def set_streams_backend(backend: str = "files", **settings: Any) -> None:
+    """Choose the backend of this process; ValueError if the name is not known."""
+    if backend not in _factories:
+        allowed = ", ".join(sorted(_factories))
+        raise ValueError(f"streams.backend={backend} is not available; use one of: {allowed}")
+    _current[:] = [_factories[backend](**settings)]
+
+
+def _backend() -> Backend:
+    if not _current:
+        set_streams_backend()
+    return _current[0]
+
+
+def write_to_streams(spec: StreamSpec, mode: str = "a") -> StreamWriter:
+    """Open a stream or a range for writing: 'a' goes on behind what is there, 'w' starts over."""
+    return StreamWriter(spec, mode)
+
+
+def read_stream(spec: SingleStreamSpec, offset: int = 0) -> StreamReader:
+    """Open one partition for reading, from record number `offset` on."""
+    if isinstance(spec, StreamRangeSpec):
+        raise ValueError(f"{spec.topic} is a range of partitions; read one of them with SingleStreamSpec")
+    return _backend().open_reader(spec, offset)
+
+
+_POLL_S = 0.02
+
+
+def wait_any(readers: Sequence[StreamReader], timeout_s: float) -> None:
+    """Block until one of several streams may have changed, at most `timeout_s` seconds."""
+    poller = select.poll()
+    for reader in readers:
+        descriptor = reader.fileno()
+        if descriptor is None:
+            time.sleep(min(timeout_s, _POLL_S))
+            return
+        poller.register(descriptor, select.POLLIN)
+    poller.poll(timeout_s * 1000)

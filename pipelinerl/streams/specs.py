@@ -1,0 +1,69 @@
+"""Names of streams: which topic, instance and partition, and where it lies below the run's folder."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+def is_stats_topic(topic: str) -> bool:
+    """Statistics are for people and stay JSON lines: `stats`, `stats_test`, `preprocessor_stats`."""
+    return topic == "stats" or topic.startswith("stats_") or topic.endswith("_stats")
+
+
+def _check_topic(topic: str) -> None:
+    if not topic or topic != topic.strip() or "/" in topic or topic.startswith("."):
+        raise ValueError(f"stream topic {topic!r} is not a plain name; use letters, digits and underscores")
+
+
+@dataclass(frozen=True)
+class SingleStreamSpec:
+    """One partition of a topic: one writer, any number of readers."""
+
+    exp_path: Path
+    topic: str
+    instance: int = 0
+    partition: int = 0
+
+    def __post_init__(self) -> None:
+        _check_topic(self.topic)
+        object.__setattr__(self, "exp_path", Path(self.exp_path))
+
+    @property
+    def directory(self) -> Path:
+        return self.exp_path / "streams" / self.topic / str(self.instance) / str(self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.instance}/{self.partition}"
+
+
+@dataclass(frozen=True)
+class StreamRangeSpec:
+    """Partitions `partition_range[0] .. partition_range[1] - 1` of a topic, written by one writer."""
+
+    exp_path: Path
+    topic: str
+    instance: int = 0
+    partition_range: tuple[int, int] = (0, 1)
+
+    def __post_init__(self) -> None:
+        _check_topic(self.topic)
+        object.__setattr__(self, "exp_path", Path(self.exp_path))
+        start, end = self.partition_range
+        if not 0 <= start < end:
+            raise ValueError(f"partition range {self.partition_range} of {self.topic} is empty or negative")
+
+    @property
+    def partitions(self) -> range:
+        return range(*self.partition_range)
+
+    def single(self, partition: int) -> SingleStreamSpec:
+        if partition not in self.partitions:
+            raise ValueError(
+                f"partition {partition} of {self.topic} is outside "
+                f"{self.partition_range[0]}..{self.partition_range[1] - 1}"
+            )
+        return SingleStreamSpec(self.exp_path, self.topic, self.instance, partition)
+
+
+StreamSpec = SingleStreamSpec | StreamRangeSpec
