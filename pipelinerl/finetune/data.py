@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-MASKED_TOKEN_ID = -100
-"""Label of a token that is not learned."""
+from pipelinerl.rollouts import MASKED_TOKEN_ID
+
+__all__ = ["MASKED_TOKEN_ID", "load_samples", "save_samples"]
 
 
 def _plain(value: Any) -> Any:

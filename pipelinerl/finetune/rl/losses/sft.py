@@ -1,0 +1,13 @@
+"""Supervised negative log-likelihood behind the same interface."""
+
+from __future__ import annotations
+
+import torch
+
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.losses.base import LossInputs
+
+
+def sft(inputs: LossInputs, config: RLConfig) -> torch.Tensor:
+    """-sum w * logp_new."""
+    return -(inputs.weight_N * inputs.logprobs_N).sum()
