@@ -1,8 +1,8 @@
 """Does a predicted answer match an accepted one? Numbers, identifiers and words compared as what they are.
 
 An answer is normalised and split into tokens. Numbers are exact values with a sign, a scale and a unit, so
-that `1,200` equals `1200.0` while `1.5%` never equals `15%`; identifiers such as `Q1` or `v2.5` must agree; words
-may differ as far as the token F1 allows.
+that `1,200` equals `1200.0` while `1.5%` never equals `15%`; identifiers such as `Q1` or `v2.5` must agree;
+words may differ as far as the token F1 allows.
 """
 
 import re
@@ -15,7 +15,8 @@ from typing import Literal
 
 MatchMode = Literal["exact_or_f1", "accepted_exact", "f1_or_substring"]
 
-MONTHS = ("january february march april may june july august september october november december").split()
+_MONTHS = "january february march april may june july august september october november december"
+MONTHS = tuple(_MONTHS.split())
 _DASHES = re.compile("[\u2010-\u2015\u2212\ufe58\ufe63\uff0d]")
 _APOSTROPHES = re.compile("['\u2018\u2019\u02bc`]")
 _ISO_DATE = re.compile(r"(?<!\d)(\d{4})-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])(?!\d)")

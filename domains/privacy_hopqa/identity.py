@@ -1,7 +1,7 @@
 """Is this hit the gold document? Aliases of hits and gold references, and whether they meet.
 
-A hit is a dictionary as the retrieval server returns it, or any dictionary of a window or parent with a document
-id and metadata. A document is gold if its aliases meet those of the gold values.
+A hit is a dictionary as the retrieval server returns it, or any dictionary of a window or parent with a
+document id and metadata. A document is gold if its aliases meet those of the gold values.
 """
 
 from collections.abc import Iterable, Mapping
@@ -45,10 +45,8 @@ def alias_set(hit: Mapping[str, Any]) -> set[str]:
 
 def matches_gold(hit_or_values: Mapping[str, Any] | Iterable[str] | str, gold_values: Iterable[str]) -> bool:
     """Whether a hit, or a document given by its values, is one that `gold_values` name."""
-    if isinstance(hit_or_values, Mapping):
-        found = alias_set(hit_or_values)
-    else:
-        found = value_aliases(hit_or_values)
+    is_hit = isinstance(hit_or_values, Mapping)
+    found = alias_set(hit_or_values) if is_hit else value_aliases(hit_or_values)
     return not found.isdisjoint(value_aliases(gold_values))
 
 

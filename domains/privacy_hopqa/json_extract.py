@@ -1,4 +1,4 @@
-"""One JSON value out of a model's answer, in linear time: the whole text, a fenced block or one embedded span.
+"""One JSON value out of a model's answer, in linear time: the whole text, a fenced block or an embedded span.
 
 Ambiguity is an error: guessing which of two fragments was meant would reward malformed answers.
 """
@@ -54,8 +54,8 @@ class Extracted:
 def extract(text: str, expected: Literal["array", "object"]) -> Extracted:
     """The one JSON value of the expected type in `text`. Raises `ExtractError`.
 
-    `<think>` blocks are removed first. Then the whole text is tried, then the last fenced block if there is one,
-    then the only balanced top-level span that opens with the expected bracket.
+    `<think>` blocks are removed first. Then the whole text is tried, then the last fenced block if there is
+    one, then the only balanced top-level span that opens with the expected bracket.
     """
     if len(text) > MAX_CHARS:
         raise ExtractError(JsonErrorKind.TOO_LONG, f"{len(text)} characters; at most {MAX_CHARS} are read")

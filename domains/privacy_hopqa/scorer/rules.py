@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from domains.privacy_hopqa.answers import Token, tokenize
 from retrieval_server.bm25 import tokens
 
-STOPWORDS = frozenset(
-    "a an and are as at be by for from has have in is it of on or that the this to was were what when where "
-    "which who whose why with how much many did does do percentage percent number amount share rate name".split()
-)
+_STOPWORDS = """
+a an and are as at be by for from has have in is it of on or that the this to was were what when where which who
+whose why with how much many did does do percentage percent number amount share rate name
+"""
+STOPWORDS = frozenset(_STOPWORDS.split())
 _KEY_CHARS = 6
 _ENOUGH_KEYS = 4
 
@@ -38,7 +39,7 @@ def company_tokens(company: str) -> frozenset[str]:
 
 
 def keys(text: str, company: str) -> frozenset[str]:
-    """Topic keys of a text: distinctive words cut to six characters, without company, stopwords and digits."""
+    """Topic keys of a text: words cut to six characters, without company, stopwords and digits."""
     excluded = company_tokens(company) | STOPWORDS
     return frozenset(
         stem[:_KEY_CHARS]
