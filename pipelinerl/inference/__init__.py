@@ -1,0 +1,1 @@
+"""Inference: the client of every engine (`client`, `fleet`), the CPU engine (`embedded`), `vllm`."""

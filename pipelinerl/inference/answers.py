@@ -1,0 +1,184 @@
+"""From the bytes of a generate answer to values that may be trained on, or a refusal. No I/O, no torch.
+
+vLLM 0.26 names the id beside a log-probability `token: "token_id:N"`, later versions and the embedded engine
+`token_id: N`; version spans exist from 0.32 on.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+import numpy as np
+
+LOGPROB_FLOOR = -9999.0
+UNVERSIONED = -1
+"""Version of tokens sampled before the first weight update (label "default"); never data for training."""
+
+Span = tuple[int, int, int]
+"""(version, start, end): output tokens start (included) to end (excluded)."""
+
+
+class InvalidAnswer(ValueError):
+    """An answer that contradicts itself or the request; the message says where."""
+
+
+@dataclass(slots=True)
+class Generation:
+    """One sampled continuation, exactly as the engine sampled it."""
+
+    prompt_ids: np.ndarray
+    """int32 [P]"""
+    token_ids: np.ndarray
+    """int32 [T], with the id that ended generation."""
+    logprobs: np.ndarray
+    """float32 [T], log-probability of each id under the distribution it was drawn from."""
+    versions: list[Span]
+    """Contiguous, versions never decrease, together they cover all T tokens."""
+    exact_versions: bool
+    """False: `versions` is one lower bound, the version announced when the request was sent."""
+    finish_reason: str
+    stop_reason: int | str | None = None
+    engine: str = ""
+    latency_s: float = 0.0
+    """From sending the successful request to its decoded answer."""
+    tries: int = 1
+    """Requests it took, counting those that an engine lost."""
+
+
+class _Entry(msgspec.Struct):
+    logprob: float
+    token_id: int | None = None
+    token: str | None = None
+
+
+class _Logprobs(msgspec.Struct):
+    content: list[_Entry] | None = None
+
+
+class _Span(msgspec.Struct):
+    version: str
+    start: int
+    end: int
+
+
+class _Choice(msgspec.Struct):
+    index: int
+    token_ids: list[int] | None
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    logprobs: _Logprobs | None = None
+    weight_versions: list[_Span] | None = None
+
+
+class _Answer(msgspec.Struct):
+    choices: list[_Choice]
+    prompt_logprobs: list[dict[str, Any] | None] | None = None
+
+
+_decoder = msgspec.json.Decoder(_Answer)
+
+
+def read_generations(
+    body: bytes, prompt_ids: np.ndarray, *, n: int, announced_version: int | None
+) -> list[Generation]:
+    """Decode and check an answer to a request for `n` continuations.
+
+    `announced_version` stands in, as a lower bound, where the engine reports no versions. An aborted or empty
+    continuation is returned as it is: whether to ask again is the caller's decision. Raises InvalidAnswer.
+    """
+    answer = _decode(body)
+    if len(answer.choices) != n:
+        raise InvalidAnswer(f"{len(answer.choices)} choices instead of {n}")
+    choices = sorted(answer.choices, key=lambda one: one.index)
+    return [_generation(one, prompt_ids, announced_version) for one in choices]
+
+
+def read_prompt_logprobs(body: bytes, prompt_ids: np.ndarray) -> np.ndarray:
+    """float32 [P - 1]: log-probability of prompt tokens 1 … P - 1 at temperature 1. Raises InvalidAnswer."""
+    entries = _decode(body).prompt_logprobs
+    if entries is None or len(entries) != len(prompt_ids):
+        found = None if entries is None else len(entries)
+        raise InvalidAnswer(f"prompt_logprobs has {found} entries for {len(prompt_ids)} prompt tokens")
+    values = []
+    for position, (entry, token) in enumerate(
+        zip(entries[1:], prompt_ids[1:].tolist(), strict=True), start=1
+    ):
+        if entry is None or str(token) not in entry:
+            raise InvalidAnswer(f"prompt_logprobs[{position}] does not score token {token}")
+        values.append(entry[str(token)]["logprob"])
+    return _finite(np.asarray(values, dtype=np.float32), "prompt_logprobs")
+
+
+def _decode(body: bytes) -> _Answer:
+    try:
+        return _decoder.decode(body)
+    except msgspec.DecodeError as error:
+        raise InvalidAnswer(f"answer cannot be decoded: {error}") from None
+
+
+def _generation(choice: _Choice, prompt_ids: np.ndarray, announced_version: int | None) -> Generation:
+    token_ids = np.asarray(choice.token_ids or [], dtype=np.int32)
+    content = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
+    if len(content) != len(token_ids):
+        raise InvalidAnswer(f"{len(content)} log-probabilities for {len(token_ids)} tokens")
+    beside = np.asarray([_entry_id(entry) for entry in content], dtype=np.int64)
+    if not np.array_equal(beside, token_ids):
+        position = int(np.flatnonzero(beside != token_ids)[0])
+        raise InvalidAnswer(
+            f"log-probability {position} belongs to token {beside[position]}, not {token_ids[position]}"
+        )
+    logprobs = np.asarray([entry.logprob for entry in content], dtype=np.float32)
+    versions, exact = _versions(choice.weight_versions, len(token_ids), announced_version)
+    if choice.finish_reason not in ("stop", "length", "abort", "repetition"):
+        raise InvalidAnswer(f"finish_reason {choice.finish_reason!r} is not one that ends a generation")
+    return Generation(
+        prompt_ids=prompt_ids,
+        token_ids=token_ids,
+        logprobs=_finite(logprobs, "logprobs"),
+        versions=versions,
+        exact_versions=exact,
+        finish_reason=choice.finish_reason,
+        stop_reason=choice.stop_reason,
+    )
+
+
+def _entry_id(entry: _Entry) -> int:
+    if entry.token_id is not None:
+        return entry.token_id
+    prefix, _, number = (entry.token or "").partition(":")
+    if prefix != "token_id" or not number.isdigit():
+        raise InvalidAnswer(f"log-probability of {entry.token!r}: no token id beside it")
+    return int(number)
+
+
+def _finite(logprobs: np.ndarray, name: str) -> np.ndarray:
+    bad = ~(np.isfinite(logprobs) & (logprobs > LOGPROB_FLOOR))
+    if bad.any():
+        position = int(np.flatnonzero(bad)[0])
+        raise InvalidAnswer(f"{name}[{position}] is {logprobs[position]}, not a log-probability")
+    return logprobs
+
+
+def _versions(spans: Sequence[_Span] | None, length: int, announced: int | None) -> tuple[list[Span], bool]:
+    if spans is None:
+        version = UNVERSIONED if announced is None else announced
+        return ([(version, 0, length)] if length else []), False
+    found: list[Span] = []
+    position = 0
+    for span in spans:
+        version = UNVERSIONED if span.version == "default" else _version_number(span.version)
+        if span.start != position or span.end <= span.start or (found and version < found[-1][0]):
+            listed = [(one.version, one.start, one.end) for one in spans]
+            raise InvalidAnswer(f"weight_versions {listed} have gaps or decrease")
+        found.append((version, span.start, span.end))
+        position = span.end
+    if position != length:
+        raise InvalidAnswer(f"weight_versions cover {position} of {length} tokens")
+    return found, True
+
+
+def _version_number(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise InvalidAnswer(f"weight version {text!r} is not a decimal integer")
+    return int(text)

@@ -1,0 +1,96 @@
+"""Start an embedded engine: `python -m pipelinerl.inference.embedded --model DIR --port 8080`."""
+
+import argparse
+import asyncio
+import gc
+import logging
+import signal
+import sys
+from pathlib import Path
+
+import torch
+from aiohttp import web
+
+from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
+from pipelinerl.inference.embedded.server import EngineServer
+from pipelinerl.inference.embedded.settings import DTYPES, EngineSettings
+
+STOP_DEADLINE_S = 2.0
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Serve until SIGTERM or SIGINT; the exit code, with one line on stderr when it is not 0."""
+    options = _parser().parse_args(arguments)
+    logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    values = vars(options)
+    host, port = values.pop("host"), values.pop("port")
+    settings = EngineSettings(**values)
+    problems = settings.problems()
+    for problem in problems:
+        print(f"engine: {problem}", file=sys.stderr)
+    if problems:
+        return 2
+    torch.set_num_threads(settings.threads)
+    # HTTP and the forward pass share the interpreter; short turns keep both going.
+    sys.setswitchinterval(0.0005)
+    try:
+        model = PackedModel(settings)
+    except (UnsupportedModel, OSError, ValueError) as error:
+        print(f"engine: cannot load {settings.model}: {_one_line(error)}", file=sys.stderr)
+        return 1
+    gc.freeze()
+    try:
+        return asyncio.run(_serve(settings, model, host, port))
+    except OSError as error:
+        print(f"engine: cannot listen on {host}:{port}: {_one_line(error)}", file=sys.stderr)
+        return 1
+
+
+async def _serve(settings: EngineSettings, model: PackedModel, host: str, port: int) -> int:
+    server = EngineServer(settings, model)
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    runner = web.AppRunner(
+        server.app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_DEADLINE_S
+    )
+    await runner.setup()
+    server.engine.start()
+    try:
+        await web.TCPSite(runner, host, port, backlog=1024, reuse_address=True).start()
+        print(f"engine: serving {settings.served_model_name} on http://{host}:{port}", flush=True)
+        waits = {asyncio.ensure_future(stop.wait()), asyncio.ensure_future(server.failed.wait())}
+        _, unfinished = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for one in unfinished:
+            one.cancel()
+    finally:
+        server.engine.stop(STOP_DEADLINE_S)
+        await runner.cleanup()
+    if server.engine.failure is not None:
+        print(f"engine: {_one_line(server.engine.failure)}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m pipelinerl.inference.embedded", description=__doc__)
+    parser.add_argument("--model", type=Path, required=True, help="folder in Hugging Face format")
+    parser.add_argument("--served-model-name", default="model")
+    parser.add_argument("--host", default="127.0.0.1", help="control routes are unguarded: keep it private")
+    parser.add_argument("--port", type=int, default=8080)
+    parser.add_argument("--max-num-seqs", type=int, default=32)
+    parser.add_argument("--max-model-len", type=int, default=1024)
+    parser.add_argument("--max-prefill-tokens", type=int, default=1024)
+    parser.add_argument("--max-waiting", type=int, default=1024)
+    parser.add_argument("--dtype", default="float32", help=" or ".join(DTYPES))
+    parser.add_argument("--threads", type=int, default=1)
+    return parser
+
+
+def _one_line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,310 @@
+"""The engine thread: it alone touches model, slots and update state; everybody else hands it work.
+
+Between two steps it runs the commands that came in (new requests, aborts, pause, weights, resume), so no
+forward pass ever sees half a change. Results go back through the callbacks given with the work.
+"""
+
+import logging
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import TypeVar
+
+import torch
+
+from pipelinerl.inference.embedded.metrics import EngineMetrics
+from pipelinerl.inference.embedded.model import PackedModel
+from pipelinerl.inference.embedded.protocol import FileUpdateInfo
+from pipelinerl.inference.embedded.sampling import sample, score
+from pipelinerl.inference.embedded.scheduler import Chunk, Plan, Scheduler
+from pipelinerl.inference.embedded.sequence import Request, Sequence
+from pipelinerl.inference.embedded.settings import EngineSettings
+from pipelinerl.inference.embedded.update_state import OutOfOrder, UpdateState
+from pipelinerl.inference.embedded.weight_loader import WeightLoader, WeightsRefused
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+Command = Callable[[], None]
+COMMAND_DEADLINE_S = 60.0
+"""Longest wait for the end of the current step; far above any step of a model that belongs on a CPU."""
+
+
+class Engine:
+    """Runs requests on a model; `start` and `stop` frame its thread."""
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        model: PackedModel,
+        *,
+        on_finished: Callable[[list[Request]], None],
+        on_failed: Callable[[BaseException], None],
+    ) -> None:
+        """`on_finished` gets the requests that ended, `on_failed` the reason why the thread died.
+
+        Both are called in the engine thread.
+        """
+        self.settings = settings
+        self.metrics = EngineMetrics()
+        self.update = UpdateState()
+        self.failure: BaseException | None = None
+        """Set when the thread died; the engine serves nothing from then on."""
+        self._model = model
+        self._loader = WeightLoader(model.module)
+        self._scheduler = Scheduler(settings.max_num_seqs, settings.max_prefill_tokens)
+        self._requests: dict[str, Request] = {}
+        self._draining: list[Future[None]] = []
+        """Pauses of mode `wait` that are to be answered when the last running sequence has ended."""
+        self._on_finished = on_finished
+        self._on_failed = on_failed
+        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
+
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread.start()
+
+    def stop(self, deadline_s: float = 5.0) -> None:
+        """End the thread after the current step; requests in flight are dropped."""
+        self._inbox.put(None)
+        self._thread.join(deadline_s)
+
+    @property
+    def healthy(self) -> bool:
+        """True while the engine can generate (a pause does not count as illness)."""
+        return self.failure is None and self._thread.is_alive() and self.update.state != "broken"
+
+    def submit(self, request: Request) -> None:
+        """Queue a request; it comes back through `on_finished`."""
+        self._inbox.put(lambda: self._admit(request))
+
+    def abort(self, request_ids: list[str]) -> Future[int]:
+        """End these requests (all if empty) with reason `abort`; the number that were in flight."""
+        return self._call(lambda: self._abort(request_ids))
+
+    def pause(self, mode: str, clear_cache: bool) -> Future[Future[None]]:
+        """Stop sampling. The inner future is done when the pause is complete (mode `wait`: drained)."""
+        return self._call(lambda: self._pause(mode, clear_cache))
+
+    def resume(self) -> Future[None]:
+        """Go on sampling."""
+        return self._call(self._resume)
+
+    def transition(self, change: Callable[[UpdateState], None]) -> Future[None]:
+        """Apply a step of the update protocol between two forward passes."""
+        return self._call(lambda: change(self.update))
+
+    def load_weights(self, info: FileUpdateInfo) -> None:
+        """Read, check and copy the announced weights; blocks, for a thread of the caller's.
+
+        Raises OutOfOrder, or WeightsRefused when nothing was changed.
+        """
+        self.transition(lambda state: state.loading(info.version)).result(COMMAND_DEADLINE_S)
+        try:
+            tensors = self._loader.read(info)
+        except WeightsRefused:
+            self.transition(lambda state: state.refused()).result(COMMAND_DEADLINE_S)
+            raise
+        self._call(lambda: self._copy(tensors)).result(COMMAND_DEADLINE_S)
+
+    def _call(self, function: Callable[[], T]) -> Future[T]:
+        future: Future[T] = Future()
+
+        def command() -> None:
+            try:
+                future.set_result(function())
+            except Exception as error:  # handed to the caller, who raises it
+                future.set_exception(error)
+
+        self._inbox.put(command)
+        return future
+
+    # Everything below runs in the engine thread.
+
+    def _run(self) -> None:
+        torch.set_num_threads(self.settings.threads)
+        try:
+            while self._take_commands():
+                if self.update.serving:
+                    self._step()
+        except BaseException as error:
+            log.exception("engine thread failed")
+            self.failure = error
+            self._fail_everything(f"engine failed: {type(error).__name__}: {error}")
+            self._on_failed(error)
+
+    def _take_commands(self) -> bool:
+        """Run waiting commands; block for one if there is nothing to generate. False at the end."""
+        idle = not self.update.serving or not (self._scheduler.running or self._scheduler.waiting)
+        while True:
+            try:
+                command = self._inbox.get(block=idle)
+            except queue.Empty:
+                return True
+            if command is None:
+                return False
+            command()
+            idle = False
+
+    def _step(self) -> None:
+        plan = self._scheduler.plan(admit=not self._draining)
+        if not plan:
+            return
+        started = time.perf_counter()
+        finished = self._generate(plan)
+        for request in finished:
+            self._forget(request)
+        metrics = self.metrics
+        metrics.steps += 1
+        metrics.step_seconds += time.perf_counter() - started
+        self._observe()
+        if finished:
+            self._on_finished(finished)
+            self._end_drain()
+
+    def _generate(self, plan: Plan) -> list[Request]:
+        """One forward pass and what follows from it; the requests that ended."""
+        chunks = [*plan.decodes, *plan.prefills]
+        sampling, rows = [], []
+        scoring: list[tuple[Chunk, int]] = []
+        row = 0
+        for chunk in chunks:
+            if chunk.sequence.index == 0 and chunk.sequence.request.scores_prompt:
+                scoring.append((chunk, row))
+            row += chunk.end - chunk.start
+            if chunk.samples:
+                sampling.append(chunk.sequence)
+                rows.append(row - 1)
+        targets = [_prompt_targets(chunk, first) for chunk, first in scoring]
+        for wanted, _ in targets:
+            rows.extend(wanted)
+        logits = self._model.logits(plan, rows)
+        for chunk in chunks:
+            chunk.sequence.computed = chunk.end
+        self._score_prompts(scoring, targets, logits[len(sampling) :])
+        return self._sample(sampling, logits[: len(sampling)])
+
+    def _score_prompts(
+        self,
+        scoring: list[tuple[Chunk, int]],
+        targets: list[tuple[list[int], list[int]]],
+        logits: torch.Tensor,
+    ) -> None:
+        begin = 0
+        for (chunk, _), (_, ids) in zip(scoring, targets, strict=True):
+            if ids:
+                values, ranks = score(logits[begin : begin + len(ids)], torch.tensor(ids))
+                chunk.sequence.request.prompt_scores.extend(zip(values, ranks, strict=True))
+                begin += len(ids)
+
+    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> list[Request]:
+        if not sequences:
+            return []
+        ids, logprobs = sample(logits, sequences)
+        version = self.update.version
+        ended: dict[str, Request] = {}
+        for one, token, logprob in zip(sequences, ids, logprobs, strict=True):
+            request = one.request
+            if not logprob > -float("inf"):  # NaN or an impossible token: the weights are not numbers
+                request.error = f"the model gave log-probability {logprob} with weights {version}"
+            else:
+                one.append(token, logprob, version)
+            if request.error or one.finish_reason:
+                self._scheduler.remove(one)
+                if request.finished:
+                    ended[request.request_id] = request
+        self.metrics.generation_tokens += len(sequences)
+        return list(ended.values())
+
+    def _admit(self, request: Request) -> None:
+        self._requests[request.request_id] = request
+        self.metrics.prompt_tokens += request.prompt_length
+        for sequence in request.sequences:
+            self._scheduler.add(sequence)
+        self._observe()
+
+    def _forget(self, request: Request) -> None:
+        """Drop a request from all books and count how it ended."""
+        if self._requests.pop(request.request_id, None) is None:
+            return
+        for sequence in request.sequences:
+            self._scheduler.remove(sequence)
+        reason = "error" if request.error else request.sequences[0].finish_reason or "abort"
+        self.metrics.finished[reason] += 1
+
+    def _abort(self, request_ids: list[str]) -> int:
+        chosen = (
+            list(self._requests) if not request_ids else [one for one in request_ids if one in self._requests]
+        )
+        requests = [self._requests[one] for one in chosen]
+        for request in requests:
+            for sequence in request.sequences:
+                sequence.finish_reason = sequence.finish_reason or "abort"
+            self._forget(request)
+        self._observe()
+        if requests:
+            self._on_finished(requests)
+            self._end_drain()
+        return len(requests)
+
+    def _pause(self, mode: str, clear_cache: bool) -> Future[None]:
+        done: Future[None] = Future()
+        if mode == "wait" and self.update.serving:
+            self._draining.append(done)
+            self._end_drain()
+            return done
+        self.update.pause()
+        if mode == "abort":
+            self._abort([])
+        elif mode == "keep" and clear_cache:
+            self._scheduler.forget_computed()
+        done.set_result(None)
+        return done
+
+    def _end_drain(self) -> None:
+        """Answer pauses of mode `wait` once nothing runs any more."""
+        if self._draining and not self._scheduler.running:
+            self.update.pause()
+            for future in self._draining:
+                future.set_result(None)
+            self._draining.clear()
+
+    def _resume(self) -> None:
+        self.update.resume()
+        for future in self._draining:
+            future.set_exception(OutOfOrder("resumed before the last running request had ended"))
+        self._draining.clear()
+
+    def _copy(self, tensors: dict[str, torch.Tensor]) -> None:
+        try:
+            self._loader.copy(tensors)
+        except BaseException:
+            self.update.broken()
+            raise
+        self.update.loaded()
+
+    def _observe(self) -> None:
+        scheduler, metrics = self._scheduler, self.metrics
+        metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.waiting)
+        metrics.preemptions = scheduler.preemptions
+        used = sum(one.length for one in scheduler.running)
+        metrics.kv_usage = used / (self.settings.max_num_seqs * self.settings.max_model_len)
+
+    def _fail_everything(self, message: str) -> None:
+        requests = list(self._requests.values())
+        for request in requests:
+            request.error = message
+            self._forget(request)
+        if requests:
+            self._on_finished(requests)
+
+
+def _prompt_targets(chunk: Chunk, first_row: int) -> tuple[list[int], list[int]]:
+    """Rows of a step, and for each the prompt id after it, as far as they are not scored yet."""
+    request = chunk.sequence.request
+    begin = max(chunk.start, len(request.prompt_scores))
+    end = min(chunk.end, request.prompt_length - 1)
+    rows = [first_row + position - chunk.start for position in range(begin, end)]
+    return rows, chunk.sequence.tokens[begin + 1 : end + 1].tolist() if rows else []

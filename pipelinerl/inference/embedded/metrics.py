@@ -1,0 +1,58 @@
+"""Counters of an engine and their Prometheus text; names as in vLLM where vLLM has the metric."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class EngineMetrics:
+    """Written by the engine thread (requests received: by the server), read by `/metrics`."""
+
+    running: int = 0
+    waiting: int = 0
+    kv_usage: float = 0.0
+    requests_received: int = 0
+    prompt_tokens: int = 0
+    generation_tokens: int = 0
+    preemptions: int = 0
+    steps: int = 0
+    step_seconds: float = 0.0
+    finished: Counter[str] = field(default_factory=Counter)
+    """Requests by finish reason."""
+    update_seconds: dict[str, float] = field(default_factory=dict)
+    update_counts: Counter[str] = field(default_factory=Counter)
+
+    def observe_update(self, operation: str, seconds: float) -> None:
+        """Add one weight-update operation (pause, start, update, finish, resume)."""
+        self.update_seconds[operation] = self.update_seconds.get(operation, 0.0) + seconds
+        self.update_counts[operation] += 1
+
+    def text(self, model_name: str) -> str:
+        """Prometheus exposition format, one sample per line."""
+        label = f'model_name="{model_name}"'
+        rows: list[tuple[str, str, str, float]] = [
+            ("vllm:num_requests_running", "gauge", label, self.running),
+            ("vllm:num_requests_waiting", "gauge", label, self.waiting),
+            ("vllm:kv_cache_usage_perc", "gauge", label, self.kv_usage),
+            ("vllm:prompt_tokens_total", "counter", label, self.prompt_tokens),
+            ("vllm:generation_tokens_total", "counter", label, self.generation_tokens),
+            ("vllm:num_preemptions_total", "counter", label, self.preemptions),
+            ("pipelinerl:requests_received_total", "counter", label, self.requests_received),
+            ("pipelinerl:engine_steps_total", "counter", label, self.steps),
+            ("pipelinerl:engine_step_seconds_total", "counter", label, self.step_seconds),
+        ]
+        for reason in ("stop", "length", "abort", "error"):
+            labels = f'{label},finished_reason="{reason}"'
+            rows.append(("vllm:request_success_total", "counter", labels, self.finished[reason]))
+        base = "vllm:rl_weight_update_operation_duration_seconds"
+        for operation, seconds in sorted(self.update_seconds.items()):
+            labels = f'{label},operation="{operation}"'
+            rows.append((f"{base}_sum", "counter", labels, seconds))
+            rows.append((f"{base}_count", "counter", labels, self.update_counts[operation]))
+        lines, typed = [], set()
+        for name, kind, labels, value in rows:
+            if name not in typed:
+                lines.append(f"# TYPE {name} {kind}")
+                typed.add(name)
+            lines.append(f"{name}{{{labels}}} {float(value)!r}")
+        return "\n".join(lines) + "\n"

@@ -1,0 +1,169 @@
+"""The model of an engine: loading, the packed forward over KV slots, and the proof that it is right."""
+
+import json
+from collections.abc import Sequence as SequenceOf
+
+import numpy as np
+import torch
+import transformers
+
+from pipelinerl.inference.embedded.attention import ATTENTION_NAME, PrefillSegment, SlotCache, StepBatch
+from pipelinerl.inference.embedded.protocol import SamplingFields
+from pipelinerl.inference.embedded.scheduler import Chunk, Plan
+from pipelinerl.inference.embedded.sequence import Request
+from pipelinerl.inference.embedded.settings import EngineSettings
+
+# Largest difference of a log-probability between the packed forward and the model's own, at start.
+SELF_CHECK_LIMITS = {torch.float32: 2e-5, torch.bfloat16: 0.25}
+
+
+class UnsupportedModel(ValueError):
+    """The model cannot run on this engine; the message says why."""
+
+
+class PackedModel:
+    """A causal LM whose forward takes one packed step (see `attention`)."""
+
+    def __init__(self, settings: EngineSettings) -> None:
+        self.dtype: torch.dtype = getattr(torch, settings.dtype)
+        transformers.utils.logging.disable_progress_bar()
+        self.module = transformers.AutoModelForCausalLM.from_pretrained(
+            settings.model, dtype=self.dtype, local_files_only=True
+        ).eval()
+        config = self.module.config
+        self.vocab_size: int = config.vocab_size
+        self.eos_ids = _eos_ids(settings, config)
+        _check_config(config, settings)
+        if self.dtype != torch.float32:
+            _use_float32_head(self.module)
+        heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+        head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+        self.cache = SlotCache(
+            config.num_hidden_layers,
+            settings.max_num_seqs,
+            heads,
+            settings.max_model_len,
+            head_size,
+            self.dtype,
+        )
+        self._check_against_plain_forward(min(24, settings.max_model_len), settings.max_num_seqs)
+
+    @torch.inference_mode()
+    def logits(self, plan: Plan, rows: SequenceOf[int]) -> torch.Tensor:
+        """Run one step; float32 logits [len(rows), V] of the packed rows asked for."""
+        chunks = [*plan.decodes, *plan.prefills]
+        ids = np.concatenate([one.sequence.tokens[one.start : one.end] for one in chunks])
+        batch = pack(plan, self.cache)
+        output = self.module(
+            input_ids=torch.from_numpy(ids)[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=torch.as_tensor(rows, dtype=torch.int64),
+            step_batch=batch,
+        )
+        return output.logits[0].float()
+
+    def _check_against_plain_forward(self, length: int, slots: int) -> None:
+        """Refuse a model whose packed, chunked forward differs from its own full forward."""
+        generator = np.random.default_rng(0)
+        prompt = generator.integers(0, self.vocab_size, length).tolist()
+        with torch.inference_mode():
+            expected = self.module(torch.tensor([prompt]), use_cache=False).logits[0].float()
+        self.module.set_attn_implementation(ATTENTION_NAME)
+        cut, last = length // 2, length - 1
+        request = Request("self-check", prompt, SamplingFields(), max_tokens=1, eos_ids=frozenset())
+        (sequence,) = request.sequences
+        sequence.slot = slots - 1
+        pieces = [Plan([], [Chunk(sequence, 0, cut)]), Plan([], [Chunk(sequence, cut, last)])]
+        pieces.append(Plan([Chunk(sequence, last, length)], []))
+        try:
+            found = [
+                self.logits(piece, range(chunk.end - chunk.start))
+                for piece in pieces
+                for chunk in (*piece.decodes, *piece.prefills)
+                if chunk.end > chunk.start
+            ]
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise UnsupportedModel(f"{type(self.module).__name__} cannot use KV slots: {error}") from error
+        difference = (torch.cat(found).log_softmax(-1) - expected.log_softmax(-1)).abs().max().item()
+        limit = SELF_CHECK_LIMITS[self.dtype]
+        if not difference <= limit:
+            raise UnsupportedModel(
+                f"{type(self.module).__name__}: the packed forward differs from the model's own by "
+                f"{difference:.2g} nats, {limit} is allowed; this architecture needs another engine"
+            )
+
+
+def pack(plan: Plan, cache: SlotCache) -> StepBatch:
+    """Slots, positions and masks of one step."""
+    chunks = [*plan.decodes, *plan.prefills]
+    counts = [one.end - one.start for one in chunks]
+    slots = np.repeat([one.sequence.slot for one in chunks], counts)
+    positions = np.concatenate([np.arange(one.start, one.end) for one in chunks])
+    batch = StepBatch(
+        cache=cache,
+        slots=torch.from_numpy(slots),
+        positions=torch.from_numpy(positions),
+        decode_count=len(plan.decodes),
+        decode_span=0,
+        decode_slots=None,
+        decode_length=0,
+        decode_mask=None,
+        prefills=[],
+    )
+    if plan.decodes:
+        _pack_decodes(batch, slots[: len(plan.decodes)], positions[: len(plan.decodes)])
+    row = len(plan.decodes)
+    for chunk, count in zip(plan.prefills, counts[row:], strict=True):
+        mask = None
+        if chunk.start:
+            mask = torch.ones(count, chunk.end, dtype=torch.bool).tril_(chunk.start)
+        slot = chunk.sequence.slot
+        batch.prefills.append(PrefillSegment(row, row + count, slot, chunk.start, chunk.end, mask))
+        row += count
+    return batch
+
+
+def _pack_decodes(batch: StepBatch, slots: np.ndarray, positions: np.ndarray) -> None:
+    batch.decode_span = int(slots.max()) + 1
+    batch.decode_length = int(positions.max()) + 1
+    lasts = np.zeros(batch.decode_span, dtype=np.int64)
+    lasts[slots] = positions
+    mask = np.arange(batch.decode_length) <= lasts[:, None]
+    batch.decode_mask = torch.from_numpy(mask)[:, None, None]
+    if not np.array_equal(slots, np.arange(batch.decode_span)):
+        batch.decode_slots = torch.from_numpy(slots)
+
+
+def _check_config(config: transformers.PreTrainedConfig, settings: EngineSettings) -> None:
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"}:
+        raise UnsupportedModel(f"layers of type {sorted(kinds)}: only full_attention is supported")
+    longest = getattr(config, "max_position_embeddings", None)
+    if longest is not None and settings.max_model_len > longest:
+        raise UnsupportedModel(
+            f"--max-model-len {settings.max_model_len} exceeds the model's {longest} positions; lower it"
+        )
+
+
+def _eos_ids(settings: EngineSettings, config: transformers.PreTrainedConfig) -> frozenset[int]:
+    """End ids of the model's configuration and, where it exists, of its generation configuration."""
+    found = [config.eos_token_id]
+    path = settings.model / "generation_config.json"
+    if path.is_file():
+        found.append(json.loads(path.read_text()).get("eos_token_id"))
+    ids: set[int] = set()
+    for entry in found:
+        ids.update(entry if isinstance(entry, list) else [] if entry is None else [entry])
+    return frozenset(ids)
+
+
+def _use_float32_head(module: torch.nn.Module) -> None:
+    """Compute the logits in float32 even if the weights are not."""
+    head = module.get_output_embeddings()
+
+    def forward(hidden: torch.Tensor) -> torch.Tensor:
+        bias = None if head.bias is None else head.bias.float()
+        return torch.nn.functional.linear(hidden.float(), head.weight.float(), bias)
+
+    head.forward = forward

@@ -1,0 +1,141 @@
+"""A request and its sequences while the engine works on them."""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipelinerl.inference.embedded.protocol import (
+    LOGPROB_FLOOR,
+    Choice,
+    ChoiceLogprobs,
+    SamplingFields,
+    TokenLogprob,
+    VersionSpan,
+)
+
+NO_SLOT = -1
+
+
+@dataclass(slots=True, eq=False)
+class Sequence:
+    """One continuation of a prompt: tokens so far and how many of them are in the KV cache."""
+
+    request: "Request"
+    index: int
+    tokens: np.ndarray
+    """int64 [prompt + max_tokens]; the first `length` entries are valid."""
+    length: int
+    generator: np.random.Generator
+    computed: int = 0
+    """Tokens whose keys and values are in the slot."""
+    slot: int = NO_SLOT
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[list] = field(default_factory=list)
+    """[version, start, end] over output positions."""
+    finish_reason: str | None = None
+    stop_reason: int | None = None
+
+    @property
+    def remaining(self) -> int:
+        """Tokens still to be computed before the next one can be sampled."""
+        return self.length - self.computed
+
+    @property
+    def output_length(self) -> int:
+        """Tokens sampled so far."""
+        return self.length - self.request.prompt_length
+
+    @property
+    def may_end(self) -> bool:
+        """False while `min_tokens` forbids an end token at the next position."""
+        return self.output_length >= self.request.sampling.min_tokens
+
+    def append(self, token: int, logprob: float, version: str) -> None:
+        """Take a sampled token; sets `finish_reason` when it ends the sequence."""
+        position = self.output_length
+        self.tokens[self.length] = token
+        self.length += 1
+        self.logprobs.append(max(logprob, LOGPROB_FLOOR))
+        if self.spans and self.spans[-1][0] == version:
+            self.spans[-1][2] = position + 1
+        else:
+            self.spans.append([version, position, position + 1])
+        request = self.request
+        if token in request.eos_ids:
+            self.finish_reason = "stop"
+        elif token in request.stop_ids:
+            self.finish_reason, self.stop_reason = "stop", token
+        elif position + 1 >= request.max_tokens:
+            self.finish_reason = "length"
+
+    def choice(self) -> Choice:
+        """The answer of this sequence."""
+        ids = self.tokens[self.request.prompt_length : self.length].tolist()
+        logprobs = None
+        if self.request.sampling.logprobs is not None:
+            content = [TokenLogprob(token, value) for token, value in zip(ids, self.logprobs, strict=True)]
+            logprobs = ChoiceLogprobs(content)
+        return Choice(
+            index=self.index,
+            token_ids=ids,
+            finish_reason=self.finish_reason or "abort",
+            stop_reason=self.stop_reason,
+            logprobs=logprobs,
+            weight_versions=[VersionSpan(*span) for span in self.spans],
+        )
+
+
+class Request:
+    """A generate request: its prompt, its sampling values and `n` sequences."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: SequenceOf[int],
+        sampling: SamplingFields,
+        *,
+        max_tokens: int,
+        eos_ids: frozenset[int],
+    ) -> None:
+        self.request_id = request_id
+        self.sampling = sampling
+        self.prompt_length = len(prompt)
+        self.max_tokens = max_tokens
+        self.eos_ids = frozenset() if sampling.ignore_eos else eos_ids
+        self.stop_ids = frozenset(sampling.stop_token_ids or ())
+        self.end_ids = sorted(self.eos_ids | self.stop_ids)
+        self.prompt_scores: list[tuple[float, int]] = []
+        """(logprob, rank) of prompt tokens 1, 2, … as far as they are scored."""
+        self.error: str | None = None
+        self.sequences = [self._sequence(index, prompt) for index in range(sampling.n)]
+
+    def _sequence(self, index: int, prompt: SequenceOf[int]) -> Sequence:
+        tokens = np.zeros(self.prompt_length + self.max_tokens, dtype=np.int64)
+        tokens[: self.prompt_length] = prompt
+        seed = self.sampling.seed
+        # Sequences of one request must differ, yet each must be a function of (seed, index) alone.
+        entropy = None if seed is None else [seed & 0xFFFFFFFFFFFFFFFF, index]
+        generator = np.random.Generator(np.random.SFC64(entropy))
+        return Sequence(self, index, tokens, self.prompt_length, generator)
+
+    @property
+    def finished(self) -> bool:
+        """True when no sequence has anything left to do."""
+        return self.error is not None or all(one.finish_reason for one in self.sequences)
+
+    @property
+    def scores_prompt(self) -> bool:
+        """True when log-probabilities of the prompt were asked for and are not complete yet."""
+        wanted = self.sampling.prompt_logprobs is not None
+        return wanted and len(self.prompt_scores) < self.prompt_length - 1
+
+    def prompt_logprobs(self) -> list[dict | None] | None:
+        """The answer's `prompt_logprobs`: null first, then one id per entry; None if not asked for."""
+        if self.sampling.prompt_logprobs is None:
+            return None
+        ids = self.sequences[0].tokens[1 : self.prompt_length].tolist()
+        entries: list[dict | None] = [None]
+        for token, (logprob, rank) in zip(ids, self.prompt_scores, strict=False):
+            entries.append({str(token): {"logprob": logprob, "rank": rank, "decoded_token": None}})
+        return entries

@@ -1,0 +1,301 @@
+"""The HTTP side of an engine: routes, limits, and the way between the event loop and the engine thread."""
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+
+from pipelinerl.inference.embedded import protocol
+from pipelinerl.inference.embedded.engine import COMMAND_DEADLINE_S, Engine
+from pipelinerl.inference.embedded.model import PackedModel
+from pipelinerl.inference.embedded.protocol import BadRequest
+from pipelinerl.inference.embedded.sequence import Request
+from pipelinerl.inference.embedded.settings import EngineSettings
+from pipelinerl.inference.embedded.update_state import OutOfOrder
+from pipelinerl.inference.embedded.weight_loader import WeightsRefused
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+MAX_BODY_BYTES = 64 * 2**20
+DRAIN_DEADLINE_S = 3600.0
+PAUSE_MODES = ("abort", "keep", "wait")
+
+
+class QueueFull(RuntimeError):
+    """As many sequences wait as may wait (HTTP 503)."""
+
+
+class RequestFailed(RuntimeError):
+    """The engine accepted the request and could not finish it (HTTP 500)."""
+
+
+STATUS: dict[type[Exception], int] = {
+    BadRequest: 400,
+    WeightsRefused: 400,
+    OutOfOrder: 409,
+    RequestFailed: 500,
+    QueueFull: 503,
+}
+
+
+class EngineServer:
+    """An aiohttp application around one engine; `app` is ready to be served."""
+
+    def __init__(self, settings: EngineSettings, model: PackedModel) -> None:
+        self.settings = settings
+        self.failed = asyncio.Event()
+        """Set when the engine thread died; the process should end."""
+        self._loop = asyncio.get_running_loop()
+        self._model = model
+        self.engine = Engine(
+            settings,
+            model,
+            on_finished=lambda requests: self._to_loop(self._deliver, requests),
+            on_failed=lambda _: self._to_loop(self.failed.set),
+        )
+        self._pending: dict[str, asyncio.Future[Request]] = {}
+        self._sequences_in_flight = 0
+        self._capacity = settings.max_num_seqs + settings.max_waiting
+        self.app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
+        self.app.add_routes(self._routes())
+
+    def _routes(self) -> list[web.RouteDef]:
+        return [
+            web.get("/health", self.health),
+            web.get("/metrics", self.metrics),
+            web.get("/v1/models", self.models),
+            web.get("/get_world_size", self.world_size),
+            web.post("/inference/v1/generate", self.generate),
+            web.post("/pause", self.pause),
+            web.post("/resume", self.resume),
+            web.get("/is_paused", self.is_paused),
+            web.post("/abort_requests", self.abort_requests),
+            web.post("/reset_prefix_cache", self.reset_prefix_cache),
+            web.post("/init_weight_transfer_engine", self.init_transfer),
+            web.post("/start_weight_update", self.start_update),
+            web.post("/update_weights", self.update_weights),
+            web.post("/finish_weight_update", self.finish_update),
+            web.get("/weight_info", self.weight_info),
+        ]
+
+    async def health(self, _: web.Request) -> web.Response:
+        """200 while the engine can generate, 503 when it cannot any more."""
+        return web.Response(status=200 if self.engine.healthy else 503)
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        """Prometheus text."""
+        return web.Response(text=self.engine.metrics.text(self.settings.served_model_name))
+
+    async def models(self, _: web.Request) -> web.Response:
+        """The one model, with its context length."""
+        name = self.settings.served_model_name
+        card = {"id": name, "object": "model", "root": name, "max_model_len": self.settings.max_model_len}
+        return _json({"object": "list", "data": [card]})
+
+    async def world_size(self, _: web.Request) -> web.Response:
+        """One process holds the whole model."""
+        return _json({"world_size": 1})
+
+    async def generate(self, http: web.Request) -> web.Response:
+        """Token ids in, token ids, log-probabilities and weight versions out."""
+        self.engine.metrics.requests_received += 1
+        request = self._accept(protocol.parse(await http.read(), protocol.GenerateFields))
+        created = int(time.time())
+        future: asyncio.Future[Request] = self._loop.create_future()
+        self._pending[request.request_id] = future
+        self._sequences_in_flight += len(request.sequences)
+        self.engine.submit(request)
+        try:
+            # No deadline here: the client's is the only one that knows what the answer is worth, and a
+            # closed connection cancels this handler.
+            await future
+        except asyncio.CancelledError:
+            self.engine.abort([request.request_id])
+            raise
+        finally:
+            del self._pending[request.request_id]
+            self._sequences_in_flight -= len(request.sequences)
+        if request.error:
+            raise RequestFailed(request.error)
+        return _json(self._answer(request, created))
+
+    async def pause(self, http: web.Request) -> web.Response:
+        """Stop between two steps; what happens to running requests depends on mode and clear_cache."""
+        query = _query(http, "mode", "clear_cache")
+        mode = query.get("mode", "abort")
+        if mode not in PAUSE_MODES:
+            raise BadRequest(f"mode {mode!r} is unknown; use one of {', '.join(PAUSE_MODES)}")
+        clear_cache = _boolean(query, "clear_cache", default=True)
+        with self._timed("pause"):
+            done = await _engine_wait(self.engine.pause(mode, clear_cache), "pause")
+            await _engine_wait(done, "drain before a pause", DRAIN_DEADLINE_S)
+        return _json({"status": "paused"})
+
+    async def resume(self, http: web.Request) -> web.Response:
+        """Go on where the engine stopped."""
+        _query(http)
+        with self._timed("resume"):
+            await _engine_wait(self.engine.resume(), "resume")
+        return _json({"status": "resumed"})
+
+    async def is_paused(self, _: web.Request) -> web.Response:
+        """Whether sampling is stopped."""
+        return _json({"is_paused": not self.engine.update.serving})
+
+    async def abort_requests(self, http: web.Request) -> web.Response:
+        """End requests with reason `abort`; they answer with what they have."""
+        fields = protocol.parse(await http.read(), protocol.AbortFields)
+        count = await _engine_wait(self.engine.abort(fields.request_ids), "abort_requests")
+        return _json({"status": "aborted", "aborted": count})
+
+    async def reset_prefix_cache(self, http: web.Request) -> web.Response:
+        """There is no prefix cache, so there is never anything stale in it."""
+        _boolean(_query(http, "reset_running_requests"), "reset_running_requests", default=False)
+        return _json({"success": True})
+
+    async def init_transfer(self, http: web.Request) -> web.Response:
+        """The file transport has nothing to agree on."""
+        protocol.parse(await http.read(), protocol.InitFields)
+        await _engine_wait(self.engine.transition(lambda state: state.init()), "init_weight_transfer_engine")
+        return _json({"message": "Weight transfer initialized"})
+
+    async def start_update(self, http: web.Request) -> web.Response:
+        """An update begins."""
+        protocol.parse(await http.read(), protocol.NoFields)
+        with self._timed("start"):
+            await _engine_wait(self.engine.transition(lambda state: state.start()), "start_weight_update")
+        return _json({"message": "Weight update started"})
+
+    async def update_weights(self, http: web.Request) -> web.Response:
+        """Answers after the weights are in place, or without any change when the file is not right."""
+        info = protocol.parse(await http.read(), protocol.UpdateFields).update_info
+        protocol.version_number(info.version)
+        with self._timed("update"):
+            await asyncio.to_thread(self.engine.load_weights, info)
+        return _json({"message": "Weights updated"})
+
+    async def finish_update(self, http: web.Request) -> web.Response:
+        """The label changes."""
+        version = protocol.parse(await http.read(), protocol.FinishFields).weight_version
+        protocol.version_number(version)
+        with self._timed("finish"):
+            await _engine_wait(
+                self.engine.transition(lambda state: state.finish(version)), "finish_weight_update"
+            )
+        return _json({"message": "Weight update finished"})
+
+    async def weight_info(self, _: web.Request) -> web.Response:
+        """Label in force and where the engine stands in an update."""
+        update = self.engine.update
+        return _json({"weight_version": update.version, "state": str(update.state)})
+
+    def _accept(self, fields: protocol.GenerateFields) -> Request:
+        """Checks and limits of section "requests"; raises BadRequest or QueueFull."""
+        settings = self.settings
+        if fields.model not in (None, settings.served_model_name):
+            raise BadRequest(f"model {fields.model!r} is not served; this is {settings.served_model_name!r}")
+        max_tokens = protocol.check_generate(
+            fields,
+            max_model_len=settings.max_model_len,
+            max_num_seqs=settings.max_num_seqs,
+            vocab_size=self._model.vocab_size,
+        )
+        request_id = fields.request_id or uuid.uuid4().hex
+        if request_id in self._pending:
+            raise BadRequest(f"request_id {request_id!r} is in flight already; ids must be unique")
+        if not self.engine.healthy:
+            raise QueueFull("the engine cannot generate any more")
+        if self._sequences_in_flight + fields.sampling_params.n > self._capacity:
+            raise QueueFull(f"{settings.max_waiting} sequences are waiting already; try again later")
+        return Request(
+            request_id,
+            fields.token_ids,
+            fields.sampling_params,
+            max_tokens=max_tokens,
+            eos_ids=self._model.eos_ids,
+        )
+
+    def _answer(self, request: Request, created: int) -> protocol.GenerateAnswer:
+        choices = [one.choice() for one in request.sequences]
+        sampled = sum(len(one.token_ids) for one in choices)
+        total = request.prompt_length + sampled
+        return protocol.GenerateAnswer(
+            request_id=request.request_id,
+            model=self.settings.served_model_name,
+            created=created,
+            choices=choices,
+            usage=protocol.Usage(request.prompt_length, sampled, total),
+            prompt_logprobs=request.prompt_logprobs(),
+        )
+
+    def _deliver(self, requests: list[Request]) -> None:
+        for request in requests:
+            future = self._pending.get(request.request_id)
+            if future is not None and not future.done():
+                future.set_result(request)
+
+    def _to_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
+        """From the engine thread; a loop that is closing needs no results any more."""
+        if not self._loop.is_closed():
+            self._loop.call_soon_threadsafe(callback, *arguments)
+
+    def _timed(self, operation: str) -> "_Timer":
+        return _Timer(lambda seconds: self.engine.metrics.observe_update(operation, seconds))
+
+
+class _Timer:
+    """Reports the seconds between entering and a leave without an error."""
+
+    def __init__(self, report: Callable[[float], None]) -> None:
+        self._report = report
+
+    def __enter__(self) -> None:
+        self._started = time.perf_counter()
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None:
+            self._report(time.perf_counter() - self._started)
+
+
+async def _engine_wait(future: Future[T], name: str, deadline_s: float = COMMAND_DEADLINE_S) -> T:
+    """Result of a command of the engine thread; RequestFailed names the wait when the deadline passes."""
+    try:
+        return await asyncio.wait_for(asyncio.wrap_future(future), deadline_s)
+    except TimeoutError:
+        raise RequestFailed(f"{name}: the engine thread did not answer within {deadline_s:g} s") from None
+
+
+@web.middleware
+async def _errors_as_json(
+    request: web.Request, handler: Callable[[web.Request], Awaitable[web.StreamResponse]]
+) -> web.StreamResponse:
+    try:
+        return await handler(request)
+    except tuple(STATUS) as error:
+        status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
+        return _json({"error": {"message": str(error), "type": type(error).__name__, "code": status}}, status)
+
+
+def _json(value: Any, status: int = 200) -> web.Response:
+    return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _query(http: web.Request, *known: str) -> dict[str, str]:
+    """Query arguments; BadRequest for one that the route does not know."""
+    for key in http.query:
+        if key not in known:
+            raise BadRequest(f"{http.path} has no argument {key!r}; known: {', '.join(known) or 'none'}")
+    return dict(http.query)
+
+
+def _boolean(query: dict[str, str], key: str, *, default: bool) -> bool:
+    text = query.get(key, str(default)).lower()
+    if text not in ("true", "false", "1", "0"):
+        raise BadRequest(f"{key}={query[key]!r} is not a boolean; send true or false")
+    return text in ("true", "1")

@@ -1,0 +1,96 @@
+"""The order of a weight update: serving, paused, updating, paused, serving. Pure; no I/O.
+
+A call out of order raises OutOfOrder (HTTP 409). A refused file leaves the old weights whole: the engine may
+be resumed with them, and only then can another update start. A copy that fails half way breaks the engine for
+good.
+"""
+
+from enum import StrEnum
+
+UNVERSIONED = "default"
+
+
+class OutOfOrder(RuntimeError):
+    """The call does not fit the state of the engine (HTTP 409)."""
+
+
+class State(StrEnum):
+    """Where the engine stands; tokens are sampled in SERVING only."""
+
+    SERVING = "serving"
+    PAUSED = "paused"
+    UPDATING = "updating"
+    LOADING = "loading"
+    LOADED = "loaded"
+    REFUSED = "refused"
+    BROKEN = "broken"
+
+
+class UpdateState:
+    """State and version label; one method per call, each checks that it is in order."""
+
+    def __init__(self) -> None:
+        self.state = State.SERVING
+        self.version = UNVERSIONED
+        self.initialised = False
+        self._loading_version = UNVERSIONED
+
+    @property
+    def serving(self) -> bool:
+        """True while tokens may be sampled."""
+        return self.state is State.SERVING
+
+    def pause(self) -> None:
+        """Serving or already paused; a refused update stays noted."""
+        self._require("pause", State.SERVING, State.PAUSED, State.REFUSED)
+        if self.state is State.SERVING:
+            self.state = State.PAUSED
+
+    def resume(self) -> None:
+        """Back to serving; harmless when serving already."""
+        self._require("resume", State.SERVING, State.PAUSED, State.REFUSED)
+        self.state = State.SERVING
+
+    def init(self) -> None:
+        """The transport is agreed on; may be repeated by a new publisher."""
+        self._require("init_weight_transfer_engine", State.SERVING, State.PAUSED)
+        self.initialised = True
+
+    def start(self) -> None:
+        """An update begins; needs a pause and the transport."""
+        if not self.initialised:
+            raise OutOfOrder("start_weight_update before init_weight_transfer_engine; call that first")
+        self._require("start_weight_update", State.PAUSED)
+        self.state = State.UPDATING
+
+    def loading(self, version: str) -> None:
+        """The weights of `version` are being read; versions only grow."""
+        self._require("update_weights", State.UPDATING)
+        if self.version != UNVERSIONED and int(version) < int(self.version):
+            raise OutOfOrder(f"weight version {version} is older than {self.version}; versions only grow")
+        self.state, self._loading_version = State.LOADING, version
+
+    def loaded(self) -> None:
+        """Every tensor of the announced version is in place."""
+        self._require("update_weights", State.LOADING)
+        self.state = State.LOADED
+
+    def refused(self) -> None:
+        """The weights were refused before any tensor changed."""
+        self.state = State.REFUSED
+
+    def broken(self) -> None:
+        """Tensors changed only in part; nothing is served any more."""
+        self.state = State.BROKEN
+
+    def finish(self, version: str) -> None:
+        """The label changes, after the last tensor and before resume."""
+        self._require("finish_weight_update", State.LOADED)
+        if version != self._loading_version:
+            raise OutOfOrder(f"finish_weight_update {version}, but {self._loading_version} was loaded")
+        self.state, self.version = State.PAUSED, version
+
+    def _require(self, call: str, *states: State) -> None:
+        if self.state not in states:
+            allowed = " or ".join(states)
+            raise OutOfOrder(f"{call} while {self.state}; allowed while {allowed}")

@@ -1,0 +1,74 @@
+"""Reading a weight file, checking all of it, and copying it over the weights in use."""
+
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load as load_safetensors
+
+from pipelinerl.inference.embedded.protocol import FileUpdateInfo
+from pipelinerl.weights.checksum import checksum
+
+
+class WeightsRefused(ValueError):
+    """The file is not what was announced or does not fit the model; no tensor has changed."""
+
+
+class WeightLoader:
+    """Knows the distinct parameters of a model; a tied head is one parameter and is sent once."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        self._module = module
+        # named_parameters names each distinct tensor once, under its first name.
+        self._parameters = dict(module.named_parameters())
+
+    def read(self, info: FileUpdateInfo) -> dict[str, torch.Tensor]:
+        """All tensors of the file, checked against size, checksum, names, shapes and dtypes.
+
+        Raises WeightsRefused with the first mismatch. The tensors live in memory of their own.
+        """
+        path = Path(info.path)
+        try:
+            data = path.read_bytes()
+        except OSError as error:
+            raise WeightsRefused(f"{path} cannot be read: {error}") from None
+        if len(data) != info.bytes:
+            raise WeightsRefused(f"{path} has {len(data)} bytes, {info.bytes} were announced")
+        found = checksum(data)
+        if found != info.checksum:
+            raise WeightsRefused(f"{path} has checksum {found}, {info.checksum} was announced")
+        try:
+            tensors = load_safetensors(data)
+        except SafetensorError as error:
+            raise WeightsRefused(f"{path} is not a safetensors file: {error}") from None
+        self._check(tensors)
+        return tensors
+
+    def _check(self, tensors: dict[str, torch.Tensor]) -> None:
+        missing = sorted(self._parameters.keys() - tensors.keys())
+        extra = sorted(tensors.keys() - self._parameters.keys())
+        if missing or extra:
+            raise WeightsRefused(
+                f"names differ from the model's: missing {_some(missing)}, not in the model {_some(extra)}"
+            )
+        for name, parameter in self._parameters.items():
+            tensor = tensors[name]
+            if tensor.shape != parameter.shape or tensor.dtype != parameter.dtype:
+                raise WeightsRefused(
+                    f"{name} is {tensor.dtype} {tuple(tensor.shape)}, "
+                    f"the model has {parameter.dtype} {tuple(parameter.shape)}"
+                )
+
+    @torch.no_grad()
+    def copy(self, tensors: dict[str, torch.Tensor]) -> None:
+        """Overwrite every parameter in place and restore ties; call between two steps only."""
+        for name, parameter in self._parameters.items():
+            parameter.copy_(tensors[name])
+        # In-place copies keep ties; this repairs a model whose head is a copy that should be tied.
+        self._module.tie_weights()
+
+
+def _some(names: list[str]) -> str:
+    return (
+        "none" if not names else ", ".join(names[:3]) + (f" and {len(names) - 3} more" if names[3:] else "")
+    )

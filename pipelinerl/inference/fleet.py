@@ -1,0 +1,259 @@
+"""Several engines behind one `generate`: who is in rotation, who is least busy, and trying again elsewhere.
+
+An engine leaves rotation when it fails a request, stalls, or is not healthy, and comes back when its health
+check passes and its weights are not older than the version announced. A request that an engine lost starts
+again from the prompt; its partial output is discarded.
+"""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+
+import aiohttp
+import numpy as np
+
+from pipelinerl.inference.client import (
+    AbortedCompletion,
+    Deadlines,
+    EngineClient,
+    EngineError,
+    EngineUnavailable,
+    Generation,
+    RequestCounts,
+    SamplingParams,
+)
+
+log = logging.getLogger(__name__)
+MAX_TRIES = 8
+BACKOFF_S = (0.05, 2.0)
+"""First and longest pause before a request goes to an engine that was busy or aborted it."""
+
+
+class StallWatch:
+    """Decides, from counters seen over time, whether an engine has stopped producing. Pure."""
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._tokens = -1.0
+        self._since = 0.0
+
+    def stalled(self, running: float, tokens: float, now: float) -> bool:
+        """True when requests have been running for `stall_s` without a new token; call it regularly."""
+        if tokens != self._tokens or running == 0:
+            self._tokens, self._since = tokens, now
+        return now - self._since >= self._stall_s
+
+
+class _Member:
+    """One engine as the fleet sees it."""
+
+    def __init__(self, client: EngineClient) -> None:
+        self.client = client
+        self.in_rotation = False
+        self.calls: set[asyncio.Task[Generation]] = set()
+        self.watch = StallWatch(client.deadlines.stall_s)
+        self.problem = "not checked yet"
+        """Why it is out of rotation, for messages."""
+
+
+class Fleet:
+    """Spreads requests over engines; use as an async context manager, or call `start` and `close`."""
+
+    def __init__(
+        self,
+        urls: Sequence[str],
+        session: aiohttp.ClientSession,
+        deadlines: Deadlines | None = None,
+        *,
+        announced_version: Callable[[], int | None] = lambda: None,
+    ) -> None:
+        """`announced_version`: the newest version announced to this process, None before the first."""
+        if not urls:
+            raise ValueError("a fleet needs at least one engine URL")
+        self.counts = RequestCounts()
+        self.deadlines = deadlines or Deadlines()
+        self._announced = announced_version
+        self._members = [
+            _Member(
+                EngineClient(
+                    url,
+                    session,
+                    deadlines=self.deadlines,
+                    counts=self.counts,
+                    announced_version=announced_version,
+                )
+            )
+            for url in urls
+        ]
+        self._changed = asyncio.Condition()
+        self._monitor: asyncio.Task[None] | None = None
+
+    async def __aenter__(self) -> "Fleet":
+        await self.start()
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.close()
+
+    async def start(self) -> None:
+        """Check every engine once and begin to watch them."""
+        if self._monitor is None:
+            await self._check_all()
+            self._monitor = asyncio.create_task(self._watch(), name="engine health")
+
+    async def close(self) -> None:
+        """Stop watching; requests in flight are cancelled."""
+        if self._monitor is not None:
+            self._monitor.cancel()
+            await asyncio.gather(self._monitor, return_exceptions=True)
+            self._monitor = None
+        calls = [call for member in self._members for call in member.calls]
+        for call in calls:
+            call.cancel()
+        await asyncio.gather(*calls, return_exceptions=True)
+
+    @property
+    def in_rotation(self) -> list[str]:
+        """URLs of the engines that take requests now."""
+        return [member.client.base_url for member in self._members if member.in_rotation]
+
+    @property
+    def in_flight(self) -> int:
+        """Requests waiting for an answer."""
+        return sum(len(member.calls) for member in self._members)
+
+    async def wait_ready(self, deadline_s: float) -> None:
+        """Until one engine is in rotation; EngineUnavailable with each engine's problem at the deadline."""
+        await self._pick(time.monotonic() + deadline_s)
+
+    async def generate(
+        self,
+        token_ids: Sequence[int] | np.ndarray,
+        sampling: SamplingParams,
+        request_id: str | None = None,
+    ) -> Generation:
+        """One continuation from the least busy engine; tries others, from the prompt, when one is lost.
+
+        Raises EngineRequestError at once, EngineUnavailable or AbortedCompletion after the last try or when
+        `generate_s` has passed.
+        """
+        deadline = time.monotonic() + self.deadlines.generate_s
+        tries, counted, pause = 0, 0, BACKOFF_S[0]
+        while True:
+            member = await self._pick(deadline)
+            tries += 1
+            try:
+                # An engine may still hold the id of a try that was lost.
+                name = request_id if request_id is None or tries == 1 else f"{request_id}-try{tries}"
+                remaining = max(0.001, deadline - time.monotonic())
+                generation = await self._call(member, token_ids, sampling, name, remaining)
+                generation.tries = tries
+                return generation
+            except (EngineUnavailable, AbortedCompletion) as error:
+                reason = error.reason if isinstance(error, EngineUnavailable) else "abort"
+                counted += reason != "busy"  # a full queue is no fault of the request
+                if counted >= MAX_TRIES or time.monotonic() >= deadline:
+                    raise
+                self.counts.retries[reason] += 1
+                if reason in ("busy", "abort"):
+                    await asyncio.sleep(pause)
+                    pause = min(2 * pause, BACKOFF_S[1])
+                else:
+                    self._leave(member, str(error))
+
+    async def _call(
+        self,
+        member: _Member,
+        token_ids: Sequence[int] | np.ndarray,
+        sampling: SamplingParams,
+        request_id: str | None,
+        deadline_s: float,
+    ) -> Generation:
+        """One request as a task of its own, so that a stalled engine can be given up by the watch."""
+        call = asyncio.create_task(
+            member.client.generate(token_ids, sampling, request_id, deadline_s=deadline_s)
+        )
+        member.calls.add(call)
+        try:
+            return await call
+        except asyncio.CancelledError:
+            current = asyncio.current_task()
+            if current is not None and current.cancelling():
+                raise
+            raise EngineUnavailable(
+                member.client.base_url, "stalled", f"no token for {self.deadlines.stall_s:g} s"
+            ) from None
+        finally:
+            call.cancel()
+            member.calls.discard(call)
+
+    async def _pick(self, deadline: float) -> _Member:
+        """The engine in rotation with the fewest requests; waits for one until `deadline`."""
+        async with self._changed:
+            try:
+                async with asyncio.timeout_at(
+                    deadline - time.monotonic() + asyncio.get_running_loop().time()
+                ):
+                    while not any(member.in_rotation for member in self._members):
+                        await self._changed.wait()
+            except TimeoutError:
+                problems = "; ".join(f"{one.client.base_url}: {one.problem}" for one in self._members)
+                raise EngineUnavailable(
+                    "fleet", "no_engine", f"wait for an engine in rotation passed its deadline ({problems})"
+                ) from None
+        return min((one for one in self._members if one.in_rotation), key=lambda one: len(one.calls))
+
+    def _leave(self, member: _Member, problem: str) -> None:
+        if member.in_rotation:
+            log.warning("engine %s leaves rotation: %s", member.client.base_url, problem)
+        member.in_rotation, member.problem = False, problem
+
+    async def _enter(self, member: _Member) -> None:
+        log.info("engine %s is in rotation", member.client.base_url)
+        async with self._changed:
+            member.in_rotation, member.problem = True, ""
+            self._changed.notify_all()
+
+    async def _watch(self) -> None:
+        while True:
+            await asyncio.sleep(self.deadlines.health_interval_s)
+            await self._check_all()
+
+    async def _check_all(self) -> None:
+        await asyncio.gather(*(self._check(member) for member in self._members))
+
+    async def _check(self, member: _Member) -> None:
+        """Move one engine in or out of rotation."""
+        try:
+            problem = await self._problem(member)
+        except EngineError as error:
+            problem = str(error)
+        if problem:
+            self._leave(member, problem)
+        elif not member.in_rotation:
+            await self._enter(member)
+
+    async def _problem(self, member: _Member) -> str:
+        client = member.client
+        if not await client.health():
+            return "health check failed"
+        if client.max_model_len is None:
+            await client.load_model_info()
+        announced = self._announced()
+        version = await client.weight_version() if announced is not None else None
+        if version is not None and announced is not None and version < announced:
+            return f"has weights {version}, announced are {announced}"
+        metrics = await client.metrics()
+        running = metrics.get("vllm:num_requests_running", 0.0)
+        tokens = metrics.get("vllm:generation_tokens_total", 0.0) + metrics.get(
+            "vllm:prompt_tokens_total", 0.0
+        )
+        if member.watch.stalled(running, tokens, time.monotonic()):
+            for call in list(member.calls):
+                call.cancel()
+            return f"no new token for {self.deadlines.stall_s:g} s with {running:g} requests running"
+        return ""

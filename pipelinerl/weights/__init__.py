@@ -1,0 +1,1 @@
+"""Publishing weights: one protocol (`publisher`), transports behind one interface, the parity check."""

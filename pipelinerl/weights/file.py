@@ -1,0 +1,63 @@
+"""The file transport: safetensors written beside, then renamed; engines read it by path."""
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from pipelinerl.weights.base import NamedTensor, StagedUpdate
+from pipelinerl.weights.checksum import checksum
+
+VERSIONS_KEPT = 2
+
+
+class FileTransport:
+    """Writes each version to `directory`, in `dtype`; works for any engine that sees the same file system."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
+        self.directory = directory
+        self.dtype = dtype
+        self._written: list[Path] = []
+
+    def init_info(self, world_sizes: list[int]) -> list[dict[str, Any]]:
+        """Nothing to agree on."""
+        return [{} for _ in world_sizes]
+
+    def join(self, deadline_s: float) -> None:
+        """No rendezvous."""
+
+    def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
+        """Write the version's file; names must be distinct parameters (no ties)."""
+        with torch.no_grad():
+            tensors = {
+                name: tensor.detach().to(device="cpu", dtype=self.dtype).contiguous()
+                for name, tensor in named_tensors
+            }
+        data = save(tensors)
+        path = self.directory / f"weights-{version:08d}.safetensors"
+        beside = path.with_suffix(".partial")
+        beside.write_bytes(data)
+        os.replace(beside, path)
+        self._keep(path)
+        info = {"path": str(path), "version": str(version), "bytes": len(data), "checksum": checksum(data)}
+        layout = {name: (tuple(one.shape), str(one.dtype)) for name, one in tensors.items()}
+        return StagedUpdate(info, len(data), layout)
+
+    def send(self, staged: StagedUpdate, deadline_s: float) -> None:
+        """The engines read the file themselves."""
+
+    def close(self) -> None:
+        """Remove what was written."""
+        for path in self._written:
+            path.unlink(missing_ok=True)
+        self._written.clear()
+
+    def _keep(self, path: Path) -> None:
+        if path in self._written:
+            self._written.remove(path)
+        self._written.append(path)
+        while len(self._written) > VERSIONS_KEPT:
+            self._written.pop(0).unlink(missing_ok=True)
