@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
+_ours: list[logging.Handler] = []
 
 
 def log_path(output_dir: Path, role: str, process: str = "") -> Path:
@@ -27,14 +28,16 @@ def setup_logging(output_dir: Path, role: str, process: str = "", level: str = "
     path.parent.mkdir(parents=True, exist_ok=True)
     root = logging.getLogger()
     for handler in list(root.handlers):
-        if getattr(handler, "pipelinerl", False):
+        if handler in _ours:
             root.removeHandler(handler)
             handler.close()
+    _ours.clear()
     console = logging.StreamHandler(sys.stderr)
     console.setLevel(logging.WARNING)
-    for handler in (logging.FileHandler(path, mode="a", encoding="utf-8"), console):
+    handlers: list[logging.Handler] = [logging.FileHandler(path, mode="a", encoding="utf-8"), console]
+    for handler in handlers:
         handler.setFormatter(logging.Formatter(_FORMAT))
-        handler.pipelinerl = True  # type: ignore[attr-defined]
+        _ours.append(handler)
         root.addHandler(handler)
     root.setLevel(number)
     # One line per request or per file would bury everything else.

@@ -276,7 +276,7 @@ class FileReader(StreamReader):
 
 
 class FilesBackend:
-    """`segment_bytes`: size from which on a new segment is begun. `use_inotify`: None decides by file system."""
+    """`segment_bytes`: size from which a new segment is begun. `use_inotify`: None decides by file system."""
 
     def __init__(self, segment_bytes: int = SEGMENT_BYTES, use_inotify: bool | None = None) -> None:
         if segment_bytes < 1:

@@ -1,13 +1,12 @@
 """One record as bytes: a header, a msgpack skeleton, and the arrays behind it, each on an 8-byte boundary.
 
-    magic "PRL" | format version u8 | payload length u64 | skeleton length u32 | payload crc32 u32 | header
-    crc32 u32
+    magic "PRL" | version u8 | payload length u64 | skeleton length u32 | payload crc32 u32 | header crc32 u32
 
-All integers are little-endian; the payload is the skeleton, zero padding, and the arrays in the order in which
-the skeleton names them. An array is named by a msgpack extension that holds its dtype and shape. Arrays are
-neither copied into the msgpack bytes nor copied out again: encoding hands out views for `writev`, decoding
-returns views of the buffer that was read. The header has its own checksum so that a damaged length is told
-apart from a record whose tail has not been written yet. No pickle is ever read or written.
+All integers are little-endian; the payload is the skeleton, zero padding, and the arrays in the order in
+which the skeleton names them. An array is named by a msgpack extension that holds its dtype and shape.
+Arrays are neither copied into the msgpack bytes nor copied out again: encoding hands out views for
+`writev`, decoding returns views of the buffer that was read. The header has its own checksum so that a
+damaged length is told apart from a record whose tail has not been written yet. No pickle is read or written.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The two file formats of a segment, records and JSON lines: encode one, read one at a position, step over one.
+"""The two formats of a segment, records and JSON lines: encode one, read one at a position, step over one.
 
 `read_at` and `skip_at` return None while the record at that position is not complete.
 """
@@ -63,7 +63,7 @@ class RecordFormat:
         if length > _LARGE and os.fstat(fd).st_size < start + length:
             return None
         # Uninitialised memory: a bytearray would be filled with zeros first.
-        payload = memoryview(np.empty(length, np.uint8))
+        payload = np.empty(length, np.uint8).data
         filled = 0
         while filled < length:
             count = os.preadv(fd, [payload[filled:]], start + filled)

@@ -106,7 +106,7 @@ class DirectoryWatch:
         loop = asyncio.get_running_loop()
         changed: asyncio.Future[None] = loop.create_future()
         descriptor = self._inotify.fileno()
-        loop.add_reader(descriptor, lambda: changed.done() or changed.set_result(None))
+        loop.add_reader(descriptor, _resolve, changed)
         try:
             await asyncio.wait({changed}, timeout=min(timeout_s, BACKSTOP_S))
         finally:
@@ -122,6 +122,11 @@ class DirectoryWatch:
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None
+
+
+def _resolve(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def _open_inotify(directory: Path) -> inotify_simple.INotify | None:
