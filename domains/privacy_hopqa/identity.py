@@ -45,9 +45,10 @@ def alias_set(hit: Mapping[str, Any]) -> set[str]:
 
 def matches_gold(hit_or_values: Mapping[str, Any] | Iterable[str] | str, gold_values: Iterable[str]) -> bool:
     """Whether a hit, or a document given by its values, is one that `gold_values` name."""
-    is_hit = isinstance(hit_or_values, Mapping)
-    found = alias_set(hit_or_values) if is_hit else value_aliases(hit_or_values)
-    return not found.isdisjoint(value_aliases(gold_values))
+    gold = value_aliases(gold_values)
+    if isinstance(hit_or_values, Mapping):
+        return not gold.isdisjoint(alias_set(hit_or_values))
+    return not gold.isdisjoint(value_aliases(hit_or_values))
 
 
 def value_aliases(values: Iterable[str] | str) -> set[str]:

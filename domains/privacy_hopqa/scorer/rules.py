@@ -12,8 +12,8 @@ from domains.privacy_hopqa.answers import Token, tokenize
 from retrieval_server.bm25 import tokens
 
 _STOPWORDS = """
-a an and are as at be by for from has have in is it of on or that the this to was were what when where which who
-whose why with how much many did does do percentage percent number amount share rate name
+a an and are as at be by for from has have in is it of on or that the this to was were what when where which
+who whose why with how much many did does do percentage percent number amount share rate name
 """
 STOPWORDS = frozenset(_STOPWORDS.split())
 _KEY_CHARS = 6
