@@ -7,7 +7,7 @@ A domain subclasses `BaseDomain`, overrides what it needs and names the object i
 from __future__ import annotations
 
 import importlib
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -61,7 +61,8 @@ class Domain(Protocol):
     def checkpoint(self) -> dict[str, Any]: ...
     def restore(self, state: dict[str, Any]) -> None: ...
     def report(self, output_dir: Path) -> list[ReportSection]: ...
-    def demonstrations(self, seed: int, **options: Any) -> Iterator[Any]: ...
+    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]: ...
+    def vocabulary(self) -> Sequence[str]: ...
 
 
 class BaseDomain:
@@ -99,9 +100,16 @@ class BaseDomain:
         """Sections for the final report, from the files of a finished run."""
         return []
 
-    def demonstrations(self, seed: int, **options: Any) -> Iterator[Any]:
-        """Supervised examples for `pipelinerl.bootstrap`. Raises NotImplementedError without any."""
+    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
+        """`pipelinerl.bootstrap.demonstrations.Demonstration`s of one world, the same for equal arguments.
+
+        `phase` is the name of one of `bootstrap.phases`. Raises NotImplementedError without any.
+        """
         raise NotImplementedError(f"{type(self).__name__} has no demonstrations")
+
+    def vocabulary(self) -> Sequence[str]:
+        """Pieces of the domain's formats that a tokenizer trained for it keeps whole."""
+        return ()
 
 
 def resolve_dotted(path: str, key: str) -> Any:

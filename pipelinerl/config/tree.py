@@ -7,6 +7,7 @@ from typing import Any
 from pydantic import Field, model_validator
 
 from pipelinerl.config.base import OpenSection
+from pipelinerl.config.bootstrap import BootstrapConfig
 from pipelinerl.config.errors import suggestion
 from pipelinerl.config.finetune import FinetuneConfig, FsdpConfig
 from pipelinerl.config.machine import (
@@ -112,6 +113,8 @@ class Config(OpenSection):
     """Weights & Biases."""
     debug: DebugConfig = DebugConfig()
     """Partial runs."""
+    bootstrap: BootstrapConfig = BootstrapConfig()
+    """Recipe of a small model made from scratch."""
     attempt: int = Field(0, ge=0)
     """How often this run has been started before; written by the launcher."""
     jobs: list[Job] = []

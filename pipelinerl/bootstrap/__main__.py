@@ -1,0 +1,76 @@
+"""Make a small model: `python -m pipelinerl.bootstrap +domain=NAME [bootstrap.out=DIR key=value ...]`."""
+
+from __future__ import annotations
+
+import os
+import sys
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.config import Config, ConfigError
+from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.files import typed
+from pipelinerl.domain import load_domain
+
+
+def demonstrations_of(hooks: str, tree: dict[str, Any], seed: int, phase: str) -> list[Demonstration]:
+    """The demonstrations of a domain; a function of plain values, so that worker processes can call it."""
+    return list(load_domain(hooks).demonstrations(OmegaConf.create(tree), seed, phase))
+
+
+def main(argv: list[str]) -> int:
+    """Run the recipe; exit status 1 when a gate is missed, 2 for bad input."""
+    try:
+        tree = compose(Request(overrides=argv)).tree
+        cfg = typed(tree)
+        if cfg.domain_hooks is None or not cfg.bootstrap.phases:
+            raise ConfigError(
+                "bootstrap needs a domain with demonstrations: +domain=NAME with bootstrap.phases"
+            )
+    except ConfigError as error:
+        print(f"bootstrap: {error}", file=sys.stderr)
+        return 2
+    plain = OmegaConf.to_container(tree, resolve=True)
+    return _run(cfg, partial(demonstrations_of, cfg.domain_hooks, plain))
+
+
+def _run(cfg: Config, source: Any) -> int:
+    import torch
+
+    from pipelinerl.bootstrap.model import ModelShape
+    from pipelinerl.bootstrap.recipe import Phase, Recipe, run
+
+    torch.set_num_threads(cfg.hardware.threads_per_process)
+    spec = cfg.bootstrap
+    recipe = Recipe(
+        seed=spec.seed,
+        vocab_size=spec.vocab_size,
+        added_tokens=tuple(load_domain(cfg.domain_hooks).vocabulary()),
+        tokenizer_texts=spec.tokenizer_texts,
+        shape=ModelShape(**spec.shape.model_dump()),
+        phases=[Phase(**phase.model_dump()) for phase in spec.phases],
+        pack_tokens=spec.pack_tokens,
+        learning_rate=spec.learning_rate,
+        weight_decay=spec.weight_decay,
+        workers=spec.workers or max(1, (os.cpu_count() or 2) - 1),
+        gate_demonstrations=spec.gate_demonstrations,
+        gates=spec.gates,
+    )
+    out = Path(spec.out or f"results/bootstrap/{cfg.domain_name}")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    results = run(recipe, source, out, device=device, log=partial(print, flush=True))
+    print(f"\n{'skill':<16}{'accuracy':>9}{'gate':>7}{'n':>7}")
+    for result in results:
+        gate = "" if result.minimum is None else f"{result.minimum:.2f}"
+        mark = "" if result.passed else "  missed"
+        print(f"{result.kind:<16}{result.accuracy:>9.3f}{gate:>7}{result.count:>7}{mark}")
+    print(f"saved to {out}")
+    return 0 if all(result.passed for result in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

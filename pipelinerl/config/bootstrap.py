@@ -1,0 +1,66 @@
+"""Configuration of `python -m pipelinerl.bootstrap`: a small model made from scratch."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from pipelinerl.config.base import Section
+
+
+class ShapeConfig(Section):
+    """Sizes of the model, in the terms of the Qwen3 architecture."""
+
+    hidden: int = Field(192, ge=8)
+    """Width of the residual stream."""
+    layers: int = Field(5, ge=1)
+    """Decoder layers."""
+    heads: int = Field(6, ge=1)
+    """Query heads."""
+    kv_heads: int = Field(3, ge=1)
+    """Key and value heads; divides `heads`."""
+    head_dim: int = Field(32, ge=4)
+    """Width of a head."""
+    mlp: int = Field(512, ge=8)
+    """Inner width of the feed-forward layer."""
+    max_length: int = Field(1024, ge=16)
+    """Longest sequence in tokens."""
+
+
+class PhaseConfig(Section):
+    """A stretch of training on one kind of demonstrations."""
+
+    name: str
+    """Handed to the domain's `demonstrations`."""
+    tokens: int = Field(ge=1)
+    """Prompt and answer tokens to train on."""
+    prompt_loss: bool = False
+    """Learn the prompts too, not only the answers."""
+
+
+class BootstrapConfig(Section):
+    """Recipe of a small model; unused by the launcher."""
+
+    out: str | None = None
+    """Folder for the model; `results/bootstrap/<domain>` when null."""
+    seed: int = Field(1, ge=0, le=9)
+    """Of the weights and of the worlds that demonstrations come from."""
+    vocab_size: int = Field(2048, ge=300)
+    """Entries of the tokenizer, added tokens included."""
+    tokenizer_texts: int = Field(30_000, ge=100)
+    """Demonstrations the tokenizer is trained on."""
+    shape: ShapeConfig = ShapeConfig()
+    """Sizes of the model."""
+    phases: list[PhaseConfig] = []
+    """Phases in order, under one learning-rate schedule."""
+    pack_tokens: int = Field(65_536, ge=256)
+    """Tokens of one optimizer step."""
+    learning_rate: float = Field(2e-3, gt=0)
+    """Peak of the cosine schedule."""
+    weight_decay: float = Field(0.01, ge=0)
+    """AdamW's, on matrices only."""
+    workers: int = Field(0, ge=0)
+    """Processes that make demonstrations; 0 = one less than the cores, at least one."""
+    gate_demonstrations: int = Field(4_000, ge=100)
+    """Held-out demonstrations the gates are measured on."""
+    gates: dict[str, float] = {}
+    """Least accuracy per kind of demonstration."""
