@@ -1,0 +1,223 @@
+"""Settings of the domain (the block `privacy_hopqa`), with the published recipe's names and defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+Probability = Field(ge=0.0, le=1.0)
+
+REPLACED_KEYS = {
+    "llm_provider": "not needed: every call goes to the rollout policy",
+    "verbose": "not needed: use trace_fraction",
+    "browsecomp_enabled": "use no_web",
+    "retrieval_context_mode": "not needed: documents are always windowed",
+    "reader_excerpt_chars": "use reader_window_chars",
+    "browsecomp_max_chars": "use retrieval_source_chars",
+    "large_parent_window_policy": "use large_parent_top_windows and large_parent_neighbor_windows",
+    "parallel_searches": "use max_parallel_retrieval_actions",
+    "log_prompts": "use trace_fraction",
+    "semantic_threshold": "use local_search_threshold",
+}
+_REPLACED_PREFIXES = {
+    "use_remote_": "not needed: searches always go to the retrieval server",
+    "local_index_": "not needed: the retrieval server indexes task_data_root",
+    "embedding_": "not needed: retrieval is BM25",
+}
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class LeakageSettings(_Block):
+    """Which private questions the leakage evaluation asks."""
+
+    questions: Literal["chain", "task"] = "chain"
+
+
+class PrivacyHopQASettings(_Block):
+    """All keys of the block. Lengths are characters unless a name says tokens; times are seconds."""
+
+    # Data. Without any dataset path a world is generated from `world`.
+    final_dataset_path: str | None = None
+    final_train_dataset_path: str | None = None
+    final_val_dataset_path: str | None = None
+    final_test_dataset_path: str | None = None
+    task_data_root: str | None = None
+    web_corpus_path: str | None = None
+    max_examples: PositiveInt | None = None
+    world: dict[str, Any] = Field(default_factory=lambda: {"seed": 0, "size": "small"})
+
+    # Services. A null address starts the embedded one.
+    helper_service_url: str | None = None
+    privacy_reward_service_url: str | None = None
+    helper_timeout_s: PositiveFloat = 180.0
+    privacy_reward_timeout_s: PositiveFloat = 30.0
+
+    # Context, in tokens.
+    generation_context_limit_tokens: PositiveInt = 16384
+    generation_context_margin_tokens: NonNegativeInt = 128
+    hop_plan_max_tokens: PositiveInt = 4096
+    doc_choose_max_tokens: PositiveInt = 4096
+    doc_read_max_tokens: PositiveInt = 4096
+    hop_resolve_max_tokens: PositiveInt = 4096
+
+    # Loop.
+    max_iterations: PositiveInt = 14
+    iteration_budget_per_hop: PositiveInt = 2
+    hop_plan_attempts: PositiveInt = 1
+    max_parallel_retrieval_actions: PositiveInt = 3
+    retrieval_top_k: int = Field(5, ge=1, le=50)
+    browsecomp_top_k: int | None = Field(None, ge=1, le=50)
+    choose_top_k: PositiveInt = 3
+    max_candidate_cards: PositiveInt = 20
+    max_parallel_doc_reads: PositiveInt = 5
+    max_history_entries: PositiveInt = 10
+    local_search_threshold: NonNegativeFloat = 0.0
+    reader_min_answer_confidence: float = Field(0.75, ge=0.0, le=1.0)
+    no_web: bool = False
+    constrained_resolver: bool = False
+    enable_generic_retrieval_fallback: bool = False
+    enable_local_search_bootstrap: bool = False
+    stop_after_incorrect_hop: bool = False
+
+    # Windows.
+    reader_window_chars: PositiveInt = 10_000
+    reader_window_overlap_chars: NonNegativeInt = 1_000
+    retrieval_chunk_chars: PositiveInt = 4_000
+    retrieval_chunk_overlap_chars: NonNegativeInt = 800
+    retrieval_source_chars: NonNegativeInt = 0
+    read_all_windows_max_count: NonNegativeInt = 5
+    large_parent_top_windows: PositiveInt = 4
+    large_parent_neighbor_windows: NonNegativeInt = 1
+    large_parent_max_read_windows: NonNegativeInt = 0
+    max_windows_per_parent: NonNegativeInt = 0
+    chooser_excerpt_chars: PositiveInt = 500
+
+    # Rewards.
+    capture_mode: Literal["planning_only", "all_calls"] = "planning_only"
+    reward_mode: Literal["hop_accuracy", "all_hops_correct"] = "hop_accuracy"
+    training_reward_mode: Literal["outcome", "hop_step_situational"] = "outcome"
+    answer_match_mode: Literal["exact_or_f1", "accepted_exact", "f1_or_substring"] = "exact_or_f1"
+    answer_match_f1_threshold: float = Field(0.75, ge=0.0, le=1.0)
+    hop_step_source_bonus: NonNegativeFloat = 0.25
+    hop_step_doc_bonus: NonNegativeFloat | None = None
+    zero_error_step_reward: bool = True
+    privacy_reward_weight: NonNegativeFloat = 0.0
+    privacy_reward_threshold: float = Field(0.5, ge=0.0, le=1.0)
+    privacy_reward_context_hops: PositiveInt = 2
+
+    # Additions of this project.
+    prompt_set: Literal["full", "compact"] = "full"
+    planner_privacy_prompt: bool = False
+    answer_context: Literal["agent", "gold"] = "agent"
+    privacy_facts: Literal["chain", "task"] = "chain"
+    on_stage_error: Literal["end_rollout", "spend_iteration"] = "end_rollout"
+    max_read_rounds: PositiveInt = 8
+    rollout_timeout_s: PositiveFloat = 1800.0
+    audit_required: bool = True
+    trace_fraction: float = Field(0.0, ge=0.0, le=1.0)
+    anchor_stages: bool = False
+    anchor_max_texts: PositiveInt = 4
+    leakage: LeakageSettings = Field(default_factory=LeakageSettings)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _name_replaced_keys(cls, values: Any) -> Any:
+        if isinstance(values, Mapping):
+            for key in values:
+                if remedy := _remedy(str(key)):
+                    raise ValueError(f"{key} is not a setting here; {remedy}")
+        return values
+
+    @model_validator(mode="after")
+    def _check_pairs(self) -> PrivacyHopQASettings:
+        for size, overlap in (
+            ("reader_window_chars", "reader_window_overlap_chars"),
+            ("retrieval_chunk_chars", "retrieval_chunk_overlap_chars"),
+        ):
+            if getattr(self, overlap) >= getattr(self, size):
+                raise ValueError(
+                    f"{overlap}={getattr(self, overlap)} must be smaller than {size}={getattr(self, size)}"
+                )
+        if self.anchor_stages and self.training_reward_mode != "hop_step_situational":
+            raise ValueError("anchor_stages=true needs training_reward_mode=hop_step_situational")
+        if self.prompt_set == "compact" and self.max_candidate_cards > 9:
+            raise ValueError(
+                f"prompt_set=compact names documents d1 to d9: "
+                f"max_candidate_cards={self.max_candidate_cards} must be at most 9"
+            )
+        return self
+
+    @property
+    def web_top_k(self) -> int:
+        """Hits asked of the web search."""
+        return self.retrieval_top_k if self.browsecomp_top_k is None else self.browsecomp_top_k
+
+    @property
+    def doc_bonus(self) -> float:
+        """Bonus of a plan that retrieves the gold document."""
+        return self.hop_step_source_bonus if self.hop_step_doc_bonus is None else self.hop_step_doc_bonus
+
+    @property
+    def situational(self) -> bool:
+        """Whether texts are rewarded by situation instead of by the outcome of their rollout."""
+        return self.training_reward_mode == "hop_step_situational"
+
+    @property
+    def has_dataset(self) -> bool:
+        """Whether the user named a dataset; otherwise a world is generated."""
+        paths = (self.final_dataset_path, self.final_train_dataset_path)
+        return any((*paths, self.final_val_dataset_path, self.final_test_dataset_path))
+
+    def stage_max_tokens(self, stage: str) -> int:
+        """Output cap in tokens of a stage named `hop_plan`, `doc_choose`, `doc_read` or `hop_resolve`."""
+        return int(getattr(self, f"{stage}_max_tokens"))
+
+
+def _remedy(key: str) -> str | None:
+    if key in REPLACED_KEYS:
+        return REPLACED_KEYS[key]
+    return next((text for prefix, text in _REPLACED_PREFIXES.items() if key.startswith(prefix)), None)
+
+
+_PARSED: dict[int, tuple[DictConfig, PrivacyHopQASettings]] = {}
+
+
+def settings_of(cfg: DictConfig) -> PrivacyHopQASettings:
+    """The domain's block of the resolved tree, parsed once per tree. Raises ValueError with one line."""
+    cached = _PARSED.get(id(cfg))
+    if cached is not None and cached[0] is cfg:
+        return cached[1]
+    block = cfg.get("privacy_hopqa")
+    values = {} if block is None else OmegaConf.to_container(block, resolve=True)
+    settings = parse_settings(values)
+    _PARSED.clear()
+    _PARSED[id(cfg)] = (cfg, settings)
+    return settings
+
+
+def parse_settings(values: Any) -> PrivacyHopQASettings:
+    """Typed settings from a plain mapping; ValueError names the key, the value and what is wrong."""
+    try:
+        return PrivacyHopQASettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(("privacy_hopqa", *map(str, first["loc"])))
+        if first["type"] == "extra_forbidden":
+            raise ValueError(f"{where}: unknown setting") from None
+        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None

@@ -1,0 +1,1 @@
+"""The four stages: what each accepts from the model, as typed results."""
