@@ -1,0 +1,55 @@
+"""Sampling and context: what the trainer can recompute, and what fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelinerl.config.tree import Config
+
+
+def check(cfg: Config) -> Iterator[str]:
+    """Problems with sampling parameters and lengths."""
+    yield from training_sampling(cfg)
+    yield from context(cfg)
+
+
+def training_sampling(cfg: Config) -> Iterator[str]:
+    """Training may use temperature and nothing else that reshapes the distribution."""
+    p = cfg.llm.parameters
+    reason = "the trainer cannot recompute such probabilities"
+    for name, value, off, is_off in (
+        ("temperature", p.temperature, "a value above 0", p.temperature > 0),
+        ("top_p", p.top_p, "1", p.top_p == 1),
+        ("top_k", p.top_k, "0", p.top_k in (0, -1)),
+        ("min_p", p.min_p, "0", p.min_p == 0),
+        ("min_tokens", p.min_tokens, "0", p.min_tokens == 0),
+    ):
+        if not is_off:
+            yield f"llm.parameters.{name}={value}: {reason}; set {off} (test_llm is free)"
+    temperature = cfg.finetune.rl.temperature
+    if p.temperature > 0 and temperature != p.temperature:
+        yield (
+            f"finetune.rl.temperature={temperature}: sampling uses {p.temperature}; "
+            "set llm.parameters.temperature only"
+        )
+
+
+def context(cfg: Config) -> Iterator[str]:
+    """Completion < engine context <= packed sequence."""
+    limit = cfg.engine.max_model_len
+    for group in ("llm", "test_llm"):
+        longest = getattr(cfg, group).parameters.max_tokens
+        if longest >= limit:
+            yield (
+                f"{group}.parameters.max_tokens={longest}: leaves no room for a prompt in "
+                f"engine.max_model_len={limit}; lower the first or raise the second"
+            )
+    if cfg.finetune.seq_length < limit:
+        yield (
+            f"finetune.seq_length={cfg.finetune.seq_length}: shorter than engine.max_model_len={limit}; "
+            f"set finetune.seq_length={limit} or more"
+        )
+    if cfg.engine.kind == "embedded" and cfg.engine.max_prefill_tokens > limit * cfg.engine.max_num_seqs:
+        most = limit * cfg.engine.max_num_seqs
+        given = cfg.engine.max_prefill_tokens
+        yield f"engine.max_prefill_tokens={given}: more than the slots hold; set at most {most}"

@@ -1,0 +1,94 @@
+"""Loss, batches, buffers: settings that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelinerl.config.tree import Config
+
+
+def check(cfg: Config) -> Iterator[str]:
+    """Problems between the keys of trainer, preprocess and actor."""
+    yield from _loss(cfg)
+    yield from _batches(cfg)
+    yield from _buffers(cfg)
+    yield from _actor(cfg)
+
+
+def _loss(cfg: Config) -> Iterator[str]:
+    rl = cfg.finetune.rl
+    if rl.pad_step_rewards_for_advantage and not rl.step_reward_advantages:
+        yield (
+            "finetune.rl.pad_step_rewards_for_advantage=true: pads situations; "
+            "set finetune.rl.step_reward_advantages=true"
+        )
+    if rl.role_weights and rl.loss_scale_scope == "chunk":
+        yield "finetune.rl.loss_scale_scope=chunk: role_weights need whole steps; set loss_scale_scope=batch"
+    if rl.value_loss_coef > 0:
+        yield f"finetune.rl.value_loss_coef={rl.value_loss_coef}: there is no value head; set it to 0"
+    if rl.use_advantages and cfg.attempts == 1:
+        yield "finetune.attempts=1: a lone rollout has advantage 0; use at least 2, or use_advantages=false"
+    if cfg.world.preprocessor_fraction > 0:
+        yield (
+            f"world.preprocessor_fraction={cfg.world.preprocessor_fraction}: the reference is scored inside "
+            "preprocess; set world.preprocessor_fraction=0"
+        )
+
+
+def _batches(cfg: Config) -> Iterator[str]:
+    tune = cfg.finetune
+    if cfg.attempts != tune.attempts:
+        yield f"attempts={cfg.attempts}: finetune.attempts={tune.attempts} differs; set finetune.attempts only"
+    if tune.interrupt_train_steps > tune.max_train_steps:
+        yield (
+            f"finetune.interrupt_train_steps={tune.interrupt_train_steps}: beyond "
+            f"finetune.max_train_steps={tune.max_train_steps}; lower it or set -1"
+        )
+    if cfg.use_fsdp and cfg.use_deepspeed:
+        yield "use_fsdp=true and use_deepspeed=true: two ways of sharding; choose one"
+    for key in ("use_fsdp", "use_deepspeed"):
+        if getattr(cfg, key) and cfg.hardware.kind == "cpu":
+            yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"
+
+
+def _buffers(cfg: Config) -> Iterator[str]:
+    pre, texts = cfg.preprocess, cfg.texts_per_step
+    if pre.dataset_buffer_size not in (0, pre.ring_buffer_size):
+        yield (
+            f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: must be 0 or equal to "
+            f"preprocess.ring_buffer_size={pre.ring_buffer_size}"
+        )
+    elif pre.dataset_buffer_size % texts:
+        yield (
+            f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: not a multiple of the {texts} texts "
+            f"of a step; set a multiple of {texts}"
+        )
+    if pre.dataset_buffer_size and cfg.pop_old_data and cfg.max_lag is None:
+        yield "preprocess.dataset_buffer_size: never fills while old texts drop; set pop_old_data=false"
+    interval = -(-cfg.finetune.weight_update_interval // texts) * texts
+    if cfg.max_lag is not None and pre.dataset_buffer_size > cfg.max_lag + interval:
+        yield (
+            f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: max_lag={cfg.max_lag} admits at most "
+            f"{cfg.max_lag + interval} texts, so it never fills; lower it or raise max_lag"
+        )
+    for key, expected in (("input", "actor"), ("output", "training_data")):
+        if getattr(pre, key) != expected and not cfg.debug.mode:
+            yield f"preprocess.{key}={getattr(pre, key)}: no other role uses this topic; set {expected}"
+    if cfg.finetune.input != pre.output:
+        yield f"finetune.input={cfg.finetune.input}: preprocess writes {pre.output}; make them equal"
+
+
+def _actor(cfg: Config) -> Iterator[str]:
+    actor = cfg.actor
+    if actor.rollout_retry_initial_delay_s > actor.rollout_retry_max_delay_s:
+        yield (
+            f"actor.rollout_retry_initial_delay_s={actor.rollout_retry_initial_delay_s}: above "
+            f"actor.rollout_retry_max_delay_s={actor.rollout_retry_max_delay_s}; lower the first"
+        )
+    for domain, weight in (actor.domain_mix or {}).items():
+        if weight < 0:
+            yield f"actor.domain_mix.{domain}={weight}: weights are at least 0"
+    if actor.domain_mix and not any(weight > 0 for weight in actor.domain_mix.values()):
+        yield "actor.domain_mix: every weight is 0; give at least one domain a positive weight"
+    if actor.difficulty_aware_penalty.enabled and cfg.rewards.buffer_tokens == 0:
+        yield "actor.difficulty_aware_penalty.enabled=true: no length penalty to scale; set rewards.buffer_tokens"

@@ -1,0 +1,144 @@
+"""Everything about starting vLLM that depends on its version: the command line and the environment.
+
+No other module branches on the kind or version of an engine, and this one imports no vLLM.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import metadata
+from typing import Any
+
+OLDEST = (0, 26)
+SCALE_OUT_SINCE = (0, 32)
+DEFAULT_VERSION = "0.32.0"
+"""Flags are written for this version where vLLM is not installed, as in a dry run."""
+
+OWNED_FLAGS = frozenset({"host", "port", "served-model-name", "weight-transfer-config", "enable-scale-out"})
+"""Flags that the launcher decides; a user's value would break the protocol."""
+
+
+@dataclass(frozen=True, order=True)
+class VllmVersion:
+    """Major and minor number; the patch level never matters here."""
+
+    major: int
+    minor: int
+
+    @classmethod
+    def parse(cls, text: str) -> VllmVersion:
+        """`0.32.1+cu129` -> 0.32. Raises ValueError for other text and for versions before 0.26."""
+        parts = text.split("+")[0].split(".")
+        if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):
+            raise ValueError(
+                f"vllm_config.version={text}: not a version; write for example {DEFAULT_VERSION}"
+            )
+        version = cls(int(parts[0]), int(parts[1]))
+        if (version.major, version.minor) < OLDEST:
+            raise ValueError(f"vLLM {text} is too old; install vllm>={OLDEST[0]}.{OLDEST[1]}")
+        return version
+
+    @property
+    def has_scale_out(self) -> bool:
+        """Whether token-in/token-out routes need `--enable-scale-out`."""
+        return (self.major, self.minor) >= SCALE_OUT_SINCE
+
+
+def installed_version() -> str | None:
+    """Version of the installed vLLM without importing it; None if there is none."""
+    try:
+        return metadata.version("vllm")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class VllmOptions:
+    """What `serve_argv` turns into a command line."""
+
+    model: str
+    """Folder or hub name of the weights."""
+    served_model_name: str
+    """Name that requests give as `model`."""
+    host: str
+    """Address to bind; loopback on one node, because control routes have no key."""
+    port: int
+    """Port to bind."""
+    max_model_len: int
+    """Prompt and completion of one request, in tokens."""
+    transport: str
+    """Weight-transfer back-end, `nccl` or `file`."""
+    version: VllmVersion
+    """Version the flags are written for."""
+    kwargs: Mapping[str, Any]
+    """`vllm_config.vllm_kwargs`."""
+    fp32_head: bool = True
+    """Compute logits in float32."""
+    api_server_count: int | None = None
+    """HTTP front-ends; None = vLLM's default."""
+    trust_remote_code: bool = False
+    """Let the checkpoint bring Python code."""
+
+
+def flag(name: str, value: Any) -> list[str]:
+    """One option: null is left out, a bool becomes `--k` or `--no-k`, an empty string a bare flag."""
+    key = "--" + name.replace("_", "-")
+    if value is None:
+        return []
+    if isinstance(value, bool):
+        return [key if value else "--no-" + key[2:]]
+    if value == "":
+        return [key]
+    return [key, json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
+
+
+def kwargs_problems(kwargs: Mapping[str, Any]) -> list[str]:
+    """One line for each of the user's flags that the launcher decides itself."""
+    keys = (key.replace("_", "-") for key in kwargs)
+    return [
+        f"vllm_config.vllm_kwargs.{key}: decided by the launcher; remove it"
+        for key in keys
+        if key in OWNED_FLAGS
+    ]
+
+
+def serve_argv(options: VllmOptions) -> list[str]:
+    """`vllm serve MODEL ...` for one engine. User flags come last and win over the fixed ones."""
+    flags: dict[str, Any] = {
+        "served-model-name": options.served_model_name,
+        "host": options.host,
+        "port": options.port,
+        "max-model-len": options.max_model_len,
+        "logprobs-mode": "processed_logprobs",
+        "generation-config": "vllm",
+        "weight-transfer-config": {"backend": options.transport},
+    }
+    if options.fp32_head:
+        flags["hf-overrides"] = {"head_dtype": "float32"}
+    if options.api_server_count is not None:
+        flags["api-server-count"] = options.api_server_count
+    if options.trust_remote_code:
+        flags["trust-remote-code"] = ""
+    if options.version.has_scale_out:
+        flags["enable-scale-out"] = ""
+    for key, value in options.kwargs.items():
+        name = key.replace("_", "-")
+        if name == "hf-overrides" and isinstance(value, Mapping):
+            flags[name] = {**flags.get(name, {}), **value}
+        else:
+            flags[name] = value
+    argv = ["vllm", "serve", options.model]
+    for name, value in flags.items():
+        argv += flag(name, value)
+    return argv
+
+
+def serve_env(gpus: Sequence[str]) -> dict[str, str]:
+    """Environment of one engine; `gpus` are ids as `CUDA_VISIBLE_DEVICES` names them."""
+    return {
+        "CUDA_VISIBLE_DEVICES": ",".join(gpus),
+        "VLLM_SERVER_DEV_MODE": "1",  # the weight-update routes exist only then
+        "VLLM_NO_USAGE_STATS": "1",
+    }
