@@ -38,7 +38,7 @@ def _loss(cfg: Config) -> Iterator[str]:
 def _batches(cfg: Config) -> Iterator[str]:
     tune = cfg.finetune
     if cfg.attempts != tune.attempts:
-        yield f"attempts={cfg.attempts}: finetune.attempts={tune.attempts} differs; set finetune.attempts only"
+        yield f"attempts={cfg.attempts}: finetune.attempts={tune.attempts} differs; set the latter only"
     if tune.interrupt_train_steps > tune.max_train_steps:
         yield (
             f"finetune.interrupt_train_steps={tune.interrupt_train_steps}: beyond "
@@ -91,4 +91,4 @@ def _actor(cfg: Config) -> Iterator[str]:
     if actor.domain_mix and not any(weight > 0 for weight in actor.domain_mix.values()):
         yield "actor.domain_mix: every weight is 0; give at least one domain a positive weight"
     if actor.difficulty_aware_penalty.enabled and cfg.rewards.buffer_tokens == 0:
-        yield "actor.difficulty_aware_penalty.enabled=true: no length penalty to scale; set rewards.buffer_tokens"
+        yield "actor.difficulty_aware_penalty.enabled=true: nothing to scale; set rewards.buffer_tokens"
