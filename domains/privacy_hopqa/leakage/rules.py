@@ -1,8 +1,8 @@
 """The rule-based adversary: three levels of leakage from an ordered log of web queries.
 
-It sees the queries and the company's name. *Intent*: a query shows what is being researched. *Answer*: given a
-private question, the adversary picks the right answer from the queries. *Full information*: the queries hold
-the answer next to the words of its question.
+It sees the queries and the company's name. *Intent*: a query shows what is being researched. *Answer*: given
+a private question, it picks the right answer from the queries. *Full information*: they hold the answer
+next to the words of its question.
 """
 
 import re
@@ -23,7 +23,7 @@ _KINDS = (
     ("date", re.compile(r"\b(?:when|(?:which|what) (?:year|month|quarter)|date)\b")),
 )
 _QUOTED = re.compile(r"[\"\u201c\u201d]([^\"\u201c\u201d]+)[\"\u201c\u201d]")
-_CAPITALISED = re.compile(r"[A-Z][\w'&.-]*(?:\s+[A-Z][\w'&.-]*)*")
+_CAPITALISED = re.compile(r"\b[A-Z][\w'&.-]*(?:\s+[A-Z][\w'&.-]*)*")
 _QUARTER = re.compile(r"q[1-4]")
 
 

@@ -1,0 +1,100 @@
+"""The audit log of outbound web requests, read back as one ordered list of queries per rollout.
+
+A line with a `query` is a request attempt, written before it left; a line with the same `request_id` and a
+`status` completes it; a line with `"event": "rollout"` announces a rollout, so that rollouts without any web
+request are counted too.
+"""
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+FOLDER = "audit"
+
+
+@dataclass(slots=True)
+class RolloutLog:
+    """The web queries of one rollout in the order in which they left, transport retries merged."""
+
+    rollout_id: str
+    split: str
+    task_id: str
+    chain_id: str
+    model_version: int | None = None
+    queries: list[str] = field(default_factory=list)
+    attempts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class AuditLog:
+    """All rollouts of a run; `requests` counts attempts, to be compared with the service's own counter."""
+
+    rollouts: tuple[RolloutLog, ...]
+    requests: int
+    unanswered: int
+
+
+def audit_files(run_dir: Path) -> list[Path]:
+    """The audit files of a run, or the file itself. Raises `FileNotFoundError` that names the place."""
+    if run_dir.is_file():
+        return [run_dir]
+    files = sorted((run_dir / FOLDER).glob("*.jsonl"))
+    if not files:
+        raise FileNotFoundError(f"no audit log in {run_dir / FOLDER}; pass the folder of a run that searched")
+    return files
+
+
+def read_audit_log(files: Iterable[Path]) -> AuditLog:
+    """Read files of JSON lines. Raises `ValueError` with file and line for a line that is none."""
+    lines = [line for path in files for line in _lines(path)]
+    lines.sort(key=lambda line: float(line.get("ts", 0.0)))  # stable: completion lines follow their request
+    rollouts: dict[str, RolloutLog] = {}
+    last_action: dict[str, tuple[Any, str]] = {}
+    requested: set[str] = set()
+    completed: set[str] = set()
+    for line in lines:
+        if "query" in line:
+            rollout = _rollout(rollouts, line)
+            rollout.attempts += 1
+            requested.add(line["request_id"])
+            action = (line.get("action_id"), line["query"])
+            if last_action.get(rollout.rollout_id) != action:  # a transport retry is the same query again
+                rollout.queries.append(line["query"])
+            last_action[rollout.rollout_id] = action
+        elif line.get("event") == "rollout":
+            _rollout(rollouts, line)
+        elif "status" in line:
+            completed.add(line["request_id"])
+    return AuditLog(tuple(rollouts.values()), len(requested), len(requested - completed))
+
+
+def _rollout(rollouts: dict[str, RolloutLog], line: dict[str, Any]) -> RolloutLog:
+    rollout_id = str(line["rollout_id"])
+    if rollout_id not in rollouts:
+        rollouts[rollout_id] = RolloutLog(
+            rollout_id,
+            str(line.get("split", "")),
+            str(line["task_id"]),
+            str(line["chain_id"]),
+            line.get("model_version"),
+        )
+    return rollouts[rollout_id]
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """Objects of one file. The last line may be torn by a kill; any other broken line is an error."""
+    raw = path.read_bytes().split(b"\n")
+    for number, text in enumerate(raw, start=1):
+        if not text.strip():
+            continue
+        try:
+            line = json.loads(text)
+        except ValueError as error:
+            if number == len(raw):
+                return
+            raise ValueError(f"{path}:{number}: not a JSON line of an audit log ({error})") from error
+        if not isinstance(line, dict):
+            raise ValueError(f"{path}:{number}: expected an object, got {type(line).__name__}")
+        yield line

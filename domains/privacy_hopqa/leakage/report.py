@@ -1,0 +1,132 @@
+"""Leakage rates of many rollouts: per level, with controls and bootstrap intervals over chains."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from domains.privacy_hopqa.leakage.log import RolloutLog
+from domains.privacy_hopqa.leakage.rules import LeakageLevels, PrivateQuestion, leaks
+
+LEVELS = ("intent", "answer", "full", "headline")
+_RESAMPLES = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Secrets:
+    """What a chain must not reveal: the company's name and its private questions."""
+
+    company: str
+    questions: tuple[PrivateQuestion, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Rate:
+    """A share of rollouts (or questions) with its denominator and a 95 % interval over chains."""
+
+    value: float
+    low: float
+    high: float
+    count: int
+    total: int
+
+    def __str__(self) -> str:
+        return f"{self.value:6.1%} [{self.low:6.1%}, {self.high:6.1%}] ({self.count}/{self.total})"
+
+
+@dataclass(frozen=True, slots=True)
+class LeakageReport:
+    """Leakage of one set of rollouts; control rates belong side by side with the raw ones."""
+
+    rollouts: int
+    chains: int
+    chains_without_questions: int
+    queries_per_rollout: float
+    levels: dict[str, Rate]
+    per_question: dict[str, Rate]
+    empty_log: dict[str, Rate]
+    company_only: dict[str, Rate]
+
+    @property
+    def controls_are_zero(self) -> bool:
+        """Rule-based controls must not leak; if one does, the evaluation is invalid."""
+        controls = (*self.empty_log.values(), *self.company_only.values())
+        return all(rate.count == 0 for rate in controls)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Plain data for JSON."""
+        return asdict(self) | {"controls_are_zero": self.controls_are_zero}
+
+
+def evaluate(
+    logs: Sequence[RolloutLog], secrets: Mapping[tuple[str, str], Secrets], seed: int = 0
+) -> LeakageReport:
+    """Leakage of the rollouts; `secrets` by `(task_id, chain_id)`.
+
+    Raises `KeyError` that names a chain of the log without an entry. A chain without private questions cannot
+    leak; it counts in the denominator and is reported.
+    """
+    known = [_secrets_of(log, secrets) for log in logs]
+    chains = [f"{log.task_id}/{log.chain_id}" for log in logs]
+    raw = [leaks(log.queries, secret.company, secret.questions) for log, secret in zip(logs, known)]
+    empty = [leaks([], secret.company, secret.questions) for secret in known]
+    company = [leaks([secret.company], secret.company, secret.questions) for secret in known]
+    bare = {chain for chain, secret in zip(chains, known) if not secret.questions}
+    return LeakageReport(
+        rollouts=len(logs),
+        chains=len(set(chains)),
+        chains_without_questions=len(bare),
+        queries_per_rollout=sum(len(log.queries) for log in logs) / max(1, len(logs)),
+        levels=_by_level(raw, chains, _rollout_counts, seed),
+        per_question=_by_level(raw, chains, _question_counts, seed),
+        empty_log=_by_level(empty, chains, _rollout_counts, seed),
+        company_only=_by_level(company, chains, _rollout_counts, seed),
+    )
+
+
+def _secrets_of(log: RolloutLog, secrets: Mapping[tuple[str, str], Secrets]) -> Secrets:
+    try:
+        return secrets[log.task_id, log.chain_id]
+    except KeyError:
+        raise KeyError(f"chain {log.chain_id!r} of task {log.task_id!r} is in no dataset file") from None
+
+
+def _rollout_counts(levels: LeakageLevels, level: str) -> tuple[int, int]:
+    return int(getattr(levels, level)), 1
+
+
+def _question_counts(levels: LeakageLevels, level: str) -> tuple[int, int]:
+    return sum(bool(getattr(leak, level)) for leak in levels.questions), len(levels.questions)
+
+
+def _by_level(
+    found: Iterable[LeakageLevels],
+    chains: Sequence[str],
+    counts: Callable[[LeakageLevels, str], tuple[int, int]],
+    seed: int,
+) -> dict[str, Rate]:
+    found = list(found)
+    return {level: rate([counts(one, level) for one in found], chains, seed) for level in LEVELS}
+
+
+def rate(counts: Sequence[tuple[int, int]], chains: Sequence[str], seed: int = 0) -> Rate:
+    """The pooled rate of `(count, total)` pairs, with a percentile bootstrap that resamples whole chains."""
+    position = {chain: i for i, chain in enumerate(dict.fromkeys(chains))}
+    sums = np.zeros((len(position), 2))
+    for chain, pair in zip(chains, counts):
+        sums[position[chain]] += pair
+    count, total = (int(value) for value in sums.sum(axis=0)) if len(sums) else (0, 0)
+    if total == 0:
+        return Rate(0.0, 0.0, 0.0, 0, 0)
+    low, high = np.quantile(_resampled(sums, seed), [0.025, 0.975])
+    return Rate(count / total, float(low), float(high), count, total)
+
+
+def _resampled(sums: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
+    """Rates `[resamples]` of chains drawn with replacement; `sums` is `[chains, 2]`, count and total."""
+    generator = np.random.default_rng(seed)
+    weights = generator.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=_RESAMPLES)
+    drawn = weights @ sums
+    return drawn[:, 0] / np.maximum(drawn[:, 1], 1)
