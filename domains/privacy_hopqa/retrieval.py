@@ -40,7 +40,11 @@ class Retrieval:
     async def run(
         self, state: HopState, view: HopView, searches: Sequence[tuple[Action, bool]], record: CallRecord
     ) -> Pool:
-        """Run the searches, note them, and build the pool of this iteration."""
+        """Run the searches, note them, and build the pool of this iteration.
+
+        A plan without searches falls back on what this hop has retrieved before and not read: declaring that
+        enough was found must lead somewhere.
+        """
         requests = [
             self._request(view, record, number, action) for number, (action, _) in enumerate(searches, 1)
         ]
@@ -53,13 +57,13 @@ class Retrieval:
             state.searches.append(SearchNote(action.source, action.query, len(hits), failed))
             state.query_keys.append(query_key(action.source, action.query))
             ranked += hits
+            state.retrieved.update((found.hit.document.doc_id, found.hit.document) for found in hits)
             gold = any(self._judge.is_gold(state.hop_number, found.hit.document) for found in hits)
             state.gold_before_cut |= gold
             if gold and by_model and isinstance(record.facts, PlanFacts):
                 record.facts.gold_retrieved = True
-        pool = build_pool(
-            list(self._episode.memory.values()), ranked, state.read_ids, view.question, self._settings
-        )
+        memory = self._episode.memory if searches else self._episode.memory | state.retrieved
+        pool = build_pool(list(memory.values()), ranked, state.read_ids, view.question, self._settings)
         self._count_pool(state, pool)
         return pool
 

@@ -95,6 +95,7 @@ class HopState:
     reads: list[ReadNote] = field(default_factory=list)
     read_ids: set[str] = field(default_factory=set)
     read_documents: dict[str, Document] = field(default_factory=dict)
+    retrieved: dict[str, Document] = field(default_factory=dict)
     gold_before_cut: bool = False
     gold_after_cut: bool = False
     gold_read: bool = False
