@@ -5,18 +5,28 @@ Pure: documents in, ranked parents out. Ranks are 1-based places in a result lis
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from domains.privacy_hopqa.interfaces import Card, Document, Hit, WindowView
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
-from domains.privacy_hopqa.windows import RankedWindow, Window, match_scores, select, split, window_score
+from domains.privacy_hopqa.windows import (
+    RankedWindow,
+    Window,
+    match_scores,
+    query_terms,
+    select,
+    split,
+    window_score,
+)
 
 SNIPPET_BUDGET_CHARS = 4000
 SNIPPET_MIN_CHARS = 16
 _MAX_TOP_QUERIES = 5
 _TOP_QUERY_CHARS = 100
 _CARD_CHARS = 180
+_SENTENCE_BREAK = re.compile(r"(?<=[.!?])\s+(?=\S)|\n+(?=\S)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +70,8 @@ class Parent:
     window_count: int
     in_memory: bool
     candidates: list[Candidate]
+    terms: set[str] = field(default_factory=set)
+    """What was looked for when the document was found."""
 
     @property
     def doc_id(self) -> str:
@@ -82,7 +94,7 @@ class Pool:
         for parent in self.parents:
             candidates = [c for c in parent.candidates if c.window_id not in read]
             if candidates:
-                left.append(Parent(parent.document, parent.window_count, parent.in_memory, candidates))
+                left.append(replace(parent, candidates=candidates))
         return left
 
 
@@ -154,6 +166,7 @@ def _add(
     if parent is None:
         candidates = [Candidate(window) for window in windows]
         parent = parents[document.doc_id] = Parent(document, len(windows), rank == 0, candidates)
+    parent.terms |= query_terms(match_query)
     for candidate, match in zip(parent.candidates, matches):
         candidate.merge(rank, window_score(score, match), match, query)
 
@@ -191,7 +204,7 @@ def window_view(parent: Parent, candidate: Candidate) -> WindowView:
 
 
 def make_cards(parents: Sequence[Parent], excerpt_chars: int) -> tuple[Card, ...]:
-    """Cards in the order of the parents. The snippet is the opening of the document, without its heading."""
+    """Cards in the order of the parents. The snippet starts at the best window's best sentence."""
     snippet_chars = min(excerpt_chars, max(SNIPPET_MIN_CHARS, SNIPPET_BUDGET_CHARS // max(1, len(parents))))
     return tuple(_card(parent, snippet_chars) for parent in parents)
 
@@ -210,9 +223,18 @@ def _card(parent: Parent, snippet_chars: int) -> Card:
         total_windows=parent.window_count,
         top_queries=tuple(query[:_TOP_QUERY_CHARS] for query in list(queries)[:_MAX_TOP_QUERIES]),
         representative_window_id=best.window_id,
-        snippet=opening(document.text, document.title)[:snippet_chars],
+        snippet=best_passage(opening(best.window.text, document.title), parent.terms)[:snippet_chars],
         in_memory=parent.in_memory,
     )
+
+
+def best_passage(text: str, terms: set[str]) -> str:
+    """The text from the sentence that holds most of the terms (the first such one), as search results show it."""
+    starts = [0, *(found.end() for found in _SENTENCE_BREAK.finditer(text))]
+    ends = [*starts[1:], len(text)]
+    lowered = text.lower()
+    matches = [sum(term in lowered[a:b] for term in terms) for a, b in zip(starts, ends)]
+    return text[starts[matches.index(max(matches))] :]
 
 
 def opening(text: str, title: str) -> str:
