@@ -1,0 +1,87 @@
+"""Answer matching: numbers, units and identifiers decide; words may differ a little."""
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from domains.privacy_hopqa.answers import answers_match, token_f1, tokenize
+
+LEE = ("Lee's Market revenue", "Lee's Market")
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold", "expected"),
+    [
+        ("1.5%", "15%", False),
+        ("3.5 million", "35 million", False),
+        ("-5%", "5%", False),
+        ("Q1 2025 revenue growth", "Q2 2025 revenue growth", False),
+        ("$40", "40%", False),
+        ("1200.0", "1,200", True),
+        ("40 percent", "40%", True),
+        ("2,500,000", "$2.5M", True),
+        ("12 March 2024", "March 12, 2024", True),
+        (*LEE, True),
+    ],
+)
+def test_reference_table(prediction: str, gold: str, expected: bool) -> None:
+    assert answers_match(prediction, [gold]) is expected
+    assert answers_match(gold, [prediction]) is expected
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold"),
+    [
+        ("2024-03-12", "12 March 2024"),
+        ("−5 %", "-5%"),
+        ("EUR 40k", "€40,000"),
+        ("US$3bn", "3 billion dollars"),
+        ("15", "15%"),
+        ("v2.5.1", "V2.5.1"),
+        ("the 15%", "15%  the"),
+    ],
+)
+def test_other_spellings_of_the_same(prediction: str, gold: str) -> None:
+    assert answers_match(prediction, [gold])
+
+
+@pytest.mark.parametrize(
+    ("prediction", "gold"),
+    [("5mg", "5 mg"), ("v2.5", "v2.6"), ("10-15%", "10-16%"), ("3 million", "3 billion"), ("a", "")],
+)
+def test_different_things(prediction: str, gold: str) -> None:
+    assert not answers_match(prediction, [gold])
+
+
+def test_modes() -> None:
+    assert token_f1(*map(tokenize, LEE)) == pytest.approx(0.8)
+    assert not answers_match(LEE[0], [LEE[1]], "accepted_exact")
+    long = "the vendor they chose is called Blue Fern"
+    assert not answers_match(long, ["Blue Fern"])
+    assert answers_match(long, ["Blue Fern"], "f1_or_substring")
+    assert not answers_match(long + " 3", ["Blue Fern"], "f1_or_substring")
+    assert not answers_match("Ferns", ["Fern"], "f1_or_substring")
+
+
+def test_any_accepted_variant_counts_and_empty_never_matches() -> None:
+    assert answers_match("15 percent", ["a sixth", "15%"])
+    assert not answers_match("", [""])
+    assert not answers_match(" — ", ["—"])
+    assert not answers_match("15%", [])
+
+
+def test_huge_numbers_are_compared_as_text() -> None:
+    assert answers_match("9" * 5000, ["9" * 5000])
+    assert not answers_match("9" * 5000, ["9" * 4999])
+
+
+@given(st.text(alphabet=string.ascii_letters + string.digits + " .,-%$'", max_size=40))
+def test_every_answer_with_a_token_matches_itself(text: str) -> None:
+    assert answers_match(text, [text], "accepted_exact") is bool(tokenize(text))
+
+
+@given(st.integers(-(10**9), 10**9), st.integers(-(10**9), 10**9))
+def test_integers_match_only_by_value(left: int, right: int) -> None:
+    assert answers_match(f"{left:,}", [f"{right}%"]) is (left == right)

@@ -1,0 +1,74 @@
+"""Document identity: which values name the gold document."""
+
+import pytest
+
+from domains.privacy_hopqa.identity import alias_set, matches_gold
+
+LOCAL_GOLD = ["local/DR0005/IN002_pdf/x.md"]
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("drbench/data/tasks/DR0005/files/IN002_pdf/x.pdf", True),
+        ("/data/DR0005/files/IN002_pdf/x.pptx.txt", True),
+        ("local\\DR0005\\IN002_pdf\\X.MD", True),
+        ("local/DR0005/files/IN002_pdf/x.md", True),
+        ("local/DR0005/IN002_pdf/x.md#w01of03", True),
+        ("x.pdf", False),
+        ("shared/x.pdf", False),
+        ("DR0006/files/IN002_pdf/x.pdf", False),
+        ("local/DR0005/IN003_pdf/x.md", False),
+    ],
+)
+def test_local_values_match_within_task_and_folder_only(value: str, expected: bool) -> None:
+    assert matches_gold(value, LOCAL_GOLD) is expected
+    assert (
+        matches_gold({"doc_id": "local/DR0005/other/y.md", "metadata": {"path": value}}, LOCAL_GOLD)
+        is expected
+    )
+
+
+def test_quarter_spellings_match_in_compact_form() -> None:
+    gold = ["local/DR0005/IN002_pdf/Q1 Report.md"]
+    assert matches_gold("local/DR0005/IN002_pdf/quarter1-report.pdf", gold)
+    assert not matches_gold("local/DR0005/IN002_pdf/quarter2-report.pdf", gold)
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [
+        ("web/18639", True),
+        ("WEB/18639/", True),
+        ("web/18639.html", True),
+        ("web/18639#w02of05", True),
+        ("18639", False),
+        ("web/1863", False),
+    ],
+)
+def test_web_values(value: str, expected: bool) -> None:
+    assert matches_gold(value, ["web/18639"]) is expected
+    assert matches_gold({"docid": value}, ["web/18639"]) is expected
+
+
+def test_a_web_page_cannot_pass_as_a_private_document() -> None:
+    hit = {"docid": "web/7", "url": "local/DR0005/IN002_pdf/x.md", "title": "local/DR0005/IN002_pdf/x.md"}
+    assert not matches_gold(hit, LOCAL_GOLD)
+    hit["url"] = "https://host/DR0005/files/IN002_pdf/x.md"
+    assert not matches_gold(hit, LOCAL_GOLD)
+
+
+def test_ambiguous_aliases_of_the_index_do_not_match() -> None:
+    other = {
+        "doc_id": "local/DR0005/IN002_pdf/x.csv",
+        "metadata": {"ambiguous_aliases": ["local/dr0005/in002_pdf/x", "compact:dr0005/in002_pdf/x"]},
+    }
+    assert not matches_gold(other, LOCAL_GOLD)
+    assert "local/dr0005/in002_pdf/x.csv" in alias_set(other)
+
+
+def test_lists_of_values_and_missing_fields_are_accepted() -> None:
+    hit = {"metadata": {"relative_paths": ["a/b", "DR0005/files/IN002_pdf/x.docx"], "file_path": None}}
+    assert matches_gold(hit, LOCAL_GOLD)
+    assert not matches_gold({}, LOCAL_GOLD)
+    assert not matches_gold("", [""])
