@@ -229,7 +229,7 @@ def _card(parent: Parent, snippet_chars: int) -> Card:
 
 
 def best_passage(text: str, terms: set[str]) -> str:
-    """The text from the sentence that holds most of the terms (the first such one), as search results show it."""
+    """The text from the first sentence that holds most of the terms, as search results show it."""
     starts = [0, *(found.end() for found in _SENTENCE_BREAK.finditer(text))]
     ends = [*starts[1:], len(text)]
     lowered = text.lower()
