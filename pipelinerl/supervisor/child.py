@@ -1,0 +1,51 @@
+"""Dying with the parent: run a command that is killed when its parent ends, however the parent ends.
+
+    python child.py --parent PID -- COMMAND ARGUMENT ...
+
+The kernel sends SIGKILL to this process when the *thread* that started it ends (PR_SET_PDEATHSIG, which
+survives exec). The request reaches one generation only: a process that forks workers of its own calls
+`die_with_parent()` at the start of each of them, with its own pid, or its workers outlive a kill -9 of it.
+Standard library only: the file runs on its own with `python -I -S`, which takes 20 ms.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+
+_PR_SET_PDEATHSIG = 1
+
+
+def die_with_parent(parent_pid: int | None = None) -> None:
+    """Ask for SIGKILL when the parent ends; with `parent_pid`, end at once if it already has.
+
+    `parent_pid` is os.getpid() as the parent saw it before it started this process; without it, a parent
+    that died before this call is not noticed. The kernel watches the thread that forked, so workers must be
+    started from a thread that lives as long as its process, such as the main thread. OSError outside Linux.
+    """
+    if not sys.platform.startswith("linux"):
+        raise OSError("dying with the parent needs Linux (prctl)")
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:
+        raise OSError(ctypes.get_errno(), "prctl(PR_SET_PDEATHSIG) failed")
+    if parent_pid is not None and os.getppid() != parent_pid:
+        os._exit(1)
+
+
+def main(argv: list[str]) -> int:
+    if len(argv) < 4 or argv[0] != "--parent" or argv[2] != "--":
+        print("usage: child.py --parent PID -- COMMAND ARGUMENT ...", file=sys.stderr)
+        return 2
+    command = argv[3:]
+    die_with_parent(int(argv[1]))
+    try:
+        os.execvp(command[0], command)
+    except OSError as error:
+        print(f"{command[0]} cannot be started: {error.strerror}", file=sys.stderr)
+        return 127
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
