@@ -135,16 +135,19 @@ class Fleet:
         token_ids: Sequence[int] | np.ndarray,
         sampling: SamplingParams,
         request_id: str | None = None,
+        *,
+        prefer: str | None = None,
     ) -> Generation:
         """One continuation from the least busy engine; tries others, from the prompt, when one is lost.
 
+        `prefer`: URL of the engine that is asked if it is in rotation, whoever is least busy.
         Raises EngineRequestError at once, EngineUnavailable or AbortedCompletion after the last try or when
         `generate_s` has passed.
         """
         deadline = time.monotonic() + self.deadlines.generate_s
         tries, counted, pause = 0, 0, BACKOFF_S[0]
         while True:
-            member = await self._pick(deadline)
+            member = self._preferred(prefer) or await self._pick(deadline)
             tries += 1
             try:
                 # An engine may still hold the id of a try that was lost.
@@ -190,6 +193,9 @@ class Fleet:
         finally:
             call.cancel()
             member.calls.discard(call)
+
+    def _preferred(self, url: str | None) -> _Member | None:
+        return next((one for one in self._members if one.client.base_url == url and one.in_rotation), None)
 
     async def _pick(self, deadline: float) -> _Member:
         """The engine in rotation with the fewest requests; waits for one until `deadline`."""

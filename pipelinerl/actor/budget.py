@@ -1,0 +1,103 @@
+"""How many texts may be in flight, so that none is older than `max_lag` when it is trained.
+
+A pure function of levels: it does not matter how often, or in how large steps, versions are seen.
+"""
+
+from collections import deque
+
+RECENT_ROLLOUTS = 256
+
+
+class LagBudget:
+    """Admission of training groups, in texts.
+
+    A group starts while `reserved - version - discarded < L' + U`: `reserved` are the texts produced and
+    those expected of running rollouts, `discarded` those that will never be trained, U the texts between
+    two versions, L' the bound rounded down to a multiple of U. The overshoot is below one group. Until a
+    rollout has shown how many texts to expect, one group runs at a time.
+    """
+
+    def __init__(
+        self,
+        max_lag: int | None,
+        update_interval: int,
+        start_version: int,
+        texts_per_rollout: float | None = None,
+    ):
+        if update_interval < 1:
+            raise ValueError(f"update_interval is {update_interval} texts, expected at least 1")
+        if max_lag is not None and max_lag < 0:
+            raise ValueError(f"max_lag is {max_lag}, expected a number of texts >= 0, or null for no bound")
+        self.update_interval = update_interval
+        self.bound = (
+            None if max_lag is None else max_lag // update_interval * update_interval + update_interval
+        )
+        self.produced = start_version
+        """Texts of finished groups, counted from the restored version."""
+        self.running_rollouts = 0
+        self.running_texts = 0
+        """Texts of finished rollouts in groups that still run."""
+        self._recent: deque[float] = deque(maxlen=RECENT_ROLLOUTS)
+        if texts_per_rollout is not None:
+            self._recent.append(texts_per_rollout)
+        self._recent_sum = sum(self._recent)
+
+    @property
+    def texts_per_rollout(self) -> float | None:
+        """Mean of recent rollouts; None before the first."""
+        return self._recent_sum / len(self._recent) if self._recent else None
+
+    @property
+    def reserved(self) -> float:
+        return self.produced + self.running_texts + self.running_rollouts * (self.texts_per_rollout or 0.0)
+
+    def admits(self, version: int, discarded: int) -> bool:
+        """Whether another group may start now."""
+        if self.bound is None:
+            return True
+        if self.texts_per_rollout is None:
+            return self.running_rollouts == 0
+        return self.reserved - version - discarded < self.bound
+
+    def group_started(self, attempts: int) -> None:
+        self.running_rollouts += attempts
+
+    def rollout_finished(self, texts: int) -> None:
+        """A rollout of a running training group ended, with that many texts."""
+        self.running_rollouts -= 1
+        self.running_texts += texts
+        self.observe(texts)
+
+    def rollouts_cancelled(self, count: int) -> None:
+        """Rollouts of a running group that will not start after all."""
+        self.running_rollouts -= count
+
+    def group_finished(self, texts: int, published: int) -> None:
+        """A group whose rollouts had `texts` texts ended, and `published` of them went into the stream."""
+        self.running_texts -= texts
+        self.produced += published
+
+    def observe(self, texts: int) -> None:
+        """Learn how many texts a rollout has (evaluation rollouts teach it as well)."""
+        if len(self._recent) == RECENT_ROLLOUTS:
+            self._recent_sum -= self._recent[0]
+        self._recent.append(texts)
+        self._recent_sum += texts
+
+
+class DiscardCount:
+    """Texts discarded since this process started, from cumulative counts that may begin anew.
+
+    Every writer counts from its own start, so a count that falls belongs to a restarted writer.
+    """
+
+    def __init__(self, counts: dict[str, int]):
+        self._last = dict(counts)
+        self.total = 0
+
+    def update(self, counts: dict[str, int]) -> int:
+        for reason, count in counts.items():
+            last = self._last.get(reason, 0)
+            self.total += count - last if count >= last else count
+            self._last[reason] = count
+        return self.total

@@ -1,0 +1,75 @@
+"""When the test problems are asked, and what is recorded of a pass."""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from pipelinerl.actor.messages import Ending, Outcome
+
+
+class EvaluationSchedule:
+    """At the first version, then every `every` texts of training; 0 never. The last version on request."""
+
+    def __init__(self, every: int, at_end: bool, problems: int):
+        if every < 0:
+            raise ValueError(f"eval_every_n_versions is {every}, expected a number of texts >= 0; 0 disables")
+        self.every, self.at_end, self.problems = every, at_end, problems
+        self.last: int | None = None
+        """Version of the last complete pass."""
+
+    def due(self, version: int) -> bool:
+        if not self.every or not self.problems:
+            return False
+        return self.last is None or version >= self.last + self.every
+
+    def due_at_end(self, version: int) -> bool:
+        return self.at_end and self.problems > 0 and self.last != version
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"last": self.last}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.last = None if state["last"] is None else int(state["last"])
+
+
+@dataclass
+class EvaluationPass:
+    """One pass over the test problems, begun at `version`."""
+
+    version: int
+    problems: int
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    """By problem, in any order."""
+
+    def add(self, problem: int, outcome: Outcome) -> None:
+        self.outcomes[problem] = outcome
+
+    @property
+    def complete(self) -> bool:
+        return len(self.outcomes) == self.problems
+
+    def values(self) -> dict[str, list[float | None]]:
+        """Each metric for each problem in order; None where the rollout failed or lacks the metric."""
+        names: dict[str, None] = {}
+        for outcome in self.outcomes.values():
+            names.update(dict.fromkeys(outcome.metrics))
+        columns: dict[str, list[float | None]] = {name: [] for name in names}
+        for problem in range(self.problems):
+            outcome = self.outcomes[problem]
+            for name, column in columns.items():
+                column.append(_scalar(outcome, name))
+        return columns
+
+    def counts(self) -> dict[str, int]:
+        endings = [outcome.ending for outcome in self.outcomes.values()]
+        return {
+            "problems": self.problems,
+            "failed": endings.count(Ending.FAILED),
+            "empty": endings.count(Ending.EMPTY),
+        }
+
+
+def _scalar(outcome: Outcome, name: str) -> float | None:
+    value = outcome.metrics.get(name)
+    if isinstance(value, list):
+        return sum(value) / len(value) if value else None
+    return value

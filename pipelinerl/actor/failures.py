@@ -1,0 +1,64 @@
+"""What a failed rollout means for its group and for the run."""
+
+from collections import Counter, deque
+from dataclasses import dataclass
+from typing import Literal
+
+from pipelinerl.actor.groups import Group
+from pipelinerl.actor.messages import Ending
+
+OnError = Literal["drop_rollout", "discard_group", "stop"]
+
+WINDOW = 200
+"""Recent rollouts that are judged."""
+JUDGED_FROM = 20
+"""Rollouts needed before the share of failures means anything."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What becomes of a complete group: published, or dropped with a reason."""
+
+    publish: bool
+    reason: str = ""
+
+
+def judge(group: Group, on_error: OnError) -> Verdict:
+    """Whether a complete group is published.
+
+    `drop_rollout`: a group goes on if two rollouts remain (or all, where there was only one attempt).
+    `discard_group`: any failure drops it. A group without any text is not published.
+    """
+    failed = [outcome for outcome in group.outcomes.values() if outcome.ending is Ending.FAILED]
+    remaining = len(group.outcomes) - len(failed)
+    if failed and (on_error == "discard_group" or remaining < min(2, group.attempts)):
+        return Verdict(False, f"group_discarded: {failed[0].reason}")
+    return Verdict(any(outcome.texts for outcome in group.outcomes.values()))
+
+
+class FailureMonitor:
+    """Share of failures among recent rollouts, with their commonest reason."""
+
+    def __init__(self, max_fraction: float):
+        self.max_fraction = max_fraction
+        self._recent: deque[str | None] = deque(maxlen=WINDOW)
+        self._failed: Counter[str] = Counter()
+
+    def record(self, reason: str | None) -> None:
+        """A rollout ended; `reason` says why it failed, None that it did not."""
+        if len(self._recent) == WINDOW and (oldest := self._recent[0]) is not None:
+            self._failed[oldest] -= 1
+        self._recent.append(reason)
+        if reason is not None:
+            self._failed[reason] += 1
+
+    def complaint(self) -> str | None:
+        """One line once too many rollouts fail, else None."""
+        failed, total = self._failed.total(), len(self._recent)
+        if total < JUDGED_FROM or failed <= self.max_fraction * total:
+            return None
+        reason, count = self._failed.most_common(1)[0]
+        return (
+            f"{failed} of the last {total} rollouts failed, more than actor.max_failed_fraction="
+            f"{self.max_fraction}; the commonest reason ({count} times): {reason}"
+        )

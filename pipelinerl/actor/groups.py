@@ -1,0 +1,162 @@
+"""Groups and the slots of engines: which rollout starts where, and when a group is complete.
+
+Pure bookkeeping. Everything that enters leaves exactly once: each started rollout is finished or
+cancelled once, each group is returned once.
+"""
+
+from collections import deque
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, field
+
+from pipelinerl.actor.messages import Ending, Outcome
+
+
+@dataclass(slots=True)
+class Group:
+    """The attempts on one problem."""
+
+    id: str
+    number: int
+    """Count of groups of its kind; seeds derive from it."""
+    problem: int
+    """Index into the training or the test problems."""
+    payload: bytes
+    attempts: int
+    training: bool
+    version: int
+    """Newest announced version when the group was opened."""
+    started: int = 0
+    cut_short: bool = False
+    """No further attempts start."""
+    running: set[int] = field(default_factory=set)
+    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    """By rollout index."""
+
+    @property
+    def waiting(self) -> int:
+        return 0 if self.cut_short else self.attempts - self.started
+
+    @property
+    def complete(self) -> bool:
+        return not self.running and not self.waiting
+
+    def rollout_ids(self, endings: Collection[Ending]) -> list[str]:
+        return [f"{self.id}/{index}" for index, outcome in self.outcomes.items() if outcome.ending in endings]
+
+
+@dataclass(frozen=True, slots=True)
+class Start:
+    """One rollout to start."""
+
+    key: int
+    group: Group
+    rollout_index: int
+    engine: str
+    worker: int
+
+
+class Slots:
+    """Engines and workers with the number of rollouts active on each."""
+
+    def __init__(self, engines: Iterable[str], per_engine: int, workers: int):
+        self.per_engine = per_engine
+        self.engines = dict.fromkeys(engines, 0)
+        self.workers = [0] * workers
+        self.out: set[str] = set()
+        """Engines out of rotation."""
+
+    def least_active(self) -> str | None:
+        """The engine in rotation with the fewest active rollouts and room for one more."""
+        best, fewest = None, self.per_engine
+        for engine, active in self.engines.items():
+            if active < fewest and engine not in self.out:
+                best, fewest = engine, active
+        return best
+
+    def free(self) -> int:
+        return sum(self.per_engine - n for engine, n in self.engines.items() if engine not in self.out)
+
+    def take(self, engine: str) -> int:
+        """Occupy a slot; returns the worker with the fewest rollouts."""
+        self.engines[engine] += 1
+        worker = min(range(len(self.workers)), key=self.workers.__getitem__)
+        self.workers[worker] += 1
+        return worker
+
+    def release(self, engine: str, worker: int) -> None:
+        self.engines[engine] -= 1
+        self.workers[worker] -= 1
+
+
+class GroupTable:
+    """Open groups and running rollouts."""
+
+    def __init__(self, slots: Slots):
+        self.slots = slots
+        self.groups: dict[str, Group] = {}
+        self._queue: deque[Group] = deque()
+        """Groups with attempts that have not started, oldest first."""
+        self._running: dict[int, Start] = {}
+        self._next_key = 0
+
+    @property
+    def active(self) -> int:
+        return len(self._running)
+
+    @property
+    def waiting(self) -> int:
+        """Attempts of open groups that have no slot yet."""
+        return sum(group.waiting for group in self._queue)
+
+    @property
+    def has_waiting(self) -> bool:
+        """Whether an open group has attempts that have not started."""
+        while self._queue and not self._queue[0].waiting:
+            self._queue.popleft()
+        return bool(self._queue)
+
+    def open(self, group: Group) -> None:
+        self.groups[group.id] = group
+        self._queue.append(group)
+
+    def start_next(self) -> Start | None:
+        """Start the oldest waiting attempt on the least active engine, if there is room."""
+        engine = self.slots.least_active() if self.has_waiting else None
+        if engine is None:
+            return None
+        group = self._queue[0]
+        start = Start(self._next_key, group, group.started, engine, self.slots.take(engine))
+        self._next_key += 1
+        group.started += 1
+        group.running.add(start.key)
+        self._running[start.key] = start
+        return start
+
+    def finish(self, outcome: Outcome) -> Start | None:
+        """Take in an outcome; None if that rollout was cancelled meanwhile."""
+        start = self._running.pop(outcome.key, None)
+        if start is None:
+            return None
+        self.slots.release(start.engine, start.worker)
+        start.group.running.discard(outcome.key)
+        start.group.outcomes[start.rollout_index] = outcome
+        return start
+
+    def cut_short(self, group: Group) -> int:
+        """Start no further attempts of a group; returns how many there would have been."""
+        skipped, group.cut_short = group.waiting, True
+        return skipped
+
+    def close(self, group: Group) -> None:
+        """Forget a complete group."""
+        del self.groups[group.id]
+
+    def cancel_training(self) -> list[Start]:
+        """Drop all training groups; returns their running rollouts, which must be cancelled."""
+        cancelled = [start for start in self._running.values() if start.group.training]
+        for start in cancelled:
+            del self._running[start.key]
+            self.slots.release(start.engine, start.worker)
+        self.groups = {id_: group for id_, group in self.groups.items() if not group.training}
+        self._queue = deque(group for group in self._queue if not group.training)
+        return cancelled

@@ -1,0 +1,83 @@
+"""How late the event loop is, and which rollout is to blame."""
+
+import asyncio
+import logging
+import sys
+import threading
+import time
+import traceback
+from types import FrameType
+
+log = logging.getLogger(__name__)
+
+INTERVAL_S = 0.01
+BLOCKED_AFTER_S = 1.0
+WATCH_EVERY_S = 0.25
+
+
+class LoopLag:
+    """Samples the delay of a sleeping coroutine; a thread names the rollout that blocks for a second or more.
+
+    Create and `start` it on the loop's own thread.
+    """
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self._loop_thread = threading.get_ident()
+        self._lags_s: list[float] = []
+        self._beat = time.monotonic()
+        self._stopping = threading.Event()
+        self.blocked_by = ""
+        """The rollout that blocks now, or blocked last."""
+
+    def start(self) -> None:
+        self._task = asyncio.create_task(self._sample(), name="loop lag")
+        self._thread = threading.Thread(target=self._watch, name="loop watch", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        self._stopping.set()
+        self._task.cancel()
+
+    def take(self) -> list[float]:
+        """Delays in seconds since the last call."""
+        lags, self._lags_s = self._lags_s, []
+        return lags
+
+    @property
+    def silent_s(self) -> float:
+        """Seconds since the loop last turned."""
+        return time.monotonic() - self._beat
+
+    async def _sample(self) -> None:
+        while True:
+            before = time.monotonic()
+            await asyncio.sleep(INTERVAL_S)
+            self._beat = time.monotonic()
+            self._lags_s.append(max(0.0, self._beat - before - INTERVAL_S))
+
+    def _watch(self) -> None:
+        reported = False
+        while not self._stopping.wait(WATCH_EVERY_S):
+            blocked = self.silent_s > BLOCKED_AFTER_S
+            if blocked and not reported:
+                self._report()
+            reported = blocked
+
+    def _report(self) -> None:
+        task = asyncio.current_task(self._loop)
+        self.blocked_by = task.get_name() if task is not None else "no task"
+        frame = sys._current_frames().get(self._loop_thread)
+        log.warning(
+            "%s blocks the event loop for %.1f s at %s; await, or make the rollout a plain function",
+            self.blocked_by,
+            self.silent_s,
+            _where(frame),
+        )
+
+
+def _where(frame: FrameType | None) -> str:
+    if frame is None:
+        return "an unknown place"
+    entries = traceback.extract_stack(frame)[-3:]
+    return " < ".join(f"{entry.filename}:{entry.lineno} {entry.name}" for entry in reversed(entries))

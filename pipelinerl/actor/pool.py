@@ -1,0 +1,141 @@
+"""The worker processes of the actor: start, messages, end."""
+
+import asyncio
+import logging
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+from pipelinerl.actor.messages import Channel, Died, Hello, Stop
+from pipelinerl.observe.waits import wait_for, waiting
+
+log = logging.getLogger(__name__)
+
+STOP_DEADLINE_S = 10.0
+
+
+class WorkerDied(Exception):
+    """A worker process ended or fell silent; the message says which and why."""
+
+
+class WorkerPool:
+    """Starts workers and passes their messages on. A worker that dies is reported once."""
+
+    def __init__(
+        self,
+        output_dir: str,
+        job: int,
+        count: int,
+        on_messages: Callable[[int, list[Any]], None],
+        on_death: Callable[[WorkerDied], None],
+    ):
+        self._argv = [sys.executable, "-m", "pipelinerl.actor.worker", output_dir, "--job", str(job)]
+        self.count = count
+        self._on_messages, self._on_death = on_messages, on_death
+        self._processes: list[subprocess.Popen[bytes]] = []
+        self._channels: list[Channel] = []
+        self._readers: list[asyncio.Task[None]] = []
+        self._ready = [asyncio.Event() for _ in range(count)]
+        self._heard: list[float] = []
+        self._last_words: dict[int, str] = {}
+        self._stopping = False
+
+    async def start(self, deadline_s: float) -> None:
+        """Until every worker is ready. Raises WaitExpired, or WorkerDied with the worker's reason."""
+        for index in range(self.count):
+            await self._spawn(index)
+        everyone = asyncio.gather(*(event.wait() for event in self._ready))
+        await wait_for(everyone, f"{self.count} rollout workers to be ready", deadline_s)
+        if self._last_words:
+            raise self._death(min(self._last_words))
+
+    async def _spawn(self, index: int) -> None:
+        ours, theirs = socket.socketpair()
+        env = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
+        argv = [
+            *self._argv,
+            "--worker",
+            str(index),
+            "--fd",
+            str(theirs.fileno()),
+            "--parent",
+            str(os.getpid()),
+        ]
+        self._processes.append(self._popen(argv, theirs, env))
+        theirs.close()
+        self._channels.append(await Channel.open(ours))
+        self._heard.append(time.monotonic())
+        self._readers.append(asyncio.create_task(self._read(index), name=f"messages of worker {index}"))
+
+    @staticmethod
+    def _popen(argv: list[str], theirs: socket.socket, env: dict[str, str]) -> "subprocess.Popen[bytes]":
+        """Not on a thread: the kernel ends a child with the thread that started it."""
+        return subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=env)
+
+    async def _read(self, index: int) -> None:
+        while (messages := await self._channels[index].receive()) is not None:
+            self._heard[index] = time.monotonic()
+            passed_on = []
+            for message in messages:
+                if isinstance(message, Hello):
+                    self._ready[index].set()
+                elif isinstance(message, Died):
+                    self._last_words[index] = message.reason
+                else:
+                    passed_on.append(message)
+            if passed_on:
+                self._on_messages(index, passed_on)
+        if not self._stopping:
+            self._last_words.setdefault(index, "")
+            self._ready[index].set()
+            self._on_death(self._death(index))
+
+    def _death(self, index: int) -> WorkerDied:
+        if reason := self._last_words.get(index):
+            return WorkerDied(f"rollout worker {index}: {reason}")
+        try:
+            code = self._processes[index].wait(timeout=1.0)
+        except subprocess.TimeoutExpired:
+            return WorkerDied(f"rollout worker {index} closed its channel but still runs")
+        return WorkerDied(f"rollout worker {index} died with exit code {code}; its log says more")
+
+    def send(self, index: int, message: Any) -> None:
+        self._channels[index].send(message)
+
+    def broadcast(self, message: Any) -> None:
+        for channel in self._channels:
+            channel.send(message)
+
+    def check_alive(self, silent_limit_s: float) -> None:
+        """Raises WorkerDied for a worker without a pulse; its log names the rollout that blocks its loop."""
+        for index, heard in enumerate(self._heard):
+            if (silent := time.monotonic() - heard) > silent_limit_s:
+                raise WorkerDied(
+                    f"rollout worker {index} gave no sign for {silent:.0f} s; its log names what blocks it"
+                )
+
+    async def stop(self) -> None:
+        """End all workers; those that do not within the deadline are killed, by process id."""
+        self._stopping = True
+        for channel in self._channels:
+            channel.send(Stop())
+            channel.flush()
+        with waiting("rollout workers to stop", STOP_DEADLINE_S) as wait:
+            for index, process in enumerate(self._processes):
+                try:
+                    await asyncio.to_thread(process.wait, max(0.1, wait.remaining_s))
+                except subprocess.TimeoutExpired:
+                    log.warning(
+                        "rollout worker %d did not stop within %g s and is killed", index, STOP_DEADLINE_S
+                    )
+                    process.kill()
+                    process.wait()
+        for reader in self._readers:
+            reader.cancel()
+        await asyncio.gather(*self._readers, return_exceptions=True)
+        for channel in self._channels:
+            await channel.close()

@@ -1,0 +1,43 @@
+"""Loading the problems of a run."""
+
+import pickle
+import random
+from collections.abc import Sequence
+from typing import Any
+
+from pipelinerl.config import Config
+from pipelinerl.domain import resolve_dotted
+
+Problem = dict[str, Any]
+
+
+def load_problems(cfg: Config) -> tuple[list[Problem], list[Problem]]:
+    """Training and test problems from the domain's loader, after `random.seed(cfg.seed)`.
+
+    Raises ValueError if the loader returns anything but a list of dicts, or no training problem.
+    """
+    loader = resolve_dotted(str(cfg.dataset_loader), "dataset_loader")
+    random.seed(cfg.seed)
+    train = _checked(loader(list(cfg.train_dataset_names), **cfg.dataset_loader_params), cfg.dataset_loader)
+    test: list[Problem] = []
+    if cfg.test_dataset_names:
+        test = _checked(loader(list(cfg.test_dataset_names), **cfg.dataset_loader_params), cfg.dataset_loader)
+    if cfg.train_subset is not None:
+        train = train[cfg.train_subset.begin : cfg.train_subset.end]
+    return train, test
+
+
+def _checked(problems: Any, loader: str | None) -> list[Problem]:
+    if not isinstance(problems, Sequence) or not all(isinstance(problem, dict) for problem in problems):
+        raise ValueError(
+            f"dataset_loader={loader} must return a list of dicts, got {type(problems).__name__}"
+        )
+    return list(problems)
+
+
+def payload(problem: Problem, index: int) -> bytes:
+    """The problem for a worker. Raises ValueError if it cannot be pickled."""
+    try:
+        return pickle.dumps(problem, protocol=5)
+    except (pickle.PicklingError, TypeError, AttributeError) as error:
+        raise ValueError(f"problem {index} cannot be sent to a worker process: {error}") from error

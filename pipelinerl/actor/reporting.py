@@ -1,0 +1,92 @@
+"""Statistics of the actor on their way to streams, metrics and the status file."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+from pipelinerl.actor.evaluation import EvaluationPass
+from pipelinerl.actor.groups import Group
+from pipelinerl.actor.messages import Pulse
+from pipelinerl.actor.scheduler import Scheduler
+from pipelinerl.actor.stats import GroupStats, LoopLagStats, Throughput, domain_mix
+from pipelinerl.config import Config
+from pipelinerl.observe.metrics import MetricsWriter
+from pipelinerl.observe.status import StatusFile
+from pipelinerl.streams import SingleStreamSpec, write_to_streams
+
+
+class Reporter:
+    """Collects what happened; one record per announced version, one per evaluation."""
+
+    def __init__(self, output_dir: Path, cfg: Config, version: int):
+        self.start_s = time.monotonic()
+        self._window = cfg.actor.throughput_window_size
+        self._stats, self._lags = GroupStats(), LoopLagStats()
+        self._throughput = Throughput(self._window, self.start_s)
+        self._requests: dict[int, dict[str, float]] = {}
+        self._metrics = MetricsWriter(output_dir, "actor", cfg.wandb, cfg.model_dump(mode="json"))
+        self._status = StatusFile(output_dir, "actor")
+        self._status.set(version=version)
+        self._streams = {
+            topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("stats", "stats_test")
+        }
+
+    def finished_group(self, group: Group) -> None:
+        self._stats.add_group(group.outcomes.values())
+        self._throughput.add_group(group.outcomes.values(), time.monotonic())
+
+    def pulse(self, pulse: Pulse) -> None:
+        self._lags.add(pulse.loop_lags_s)
+        self._requests[pulse.worker] = pulse.requests
+
+    def report(self, scheduler: Scheduler, queued: int) -> None:
+        """One record of training since the last one."""
+        now_s = time.monotonic()
+        record = self._stats.take() | self._throughput.rates(now_s) | self._lags.take()
+        record |= {
+            "published_samples": scheduler.published_texts,
+            "problem_queue_size": scheduler.table.waiting,
+            "result_queue_size": queued,
+            "finished_groups": scheduler.groups_finished,
+            "trainer_model_version": scheduler.version,
+            "time_since_start": now_s - self.start_s,
+            "active_rollouts": scheduler.table.active,
+            "reserved_texts": scheduler.budget.reserved,
+            "discarded_texts": scheduler.discarded,
+        }
+        record |= {f"requests/{name}": value for name, value in self._request_totals().items()}
+        if (mixture := scheduler.sampler.mixture) is not None:
+            record |= domain_mix(mixture.completed, mixture.targets)
+        self._status.set(
+            version=scheduler.version, texts=scheduler.published_texts, groups=scheduler.groups_finished
+        )
+        self._streams["stats"].write(record)
+        self._metrics.log({f"actor/{name}": value for name, value in record.items()}, step=scheduler.version)
+
+    def _request_totals(self) -> dict[str, float]:
+        """Counters are sums over workers; shares and sizes per token their mean."""
+        totals: dict[str, float] = {}
+        for requests in self._requests.values():
+            for name, value in requests.items():
+                totals[name] = totals.get(name, 0.0) + value
+        for name in ("bytes_per_token", "exact_versions"):
+            if name in totals:
+                totals[name] /= len(self._requests)
+        return totals
+
+    def finished_evaluation(self, evaluation: EvaluationPass, version: int) -> None:
+        """One record: means under `test_`, and the values of each problem."""
+        stats = GroupStats()
+        for outcome in evaluation.outcomes.values():
+            stats.add_group([outcome])
+        means = stats.take("test_") | {"trainer_model_version": version}
+        means |= {f"test_{name}": count for name, count in evaluation.counts().items()}
+        record: dict[str, Any] = {"version": evaluation.version, "values": evaluation.values(), **means}
+        self._streams["stats_test"].write(record)
+        self._metrics.log({f"actor/{name}": value for name, value in means.items()}, step=evaluation.version)
+
+    def close(self) -> None:
+        self._metrics.close()
+        self._status.close()
+        for stream in self._streams.values():
+            stream.close()

@@ -1,0 +1,37 @@
+"""Which errors of a rollout are worth another try, and when."""
+
+import random
+
+import aiohttp
+
+from pipelinerl.inference.client import AbortedCompletion, EngineUnavailable
+
+SERVER_ERROR = 500
+TOO_MANY_REQUESTS = 429
+
+
+def retryable(error: BaseException) -> bool:
+    """Timeouts, aborted answers and unreachable servers are; bugs and refused requests are not."""
+    if isinstance(error, aiohttp.ClientResponseError):
+        return error.status >= SERVER_ERROR or error.status == TOO_MANY_REQUESTS
+    infrastructure = (
+        TimeoutError,
+        ConnectionError,
+        AbortedCompletion,
+        EngineUnavailable,
+        aiohttp.ClientConnectionError,
+        aiohttp.ClientPayloadError,
+    )
+    return isinstance(error, infrastructure)
+
+
+def backoff_s(attempt: int, initial_s: float, longest_s: float) -> float:
+    """Pause after the `attempt`-th failure (from 0): doubling, with jitter so that retries spread."""
+    return min(longest_s, initial_s * 2.0 ** min(attempt, 60)) * random.uniform(0.5, 1.0)
+
+
+def reason_of(error: BaseException) -> str:
+    """One short line for counting and for people."""
+    text = " ".join(str(error).split())
+    name = type(error).__name__
+    return (f"{name}: {text}" if text else name)[:300]

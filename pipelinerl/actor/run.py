@@ -1,0 +1,263 @@
+"""The actor's process: connects the scheduler to workers, trainer messages, streams, books and metrics."""
+
+import asyncio
+import logging
+import math
+import signal
+import time
+from pathlib import Path
+from typing import Any
+
+from pipelinerl.accounting import Ledger
+from pipelinerl.actor.budget import LagBudget
+from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
+from pipelinerl.actor.failures import FailureMonitor
+from pipelinerl.actor.groups import Group, GroupTable, Slots
+from pipelinerl.actor.messages import Announced, Cancel, Outcome, Pulse
+from pipelinerl.actor.pool import WorkerPool
+from pipelinerl.actor.problems import load_problems, payload
+from pipelinerl.actor.publishing import StreamWriterThread
+from pipelinerl.actor.reporting import Reporter
+from pipelinerl.actor.sampler import ProblemSampler
+from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
+from pipelinerl.actor.snapshots import Snapshots
+from pipelinerl.config import Config
+from pipelinerl.domain import Domain, load_domain
+from pipelinerl.observe.waits import Wait
+from pipelinerl.state import TrainerState
+from pipelinerl.streams import SingleStreamSpec, write_to_streams
+
+log = logging.getLogger(__name__)
+
+CHECK_EVERY_S = 1.0
+CLOSE_DEADLINE_S = 60.0
+
+
+def update_interval(cfg: Config) -> int:
+    """U: texts between two versions, a multiple of the texts of an optimizer step."""
+    step = cfg.texts_per_step
+    return math.ceil(max(1, cfg.finetune.weight_update_interval) / step) * step
+
+
+class Actor:
+    """One run of the actor, from the first version to the end of training."""
+
+    def __init__(self, cfg: Config, output_dir: Path, job: int, state: TrainerState, version: int):
+        self.cfg, self.output_dir, self.state, self.version = cfg, output_dir, state, version
+        self.domain: Domain = load_domain(cfg.domain_hooks)
+        train, test = load_problems(cfg)
+        keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
+        self.snapshots = Snapshots(output_dir / "actor" / "state", keep)
+        self.pool = WorkerPool(
+            str(output_dir),
+            job,
+            cfg.actor.rollout_workers,
+            self._on_messages,
+            lambda death: self._fail(death),
+        )
+        self.books = Ledger(output_dir, "actor")
+        self.reporter = Reporter(output_dir, cfg, version)
+        self.streams = {
+            topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("actor", "actor_test")
+        }
+        self.loop = asyncio.get_running_loop()
+        self.writer = StreamWriterThread(
+            lambda topic, record: self.streams[topic].write(record),
+            cfg.actor.result_queue_size,
+            self._wake_from_thread,
+        )
+        self.scheduler = self._scheduler(train, test)
+        self.finished: asyncio.Future[None] = self.loop.create_future()
+        self._idle: Wait | None = None
+        self._awake = False
+        self._closed = False
+
+    def _scheduler(self, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> Scheduler:
+        cfg, saved = self.cfg, self.snapshots.restore(self.version)
+        if saved is None and self.version > 0:
+            log.warning(
+                "no snapshot of the actor up to version %d; problems are drawn from the start", self.version
+            )
+        sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix)
+        evaluation = EvaluationSchedule(cfg.eval_every_n_versions, cfg.eval_at_end, len(test))
+        interval = update_interval(cfg)
+        budget = LagBudget(cfg.max_lag, interval, self.version, (saved or {}).get("texts_per_rollout"))
+        log.info(
+            "lag bound in texts: %s (max_lag %s, update interval %d)", budget.bound, cfg.max_lag, interval
+        )
+        plan = Plan(
+            attempts=cfg.attempts,
+            on_error=cfg.actor.on_rollout_error,
+            seed=cfg.seed,
+            run=str(self.snapshots.next_start()),
+            target=cfg.finetune.last_step * cfg.texts_per_step,
+            train_payload=lambda index: payload(train[index], index),
+            test_payload=lambda index: payload(test[index], index),
+            seed_training=cfg.max_lag == 0,
+        )
+        engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
+        slots = Slots(engines, cfg.actor.llm_max_rollouts, cfg.actor.rollout_workers)
+        effects = Effects(
+            publish=self._publish,
+            can_publish=lambda: not self.writer.full,
+            finished_group=self.reporter.finished_group,
+            finished_evaluation=self._finished_evaluation,
+        )
+        failures = FailureMonitor(cfg.actor.max_failed_fraction)
+        scheduler = Scheduler(
+            plan, GroupTable(slots), budget, sampler, evaluation, failures, self.books, effects, self.version
+        )
+        if saved is not None:
+            sampler.load_state_dict(saved["sampler"])
+            evaluation.load_state_dict(saved["evaluation"])
+            scheduler.groups_opened = int(saved["groups_opened"])
+            self.domain.restore(saved["domain"])
+        return scheduler
+
+    async def run(self) -> None:
+        """Until training is done and the last version evaluated.
+
+        Raises RunFailed, WorkerDied, WaitExpired.
+        """
+        for number in (signal.SIGTERM, signal.SIGINT):
+            self.loop.add_signal_handler(number, self._fail, RunFailed(f"stopped by {number.name}"))
+        await self.pool.start(self.cfg.engine.start_deadline_s + CLOSE_DEADLINE_S)
+        self.pool.broadcast(Announced(self.version))
+        self._snapshot()
+        self.state.subscribe(self._wake_from_thread)
+        checks = asyncio.create_task(self._check_regularly(), name="checks")
+        try:
+            self._turn()
+            await self.finished
+        finally:
+            checks.cancel()
+            await self.pool.stop()
+            self._closed = True
+
+    def close(self) -> None:
+        """Flush and close what was opened; after `run`."""
+        try:
+            self.writer.close(CLOSE_DEADLINE_S)
+        finally:
+            self.reporter.close()
+            self.books.close()
+            for stream in self.streams.values():
+                stream.close()
+
+    def _fail(self, error: BaseException) -> None:
+        if not self.finished.done():
+            self.finished.set_exception(error)
+
+    def _wake_from_thread(self) -> None:
+        if not self._closed:
+            self.loop.call_soon_threadsafe(self._wake)
+
+    def _wake(self) -> None:
+        """Take a turn once, however many events call for it."""
+        if not self._awake:
+            self._awake = True
+            self.loop.call_soon(self._turn)
+
+    def _turn(self) -> None:
+        """Take in the trainer's news and start whatever may start."""
+        self._awake = False
+        if self.finished.done():
+            return
+        try:
+            self.writer.check()
+            self._observe()
+            while (started := self.scheduler.next_assignment()) is not None:
+                self.pool.send(started[0].worker, started[1])
+            if self.scheduler.done:
+                self.reporter.report(self.scheduler, self.writer.size)
+                self.finished.set_result(None)
+        except Exception as error:
+            self._fail(error)
+
+    def _observe(self) -> None:
+        version = self.state.propagated_weight_version
+        assert version is not None
+        news = version > self.version
+        self.scheduler.observe(version, sum(self.state.discarded.values()), self.state.samples_processed)
+        if news:
+            self.version = version
+            self.pool.broadcast(Announced(version))
+            self._snapshot()
+            self.reporter.report(self.scheduler, self.writer.size)
+        if self.state.training_done and not self.scheduler.training_done:
+            by_worker: dict[int, list[int]] = {}
+            for start in self.scheduler.finish_training():
+                by_worker.setdefault(start.worker, []).append(start.key)
+            for worker, keys in by_worker.items():
+                self.pool.send(worker, Cancel(keys))
+
+    def _on_messages(self, worker: int, messages: list[Any]) -> None:
+        if self.finished.done():
+            return
+        try:
+            for message in messages:
+                if isinstance(message, Outcome):
+                    self.scheduler.finish(message)
+                elif isinstance(message, Pulse):
+                    self.scheduler.table.slots.out = set(message.engines_out)
+                    self.reporter.pulse(message)
+        except Exception as error:
+            self._fail(error)
+        self._turn()
+
+    def _publish(self, group: Group, rollouts: list[list[dict[str, Any]]]) -> None:
+        self.writer.put(
+            "actor" if group.training else "actor_test", [text for texts in rollouts for text in texts]
+        )
+
+    def _finished_evaluation(self, evaluation: EvaluationPass) -> None:
+        self.reporter.finished_evaluation(evaluation, self.version)
+        self._snapshot()
+
+    def _snapshot(self) -> None:
+        scheduler = self.scheduler
+        state = {
+            "sampler": scheduler.sampler.state_dict(),
+            "evaluation": scheduler.evaluation.state_dict(),
+            "groups_opened": scheduler.groups_opened,
+            "texts_per_rollout": scheduler.budget.texts_per_rollout,
+            "domain": self.domain.checkpoint(),
+        }
+        self.snapshots.save(self.version, state)
+
+    async def _check_regularly(self) -> None:
+        """Deadlines of waits that end through somebody else: the trainer's news, a worker's pulse."""
+        limit_s = self.cfg.actor.rollout_deadline_s
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            try:
+                self.pool.check_alive(limit_s)
+                self._check_idle(limit_s)
+            except Exception as error:
+                self._fail(error)
+
+    def _check_idle(self, limit_s: float) -> None:
+        if not self.scheduler.waits_for_trainer:
+            if self._idle is not None:
+                self._idle.__exit__(None, None, None)
+                self._idle = None
+            return
+        if self._idle is None:
+            self._idle = Wait(f"a weight version after {self.version} from the trainer", limit_s).__enter__()
+        budget = self.scheduler.budget
+        self._idle.check(
+            f"{budget.reserved:.0f} texts reserved, {self.scheduler.discarded} discarded, bound {budget.bound}"
+        )
+
+
+async def run_actor(cfg: Config, output_dir: Path, job: int) -> None:
+    """Run the actor of `output_dir` to its end."""
+    with TrainerState(output_dir) as state:
+        started = time.monotonic()
+        version = await asyncio.to_thread(state.wait_for_version, cfg.engine.start_deadline_s)
+        log.info("first version %d after %.1f s", version, time.monotonic() - started)
+        actor = Actor(cfg, output_dir, job, state, version)
+        try:
+            await actor.run()
+        finally:
+            actor.close()

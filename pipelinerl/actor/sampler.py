@@ -1,0 +1,53 @@
+"""Which problem comes next. The n-th draw depends on the seed and n alone, so the state is one number."""
+
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from pipelinerl.domain_sampling import DomainWeightedSampler
+
+
+def derived_seed(*parts: int | str) -> int:
+    """A 31-bit seed that depends on all parts."""
+    return random.Random(":".join(map(str, parts))).getrandbits(31)
+
+
+class ProblemSampler:
+    """Draws training problems uniformly with replacement, or by `domain_mix`."""
+
+    def __init__(
+        self, problems: Sequence[dict[str, Any]], seed: int, domain_mix: Mapping[str, float] | None = None
+    ):
+        if not problems:
+            raise ValueError("there are no training problems; check train_dataset_names and train_subset")
+        self.problems, self.seed, self.drawn = problems, seed, 0
+        self.mixture = DomainWeightedSampler(problems, domain_mix, random.Random()) if domain_mix else None
+
+    def draw(self) -> int:
+        """Index of the next problem."""
+        rng = random.Random(f"draw:{self.seed}:{self.drawn}")
+        self.drawn += 1
+        if self.mixture is None:
+            return rng.randrange(len(self.problems))
+        self.mixture.rng = rng
+        return self.mixture.sample_index()
+
+    def record_completion(self, domain: str | None) -> None:
+        if self.mixture is not None and domain is not None:
+            self.mixture.record_completion(domain)
+
+    def state_dict(self) -> dict[str, Any]:
+        state: dict[str, Any] = {"seed": self.seed, "drawn": self.drawn}
+        if self.mixture is not None:
+            state["mixture"] = self.mixture.state_dict()
+        return state
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Raises ValueError if the state belongs to another seed, since the draws would not continue."""
+        if state["seed"] != self.seed:
+            raise ValueError(
+                f"the snapshot was drawn with seed {state['seed']}, the configuration says {self.seed}"
+            )
+        self.drawn = int(state["drawn"])
+        if self.mixture is not None and "mixture" in state:
+            self.mixture.load_state_dict(state["mixture"])

@@ -1,0 +1,249 @@
+"""Which rollout starts next, and what becomes of its outcome.
+
+Everything that starts leaves exactly once: a training rollout is published with its whole group, failed or
+empty; an evaluation rollout is recorded in its pass. Decisions depend on values that come in; books and
+publication are injected, so a test needs no process, clock or file.
+"""
+
+import random
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Protocol
+
+from pipelinerl.accounting import Outcome as Fate
+from pipelinerl.actor.budget import LagBudget
+from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
+from pipelinerl.actor.failures import FailureMonitor, OnError, judge
+from pipelinerl.actor.groups import Group, GroupTable, Start
+from pipelinerl.actor.messages import Assignment, Ending, Outcome
+from pipelinerl.actor.sampler import ProblemSampler, derived_seed
+
+
+class RunFailed(Exception):
+    """The run cannot go on; the message is the one line that people see."""
+
+
+class Books(Protocol):
+    def record(self, outcome: Fate, rollouts: Iterable[str], reason: str = "") -> None: ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What does not change during a run."""
+
+    attempts: int
+    on_error: OnError
+    seed: int
+    run: str
+    """Prefix of group ids, different for each start of the actor in one output directory."""
+    target: int
+    """Texts after which nothing more is trained."""
+    train_payload: Callable[[int], bytes]
+    """The pickled training problem with that index."""
+    test_payload: Callable[[int], bytes]
+    seed_training: bool = False
+    """Give training requests seeds (synchronous runs, which can be repeated exactly)."""
+
+
+@dataclass
+class Effects:
+    """What the scheduler causes outside."""
+
+    publish: Callable[[Group, list[list[dict]]], None]  # type: ignore[type-arg]
+    """A whole group: records of each rollout, in the order to write them."""
+    can_publish: Callable[[], bool]
+    finished_group: Callable[[Group], None]
+    """Every complete training group, published or not."""
+    finished_evaluation: Callable[[EvaluationPass], None]
+
+
+class Scheduler:
+    """Training groups within the lag budget, and evaluation passes between them."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        table: GroupTable,
+        budget: LagBudget,
+        sampler: ProblemSampler,
+        evaluation: EvaluationSchedule,
+        failures: FailureMonitor,
+        books: Books,
+        effects: Effects,
+        version: int,
+    ):
+        self.plan, self.table, self.budget, self.sampler = plan, table, budget, sampler
+        self.evaluation, self.failures, self.books, self.effects = evaluation, failures, books, effects
+        self.version, self.discarded, self.processed = version, 0, 0
+        self.training_done = False
+        self.groups_opened = 0
+        self.groups_finished = 0
+        self.published_texts = 0
+        self.running_pass: EvaluationPass | None = None
+        self._next_test_problem = 0
+
+    def observe(self, version: int, discarded: int, processed: int) -> None:
+        """Take in what the trainer announced; all three never decrease."""
+        self.version, self.discarded, self.processed = version, discarded, processed
+
+    def finish_training(self) -> list[Start]:
+        """Training is over: drop its groups. Returns rollouts to cancel; the books keep them unfinished."""
+        self.training_done = True
+        return self.table.cancel_training()
+
+    @property
+    def done(self) -> bool:
+        """Nothing runs and nothing is left to do."""
+        return (
+            self.training_done
+            and self.running_pass is None
+            and not self.table.active
+            and not self.evaluation.due_at_end(self.version)
+        )
+
+    @property
+    def waits_for_trainer(self) -> bool:
+        """Nothing runs, because the next step is the trainer's."""
+        return not self.training_done and not self.table.active
+
+    def next_assignment(self) -> tuple[Start, Assignment] | None:
+        """Start one rollout, if there is a slot and something may start."""
+        if self.table.slots.least_active() is None:
+            return None
+        if not self.table.has_waiting and not self._open_next():
+            return None
+        start = self.table.start_next()
+        if start is None:
+            return None
+        group = start.group
+        self.books.record(
+            Fate.STARTED if group.training else Fate.EVAL_STARTED, [f"{group.id}/{start.rollout_index}"]
+        )
+        assignment = Assignment(
+            start.key,
+            group.id,
+            start.rollout_index,
+            group.payload,
+            start.engine,
+            group.training,
+            self._seed_of(group, start.rollout_index),
+            group.version,
+        )
+        return start, assignment
+
+    def _seed_of(self, group: Group, rollout_index: int) -> int | None:
+        if not group.training:
+            return derived_seed(self.plan.seed, "test", group.problem)
+        return (
+            derived_seed(self.plan.seed, "train", group.number, rollout_index)
+            if self.plan.seed_training
+            else None
+        )
+
+    def _open_next(self) -> bool:
+        """Open the next group, if any may start."""
+        if self.running_pass is None and self._evaluation_due():
+            self.running_pass = EvaluationPass(self.version, self.evaluation.problems)
+            self._next_test_problem = 0
+        if self.running_pass is not None:
+            return self._open_test_problem(self.running_pass)
+        if self.training_done or self.processed >= self.plan.target or not self.effects.can_publish():
+            return False
+        if not self.budget.admits(self.version, self.discarded):
+            return False
+        self._open_training_group()
+        return True
+
+    def _evaluation_due(self) -> bool:
+        if self.training_done:
+            return self.evaluation.due_at_end(self.version)
+        return self.evaluation.due(self.version)
+
+    def _open_test_problem(self, current: EvaluationPass) -> bool:
+        number = self._next_test_problem
+        if number >= current.problems:
+            return False
+        self._next_test_problem += 1
+        id_ = f"{self.plan.run}-eval{current.version}-{number}"
+        payload = self.plan.test_payload(number)
+        self.table.open(Group(id_, number, number, payload, 1, False, self.version))
+        return True
+
+    def _open_training_group(self) -> None:
+        number = self.groups_opened
+        problem = self.sampler.draw()
+        self.groups_opened += 1
+        payload, attempts = self.plan.train_payload(problem), self.plan.attempts
+        id_ = f"{self.plan.run}-{number:06d}"
+        self.table.open(Group(id_, number, problem, payload, attempts, True, self.version))
+        self.budget.group_started(attempts)
+
+    def finish(self, outcome: Outcome) -> None:
+        """Take in how a rollout ended. Raises RunFailed if the run must end."""
+        start = self.table.finish(outcome)
+        if start is None:
+            return
+        if outcome.ending is Ending.NO_ENGINE:
+            raise RunFailed(outcome.reason)
+        name = f"{start.group.id}/{start.rollout_index}"
+        failed = outcome.ending is Ending.FAILED
+        if start.group.training:
+            self._finish_training_rollout(start, outcome, name)
+        else:
+            self._finish_test_rollout(start, outcome, name)
+        self.failures.record(outcome.reason if failed else None)
+        if failed and self.plan.on_error == "stop":
+            raise RunFailed(f"rollout {name} failed (actor.on_rollout_error=stop): {outcome.reason}")
+        if complaint := self.failures.complaint():
+            raise RunFailed(complaint)
+
+    def _finish_test_rollout(self, start: Start, outcome: Outcome, name: str) -> None:
+        if outcome.ending is Ending.FAILED:
+            self.books.record(Fate.EVAL_FAILED, [name], outcome.reason)
+        else:
+            self.books.record(Fate.EVAL_DONE, [name])
+            self.budget.observe(len(outcome.texts))
+        group, current = start.group, self.running_pass
+        assert current is not None
+        current.add(group.problem, outcome)
+        self.table.close(group)
+        if outcome.texts:
+            self.effects.publish(group, [outcome.texts])
+        if current.complete:
+            self.evaluation.last = current.version
+            self.running_pass = None
+            self.effects.finished_evaluation(current)
+
+    def _finish_training_rollout(self, start: Start, outcome: Outcome, name: str) -> None:
+        group = start.group
+        self.budget.rollout_finished(len(outcome.texts))
+        if outcome.ending is Ending.FAILED:
+            self.books.record(Fate.FAILED, [name], outcome.reason)
+            if self._hopeless(group):
+                self.budget.rollouts_cancelled(self.table.cut_short(group))
+        elif outcome.ending is Ending.EMPTY:
+            self.books.record(Fate.EMPTY, [name], "no_texts")
+        if group.complete:
+            self._close(group)
+
+    def _hopeless(self, group: Group) -> bool:
+        """Whether failures already decide that the group will not be published."""
+        failed = sum(outcome.ending is Ending.FAILED for outcome in group.outcomes.values())
+        return self.plan.on_error == "discard_group" or group.attempts - failed < min(2, group.attempts)
+
+    def _close(self, group: Group) -> None:
+        self.table.close(group)
+        self.groups_finished += 1
+        verdict = judge(group, self.plan.on_error)
+        texts = sum(len(outcome.texts) for outcome in group.outcomes.values())
+        self.budget.group_finished(texts, texts if verdict.publish else 0)
+        domain = next((outcome.domain for outcome in group.outcomes.values()), None)
+        self.sampler.record_completion(domain)
+        self.effects.finished_group(group)
+        if verdict.publish:
+            self.published_texts += texts
+            order = sorted(group.outcomes)
+            random.Random(f"shuffle:{self.plan.seed}:{group.number}").shuffle(order)
+            self.effects.publish(group, [group.outcomes[i].texts for i in order if group.outcomes[i].texts])
+        elif verdict.reason:
+            self.books.record(Fate.FAILED, group.rollout_ids([Ending.DONE]), verdict.reason)

@@ -1,0 +1,192 @@
+"""Statistics of finished groups, under the names that dashboards know.
+
+Values are pooled over the groups since the last record; rates are over the last groups of a sliding window.
+Nothing here reads a clock: times come in.
+"""
+
+from collections import defaultdict, deque
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from pipelinerl.actor.messages import Ending, Outcome
+
+SUCCESS, OVERLONG = "success", "overlong"
+
+
+def describe(values: Sequence[float], name: str, *, extremes: bool = True) -> dict[str, float]:
+    """`<name>_mean`, and `_max`, `_min`, `_var` (population variance) unless all values are equal."""
+    if not len(values):
+        return {}
+    array = np.asarray(values, np.float64)
+    variance = float(array.var())
+    described = {f"{name}_mean": float(array.mean())}
+    if extremes and variance > 0:
+        described |= {
+            f"{name}_max": float(array.max()),
+            f"{name}_min": float(array.min()),
+            f"{name}_var": variance,
+        }
+    return described
+
+
+@dataclass
+class _Pool:
+    """Values by metric."""
+
+    values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+
+    def add(self, outcome: Outcome) -> None:
+        for name, value in outcome.metrics.items():
+            self.values[name].extend(value if isinstance(value, list) else [value])
+        self.values["overflow"].append(float(outcome.overflow))
+        self.values["num_turns"].append(float(len(outcome.prompt_tokens)))
+        self.values["prompt_tokens"].extend(outcome.prompt_tokens)
+        self.values["output_tokens"].extend(outcome.output_tokens)
+
+    def describe(self, prefix: str = "") -> dict[str, float]:
+        described: dict[str, float] = {}
+        for name, values in self.values.items():
+            described |= describe(values, prefix + name)
+        return described
+
+
+class GroupStats:
+    """Pools outcomes of rollouts until `take` turns them into one record."""
+
+    def __init__(self) -> None:
+        self._reset()
+
+    def _reset(self) -> None:
+        self._all = _Pool()
+        self._parts: dict[str, _Pool] = defaultdict(_Pool)
+        self._latencies: list[float] = []
+        self._versions: list[float] = []
+        self._overlong_success: list[float] = []
+        self._group_success: list[float] = []
+        self._endings: dict[str, int] = defaultdict(int)
+        self._retries = 0
+        self._inexact = 0
+        self.rollouts = 0
+
+    def add_group(self, outcomes: Iterable[Outcome]) -> None:
+        """All outcomes of one problem; failed ones enter counts only."""
+        successes = []
+        for outcome in outcomes:
+            self._endings[outcome.ending] += 1
+            self._retries += outcome.retries
+            self.rollouts += 1
+            if outcome.ending not in (Ending.DONE, Ending.EMPTY):
+                continue
+            self._add(outcome)
+            if isinstance(success := outcome.metrics.get(SUCCESS), float):
+                successes.append(success)
+        if successes:
+            self._group_success.append(float(np.mean(successes)))
+
+    def _add(self, outcome: Outcome) -> None:
+        self._all.add(outcome)
+        for part in {outcome.dataset, outcome.domain} - {None}:
+            self._parts[str(part)].add(outcome)
+        self._latencies.append(outcome.latency_s)
+        self._inexact += outcome.inexact_texts
+        if outcome.model_version is not None:
+            self._versions.append(float(outcome.model_version))
+        if outcome.metrics.get(OVERLONG):
+            success = outcome.metrics.get(SUCCESS)
+            self._overlong_success.extend([success] if isinstance(success, float) else [])
+
+    def take(self, prefix: str = "") -> dict[str, float]:
+        """The record, and begin anew. `prefix` (`test_`) is put before all but per-dataset keys."""
+        record = self._all.describe(prefix)
+        for part, pool in self._parts.items():
+            record |= pool.describe(f"{part}/")
+        record |= describe(self._latencies, f"{prefix}latency") | describe(
+            self._versions, f"{prefix}model_version"
+        )
+        if self._overlong_success:
+            record[f"{prefix}success_given_overlong"] = float(np.mean(self._overlong_success))
+        if self._group_success:
+            solved = np.asarray(self._group_success)
+            record[f"{prefix}always_success"] = float((solved == 1).mean())
+            record[f"{prefix}never_success"] = float((solved == 0).mean())
+            record[f"{prefix}sometimes_success"] = float(((solved > 0) & (solved < 1)).mean())
+        record |= {f"{prefix}rollouts_{ending}": float(n) for ending, n in self._endings.items()}
+        record[f"{prefix}rollout_retries"] = float(self._retries)
+        record[f"{prefix}inexact_version_texts"] = float(self._inexact)
+        self._reset()
+        return record
+
+
+@dataclass(frozen=True)
+class _GroupTotals:
+    time_s: float
+    samples: int
+    prompt_tokens: int
+    output_tokens: int
+
+
+class Throughput:
+    """Rates over the last `window` groups."""
+
+    def __init__(self, window: int, start_s: float):
+        self._groups: deque[_GroupTotals] = deque(maxlen=window)
+        self._before_s = start_s
+
+    def add_group(self, outcomes: Iterable[Outcome], now_s: float) -> None:
+        if len(self._groups) == self._groups.maxlen:
+            self._before_s = self._groups[0].time_s
+        rows = list(outcomes)
+        self._groups.append(
+            _GroupTotals(
+                now_s,
+                sum(len(row.texts) for row in rows),
+                sum(sum(row.prompt_tokens) for row in rows),
+                sum(sum(row.output_tokens) for row in rows),
+            )
+        )
+
+    def rates(self, now_s: float) -> dict[str, float]:
+        """Per second; empty before the first group."""
+        elapsed = now_s - self._before_s
+        if not self._groups or elapsed <= 0:
+            return {}
+        prompt = sum(group.prompt_tokens for group in self._groups)
+        output = sum(group.output_tokens for group in self._groups)
+        return {
+            "samples_per_second": sum(group.samples for group in self._groups) / elapsed,
+            "prompt_tokens_per_second": prompt / elapsed,
+            "output_tokens_per_second": output / elapsed,
+            "total_tokens_per_second": (prompt + output) / elapsed,
+        }
+
+
+class LoopLagStats:
+    """Delays of the workers' event loops since the last record."""
+
+    def __init__(self) -> None:
+        self._lags_s: list[float] = []
+
+    def add(self, lags_s: Iterable[float]) -> None:
+        self._lags_s.extend(lags_s)
+
+    def take(self) -> dict[str, float]:
+        if not self._lags_s:
+            return {}
+        lags = np.asarray(self._lags_s)
+        self._lags_s = []
+        return {"loop_lag_p99_s": float(np.quantile(lags, 0.99)), "loop_lag_max_s": float(lags.max())}
+
+
+def domain_mix(completed: Mapping[str, int], targets: Mapping[str, float]) -> dict[str, float]:
+    """Counts and shares of completed groups by domain, beside the wanted shares."""
+    total = sum(completed.get(domain, 0) for domain in targets)
+    record: dict[str, Any] = {}
+    for domain, target in targets.items():
+        count = completed.get(domain, 0)
+        record[f"domain_mix_count/{domain}"] = float(count)
+        record[f"domain_mix_actual/{domain}"] = count / total if total else 0.0
+        record[f"domain_mix_target/{domain}"] = target
+    return record

@@ -1,0 +1,352 @@
+"""A worker process: runs rollouts by the hundred on one event loop and reports how each ended.
+
+python -m pipelinerl.actor.worker OUTPUT_DIR --job IDX --worker N --fd FD    (started by the actor)
+"""
+
+import argparse
+import asyncio
+import inspect
+import itertools
+import logging
+import os
+import pickle
+import socket
+import sys
+import time
+from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from omegaconf import DictConfig
+
+from pipelinerl.actor.loop_lag import LoopLag
+from pipelinerl.actor.messages import (
+    Announced,
+    Assignment,
+    Cancel,
+    Channel,
+    Died,
+    Ending,
+    Hello,
+    Outcome,
+    Pulse,
+    Stop,
+)
+from pipelinerl.actor.retries import backoff_s, reason_of, retryable
+from pipelinerl.actor.texts import Stamp, metric_values, stamped_records
+from pipelinerl.config import Config, load, load_tree
+from pipelinerl.config.serving import SamplingParameters
+from pipelinerl.domain import resolve_dotted
+from pipelinerl.inference.client import Deadlines, EngineClient, EngineUnavailable
+from pipelinerl.inference.fleet import Fleet
+from pipelinerl.llm import LLMCall, TrainableLLM
+from pipelinerl.observe.logs import setup_logging
+from pipelinerl.observe.waits import wait_for
+from pipelinerl.rollouts import (
+    ROLLOUT_ORIGIN,
+    RolloutOrigin,
+    RolloutResult,
+    summarize_training_texts,
+)
+from pipelinerl.supervisor import die_with_parent
+
+log = logging.getLogger(__name__)
+
+PULSE_S = 1.0
+
+Policy = Callable[[DictConfig, TrainableLLM, dict[str, Any], aiohttp.ClientSession], Any]
+
+
+@dataclass(frozen=True)
+class RetryRules:
+    """`max_retries` -1: as often as the deadline allows."""
+
+    deadline_s: float
+    max_retries: int
+    initial_delay_s: float
+    max_delay_s: float
+
+
+class RolloutRunner:
+    """Runs one assignment to its outcome; never raises for what a domain or an engine does."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        cfg: DictConfig,
+        train_llm: TrainableLLM,
+        test_llm: TrainableLLM,
+        fleet: Fleet,
+        session: aiohttp.ClientSession,
+        rules: RetryRules,
+        threads: int,
+    ):
+        self._policy, self._cfg, self._session, self._fleet, self._rules = policy, cfg, session, fleet, rules
+        self._llms = {True: train_llm, False: test_llm}
+        self._plain = not inspect.iscoroutinefunction(policy)
+        self._executor = ThreadPoolExecutor(threads, "rollout") if self._plain else None
+
+    async def run(self, assignment: Assignment) -> Outcome:
+        started = time.monotonic()
+        outcome = Outcome(assignment.key, Ending.FAILED)
+        try:
+            async with asyncio.timeout(self._rules.deadline_s) as deadline:
+                outcome = await self._with_retries(assignment, outcome)
+        except asyncio.CancelledError as error:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            outcome.reason = reason_of(error)
+        except (Exception, SystemExit) as error:
+            self._explain(outcome, error, expired=deadline.expired())
+        outcome.latency_s = time.monotonic() - started
+        return outcome
+
+    async def _with_retries(self, assignment: Assignment, outcome: Outcome) -> Outcome:
+        rules = self._rules
+        for attempt in itertools.count():
+            try:
+                return self._finished(assignment, await self._call_policy(assignment), outcome)
+            except Exception as error:
+                lost = isinstance(error, EngineUnavailable) and error.reason == "no_engine"
+                spent = 0 <= rules.max_retries <= attempt
+                if lost or spent or not retryable(error):
+                    raise
+                outcome.retries += 1
+                log.info(
+                    "%s/%d is tried again: %s",
+                    assignment.group_id,
+                    assignment.rollout_index,
+                    reason_of(error),
+                )
+                await asyncio.sleep(backoff_s(attempt, rules.initial_delay_s, rules.max_delay_s))
+        raise AssertionError("unreachable")
+
+    async def _call_policy(self, assignment: Assignment) -> RolloutResult:
+        problem = pickle.loads(assignment.problem)
+        ROLLOUT_ORIGIN.set(
+            RolloutOrigin(
+                assignment.group_id, assignment.rollout_index, assignment.version, assignment.training
+            )
+        )
+        llm = self._llms[assignment.training].bind(
+            self._fleet, assignment.engine, assignment.seed, self._on_loop
+        )
+        if self._plain:
+            loop = asyncio.get_running_loop()
+            call = lambda: self._policy(self._cfg, llm, problem, self._session)  # noqa: E731
+            result = await loop.run_in_executor(self._executor, call)
+            result = await result if inspect.isawaitable(result) else result
+        else:
+            result = await self._policy(self._cfg, llm, problem, self._session)
+        if not isinstance(result, RolloutResult):
+            raise TypeError(
+                f"the rollout policy returned a {type(result).__name__}, expected a RolloutResult"
+            )
+        if result.domain is None:
+            result.domain = problem.get("domain")
+        if result.dataset_name is None:
+            result.dataset_name = problem.get("dataset")
+        return result
+
+    @property
+    def _on_loop(self) -> Callable[[Callable[[aiohttp.ClientSession], Awaitable[LLMCall]]], LLMCall] | None:
+        """Lets a plain function in a thread ask an engine on this loop."""
+        if not self._plain:
+            return None
+        loop = asyncio.get_running_loop()
+
+        def ask(request: Callable[[aiohttp.ClientSession], Awaitable[LLMCall]]) -> LLMCall:
+            async def asked() -> LLMCall:
+                return await request(self._session)
+
+            return asyncio.run_coroutine_threadsafe(asked(), loop).result(self._rules.deadline_s)
+
+        return ask
+
+    def _finished(self, assignment: Assignment, result: RolloutResult, outcome: Outcome) -> Outcome:
+        outcome.dataset, outcome.domain = result.dataset_name, result.domain
+        if result.failed is not None:
+            outcome.reason = result.failed
+            return outcome
+        assert result.metrics is not None
+        stamp = Stamp(assignment.group_id, assignment.rollout_index, assignment.version)
+        outcome.texts, outcome.inexact_texts = stamped_records(result.training_texts, stamp)
+        outcome.metrics = metric_values(result.metrics)
+        summary = summarize_training_texts(result.training_texts)
+        outcome.prompt_tokens, outcome.output_tokens = summary.prompt_tokens, summary.output_tokens
+        outcome.overflow = summary.overflow
+        versions = [text["metadata"]["model_version"] for text in outcome.texts]
+        outcome.model_version = min(versions) if versions else None
+        outcome.ending = Ending.DONE if outcome.texts else Ending.EMPTY
+        return outcome
+
+    def _explain(self, outcome: Outcome, error: BaseException, expired: bool) -> None:
+        if isinstance(error, EngineUnavailable) and error.reason == "no_engine":
+            outcome.ending, outcome.reason = Ending.NO_ENGINE, str(error)
+        elif expired and not self._fleet.in_rotation:
+            outcome.ending = Ending.NO_ENGINE
+            outcome.reason = f"no engine was in rotation within rollout_deadline_s={self._rules.deadline_s:g}"
+        elif expired:
+            outcome.reason = f"rollout passed actor.rollout_deadline_s={self._rules.deadline_s:g}"
+        else:
+            outcome.reason = reason_of(error)
+            log.warning("rollout failed: %s", outcome.reason, exc_info=error)
+
+
+class Worker:
+    """Connects a runner to the scheduler."""
+
+    def __init__(
+        self, index: int, channel: Channel, fleet: Fleet, runner: RolloutRunner, version: list[int | None]
+    ):
+        self._index, self._channel, self._fleet, self._runner = index, channel, fleet, runner
+        self._version = version
+        self._tasks: dict[int, asyncio.Task[None]] = {}
+
+    async def serve(self, engines: list[str]) -> None:
+        """Until the scheduler says stop or is gone."""
+        lag = LoopLag()
+        lag.start()
+        pulse = asyncio.create_task(self._pulse(lag, engines), name="pulse")
+        self._channel.send(Hello(self._index))
+        while (messages := await self._channel.receive()) is not None:
+            if any(isinstance(message, Stop) for message in messages):
+                break
+            for message in messages:
+                self._handle(message)
+        pulse.cancel()
+        lag.stop()
+        await self._cancel(list(self._tasks))
+
+    def _handle(self, message: Any) -> None:
+        if isinstance(message, Assignment):
+            name = f"rollout {message.group_id}/{message.rollout_index}"
+            self._tasks[message.key] = asyncio.create_task(self._run(message), name=name)
+        elif isinstance(message, Announced):
+            self._version[0] = message.version
+        elif isinstance(message, Cancel):
+            for key in message.keys:
+                if key in self._tasks:
+                    self._tasks[key].cancel()
+
+    async def _run(self, assignment: Assignment) -> None:
+        try:
+            self._channel.send(await self._runner.run(assignment))
+        finally:
+            del self._tasks[assignment.key]
+
+    async def _cancel(self, keys: list[int]) -> None:
+        tasks = [self._tasks[key] for key in keys]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+    async def _pulse(self, lag: LoopLag, engines: list[str]) -> None:
+        while True:
+            await asyncio.sleep(PULSE_S)
+            rotation = set(self._fleet.in_rotation)
+            out = [engine for engine in engines if engine not in rotation]
+            self._channel.send(Pulse(self._index, lag.take(), out, self._fleet.counts.as_dict()))
+
+
+def sampling_parameters(parameters: SamplingParameters) -> dict[str, Any]:
+    """`max_tokens`, `temperature`, and what differs from plain sampling."""
+    always = {"max_tokens": parameters.max_tokens, "temperature": parameters.temperature}
+    return always | parameters.model_dump(exclude_defaults=True)
+
+
+def make_llm(cfg: Config, test: bool, context_size: int) -> TrainableLLM:
+    """The policy with the sampling of training or of evaluation."""
+    section = cfg.test_llm if test else cfg.llm
+    llm = TrainableLLM(
+        model_name=cfg.model_path,
+        tokenizer_name=cfg.model_path,
+        parameters=sampling_parameters(section.parameters),
+        context_size=context_size,
+        collect_logprobs=True,
+        chat_template_kwargs=dict(section.chat_template_kwargs),
+    )
+    llm.load_tokenizer()
+    return llm
+
+
+async def context_size(engines: list[str], session: aiohttp.ClientSession, deadlines: Deadlines) -> int:
+    """The shortest context among the engines, in tokens."""
+    sizes = []
+    for engine in engines:
+        client = EngineClient(engine, session, deadlines=deadlines)
+        await client.load_model_info()
+        if client.max_model_len is not None:
+            sizes.append(client.max_model_len)
+    if not sizes:
+        raise ValueError(f"no engine says its max_model_len at /v1/models; asked {', '.join(engines)}")
+    return min(sizes)
+
+
+async def serve(output_dir: str, job: int, index: int, fd: int) -> None:
+    cfg, tree = load(output_dir), load_tree(output_dir, job)
+    engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
+    channel = await Channel.open(socket.socket(fileno=fd))
+    version: list[int | None] = [None]
+    deadlines = Deadlines(
+        connect_s=cfg.engine.connect_deadline_s,
+        generate_s=cfg.engine.generate_deadline_s,
+        stall_s=cfg.engine.stall_deadline_s,
+    )
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
+        try:
+            async with Fleet(engines, session, deadlines, announced_version=lambda: version[0]) as fleet:
+                await wait_for(
+                    fleet.wait_ready(cfg.engine.start_deadline_s),
+                    "an engine in rotation",
+                    cfg.engine.start_deadline_s + 5,
+                )
+                size = await context_size(fleet.in_rotation, session, deadlines)
+                policy = resolve_dotted(str(cfg.actor.rollout_policy), "actor.rollout_policy")
+                rules = RetryRules(
+                    cfg.actor.rollout_deadline_s,
+                    cfg.actor.max_rollout_retries,
+                    cfg.actor.rollout_retry_initial_delay_s,
+                    cfg.actor.rollout_retry_max_delay_s,
+                )
+                train_llm, test_llm = make_llm(cfg, False, size), make_llm(cfg, True, size)
+                threads = cfg.actor.llm_max_rollouts * len(engines)
+                runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, rules, threads)
+                await Worker(index, channel, fleet, runner, version).serve(engines)
+        except Exception as error:
+            channel.send(Died(index, reason_of(error)))
+            raise
+        finally:
+            await channel.close()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("output_dir")
+    parser.add_argument("--job", type=int, required=True)
+    parser.add_argument("--worker", type=int, required=True)
+    parser.add_argument("--fd", type=int, required=True, help="end of the socket pair to the scheduler")
+    parser.add_argument("--parent", type=int, required=True, help="process id of the scheduler")
+    args = parser.parse_args()
+    die_with_parent(args.parent)
+    setup_logging(Path(args.output_dir), "actor", f"worker_{args.worker}")
+    try:
+        asyncio.run(serve(args.output_dir, args.job, args.worker, args.fd))
+    except Exception as error:
+        print(f"actor worker {args.worker}: {reason_of(error)}", file=sys.stderr, flush=True)
+        return 1
+    finally:
+        logging.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    code = main()
+    # Threads of plain rollouts may still run; nothing waits for them.
+    sys.stdout.flush()
+    os._exit(code)

@@ -1,0 +1,163 @@
+"""One call to an engine from rollout code, and the training texts made of calls.
+
+What is trained is what the engine sampled: ids, log-probabilities and weight versions are taken from its
+answer; text is for people.
+"""
+
+import asyncio
+from collections.abc import Sequence
+
+import aiohttp
+import numpy as np
+
+from pipelinerl.inference.client import (
+    AbortedCompletion,
+    EngineClient,
+    EngineUnavailable,
+    Generation,
+    SamplingParams,
+)
+from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprobs, TrainableLLM
+from pipelinerl.rollouts import MASKED_TOKEN_ID, TrainingText
+from pipelinerl.tokenizing import decode
+
+ABORTS_BEFORE_GIVING_UP = 2
+
+
+class RetryableAbortedCompletionError(TimeoutError):
+    """The engine aborted the answer, or it was empty, twice. The rollout may be tried again."""
+
+
+async def llm_async_generate(
+    llm: TrainableLLM,
+    prompt: Prompt,
+    session: aiohttp.ClientSession,
+    max_tokens_override: int | None = None,
+) -> LLMCall:
+    """Ask the engine behind `llm` to continue `prompt`; the template is rendered once, here.
+
+    `max_tokens_override` replaces `llm.parameters["max_tokens"]` for this call. Raises ValueError for an
+    empty prompt or one that fills the context, `RetryableAbortedCompletionError` after two aborted or empty
+    answers, EngineRequestError for what the engine refuses, EngineUnavailable when no engine answers.
+    """
+    if not prompt:
+        raise ValueError("the prompt has neither messages nor token_ids")
+    if prompt.response_format is not None:
+        raise ValueError(
+            "Prompt.response_format needs a chat route; engines here are asked by token ids only"
+        )
+    ids = llm.prompt_ids(prompt)
+    sampling = llm.sampling(len(ids), max_tokens_override)
+    for attempt in range(ABORTS_BEFORE_GIVING_UP):
+        try:
+            generation = await _ask(llm, ids, sampling, session)
+            break
+        except AbortedCompletion as error:
+            if attempt + 1 == ABORTS_BEFORE_GIVING_UP:
+                raise RetryableAbortedCompletionError(
+                    f"{attempt + 1} aborted or empty answers: {error}"
+                ) from error
+    llm.count_call(len(ids), len(generation.token_ids))
+    return _call(llm, prompt, generation)
+
+
+async def _ask(
+    llm: TrainableLLM, ids: np.ndarray, sampling: SamplingParams, session: aiohttp.ClientSession
+) -> Generation:
+    """Within a run the fleet retries elsewhere; outside, the engine is tried `max_retries` times more."""
+    if llm.fleet is not None:
+        return await llm.fleet.generate(ids, sampling, prefer=llm.get_base_url())
+    client = EngineClient(llm.get_base_url(), session)
+    for attempt in range(llm.max_retries + 1):
+        try:
+            return await client.generate(ids, sampling)
+        except EngineUnavailable:
+            if attempt == llm.max_retries:
+                raise
+            await asyncio.sleep(llm.base_delay * 2**attempt)
+    raise AssertionError("unreachable")
+
+
+def _call(llm: TrainableLLM, prompt: Prompt, generation: Generation) -> LLMCall:
+    content = decode(llm.load_tokenizer(), generation.token_ids, skip_special=True)
+    info = {
+        "model_name": llm.model_name,
+        "finish_reason": generation.finish_reason,
+        "engine": generation.engine,
+        "exact_versions": generation.exact_versions,
+        "latency_s": generation.latency_s,
+    }
+    return LLMCall(
+        prompt=prompt,
+        output=LLMOutput(content=content),
+        prompt_length_tokens=len(generation.prompt_ids),
+        output_length_tokens=len(generation.token_ids),
+        llm_info=info,
+        logprobs=TokenLogprobs(generation.token_ids, generation.logprobs) if llm.collect_logprobs else [],
+        prompt_token_ids=generation.prompt_ids,
+        weight_versions=generation.versions,
+    )
+
+
+def generate_blocking(llm: TrainableLLM, prompt: Prompt) -> LLMCall:
+    """`llm_async_generate` for code without a loop: on the run's loop if `llm` is bound to one.
+
+    Raises RuntimeError on an event loop's own thread, which it would block.
+    """
+    if llm.runner is not None:
+        return llm.runner(lambda session: llm_async_generate(llm, prompt, session))
+
+    async def alone() -> LLMCall:
+        async with aiohttp.ClientSession() as session:
+            return await llm_async_generate(llm, prompt, session)
+
+    return asyncio.run(alone())
+
+
+def make_training_text(llm: TrainableLLM, llm_call: LLMCall) -> TrainingText:
+    """The call as a sample: ids the engine saw and sampled, prompt masked in the labels.
+
+    Raises ValueError without log-probabilities (`llm.collect_logprobs`), and
+    `RetryableAbortedCompletionError` for an aborted answer.
+    """
+    finish_reason = llm_call.llm_info.get("finish_reason")
+    if finish_reason == "abort":
+        raise RetryableAbortedCompletionError("the answer was aborted and is no sample")
+    if not len(llm_call.logprobs):
+        raise ValueError("the call has no log-probabilities; set collect_logprobs=True on the llm")
+    sampled = TokenLogprobs.of(llm_call.logprobs)
+    prompt_ids, output_ids = llm_call.prompt_token_ids, sampled.token_ids
+    tokenizer = llm.load_tokenizer()
+    output_text = decode(tokenizer, output_ids, skip_special=False)
+    metadata = {} if llm_call.llm_info.get("exact_versions", True) else {"exact_versions": False}
+    return TrainingText(
+        text=decode(tokenizer, prompt_ids, skip_special=False) + output_text,
+        n_predicted=len(output_text),
+        logprobs=sampled.logprobs,
+        input_ids=np.concatenate([prompt_ids, output_ids]),
+        labels=np.concatenate([np.full(len(prompt_ids), MASKED_TOKEN_ID, np.int32), output_ids]),
+        finished=_finished(llm, finish_reason, output_text),
+        finish_reason=finish_reason,
+        prompt_tokens=len(prompt_ids),
+        output_tokens=len(output_ids),
+        weight_versions=llm_call.weight_versions,
+        metadata=metadata,
+    )
+
+
+def _finished(llm: TrainableLLM, finish_reason: str | None, output_text: str) -> bool:
+    if finish_reason:
+        return finish_reason != "length"
+    eos_token = llm.load_tokenizer().eos_token
+    return bool(eos_token) and output_text.endswith(str(eos_token))
+
+
+def make_training_texts_from_llm_calls(
+    llm: TrainableLLM, llm_calls: Sequence[LLMCall], reward: float | None = None
+) -> list[TrainingText]:
+    """One text per call, in order; with `reward`, each has it."""
+    texts = [make_training_text(llm, call) for call in llm_calls]
+    if reward is not None:
+        for text in texts:
+            text.reward = reward
+    return texts
