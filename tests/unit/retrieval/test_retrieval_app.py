@@ -1,0 +1,197 @@
+"""The HTTP server: answers, errors, limits, queueing, counters."""
+
+import asyncio
+import json
+import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp.test_utils import TestClient, TestServer
+
+from retrieval_server.app import RetrievalService, build_app
+from retrieval_server.limits import MAX_BODY_BYTES, RequestError, SearchQueue
+from retrieval_server.store import Store
+
+WEB = "/browsecomp/search"
+LOCAL = "/local/search"
+
+
+@asynccontextmanager
+async def serving(service: RetrievalService) -> AsyncIterator[TestClient]:
+    async with TestClient(TestServer(build_app(service))) as client:
+        yield client
+
+
+@pytest.fixture
+async def client(data: Path) -> AsyncIterator[TestClient]:
+    store = Store.load(data / "tasks", data / "web.jsonl")
+    async with serving(RetrievalService(store, fingerprint="f1")) as opened:
+        yield opened
+
+
+async def post(client: TestClient, path: str, body: Any) -> tuple[int, dict[str, Any]]:
+    data = body if isinstance(body, bytes) else json.dumps(body).encode()
+    async with client.post(path, data=data) as response:
+        return response.status, await response.json()
+
+
+async def test_searches_answer_as_the_store_does(client: TestClient, data: Path) -> None:
+    store = Store.load(data / "tasks", data / "web.jsonl")
+    status, found = await post(client, LOCAL, {"task_id": "DR90001", "query": "cold", "k": 3, "extra": 1})
+    assert (status, found) == (200, {"hits": store.search_local("DR90001", "cold", 3)})
+    status, found = await post(client, WEB, {"query": "cold", "max_chars": 0, "task_id": "DR90001"})
+    assert (status, found) == (200, {"hits": store.search_web("cold", 5, 0)})
+    status, found = await post(client, LOCAL, {"task_id": "DR90001", "query": "cold", "threshold": 99})
+    assert (status, found) == (200, {"hits": []})
+
+
+async def test_a_task_id_does_not_change_web_results(client: TestClient) -> None:
+    plain = await post(client, WEB, {"query": "cold shared"})
+    assert await post(client, WEB, {"query": "cold shared", "task_id": "DR90001"}) == plain
+    assert await post(client, WEB, {"query": "cold shared", "task_id": "../../etc"}) == plain
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "status", "code"),
+    [
+        (WEB, b"{", 400, "bad_json"),
+        (WEB, b"[" * 100_000, 400, "bad_json"),
+        (WEB, b'{"query":"a","k":' + b"9" * 5000 + b"}", 400, "bad_json"),
+        (WEB, b"\xff", 400, "bad_json"),
+        (WEB, [1], 400, "wrong_type"),
+        (WEB, {}, 400, "missing"),
+        (WEB, {"query": 3}, 400, "wrong_type"),
+        (WEB, {"query": ""}, 400, "out_of_range"),
+        (WEB, {"query": "x" * 2001}, 400, "out_of_range"),
+        (WEB, {"query": "x", "k": 0}, 400, "out_of_range"),
+        (WEB, {"query": "x", "k": 51}, 400, "out_of_range"),
+        (WEB, {"query": "x", "k": True}, 400, "wrong_type"),
+        (WEB, {"query": "x", "k": 2.0}, 400, "wrong_type"),
+        (WEB, {"query": "x", "max_chars": -1}, 400, "out_of_range"),
+        (WEB, {"query": "x", "max_chars": "1"}, 400, "wrong_type"),
+        (WEB, {"query": "x", "task_id": 5}, 400, "wrong_type"),
+        (LOCAL, {"query": "x"}, 400, "missing"),
+        (LOCAL, {"query": "x", "task_id": "../DR90001"}, 400, "out_of_range"),
+        (LOCAL, {"query": "x", "task_id": "DR90001/files"}, 400, "out_of_range"),
+        (LOCAL, {"query": "x", "task_id": "DR90001\n"}, 400, "out_of_range"),
+        (LOCAL, {"query": "x", "task_id": "DR90009"}, 404, "unknown_task"),
+        (LOCAL, {"query": "x", "task_id": "DR90001", "threshold": "high"}, 400, "wrong_type"),
+        (LOCAL, b'{"query":"x","task_id":"DR90001","threshold":NaN}', 400, "out_of_range"),
+        ("/nothing", {}, 404, "unknown_path"),
+        ("/health", {}, 405, "method_not_allowed"),
+        (WEB, b" " * (MAX_BODY_BYTES + 1), 413, "too_large"),
+        (WEB, b" " * MAX_BODY_BYTES, 400, "bad_json"),
+    ],
+)
+async def test_errors(client: TestClient, path: str, body: Any, status: int, code: str) -> None:
+    found, answer = await post(client, path, body)
+    assert (found, answer["error"]["code"]) == (status, code)
+    assert answer["error"]["message"]
+
+
+async def test_a_large_body_of_unknown_length_is_refused(client: TestClient) -> None:
+    async def chunks() -> AsyncIterator[bytes]:
+        for _ in range(40):
+            yield b" " * 10_000
+
+    async with client.post(WEB, data=chunks()) as response:
+        assert response.status == 413
+
+
+async def test_wrong_method_names_the_right_one(client: TestClient) -> None:
+    async with client.get(WEB) as response:
+        assert (response.status, response.headers["Allow"]) == (405, "POST")
+
+
+async def test_health_counts_requests_by_route_and_status(client: TestClient) -> None:
+    await post(client, WEB, {"query": "cold"})
+    await post(client, WEB, {})
+    await post(client, LOCAL, {"query": "x", "task_id": "DR90009"})
+    async with client.get("/health") as response:
+        health = await response.json()
+    assert health["status"] == "ok"
+    assert (health["fingerprint"], health["web_docs"], health["tasks"]) == ("f1", 3, 2)
+    assert health["requests"] == {
+        LOCAL: {"received": 1, "by_status": {"404": 1}},
+        WEB: {"received": 2, "by_status": {"200": 1, "400": 1}},
+    }
+
+
+async def test_while_loading_searches_are_refused_and_health_says_so() -> None:
+    async with serving(RetrievalService()) as client:
+        async with client.get("/health") as response:
+            assert (response.status, (await response.json())["status"]) == (200, "loading")
+        async with client.post(WEB, json={"query": "x"}) as response:
+            assert response.status == 503
+            assert response.headers["Retry-After"] == "1"
+
+
+class _SlowStore(Store):
+    """Searches wait until they are released."""
+
+    def __init__(self) -> None:
+        super().__init__({})
+        self.release = threading.Event()
+
+    def search_web(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
+        assert self.release.wait(30)
+        return []
+
+
+async def _until_waiting(client: TestClient, count: int) -> None:
+    async with asyncio.timeout(30):
+        while True:
+            async with client.get("/health") as response:
+                if (await response.json())["waiting"] == count:
+                    return
+
+
+async def test_a_full_queue_answers_429_and_the_loop_stays_free() -> None:
+    store = _SlowStore()
+    queue = SearchQueue(workers=1, max_waiting=2)
+    async with serving(RetrievalService(store, queue=queue, workers=1)) as client:
+        admitted = [asyncio.create_task(post(client, WEB, {"query": "x"})) for _ in range(3)]
+        await _until_waiting(client, 2)
+        async with client.post(WEB, json={"query": "x"}) as refused:
+            assert refused.status == 429
+            assert refused.headers["Retry-After"] == "1"
+            assert (await refused.json())["error"]["code"] == "queue_full"
+        await _until_waiting(client, 2)
+        store.release.set()
+        assert [status for status, _ in await asyncio.gather(*admitted)] == [200, 200, 200]
+        assert queue.waiting == 0
+
+
+async def test_a_wait_for_a_slot_expires() -> None:
+    queue = SearchQueue(workers=1, max_waiting=2, deadline_s=0.01)
+    async with queue.slot():
+        with pytest.raises(RequestError, match="search slot") as error:
+            async with queue.slot():
+                raise AssertionError("admitted beyond the limit")
+    assert error.value.status == 503
+    async with queue.slot():
+        assert queue.waiting == 0
+
+
+async def test_a_failing_search_answers_500_without_the_query(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken(Store):
+        def search_web(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
+            raise RuntimeError("disk gone")
+
+    async with serving(RetrievalService(Broken({}))) as client:
+        status, answer = await post(client, WEB, {"query": "privatecanary"})
+    assert (status, answer["error"]["code"]) == (500, "internal")
+    assert "privatecanary" not in caplog.text
+
+
+async def test_many_clients_at_once_get_their_own_answers(client: TestClient) -> None:
+    async def ask(i: int) -> None:
+        task = ("DR90001", "DR90002")[i % 2]
+        status, answer = await post(client, LOCAL, {"task_id": task, "query": "shared cold", "k": 50})
+        assert status == 200
+        assert {hit["doc_id"].split("/")[1] for hit in answer["hits"]} == {task}
+
+    await asyncio.gather(*(ask(i) for i in range(64)))

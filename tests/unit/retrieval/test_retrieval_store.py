@@ -1,0 +1,130 @@
+"""The store: what is indexed, what a hit carries, and that no corpus leaks into another."""
+
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from retrieval_server.corpus import CorpusError, LocalDocument, WebDocument
+from retrieval_server.store import Store, UnknownTask
+
+
+@pytest.fixture
+def store(data: Path) -> Store:
+    return Store.load(data / "tasks", data / "web.jsonl")
+
+
+def test_local_hits_carry_relative_paths_and_full_text(store: Store) -> None:
+    (hit,) = store.search_local("DR90001", "cold chain audit")
+    assert hit["doc_id"] == "local/DR90001/IN001_pdf/report.md"
+    assert hit["content"].endswith("canaryDR90001report shared")
+    assert hit["preview"] == hit["content"][:300]
+    assert hit["metadata"] == {
+        "file_path": "DR90001/files/IN001_pdf/report.md",
+        "original_path": "DR90001/files/IN001_pdf/report.pdf",
+        "folder_path": "DR90001/files/IN001_pdf",
+        "doc_ref": "IN001_pdf/report",
+        "title": "Audit report",
+    }
+    (log,) = store.search_local("DR90001", "staff")
+    assert log["metadata"]["original_path"] == "DR90001/files/IN002_chat/log.xlsx"
+    assert log["metadata"]["title"] == "log"
+
+
+def test_web_hits_are_cut_to_max_chars(store: Store) -> None:
+    (hit,) = store.search_web("retail")
+    assert (hit["docid"], hit["raw_docid"], hit["source"]) == ("web/10", "10", "web")
+    assert (len(hit["text"]), hit["text_chars"], hit["truncated"]) == (8000, 14000, True)
+    (hit,) = store.search_web("retail", max_chars=0)
+    assert (len(hit["text"]), hit["truncated"]) == (14000, False)
+    (hit,) = store.search_web("retail", max_chars=10)
+    assert hit["text"] == "cold chain"
+    (hit,) = store.search_web("storage")
+    assert (hit["docid"], hit["text"]) == ("web/9", "public cold storage market naïve shared")
+
+
+def test_counts(store: Store) -> None:
+    assert (store.web_docs, store.skipped_web_docs, store.task_ids) == (3, 1, ["DR90001", "DR90002"])
+
+
+def test_every_canary_stays_in_its_task(store: Store) -> None:
+    for task, other in (("DR90001", "DR90002"), ("DR90002", "DR90001")):
+        for part in ("report", "log"):
+            canary = f"canary{task}{part}"
+            assert len(store.search_local(task, canary)) == 1
+            assert canary not in json.dumps(store.search_local(other, f"{canary} shared cold", 50))
+            assert store.search_web(canary, 50, 0) == []
+
+
+def test_answer_files_binaries_and_outside_files_are_never_found(data: Path) -> None:
+    link = data / "tasks" / "DR90001" / "files" / "IN001_pdf" / "link.md"
+    link.symlink_to(data / "secret.md")
+    store = Store.load(data / "tasks", data / "web.jsonl")
+    for query in ("canaryanswer", "canarytype", "insight", "canarybinary", "canaryoutside"):
+        assert store.search_local("DR90001", query, 50) == []
+    everything = json.dumps(store.search_local("DR90001", "shared canary cold", 50))
+    assert "canaryanswer" not in everything
+    assert "qa_type" not in everything
+    assert str(data) not in everything
+
+
+def test_unknown_tasks_are_refused(store: Store) -> None:
+    for task_id in ("DR90003", "../DR90001", "DR90001/files", ""):
+        with pytest.raises(UnknownTask):
+            store.search_local(task_id, "cold")
+
+
+def test_shared_aliases_are_marked_and_warned_about(caplog: pytest.LogCaptureFixture) -> None:
+    documents = [LocalDocument("T", "f/x.md", "alpha"), LocalDocument("T", "f/x.csv", "beta")]
+    with caplog.at_level(logging.WARNING):
+        store = Store({"T": documents})
+    assert "2 documents share aliases" in caplog.text
+    (hit,) = store.search_local("T", "alpha")
+    assert "local/t/f/x" in hit["metadata"]["ambiguous_aliases"]
+    assert "local/t/f/x.md" not in hit["metadata"]["ambiguous_aliases"]
+
+
+def test_documents_in_memory_give_the_same_hits(store: Store, data: Path) -> None:
+    pages = [
+        WebDocument("10", "https://a.example/10", "cold chain audit in retail. " * 500),
+        WebDocument("9", "https://a.example/9", "public cold storage market naïve shared"),
+        WebDocument("8", "", "weather"),
+    ]
+    assert Store({}, pages).search_web("cold", 5) == store.search_web("cold", 5)
+
+
+@pytest.mark.parametrize(
+    ("lines", "message"),
+    [
+        (['{"docid":"1","text":"a"}', '{"docid":"web/1","text":"b"}'], r"web\.jsonl:2: duplicate docid '1'"),
+        (["{"], r"web\.jsonl:1: not a JSON object"),
+        (['{"docid":"1"}'], "needs docid, url and text"),
+        (['{"docid":null,"text":"a"}'], "docid None"),
+    ],
+)
+def test_broken_web_files_name_file_and_line(tmp_path: Path, lines: list[str], message: str) -> None:
+    path = tmp_path / "web.jsonl"
+    path.write_text("\n".join(lines), encoding="utf-8")
+    with pytest.raises(CorpusError, match=message):
+        Store.load(None, path)
+
+
+def test_text_that_is_not_utf8_is_named(data: Path) -> None:
+    bad = data / "tasks" / "DR90001" / "files" / "IN001_pdf" / "bad.md"
+    bad.write_bytes(b"caf\xe9")
+    with pytest.raises(CorpusError, match=r"bad\.md is not UTF-8"):
+        Store.load(data / "tasks", None)
+
+
+def test_the_server_imports_neither_pipelinerl_nor_domains() -> None:
+    code = (
+        "import sys, retrieval_server.__main__ as m\n"
+        "print([n for n in sys.modules if n.split('.')[0] in ('pipelinerl', 'domains', 'torch')])"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
+    )
+    assert done.stdout.strip() == "[]"
