@@ -8,6 +8,7 @@ resumed run start.
 
 from __future__ import annotations
 
+import os
 import shutil
 import threading
 import time
@@ -143,6 +144,7 @@ class TrainerState:
 
     def __init__(self, output_dir: Path, on_change: Callable[[], None] | None = None) -> None:
         self._changed = threading.Condition()
+        self._wake = os.eventfd(0)
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self._version: int | None = None
@@ -166,7 +168,7 @@ class TrainerState:
                 if news or any(counts.values()):
                     self._apply(news, {role: rows[-1]["counts"] for role, rows in counts.items() if rows})
                 else:
-                    wait_any(readers, timeout_s=0.5)
+                    wait_any(readers, timeout_s=1.0, wake=self._wake)
         except BaseException as error:  # handed to whoever reads the state
             with self._changed:
                 self._error = error
@@ -240,9 +242,13 @@ class TrainerState:
                 self._changed.wait(wait.remaining_s)
 
     def close(self) -> None:
+        if self._stopping.is_set():
+            return
         self._stopping.set()
+        os.eventfd_write(self._wake, 1)
         self._thread.join(timeout=5)
         if not self._thread.is_alive():
+            os.close(self._wake)
             self._trainer.close()
             for reader in self._others.values():
                 reader.close()

@@ -188,9 +188,14 @@ def read_stream(spec: SingleStreamSpec, offset: int = 0) -> StreamReader:
 _POLL_S = 0.02
 
 
-def wait_any(readers: Sequence[StreamReader], timeout_s: float) -> None:
-    """Block until one of several streams may have changed, at most `timeout_s` seconds."""
+def wait_any(readers: Sequence[StreamReader], timeout_s: float, wake: int | None = None) -> None:
+    """Block until one of several streams may have changed, at most `timeout_s` seconds.
+
+    `wake` is a descriptor that ends the wait when it becomes readable.
+    """
     poller = select.poll()
+    if wake is not None:
+        poller.register(wake, select.POLLIN)
     for reader in readers:
         descriptor = reader.fileno()
         if descriptor is None:

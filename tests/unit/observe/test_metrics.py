@@ -1,0 +1,176 @@
+"""Metrics, wandb offline, waits, status files and logs."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelinerl.observe.logs import setup_logging
+from pipelinerl.observe.metrics import MetricsWriter, histogram
+from pipelinerl.observe.status import StatusFile, status_path
+from pipelinerl.observe.waits import WaitExpired, current_waits, wait_for, waiting
+from pipelinerl.observe.wandb_run import has_key, run_names, wandb_mode
+
+
+def lines(path: Path) -> list[dict[str, object]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_metrics_are_lines_of_numbers(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, "actor", {"use_wandb": False}) as writer:
+        writer.log({"actor/reward_mean": np.float32(0.5), "n": np.int64(3), "ok": True}, step=8)
+        writer.log({"lag": histogram([1, 2, 2], [0, 1, 2, 3])})
+    first, second = lines(tmp_path / "actor" / "metrics.jsonl")
+    assert first.pop("time") and first == {"step": 8, "actor/reward_mean": 0.5, "n": 3, "ok": True}
+    assert second["lag"] == {"edges": [0, 1, 2, 3], "counts": [0, 1, 2]}
+
+
+@pytest.mark.parametrize("value", ["a private sentence", ["text"], None, {"text": "x"}])
+def test_text_never_gets_into_metrics(tmp_path: Path, value: object) -> None:
+    with MetricsWriter(tmp_path, "actor") as writer, pytest.raises(TypeError, match="metric secret is a"):
+        writer.log({"secret": value})
+    assert (tmp_path / "actor" / "metrics.jsonl").read_text() == ""
+
+
+def test_a_restarted_role_goes_on_behind_a_torn_line(tmp_path: Path) -> None:
+    with MetricsWriter(tmp_path, "actor") as writer:
+        writer.log({"a": 1})
+    with (tmp_path / "actor" / "metrics.jsonl").open("a") as file:
+        file.write('{"time": 1')
+    with MetricsWriter(tmp_path, "actor") as writer:
+        writer.log({"a": 2})
+    assert json.loads((tmp_path / "actor" / "metrics.jsonl").read_text().splitlines()[-1])["a"] == 2
+
+
+def test_wandb_is_offline_unless_there_is_a_key(tmp_path: Path) -> None:
+    home = {"HOME": str(tmp_path)}
+    assert wandb_mode(home) == "offline"
+    assert wandb_mode({**home, "WANDB_API_KEY": "x"}) == "online"
+    assert wandb_mode({**home, "WANDB_API_KEY": "x", "WANDB_MODE": "disabled"}) == "disabled"
+    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
+    assert has_key(home)
+    assert not has_key({**home, "WANDB_BASE_URL": "https://wandb.example.org"})
+    assert not has_key({**home, "NETRC": str(tmp_path / "absent")})
+
+
+def test_wandb_names_are_upstreams() -> None:
+    assert run_names(Path("results/guessing/run1"), "actor", "results") == (
+        "guessing/run1/actor",
+        "guessing_run1_actor",
+        "guessing/run1",
+    )
+    assert run_names(Path("/elsewhere/run1"), "finetune", "results")[0] == "run1/finetune"
+
+
+WANDB = """
+import socket, sys, os, time
+def refuse(*args, **kwargs):
+    raise AssertionError(f"network access: {args}")
+socket.getaddrinfo = refuse
+connect = socket.socket.connect
+def local_only(self, address):
+    if self.family != socket.AF_UNIX and address[0] != "127.0.0.1":
+        refuse(address)
+    return connect(self, address)
+socket.socket.connect = local_only
+from pathlib import Path
+from pipelinerl.observe.metrics import MetricsWriter, histogram
+assert "wandb" not in sys.modules
+cfg = {"use_wandb": True, "wandb_project_name": "pipeline-rl", "tags": ["test"]}
+for attempt in range(2):
+    with MetricsWriter(Path(sys.argv[1]), "actor", cfg, {"seed": 42}) as writer:
+        for step in range(3):
+            writer.log({"actor/reward_mean": 0.5, "lag": histogram([1], [0, 1, 2])}, step=step)
+print("done")
+"""
+
+
+def test_wandb_runs_offline_without_network_and_without_prompting(tmp_path: Path) -> None:
+    environ = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, "-c", WANDB, str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        env=environ,
+        stdin=subprocess.DEVNULL,
+        timeout=100,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout == "done\n"
+    files = list((tmp_path / "run" / "actor" / "wandb").glob("offline-run-*-run_actor/*.wandb"))
+    assert files and all(f.stat().st_size > 0 for f in files)
+    # The metric's name is in the file: what was logged can be synchronised later.
+    assert any(b"actor/reward_mean" in f.read_bytes() for f in files)
+    assert len(lines(tmp_path / "run" / "actor" / "metrics.jsonl")) == 6
+
+
+def test_a_wait_knows_its_name_and_deadline() -> None:
+    now = 100.0
+    with waiting("the engine", 5.0, clock=lambda: now) as wait:
+        assert current_waits() == [{"name": "the engine", "waited_s": 0.0, "deadline_s": 5.0}]
+        now = 104.0
+        wait.check()
+        assert wait.remaining_s == 1.0
+        now = 105.0
+        with pytest.raises(WaitExpired, match="waited 5 s for the engine: it is loading"):
+            wait.check("it is loading")
+    assert current_waits() == []
+
+
+def test_an_expired_wait_survives_a_trip_between_processes() -> None:
+    error = pickle.loads(pickle.dumps(WaitExpired("x", 3.0, "y")))
+    assert (error.name, error.deadline_s, str(error)) == ("x", 3.0, "waited 3 s for x: y")
+    assert isinstance(error, TimeoutError)
+
+
+async def test_awaiting_has_a_name_and_cancels_what_takes_too_long() -> None:
+    async def value() -> int:
+        return 7
+
+    assert await wait_for(value(), "a value", 5.0) == 7
+    forever = asyncio.get_running_loop().create_future()
+    with pytest.raises(WaitExpired, match="for nothing"):
+        await wait_for(forever, "nothing", 0.01)
+    assert forever.cancelled()
+
+
+def test_the_status_file_shows_fields_and_the_current_wait(tmp_path: Path) -> None:
+    with StatusFile(tmp_path, "actor", interval_s=60) as status:
+        status.set(version=16, texts=3)
+        with waiting("an engine with room", 30):
+            status.write()
+            shown = json.loads(status_path(tmp_path, "actor").read_text())
+        assert shown["version"] == 16 and shown["pid"] == os.getpid()
+        assert [w["name"] for w in shown["waits"]] == ["an engine with room"]
+        status.set(texts=None)
+    shown = json.loads(status_path(tmp_path, "actor").read_text())
+    assert shown["waits"] == [] and "texts" not in shown
+
+
+def test_each_process_logs_into_its_own_file(tmp_path: Path) -> None:
+    root = logging.getLogger()
+    before = list(root.handlers), root.level
+    try:
+        setup_logging(tmp_path, "actor")
+        logging.getLogger("a").info("from the parent")
+        path = setup_logging(tmp_path, "actor", "worker_1")
+        logging.getLogger("a").info("from the worker")
+        with pytest.raises(ValueError, match="log level 'LOUD'"):
+            setup_logging(tmp_path, "actor", level="loud".upper())
+    finally:
+        for handler in [h for h in root.handlers if h not in before[0]]:
+            root.removeHandler(handler)
+            handler.close()
+        root.setLevel(before[1])
+    assert path == tmp_path / "actor" / "worker_1.log"
+    assert "from the worker" in path.read_text() and "parent" not in path.read_text()
+    assert "from the parent" in (tmp_path / "actor" / "actor.log").read_text()

@@ -1,0 +1,170 @@
+"""One record: round trip of every kind of value, and refusal of everything that is not one."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.extra import numpy as hnp
+
+from pipelinerl.streams import CorruptRecord, UnsupportedValue
+from pipelinerl.streams.records import HEADER_SIZE, RecordEncoder, decode_record, encode_record
+
+DTYPES = [np.dtype(code) for code in np.typecodes["AllInteger"] + "?efd"]
+arrays = hnp.arrays(st.sampled_from(DTYPES), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
+leaves = (
+    st.none()
+    | st.booleans()
+    | st.integers(-(2**63), 2**64 - 1)
+    | st.floats(allow_nan=False)
+    | st.text(max_size=20)
+    | st.binary(max_size=20)
+    | arrays
+)
+trees = st.recursive(
+    leaves,
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def same(a: Any, b: Any) -> bool:
+    if isinstance(a, np.ndarray):
+        return (
+            isinstance(b, np.ndarray)
+            and a.dtype == b.dtype
+            and a.shape == b.shape
+            and a.tobytes() == b.tobytes()
+        )
+    if isinstance(a, list):
+        return isinstance(b, list) and len(a) == len(b) and all(map(same, a, b))
+    if isinstance(a, dict):
+        return isinstance(b, dict) and a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
+    return type(a) is type(b) and a == b
+
+
+@given(trees)
+@settings(max_examples=200, deadline=None)
+def test_what_goes_in_comes_out(tree: Any) -> None:
+    assert same(tree, decode_record(encode_record(tree)))
+
+
+@given(trees, st.data())
+@settings(max_examples=200, deadline=None)
+def test_one_damaged_byte_is_noticed(tree: Any, data: st.DataObject) -> None:
+    record = bytearray(encode_record(tree))
+    place = data.draw(st.integers(0, len(record) - 1))
+    record[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(CorruptRecord):
+        decode_record(record)
+
+
+@given(st.binary(max_size=200))
+def test_foreign_bytes_are_refused(data: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        decode_record(data)
+
+
+def test_a_pickle_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Hostile:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return (pytest.fail, ("the pickle was executed",))
+
+    data = pickle.dumps(Hostile())
+    for attempt in (data, encode_record(b"")[:HEADER_SIZE] + data, data * 10):
+        with pytest.raises(CorruptRecord):
+            decode_record(attempt)
+    # As a value it stays what it is: bytes.
+    assert decode_record(encode_record(data)) == data
+
+
+def hostile(payload: bytes, skeleton: int | None = None) -> bytes:
+    """A record with valid checksums around arbitrary content, as an attacker could write it."""
+    from zlib import crc32
+
+    from pipelinerl.streams.records import _CRC, _FIELDS, FORMAT_VERSION, MAGIC
+
+    fields = _FIELDS.pack(
+        MAGIC, FORMAT_VERSION, len(payload), len(payload) if skeleton is None else skeleton, crc32(payload)
+    )
+    return fields + _CRC.pack(crc32(fields)) + payload
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"\xc1",
+        b"\xdd\xff\xff\xff\xff",  # a list of four billion elements
+        b"\xc7\x04\x02abcd",  # an extension that is not ours
+        b"\xc7\x00\x01",  # an array without dtype
+        b"\xc7\x0a\x01\x00\x01" + b"\xff" * 8,  # an array of 2**64 - 1 elements
+        b"\xc7\x0a\x01\x63\x01" + b"\x01" + bytes(7),  # an unknown dtype
+        b"\xc7\x12\x01\x05\x02" + (2**40).to_bytes(8, "little") * 2,  # a shape whose product overflows
+        b"\xa1\xff",  # a text that is not UTF-8
+        b"\x91" * 100_000,  # nested a hundred thousand deep
+    ],
+)
+def test_hostile_content_with_valid_checksums_is_refused(payload: bytes) -> None:
+    with pytest.raises(CorruptRecord):
+        decode_record(hostile(payload))
+
+
+def test_an_unknown_format_version_is_named() -> None:
+    record = bytearray(encode_record(1))
+    record[3] = 9
+    with pytest.raises(CorruptRecord, match="record format 9 is not known, this version reads 1"):
+        decode_record(record)
+
+
+@pytest.mark.parametrize(
+    "value", [object(), {1, object()}, np.array(["text"]), np.array([object()]), np.array([1j]), 2**64]
+)
+def test_values_that_are_not_plain_data_are_refused_by_name(value: Any) -> None:
+    with pytest.raises(UnsupportedValue, match="a record cannot carry"):
+        encode_record({"x": value})
+
+
+def test_a_refused_value_leaves_the_encoder_usable() -> None:
+    encoder = RecordEncoder()
+    with pytest.raises(UnsupportedValue):
+        encoder.encode([np.arange(3), object()])
+    assert same([1], decode_record(b"".join(encoder.encode([1]))))
+
+
+def test_views_and_foreign_byte_orders_arrive_as_plain_arrays() -> None:
+    base = np.arange(20, dtype=np.int32).reshape(4, 5)
+    tree = {
+        "columns": base[:, ::2],
+        "transposed": base.T,
+        "big": base.astype(">i4"),
+        "scalar": np.float32(0.5),
+    }
+    out = decode_record(encode_record(tree))
+    assert np.array_equal(out["columns"], base[:, ::2]) and np.array_equal(out["transposed"], base.T)
+    assert np.array_equal(out["big"], base) and out["big"].dtype == np.dtype("<i4")
+    assert out["scalar"] == 0.5
+
+
+def test_decoded_arrays_are_aligned_views_of_the_record() -> None:
+    record = bytearray(encode_record({"a": np.ones(3, np.int8), "b": np.ones(5, np.float64)}))
+    out = decode_record(record)
+    assert not out["a"].flags.owndata and not out["b"].flags.owndata
+    out["a"][0] = 7
+    assert decode_like(record)["a"][0] == 7
+
+
+def decode_like(record: bytearray) -> Any:
+    from zlib import crc32
+
+    from pipelinerl.streams.records import Header, RecordDecoder, parse_header
+
+    header = parse_header(record)
+    payload = memoryview(record)[HEADER_SIZE:]
+    return RecordDecoder().decode(
+        Header(header.payload_length, header.skeleton_length, crc32(payload)), payload
+    )
