@@ -2,13 +2,20 @@
 
 import argparse
 import asyncio
+import logging
 import sys
 from pathlib import Path
 
+from pipelinerl.actor.pool import WorkerDied
 from pipelinerl.actor.retries import reason_of
 from pipelinerl.actor.run import run_actor
-from pipelinerl.config import load
+from pipelinerl.actor.scheduler import RunFailed
+from pipelinerl.config import ConfigError, load
 from pipelinerl.observe.logs import setup_logging
+from pipelinerl.observe.waits import WaitExpired
+
+
+MEANT_FOR_PEOPLE = (RunFailed, WorkerDied, WaitExpired, ConfigError, ValueError)
 
 
 def main() -> int:
@@ -21,7 +28,9 @@ def main() -> int:
     try:
         asyncio.run(run_actor(load(output_dir), output_dir, args.job))
     except Exception as error:
-        print(f"actor: {reason_of(error)}", file=sys.stderr, flush=True)
+        logging.getLogger(__name__).info("the actor ends", exc_info=error)
+        text = str(error) if isinstance(error, MEANT_FOR_PEOPLE) else reason_of(error)
+        print(f"actor: {text}", file=sys.stderr, flush=True)
         return 1
     return 0
 

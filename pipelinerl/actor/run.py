@@ -121,18 +121,19 @@ class Actor:
         """
         for number in (signal.SIGTERM, signal.SIGINT):
             self.loop.add_signal_handler(number, self._fail, RunFailed(f"stopped by {number.name}"))
-        await self.pool.start(self.cfg.engine.start_deadline_s + CLOSE_DEADLINE_S)
-        self.pool.broadcast(Announced(self.version))
-        self._snapshot()
-        self.state.subscribe(self._wake_from_thread)
         checks = asyncio.create_task(self._check_regularly(), name="checks")
         try:
+            await self.pool.start(self.cfg.engine.start_deadline_s + CLOSE_DEADLINE_S)
+            self.pool.broadcast(Announced(self.version))
+            self._snapshot()
+            self.state.subscribe(self._wake_from_thread)
             self._turn()
             await self.finished
         finally:
-            checks.cancel()
-            await self.pool.stop()
             self._closed = True
+            checks.cancel()
+            self.finished.cancel()
+            await self.pool.stop()
 
     def close(self) -> None:
         """Flush and close what was opened; after `run`."""
@@ -147,6 +148,7 @@ class Actor:
     def _fail(self, error: BaseException) -> None:
         if not self.finished.done():
             self.finished.set_exception(error)
+            self.finished.exception()  # while workers start nobody awaits it yet; `start` raises by itself
 
     def _wake_from_thread(self) -> None:
         if not self._closed:

@@ -44,7 +44,6 @@ from pipelinerl.inference.client import Deadlines, EngineClient, EngineUnavailab
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import LLMCall, TrainableLLM
 from pipelinerl.observe.logs import setup_logging
-from pipelinerl.observe.waits import wait_for
 from pipelinerl.rollouts import (
     ROLLOUT_ORIGIN,
     RolloutOrigin,
@@ -288,41 +287,43 @@ async def context_size(engines: list[str], session: aiohttp.ClientSession, deadl
 
 
 async def serve(output_dir: str, job: int, index: int, fd: int) -> None:
-    cfg, tree = load(output_dir), load_tree(output_dir, job)
-    engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
+    """The life of a worker; what ends it early is told to the scheduler."""
     channel = await Channel.open(socket.socket(fileno=fd))
+    try:
+        await _serve(load(output_dir), load_tree(output_dir, job), index, channel)
+    except Exception as error:
+        channel.send(Died(index, reason_of(error)))
+        raise
+    finally:
+        await channel.close()
+
+
+async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) -> None:
+    engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
+    policy = resolve_dotted(str(cfg.actor.rollout_policy), "actor.rollout_policy")
     version: list[int | None] = [None]
     deadlines = Deadlines(
         connect_s=cfg.engine.connect_deadline_s,
         generate_s=cfg.engine.generate_deadline_s,
         stall_s=cfg.engine.stall_deadline_s,
     )
+    rules = RetryRules(
+        cfg.actor.rollout_deadline_s,
+        cfg.actor.max_rollout_retries,
+        cfg.actor.rollout_retry_initial_delay_s,
+        cfg.actor.rollout_retry_max_delay_s,
+    )
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session:
-        try:
-            async with Fleet(engines, session, deadlines, announced_version=lambda: version[0]) as fleet:
-                await wait_for(
-                    fleet.wait_ready(cfg.engine.start_deadline_s),
-                    "an engine in rotation",
-                    cfg.engine.start_deadline_s + 5,
-                )
-                size = await context_size(fleet.in_rotation, session, deadlines)
-                policy = resolve_dotted(str(cfg.actor.rollout_policy), "actor.rollout_policy")
-                rules = RetryRules(
-                    cfg.actor.rollout_deadline_s,
-                    cfg.actor.max_rollout_retries,
-                    cfg.actor.rollout_retry_initial_delay_s,
-                    cfg.actor.rollout_retry_max_delay_s,
-                )
-                train_llm, test_llm = make_llm(cfg, False, size), make_llm(cfg, True, size)
-                threads = cfg.actor.llm_max_rollouts * len(engines)
-                runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, rules, threads)
-                await Worker(index, channel, fleet, runner, version).serve(engines)
-        except Exception as error:
-            channel.send(Died(index, reason_of(error)))
-            raise
-        finally:
-            await channel.close()
+    async with (
+        aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session,
+        Fleet(engines, session, deadlines, announced_version=lambda: version[0]) as fleet,
+    ):
+        await fleet.wait_ready(cfg.engine.start_deadline_s)
+        size = await context_size(fleet.in_rotation, session, deadlines)
+        train_llm, test_llm = make_llm(cfg, False, size), make_llm(cfg, True, size)
+        threads = cfg.actor.llm_max_rollouts * len(engines)
+        runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, rules, threads)
+        await Worker(index, channel, fleet, runner, version).serve(engines)
 
 
 def main() -> int:

@@ -1,0 +1,122 @@
+"""The actor as a process, with workers, against engines that misbehave."""
+
+from pathlib import Path
+
+import pytest
+from actor_run import ActorRun, tiny_model, write_config
+from fake_engine import FakeEngine
+
+from pipelinerl.accounting import Outcome, reconcile
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return tiny_model.save_model(tmp_path_factory.mktemp("model"))
+
+
+@pytest.fixture(scope="module")
+def answer():
+    tokenizer = tiny_model.build_tokenizer()
+    ids = [*tokenizer.convert_tokens_to_ids(list("42")), tokenizer.eos_token_id]
+    return lambda prompt: ids
+
+
+def groups(run: ActorRun) -> list[list[dict]]:
+    return run.read("actor")
+
+
+def test_a_synchronous_run_trains_evaluates_and_accounts_for_every_rollout(tmp_path: Path, model, answer):
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=4)
+        with ActorRun(tmp_path) as run:
+            run.trainer.weight_update_success(0)
+            run.until(lambda: len(groups(run)) == 2)
+            engine.version = "4"
+            run.trainer.samples_processed(4)
+            run.trainer.weight_update_success(4)
+            run.until(lambda: len(groups(run)) == 4)
+            run.trainer.samples_processed(8)
+            engine.version = "8"
+            run.trainer.weight_update_success(8)
+            run.until(lambda: len(groups(run)) == 6)
+            run.trainer.training_done()
+            assert run.end() == (0, "")
+            evaluations = run.read("stats_test")
+            assert [record["version"] for record in evaluations] == [0, 4, 8]
+            assert evaluations[0]["values"]["reward"] == [0.0, 1.0, 2.0]
+            assert evaluations[0]["test_reward_mean"] == 1.0
+            texts = [text for group in groups(run) for text in group]
+            assert len(run.read("actor_test")) == 9
+        assert engine.counts["answered"] == 12 + 9
+        assert [s["max_tokens"] for s in engine.sampling].count(6) == 9
+    for number, group in enumerate(groups(run)):
+        versions = {text["metadata"]["model_version"] for text in group}
+        assert versions == {number // 2 * 4}
+        assert sorted(text["metadata"]["rollout_index"] for text in group) == [0, 1]
+    assert all(text["weight_versions"] == [[text["metadata"]["model_version"], 0, 3]] for text in texts)
+    counts = reconcile(tmp_path)
+    assert counts.adds_up
+    assert (counts.started, counts.unfinished) == (12, 12)
+    assert counts.eval_ends[Outcome.EVAL_DONE] == 9
+
+
+def test_each_odd_answer_is_retried_or_counted_and_the_run_goes_on(tmp_path: Path, model, answer):
+    with FakeEngine(answer) as engine:
+        engine.misbehave.extend([500, 404, b"nonsense", {"choices": []}, engine.reply([], "abort")])
+        write_config(tmp_path, model, [engine], eval_every_n_versions=0, max_lag=96, eval_at_end=False)
+        with ActorRun(tmp_path) as run:
+            run.trainer.weight_update_success(0)
+            run.until(lambda: len(groups(run)) >= 49)
+            run.trainer.training_done()
+            assert run.end()[0] == 0
+    counts = reconcile(tmp_path)
+    assert counts.adds_up
+    assert counts[Outcome.FAILED] == 2, counts.lines()
+    (reason, *_) = counts.reasons[Outcome.FAILED]
+    assert "404" in reason
+
+
+def test_a_domain_that_always_raises_ends_the_run_with_its_reason(tmp_path: Path, model, answer):
+    with FakeEngine(answer) as engine:
+        params = {"count": 3, "raise": "the sandbox is on fire"}
+        write_config(tmp_path, model, [engine], eval_every_n_versions=0, dataset_loader_params=params)
+        with ActorRun(tmp_path) as run:
+            run.trainer.weight_update_success(0)
+            code, line = run.end()
+    assert code == 1
+    assert line.startswith("actor: ") and "the sandbox is on fire" in line
+    assert reconcile(tmp_path).adds_up
+
+
+def test_a_resumed_actor_goes_on_where_the_restored_version_was(tmp_path: Path, model, answer):
+    with FakeEngine(answer) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=1000, eval_at_end=False)
+        with ActorRun(tmp_path) as run:
+            run.trainer.weight_update_success(0)
+            run.until(lambda: len(groups(run)) == 2)
+            engine.version = "4"
+            run.trainer.weight_update_success(4)
+            run.until(lambda: len(groups(run)) == 4)
+            first = groups(run)
+        with ActorRun(tmp_path) as run:
+            run.trainer.weight_update_success(4)
+            run.until(lambda: len(groups(run)) == 6)
+            again = groups(run)[4:]
+            assert len(run.read("stats_test")) == 1
+    prompts = [
+        sorted({text["prompt_tokens"] for text in group} | {group[0]["text"]}, key=str) for group in first
+    ]
+    assert prompts[2:] == [sorted({t["prompt_tokens"] for t in g} | {g[0]["text"]}, key=str) for g in again]
+    ids = {text["group_id"] for group in [*first, *again] for text in group}
+    assert len(ids) == 6
+    assert reconcile(tmp_path).adds_up
+
+
+def test_plain_functions_run_beside_the_loop_on_two_engines(tmp_path: Path, model, answer):
+    with FakeEngine(answer, delay_s=0.05) as one, FakeEngine(answer, delay_s=0.05) as two:
+        policy = {"rollout_policy": "toy_domain.play_plain", "rollout_workers": 2}
+        write_config(tmp_path, model, [one, two], eval_every_n_versions=0, actor=policy, max_lag=28)
+        with ActorRun(tmp_path, job=2) as run:
+            run.trainer.weight_update_success(0)
+            run.until(lambda: len(groups(run)) >= 16)
+        assert abs(one.counts["answered"] - two.counts["answered"]) <= 8
