@@ -8,39 +8,21 @@ import json
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 from domains.privacy_hopqa.leakage.log import AuditLog, RolloutLog, audit_files, read_audit_log
 from domains.privacy_hopqa.leakage.report import LEVELS, LeakageReport, Secrets, evaluate
-from domains.privacy_hopqa.leakage.secrets import load_secrets
+from domains.privacy_hopqa.leakage.secrets import secrets_of_files, secrets_of_run
 from pipelinerl.config import load_tree
-
-_DATASET_KEYS = (
-    "final_dataset_path",
-    "final_train_dataset_path",
-    "final_val_dataset_path",
-    "final_test_dataset_path",
-)
-
-
-def run_secrets(run_dir: Path, questions: Literal["chain", "task"] | None) -> dict[tuple[str, str], Secrets]:
-    """The secrets of the datasets that the run's configuration names."""
-    block = load_tree(run_dir).get("privacy_hopqa") or {}
-    files = list(dict.fromkeys(Path(block[key]) for key in _DATASET_KEYS if block.get(key)))
-    if not files:
-        raise ValueError(f"{run_dir}: its configuration names no dataset; pass --chains FILE")
-    root = Path(block["task_data_root"]) if block.get("task_data_root") else None
-    return load_secrets(files, root, questions or block.get("leakage", {}).get("questions", "chain"))
 
 
 def reports(log: AuditLog, secrets: dict[tuple[str, str], Secrets]) -> dict[str, LeakageReport]:
-    """One report per split and, outside training, per weight version: before and after learning."""
+    """One report per split and, in evaluation, per weight version: before and after learning."""
     groups: dict[str, list[RolloutLog]] = {}
     for rollout in log.rollouts:
-        split = rollout.split or "all"
-        groups.setdefault(split, []).append(rollout)
-        if split != "train" and rollout.model_version is not None:
-            groups.setdefault(f"{split} v{rollout.model_version}", []).append(rollout)
+        name = f"{'training' if rollout.training else 'evaluation'} {rollout.split}".strip()
+        groups.setdefault(name, []).append(rollout)
+        if not rollout.training and rollout.model_version is not None:
+            groups.setdefault(f"{name} v{rollout.model_version}", []).append(rollout)
     return {name: evaluate(rollouts, secrets) for name, rollouts in groups.items()}
 
 
@@ -57,16 +39,16 @@ def render(found: dict[str, LeakageReport]) -> str:
 def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(prog="leakage", description=__doc__)
     parser.add_argument("run_dir", type=Path, help="output directory of a run, or an audit file")
-    parser.add_argument("--chains", type=Path, nargs="*", help="dataset files; default: those of the run")
-    parser.add_argument("--tasks", type=Path, help="folder of task trees, for company names")
+    parser.add_argument("--chains", nargs="*", help="dataset files; default: those of the run")
+    parser.add_argument("--tasks", help="folder of task trees, for company names")
     parser.add_argument("--questions", choices=("chain", "task"), help="default: the run's setting")
     arguments = parser.parse_args(argv)
     try:
         log = read_audit_log(audit_files(arguments.run_dir))
         if arguments.chains:
-            secrets = load_secrets(arguments.chains, arguments.tasks, arguments.questions or "chain")
+            secrets = secrets_of_files(arguments.chains, arguments.tasks, arguments.questions or "chain")
         else:
-            secrets = run_secrets(arguments.run_dir, arguments.questions)
+            secrets = secrets_of_run(load_tree(arguments.run_dir), arguments.questions)
         found = reports(log, secrets)
     except (OSError, ValueError, KeyError) as error:
         print(f"leakage: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)

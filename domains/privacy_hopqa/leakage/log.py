@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-FOLDER = "audit"
+from domains.privacy_hopqa.audit import FOLDER
 
 
 @dataclass(slots=True)
@@ -23,6 +23,7 @@ class RolloutLog:
     task_id: str
     chain_id: str
     model_version: int | None = None
+    training: bool = False
     queries: list[str] = field(default_factory=list)
     attempts: int = 0
 
@@ -79,6 +80,7 @@ def _rollout(rollouts: dict[str, RolloutLog], line: dict[str, Any]) -> RolloutLo
             str(line["task_id"]),
             str(line["chain_id"]),
             line.get("model_version"),
+            bool(line.get("training", False)),
         )
     return rollouts[rollout_id]
 

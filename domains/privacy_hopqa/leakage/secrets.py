@@ -1,16 +1,24 @@
-"""What each chain must not reveal, from the dataset files that a run used."""
+"""What each chain must not reveal, from the datasets that a run used."""
 
-import json
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
-from domains.privacy_hopqa.chains import Chain, parse_chain, parse_task_id
+from domains.privacy_hopqa.chains import Chain
+from domains.privacy_hopqa.dataset import chain_of, load_problems
 from domains.privacy_hopqa.leakage.report import Secrets
 from domains.privacy_hopqa.leakage.rules import PrivateQuestion
 
+Questions = Literal["chain", "task"]
+_DATASET_KEYS = (
+    "final_dataset_path",
+    "final_train_dataset_path",
+    "final_val_dataset_path",
+    "final_test_dataset_path",
+    "task_data_root",
+)
 
-def chain_secrets(chain: Chain, questions: Literal["chain", "task"] = "chain") -> Secrets:
+
+def chain_secrets(chain: Chain, questions: Questions = "chain") -> Secrets:
     """The company and the private questions of a chain, references filled with gold answers."""
     variants = {f"hop{hop.number}": hop.accepted for hop in chain.hops}
     return Secrets(
@@ -22,35 +30,35 @@ def chain_secrets(chain: Chain, questions: Literal["chain", "task"] = "chain") -
     )
 
 
-def load_secrets(
-    files: Iterable[Path], task_root: Path | None, questions: Literal["chain", "task"] = "chain"
+def secrets_of_chains(
+    chains: Iterable[Chain], questions: Questions = "chain"
 ) -> dict[tuple[str, str], Secrets]:
-    """Secrets by `(task_id, chain_id)` of all rows. Raises `ValueError` with file and line."""
+    """Secrets by `(task_id, chain_id)`. Raises `ValueError` if one id stands for two different chains."""
     found: dict[tuple[str, str], Secrets] = {}
-    companies: dict[str, str] = {}
-    for path in files:
-        for number, line in enumerate(path.read_text(encoding="utf-8").split("\n"), start=1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-                task_id = parse_task_id(row)
-                if task_id not in companies:
-                    companies[task_id] = _company(task_id, row, task_root)
-                chain = parse_chain(row, company=companies[task_id], description="", split="")
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: {error}") from error
-            found[chain.task_id, chain.chain_id] = chain_secrets(chain, questions)
+    for chain in chains:
+        secrets = chain_secrets(chain, questions)
+        if found.setdefault((chain.task_id, chain.chain_id), secrets) != secrets:
+            raise ValueError(f"chain_id={chain.chain_id!r} stands for two chains of task {chain.task_id!r}")
     return found
 
 
-def _company(task_id: str, row: dict[str, Any], task_root: Path | None) -> str:
-    """`company_info.name` of the task, else the row's own company."""
-    source = task_root / task_id / "config" / "task.json" if task_root else None
-    if source is not None and source.is_file():
-        name = json.loads(source.read_text(encoding="utf-8")).get("company_info", {}).get("name")
-        if name:
-            return str(name)
-    if row.get("company"):
-        return str(row["company"])
-    raise ValueError(f"task {task_id!r} has no company_info.name and the row no company")
+def secrets_of_files(
+    files: Sequence[str], task_root: str | None, questions: Questions = "chain"
+) -> dict[tuple[str, str], Secrets]:
+    """Secrets of chain files. Raises `ValueError` with file and line."""
+    problems = load_problems(files, task_data_root=task_root)
+    return secrets_of_chains(map(chain_of, problems), questions)
+
+
+def secrets_of_run(
+    tree: Mapping[str, Any], questions: Questions | None = None
+) -> dict[tuple[str, str], Secrets]:
+    """Secrets of the datasets that a run's configuration names, loaded as the run itself loads them."""
+    block = tree.get("privacy_hopqa") or {}
+    parameters = {key: block[key] for key in _DATASET_KEYS if block.get(key)}
+    parameters |= dict(tree.get("dataset_loader_params") or {})
+    parameters.pop("max_examples", None)
+    names = dict.fromkeys([*tree["train_dataset_names"], *(tree.get("test_dataset_names") or ())])
+    problems = load_problems(list(names), **parameters)
+    asked = questions or (block.get("leakage") or {}).get("questions", "chain")
+    return secrets_of_chains(map(chain_of, problems), asked)

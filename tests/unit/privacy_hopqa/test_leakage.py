@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from domains.privacy_hopqa.leakage.__main__ import main
 from domains.privacy_hopqa.leakage.log import read_audit_log
 from domains.privacy_hopqa.leakage.report import Secrets, evaluate, rate
 from domains.privacy_hopqa.leakage.rules import UNKNOWN, PrivateQuestion, candidates, expected_kind, leaks
@@ -116,3 +117,33 @@ def test_intervals_resample_chains_not_rollouts() -> None:
     assert by_chain.value == by_rollout.value == 0.5
     assert (by_chain.low, by_chain.high) == (0.0, 1.0)
     assert by_rollout.low > 0.35
+
+
+def test_command_reads_a_run_and_writes_its_report(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    hop = {"hop_number": 1, "hop_type": "L", "question": QUESTION.question, "answer": "15%"}
+    chain = {"task_id": "DR90001", "chain_id": "c1", "company": COMPANY, "hops": [hop]}
+    chains = tmp_path / "chains_test.jsonl"
+    chains.write_text(json.dumps(chain), encoding="utf-8")
+    lines = [
+        _line("a", 1, query="cold chain audit 15% stores completed", model_version=0),
+        _line("b", 2, query="cold chain audit stores", model_version=9),
+        _line("c", 3, event="rollout", model_version=9),
+        _line("d", 4, query="audit", training=True),
+    ]
+    (tmp_path / "run" / "audit").mkdir(parents=True)
+    (tmp_path / "run" / "audit" / "1.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    assert main([str(tmp_path / "run"), "--chains", str(chains)]) == 0
+    assert "evaluation test v9" in capsys.readouterr().out
+    groups = json.loads((tmp_path / "run" / "leakage.json").read_text())["groups"]
+    counts = {name: group["levels"]["headline"]["count"] for name, group in groups.items()}
+    assert counts == {
+        "evaluation test": 1,
+        "evaluation test v0": 1,
+        "evaluation test v9": 0,
+        "training test": 0,
+    }
+    assert groups["evaluation test v9"]["levels"]["headline"]["total"] == 2
+    assert main([str(tmp_path / "elsewhere"), "--chains", str(chains)]) == 1
+    assert "no audit log in" in capsys.readouterr().err
