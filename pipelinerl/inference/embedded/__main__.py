@@ -9,13 +9,10 @@ import sys
 from pathlib import Path
 
 import torch
-from aiohttp import web
 
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
-from pipelinerl.inference.embedded.server import EngineServer
+from pipelinerl.inference.embedded.server import EngineServer, listening
 from pipelinerl.inference.embedded.settings import DTYPES, EngineSettings
-
-STOP_DEADLINE_S = 2.0
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -52,21 +49,12 @@ async def _serve(settings: EngineSettings, model: PackedModel, host: str, port: 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
-    runner = web.AppRunner(
-        server.app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_DEADLINE_S
-    )
-    await runner.setup()
-    server.engine.start()
-    try:
-        await web.TCPSite(runner, host, port, backlog=1024, reuse_address=True).start()
-        print(f"engine: serving {settings.served_model_name} on http://{host}:{port}", flush=True)
+    async with listening(server, host, port) as bound:
+        print(f"engine: serving {settings.served_model_name} on http://{host}:{bound}", flush=True)
         waits = {asyncio.ensure_future(stop.wait()), asyncio.ensure_future(server.failed.wait())}
         _, unfinished = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for one in unfinished:
             one.cancel()
-    finally:
-        server.engine.stop(STOP_DEADLINE_S)
-        await runner.cleanup()
     if server.engine.failure is not None:
         print(f"engine: {_one_line(server.engine.failure)}", file=sys.stderr)
         return 1

@@ -4,8 +4,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from concurrent.futures import Future
+from contextlib import asynccontextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -24,6 +25,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 MAX_BODY_BYTES = 64 * 2**20
 DRAIN_DEADLINE_S = 3600.0
+STOP_DEADLINE_S = 2.0
 PAUSE_MODES = ("abort", "keep", "wait")
 
 
@@ -247,6 +249,22 @@ class EngineServer:
 
     def _timed(self, operation: str) -> "_Timer":
         return _Timer(lambda seconds: self.engine.metrics.observe_update(operation, seconds))
+
+
+@asynccontextmanager
+async def listening(server: EngineServer, host: str, port: int) -> AsyncIterator[int]:
+    """Run the engine and answer on `host`; yields the port bound (for `port` 0 a free one)."""
+    runner = web.AppRunner(
+        server.app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_DEADLINE_S
+    )
+    await runner.setup()
+    server.engine.start()
+    try:
+        await web.TCPSite(runner, host, port, backlog=1024, reuse_address=True).start()
+        yield runner.addresses[0][1]
+    finally:
+        server.engine.stop(STOP_DEADLINE_S)
+        await runner.cleanup()
 
 
 class _Timer:

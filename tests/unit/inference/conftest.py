@@ -1,0 +1,28 @@
+from pathlib import Path
+
+import pytest
+import torch
+from engine_harness import build_model
+
+torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model(tmp_path_factory.mktemp("tied"), tied=True)
+
+
+@pytest.fixture(scope="session")
+def untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model(tmp_path_factory.mktemp("untied"), tied=False)
+
+
+@pytest.fixture(scope="session")
+def other_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Unrelated weights of the same shape."""
+    return build_model(tmp_path_factory.mktemp("other"), tied=True, seed=1)
+
+
+@pytest.fixture(scope="session")
+def other_untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return build_model(tmp_path_factory.mktemp("other-untied"), tied=False, seed=1)

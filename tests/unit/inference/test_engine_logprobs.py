@@ -1,0 +1,114 @@
+"""What the engine reports is what the model's own forward gives."""
+
+import asyncio
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from engine_harness import EOS, full_logprobs, random_prompt, reference, running_engine
+
+from pipelinerl.inference.client import SamplingParams
+
+TOLERANCE = 2e-5
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+async def test_logprobs_equal_the_full_forward(untied_model: Path, temperature: float) -> None:
+    model = reference(untied_model)
+    async with running_engine(untied_model) as engine:
+        lengths = [1, 2, 4, 63, 64, 65, 200, 350]
+        generations = await asyncio.gather(
+            *(
+                engine.client.generate(
+                    random_prompt(length, seed=length),
+                    SamplingParams(max_tokens=60, temperature=temperature, seed=1, ignore_eos=True),
+                )
+                for length in lengths
+            )
+        )
+    for one in generations:
+        ids = np.concatenate([one.prompt_ids, one.token_ids])
+        expected = full_logprobs(model, ids, temperature)[len(one.prompt_ids) - 1 :]
+        np.testing.assert_allclose(one.logprobs, expected, atol=TOLERANCE)
+
+
+async def test_logprobs_stay_exact_over_900_tokens(tied_model: Path) -> None:
+    model = reference(tied_model)
+    async with running_engine(tied_model, max_model_len=1024, max_num_seqs=2) as engine:
+        one = await engine.client.generate(
+            random_prompt(100), SamplingParams(max_tokens=900, seed=3, ignore_eos=True)
+        )
+    expected = full_logprobs(model, np.concatenate([one.prompt_ids, one.token_ids]))[99:]
+    difference = np.abs(one.logprobs - expected)
+    assert difference.max() <= TOLERANCE
+    assert difference.mean() <= 1e-6
+
+
+async def test_prompt_logprobs_are_at_temperature_1_and_survive_chunks(tied_model: Path) -> None:
+    prompt = random_prompt(200)
+    async with running_engine(tied_model, max_prefill_tokens=48) as engine:
+        scores = await engine.client.prompt_logprobs(prompt)
+        answer = await engine.post(
+            "/inference/v1/generate",
+            {
+                "token_ids": prompt,
+                "sampling_params": {"max_tokens": 1, "temperature": 0.3, "prompt_logprobs": 0},
+            },
+        )
+    np.testing.assert_allclose(scores, full_logprobs(reference(tied_model), prompt), atol=TOLERANCE)
+    assert answer["prompt_logprobs"][0] is None
+    for position in (1, 48, 199):
+        entry = answer["prompt_logprobs"][position][str(prompt[position])]
+        assert entry["logprob"] == pytest.approx(scores[position - 1], abs=TOLERANCE)
+        assert entry["rank"] >= 1
+
+
+async def test_greedy_takes_the_most_likely_id_and_reports_it_at_temperature_1(tied_model: Path) -> None:
+    model = reference(tied_model)
+    prompt = random_prompt(20)
+    async with running_engine(tied_model) as engine:
+        one = await engine.client.generate(
+            prompt, SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+        )
+    ids = prompt + one.token_ids.tolist()
+    np.testing.assert_allclose(one.logprobs, full_logprobs(model, ids)[19:], atol=TOLERANCE)
+    with torch.no_grad():
+        best = model(torch.tensor([ids])).logits[0, 19:-1].argmax(-1)
+    assert one.token_ids.tolist() == best.tolist()
+
+
+async def test_bfloat16_runs_with_a_float32_head(tied_model: Path) -> None:
+    model = reference(tied_model)
+    async with running_engine(tied_model, dtype="bfloat16") as engine:
+        one = await engine.client.generate(
+            random_prompt(30), SamplingParams(max_tokens=30, seed=1, ignore_eos=True)
+        )
+    expected = full_logprobs(model, np.concatenate([one.prompt_ids, one.token_ids]))[29:]
+    assert np.abs(one.logprobs - expected).mean() < 0.1
+    # bfloat16 has eight bits of mantissa; values that need more can only come from a float32 head.
+    assert (np.abs(one.logprobs * 256 % 1) > 1e-3).any()
+
+
+async def test_end_id_is_part_of_the_output(tied_model: Path) -> None:
+    async with running_engine(tied_model) as engine:
+        runs = await asyncio.gather(
+            *(
+                engine.client.generate(random_prompt(5, seed), SamplingParams(max_tokens=400, seed=seed))
+                for seed in range(8)
+            )
+        )
+        stopped = [one for one in runs if one.finish_reason == "stop"]
+        assert stopped, "none of eight streams met the end id in 400 tokens"
+        for one in stopped:
+            assert one.token_ids[-1] == EOS
+            assert EOS not in one.token_ids[:-1]
+            assert one.stop_reason is None
+        longest = max(range(8), key=lambda seed: len(runs[seed].token_ids))
+        stop = int(runs[longest].token_ids[3])
+        again = await engine.client.generate(
+            random_prompt(5, longest), SamplingParams(max_tokens=400, seed=longest, stop_token_ids=(stop,))
+        )
+        assert again.finish_reason == "stop"
+        assert again.stop_reason == stop
+        assert again.token_ids[-1] == stop

@@ -1,0 +1,201 @@
+"""Queueing, limits, refusals, aborts and counters of the engine."""
+
+import asyncio
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from engine_harness import random_prompt, running_engine, until
+
+from pipelinerl.inference.client import EngineRequestError, EngineUnavailable, SamplingParams
+from pipelinerl.inference.embedded.__main__ import main
+from pipelinerl.inference.embedded.protocol import SamplingFields
+from pipelinerl.inference.embedded.scheduler import Scheduler
+from pipelinerl.inference.embedded.sequence import Request, Sequence
+
+
+def sequence(prompt_length: int) -> Sequence:
+    request = Request("r", list(range(prompt_length)), SamplingFields(), max_tokens=10, eos_ids=frozenset())
+    return request.sequences[0]
+
+
+def test_prompts_share_the_budget_in_order_of_arrival() -> None:
+    scheduler = Scheduler(max_num_seqs=2, max_prefill_tokens=10)
+    first, second, third = sequence(12), sequence(5), sequence(3)
+    for one in (first, second, third):
+        scheduler.add(one)
+    plan = scheduler.plan()
+    assert [(one.sequence, one.start, one.end) for one in plan.prefills] == [(first, 0, 10)]
+    first.computed = 10
+    plan = scheduler.plan()
+    assert [(one.sequence, one.start, one.end) for one in plan.prefills] == [(first, 10, 12), (second, 0, 5)]
+    assert third.slot < 0, "both slots are taken"
+
+
+def test_a_finished_slot_is_refilled_before_the_next_step() -> None:
+    scheduler = Scheduler(max_num_seqs=1, max_prefill_tokens=10)
+    first, second = sequence(2), sequence(2)
+    scheduler.add(first)
+    scheduler.add(second)
+    scheduler.plan()
+    scheduler.remove(first)
+    assert [one.sequence for one in scheduler.plan().prefills] == [second]
+
+
+def test_decoding_goes_on_beside_a_long_prompt() -> None:
+    scheduler = Scheduler(max_num_seqs=2, max_prefill_tokens=4)
+    short, long = sequence(1), sequence(100)
+    scheduler.add(short)
+    scheduler.add(long)
+    plan = scheduler.plan()
+    assert [one.sequence for one in plan.decodes] == [short]
+    assert [(one.start, one.end) for one in plan.prefills] == [(0, 4)]
+
+
+async def test_a_short_request_sent_late_ends_before_a_long_one(tied_model: Path) -> None:
+    async with running_engine(tied_model) as engine:
+        order: list[str] = []
+
+        async def run(name: str, tokens: int) -> None:
+            await engine.client.generate([1, 2, 3], SamplingParams(max_tokens=tokens, ignore_eos=True))
+            order.append(name)
+
+        long = asyncio.ensure_future(run("long", 500))
+        await until(lambda: engine.server.engine.metrics.generation_tokens >= 10)
+        await run("short", 5)
+        await long
+    assert order == ["short", "long"]
+
+
+async def test_a_full_queue_answers_503_and_does_not_block(tied_model: Path) -> None:
+    async with running_engine(tied_model, max_num_seqs=2, max_waiting=3) as engine:
+        await engine.post("/pause?mode=keep&clear_cache=false")
+        sampling = SamplingParams(max_tokens=2, ignore_eos=True)
+        calls = [asyncio.ensure_future(engine.client.generate([1], sampling)) for _ in range(5)]
+        await until(lambda: engine.server.engine.metrics.waiting >= 5)
+        with pytest.raises(EngineUnavailable, match="503") as refused:
+            await engine.client.generate([1], sampling)
+        assert refused.value.reason == "busy"
+        assert await engine.client.health()
+        await engine.post("/resume")
+        assert all(len(one.token_ids) == 2 for one in await asyncio.gather(*calls))
+        assert len((await engine.client.generate([1], sampling)).token_ids) == 2
+
+
+BAD: dict[str, dict[str, Any]] = {
+    "unknown field": {"token_ids": [1], "sampling_params": {"max_tokens": 1}, "prompt": "x"},
+    "unknown sampling field": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "best_of": 2}},
+    "no tokens": {"token_ids": [], "sampling_params": {"max_tokens": 1}},
+    "negative id": {"token_ids": [-1], "sampling_params": {"max_tokens": 1}},
+    "id beyond the vocabulary": {"token_ids": [256], "sampling_params": {"max_tokens": 1}},
+    "wrong type": {"token_ids": ["a"], "sampling_params": {"max_tokens": 1}},
+    "does not fit": {"token_ids": [1] * 500, "sampling_params": {"max_tokens": 13}},
+    "no room": {"token_ids": [1] * 512, "sampling_params": {}},
+    "n": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "n": 9}},
+    "temperature": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "temperature": -1}},
+    "top_p": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "top_p": 0}},
+    "logprobs": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "logprobs": 5}},
+    "stream": {"token_ids": [1], "sampling_params": {"max_tokens": 1}, "stream": True},
+    "other model": {"token_ids": [1], "sampling_params": {"max_tokens": 1}, "model": "gpt"},
+}
+
+
+async def test_what_cannot_be_served_is_refused_at_once_with_one_line(tied_model: Path) -> None:
+    async with running_engine(tied_model) as engine:
+        for name, body in BAD.items():
+            answer = await engine.post("/inference/v1/generate", body, expect=400)
+            message = answer["error"]["message"]
+            assert message and "\n" not in message, name
+        with pytest.raises(EngineRequestError, match="do not fit max_model_len 512"):
+            await engine.client.generate([1] * 512, SamplingParams(max_tokens=1))
+        await engine.client.load_model_info()
+        with pytest.raises(EngineRequestError, match="exceed max_model_len 512"):
+            await engine.client.generate([1] * 512, SamplingParams(max_tokens=1))
+        await engine.post("/finish_weight_update", {"version": "1"}, expect=400)
+        await engine.post("/init_weight_transfer_engine", {"init_info": {"world_size": 2}}, expect=400)
+        await engine.post("/abort_requests", {"ids": []}, expect=400)
+        assert engine.server.engine.metrics.generation_tokens == 0
+
+
+async def test_a_closed_connection_aborts_the_request(tied_model: Path) -> None:
+    async with running_engine(tied_model) as engine:
+        metrics = engine.server.engine.metrics
+        call = asyncio.ensure_future(
+            engine.client.generate([1, 2], SamplingParams(max_tokens=500, ignore_eos=True))
+        )
+        await until(lambda: metrics.generation_tokens >= 3)
+        call.cancel()
+        await until(lambda: metrics.running == 0)
+        assert metrics.finished["abort"] == 1
+        assert metrics.generation_tokens < 500
+        assert engine.client.counts.cancelled == 1
+
+
+async def test_abort_by_id_and_counters(tied_model: Path) -> None:
+    async with running_engine(tied_model) as engine:
+        body = {
+            "token_ids": [1],
+            "request_id": "a",
+            "sampling_params": {"max_tokens": 500, "ignore_eos": True},
+        }
+        call = asyncio.ensure_future(engine.post("/inference/v1/generate", body))
+        await until(lambda: engine.server.engine.metrics.generation_tokens >= 3)
+        refused = await engine.post("/inference/v1/generate", body, expect=400)
+        assert refused["error"]["message"].startswith("request_id 'a'")
+        metrics = await engine.client.metrics()
+        assert metrics["vllm:num_requests_running"] == 1
+        assert 0 < metrics["vllm:kv_cache_usage_perc"] < 1
+        assert (await engine.post("/abort_requests", {"request_ids": ["a", "unknown"]}))["aborted"] == 1
+        assert (await call)["choices"][0]["finish_reason"] == "abort"
+        before = await engine.client.metrics()
+        await engine.client.generate(random_prompt(30), SamplingParams(max_tokens=4, ignore_eos=True))
+        after = await engine.client.metrics()
+        for name, grown in {
+            "vllm:prompt_tokens_total": 30,
+            "vllm:generation_tokens_total": 4,
+            "vllm:request_success_total": 1,
+            "pipelinerl:requests_received_total": 1,
+            "vllm:num_requests_running": 0,
+        }.items():
+            assert after[name] - before[name] == grown, name
+        assert (await engine.get("/v1/models"))["data"][0]["max_model_len"] == 512
+        assert (await engine.get("/get_world_size"))["world_size"] == 1
+        assert (await engine.post("/reset_prefix_cache?reset_running_requests=false"))["success"] is True
+
+
+async def test_a_model_that_gives_no_numbers_is_a_server_error(tied_model: Path) -> None:
+    async with running_engine(tied_model) as engine:
+        engine.server._model.module.model.norm.weight.data.fill_(float("nan"))
+        with pytest.raises(EngineUnavailable, match="log-probability nan"):
+            await engine.client.generate([1], SamplingParams(max_tokens=1))
+
+
+def test_command_line_says_in_one_line_what_is_wrong(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "nothing"
+    assert main(["--model", str(folder)]) == 2
+    assert capsys.readouterr().err.splitlines() == [
+        f"engine: --model {folder} has no config.json; give a folder in Hugging Face format"
+    ]
+
+
+def test_command_line_serves_until_sigterm(tied_model: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(tied_model), "--port", "0"],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        assert process.stdout is not None
+        assert "serving model on http://127.0.0.1:" in process.stdout.readline()
+        started = time.monotonic()
+        process.terminate()
+        assert process.wait(30) == 0
+        assert time.monotonic() - started < 15
+    finally:
+        process.kill()
+        process.wait()

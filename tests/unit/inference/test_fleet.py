@@ -1,0 +1,260 @@
+"""Client and fleet against engines that fail on purpose."""
+
+import asyncio
+import json
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+
+import aiohttp
+import pytest
+from aiohttp import web
+from engine_harness import until
+
+from pipelinerl.inference.client import (
+    AbortedCompletion,
+    Deadlines,
+    EngineClient,
+    EngineRequestError,
+    EngineUnavailable,
+    SamplingParams,
+)
+from pipelinerl.inference.fleet import Fleet, StallWatch
+
+SAMPLING = SamplingParams(max_tokens=2)
+QUICK = Deadlines(connect_s=2, generate_s=20, stall_s=0.3, health_s=2, health_interval_s=0.05)
+Behaviour = Callable[[], Awaitable[web.Response]]
+
+
+class FakeEngine:
+    """An engine whose answers a test chooses."""
+
+    def __init__(self, url: str = "") -> None:
+        self.url = url
+        self.behaviour: Behaviour = self.answer
+        self.healthy = True
+        self.version = "5"
+        self.requests: list[dict[str, Any]] = []
+        self.running = 0
+        self.closed = 0
+
+    async def answer(self, finish_reason: str = "length", **changes: Any) -> web.Response:
+        choice = {
+            "index": 0,
+            "token_ids": [7, 8],
+            "finish_reason": finish_reason,
+            "logprobs": {"content": [{"token_id": 7, "logprob": -1.0}, {"token_id": 8, "logprob": -2.0}]},
+            "weight_versions": [{"version": self.version, "start": 0, "end": 2}],
+        }
+        return web.json_response({"choices": [choice | changes]})
+
+    def fail(self, status: int) -> Behaviour:
+        async def behaviour() -> web.Response:
+            return web.json_response({"error": {"message": f"no {status}"}}, status=status)
+
+        return behaviour
+
+    async def generate(self, request: web.Request) -> web.Response:
+        self.requests.append(await request.json())
+        self.running += 1
+        try:
+            return await self.behaviour()
+        except asyncio.CancelledError:
+            self.closed += 1
+            raise
+        finally:
+            self.running -= 1
+
+    async def health(self, _: web.Request) -> web.Response:
+        return web.Response(status=200 if self.healthy else 503)
+
+    async def metrics(self, _: web.Request) -> web.Response:
+        label = '{model_name="m"}'
+        return web.Response(
+            text=f"vllm:num_requests_running{label} {self.running}\nvllm:generation_tokens_total{label} 9\n"
+        )
+
+    async def weight_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.version})
+
+    async def models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "m", "max_model_len": 100}]})
+
+
+@asynccontextmanager
+async def fake_engine() -> AsyncIterator[FakeEngine]:
+    engine = FakeEngine()
+    app = web.Application()
+    app.add_routes(
+        [
+            web.post("/inference/v1/generate", engine.generate),
+            web.get("/health", engine.health),
+            web.get("/metrics", engine.metrics),
+            web.get("/weight_info", engine.weight_info),
+            web.get("/v1/models", engine.models),
+        ]
+    )
+    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+    engine.stop = runner.cleanup  # type: ignore[attr-defined]
+    try:
+        yield engine
+    finally:
+        await runner.cleanup()
+
+
+@asynccontextmanager
+async def fleet_of(
+    count: int, *, announced: int | None = None
+) -> AsyncIterator[tuple[Fleet, list[FakeEngine]]]:
+    async with AsyncExitStack() as stack:
+        engines = [await stack.enter_async_context(fake_engine()) for _ in range(count)]
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        fleet = Fleet([one.url for one in engines], session, QUICK, announced_version=lambda: announced)
+        await stack.enter_async_context(fleet)
+        yield fleet, engines
+
+
+@asynccontextmanager
+async def client_of(**deadlines: float) -> AsyncIterator[tuple[EngineClient, FakeEngine]]:
+    async with fake_engine() as engine, aiohttp.ClientSession() as session:
+        yield EngineClient(engine.url, session, deadlines=Deadlines(**deadlines)), engine
+
+
+async def hang() -> web.Response:
+    await asyncio.sleep(60)
+    return web.Response()
+
+
+async def test_errors_say_whether_asking_again_can_help() -> None:
+    async with client_of(generate_s=0.2) as (client, engine):
+        engine.behaviour = engine.fail(400)
+        with pytest.raises(EngineRequestError, match="HTTP 400: no 400"):
+            await client.generate([1], SAMPLING)
+        for status, reason in ((503, "busy"), (500, "server_error")):
+            engine.behaviour = engine.fail(status)
+            with pytest.raises(EngineUnavailable) as unavailable:
+                await client.generate([1], SAMPLING)
+            assert unavailable.value.reason == reason
+        engine.behaviour = lambda: engine.answer("abort")
+        with pytest.raises(AbortedCompletion):
+            await client.generate([1], SAMPLING)
+        engine.behaviour = lambda: engine.answer(token_ids=[7, 9])
+        with pytest.raises(EngineUnavailable, match="invalid_answer"):
+            await client.generate([1], SAMPLING)
+        engine.behaviour = hang
+        with pytest.raises(EngineUnavailable, match=r"generate within 0.2 s passed its deadline"):
+            await client.generate([1], SAMPLING)
+        await engine.stop()  # type: ignore[attr-defined]
+        with pytest.raises(EngineUnavailable, match="connection"):
+            await client.generate([1], SAMPLING)
+        counts = client.counts
+        assert (counts.sent, counts.completed, counts.refused, counts.failed) == (7, 0, 1, 6)
+
+
+async def test_cancelling_closes_the_connection() -> None:
+    async with client_of() as (client, engine):
+        engine.behaviour = hang
+        call = asyncio.ensure_future(client.generate([1], SAMPLING))
+        await until(lambda: engine.running > 0)
+        call.cancel()
+        await until(lambda: engine.closed > 0)
+        assert client.counts.cancelled == 1
+
+
+async def test_what_is_sent_is_what_was_asked() -> None:
+    async with client_of() as (client, engine):
+        await client.generate([1, 2], SamplingParams(max_tokens=2, temperature=0.5, top_k=3, seed=4), "id")
+        assert engine.requests[0] == {
+            "token_ids": [1, 2],
+            "sampling_params": {
+                "max_tokens": 2,
+                "temperature": 0.5,
+                "top_k": 3,
+                "seed": 4,
+                "logprobs": 0,
+                "detokenize": False,
+            },
+            "request_id": "id",
+            "stream": False,
+        }
+
+
+async def test_requests_of_an_engine_that_dies_are_made_elsewhere_from_the_prompt() -> None:
+    async with fleet_of(2) as (fleet, (first, second)):
+        first.behaviour = second.behaviour = hang
+        calls = [asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING, f"r{i}")) for i in range(6)]
+        await until(lambda: first.running + second.running == 6)
+        assert first.running == 3, "the least busy engine is chosen"
+        second.behaviour = second.answer
+        await first.stop()  # type: ignore[attr-defined]
+        # Those that hang on the second engine are lost when it stalls; it is then asked again.
+        generations = await asyncio.gather(*calls)
+        assert [one.token_ids.tolist() for one in generations] == [[7, 8]] * 6
+        assert all(one.engine == second.url for one in generations)
+        assert {one["token_ids"][-1] for one in second.requests} == {3}
+        assert fleet.counts.retries["connection"] >= 3
+        assert fleet.counts.retries["stalled"] == 3
+        assert fleet.counts.completed == 6
+        assert fleet.in_rotation == [second.url]
+
+
+async def test_a_busy_engine_is_asked_again_later() -> None:
+    async with fleet_of(1) as (fleet, (engine,)):
+        engine.behaviour = engine.fail(503)
+        call = asyncio.ensure_future(fleet.generate([1], SAMPLING))
+        await until(lambda: len(engine.requests) >= 3)
+        engine.behaviour = engine.answer
+        assert (await call).tries >= 4
+        assert fleet.counts.retries["busy"] >= 3
+
+
+async def test_a_refused_request_is_not_repeated() -> None:
+    async with fleet_of(2) as (fleet, engines):
+        for one in engines:
+            one.behaviour = one.fail(400)
+        with pytest.raises(EngineRequestError):
+            await fleet.generate([1], SAMPLING)
+        assert sum(len(one.requests) for one in engines) == 1
+
+
+async def test_an_engine_behind_the_announced_version_is_out_of_rotation() -> None:
+    async with fleet_of(2, announced=5) as (fleet, (first, second)):
+        assert fleet.in_rotation == [first.url, second.url]
+        first.version = "default"
+        await until(lambda: first.url not in fleet.in_rotation)
+        first.version = "6"
+        await until(lambda: first.url in fleet.in_rotation)
+
+
+async def test_waiting_for_an_engine_ends_with_the_reason_of_each() -> None:
+    async with fleet_of(1) as (fleet, (engine,)):
+        engine.healthy = False
+        await until(lambda: not fleet.in_rotation)
+        with pytest.raises(EngineUnavailable, match=r"wait for an engine.*health check failed"):
+            await fleet.wait_ready(0.1)
+
+
+def test_stall_needs_running_requests_and_no_progress() -> None:
+    watch = StallWatch(10.0)
+    assert not watch.stalled(running=1, tokens=5, now=0.0)
+    assert not watch.stalled(running=1, tokens=5, now=9.0)
+    assert watch.stalled(running=1, tokens=5, now=10.0)
+    assert not watch.stalled(running=1, tokens=6, now=11.0)
+    assert not watch.stalled(running=0, tokens=6, now=100.0)
+    assert not watch.stalled(running=1, tokens=6, now=109.0)
+
+
+def test_client_and_fleet_need_no_torch() -> None:
+    code = (
+        "import sys, json, pipelinerl.inference.fleet, pipelinerl.weights.directory;"
+        "print(json.dumps([name for name in ('torch', 'transformers', 'vllm') if name in sys.modules]))"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert json.loads(done.stdout) == []

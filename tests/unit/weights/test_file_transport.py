@@ -1,0 +1,57 @@
+"""Weight files: complete or absent, two versions, checked by size and checksum."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from pipelinerl.weights import directory
+from pipelinerl.weights.checksum import checksum
+from pipelinerl.weights.file import FileTransport
+
+
+def test_a_version_is_written_with_size_and_checksum(tmp_path: Path) -> None:
+    weight = torch.nn.Parameter(torch.arange(6.0).reshape(2, 3))
+    staged = FileTransport(tmp_path).stage(7, [("w", weight.T)])
+    data = Path(staged.info["path"]).read_bytes()
+    assert staged.info["version"] == "7"
+    assert staged.info["bytes"] == staged.bytes == len(data)
+    assert staged.info["checksum"] == checksum(data)
+    assert staged.layout == {"w": ((3, 2), "torch.float32")}
+    assert torch.equal(load_file(staged.info["path"])["w"], weight.detach().T)
+    assert [one.name for one in tmp_path.iterdir()] == ["weights-00000007.safetensors"]
+
+
+def test_tensors_are_cast_once(tmp_path: Path) -> None:
+    staged = FileTransport(tmp_path, torch.bfloat16).stage(1, [("w", torch.ones(3))])
+    assert load_file(staged.info["path"])["w"].dtype == torch.bfloat16
+
+
+def test_two_versions_are_kept_and_all_are_removed_at_the_end(tmp_path: Path) -> None:
+    transport = FileTransport(tmp_path)
+    for version in (1, 2, 3, 3):
+        transport.stage(version, [("w", torch.ones(3))])
+    assert sorted(one.name for one in tmp_path.iterdir()) == [
+        "weights-00000002.safetensors",
+        "weights-00000003.safetensors",
+    ]
+    transport.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_directory_is_shared_memory_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shared, run = tmp_path / "shm", tmp_path / "run"
+    shared.mkdir()
+    monkeypatch.setattr(directory, "SHARED_MEMORY", shared)
+    chosen = directory.weights_directory(run, 1000)
+    assert chosen.parent == shared and chosen == directory.weights_directory(run, 1000)
+    assert chosen != directory.weights_directory(tmp_path / "other", 1000)
+    (chosen / "weights-00000001.safetensors").touch()
+    assert not list(directory.weights_directory(run, 1000).iterdir()), "leftovers of an earlier start go"
+    directory.remove_shared_directory(run)
+    assert not chosen.exists()
+    assert directory.weights_directory(run, 10**18) == run / "weights"
+    assert directory.weights_directory(run, 1000, tmp_path / "here") == tmp_path / "here"
