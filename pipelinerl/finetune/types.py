@@ -21,7 +21,8 @@ class PipelineBatchEncoding:
     Columns at position t belong to token t, which the logits at t-1 predict. int32: input_ids, labels,
     position_ids, segment_ids, attention_mask, token_versions (UNSAMPLED on prompts); float32: the rest.
     seq_boundaries int32 `[n + 1]`. text_ids holds [group_id, rollout_index, step_index] per text. `step`
-    is the 0-based optimizer step, step_texts the texts of that step over all ranks (B).
+    is the 0-based optimizer step, step_texts the texts of that step over all ranks (B); is_last marks the
+    last micro-batch of a step for its rank.
     """
 
     input_ids: np.ndarray
@@ -42,6 +43,7 @@ class PipelineBatchEncoding:
     text_ids: list[list[Any]]
     step: int
     step_texts: int
+    is_last: bool = True
     model_version: int = 0
     roles: list[str | None] = field(default_factory=list)
     situations: list[str | None] = field(default_factory=list)

@@ -1,0 +1,56 @@
+"""Command of the trainer role: `python -m pipelinerl.finetune OUTPUT_DIR --job IDX`."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+from pathlib import Path
+
+from pipelinerl.config import load
+from pipelinerl.finetune.loop import Trainer
+from pipelinerl.finetune.ranks import join_ranks
+from pipelinerl.finetune.settings import settings_from_config
+from pipelinerl.observe.logs import setup_logging
+from pipelinerl.observe.metrics import MetricsWriter
+from pipelinerl.streams import set_streams_backend
+
+log = logging.getLogger(__name__)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m pipelinerl.finetune", description=__doc__)
+    parser.add_argument("output_dir", type=Path, help="folder of the run")
+    parser.add_argument("--job", type=int, default=None, help="index of this process in the run's jobs")
+    arguments = parser.parse_args()
+    try:
+        _run(arguments.output_dir, arguments.job)
+    except Exception as error:
+        log.exception("the trainer ends with an error")
+        print(f"finetune: {type(error).__name__}: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def _run(output_dir: Path, job: int | None) -> None:
+    cfg = load(output_dir)
+    ranks = join_ranks(cpu=cfg.hardware.kind == "cpu")
+    setup_logging(output_dir, "finetune", f"rank_{ranks.index}" if ranks.count > 1 else "")
+    set_streams_backend(**cfg.streams.model_dump())
+    settings = settings_from_config(cfg, output_dir, job, ranks.count)
+    writer = None
+    if ranks.is_main:
+        writer = MetricsWriter(output_dir, "finetune", cfg.wandb, cfg.model_dump(mode="json"))
+    try:
+        Trainer(settings, ranks, writer).run()
+    except BaseException:
+        if writer is not None:
+            writer.close(1)
+        raise
+    if writer is not None:
+        writer.close()
+    ranks.close()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

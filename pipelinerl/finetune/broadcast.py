@@ -1,0 +1,125 @@
+"""Putting the trainer's weights into the engines, with the parity check, behind a small interface."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from typing import Protocol
+
+import torch
+
+from pipelinerl.finetune.model import distinct_parameters
+from pipelinerl.finetune.settings import TrainerSettings
+from pipelinerl.finetune.step import Learner
+from pipelinerl.observe.waits import waiting
+from pipelinerl.weights.directory import weights_directory
+from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids
+from pipelinerl.weights.publisher import Publisher, UpdateReport, WeightUpdateError
+
+log = logging.getLogger(__name__)
+RETRY_INTERVAL_S = 1.0
+
+
+class Broadcaster(Protocol):
+    """Makes a version of the weights the one that is sampled from."""
+
+    def start(self) -> None:
+        """Block until the engines are ready."""
+        ...
+
+    def publish(self, version: int) -> dict[str, float]:
+        """Return, with metrics, once every engine in rotation serves `version`; raises otherwise."""
+        ...
+
+    def refresh(self) -> None:
+        """Bring engines that were started again up to the last published version."""
+        ...
+
+    def close(self) -> None: ...
+
+
+class NoEngines:
+    """For runs that train without sampling (recorded streams)."""
+
+    def start(self) -> None: ...
+
+    def publish(self, version: int) -> dict[str, float]:
+        return {}
+
+    def refresh(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class EngineBroadcaster:
+    """Publishes the learner's parameters through `Publisher`, and compares log-probabilities now and then."""
+
+    def __init__(self, learner: Learner, settings: TrainerSettings) -> None:
+        options = settings.weights
+        if options["transport"] != "file":
+            raise ValueError(f"weights.transport={options['transport']} is not available; use file")
+        self._learner, self._settings = learner, settings
+        self._dtype = torch.bfloat16 if settings.engine_dtype == "bfloat16" else torch.float32
+        size = sum(p.numel() * self._dtype.itemsize for _, p in distinct_parameters(learner.model))
+        configured = Path(options["directory"]) if options["directory"] else None
+        directory = weights_directory(settings.output_dir, size, configured)
+        transport = FileTransport(directory, self._dtype)
+        self._publisher = Publisher(settings.engine_urls, transport, options["kv"])
+        self._updates = 0
+        self._checked = False
+
+    def start(self) -> None:
+        with waiting("the engines to be ready", self._settings.start_deadline_s):
+            self._publisher.wait_ready(self._settings.start_deadline_s)
+
+    def publish(self, version: int) -> dict[str, float]:
+        """An engine that fails is replaced by the supervisor; until the deadline the others are tried."""
+        with waiting(f"the engines to take version {version}", self._settings.start_deadline_s) as wait:
+            while True:
+                try:
+                    report = self._publisher.publish(version, distinct_parameters(self._learner.model))
+                    parity = self._parity()
+                    break
+                except WeightUpdateError as error:
+                    if wait.expired or error.step == "parity":
+                        raise
+                    log.warning("%s; trying again", error)
+                    time.sleep(RETRY_INTERVAL_S)
+        self._updates += 1
+        return _report_metrics(report) | parity
+
+    def refresh(self) -> None:
+        if stale := self._publisher.stale_engines():
+            log.warning("engines without version %s: %s", self._publisher.version, ", ".join(stale))
+            if self._publisher.version is not None:
+                self._checked = False
+                self.publish(self._publisher.version)
+
+    def close(self) -> None:
+        self._publisher.close()
+
+    def _parity(self) -> dict[str, float]:
+        every = self._settings.weights["parity_every"]
+        if self._checked and not (every and self._updates % every == 0):
+            return {}
+        options = self._settings.weights
+        exact = self._dtype == torch.float32 and not self._settings.bfloat16
+        limits = ParityLimits(
+            options["parity_max_abs"] if exact else None, None if exact else options["parity_mean_abs"]
+        )
+        vocabulary = int(self._learner.model.config.vocab_size)
+        results = check_parity(self._publisher, probe_ids(vocabulary), self._learner.score_rows, limits)
+        self._checked = True
+        worst = max(result.max_abs for result in results)
+        log.info("parity: log-probabilities of engine and trainer differ by at most %.2g", worst)
+        return {"weights/parity_max_abs": worst}
+
+
+def _report_metrics(report: UpdateReport) -> dict[str, float]:
+    out = {f"weights/{step}_s": seconds for step, seconds in report.seconds.items()}
+    out["weights/bytes"] = float(report.bytes)
+    out["weights/max_paused_s"] = max(report.paused_s.values(), default=0.0)
+    out["weights/excluded_engines"] = float(len(report.excluded))
+    return out

@@ -1,0 +1,182 @@
+"""Checkpoints: `current/` (the model) and `training_state/` (everything else) of one and the same step.
+
+Both are written beside (`~name`) and renamed. A crash between the renames leaves two complete folders of
+the newer step under whatever names; `restore_point` finds the newest step of which both parts exist.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import PreTrainedModel
+
+from pipelinerl.finetune.step import Learner
+from pipelinerl.finetune.types import TrainingMetrics
+
+MODEL, STATE, INTERMEDIATE = "current", "training_state", "intermediate"
+MARKER = "checkpoint.json"
+"""Written last into each folder: a folder that has it is complete."""
+
+
+@dataclass(frozen=True, slots=True)
+class RestorePoint:
+    """A complete pair of folders of one step."""
+
+    step: int
+    model: Path
+    state: Path
+
+
+def _step_of(folder: Path) -> int | None:
+    try:
+        return int(json.loads((folder / MARKER).read_text())["step"])
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _candidates(root: Path, name: str) -> dict[int, Path]:
+    """Complete folders by step; the published name wins over leftovers."""
+    found: dict[int, Path] = {}
+    for prefix in ("~old-", "~", ""):
+        folder = root / f"{prefix}{name}"
+        step = _step_of(folder)
+        if step is not None:
+            found[step] = folder
+    return found
+
+
+def restore_point(root: Path) -> RestorePoint | None:
+    """The newest step of which model and state are complete; None when there is none."""
+    models, states = _candidates(root, MODEL), _candidates(root, STATE)
+    steps = models.keys() & states.keys()
+    if not steps:
+        return None
+    step = max(steps)
+    return RestorePoint(step, models[step], states[step])
+
+
+def settle(root: Path) -> RestorePoint | None:
+    """Finish an interrupted save: the restore point ends up under the published names, leftovers go."""
+    point = restore_point(root)
+    if point is None:
+        return None
+    for name, folder in ((MODEL, point.model), (STATE, point.state)):
+        if folder.name != name:
+            shutil.rmtree(root / name, ignore_errors=True)
+            os.replace(folder, root / name)
+        for leftover in (root / f"~{name}", root / f"~old-{name}"):
+            shutil.rmtree(leftover, ignore_errors=True)
+    return RestorePoint(point.step, root / MODEL, root / STATE)
+
+
+def save_checkpoint(
+    root: Path,
+    learner: Learner,
+    counters: TrainingMetrics,
+    extra: Mapping[str, Any],
+    tokenizer_from: Path | None = None,
+    keep_intermediate: bool = False,
+    with_state: bool = True,
+) -> None:
+    """Write a checkpoint of `counters.completed_steps` below `root` (called on the main rank).
+
+    `extra` holds plain values that the loop wants back, such as stream positions. `tokenizer_from` is a
+    folder whose tokenizer files are copied beside the weights.
+    """
+    step = counters.completed_steps
+    root.mkdir(parents=True, exist_ok=True)
+    beside = _fresh(root / f"~{MODEL}")
+    save_model(learner.model, beside, tokenizer_from)
+    _mark(beside, step)
+    if keep_intermediate:
+        kept = _fresh(root / INTERMEDIATE / f"~{step}")
+        shutil.copytree(beside, kept, dirs_exist_ok=True)
+        _replace(kept, root / INTERMEDIATE / str(step))
+    if with_state:
+        state = _fresh(root / f"~{STATE}")
+        _save_state(state, learner, counters, extra)
+        _mark(state, step)
+        _swap(root, MODEL)
+        _swap(root, STATE)
+    else:
+        shutil.rmtree(root / STATE, ignore_errors=True)
+        _swap(root, MODEL)
+    for name in (MODEL, STATE):
+        shutil.rmtree(root / f"~old-{name}", ignore_errors=True)
+
+
+def save_model(model: PreTrainedModel, folder: Path, tokenizer_from: Path | None = None) -> None:
+    """Save in Hugging Face format (safetensors, float32), with the tokenizer of another folder."""
+    model.save_pretrained(folder)
+    if tokenizer_from is not None:
+        for pattern in ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja"):
+            for file in tokenizer_from.glob(pattern):
+                shutil.copy2(file, folder / file.name)
+
+
+def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[str, Any]]:
+    """Restore optimizer, scheduler and random state; returns counters and the extra values."""
+    tensors = load_file(folder / "tensors.safetensors")
+    described = json.loads((folder / "state.json").read_text())
+    state: dict[int, dict[str, torch.Tensor]] = {}
+    for key, tensor in tensors.items():
+        if key.startswith("optimiser."):
+            _, index, name = key.split(".", 2)
+            state.setdefault(int(index), {})[name] = tensor
+    learner.optimiser.load_state_dict({"state": state, "param_groups": described["param_groups"]})
+    learner.scheduler.load_state_dict(described["scheduler"])
+    torch.set_rng_state(tensors["rng.cpu"])
+    if "rng.cuda" in tensors and torch.cuda.is_available():
+        torch.cuda.set_rng_state(tensors["rng.cuda"])
+    return TrainingMetrics.from_dict(described["counters"]), described["extra"]
+
+
+def _save_state(folder: Path, learner: Learner, counters: TrainingMetrics, extra: Mapping[str, Any]) -> None:
+    optimiser = learner.optimiser.state_dict()
+    tensors = {
+        f"optimiser.{index}.{name}": value.contiguous().clone()
+        for index, values in optimiser["state"].items()
+        for name, value in values.items()
+    }
+    tensors["rng.cpu"] = torch.get_rng_state()
+    if learner.device.type == "cuda":
+        tensors["rng.cuda"] = torch.cuda.get_rng_state(learner.device)
+    save_file(tensors, folder / "tensors.safetensors")
+    scheduler = {k: v for k, v in learner.scheduler.state_dict().items() if k != "lr_lambdas"}
+    described = {
+        "param_groups": optimiser["param_groups"],
+        "scheduler": scheduler | {"lr_lambdas": [None] * len(optimiser["param_groups"])},
+        "counters": counters.to_dict(),
+        "extra": dict(extra),
+    }
+    (folder / "state.json").write_text(json.dumps(described, indent=1))
+
+
+def _fresh(folder: Path) -> Path:
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    return folder
+
+
+def _mark(folder: Path, step: int) -> None:
+    (folder / MARKER).write_text(json.dumps({"step": step}))
+
+
+def _replace(source: Path, target: Path) -> None:
+    shutil.rmtree(target, ignore_errors=True)
+    os.replace(source, target)
+
+
+def _swap(root: Path, name: str) -> None:
+    """Rename `~name` to `name`, keeping the old folder as `~old-name` until both parts are in place."""
+    if (root / name).exists():
+        _replace(root / name, root / f"~old-{name}")
+    os.replace(root / f"~{name}", root / name)

@@ -1,0 +1,62 @@
+"""The trainer's input: micro-batches of its partition, in order, step by step."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.observe.waits import waiting
+from pipelinerl.streams import SingleStreamSpec, read_stream
+
+IDLE_INTERVAL_S = 2.0
+
+
+class Feed:
+    """Reads one partition of `training_data`; a context manager.
+
+    While nothing comes, `on_idle` runs every two seconds, so that other duties of the trainer go on.
+    """
+
+    def __init__(
+        self, spec: SingleStreamSpec, offset: int, deadline_s: float, on_idle: Callable[[], None]
+    ) -> None:
+        self._reader = read_stream(spec, offset)
+        self._deadline_s, self._on_idle = deadline_s, on_idle
+        self.waited_s = 0.0
+
+    @property
+    def position(self) -> int:
+        """Records handed out: where a resumed trainer goes on."""
+        return self._reader.position
+
+    def step(self, step: int) -> Iterator[PipelineBatchEncoding]:
+        """The micro-batches of one optimizer step; raises ValueError when another step arrives."""
+        while True:
+            batch = PipelineBatchEncoding.from_record(self._next(step))
+            if batch.step != step:
+                raise ValueError(
+                    f"training_data holds step {batch.step} where step {step} was expected; "
+                    "the stream belongs to another start of the run"
+                )
+            yield batch
+            if batch.is_last:
+                return
+
+    def _next(self, step: int) -> Any:
+        record = self._reader.next_record()
+        if record is not None:
+            return record[0]
+        started = time.monotonic()
+        with waiting(f"texts of step {step}", self._deadline_s) as wait:
+            while (record := self._reader.next_record()) is None:
+                wait.check(self._reader.describe_end() if wait.expired else "")
+                self._reader.wait(min(IDLE_INTERVAL_S, wait.remaining_s))
+                if time.monotonic() - started > IDLE_INTERVAL_S:
+                    self._on_idle()
+        self.waited_s += time.monotonic() - started
+        return record[0]
+
+    def close(self) -> None:
+        self._reader.close()

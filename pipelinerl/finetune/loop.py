@@ -1,0 +1,304 @@
+"""The training loop: read a step's micro-batches, update, publish, announce, save; until the last step.
+
+What is announced is true when it is announced: `weight_update_success` follows the last engine's
+confirmation, `samples_processed` follows the backward pass, `training_done` follows the final save.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from pipelinerl.accounting import Ledger, Outcome, rollout_id
+from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
+from pipelinerl.finetune.checkpoints import load_state, save_checkpoint, settle
+from pipelinerl.finetune.feed import Feed
+from pipelinerl.finetune.labels import label_statistics
+from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
+from pipelinerl.finetune.model import load_model
+from pipelinerl.finetune.optimiser import build_optimiser
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.schedulers import build_scheduler
+from pipelinerl.finetune.session import Session, stream_end, write_session
+from pipelinerl.finetune.settings import TrainerSettings
+from pipelinerl.finetune.step import Learner
+from pipelinerl.finetune.targets import Targets, targets_of
+from pipelinerl.finetune.types import PipelineBatchEncoding, TrainingMetrics
+from pipelinerl.observe.metrics import MetricsWriter
+from pipelinerl.observe.status import StatusFile
+from pipelinerl.state import TrainerAnnouncements
+from pipelinerl.streams import SingleStreamSpec
+
+log = logging.getLogger(__name__)
+
+
+def build_learner(settings: TrainerSettings, ranks: Ranks, model_path: str | Path) -> Learner:
+    """Load the policy and make its optimizer and scheduler (horizon `max_train_steps`)."""
+    device = torch.device(settings.device, ranks.index) if settings.device == "cuda" else torch.device("cpu")
+    model = load_model(
+        model_path,
+        device,
+        settings.gradient_checkpointing,
+        settings.reentrant_checkpointing,
+        settings.trust_remote_code,
+    )
+    optimiser = build_optimiser(model, settings.optim, settings.learning_rate, settings.weight_decay)
+    scheduler = build_scheduler(
+        optimiser, settings.lr_scheduler_type, settings.num_warmup_steps, settings.max_train_steps
+    )
+    return Learner(
+        model,
+        optimiser,
+        scheduler,
+        settings.rl,
+        ranks,
+        torch.bfloat16 if settings.bfloat16 else torch.float32,
+        settings.gradient_clipping_threshold,
+    )
+
+
+@dataclass(slots=True)
+class _Books:
+    """Rollouts of the step under way by what became of them."""
+
+    trained: set[str] = field(default_factory=set)
+    stale: set[str] = field(default_factory=set)
+    unweighted: set[str] = field(default_factory=set)
+
+    def add(self, batch: PipelineBatchEncoding, targets: Targets) -> None:
+        used, stale = targets.texts_with_gradient(), targets.stale_texts()
+        for (group, rollout, _), has_weight, is_stale in zip(batch.text_ids, used, stale):
+            chosen = self.trained if has_weight else self.stale if is_stale else self.unweighted
+            chosen.add(rollout_id(group, rollout))
+
+    def close(self, ledger: Ledger) -> None:
+        """The update took place: write down the ends of its rollouts."""
+        ledger.record(Outcome.TRAINED, sorted(self.trained))
+        ledger.record(Outcome.STALE, sorted(self.stale), "max_lag")
+        ledger.record(Outcome.FILTERED, sorted(self.unweighted), "no_weight")
+
+
+class Trainer:
+    """One rank of the trainer, from start or resume to `training_done`."""
+
+    def __init__(
+        self,
+        settings: TrainerSettings,
+        ranks: Ranks,
+        writer: MetricsWriter | None = None,
+        broadcaster: Broadcaster | None = None,
+    ) -> None:
+        torch.set_num_threads(settings.threads)
+        torch.manual_seed(settings.seed)
+        self.settings, self.ranks, self._writer = settings, ranks, writer
+        self.counters = TrainingMetrics()
+        point = settle(settings.folder) if ranks.is_main else None
+        point = ranks.gather(point)[0]
+        self._source = Path(settings.model_path) if point is None else point.model
+        self.learner = build_learner(settings, ranks, self._source)
+        saved: dict[str, Any] = {}
+        if point is not None:
+            self.counters, saved = load_state(point.state, self.learner)
+            log.info("resuming at step %d, version %d", point.step, self.counters.samples)
+        self._positions: dict[str, int] = saved.get("positions", {})
+        self._broadcaster = broadcaster or self._default_broadcaster()
+        self._last_rl: dict[str, Any] = {}
+        self._update_metrics: dict[str, float] = {}
+
+    def _default_broadcaster(self) -> Broadcaster:
+        if self.settings.engine_urls and self.ranks.is_main:
+            return EngineBroadcaster(self.learner, self.settings)
+        return NoEngines()
+
+    def run(self) -> None:
+        """Train to the last step; see the module for what is announced when."""
+        settings = self.settings
+        spec = SingleStreamSpec(
+            settings.streams_from or settings.output_dir, settings.input_topic, partition=self.ranks.index
+        )
+        offset = self._first_record(spec)
+        feed = Feed(spec, offset, settings.data_deadline_s, self._broadcaster.refresh)
+        with (
+            TrainerAnnouncements(settings.output_dir) as announcements,
+            Ledger(settings.output_dir, "finetune") as ledger,
+            StatusFile(settings.output_dir, "finetune") as status,
+        ):
+            self._announcements = announcements if self.ranks.is_main else None
+            try:
+                self._broadcaster.start()
+                self._say_samples(self.counters.samples)
+                self._publish()
+                while self.counters.completed_steps < settings.last_step:
+                    status.set(step=self.counters.completed_steps, version=self.counters.samples)
+                    self._train_step(feed, ledger)
+                    self._after_step(feed)
+                self._finish(feed)
+            finally:
+                feed.close()
+                self._broadcaster.close()
+
+    def _first_record(self, spec: SingleStreamSpec) -> int:
+        """Where to read on, and the session file that tells preprocess the same."""
+        settings = self.settings
+        saved = int(self._positions.get(str(self.ranks.index), 0))
+        offset = stream_end(spec) if settings.follows_preprocess else saved
+        if self.ranks.is_main:
+            actor = SingleStreamSpec(settings.output_dir, settings.actor_topic)
+            position = 0 if settings.streams_from else stream_end(actor)
+            session = Session(self.counters.samples, self.counters.completed_steps, position)
+            write_session(settings.output_dir, session)
+        if settings.follows_preprocess and offset > saved:
+            log.info("%d micro-batches after the checkpoint are not trained on", offset - saved)
+        return offset
+
+    def _train_step(self, feed: Feed, ledger: Ledger) -> None:
+        """One optimizer step over exactly B texts of all ranks."""
+        settings, counters = self.settings, self.counters
+        coefficients = self._coefficients()
+        statistics, books, vectors = StepStatistics(), _Books(), []
+        feed.waited_s, started = 0.0, time.monotonic()
+        for batch in feed.step(counters.completed_steps):
+            targets = targets_of(batch, settings.rl, counters.last_broadcasted_version, settings.max_lag)
+            vectors.append(self.learner.accumulate(batch, targets, coefficients))
+            books.add(batch, targets)
+            _count(statistics, batch, targets)
+            self._say_samples(counters.samples + statistics.texts)
+        grad_norm = self.learner.apply()
+        statistics.vectors = [vector.tolist() for vector in vectors if len(vector)]
+        statistics.waited_s = feed.waited_s
+        statistics.worked_s = time.monotonic() - started - feed.waited_s
+        everyone = self.ranks.gather(statistics)
+        total = StepStatistics().merge(everyone)
+        if total.texts != settings.texts_per_step:
+            raise ValueError(
+                f"step {counters.completed_steps} holds {total.texts} texts, "
+                f"expected {settings.texts_per_step}"
+            )
+        books.close(ledger)
+        self._count_step(total, grad_norm)
+        if self.ranks.is_main and counters.completed_steps % settings.log_each_n_steps == 0:
+            self._log(total, coefficients)
+
+    def _coefficients(self) -> Coefficients:
+        done, final, rl = self.counters.completed_steps, self.settings.last_step, self.settings.rl
+        return Coefficients(rl.kl_coefficient(done, final), rl.entropy_coefficient(done, final))
+
+    def _count_step(self, step: StepStatistics, grad_norm: float) -> None:
+        counters = self.counters
+        counters.completed_steps += 1
+        counters.passes += len(step.tokens)
+        counters.samples += step.texts
+        counters.tokens += sum(step.tokens)
+        counters.samples_too_old_to_train += step.stale_texts
+        counters.tokens_too_old_to_train += step.stale_tokens
+        counters.grad_norm, counters.lr = grad_norm, self.learner.learning_rate
+        counters.min_actor_version = min(step.versions, default=counters.min_actor_version)
+        counters.max_actor_version = max(step.versions, default=counters.max_actor_version)
+        counters.time_waiting_for_data += step.waited_s
+        counters.total_time += step.waited_s + step.worked_s
+
+    def _log(self, step: StepStatistics, coefficients: Coefficients) -> None:
+        counters = self.counters
+        rl = rl_metrics(step, coefficients)
+        counters.train_loss = rl.get("rl/loss", counters.train_loss)
+        stats = {
+            f"stats/{name}": getattr(counters, name)
+            for name in (
+                "lr",
+                "grad_norm",
+                "samples",
+                "tokens",
+                "samples_too_old_to_train",
+                "tokens_too_old_to_train",
+                "samples_too_old_to_queue",
+                "passes",
+                "completed_steps",
+                "epoch",
+                "min_actor_version",
+                "max_actor_version",
+                "time_waiting_for_data",
+            )
+        }
+        stats["stats/multi_version_share"] = step.multi_version_texts / max(step.texts, 1)
+        self._last_rl = rl | {"completed_steps": counters.completed_steps}
+        if self._writer is not None:
+            throughput = throughput_metrics(step, self.ranks.count)
+            values = stats | rl | throughput | lag_metrics(step.lags) | self._update_metrics
+            self._writer.log(values, counters.samples)
+        self._update_metrics = {}
+
+    def _after_step(self, feed: Feed) -> None:
+        settings, counters = self.settings, self.counters
+        last = counters.completed_steps >= settings.last_step
+        due = counters.samples - counters.last_broadcasted_version >= settings.weight_update_interval
+        if due or last:
+            self._publish()
+        self._say_samples(counters.samples)
+        step = counters.completed_steps
+        if not last and (step % settings.save_checkpoint_steps == 0 or step in settings.also_save_steps):
+            self._save(feed, settings.keep_intermediate_checkpoints, True)
+
+    def _publish(self) -> None:
+        """Move the weights, then announce; nothing is announced when moving them fails."""
+        version = self.counters.samples
+        if self.ranks.is_main:
+            self._update_metrics = self._broadcaster.publish(version)
+        self.ranks.gather(version)
+        self.counters.last_broadcasted_version = version
+        if self._announcements is not None:
+            self._announcements.weight_update_success(version)
+
+    def _say_samples(self, samples: int) -> None:
+        if self._announcements is not None:
+            self._announcements.samples_processed(samples)
+
+    def _save(self, feed: Feed, keep: bool, with_state: bool) -> None:
+        positions = dict(enumerate(self.ranks.gather(feed.position)))
+        if self.ranks.is_main:
+            extra = {"positions": {str(rank): at for rank, at in positions.items()}}
+            save_checkpoint(
+                self.settings.folder, self.learner, self.counters, extra, self._source, keep, with_state
+            )
+        self.ranks.gather(None)
+
+    def _finish(self, feed: Feed) -> None:
+        self._save(feed, self.settings.keep_intermediate_checkpoints, self.settings.save_final_training_state)
+        if self.ranks.is_main:
+            _write_json(self.settings.folder / "summary.json", self.counters.to_dict())
+            _write_json(self.settings.folder / "rl_summary.json", self._last_rl)
+        if self._announcements is not None:
+            self._announcements.training_done()
+
+
+def _count(statistics: StepStatistics, batch: PipelineBatchEncoding, targets: Targets) -> None:
+    """Add one micro-batch's host-side counts."""
+    statistics.texts += batch.n_texts
+    statistics.tokens.append(batch.n_tokens)
+    statistics.sequences.append(batch.n_texts)
+    statistics.padding += batch.padding
+    statistics.stale_tokens += int(targets.stale.sum())
+    statistics.stale_texts += int(targets.stale_texts().sum())
+    fresh = targets.lag[~targets.stale]
+    for lag, tokens in zip(*(column.tolist() for column in np.unique(fresh, return_counts=True))):
+        statistics.lags[lag] = statistics.lags.get(lag, 0) + tokens
+    versions = batch.token_versions[0][targets.positions]
+    pairs = np.unique(np.stack([targets.text, versions]), axis=1) if len(versions) else np.zeros((2, 0))
+    statistics.multi_version_texts += int((np.bincount(pairs[0].astype(np.int64)) > 1).sum())
+    statistics.versions += [int(versions.min()), int(versions.max())] if len(versions) else []
+    for label, values in label_statistics(batch, targets).items():
+        statistics.labels.setdefault(label, type(values)()).add(values)
+
+
+def _write_json(path: Path, values: Any) -> None:
+    beside = path.with_name(f"~{path.name}")
+    beside.write_text(json.dumps(values, indent=1, sort_keys=True))
+    os.replace(beside, path)

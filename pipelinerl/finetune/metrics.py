@@ -1,0 +1,213 @@
+"""Statistics of one optimizer step. Every metric declares how its values are put together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
+
+import numpy as np
+import torch
+
+from pipelinerl.finetune.labels import TextStatistics
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.losses.base import Coefficients, LossInputs, kl_N
+
+
+class Reducer(Enum):
+    """How micro-batches and ranks are combined."""
+
+    SUM = "sum"
+    TEXT_MEAN = "mean over the step's texts of each text's mean over its tokens"
+    MAX = "max"
+    MIN = "min"
+
+
+_TEXT_MEANS = (
+    "reward",
+    "advantage",
+    "kl",
+    "entropy",
+    "old_logprobs",
+    "new_logprobs",
+    "ref_logprobs",
+    "kl_new_old",
+    "mean_abs_log_ratio_new_old",
+    "ratio_new_old",
+    "ratio_ref_new",
+    "ratio_ref_old",
+    "clamp_log_ratio_ref_new_indicator",
+    "clamp_log_ratio_new_old_indicator",
+    "token_weight",
+)
+_SUMS = (
+    "loss",
+    "ratio_new_old_sum",
+    "ratio_new_old_squared_sum",
+    "num_output_tokens_sum",
+    "input_size",
+)
+_EXTREMES = ("loss", "reward", "advantage", "kl", "token_weight", "ratio_new_old")
+
+REDUCERS: dict[str, Reducer] = (
+    dict.fromkeys(_TEXT_MEANS, Reducer.TEXT_MEAN)
+    | dict.fromkeys(_SUMS, Reducer.SUM)
+    | {f"max_{name}": Reducer.MAX for name in _EXTREMES}
+    | {f"min_{name}": Reducer.MIN for name in _EXTREMES}
+)
+"""Reducer of each `rl/` metric."""
+
+
+@torch.no_grad()
+def token_statistics(
+    inputs: LossInputs, count_N: torch.Tensor, loss: torch.Tensor, rl: RLConfig, input_size: int
+) -> torch.Tensor:
+    """float32 `[len(REDUCERS)]` in the order of REDUCERS, on the device; no synchronisation.
+
+    count_N float32: number of targets of the token's text, so that sums of x / count are sums of text means.
+    """
+    difference = inputs.logprobs_N - inputs.old_logprobs_N
+    ratio = difference.exp()
+    to_reference = inputs.ref_logprobs_N - inputs.logprobs_N
+    bound = rl.clamp_log_ratio_ref_new_value
+    outside = (ratio > 1 + rl.epsilon_high) | (
+        (ratio < 1 - rl.epsilon_low) if rl.policy_loss == "ppo" else torch.zeros_like(ratio, dtype=torch.bool)
+    )
+    tokens = {
+        "reward": inputs.rewards_N,
+        "advantage": inputs.advantages_N,
+        "kl": kl_N(inputs, rl),
+        "entropy": inputs.entropy_N,
+        "old_logprobs": inputs.old_logprobs_N,
+        "new_logprobs": inputs.logprobs_N,
+        "ref_logprobs": inputs.ref_logprobs_N,
+        "kl_new_old": (-difference).exp() + difference - 1,
+        "mean_abs_log_ratio_new_old": difference.abs(),
+        "ratio_new_old": ratio,
+        "ratio_ref_new": to_reference.exp(),
+        "ratio_ref_old": (inputs.ref_logprobs_N - inputs.old_logprobs_N).exp(),
+        "clamp_log_ratio_ref_new_indicator": (to_reference.abs() > bound).float(),
+        "clamp_log_ratio_new_old_indicator": outside.float(),
+        "token_weight": inputs.weight_N,
+    }
+    means = [(tokens[name] / count_N).sum() for name in _TEXT_MEANS]
+    n_tokens = ratio.new_tensor(float(len(ratio)))
+    sums = [loss.float(), ratio.sum(), ratio.square().sum(), n_tokens, ratio.new_tensor(float(input_size))]
+    empty = len(ratio) == 0
+    extremes = {"loss": loss.float().reshape(1), **tokens}
+    high = [ratio.new_tensor(-np.inf) if empty else extremes[name].max() for name in _EXTREMES]
+    low = [ratio.new_tensor(np.inf) if empty else extremes[name].min() for name in _EXTREMES]
+    return torch.stack([*means, *sums, *high, *low])
+
+
+@dataclass(slots=True)
+class StepStatistics:
+    """One rank's sums of one step; plain values, so that ranks exchange them in a single gather."""
+
+    vectors: list[list[float]] = field(default_factory=list)
+    texts: int = 0
+    tokens: list[int] = field(default_factory=list)
+    sequences: list[int] = field(default_factory=list)
+    padding: int = 0
+    stale_tokens: int = 0
+    stale_texts: int = 0
+    multi_version_texts: int = 0
+    versions: list[int] = field(default_factory=list)
+    lags: dict[int, int] = field(default_factory=dict)
+    labels: dict[str, TextStatistics] = field(default_factory=dict)
+    waited_s: float = 0.0
+    worked_s: float = 0.0
+
+    def merge(self, others: Iterable[StepStatistics]) -> StepStatistics:
+        """Sum over ranks; times are the longest."""
+        for other in others:
+            self.vectors += other.vectors
+            self.texts += other.texts
+            self.tokens += other.tokens
+            self.sequences += other.sequences
+            self.padding += other.padding
+            self.stale_tokens += other.stale_tokens
+            self.stale_texts += other.stale_texts
+            self.multi_version_texts += other.multi_version_texts
+            self.versions += other.versions
+            for lag, tokens in other.lags.items():
+                self.lags[lag] = self.lags.get(lag, 0) + tokens
+            for label, statistics in other.labels.items():
+                self.labels.setdefault(label, TextStatistics()).add(statistics)
+            self.waited_s = max(self.waited_s, other.waited_s)
+            self.worked_s = max(self.worked_s, other.worked_s)
+        return self
+
+
+def _reduce(vectors: list[list[float]], texts: int) -> dict[str, float]:
+    """Combine the micro-batches' vectors by REDUCERS; a metric without values is absent."""
+    if not vectors:
+        return {}
+    table = np.array(vectors, np.float64)
+    out: dict[str, float] = {}
+    for column, (name, reducer) in zip(table.T, REDUCERS.items()):
+        if reducer is Reducer.MAX:
+            value = column.max()
+        elif reducer is Reducer.MIN:
+            value = column.min()
+        else:
+            value = column.sum() / (max(texts, 1) if reducer is Reducer.TEXT_MEAN else 1)
+        if np.isfinite(value):
+            out[name] = float(value)
+    return out
+
+
+def rl_metrics(step: StepStatistics, coefficients: Coefficients) -> dict[str, float]:
+    """The `rl/` metrics of a step. ess = (sum r)^2 / (N * sum r^2) with unclamped ratios."""
+    values = _reduce(step.vectors, step.texts)
+    n, squares = values.get("num_output_tokens_sum", 0.0), values.get("ratio_new_old_squared_sum", 0.0)
+    if n and squares:
+        values["ess"] = values["ratio_new_old_sum"] ** 2 / (n * squares)
+    values["kl_coef"], values["entropy_bonus_coef"] = coefficients.kl, coefficients.entropy
+    out = {f"rl/{name}": value for name, value in values.items()}
+    for label, s in step.labels.items():
+        out[f"rl/{label}/texts"] = s.texts
+        out[f"rl/{label}/reward"] = s.reward / s.texts
+        out[f"rl/{label}/advantage"] = s.advantage / s.texts
+        out[f"rl/{label}/abs_advantage"] = s.abs_advantage / s.texts
+    return out
+
+
+def throughput_metrics(step: StepStatistics, ranks: int) -> dict[str, float]:
+    """The `throughput/` metrics of a step; rates count the whole step, waiting included."""
+    seconds = max(step.waited_s + step.worked_s, 1e-9)
+    tokens, batches = float(sum(step.tokens)), len(step.tokens)
+    out = {
+        "tokens_per_step": tokens,
+        "micro_batches_per_step": batches,
+        "tokens_per_sec": tokens / seconds,
+        "tokens_perGPU_per_sec": tokens / seconds / ranks,
+        "real_tokens_per_sec": (tokens - step.padding) / seconds,
+        "samples_per_sec": step.texts / seconds,
+        "steps_per_sec": 1 / seconds,
+        "sec_per_step": seconds,
+        "sec_per_pass": step.worked_s / max(batches, 1) * ranks,
+        "working_tokens_per_sec": tokens / max(step.worked_s, 1e-9),
+    }
+    for name, values in (("tokens", step.tokens), ("sequences", step.sequences)):
+        if values:
+            out[f"{name}_per_micro_batch"] = sum(values) / batches
+            out[f"min_{name}_per_micro_batch"] = min(values)
+            out[f"max_{name}_per_micro_batch"] = max(values)
+    return {f"throughput/{name}": float(value) for name, value in out.items()}
+
+
+def lag_metrics(lags: Mapping[int, int]) -> dict[str, float | dict[str, list[float]]]:
+    """Mean, maximum and histogram of the lag of trained tokens, in texts."""
+    if not lags:
+        return {}
+    values = np.array(sorted(lags), np.int64)
+    counts = np.array([lags[int(v)] for v in values], np.float64)
+    edges = np.unique(np.concatenate([[0, 1], np.geomspace(1, max(2, values.max() + 1), 16).astype(int)]))
+    edges = np.append(edges, max(int(edges[-1]), int(values.max())) + 1)
+    filled, _ = np.histogram(values, bins=edges, weights=counts)
+    return {
+        "stats/lag": float((values * counts).sum() / counts.sum()),
+        "stats/lag_max": float(values.max()),
+        "stats/lag_histogram": {"edges": edges.astype(float).tolist(), "counts": filled.tolist()},
+    }

@@ -1,0 +1,110 @@
+"""What the trainer takes from the configuration tree, as one frozen value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from pipelinerl.finetune.rl.config import RLConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainerSettings:
+    """Names are those of the configuration; B = texts_per_step."""
+
+    output_dir: Path
+    model_path: str
+    rl: RLConfig
+    texts_per_step: int
+    last_step: int
+    max_train_steps: int
+    learning_rate: float = 1e-6
+    optim: str = "adamw_torch"
+    weight_decay: float = 0.01
+    gradient_clipping_threshold: float | None = 0.3
+    lr_scheduler_type: str = "cosine"
+    num_warmup_steps: int = 50
+    gradient_checkpointing: bool = False
+    reentrant_checkpointing: bool = False
+    trust_remote_code: bool = False
+    bfloat16: bool = False
+    device: str = "cpu"
+    threads: int = 1
+    seed: int = 42
+    max_lag: int | None = None
+    weight_update_interval: int = 1
+    save_checkpoint_steps: int = 100
+    also_save_steps: tuple[int, ...] = ()
+    keep_intermediate_checkpoints: bool = True
+    save_final_training_state: bool = True
+    log_each_n_steps: int = 1
+    input_topic: str = "training_data"
+    actor_topic: str = "actor"
+    streams_from: Path | None = None
+    """Folder of recorded streams to replay instead of this run's own."""
+    data_deadline_s: float = 3600.0
+    follows_preprocess: bool = True
+    """False: `training_data` is a recording, which a resumed trainer goes on reading where it stopped."""
+    engine_urls: tuple[str, ...] = ()
+    engine_dtype: str = "float32"
+    start_deadline_s: float = 900.0
+    weights: dict[str, Any] = field(default_factory=dict)
+    """transport, kv, parity_every, parity_max_abs, parity_mean_abs, directory."""
+
+    @property
+    def folder(self) -> Path:
+        return self.output_dir / "finetune"
+
+
+def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks: int = 1) -> TrainerSettings:
+    """Read the typed tree. B is rounded up to a multiple of the trainer ranks."""
+    finetune = cfg.finetune
+    engines = tuple(job.url for job in cfg.jobs if job.kind == "actor_llm")
+    job = next((job for job in cfg.jobs if job.idx == job_idx), None)
+    on_gpu = cfg.hardware.kind == "gpu" and (job is None or bool(job.gpus))
+    texts = finetune.train_batch_size * finetune.gradient_accumulation_passes
+    streams_from = cfg.debug.streams_from
+    return TrainerSettings(
+        output_dir=output_dir,
+        model_path=str(finetune.config_name or cfg.model_path),
+        rl=RLConfig.from_tree(finetune.rl),
+        texts_per_step=-(-texts // ranks) * ranks,
+        last_step=finetune.last_step,
+        max_train_steps=finetune.max_train_steps,
+        learning_rate=finetune.learning_rate,
+        optim=finetune.optim,
+        weight_decay=finetune.weight_decay,
+        gradient_clipping_threshold=finetune.gradient_clipping_threshold,
+        lr_scheduler_type=finetune.lr_scheduler_type,
+        num_warmup_steps=finetune.num_warmup_steps,
+        gradient_checkpointing=finetune.gradient_checkpointing,
+        reentrant_checkpointing=finetune.reentrant_checkpointing,
+        trust_remote_code=finetune.trust_remote_code,
+        bfloat16=finetune.load_as_bf16,
+        device="cuda" if on_gpu else "cpu",
+        threads=cfg.hardware.threads_per_process,
+        seed=cfg.seed,
+        max_lag=cfg.max_lag,
+        weight_update_interval=finetune.weight_update_interval,
+        save_checkpoint_steps=finetune.save_checkpoint_steps,
+        also_save_steps=tuple(finetune.also_save_steps),
+        keep_intermediate_checkpoints=finetune.keep_intermediate_checkpoints,
+        save_final_training_state=finetune.save_final_training_state,
+        log_each_n_steps=finetune.log_each_n_steps,
+        input_topic=finetune.input,
+        actor_topic=cfg.preprocess.input,
+        streams_from=Path(streams_from) if streams_from else None,
+        data_deadline_s=cfg.actor.rollout_deadline_s,
+        follows_preprocess=any(job.kind == "preprocessor" for job in cfg.jobs),
+        engine_urls=engines if finetune.send_weight_updates else (),
+        engine_dtype=_engine_dtype(cfg),
+        start_deadline_s=cfg.engine.start_deadline_s,
+        weights={name: getattr(cfg.weights, name) for name in type(cfg.weights).model_fields},
+    )
+
+
+def _engine_dtype(cfg: Any) -> str:
+    if cfg.engine.kind == "embedded":
+        return str(cfg.engine.dtype)
+    return str(cfg.vllm_config.vllm_kwargs.get("dtype", "bfloat16"))

@@ -1,0 +1,125 @@
+"""One optimizer step: gradients of micro-batches add up to the gradient of the whole step."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from transformers import PreTrainedModel
+
+from pipelinerl.finetune.logprobs import token_scores
+from pipelinerl.finetune.metrics import token_statistics
+from pipelinerl.finetune.model import hidden_states, output_head
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
+from pipelinerl.finetune.segments import Segments
+from pipelinerl.finetune.targets import Targets
+from pipelinerl.finetune.types import PipelineBatchEncoding
+
+
+@dataclass(slots=True)
+class Learner:
+    """The policy and what changes it.
+
+    compute_dtype other than float32 runs the forward under autocast; weights, logits, losses and optimizer
+    state stay float32.
+    """
+
+    model: PreTrainedModel
+    optimiser: torch.optim.Optimizer
+    scheduler: LRScheduler
+    rl: RLConfig
+    ranks: Ranks
+    compute_dtype: torch.dtype = torch.float32
+    gradient_clipping_threshold: float | None = None
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.model.parameters()).device
+
+    @property
+    def learning_rate(self) -> float:
+        return float(self.optimiser.param_groups[0]["lr"])
+
+    def accumulate(
+        self, batch: PipelineBatchEncoding, targets: Targets, coefficients: Coefficients
+    ) -> torch.Tensor:
+        """Add one micro-batch's gradient; returns its statistics vector on the device.
+
+        A batch without targets (a sentinel) adds nothing and costs no forward.
+        """
+        if len(targets.positions) == 0:
+            return torch.zeros(0, device=self.device)
+        inputs = self._loss_inputs(batch, targets)
+        loss = total_loss(inputs, self.rl, coefficients)
+        loss.backward()
+        count = self._move(targets.count)
+        return token_statistics(inputs, count, loss.detach(), self.rl, batch.n_tokens)
+
+    def apply(self) -> float:
+        """Sum gradients over ranks, clip, step optimizer and scheduler; returns the norm before clipping.
+
+        Raises FloatingPointError, leaving the weights alone, when the norm is not finite.
+        """
+        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.ranks.sum_gradients(parameters)
+        limit = self.gradient_clipping_threshold
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit))
+        if not np.isfinite(norm):
+            raise FloatingPointError(f"gradient norm is {norm}; the weights were not changed")
+        self.optimiser.step()
+        self.scheduler.step()
+        self.optimiser.zero_grad(set_to_none=True)
+        return norm
+
+    @torch.no_grad()
+    def score_rows(self, ids: np.ndarray) -> np.ndarray:
+        """Log-probabilities at temperature 1 of tokens 1.. of equal-length rows: `[N, P]` to `[N, P - 1]`."""
+        rows = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
+        positions = torch.arange(rows.shape[1], device=self.device).expand_as(rows)
+        self.model.eval()
+        with self._autocast():
+            hidden = hidden_states(self.model, rows, positions, None)[:, :-1]
+        self.model.train()
+        weight, bias = output_head(self.model)
+        scores = token_scores(
+            hidden.reshape(-1, hidden.shape[-1]), weight, rows[:, 1:].reshape(-1), 1.0, bias
+        )
+        return scores.logprobs.reshape(rows.shape[0], -1).float().cpu().numpy()
+
+    def _loss_inputs(self, batch: PipelineBatchEncoding, targets: Targets) -> LossInputs:
+        input_ids = self._move(batch.input_ids.astype(np.int64))
+        position_ids = self._move(batch.position_ids.astype(np.int64))
+        segments = Segments.from_offsets(batch.seq_boundaries, self.device)
+        with self._autocast():
+            hidden = hidden_states(self.model, input_ids, position_ids, segments)[0]
+        weight, bias = output_head(self.model)
+        predictors = hidden[self._move(targets.positions - 1)]
+        scores = token_scores(predictors, weight, self._move(targets.labels), self.rl.temperature, bias)
+        return LossInputs(
+            logprobs_N=scores.logprobs,
+            entropy_N=scores.entropy,
+            old_logprobs_N=self._move(targets.old_logprobs),
+            ref_logprobs_N=self._move(targets.ref_logprobs),
+            advantages_N=self._move(targets.advantages),
+            rewards_N=self._move(targets.rewards),
+            weight_N=self._move(targets.weight),
+            kl_weight_N=self._move(targets.kl_weight),
+            text_N=self._move(targets.text),
+            n_texts=targets.n_texts,
+        )
+
+    def _move(self, array: np.ndarray) -> torch.Tensor:
+        tensor = torch.from_numpy(np.ascontiguousarray(array))
+        if self.device.type == "cuda":
+            return tensor.pin_memory().to(self.device, non_blocking=True)
+        return tensor
+
+    def _autocast(self) -> torch.autocast | nullcontext[None]:
+        if self.compute_dtype == torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, self.compute_dtype)

@@ -1,0 +1,70 @@
+"""Ends of rollouts and refunds of texts that preprocess decides on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipelinerl.accounting import Ledger, Outcome, rollout_id
+from pipelinerl.preprocess.ready import ReadyText
+from pipelinerl.preprocess.validate import Record
+from pipelinerl.state import DiscardedTexts
+
+
+@dataclass(slots=True)
+class _Open:
+    """Texts of a rollout that are still here, and whether the trainer has got one."""
+
+    texts: int = 0
+    published: bool = False
+
+
+class Books:
+    """Counts every dropped text by reason, and each rollout whose last text is dropped.
+
+    A rollout of which a text went to the trainer is the trainer's to account for.
+    """
+
+    def __init__(self, ledger: Ledger, discarded: DiscardedTexts) -> None:
+        self._ledger, self._discarded = ledger, discarded
+        self._open: dict[str, _Open] = defaultdict(_Open)
+        self.dropped_texts = 0
+
+    def arrived(self, texts: Iterable[Record]) -> None:
+        for text in texts:
+            self._open[_rollout_of(text)].texts += 1
+
+    def dropped(self, texts: Iterable[tuple[Record | ReadyText, str]]) -> None:
+        """Texts with their reasons; each is refunded to the lag budget."""
+        counts: dict[str, int] = defaultdict(int)
+        ended: dict[str, list[str]] = defaultdict(list)
+        for text, reason in texts:
+            counts[reason] += 1
+            rollout = text.rollout if isinstance(text, ReadyText) else _rollout_of(text)
+            if self._leave(rollout, published=False):
+                ended[reason].append(rollout)
+        for reason, n in counts.items():
+            self._discarded.add(reason, n)
+            self.dropped_texts += n
+        for reason, rollouts in ended.items():
+            outcome = Outcome.STALE if reason == "stale" else Outcome.FILTERED
+            self._ledger.record(outcome, rollouts, reason)
+
+    def published(self, texts: Iterable[ReadyText]) -> None:
+        for text in texts:
+            self._leave(text.rollout, published=True)
+
+    def _leave(self, rollout: str, published: bool) -> bool:
+        """One text less; True when the rollout ended here without any text going to the trainer."""
+        entry = self._open[rollout]
+        entry.texts -= 1
+        entry.published |= published
+        if entry.texts > 0:
+            return False
+        del self._open[rollout]
+        return not entry.published
+
+
+def _rollout_of(text: Record) -> str:
+    return rollout_id(str(text.get("group_id")), (text.get("metadata") or {}).get("rollout_index", -1))

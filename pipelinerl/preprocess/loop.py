@@ -1,0 +1,270 @@
+"""The preprocess loop: groups in, packed optimizer steps out.
+
+Every text that arrives leaves exactly once: published in a step, or dropped with a counted reason. Groups
+are taken as they come, never waited for to fill a chunk; a step is written when B texts are ready and the
+trainer is not too far behind.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from typing import Any
+
+import numpy as np
+
+from pipelinerl.accounting import Ledger
+from pipelinerl.finetune.session import Session, read_session
+from pipelinerl.observe.metrics import MetricsWriter
+from pipelinerl.observe.status import StatusFile
+from pipelinerl.observe.waits import waiting
+from pipelinerl.preprocess.assemble import assemble_step
+from pipelinerl.preprocess.books import Books
+from pipelinerl.preprocess.chunk import apply_scales, process_chunk
+from pipelinerl.preprocess.metrics import PreprocessMetrics
+from pipelinerl.preprocess.ready import ReadyBuffer, ReadyText, scale_table
+from pipelinerl.preprocess.settings import PreprocessSettings
+from pipelinerl.preprocess.validate import Record, check_group
+from pipelinerl.preprocess.wakeup import Wakeup
+from pipelinerl.state import DiscardedTexts, TrainerState
+from pipelinerl.streams import (
+    SingleStreamSpec,
+    StreamRangeSpec,
+    StreamReader,
+    StreamWriter,
+    read_stream,
+    wait_any,
+    write_to_streams,
+)
+
+log = logging.getLogger(__name__)
+POLL_S = 1.0
+
+
+class Preprocess:
+    """Owns the buffer between actor and trainer; see the module."""
+
+    def __init__(
+        self,
+        settings: PreprocessSettings,
+        state: TrainerState,
+        books: Books,
+        session: Session,
+        training_data: StreamWriter,
+        scorer: Any = None,
+    ) -> None:
+        self.settings, self._state, self._books = settings, state, books
+        self._training_data, self._scorer = training_data, scorer
+        self._buffer = ReadyBuffer()
+        self.metrics = PreprocessMetrics()
+        self.step = session.step
+        self.published = session.version
+        self.received = 0
+        self._first = True
+
+    def take_groups(self, groups: list[list[Record]]) -> None:
+        """Check, score and value a chunk of whole groups, and buffer what can be trained on."""
+        kept: list[Record] = []
+        for group in groups:
+            self.received += len(group)
+            self._books.arrived(group)
+            checked = check_group(group, self.settings.limits)
+            self._books.dropped(checked.dropped)
+            kept += checked.kept
+        self._fill_reference(kept)
+        result = process_chunk(kept, self.settings.rl, self.settings.eos_token_id)
+        self.metrics.advantages.add_chunk(result)
+        self._books.dropped(result.dropped)
+        self._buffer.add(result.ready)
+        self._drop_oldest()
+
+    def write_steps(self) -> bool:
+        """Write every step that is complete and wanted; True when at least one was written."""
+        wrote = False
+        while self.wants_step():
+            self._drop_stale()
+            if not self._enough():
+                break
+            self._write_step()
+            wrote = True
+        return wrote
+
+    def wants_step(self) -> bool:
+        """B texts are ready, the run needs another step, and the trainer is close enough."""
+        return self._enough() and not self.complete and not self.trainer_is_behind
+
+    @property
+    def complete(self) -> bool:
+        """All texts of the run are published."""
+        return self.step >= self.settings.last_step
+
+    @property
+    def trainer_is_behind(self) -> bool:
+        waiting_texts = self.published - self._state.samples_processed
+        return waiting_texts > self.settings.max_ready_samples_per_lead * self.settings.ranks
+
+    @property
+    def is_full(self) -> bool:
+        """Without a lag bound nothing else limits the buffer, unless old texts may be dropped."""
+        unbounded = self.settings.max_lag is None and not self.settings.pop_old_data
+        return unbounded and len(self._buffer) >= self._room
+
+    @property
+    def _room(self) -> int:
+        settings = self.settings
+        return max(settings.ring_buffer_size, settings.dataset_buffer_size, settings.texts_per_step)
+
+    def _enough(self) -> bool:
+        first = self.settings.dataset_buffer_size if self._first else 0
+        return len(self._buffer) >= max(self.settings.texts_per_step, first)
+
+    def _fill_reference(self, texts: list[Record]) -> None:
+        if self._scorer is None:
+            for text in texts:
+                text["ref_logprobs"] = text["logprobs"]
+        else:
+            for text, scores in zip(texts, self._scorer.score(texts)):
+                text["ref_logprobs"] = scores
+
+    def _drop_stale(self) -> None:
+        """Texts of which every token is beyond the lag bound already; the trainer checks per token again."""
+        version, max_lag = self._state.propagated_weight_version, self.settings.max_lag
+        if version is None or max_lag is None:
+            return
+        oldest = version - max_lag
+        stale = self._buffer.remove(lambda text: 0 <= int(text.versions.max()) < oldest)
+        self._books.dropped([(text, "stale") for text in stale])
+
+    def _drop_oldest(self) -> None:
+        if self.settings.max_lag is None and self.settings.pop_old_data:
+            old = self._buffer.remove_oldest(self._room)
+            self._books.dropped([(text, "popped") for text in old])
+
+    def _write_step(self) -> None:
+        settings = self.settings
+        texts, split = self._buffer.take(settings.texts_per_step)
+        roles: dict[str, float] = {}
+        if settings.rl.loss_scale_scope == "batch":
+            roles = apply_scales(texts, scale_table(texts), settings.rl)
+        plan = assemble_step(
+            texts, self.step, settings.limits.seq_length, settings.ranks, settings.seq_packing
+        )
+        for rank, batches in enumerate(plan):
+            for batch in batches:
+                self._training_data.write(batch.to_record(), rank)
+        self._books.published(texts)
+        self._first = False
+        self.step += 1
+        self.published += len(texts)
+        tokens = sum(len(text.input_ids) for text in texts)
+        room = sum(len(batches) for batches in plan) * settings.limits.seq_length
+        self.metrics.published(len(texts), tokens, tokens / room)
+        self.metrics.advantages.add_step(np.array([t.loss_scale for t in texts]), split, roles)
+        self._last_version = _newest_version(texts)
+
+    def gauges(self) -> dict[str, float]:
+        """Values for `preprocessor/*`."""
+        dropped = self._books.dropped_texts
+        return {
+            "published_samples": self.published,
+            "published_model_version": getattr(self, "_last_version", 0),
+            "queue/raw_samples": 0,
+            "queue/raw": 0,
+            "queue/output_samples": len(self._buffer),
+            "queue/output": len(self._buffer) // self.settings.texts_per_step,
+            "total_filtered_out_samples": dropped,
+        }
+
+
+def _newest_version(texts: list[ReadyText]) -> int:
+    return max(int(text.versions.max()) for text in texts)
+
+
+def run(settings: PreprocessSettings, writer: MetricsWriter | None = None) -> None:
+    """Run until the trainer says that training is done."""
+    out = StreamRangeSpec(settings.output_dir, settings.output_topic, partition_range=(0, settings.ranks))
+    wakeup = Wakeup()
+    with (
+        TrainerState(settings.output_dir, wakeup.notify) as state,
+        Ledger(settings.output_dir, "preprocess") as ledger,
+        StatusFile(settings.output_dir, "preprocess") as status,
+        write_to_streams(out) as training_data,
+        write_to_streams(SingleStreamSpec(settings.output_dir, "preprocessor_stats")) as stats,
+    ):
+        scorer = _reference_scorer(settings)
+        state.wait_for_version(settings.start_deadline_s)
+        session = read_session(settings.output_dir)
+        source = SingleStreamSpec(settings.streams_from or settings.output_dir, settings.input_topic)
+        discarded = DiscardedTexts(settings.output_dir, "preprocess")
+        preprocess = Preprocess(settings, state, Books(ledger, discarded), session, training_data, scorer)
+        reporter = _Reporter(preprocess, writer, stats, status)
+        try:
+            with read_stream(source, session.actor_position) as groups:
+                _loop(preprocess, state, groups, wakeup, reporter)
+        finally:
+            reporter.report()
+            discarded.close()
+
+
+def _loop(
+    preprocess: Preprocess, state: TrainerState, groups: StreamReader, wakeup: Wakeup, reporter: _Reporter
+) -> None:
+    settings = preprocess.settings
+    while not state.training_done:
+        name = "training_done" if preprocess.complete else f"groups of rollouts for step {preprocess.step}"
+        with waiting(name, settings.data_deadline_s) as wait:
+            while not state.training_done:
+                wakeup.clear()
+                batch: list[Any] = []
+                if not preprocess.is_full and not preprocess.complete:
+                    batch = groups.read_available(settings.chunk_n_groups)
+                if batch:
+                    preprocess.take_groups(batch)
+                wrote = preprocess.write_steps()
+                reporter.tick()
+                if batch or wrote:
+                    break
+                wait.check(groups.describe_end() if wait.expired else "")
+                wait_any([groups, wakeup], min(POLL_S, wait.remaining_s))  # type: ignore[list-item]
+
+
+class _Reporter:
+    """Writes metrics every `log_every_n_samples` published texts."""
+
+    def __init__(
+        self, preprocess: Preprocess, writer: MetricsWriter | None, stats: StreamWriter, status: StatusFile
+    ) -> None:
+        self._preprocess, self._writer, self._stats, self._status = preprocess, writer, stats, status
+        self._reported, self._dropped = preprocess.published, 0
+        self._time = time.monotonic()
+
+    def tick(self) -> None:
+        published = self._preprocess.published
+        self._status.set(step=self._preprocess.step, published=published)
+        if published - self._reported >= self._preprocess.settings.log_every_n_samples:
+            self.report()
+
+    def report(self) -> None:
+        gauges = self._preprocess.gauges()
+        total = gauges["total_filtered_out_samples"]
+        gauges["filtered_out_samples"] = total - self._dropped
+        self._reported, self._dropped = self._preprocess.published, int(total)
+        record = self._preprocess.metrics.record(gauges)
+        self._stats.write(record)
+        if self._writer is not None:
+            self._writer.log(record, self._preprocess.published)
+
+
+def _reference_scorer(settings: PreprocessSettings) -> Any:
+    """A frozen reference when the KL term needs one; torch is imported only then."""
+    if not settings.rl.uses_reference:
+        return None
+    from pipelinerl.preprocess.reference import ReferenceScorer
+
+    return ReferenceScorer(
+        settings.model_path,
+        settings.rl.temperature,
+        settings.limits.seq_length,
+        settings.threads,
+        settings.reference_device,
+    )

@@ -1,0 +1,61 @@
+"""Log-probabilities under a frozen reference model, at the policy's temperature. Imports torch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from pipelinerl.finetune.data import MASKED_TOKEN_ID
+from pipelinerl.finetune.logprobs import token_scores
+from pipelinerl.finetune.model import hidden_states, load_model, output_head
+from pipelinerl.finetune.packing import best_fit_decreasing
+from pipelinerl.finetune.segments import Segments
+from pipelinerl.preprocess.validate import Record
+
+
+class ReferenceScorer:
+    """A frozen copy of the model that training starts from."""
+
+    def __init__(
+        self, model_path: str, temperature: float, seq_length: int, threads: int = 1, device: str = "cpu"
+    ) -> None:
+        torch.set_num_threads(threads)
+        self._model = load_model(model_path, device).eval().requires_grad_(False)
+        self._temperature, self._seq_length = temperature, seq_length
+        self._device = torch.device(device)
+
+    @torch.inference_mode()
+    def score(self, texts: Sequence[Record]) -> list[np.ndarray]:
+        """float32 `[labels]` per text; a label on the first token, which nothing predicts, gets 0."""
+        out: list[np.ndarray] = [np.zeros(0, np.float32)] * len(texts)
+        for row in best_fit_decreasing([len(t["input_ids"]) for t in texts], self._seq_length):
+            for index, scores in zip(row, self._score_row([texts[i] for i in row])):
+                out[index] = scores
+        return out
+
+    def _score_row(self, texts: Sequence[Record]) -> list[np.ndarray]:
+        lengths = np.array([len(text["input_ids"]) for text in texts])
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        labels = np.concatenate([np.asarray(text["labels"]) for text in texts])
+        positions = np.arange(len(labels)) - np.repeat(offsets[:-1], lengths)
+        learned = labels != MASKED_TOKEN_ID
+        at = np.flatnonzero(learned & (positions > 0))
+        ids = np.concatenate([np.asarray(text["input_ids"]) for text in texts])
+        hidden = hidden_states(
+            self._model,
+            self._tensor(ids)[None],
+            self._tensor(positions)[None],
+            Segments.from_offsets(offsets, self._device),
+        )[0]
+        weight, bias = output_head(self._model)
+        predictors = hidden[self._tensor(at - 1)]
+        scores = token_scores(predictors, weight, self._tensor(labels[at]), self._temperature, bias)
+        spread = np.zeros(len(labels), np.float32)
+        spread[at] = scores.logprobs.cpu().numpy()
+        return [spread[a:b][learned[a:b]] for a, b in itertools.pairwise(offsets)]
+
+    def _tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(array.astype(np.int64)).to(self._device)

@@ -1,0 +1,92 @@
+"""What preprocess takes from the configuration tree, as one frozen value."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.preprocess.validate import Limits
+
+
+@dataclass(frozen=True, kw_only=True)
+class PreprocessSettings:
+    """Names are those of the configuration; B = texts_per_step."""
+
+    output_dir: Path
+    model_path: str
+    rl: RLConfig
+    limits: Limits
+    texts_per_step: int
+    last_step: int
+    eos_token_id: int | None = None
+    ranks: int = 1
+    seq_packing: bool = True
+    max_lag: int | None = None
+    pop_old_data: bool = True
+    chunk_n_groups: int = 2
+    dataset_buffer_size: int = 0
+    ring_buffer_size: int = 128
+    max_ready_samples_per_lead: int = 64
+    log_every_n_samples: int = 128
+    input_topic: str = "actor"
+    output_topic: str = "training_data"
+    streams_from: Path | None = None
+    data_deadline_s: float = 3600.0
+    start_deadline_s: float = 900.0
+    threads: int = 1
+    reference_device: str = "cpu"
+
+
+def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
+    """Read the typed tree; vocabulary and end of sequence come from the model's config.json."""
+    finetune, preprocess = cfg.finetune, cfg.preprocess
+    ranks = max([1, *(len(job.gpus) for job in cfg.jobs if job.kind == "finetune")])
+    texts = finetune.train_batch_size * finetune.gradient_accumulation_passes
+    model_path = str(finetune.config_name or cfg.model_path)
+    vocab_size, eos_token_id = model_vocabulary(model_path)
+    return PreprocessSettings(
+        output_dir=output_dir,
+        model_path=model_path,
+        rl=RLConfig.from_tree(finetune.rl),
+        limits=Limits(vocab_size, finetune.seq_length, cfg.attempts, cfg.max_lag is not None),
+        texts_per_step=-(-texts // ranks) * ranks,
+        last_step=finetune.last_step,
+        eos_token_id=eos_token_id,
+        ranks=ranks,
+        seq_packing=finetune.seq_packing,
+        max_lag=cfg.max_lag,
+        pop_old_data=cfg.pop_old_data,
+        chunk_n_groups=preprocess.chunk_n_groups,
+        dataset_buffer_size=preprocess.dataset_buffer_size,
+        ring_buffer_size=preprocess.ring_buffer_size,
+        max_ready_samples_per_lead=preprocess.max_ready_samples_per_lead,
+        log_every_n_samples=preprocess.log_every_n_samples,
+        input_topic=preprocess.input,
+        output_topic=preprocess.output,
+        streams_from=Path(cfg.debug.streams_from) if cfg.debug.streams_from else None,
+        data_deadline_s=cfg.actor.rollout_deadline_s,
+        start_deadline_s=cfg.engine.start_deadline_s * 2,
+        threads=cfg.hardware.threads_per_process,
+        reference_device="cuda" if cfg.hardware.kind == "gpu" else "cpu",
+    )
+
+
+def model_vocabulary(model_path: str) -> tuple[int, int | None]:
+    """Vocabulary size and end-of-sequence id of a model folder or hub name, without importing torch.
+
+    Raises ValueError when there is no readable config.json.
+    """
+    path = Path(model_path) / "config.json"
+    if not Path(model_path).is_dir():
+        from huggingface_hub import hf_hub_download
+
+        path = Path(hf_hub_download(model_path, "config.json"))
+    try:
+        config = json.loads(path.read_text())
+        eos = config.get("eos_token_id")
+        return int(config["vocab_size"]), eos[0] if isinstance(eos, list) else eos
+    except (OSError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: no model configuration with a vocab_size ({error})") from error
