@@ -25,7 +25,8 @@ class Caller:
         """Ask and record. Raises StageError CONTEXT_OVERFLOW, already recorded, without a call."""
         prompt = self._prompts.render(context)
         view = context.view
-        record = CallRecord(len(self.records), stage, view.hop_number, view.iteration, situation)
+        index = len(self.records)
+        record = CallRecord(index, stage, view.hop_number, view.iteration, situation, prompt=prompt.text)
         self.records.append(record)
         start = time.perf_counter()
         request = StageRequest(stage, context, prompt, self._settings.stage_max_tokens(stage))

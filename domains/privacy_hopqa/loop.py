@@ -212,7 +212,11 @@ class AgentLoop:
         chosen = [by_id[name] for name in choice.doc_ids]
         record.json_path = choice.json_path
         record.facts = ChooseFacts(
-            len(pool.parents), visible, self._retrieval.has_gold(state, chosen), choice.unknown_ids
+            n_cards=len(pool.parents),
+            gold_visible=visible,
+            gold_first=self._retrieval.has_gold(state, pool.parents[:1]),
+            gold_selected=self._retrieval.has_gold(state, chosen),
+            unknown_ids=choice.unknown_ids,
         )
         return chosen
 
@@ -254,7 +258,9 @@ class AgentLoop:
         window = window_view(parent, candidate)
         gold = self._judge.is_gold(state.hop_number, parent.document)
         state.gold_read |= gold
-        holds = gold and self._judge.holds_answer(state.hop_number, window.text)
+        holds = (
+            gold and self._is_asked_rightly(state) and self._judge.holds_answer(state.hop_number, window.text)
+        )
         try:
             record, _ = await self._caller.ask(Stage.READ, ReadContext(view, window), ANCHOR)
             with _recorded(record):
@@ -276,6 +282,12 @@ class AgentLoop:
             confidence=result.confidence,
             missing=result.missing,
         )
+
+    def _is_asked_rightly(self, state: HopState) -> bool:
+        """Whether the answers filled into the hop's question are correct."""
+        answers = self.episode.answers
+        needed = self._chain.hop(state.hop_number).dependencies
+        return all(self._judge.correct(number, answers.get(number)) for number in needed)
 
     async def _resolve(self, state: HopState, view: HopView, unread: Sequence[Parent]) -> ResolveResult:
         positives = state.positive_reads

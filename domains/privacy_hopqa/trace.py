@@ -34,6 +34,7 @@ class ChooseFacts:
 
     n_cards: int
     gold_visible: bool
+    gold_first: bool
     gold_selected: bool
     unknown_ids: int
 
@@ -79,6 +80,7 @@ class CallRecord:
     output_tokens: int = 0
     latency_s: float = 0.0
     call: Any = None
+    prompt: str = ""
     text: str = ""
 
 

@@ -1,0 +1,159 @@
+"""Loading chains: `load_problems(["train"], final_train_dataset_path=..., task_data_root=...)`.
+
+A chain file holds one JSON object per line. A row that cannot be used is an error that names file and line.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from domains.privacy_hopqa.chains import Chain, parse_chain, parse_task_id
+
+DOMAIN = "privacy_hopqa"
+_ALIASES = {
+    "final": "final",
+    "train": "train",
+    "final_train": "train",
+    "val": "val",
+    "validation": "val",
+    "final_val": "val",
+    "test": "test",
+    "final_test": "test",
+}
+SPLITS = ("train", "val", "test")
+
+
+def load_problems(
+    dataset_names: Sequence[str],
+    *,
+    final_dataset_path: str | None = None,
+    final_train_dataset_path: str | None = None,
+    final_val_dataset_path: str | None = None,
+    final_test_dataset_path: str | None = None,
+    task_data_root: str | None = None,
+    world: str | None = None,
+    max_examples: int | None = None,
+) -> list[dict[str, Any]]:
+    """Problems of the named datasets, with `id` contiguous over all files.
+
+    A name is a path to a chain file, or `final`, `train`, `val` or `test` (also `validation`, `final_*`, and
+    each with the prefix `privacy_hopqa_`). `world` is a generated world's directory, used where no path is
+    given. `max_examples` cuts the whole list. A problem's `chain` is a `Chain`. Raises ValueError naming file
+    and line, FileNotFoundError naming the setting.
+    """
+    paths = {
+        "final": final_dataset_path,
+        "train": final_train_dataset_path,
+        "val": final_val_dataset_path,
+        "test": final_test_dataset_path,
+    }
+    if world is not None:
+        paths |= {s: str(Path(world) / f"chains_{s}.jsonl") for s in SPLITS if paths[s] is None}
+        task_data_root = task_data_root or str(Path(world) / "tasks")
+    problems: list[dict[str, Any]] = []
+    for name in dataset_names:
+        path, split = _locate(name, paths)
+        problems += _load_file(path, split, Path(task_data_root) if task_data_root else None)
+    for index, problem in enumerate(problems[:max_examples]):
+        problem["id"] = index
+    return problems[:max_examples]
+
+
+def _locate(name: str, paths: Mapping[str, str | None]) -> tuple[Path, str | None]:
+    """The file a dataset name stands for, and its split if the name says so."""
+    direct = Path(name)
+    if direct.is_file():
+        return direct, None
+    alias = _ALIASES.get(name.removeprefix(f"{DOMAIN}_"))
+    if alias is None:
+        raise ValueError(f"dataset {name!r} is neither a file nor one of {', '.join(_ALIASES)}")
+    key = "final_dataset_path" if alias == "final" else f"final_{alias}_dataset_path"
+    value = paths[alias]
+    if not value:
+        raise ValueError(f"dataset {name!r} needs {DOMAIN}.{key}; set it to a chain file")
+    path = Path(value)
+    if not path.is_file():
+        raise FileNotFoundError(f"{DOMAIN}.{key}={value}: no such file")
+    return path, None if alias == "final" else alias
+
+
+def _load_file(path: Path, split: str | None, root: Path | None) -> list[dict[str, Any]]:
+    guessed = split or next((known for known in SPLITS if known in path.stem.lower()), path.stem)
+    seen: set[str] = set()
+    problems = []
+    for number, row in _rows(path):
+        try:
+            problem = _problem(row, path, guessed, root)
+            chain_id = problem["chain"].chain_id
+            if chain_id in seen:
+                raise ValueError(f"chain_id={chain_id!r} occurs twice")
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from None
+        seen.add(chain_id)
+        problems.append(problem)
+    return problems
+
+
+def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
+    with path.open(encoding="utf-8") as file:
+        for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
+            try:
+                row = json.loads(line)
+            except ValueError as error:
+                raise ValueError(f"{path}:{number}: not JSON ({error})") from None
+            if not isinstance(row, dict):
+                raise ValueError(f"{path}:{number}: expected an object, got {type(row).__name__}")
+            yield number, row
+
+
+def _problem(row: Mapping[str, Any], path: Path, split: str, root: Path | None) -> dict[str, Any]:
+    name, description = _company(row, root)
+    chain = parse_chain(row, company=name, description=description, split=split)
+    return {
+        "id": -1,
+        "problem_id": chain.problem_id,
+        "domain": str(row.get("domain") or DOMAIN),
+        "dataset": str(row.get("dataset") or path.stem),
+        "split": split,
+        "task": chain.questions,
+        "answer": chain.final_answers[0],
+        "chain": chain,
+    }
+
+
+def _company(row: Mapping[str, Any], root: Path | None) -> tuple[str, str]:
+    """Name and description: from the task's own file, else from the row."""
+    task = root / parse_task_id(row) if root else None
+    if task is not None and not task.is_dir():
+        raise ValueError(f"task_id={row['task_id']!r}: no such folder in {DOMAIN}.task_data_root={root}")
+    name, description = _task_company(task) if task else ("", "")
+    name = name or str(row.get("company") or "")
+    if not name:
+        raise ValueError("no company: neither company_info.name in the task's config/task.json nor the row's")
+    return name, description
+
+
+@cache
+def _task_company(task: Path) -> tuple[str, str]:
+    config = task / "config" / "task.json"
+    if not config.is_file():
+        return "", ""
+    try:
+        info = json.loads(config.read_text(encoding="utf-8")).get("company_info") or {}
+        return str(info.get("name") or ""), str(info.get("description") or "")
+    except (ValueError, AttributeError) as error:
+        raise ValueError(f"{config}: company_info cannot be read ({error})") from None
+
+
+def chain_of(problem: Mapping[str, Any]) -> Chain:
+    """The chain of a problem made by `load_problems`. Raises ValueError for any other problem."""
+    chain = problem.get("chain")
+    if not isinstance(chain, Chain):
+        raise ValueError(f"problem {problem.get('id')!r} was not loaded by {__name__}.load_problems")
+    return chain

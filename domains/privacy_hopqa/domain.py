@@ -1,0 +1,157 @@
+"""What the core knows of this domain: settings, world, retrieval server, checks, report."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from domains.privacy_hopqa import demonstrations
+from domains.privacy_hopqa.capture import ANCHOR_ROLE, POLICY_ROLE
+from domains.privacy_hopqa.prompts import load_prompts
+from domains.privacy_hopqa.records import read_rollouts
+from domains.privacy_hopqa.report import learning_section
+from domains.privacy_hopqa.rollouts import gold_switches
+from domains.privacy_hopqa.runtime import data_manifest
+from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
+from domains.privacy_hopqa.world import WorldError, generate, world_config
+from pipelinerl.domain import BaseDomain, ReportSection, ServiceSpec
+
+KEY = "privacy_hopqa"
+WORLD_FOLDER = "world"
+
+
+class PrivacyHopQADomain(BaseDomain):
+    """Hooks of `privacy_hopqa`."""
+
+    settings = PrivacyHopQASettings
+    settings_key = KEY
+
+    def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]:
+        """Generate the synthetic world into `<output_dir>/world` unless the user named a dataset."""
+        settings = settings_of(cfg)
+        if settings.has_dataset:
+            return {}
+        world = output_dir / WORLD_FOLDER
+        wanted = world_config(**settings.world)
+        if _manifest_config(world) != json.loads(json.dumps(wanted.as_dict())):
+            generate(wanted, world)
+        return world_paths(world)
+
+    def services(self, cfg: DictConfig) -> list[ServiceSpec]:
+        """The retrieval server, unless an address is configured."""
+        settings = settings_of(cfg)
+        if settings.helper_service_url is not None:
+            return []
+        argv = [sys.executable, "-m", "retrieval_server", "--host", "{host}", "--port", "{port}"]
+        if settings.task_data_root:
+            argv += ["--tasks", settings.task_data_root]
+        if settings.web_corpus_path:
+            argv += ["--web", settings.web_corpus_path]
+        if fingerprint := (data_manifest(settings) or {}).get("fingerprint"):
+            argv += ["--fingerprint", str(fingerprint)]
+        return [ServiceSpec(name="retrieval", argv=argv, url_key=f"{KEY}.helper_service_url")]
+
+    def validate(self, cfg: DictConfig) -> list[str]:
+        """Problems of the domain's block and of its fit with the rest, one line each."""
+        try:
+            settings = settings_of(cfg)
+        except ValueError as error:
+            return [str(error)]
+        checks = (_data_problems, _mode_problems, _context_problems)
+        return [problem for check in checks for problem in check(cfg, settings)]
+
+    def report(self, output_dir: Path) -> list[ReportSection]:
+        """Held-out success and leakage before and after training, with intervals over chains."""
+        return learning_section(list(read_rollouts(output_dir)))
+
+    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
+        """Scripted play in one generated world, for the bootstrap recipe."""
+        return demonstrations.demonstrations(settings_of(cfg), seed, phase)
+
+    def vocabulary(self) -> Sequence[str]:
+        """The skeletons of the compact answers."""
+        return demonstrations.SKELETONS
+
+
+def world_paths(world: Path) -> dict[str, Any]:
+    """Configuration keys of a generated world."""
+    chains = {
+        f"{KEY}.final_{split}_dataset_path": str(world / f"chains_{split}.jsonl")
+        for split in ("train", "val", "test")
+    }
+    return chains | {
+        f"{KEY}.task_data_root": str(world / "tasks"),
+        f"{KEY}.web_corpus_path": str(world / "web.jsonl"),
+    }
+
+
+def _manifest_config(world: Path) -> Any:
+    path = world / "manifest.json"
+    return json.loads(path.read_text(encoding="utf-8")).get("config") if path.is_file() else None
+
+
+def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
+    if not settings.has_dataset:
+        try:
+            world_config(**settings.world)
+        except (WorldError, TypeError) as error:
+            yield f"{KEY}.{error}"
+        return
+    if settings.task_data_root is None and settings.helper_service_url is None:
+        yield f"{KEY}.task_data_root=null: set the folder of the tasks, or {KEY}.helper_service_url"
+    if settings.web_corpus_path is None and settings.helper_service_url is None and not settings.no_web:
+        yield f"{KEY}.web_corpus_path=null: set it, or {KEY}.helper_service_url, or {KEY}.no_web=true"
+    for key in ("final", "final_train", "final_val", "final_test"):
+        value = getattr(settings, f"{key}_dataset_path")
+        if value and not Path(value).is_file():
+            yield f"{KEY}.{key}_dataset_path={value}: no such file"
+    for key, kind in (("task_data_root", "folder"), ("web_corpus_path", "file")):
+        value = getattr(settings, key)
+        if value and not Path(value).exists():
+            yield f"{KEY}.{key}={value}: no such {kind}"
+
+
+def _mode_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
+    try:
+        load_prompts(settings.prompt_set)
+    except ValueError as error:
+        yield str(error)
+    if settings.situational and not OmegaConf.select(cfg, "finetune.rl.step_reward_advantages"):
+        yield (
+            f"{KEY}.training_reward_mode=hop_step_situational needs finetune.rl.step_reward_advantages=true"
+        )
+    if OmegaConf.select(cfg, "test_dataset_names"):
+        for switch, on in gold_switches(settings).items():
+            if on:
+                yield f"{KEY}.{switch} uses gold answers: not in evaluation; set test_dataset_names=[]"
+    weights = dict(OmegaConf.select(cfg, "finetune.rl.role_weights") or {})
+    if settings.anchor_stages and not {POLICY_ROLE, ANCHOR_ROLE} <= weights.keys():
+        yield (
+            f"{KEY}.anchor_stages=true gives texts the roles {POLICY_ROLE} and {ANCHOR_ROLE}; "
+            f"set finetune.rl.role_weights={{{POLICY_ROLE}: 1, {ANCHOR_ROLE}: 0}}"
+        )
+    if weights and not settings.anchor_stages:
+        yield f"finetune.rl.role_weights is set, but texts have roles only with {KEY}.anchor_stages=true"
+
+
+def _context_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
+    limit = settings.generation_context_limit_tokens
+    embedded = OmegaConf.select(cfg, "engine.kind") == "embedded"
+    server = "engine.max_model_len" if embedded else "vllm_config.vllm_kwargs.max_model_len"
+    for key in (server, "finetune.seq_length"):
+        value = OmegaConf.select(cfg, key)
+        if value is not None and int(value) < limit:
+            yield (
+                f"{key}={value} is below {KEY}.generation_context_limit_tokens={limit}; "
+                "raise the one or lower the other"
+            )
+    if settings.generation_context_margin_tokens >= limit:
+        yield (
+            f"{KEY}.generation_context_margin_tokens={settings.generation_context_margin_tokens} leaves no "
+            f"room in {KEY}.generation_context_limit_tokens={limit}"
+        )

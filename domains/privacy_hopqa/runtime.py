@@ -1,0 +1,116 @@
+"""What all rollouts of one worker process share: prompts, addresses, the audit log and the local records."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from omegaconf import DictConfig
+
+from domains.privacy_hopqa.audit import AuditLog
+from domains.privacy_hopqa.prompts import PromptSet, load_prompts
+from domains.privacy_hopqa.records import Records
+from domains.privacy_hopqa.scoring import EmbeddedScorer, Scorer, ServiceScorer
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.transport import JsonClient, Retries, Unavailable, with_retries
+
+HEALTH_RETRIES = Retries()
+
+
+@dataclass(slots=True)
+class Runtime:
+    """One per process and configuration tree. `fingerprint_checked`: the retrieval service was asked once."""
+
+    run_id: str
+    prompts: PromptSet
+    audit: AuditLog
+    records: Records
+    helper_url: str
+    score_url: str | None
+    score_timeout_s: float
+    fingerprint_checked: bool = False
+
+    def scorer(self, session: aiohttp.ClientSession) -> Scorer:
+        """The scoring service if one is configured, else the deterministic scorer in this process."""
+        if self.score_url is None:
+            return EmbeddedScorer()
+        return ServiceScorer(JsonClient(self.score_url, session, self.score_timeout_s))
+
+
+_RUNTIMES: dict[int, tuple[DictConfig, Runtime]] = {}
+
+
+async def runtime_of(
+    cfg: DictConfig, settings: PrivacyHopQASettings, session: aiohttp.ClientSession
+) -> Runtime:
+    """The runtime of this tree, made on first use; the retrieval service is checked once.
+
+    Raises ValueError for a missing address or a service that serves another world, TransportFailure if it
+    does not answer.
+    """
+    cached = _RUNTIMES.get(id(cfg))
+    if cached is None or cached[0] is not cfg:
+        _RUNTIMES.clear()
+        cached = _RUNTIMES[id(cfg)] = (cfg, _make(cfg, settings))
+    runtime = cached[1]
+    if not runtime.fingerprint_checked:
+        await check_fingerprint(runtime.helper_url, settings, session)
+        runtime.fingerprint_checked = True
+    return runtime
+
+
+def _make(cfg: DictConfig, settings: PrivacyHopQASettings) -> Runtime:
+    if settings.helper_service_url is None:
+        raise ValueError(
+            "privacy_hopqa.helper_service_url is null and no embedded retrieval server was started; "
+            "start one with python -m retrieval_server and set its address"
+        )
+    output_dir = Path(str(cfg.output_dir))
+    return Runtime(
+        run_id=output_dir.name,
+        prompts=load_prompts(settings.prompt_set),
+        audit=AuditLog.of_run(output_dir, settings.audit_required),
+        records=Records(output_dir, settings.trace_fraction),
+        helper_url=settings.helper_service_url,
+        score_url=settings.privacy_reward_service_url,
+        score_timeout_s=settings.privacy_reward_timeout_s,
+    )
+
+
+async def check_fingerprint(url: str, settings: PrivacyHopQASettings, session: aiohttp.ClientSession) -> None:
+    """Compare the fingerprint of the service with that of the data, if both have one. Raises ValueError."""
+    served = (await with_retries(partial(_health, url, settings, session), HEALTH_RETRIES)).get("fingerprint")
+    manifest = data_manifest(settings)
+    expected = manifest.get("fingerprint") if manifest else None
+    if served and expected and served != expected:
+        raise ValueError(
+            f"the retrieval service at {url} serves world {served}, the chains belong to {expected}; "
+            "restart it on privacy_hopqa.task_data_root"
+        )
+
+
+async def _health(url: str, settings: PrivacyHopQASettings, session: aiohttp.ClientSession) -> dict[str, Any]:
+    timeout = aiohttp.ClientTimeout(total=settings.helper_timeout_s)
+    try:
+        async with session.get(f"{url.rstrip('/')}/health", timeout=timeout) as response:
+            body = await response.json(content_type=None)
+    except (aiohttp.ClientError, TimeoutError, ValueError) as error:
+        raise Unavailable(f"{url}/health: {type(error).__name__}: {error}") from None
+    if not isinstance(body, dict) or body.get("status") != "ok":
+        raise Unavailable(f"{url}/health: not ready")
+    return body
+
+
+def data_manifest(settings: PrivacyHopQASettings) -> dict[str, Any] | None:
+    """The manifest beside the task folder, if the data come from a generated world."""
+    if settings.task_data_root is None:
+        return None
+    path = Path(settings.task_data_root).parent / "manifest.json"
+    if not path.is_file():
+        return None
+    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return manifest
