@@ -14,7 +14,6 @@ from pipelinerl.config import ConfigError, load
 from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.waits import WaitExpired
 
-
 MEANT_FOR_PEOPLE = (RunFailed, WorkerDied, WaitExpired, ConfigError, ValueError)
 
 

@@ -246,10 +246,8 @@ class Actor:
             return
         if self._idle is None:
             self._idle = Wait(f"a weight version after {self.version} from the trainer", limit_s).__enter__()
-        budget = self.scheduler.budget
-        self._idle.check(
-            f"{budget.reserved:.0f} texts reserved, {self.scheduler.discarded} discarded, bound {budget.bound}"
-        )
+        budget, discarded = self.scheduler.budget, self.scheduler.discarded
+        self._idle.check(f"{budget.reserved:.0f} texts reserved, {discarded} discarded, bound {budget.bound}")
 
 
 async def run_actor(cfg: Config, output_dir: Path, job: int) -> None:

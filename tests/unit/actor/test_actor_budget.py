@@ -1,0 +1,142 @@
+"""The lag budget over arbitrary schedules of announcements, filters and finishing rollouts."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelinerl.actor.budget import LagBudget
+
+
+class Pipeline:
+    """An actor with this budget, a filter and a trainer, driven step by step."""
+
+    def __init__(self, max_lag: int, step: int, attempts: int, texts: int):
+        self.step, self.attempts, self.texts = step, attempts, texts
+        self.budget = LagBudget(max_lag, step, 0, texts_per_rollout=texts)
+        self.version = self.discarded = self.ready = 0
+        self.running = 0
+
+    def start(self) -> int:
+        started = 0
+        while self.budget.admits(self.version, self.discarded):
+            self.budget.group_started(self.attempts)
+            self.running += 1
+            started += 1
+            assert started < 10_000
+        return started
+
+    def finish_group(self, kept: bool) -> None:
+        if not self.running:
+            return
+        self.running -= 1
+        size = self.attempts * self.texts
+        for _ in range(self.attempts):
+            self.budget.rollout_finished(self.texts)
+        self.budget.group_finished(size, size)
+        if kept:
+            self.ready += size
+        else:
+            self.discarded += size
+
+    def train(self) -> None:
+        if self.ready >= self.step:
+            self.ready -= self.step
+            self.version += self.step
+
+
+EVENTS = st.lists(st.sampled_from(["start", "keep", "filter", "train"]), max_size=200)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 16), st.integers(1, 6), st.integers(1, 5), EVENTS)
+def test_overshoot_stays_below_one_group(max_lag, step, attempts, texts, events):
+    pipeline = Pipeline(max_lag, step, attempts, texts)
+    for event in events:
+        if event == "start":
+            pipeline.start()
+        elif event == "train":
+            pipeline.train()
+        else:
+            pipeline.finish_group(event == "keep")
+        budget = pipeline.budget
+        in_flight = budget.reserved - pipeline.version - pipeline.discarded
+        assert in_flight < budget.bound + attempts * texts
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 40), st.integers(1, 16), st.integers(1, 6), st.integers(1, 5), st.integers(0, 8))
+def test_the_pipeline_never_starves(max_lag, step, attempts, texts, filtered):
+    """Whatever is filtered first, the trainer gets its steps in the end."""
+    pipeline = Pipeline(max_lag, step, attempts, texts)
+    for turn in range(200):
+        pipeline.start()
+        while pipeline.running:
+            pipeline.finish_group(kept=turn >= filtered)
+        pipeline.train()
+    assert pipeline.version > 0
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 100), st.integers(1, 20), st.lists(st.integers(0, 30), max_size=20))
+def test_admission_does_not_depend_on_how_versions_are_polled(max_lag, step, versions):
+    """Two versions between two polls count twice: only the level matters."""
+    seen_all, seen_last = LagBudget(max_lag, step, 0, 1.0), LagBudget(max_lag, step, 0, 1.0)
+    for budget in (seen_all, seen_last):
+        budget.group_started(7)
+    version = 0
+    for more in versions:
+        version += more
+        seen_all.admits(version, 0)
+    assert seen_all.admits(version, 0) == seen_last.admits(version, 0)
+
+
+def test_filtered_texts_are_returned():
+    budget = LagBudget(0, 4, 0, texts_per_rollout=1.0)
+    budget.group_started(4)
+    assert not budget.admits(0, 0)
+    for _ in range(4):
+        budget.rollout_finished(1)
+    budget.group_finished(4, 4)
+    assert not budget.admits(0, 0)
+    assert budget.admits(0, discarded=4)
+
+
+def test_the_bound_is_rounded_down_to_whole_updates():
+    assert LagBudget(13, 4, 0).bound == 12 + 4
+    assert LagBudget(0, 4, 0).bound == 4
+    assert LagBudget(None, 4, 0).bound is None
+
+
+def test_several_texts_per_rollout_are_reserved_before_they_exist():
+    budget = LagBudget(0, 64, 0)
+    budget.group_started(8)
+    assert not budget.admits(0, 0)  # nothing is known yet: one group at a time
+    budget.rollout_finished(5)
+    assert budget.reserved == 5 + 7 * 5
+    assert budget.admits(0, 0)
+    budget.group_started(8)
+    assert not budget.admits(0, 0)
+
+
+def test_a_discarded_group_gives_its_reservation_back():
+    budget = LagBudget(0, 8, 0, texts_per_rollout=2.0)
+    budget.group_started(4)
+    assert not budget.admits(0, 0)
+    budget.rollout_finished(2)
+    budget.rollout_finished(0)
+    budget.rollouts_cancelled(2)
+    budget.group_finished(2, published=0)
+    assert budget.reserved == 0 and budget.admits(0, 0)
+
+
+def test_a_resumed_budget_starts_at_the_restored_version():
+    budget = LagBudget(0, 4, 100, texts_per_rollout=1.0)
+    assert budget.admits(100, 0)
+    budget.group_started(4)
+    assert not budget.admits(100, 0)
+
+
+@pytest.mark.parametrize(("lag", "interval"), [(-1, 4), (4, 0)])
+def test_impossible_bounds_are_refused_with_their_value(lag, interval):
+    with pytest.raises(ValueError, match=r"-1|0 texts"):
+        LagBudget(lag, interval, 0)

@@ -1,0 +1,271 @@
+"""Scheduling against a fake engine: whole groups, failures, evaluation, exact accounting."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelinerl.accounting import Ledger, reconcile
+from pipelinerl.accounting import Outcome as Fate
+from pipelinerl.actor.budget import LagBudget
+from pipelinerl.actor.evaluation import EvaluationSchedule
+from pipelinerl.actor.failures import FailureMonitor
+from pipelinerl.actor.groups import GroupTable, Slots
+from pipelinerl.actor.messages import Ending, Outcome
+from pipelinerl.actor.sampler import ProblemSampler
+from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
+
+
+class World:
+    """A scheduler whose rollouts end when and how the test says."""
+
+    def __init__(self, folder, *, attempts=4, on_error="drop_rollout", max_lag=None, tests=0, engines=2, **more):
+        self.published, self.finished_groups, self.passes = [], [], []
+        self.running = {}
+        self.books = Ledger(folder, "actor")
+        self.folder = folder
+        self.table = GroupTable(Slots([f"e{i}" for i in range(engines)], more.get("per_engine", 4), workers=2))
+        plan = Plan(
+            attempts=attempts,
+            on_error=on_error,
+            seed=1,
+            run="0",
+            target=more.get("target", 10**9),
+            train_payload=lambda index: b"train",
+            test_payload=lambda index: b"test",
+        )
+        effects = Effects(
+            publish=lambda group, rollouts: self.published.append((group, rollouts)),
+            can_publish=lambda: True,
+            finished_group=self.finished_groups.append,
+            finished_evaluation=self.passes.append,
+        )
+        self.scheduler = Scheduler(
+            plan,
+            self.table,
+            LagBudget(max_lag, 4, 0, 1.0),
+            ProblemSampler([{"id": i} for i in range(5)], 1),
+            EvaluationSchedule(more.get("every", 0), more.get("at_end", False), tests),
+            FailureMonitor(more.get("max_failed", 1.0)),
+            self.books,
+            effects,
+            0,
+        )
+
+    def start_all(self):
+        started = []
+        while (pair := self.scheduler.next_assignment()) is not None:
+            start, assignment = pair
+            self.running[start.key] = start
+            started.append(assignment)
+        return started
+
+    def end(self, key, ending=Ending.DONE, texts=1, reason=""):
+        start = self.running.pop(key)
+        records = [{"name": f"{start.group.id}/{start.rollout_index}/{i}"} for i in range(texts)]
+        if ending is not Ending.DONE:
+            records = []
+        outcome = Outcome(key, ending, reason, texts=records, metrics={"reward": float(start.group.problem)})
+        self.scheduler.finish(outcome)
+
+    def end_all(self, ending=Ending.DONE, reason=""):
+        for key in sorted(self.running):
+            self.end(key, ending, reason=reason)
+
+
+def test_groups_are_published_whole_and_engines_are_filled_evenly(tmp_path):
+    world = World(tmp_path)
+    started = world.start_all()
+    assert world.table.slots.engines == {"e0": 4, "e1": 4}
+    assert world.table.slots.workers == [4, 4]
+    assert [a.rollout_index for a in started] == [0, 1, 2, 3] * 2
+    first = [key for key, start in world.running.items() if start.group.id == "0-000000"]
+    for key in first[:3]:
+        world.end(key)
+    assert not world.published
+    world.end(first[3])
+    ((group, rollouts),) = world.published
+    assert sorted(texts[0]["name"] for texts in rollouts) == [f"{group.id}/{i}/0" for i in range(4)]
+
+
+def test_rollouts_of_a_group_are_written_in_a_shuffled_order(tmp_path):
+    world = World(tmp_path, attempts=8)
+    orders = []
+    for _ in range(4):
+        world.start_all()
+        world.end_all()
+    for _, rollouts in world.published:
+        orders.append([texts[0]["name"].split("/")[1] for texts in rollouts])
+    assert any(order != sorted(order) for order in orders)
+    assert len({tuple(order) for order in orders}) > 1
+
+
+def test_an_engine_out_of_rotation_gets_no_rollout(tmp_path):
+    world = World(tmp_path)
+    world.table.slots.out = {"e0"}
+    assert {a.engine for a in world.start_all()} == {"e1"}
+
+
+def test_a_group_goes_on_while_two_rollouts_remain(tmp_path):
+    world = World(tmp_path, attempts=4, engines=1)
+    world.start_all()
+    keys = sorted(world.running)
+    for key in keys[:2]:
+        world.end(key, Ending.FAILED, reason="bug")
+    for key in keys[2:]:
+        world.end(key)
+    assert len(world.published[0][1]) == 2
+    counts = reconcile(tmp_path)
+    assert (counts.started, counts[Fate.FAILED], counts.unfinished) == (4, 2, 2)
+
+
+def test_a_group_with_one_rollout_left_is_discarded_and_counted(tmp_path):
+    world = World(tmp_path, attempts=4, engines=1)
+    world.start_all()
+    keys = sorted(world.running)
+    world.end(keys[0])
+    for key in keys[1:]:
+        world.end(key, Ending.FAILED, reason="bug")
+    assert not world.published
+    counts = reconcile(tmp_path)
+    assert (counts.started, counts[Fate.FAILED], counts.unfinished) == (4, 4, 0)
+    assert counts.reasons[Fate.FAILED] == {"bug": 3, "group_discarded: bug": 1}
+
+
+def test_discard_group_starts_no_further_attempts(tmp_path):
+    world = World(tmp_path, attempts=8, on_error="discard_group", engines=1)
+    world.start_all()
+    world.end(min(world.running), Ending.FAILED, reason="bug")
+    assert world.start_all()[0].group_id == "0-000001"
+    first = [key for key, start in world.running.items() if start.group.id == "0-000000"]
+    for key in first:
+        world.end(key)
+    assert not world.published
+    counts = reconcile(tmp_path)
+    assert counts[Fate.FAILED] == 4 and counts.adds_up
+
+
+def test_stop_ends_the_run_with_the_reason(tmp_path):
+    world = World(tmp_path, on_error="stop")
+    world.start_all()
+    with pytest.raises(RunFailed, match="on_rollout_error=stop.*bug"):
+        world.end(0, Ending.FAILED, reason="bug")
+
+
+def test_too_many_failures_end_the_run_with_the_commonest_reason(tmp_path):
+    world = World(tmp_path, max_failed=0.5)
+    with pytest.raises(RunFailed, match=r"max_failed_fraction=0.5.*\(.* times\): common"):
+        for turn in range(20):
+            world.start_all()
+            world.end_all(Ending.FAILED, "rare" if turn == 0 else "common")
+
+
+def test_no_engine_until_the_deadline_ends_the_run(tmp_path):
+    world = World(tmp_path)
+    world.start_all()
+    with pytest.raises(RunFailed, match="nobody answers"):
+        world.end(0, Ending.NO_ENGINE, reason="nobody answers")
+
+
+def test_rollouts_without_texts_are_empty_and_their_group_is_not_published(tmp_path):
+    world = World(tmp_path, engines=1)
+    world.start_all()
+    world.end_all(Ending.EMPTY)
+    assert not world.published
+    assert reconcile(tmp_path)[Fate.EMPTY] == 4
+
+
+def test_training_waits_for_an_evaluation_and_running_groups_finish(tmp_path):
+    world = World(tmp_path, tests=6, every=100)
+    started = world.start_all()
+    assert [a.training for a in started] == [False] * 6
+    for key in sorted(world.running)[:5]:
+        world.end(key)
+    assert world.start_all() == []
+    world.end_all()
+    assert len(world.passes) == 1 and world.passes[0].values() == {"reward": [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]}
+    assert all(a.training for a in world.start_all())
+    world.end(min(world.running))
+    world.scheduler.observe(100, 0, 100)
+    assert not any(a.training for a in world.start_all())
+
+
+def test_evaluation_values_keep_the_order_of_problems_and_mark_failures(tmp_path):
+    world = World(tmp_path, tests=4, every=100)
+    world.start_all()
+    for key in sorted(world.running, reverse=True):
+        failed = world.running[key].group.problem == 2
+        if failed:
+            start = world.running.pop(key)
+            world.scheduler.finish(Outcome(start.key, Ending.FAILED, "bug"))
+        else:
+            world.end(key)
+    (finished,) = world.passes
+    assert finished.values() == {"reward": [0.0, 1.0, None, 3.0]}
+    assert finished.counts() == {"problems": 4, "failed": 1, "empty": 0}
+    counts = reconcile(tmp_path)
+    assert (counts.eval_started, counts[Fate.EVAL_FAILED], counts.eval_unfinished) == (4, 1, 0)
+
+
+def test_the_last_version_is_evaluated_after_training_and_then_all_is_done(tmp_path):
+    world = World(tmp_path, tests=2, every=100, at_end=True)
+    world.start_all()
+    world.end_all()
+    world.start_all()
+    world.scheduler.observe(8, 0, 8)
+    cancelled = world.scheduler.finish_training()
+    assert len(cancelled) == len(world.running) and not world.table.active
+    world.running.clear()
+    assert not world.scheduler.done
+    assert len(world.start_all()) == 2
+    world.end_all()
+    assert [p.version for p in world.passes] == [0, 8]
+    assert world.scheduler.done and world.start_all() == []
+
+
+def test_nothing_starts_once_the_trainer_has_its_texts(tmp_path):
+    world = World(tmp_path, target=16)
+    world.scheduler.observe(16, 0, 16)
+    assert world.start_all() == []
+
+
+def test_the_lag_budget_holds_training_back(tmp_path):
+    world = World(tmp_path, max_lag=0)
+    assert len(world.start_all()) == 4
+    world.end_all()
+    assert world.start_all() == []
+    assert world.scheduler.waits_for_trainer
+    world.scheduler.observe(0, 4, 0)
+    assert len(world.start_all()) == 4
+
+
+ENDINGS = st.sampled_from([Ending.DONE, Ending.DONE, Ending.FAILED, Ending.EMPTY])
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from(["drop_rollout", "discard_group"]),
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(0, 7), ENDINGS), max_size=120),
+)
+def test_every_rollout_that_starts_ends_in_exactly_one_way(tmp_path_factory, on_error, attempts, script):
+    folder = tmp_path_factory.mktemp("books")
+    world = World(folder, attempts=attempts, on_error=on_error, tests=2, every=50)
+    for choice, ending in script:
+        world.start_all()
+        key = sorted(world.running)[choice % len(world.running)]
+        world.end(key, ending, reason="bug")
+        world.scheduler.observe(world.scheduler.version + 1, 0, 0)
+    counts = reconcile(folder)
+    published = sum(len(rollouts) for group, rollouts in world.published if group.training)
+    open_done = sum(
+        outcome.ending is Ending.DONE
+        for group in world.table.groups.values()
+        for outcome in group.outcomes.values()
+    )
+    training_running = sum(start.group.training for start in world.running.values())
+    assert counts.adds_up
+    assert counts.unfinished == published + open_done + training_running
+    budget = world.scheduler.budget
+    waiting = sum(group.waiting for group in world.table.groups.values() if group.training)
+    assert budget.running_rollouts == training_running + waiting
+    assert sum(world.table.slots.engines.values()) == len(world.running)
