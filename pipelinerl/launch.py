@@ -1,0 +1,115 @@
+"""Run a whole pipeline on this machine: `python -m pipelinerl.launch +domain=privacy_hopqa key=value`.
+
+Composes and validates the configuration, places the roles, starts and watches their processes, and stops
+everything in order. Exit status 0 means a completed run; otherwise one line names the process and the cause.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Sequence
+from datetime import datetime
+
+from omegaconf import OmegaConf
+
+from pipelinerl.config.compose import Composition, compose
+from pipelinerl.config.errors import ConfigError
+from pipelinerl.config.tree import Config
+from pipelinerl.config.validate import checked, output_dir_problem
+from pipelinerl.domain import Domain, load_domain
+from pipelinerl.launcher.arguments import USAGE, parse
+from pipelinerl.launcher.choices import print_choices
+from pipelinerl.launcher.folder import RunFolder
+from pipelinerl.launcher.plan import fix_output_dir, make_plan, usable_devices
+from pipelinerl.launcher.reporting import Progress, print_report
+from pipelinerl.launcher.run import Interrupted, failure_line, supervise
+from pipelinerl.observe.logs import setup_logging
+from pipelinerl.observe.waits import WaitExpired
+from pipelinerl.supervisor import ChildFailed
+
+COMPLETED, FAILED, REFUSED = 0, 1, 2
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """The exit status; problems are printed as one line each on stderr."""
+    try:
+        return launch(sys.argv[1:] if argv is None else argv)
+    except ConfigError as error:
+        for problem in error.problems:
+            print(f"launcher: {problem}", file=sys.stderr)
+        return REFUSED
+    except (ChildFailed, WaitExpired) as error:
+        print(failure_line(error), file=sys.stderr)
+        return FAILED
+    except Interrupted as error:
+        print(f"launcher: {error}; the same command resumes", file=sys.stderr)
+        return error.status
+    except KeyboardInterrupt:
+        print("launcher: stopped by SIGINT before anything was started", file=sys.stderr)
+        return 130
+
+
+def launch(argv: Sequence[str]) -> int:
+    """Do what the arguments ask for. Raises what `main` turns into one line."""
+    arguments = parse(argv)
+    if arguments.help:
+        print(USAGE)
+        return COMPLETED
+    composition = compose(arguments.request)
+    if arguments.show:
+        print(OmegaConf.to_yaml(composition.tree), end="")
+        return COMPLETED
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise ConfigError("WORLD_SIZE: several nodes need streams that cross machines; run on one node")
+    dry_run = os.environ.get("DRY_RUN", "").lower() not in ("", "0", "false")
+    output_dir = fix_output_dir(composition.tree, datetime.now())
+    devices = usable_devices(composition, dry_run)
+    domain = load_domain(composition.tree.domain_hooks)
+    cfg = checked(composition.tree, domain, len(composition.devices), dry_run)
+    problem = output_dir_problem(output_dir)
+    if problem is not None:
+        raise ConfigError(problem)
+    if cfg.validate_:
+        print(f"the configuration is valid; output_dir={output_dir}")
+        return COMPLETED
+    with RunFolder(output_dir) as folder:
+        return _run(composition, domain, cfg, folder, devices, dry_run)
+
+
+def _run(
+    composition: Composition,
+    domain: Domain,
+    cfg: Config,
+    folder: RunFolder,
+    devices: Sequence[str],
+    dry_run: bool,
+) -> int:
+    print(f"output_dir={folder.path}", flush=True)
+    if cfg.force_restart:
+        folder.start_over()
+    steps, last = folder.completed_steps, cfg.finetune.last_step
+    if steps is not None and steps >= last and not dry_run:
+        print(f"this run completed its {steps} steps; force_restart=true starts over", flush=True)
+        print_report(folder.path, domain)
+        return COMPLETED
+    setup_logging(folder.path, "launcher", "launcher_0")
+    plan = make_plan(composition, domain, cfg, folder, devices, dry_run)
+    print_choices(plan.rows)
+    if dry_run:
+        print(
+            f"DRY_RUN: wrote {len(plan.children)} start.sh below {folder.path}; started nothing", flush=True
+        )
+        return COMPLETED
+    log = logging.getLogger("pipelinerl.launch")
+    progress = Progress(plan.cfg, folder.path)
+    supervise(plan, log.info, progress.tick)
+    if cfg.debug.mode == "":
+        folder.mark_completed(last)
+    print_report(folder.path, domain)
+    return COMPLETED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,139 @@
+"""Every choice that was made for the user, in one table."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from pipelinerl.config.compose import Composition
+from pipelinerl.config.tree import Config
+from pipelinerl.inference.vllm import DEFAULT_VERSION, installed_version
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One row."""
+
+    subject: str
+    chosen: str
+    because: str
+    change: str
+
+
+def choices(
+    cfg: Config, composition: Composition, output_dir: Path, devices: Sequence[str], checkpoint: Path | None
+) -> list[Choice]:
+    """Rows of the table, in the order in which a run uses them."""
+    given = set(composition.user_keys)
+
+    def why(key: str, otherwise: str) -> str:
+        return "given" if key in given else otherwise
+
+    rows = [
+        Choice("output folder", str(output_dir), why("output_dir", "default"), "output_dir=DIR"),
+        _hardware(cfg, composition, devices),
+        Choice(
+            "model",
+            str(checkpoint) if checkpoint else cfg.model_path,
+            "latest checkpoint" if checkpoint else why("model_path", "default of this domain"),
+            "model_path=DIR",
+        ),
+        _engine(cfg),
+        Choice(
+            "weight updates",
+            f"{cfg.weights.transport}, KV cache {cfg.weights.kv}",
+            why("weights.transport", f"engine.kind={cfg.engine.kind}"),
+            "weights.kv=...",
+        ),
+        Choice(
+            "optimizer step",
+            f"{cfg.texts_per_step} texts, {cfg.attempts} rollouts a problem, {cfg.finetune.last_step} steps",
+            why("finetune.gradient_accumulation_passes", "profile"),
+            "finetune.gradient_accumulation_passes=N",
+        ),
+        _lag(cfg),
+        _evaluation(cfg),
+        _wandb(cfg),
+    ]
+    rows += [
+        Choice(f"service {job.name}", job.url, "no address is configured", "give its address")
+        for job in cfg.jobs_of("service")
+    ]
+    if cfg.domain_keys:
+        rows.append(
+            Choice(
+                "keys of the domain",
+                ", ".join(cfg.domain_keys),
+                "brought by its file",
+                f"+domain={cfg.domain_name}",
+            )
+        )
+    if cfg.attempt:
+        rows.append(
+            Choice("resuming", f"start number {cfg.attempt + 1}", "same output folder", "force_restart=true")
+        )
+    return rows
+
+
+def _hardware(cfg: Config, composition: Composition, devices: Sequence[str]) -> Choice:
+    found = f"{len(composition.devices)} GPUs found" if composition.devices else "no GPU found"
+    used = f"{cfg.hardware.kind}, {len(devices)} GPUs" if cfg.hardware.kind == "gpu" else "cpu"
+    because = found if composition.detected else f"given ({found})"
+    return Choice("hardware", used, because, "hardware=cpu|gpu")
+
+
+def _engine(cfg: Config) -> Choice:
+    engines = len(cfg.jobs_of("actor_llm"))
+    size = f"{cfg.engine.max_num_seqs} requests of {cfg.engine.max_model_len} tokens"
+    text = f"{engines} x {cfg.engine.kind}, {size}"
+    if cfg.engine.kind == "vllm":
+        version = cfg.vllm_config.version or installed_version()
+        source = "installed" if version else "not installed"
+        return Choice("engines", f"{text}, {version or DEFAULT_VERSION}", source, "vllm_config.version=V")
+    return Choice("engines", text, f"hardware={cfg.hardware.kind}", "engine.count=N")
+
+
+def _lag(cfg: Config) -> Choice:
+    if cfg.max_lag is None:
+        return Choice("age of weights", "not bounded", "max_lag=null", "max_lag=TEXTS")
+    update = -(-cfg.finetune.weight_update_interval // cfg.texts_per_step) * cfg.texts_per_step
+    admitted = cfg.max_lag // update * update
+    text = f"at most {cfg.max_lag} texts when trained; rollouts are admitted for {admitted}"
+    return Choice("age of weights", text, f"a multiple of the {update} texts of an update", "max_lag=TEXTS")
+
+
+def _evaluation(cfg: Config) -> Choice:
+    if not cfg.test_dataset_names:
+        return Choice("evaluation", "none", "no test datasets", "test_dataset_names=[...]")
+    parts = ["first version"] if cfg.eval_every_n_versions else []
+    parts += [f"every {cfg.eval_every_n_versions} texts"] if cfg.eval_every_n_versions else []
+    parts += ["last version"] if cfg.eval_at_end else []
+    return Choice("evaluation", ", ".join(parts) or "none", "profile", "eval_every_n_versions=TEXTS")
+
+
+def _wandb(cfg: Config) -> Choice:
+    if not cfg.wandb.use_wandb:
+        return Choice("wandb", "off", "wandb.use_wandb=false", "wandb.use_wandb=true")
+    if os.environ.get("WANDB_API_KEY"):
+        return Choice(
+            "wandb",
+            f"online, project {cfg.wandb.wandb_project_name}",
+            "WANDB_API_KEY is set",
+            "WANDB_MODE=offline",
+        )
+    return Choice("wandb", "offline", "WANDB_API_KEY is not set", "wandb.use_wandb=false")
+
+
+def print_choices(rows: Sequence[Choice], console: Console | None = None) -> None:
+    """Print the table; plain lines where the output is no terminal keep it readable in logs."""
+    table = Table(title="What this run uses", title_justify="left", show_lines=False)
+    for column in ("", "chosen", "because", "change with"):
+        table.add_column(column, overflow="fold")
+    for row in rows:
+        table.add_row(row.subject, row.chosen, row.because, row.change)
+    (console or Console(width=None if os.isatty(1) else 140)).print(table)

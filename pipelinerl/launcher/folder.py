@@ -1,0 +1,112 @@
+"""The folder of a run: one launcher at a time, resuming, starting over, the mark of completion."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+from pathlib import Path
+from types import TracebackType
+from typing import IO, Self
+
+from omegaconf import OmegaConf
+
+from pipelinerl.config.errors import ConfigError
+from pipelinerl.config.files import config_path
+
+MADE_BY_A_RUN = (
+    "accounting",
+    "actor",
+    "actor_vllm_*",
+    "audit",
+    "conf",
+    "environment_*",
+    "finetune",
+    "launcher",
+    "preprocess",
+    "ref_vllm_*",
+    "report",
+    "report.md",
+    "services",
+    "streams",
+    "streams_*",
+    "weights",
+    "world",
+)
+
+
+class RunFolder:
+    """`output_dir` while this launcher owns it; a context manager that holds the lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: IO[str] | None = None
+
+    def __enter__(self) -> Self:
+        self.path.mkdir(parents=True, exist_ok=True)
+        lock = (self.path / ".lock").open("a+")
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            lock.seek(0)
+            owner = lock.read().strip() or "unknown"
+            lock.close()
+            raise ConfigError(
+                f"output_dir={self.path}: in use by launcher process {owner}; stop it or choose another"
+            ) from None
+        lock.truncate(0)
+        lock.write(f"{os.getpid()}\n")
+        lock.flush()
+        self._lock = lock
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    @property
+    def started_before(self) -> bool:
+        """Whether a run has written its configuration here."""
+        return config_path(self.path).is_file()
+
+    def next_attempt(self) -> int:
+        """0 for a fresh folder, then one more at every start."""
+        if not self.started_before:
+            return 0
+        return int(OmegaConf.select(OmegaConf.load(config_path(self.path)), "attempt", default=0)) + 1
+
+    def set_streams_aside(self, attempt: int) -> None:
+        """Keep what the previous attempt did not deliver, out of the way of this one."""
+        streams = self.path / "streams"
+        if streams.is_dir():
+            streams.rename(self.path / f"streams_{attempt - 1}")
+
+    def start_over(self) -> None:
+        """Remove what runs made here, and nothing else."""
+        for pattern in MADE_BY_A_RUN:
+            for path in self.path.glob(pattern):
+                if path.is_dir() and not path.is_symlink():
+                    shutil.rmtree(path)
+                else:
+                    path.unlink()
+
+    @property
+    def checkpoint(self) -> Path | None:
+        """The latest saved model, or None before the first checkpoint."""
+        current = self.path / "finetune" / "current"
+        return current if (current / "config.json").is_file() else None
+
+    @property
+    def completed_steps(self) -> int | None:
+        """Optimizer steps of the completed run, or None if none completed here."""
+        mark = self.path / "launcher" / "completed.json"
+        return int(json.loads(mark.read_text())["steps"]) if mark.is_file() else None
+
+    def mark_completed(self, steps: int) -> None:
+        """Remember that training reached `steps` and everything ended in order."""
+        mark = self.path / "launcher" / "completed.json"
+        mark.parent.mkdir(parents=True, exist_ok=True)
+        mark.write_text(json.dumps({"steps": steps}) + "\n")

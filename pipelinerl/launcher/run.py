@@ -1,0 +1,102 @@
+"""Supervising a planned run until it is complete, has failed or is interrupted."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+from pipelinerl.launcher.plan import Plan
+from pipelinerl.observe.waits import Wait, WaitExpired
+from pipelinerl.supervisor import Phase, Supervisor
+
+PREPROCESS_END_S = 60.0
+
+
+class Interrupted(Exception):
+    """SIGINT or SIGTERM arrived; `name` is the signal's name, `status` the exit status."""
+
+    def __init__(self, number: int) -> None:
+        self.name = signal.Signals(number).name
+        self.status = 128 + number
+        super().__init__(f"stopped by {self.name}")
+
+
+@contextmanager
+def interruptible() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into one Interrupted; further ones are ignored while children are stopped."""
+
+    def interrupt(number: int, frame: FrameType | None) -> None:
+        for each in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(each, signal.SIG_IGN)
+        raise Interrupted(number)
+
+    before = {number: signal.signal(number, interrupt) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+class Ending:
+    """When a run is complete: the trainer has ended, then the others, each within its deadline.
+
+    Without a trainer (partial runs) it is complete when every role has ended.
+    """
+
+    def __init__(self, plan: Plan, supervisor: Supervisor) -> None:
+        kinds = {job.name: job.kind for job in plan.cfg.jobs}
+        roles = [child.name for child in plan.children if child.name in kinds]
+        self._trainer = [name for name in roles if kinds[name] == "finetune"]
+        self._others = [name for name in roles if kinds[name] in ("actor", "preprocessor")]
+        self._evaluation_s = plan.cfg.actor.rollout_deadline_s
+        self._supervisor = supervisor
+        self._waits: dict[str, Wait] = {}
+
+    def reached(self) -> bool:
+        """Whether nothing is left to wait for. Raises WaitExpired when a role does not end in time."""
+        ended = {name for name, phase in self._supervisor.phases().items() if phase is Phase.ENDED}
+        if not ended.issuperset(self._trainer):
+            return False
+        left = [name for name in self._others if name not in ended]
+        for name in self._others if self._trainer else ():
+            self._track(name, name in left)
+        return not left
+
+    def _track(self, name: str, alive: bool) -> None:
+        wait = self._waits.get(name)
+        if alive and wait is None:
+            deadline, what = (
+                (self._evaluation_s, "finish its last evaluation")
+                if name == "actor"
+                else (PREPROCESS_END_S, "end after the trainer")
+            )
+            self._waits[name] = Wait(f"{name} to {what}", deadline)
+            self._waits[name].__enter__()
+        elif alive and wait is not None:
+            wait.check()
+        elif wait is not None:
+            self._waits.pop(name).__exit__(None, None, None)
+
+
+def supervise(plan: Plan, say: Callable[[str], None], progress: Callable[[], None]) -> None:
+    """Start everything, watch until complete, stop everything; nothing is left, however this ends.
+
+    Raises ChildFailed, WaitExpired or Interrupted.
+    """
+    with interruptible(), Supervisor(plan.children, announce=say) as supervisor:
+        try:
+            supervisor.start()
+            ending = Ending(plan, supervisor)
+            supervisor.watch(until=ending.reached, tick=progress)
+        finally:
+            supervisor.stop(plan.cfg.engine.shutdown_deadline_s)
+
+
+def failure_line(error: Exception) -> str:
+    """One line that names the process and the cause."""
+    if isinstance(error, WaitExpired):
+        return f"launcher: {error}"
+    return " ".join(str(error).split())
