@@ -215,9 +215,8 @@ def _loop(
         with waiting(name, settings.data_deadline_s) as wait:
             while not state.training_done:
                 wakeup.clear()
-                batch: list[Any] = []
-                if not preprocess.is_full and not preprocess.complete:
-                    batch = groups.read_available(settings.chunk_n_groups)
+                reads = not preprocess.is_full and not preprocess.complete
+                batch: list[Any] = groups.read_available(settings.chunk_n_groups) if reads else []
                 if batch:
                     preprocess.take_groups(batch)
                 wrote = preprocess.write_steps()
@@ -225,7 +224,9 @@ def _loop(
                 if batch or wrote:
                     break
                 wait.check(groups.describe_end() if wait.expired else "")
-                wait_any([groups, wakeup], min(POLL_S, wait.remaining_s))  # type: ignore[list-item]
+                # Unread groups keep their descriptor readable, so it is left out while nothing is read.
+                sources: list[Any] = [groups, wakeup] if reads else [wakeup]
+                wait_any(sources, min(POLL_S, wait.remaining_s))
 
 
 class _Reporter:

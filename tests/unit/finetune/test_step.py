@@ -1,0 +1,188 @@
+"""What an optimizer step adds up to, and which tokens have no say in it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, rl_metrics
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.step import Learner
+from pipelinerl.finetune.targets import targets_of
+from pipelinerl.finetune.types import PipelineBatchEncoding, sentinel_batch
+from pipelinerl.preprocess.assemble import assemble_step, encode
+from pipelinerl.preprocess.ready import ReadyText
+from tests.unit.finetune.builders import ready, settings
+from tests.unit.finetune.conftest import tiny_model
+
+
+def learner(model: PreTrainedModel, rl: RLConfig, learning_rate: float = 0.0) -> Learner:
+    optimiser = torch.optim.SGD(model.parameters(), lr=learning_rate)
+    scheduler = torch.optim.lr_scheduler.ConstantLR(optimiser, 1.0)
+    return Learner(model, optimiser, scheduler, rl, Ranks())
+
+
+def gradients(
+    batches: list[PipelineBatchEncoding], rl: RLConfig, version: int = 0, max_lag: int | None = None
+) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
+    model = tiny_model()
+    one = learner(model, rl)
+    vectors = [
+        one.accumulate(batch, targets_of(batch, rl, version, max_lag), Coefficients(0.1, 0.01))
+        for batch in batches
+    ]
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    return found, [v.tolist() for v in vectors if len(v)]
+
+
+def texts(n: int) -> list[ReadyText]:
+    return [ready(i, (-1.0) ** i * (1 + i)) for i in range(n)]
+
+
+@pytest.mark.parametrize("loss", ["reinforce", "ppo", "sft"])
+@pytest.mark.parametrize("seq_length", [12, 30])
+def test_micro_batches_add_up_to_one_large_batch(loss: str, seq_length: int) -> None:
+    rl = RLConfig(policy_loss=loss, epsilon_high=4.0, kl_coef=0.1, entropy_bonus=0.01)
+    whole, whole_vector = gradients([encode(texts(7), 0, 7)], rl)
+    parts, part_vectors = gradients(assemble_step(texts(7), 0, seq_length)[0], rl)
+    assert len(part_vectors) > 1
+    for name, gradient in whole.items():
+        torch.testing.assert_close(parts[name], gradient, atol=1e-5, rtol=1e-4)
+    one = rl_metrics(StepStatistics(whole_vector, 7), Coefficients())
+    many = rl_metrics(StepStatistics(part_vectors, 7), Coefficients())
+    for name in ("rl/loss", "rl/ess", "rl/kl", "rl/entropy", "rl/ratio_new_old", "rl/max_advantage"):
+        assert many[name] == pytest.approx(one[name], rel=1e-4), name
+
+
+def test_several_ranks_give_the_gradient_of_one() -> None:
+    rl = RLConfig(epsilon_high=4.0)
+    whole, _ = gradients([encode(texts(7), 0, 7)], rl)
+    plan = assemble_step(texts(7), 0, 24, ranks=3)
+    per_rank = [gradients(batches, rl)[0] for batches in plan]
+    for name, gradient in whole.items():
+        total = sum((found[name] for found in per_rank), torch.zeros_like(gradient))
+        torch.testing.assert_close(total, gradient, atol=1e-5, rtol=1e-4)
+
+
+def test_sentinels_add_nothing() -> None:
+    found, vectors = gradients([sentinel_batch(0, 4)], RLConfig())
+    assert found == {} and vectors == []
+    assert assemble_step(texts(1), 0, 24, ranks=2)[1][0].sentinel
+
+
+def test_stale_tokens_have_no_gradient() -> None:
+    fresh = [ready(1, 1.0, version=8), ready(2, -1.0, version=8)]
+    old = ready(3, 5.0, version=0)
+    rl = RLConfig(epsilon_high=4.0, kl_coef=0.1)
+    with_old = encode([*fresh, old], 0, 3)
+    expected, _ = gradients([encode(fresh, 0, 3)], rl)
+    bounded, _ = gradients([with_old], rl, version=12, max_lag=4)
+    for name, gradient in expected.items():
+        torch.testing.assert_close(bounded[name], gradient, atol=1e-6, rtol=1e-5)
+    targets = targets_of(with_old, rl, 12, 4)
+    assert targets.stale_texts().tolist() == [False, False, True]
+    assert targets.texts_with_gradient().tolist() == [True, True, False]
+    assert targets_of(with_old, rl, 12, None).texts_with_gradient().all()
+
+
+def test_half_old_texts_keep_their_fresh_tokens() -> None:
+    text = ready(1, 1.0, version=0)
+    text.versions[1:] = 10
+    targets = targets_of(encode([text], 0, 1), RLConfig(), 12, 4)
+    assert targets.stale.tolist() == [True] + [False] * (len(text.versions) - 1)
+    assert targets.weight[0] == 0 and (targets.weight[1:] == 1).all()
+    assert not targets.stale_texts().any()
+
+
+def test_lr_zero_gives_ratio_one(model: PreTrainedModel) -> None:
+    one = learner(model, RLConfig(temperature=0.7))
+    chosen = [ready(i) for i in range(4)]
+    rows = encode(chosen, 0, 4)
+    inputs = one._loss_inputs(rows, targets_of(rows, one.rl))
+    at = 0
+    for text in chosen:
+        n = len(text.logprobs)
+        text.logprobs = inputs.logprobs_N[at : at + n].detach().numpy()
+        at += n
+    vectors = []
+    for batch in assemble_step(chosen, 0, 16)[0]:
+        vectors.append(one.accumulate(batch, targets_of(batch, one.rl), Coefficients()).tolist())
+    one.apply()
+    metrics = rl_metrics(StepStatistics(vectors, 4), Coefficients())
+    for name in ("rl/ratio_new_old", "rl/max_ratio_new_old", "rl/min_ratio_new_old", "rl/ess"):
+        assert metrics[name] == pytest.approx(1.0, abs=1e-3)
+
+
+@pytest.mark.parametrize("loss", ["reinforce", "ppo", "gspo", "sft"])
+def test_ess_uses_unclamped_ratios(loss: str) -> None:
+    ratios = np.array([1.0, 3.0, 0.5, 2.0])
+    column = dict.fromkeys(REDUCERS, 0.0)
+    column |= {
+        "ratio_new_old_sum": ratios.sum(),
+        "ratio_new_old_squared_sum": (ratios**2).sum(),
+        "num_output_tokens_sum": 4.0,
+    }
+    metrics = rl_metrics(StepStatistics([list(column.values())], 1), Coefficients())
+    assert metrics["rl/ess"] == pytest.approx(ratios.sum() ** 2 / (4 * (ratios**2).sum()))
+
+
+def test_token_weights_follow_the_options() -> None:
+    long = ready(1, overflow=True, group_tokens=5.0)
+    batch = encode([long, ready(2, loss_scale=2.0, kl_scale=3.0, group_tokens=5.0)], 0, 8)
+    plain = targets_of(batch, RLConfig())
+    first, second = plain.text == 0, plain.text == 1
+    assert (plain.weight[first] == 1 / 8).all() and (plain.weight[second] == 2 / 8).all()
+    assert (plain.kl_weight[second] == 3 / 8).all()
+    filtered = targets_of(batch, RLConfig(overlong_filtering=True, group_normalization=True))
+    assert (filtered.weight[first] == 0).all()
+    np.testing.assert_allclose(filtered.weight[second], 2 / 5)
+
+
+def test_a_gradient_that_is_not_finite_changes_nothing(model: PreTrainedModel) -> None:
+    one = learner(model, RLConfig(), 0.1)
+    before = [p.clone() for p in model.parameters()]
+    batch = encode([ready(1, float("inf"))], 0, 1)
+    one.accumulate(batch, targets_of(batch, one.rl), Coefficients())
+    with pytest.raises(FloatingPointError, match="the weights were not changed"):
+        one.apply()
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters()))
+
+
+def test_clipping_limits_the_step(model: PreTrainedModel) -> None:
+    one = replace(learner(model, RLConfig(), 1.0), gradient_clipping_threshold=1e-3)
+    before = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+    batch = encode(texts(3), 0, 3)
+    one.accumulate(batch, targets_of(batch, one.rl), Coefficients())
+    assert one.apply() > 1e-3
+    moved = torch.cat([p.detach().flatten() for p in model.parameters()]) - before
+    assert float(moved.norm()) == pytest.approx(1e-3, rel=1e-2)
+
+
+def test_scores_of_rows_match_the_packed_forward(model: PreTrainedModel, tmp_path: Path) -> None:
+    one = learner(model, RLConfig())
+    ids = np.random.default_rng(0).integers(0, 31, (3, 6)).astype(np.int32)
+    scores = one.score_rows(ids)
+    with torch.no_grad():
+        logits = model(input_ids=torch.from_numpy(ids.astype(np.int64))).logits.log_softmax(-1)
+    expected = logits[:, :-1].gather(2, torch.from_numpy(ids[:, 1:].astype(np.int64))[..., None])[..., 0]
+    np.testing.assert_allclose(scores, expected.numpy(), atol=1e-5)
+    assert settings(tmp_path, model).last_step == 4
+
+
+def test_records_survive_the_stream_and_name_what_is_missing() -> None:
+    batch = encode(texts(2), 3, 2)
+    values: dict[str, Any] = batch.to_record()
+    again = PipelineBatchEncoding.from_record(values)
+    assert again.step == 3 and np.array_equal(again.advantages, batch.advantages)
+    with pytest.raises(ValueError, match="incomplete.*advantages"):
+        PipelineBatchEncoding.from_record({k: v for k, v in values.items() if k != "advantages"})
+    with pytest.raises(ValueError, match="training_data column labels has shape"):
+        PipelineBatchEncoding.from_record(values | {"labels": batch.labels[:, :-1]})
