@@ -1,0 +1,103 @@
+"""Reading what a run wrote about itself: metrics as series, status files, evaluations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from pipelinerl.streams import SingleStreamSpec, read_stream
+
+
+class MetricsTail:
+    """Follows one `metrics.jsonl`: `update` returns the new records since the last call."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset = 0
+
+    def update(self) -> list[dict[str, Any]]:
+        """New complete lines; a line that is no JSON (a writer was killed) is left out."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        complete = data.rfind(b"\n") + 1
+        self._offset += complete
+        records = []
+        for line in data[:complete].splitlines():
+            try:
+                record = msgspec.json.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if isinstance(record, dict):
+                records.append(record)
+        return records
+
+
+def read_metrics(output_dir: Path, role: str) -> list[dict[str, Any]]:
+    """All metric records of a role in order."""
+    return MetricsTail(Path(output_dir) / role / "metrics.jsonl").update()
+
+
+@dataclass(frozen=True)
+class Series:
+    """One metric over progress: `x` in texts (the record's step), float64 [n] each."""
+
+    x: np.ndarray
+    y: np.ndarray
+
+    def __len__(self) -> int:
+        return len(self.x)
+
+
+def series(records: list[dict[str, Any]], name: str) -> Series:
+    """The records that have this metric and a step; after a resume, the later record of a step counts."""
+    points: dict[float, float] = {}
+    for record in records:
+        value, step = record.get(name), record.get("step")
+        if isinstance(value, (int, float)) and step is not None:
+            points[float(step)] = float(value)
+    x = np.array(sorted(points), np.float64)
+    return Series(x, np.array([points[step] for step in x], np.float64))
+
+
+def read_status(output_dir: Path) -> dict[str, dict[str, Any]]:
+    """The status files of all roles, by the role's folder."""
+    found: dict[str, dict[str, Any]] = {}
+    for path in sorted(Path(output_dir).glob("*/status.json")):
+        try:
+            status = msgspec.json.decode(path.read_bytes())
+        except (msgspec.DecodeError, FileNotFoundError):
+            continue
+        found[path.parent.name] = status
+    return found
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """One pass over the test problems: values of each metric by problem, None where there is none."""
+
+    version: int
+    values: Mapping[str, list[float | None]]
+
+
+def read_evaluations(output_dir: Path) -> list[Evaluation]:
+    """All passes by version; a version that was evaluated twice (after a resume) counts once, the later."""
+    spec = SingleStreamSpec(Path(output_dir), "stats_test")
+    if not spec.directory.is_dir():
+        return []
+    with read_stream(spec) as stream:
+        records = [r for r in stream.read_available() if "values" in r and "version" in r]
+    by_version = {int(r["version"]): Evaluation(int(r["version"]), _numbers(r["values"])) for r in records}
+    return [by_version[version] for version in sorted(by_version)]
+
+
+def _numbers(values: Mapping[str, list[Any]]) -> dict[str, list[float | None]]:
+    return {name: [None if v is None else float(v) for v in column] for name, column in values.items()}

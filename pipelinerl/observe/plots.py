@@ -1,0 +1,251 @@
+"""The figures of a report. Colours are Okabe and Ito's, and lines also differ in dash and marker, so that the
+figures survive a black-and-white printer and every kind of colour vision."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+
+matplotlib.use("Agg")
+
+import matplotlib.pyplot as plt
+import numpy as np
+from matplotlib.axes import Axes
+
+from pipelinerl.observe.history import Evaluation, Series, series
+from pipelinerl.observe.intervals import known, mean_interval
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+DASHES = ("-", "--", "-.", ":", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
+MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+_STYLE: dict[str, Any] = {
+    "figure.dpi": 130,
+    "font.size": 10,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "grid.alpha": 0.3,
+    "legend.frameon": False,
+    "savefig.bbox": "tight",
+}
+_TEXTS = "texts trained on"
+
+Records = list[dict[str, Any]]
+
+
+def smooth(y: np.ndarray, window: int) -> np.ndarray:
+    """Centred moving average, float64 [n]; windows shrink at the ends."""
+    if window <= 1 or len(y) < 3:
+        return y
+    kernel = np.ones(window)
+    return np.convolve(y, kernel, "same") / np.convolve(np.ones_like(y), kernel, "same")
+
+
+def _curve(axes: Axes, data: Series, label: str, index: int, raw: bool = True) -> None:
+    """A smoothed line over the recorded points, which stay visible in the background."""
+    if not len(data):
+        return
+    colour = COLOURS[index % len(COLOURS)]
+    window = max(1, len(data) // 12)
+    if raw and window > 1:
+        axes.plot(data.x, data.y, ".", color=colour, alpha=0.25, markersize=3)
+    axes.plot(
+        data.x, smooth(data.y, window), color=colour, linestyle=DASHES[index % len(DASHES)], label=label
+    )
+
+
+def _points(axes: Axes, evaluations: Sequence[Evaluation], metric: str, label: str, index: int) -> bool:
+    """Evaluation means with 95 % intervals; False if no evaluation has the metric."""
+    found = [
+        (e.version, mean_interval(e.values[metric]))
+        for e in evaluations
+        if metric in e.values and len(known(e.values[metric]))
+    ]
+    if not found:
+        return False
+    x = [version for version, _ in found]
+    mean = np.array([interval.mean for _, interval in found])
+    error = np.array([[i.mean - i.low for _, i in found], [i.high - i.mean for _, i in found]])
+    axes.errorbar(
+        x,
+        mean,
+        yerr=np.maximum(error, 0),
+        color=COLOURS[index % len(COLOURS)],
+        linestyle=DASHES[index % len(DASHES)],
+        marker=MARKERS[index % len(MARKERS)],
+        markersize=5,
+        capsize=3,
+        linewidth=1.2,
+        label=label,
+    )
+    return True
+
+
+def _save(path: Path, draw: Callable[[Any], bool], width: float = 6.5, height: float = 3.6) -> Path | None:
+    """Draw one figure and write it; None (and no file) if there was nothing to show."""
+    with plt.rc_context(_STYLE):
+        figure = plt.figure(figsize=(width, height))
+        try:
+            if not draw(figure):
+                return None
+            figure.savefig(path)
+        finally:
+            plt.close(figure)
+    return path
+
+
+def _legend(axes: Axes) -> None:
+    if axes.get_legend_handles_labels()[0]:
+        axes.legend(fontsize=9)
+
+
+def learning(path: Path, actor: Records, evaluations: Sequence[Evaluation]) -> Path | None:
+    """Training reward and success, and the same of the evaluations with intervals."""
+
+    def draw(figure: Any) -> bool:
+        shown = False
+        for axes, metric in zip(figure.subplots(1, 2), ("success", "reward")):
+            train = series(actor, f"actor/{metric}_mean")
+            _curve(axes, train, "training rollouts", 0)
+            held = _points(axes, evaluations, metric, "evaluation, 95 % interval", 1)
+            shown |= bool(len(train)) or held
+            axes.set(title=metric, xlabel=_TEXTS)
+            if metric == "success":
+                axes.set_ylim(-0.03, 1.03)
+            _legend(axes)
+        figure.tight_layout()
+        return shown
+
+    return _save(path, draw, width=9)
+
+
+def evaluation_metrics(
+    path: Path, evaluations: Sequence[Evaluation], metrics: Mapping[str, str], title: str
+) -> Path | None:
+    """Several evaluation metrics (label -> name) over training, each with intervals."""
+
+    def draw(figure: Any) -> bool:
+        axes = figure.subplots()
+        shown = [
+            _points(axes, evaluations, name, label, index)
+            for index, (label, name) in enumerate(metrics.items())
+        ]
+        axes.set(title=title, xlabel=_TEXTS)
+        _legend(axes)
+        return any(shown)
+
+    return _save(path, draw)
+
+
+def optimisation(path: Path, finetune: Records) -> Path | None:
+    """Importance ratio, effective sample size, divergences and entropy."""
+    panels = {
+        "importance ratio": {
+            "mean": "rl/ratio_new_old",
+            "largest": "rl/max_ratio_new_old",
+            "smallest": "rl/min_ratio_new_old",
+        },
+        "effective sample size (share)": {"ESS": "rl/ess"},
+        "divergence per token": {"old to new": "rl/kl_new_old", "reference": "rl/kl"},
+        "entropy and gradient": {"entropy (nats)": "rl/entropy", "gradient norm": "stats/grad_norm"},
+    }
+
+    def draw(figure: Any) -> bool:
+        shown = False
+        for axes, (title, lines) in zip(figure.subplots(2, 2).flat, panels.items()):
+            for index, (label, name) in enumerate(lines.items()):
+                data = series(finetune, name)
+                shown |= bool(len(data))
+                _curve(axes, data, label, index, raw=False)
+            axes.set(title=title, xlabel=_TEXTS)
+            _legend(axes)
+        figure.tight_layout()
+        return shown
+
+    return _save(path, draw, width=9, height=6)
+
+
+def lag_histogram(
+    records: Records, name: str = "stats/lag_histogram", bins: int = 24
+) -> tuple[np.ndarray, np.ndarray]:
+    """Tokens by lag over all steps: edges [bins + 1] and counts [bins]; both empty without records.
+
+    Steps record histograms with edges of their own; each of their bins counts at its left edge.
+    """
+    lags: list[float] = []
+    counts: list[float] = []
+    for record in records:
+        if isinstance(found := record.get(name), dict):
+            lags.extend(found["edges"][:-1])
+            counts.extend(found["counts"])
+    if not counts or not sum(counts):
+        return np.zeros(0), np.zeros(0)
+    highest = max(lag for lag, count in zip(lags, counts) if count)
+    width = max(1, int(np.ceil((highest + 1) / bins)))
+    edges = np.arange(0, highest + 1 + width, width, dtype=np.float64)
+    filled, _ = np.histogram(lags, bins=edges, weights=counts)
+    return edges, filled
+
+
+def staleness(path: Path, finetune: Records) -> Path | None:
+    """How old trained tokens were, and how many sequences carry several versions."""
+    edges, counts = lag_histogram(finetune)
+    share = series(finetune, "stats/multi_version_share")
+
+    def draw(figure: Any) -> bool:
+        left, right = figure.subplots(1, 2)
+        if len(counts):
+            left.bar(
+                edges[:-1],
+                counts / counts.sum(),
+                width=np.diff(edges),
+                align="edge",
+                color=COLOURS[0],
+                edgecolor="white",
+            )
+        left.set(title="lag of trained tokens", xlabel="lag (texts)", ylabel="share of tokens")
+        _curve(right, share, "share of texts", 0)
+        right.set(title="texts with several weight versions", xlabel=_TEXTS, ylim=(-0.03, 1.03))
+        figure.tight_layout()
+        return bool(len(counts)) or bool(len(share))
+
+    return _save(path, draw, width=9)
+
+
+def throughput(path: Path, actor: Records, finetune: Records) -> Path | None:
+    """Tokens per second of engines and trainer."""
+
+    def draw(figure: Any) -> bool:
+        axes = figure.subplots()
+        lines = {
+            "generated": series(actor, "actor/output_tokens_per_second"),
+            "trained on": series(finetune, "throughput/tokens_per_sec"),
+            "trainer while working": series(finetune, "throughput/working_tokens_per_sec"),
+        }
+        for index, (label, data) in enumerate(lines.items()):
+            _curve(axes, data, label, index)
+        axes.set(title="throughput", xlabel=_TEXTS, ylabel="tokens per second")
+        axes.set_ylim(bottom=0)
+        _legend(axes)
+        return any(len(data) for data in lines.values())
+
+    return _save(path, draw)
+
+
+def outcomes(path: Path, counts: Mapping[str, int]) -> Path | None:
+    """Training rollouts by outcome."""
+
+    def draw(figure: Any) -> bool:
+        axes = figure.subplots()
+        names = list(counts)
+        bars = axes.barh(names, [counts[name] for name in names], color=COLOURS[0])
+        axes.bar_label(bars, padding=3)
+        axes.invert_yaxis()
+        axes.set(title="training rollouts by outcome", xlabel="rollouts")
+        axes.grid(axis="y", visible=False)
+        return sum(counts.values()) > 0
+
+    return _save(path, draw, height=2.6)

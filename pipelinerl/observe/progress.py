@@ -1,0 +1,146 @@
+"""The launcher's status line: versions, texts, rollouts by outcome, success, tokens per second, waits.
+
+Everything comes from the files that the roles write (metrics.jsonl, status.json, the books), so it works
+for any run on this disk and costs the roles nothing.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from pipelinerl.accounting import Books, Counts, Outcome
+from pipelinerl.observe.history import MetricsTail, read_status
+
+# Shorter waits are ordinary; longer ones are worth a word.
+_NOTABLE_WAIT_S = 5.0
+_LONGEST_WAITS = 3
+
+
+class Progress:
+    """Collects the numbers of the status line; `target_texts` is what the run will train on, if known."""
+
+    def __init__(self, output_dir: Path, target_texts: int | None = None) -> None:
+        self._output_dir = Path(output_dir)
+        self._target = target_texts
+        self._start = time.monotonic()
+        self._books = Books(self._output_dir)
+        self._tails = {
+            role: MetricsTail(self._output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")
+        }
+        self._latest: dict[str, Any] = {}
+
+    def update(self) -> str:
+        """Read what is new and return the status line."""
+        for tail in self._tails.values():
+            for record in tail.update():
+                self._latest.update(record)
+        return status_line(
+            self._latest,
+            self._books.update(),
+            read_status(self._output_dir),
+            self._target,
+            time.monotonic() - self._start,
+        )
+
+
+def status_line(
+    metrics: dict[str, Any],
+    counts: Counts,
+    status: dict[str, dict[str, Any]],
+    target: int | None,
+    elapsed_s: float,
+) -> str:
+    """One line from the latest metrics, the books and the roles' status; unknown parts are left out."""
+    parts = [f"{int(elapsed_s) // 60:d}:{int(elapsed_s) % 60:02d}"]
+    texts = metrics.get("stats/samples")
+    if texts is not None:
+        share = f" of {target} ({texts / target:.0%})" if target else ""
+        parts.append(f"trained {texts:.0f} texts{share}")
+    if (step := metrics.get("stats/completed_steps")) is not None:
+        parts.append(f"step {step:.0f}")
+    parts.append(_rollouts(counts))
+    for label, name in (("success", "actor/success_mean"), ("reward", "actor/reward_mean")):
+        if name in metrics:
+            parts.append(f"{label} {metrics[name]:.2f}")
+    if (test := metrics.get("actor/test_success_mean")) is not None:
+        parts.append(f"test success {test:.2f}")
+    if (rate := metrics.get("actor/output_tokens_per_second")) is not None:
+        parts.append(f"{rate:.0f} tok/s")
+    if (lag := metrics.get("stats/lag")) is not None:
+        parts.append(f"lag {lag:.0f}")
+    line = " | ".join(parts)
+    waits = notable_waits(status)
+    return f"{line} | waiting: {'; '.join(waits)}" if waits else line
+
+
+def _rollouts(counts: Counts) -> str:
+    ends = [f"{n} {outcome.value}" for outcome, n in counts.ends.items() if n]
+    ends.append(f"{counts.unfinished} open")
+    line = f"rollouts {counts.started}: {', '.join(ends)}"
+    if counts.eval_started:
+        line += f"; evaluated {counts[Outcome.EVAL_DONE]} of {counts.eval_started}"
+    return line
+
+
+def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
+    """The longest waits of all roles that have lasted for some seconds."""
+    found = [
+        (
+            wait["waited_s"],
+            f"{role} for {wait['name']} ({wait['waited_s']:.0f} of {wait['deadline_s']:.0f} s)",
+        )
+        for role, fields in status.items()
+        for wait in fields.get("waits", ())
+        if wait["waited_s"] >= _NOTABLE_WAIT_S
+    ]
+    return [text for _, text in sorted(found, reverse=True)[:_LONGEST_WAITS]]
+
+
+class ProgressDisplay:
+    """Shows the status line: in place on a terminal, else as plain lines when something changed."""
+
+    def __init__(
+        self, output_dir: Path, target_texts: int | None = None, console: Console | None = None
+    ) -> None:
+        self._progress = Progress(output_dir, target_texts)
+        self._console = console or Console(soft_wrap=True, highlight=False)
+        self._shown = ""
+        self._live: Live | None = None
+        if self._console.is_terminal:
+            self._live = Live(Text(""), console=self._console, auto_refresh=False, transient=True)
+            self._live.start()
+
+    def tick(self) -> None:
+        """Show the current line."""
+        line = self._progress.update()
+        if self._live is not None:
+            self._live.update(Text(line), refresh=True)
+        elif line.partition(" | ")[2] != self._shown:
+            self._shown = line.partition(" | ")[2]
+            self._console.print(line, markup=False)
+
+    def say(self, line: str) -> None:
+        """Print a line of its own, above the status line."""
+        self._console.print(line, markup=False)
+
+    def close(self) -> None:
+        """Leave the last status line on the screen."""
+        if self._live is not None:
+            self._live.stop()
+            self._console.print(self._progress.update(), markup=False)
+            self._live = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()

@@ -1,0 +1,207 @@
+"""The report of a run: printed, and written to `<output_dir>/report/` as report.md, report.json and PNGs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from pipelinerl.accounting import Counts
+from pipelinerl.observe.history import read_metrics
+from pipelinerl.observe.intervals import Interval
+from pipelinerl.observe.summary import Comparison, ReportFocus, Summary, summarise
+
+_RATES = {
+    "elapsed_s": "seconds from the first to the last record",
+    "optimizer_steps": "optimizer steps",
+    "trained_texts": "texts trained on",
+    "trained_tokens": "tokens trained on",
+    "trained_texts_per_second": "texts trained on per second",
+    "generated_tokens_per_second_median": "generated tokens per second (median)",
+    "trainer_tokens_per_second_while_working": "trainer's tokens per second while working (median)",
+    "rollout_latency_mean_s": "seconds per rollout (mean)",
+    "lag_mean_texts": "lag of trained tokens, mean (texts)",
+    "lag_max_texts": "lag of trained tokens, largest (texts)",
+    "multi_version_share_of_texts": "share of texts with several weight versions",
+    "tokens_too_old_to_train": "tokens too old to train",
+    "importance_ratio_mean": "importance ratio (mean)",
+    "effective_sample_size_min": "effective sample size, smallest (share)",
+}
+
+
+class Section(Protocol):
+    """A part that a domain adds: a table whose first row is the header, and lines of text."""
+
+    @property
+    def title(self) -> str: ...
+    @property
+    def rows(self) -> Sequence[Sequence[str]]: ...
+    @property
+    def text(self) -> str: ...
+
+
+def _interval(value: Interval | None, signed: bool = False) -> str:
+    if value is None:
+        return ""
+    sign = "+" if signed else ""
+    return f"{value.mean:{sign}.3f} [{value.low:{sign}.3f}, {value.high:{sign}.3f}]"
+
+
+def _comparison_row(name: str, comparison: Comparison) -> tuple[str, ...]:
+    return (
+        name,
+        _interval(comparison.before),
+        _interval(comparison.after),
+        _interval(comparison.difference, signed=True),
+        str(comparison.after.n),
+    )
+
+
+def _rate(value: float) -> str:
+    if value >= 100 or value == int(value):
+        return f"{value:,.0f}"
+    return f"{value:.3f}"
+
+
+def comparison_rows(summary: Summary, names: Sequence[str]) -> list[tuple[str, ...]]:
+    """The table of evaluations, header first; empty if there was none."""
+    if not summary.evaluations:
+        return []
+    first, last = summary.versions[0], summary.versions[-1]
+    header = ("metric", f"before ({first} texts)", f"after ({last} texts)", "difference, paired", "n")
+    rows = [_comparison_row(name, summary.comparisons[name]) for name in names if name in summary.comparisons]
+    return [header, *rows]
+
+
+def rate_rows(summary: Summary) -> list[tuple[str, ...]]:
+    return [
+        ("figure", "value"),
+        *((text, _rate(summary.rates[k])) for k, text in _RATES.items() if k in summary.rates),
+    ]
+
+
+def outcome_counts(counts: Counts) -> dict[str, int]:
+    """Training rollouts by outcome, the unfinished ones last."""
+    return {outcome.value: n for outcome, n in counts.ends.items()} | {"unfinished": counts.unfinished}
+
+
+def _print_table(console: Console, title: str, rows: Sequence[Sequence[str]]) -> None:
+    if len(rows) < 2:
+        return
+    table = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
+    for index, cell in enumerate(rows[0]):
+        table.add_column(cell, justify="left" if index == 0 else "right", no_wrap=index > 0)
+    for row in rows[1:]:
+        table.add_row(*row)
+    console.print(table)
+    console.print()
+
+
+def print_report(summary: Summary, sections: Sequence[Section], report_dir: Path, console: Console) -> None:
+    """The short report for the terminal."""
+    console.print()
+    rows = comparison_rows(summary, summary.headline)
+    if rows:
+        _print_table(console, "Evaluation on held-out problems, mean [95 % interval]", rows)
+    else:
+        console.print("No evaluation was recorded.")
+    for section in sections:
+        _print_table(console, section.title, section.rows)
+        if section.text:
+            console.print(section.text, markup=False)
+    for line in summary.counts.lines():
+        console.print(line, markup=False, soft_wrap=True)
+    console.print()
+    _print_table(console, "Throughput and staleness", rate_rows(summary))
+    console.print(f"Report and figures: {report_dir}", markup=False, soft_wrap=True)
+
+
+def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
+    if len(rows) < 2:
+        return []
+    lines = [f"| {' | '.join(rows[0])} |", "|" + " --- |" * len(rows[0])]
+    return [*lines, *(f"| {' | '.join(row)} |" for row in rows[1:]), ""]
+
+
+def markdown(summary: Summary, sections: Sequence[Section], figures: dict[str, Path]) -> str:
+    """report.md: everything, with the figures."""
+    lines = ["# Report of the run", ""]
+    if summary.evaluations:
+        lines += [
+            "## Evaluation on held-out problems",
+            "",
+            "Mean [95 % interval]; differences are paired by problem.",
+            "",
+        ]
+        lines += _markdown_table(comparison_rows(summary, summary.headline))
+    else:
+        lines += ["No evaluation was recorded.", ""]
+    for section in sections:
+        lines += [f"## {section.title}", "", *_markdown_table(section.rows)]
+        lines += [section.text, ""] if section.text else []
+    lines += ["## Rollouts by outcome", "", *(f"- {line}" for line in summary.counts.lines()), ""]
+    lines += ["## Throughput and staleness", "", *_markdown_table(rate_rows(summary))]
+    if figures:
+        lines += ["## Figures", ""]
+        for title, path in figures.items():
+            lines += [f"![{title}]({path.name})", ""]
+    rest = [name for name in sorted(summary.comparisons) if name not in summary.headline]
+    if rest:
+        lines += ["## All evaluation metrics", "", *_markdown_table(comparison_rows(summary, rest))]
+    return "\n".join(lines)
+
+
+def draw_figures(output_dir: Path, report_dir: Path, summary: Summary, focus: ReportFocus) -> dict[str, Path]:
+    """Write the PNGs; returns title -> path of those that had something to show."""
+    # Matplotlib takes a second to import; printing a report from report.json should not.
+    from pipelinerl.observe import plots
+
+    actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
+    others = {name: name for name in summary.headline if name not in ("success", "reward")}
+    drawn = {
+        "Learning": plots.learning(report_dir / "learning.png", actor, summary.evaluations),
+        "Stages": plots.evaluation_metrics(
+            report_dir / "stages.png", summary.evaluations, focus.stages, "stages of the agent (evaluation)"
+        ),
+        "Evaluation": plots.evaluation_metrics(
+            report_dir / "evaluation.png",
+            summary.evaluations,
+            dict(list(others.items())[:6]),
+            "other evaluation metrics",
+        ),
+        "Optimisation": plots.optimisation(report_dir / "optimisation.png", finetune),
+        "Staleness": plots.staleness(report_dir / "staleness.png", finetune),
+        "Throughput": plots.throughput(report_dir / "throughput.png", actor, finetune),
+        "Outcomes": plots.outcomes(report_dir / "outcomes.png", outcome_counts(summary.counts)),
+    }
+    return {title: path for title, path in drawn.items() if path is not None}
+
+
+def write_report(
+    output_dir: Path,
+    focus: ReportFocus | None = None,
+    sections: Sequence[Section] = (),
+    console: Console | None = None,
+    print_it: bool = True,
+) -> Path:
+    """Write (and print) the report; returns its folder. FileNotFoundError if there is no such run."""
+    output_dir = Path(output_dir)
+    if not output_dir.is_dir():
+        raise FileNotFoundError(f"there is no run in {output_dir}")
+    focus = focus or ReportFocus()
+    summary = summarise(output_dir, focus)
+    report_dir = output_dir / "report"
+    report_dir.mkdir(exist_ok=True)
+    figures = draw_figures(output_dir, report_dir, summary, focus)
+    (report_dir / "report.md").write_text(markdown(summary, sections, figures))
+    content: dict[str, Any] = summary.to_json() | {"figures": {t: p.name for t, p in figures.items()}}
+    (report_dir / "report.json").write_bytes(
+        msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
+    )
+    if print_it:
+        print_report(summary, sections, report_dir, console or Console(highlight=False))
+    return report_dir

@@ -1,0 +1,160 @@
+"""What the report says, as values: evaluations with intervals, rollouts by outcome, throughput, lag."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelinerl.accounting import Counts, reconcile
+from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
+from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
+
+_FIRST = ("success", "reward")
+_MOST_HEADLINES = 12
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFocus:
+    """What a domain wants shown first; by default success, reward and the yes/no metrics."""
+
+    headline: tuple[str, ...] = ()
+    """Evaluation metrics of the printed table, in order."""
+    stages: Mapping[str, str] = field(default_factory=dict)
+    """Label -> evaluation metric, for the figure of the stages of an agent."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One metric in the first and the last evaluation; `difference` is paired by problem, if it could be."""
+
+    before: Interval
+    after: Interval
+    difference: Interval | None
+
+
+@dataclass(frozen=True)
+class Summary:
+    evaluations: list[Evaluation]
+    comparisons: dict[str, Comparison]
+    headline: list[str]
+    counts: Counts
+    rates: dict[str, float]
+    """Throughput and staleness by name; what the run did not record is absent."""
+
+    @property
+    def versions(self) -> list[int]:
+        return [evaluation.version for evaluation in self.evaluations]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data for report.json."""
+        intervals = {
+            name: {side: None if value is None else value._asdict() for side, value in vars(c).items()}
+            for name, c in self.comparisons.items()
+        }
+        curves = {
+            str(e.version): {
+                name: mean_interval(values)._asdict()
+                for name, values in e.values.items()
+                if len(known(values))
+            }
+            for e in self.evaluations
+        }
+        counts = asdict(self.counts)
+        return {
+            "versions": self.versions,
+            "comparisons": intervals,
+            "evaluations": curves,
+            "rollouts": counts | {"adds_up": self.counts.adds_up},
+            "rates": self.rates,
+        }
+
+
+def compare(evaluations: Sequence[Evaluation]) -> dict[str, Comparison]:
+    """Each metric of the first and last evaluation; empty without evaluations."""
+    if not evaluations:
+        return {}
+    first, last = evaluations[0], evaluations[-1]
+    found: dict[str, Comparison] = {}
+    for name in last.values:
+        before, after = first.values.get(name, []), last.values[name]
+        if not len(known(before)) or not len(known(after)):
+            continue
+        found[name] = Comparison(mean_interval(before), mean_interval(after), _difference(first, last, name))
+    return found
+
+
+def _difference(first: Evaluation, last: Evaluation, name: str) -> Interval | None:
+    before, after = first.values[name], last.values[name]
+    if first.version == last.version or len(before) != len(after):
+        return None
+    if not any(a is not None and b is not None for a, b in zip(before, after)):
+        return None
+    return paired_difference(before, after)
+
+
+def headline_metrics(evaluations: Sequence[Evaluation], wanted: Sequence[str]) -> list[str]:
+    """The wanted metrics that exist; by default success, reward and the distinct yes/no metrics."""
+    if not evaluations:
+        return []
+    values = evaluations[-1].values
+    if wanted:
+        return [name for name in wanted if name in values]
+    chosen = [name for name in _FIRST if name in values]
+    seen = {tuple(values[name]) for name in chosen}
+    for name in sorted(values):
+        column = tuple(values[name])
+        if name not in chosen and column not in seen and len(known(column)) and is_share(known(column)):
+            chosen.append(name)
+            seen.add(column)
+    return chosen[:_MOST_HEADLINES]
+
+
+def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> dict[str, float]:
+    """Throughput, lag and version mixing of a whole run; the names say the units."""
+    rates: dict[str, float] = {}
+    last = {name: value for record in finetune for name, value in record.items()}
+    for label, name in (
+        ("trained_texts", "stats/samples"),
+        ("trained_tokens", "stats/tokens"),
+        ("optimizer_steps", "stats/completed_steps"),
+        ("tokens_too_old_to_train", "stats/tokens_too_old_to_train"),
+    ):
+        if name in last:
+            rates[label] = float(last[name])
+    for label, records, name, reduce in (
+        ("generated_tokens_per_second_median", actor, "actor/output_tokens_per_second", np.median),
+        ("rollout_latency_mean_s", actor, "actor/latency_mean", np.mean),
+        ("trainer_tokens_per_second_while_working", finetune, "throughput/working_tokens_per_sec", np.median),
+        ("lag_max_texts", finetune, "stats/lag_max", np.max),
+        ("multi_version_share_of_texts", finetune, "stats/multi_version_share", np.mean),
+        ("importance_ratio_mean", finetune, "rl/ratio_new_old", np.mean),
+        ("effective_sample_size_min", finetune, "rl/ess", np.min),
+    ):
+        if len(found := series(records, name)):
+            rates[label] = float(reduce(found.y))
+    lag, weights = series(finetune, "stats/lag"), series(finetune, "throughput/tokens_per_step")
+    if len(lag):
+        same = len(weights) == len(lag) and weights.y.sum() > 0
+        rates["lag_mean_texts"] = float(np.average(lag.y, weights=weights.y if same else None))
+    times = [record["time"] for record in actor + finetune if "time" in record]
+    if len(times) > 1 and (elapsed := max(times) - min(times)) > 0:
+        rates["elapsed_s"] = elapsed
+        if "trained_texts" in rates:
+            rates["trained_texts_per_second"] = rates["trained_texts"] / elapsed
+    return rates
+
+
+def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
+    """Everything the report says about the run in `output_dir`."""
+    evaluations = read_evaluations(output_dir)
+    return Summary(
+        evaluations=evaluations,
+        comparisons=compare(evaluations),
+        headline=headline_metrics(evaluations, focus.headline if focus else ()),
+        counts=reconcile(output_dir),
+        rates=run_rates(read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")),
+    )

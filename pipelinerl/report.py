@@ -1,0 +1,48 @@
+"""Report a run, also while it is going on: python -m pipelinerl.report OUTPUT_DIR."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from rich.console import Console
+
+from pipelinerl.config import ConfigError, load_tree
+from pipelinerl.domain import Domain, load_domain
+from pipelinerl.observe.report import write_report
+from pipelinerl.observe.summary import ReportFocus
+from pipelinerl.streams import StreamError
+
+
+def domain_of(output_dir: Path) -> Domain:
+    """The domain that the run was configured with; the default hooks without a stored configuration."""
+    if not (output_dir / "conf" / "exp_config.yaml").exists():
+        return load_domain(None)
+    return load_domain(load_tree(output_dir).domain_hooks)
+
+
+def report_run(output_dir: Path, domain: Domain | None = None, console: Console | None = None) -> Path:
+    """Print and write the report with the domain's sections; returns its folder."""
+    domain = domain or domain_of(output_dir)
+    focus = getattr(domain, "report_focus", ReportFocus())
+    return write_report(output_dir, focus, domain.report(output_dir), console)
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m pipelinerl.report", description=__doc__)
+    parser.add_argument("output_dir", type=Path, help="the run's folder")
+    args = parser.parse_args(argv)
+    if not args.output_dir.is_dir():
+        print(f"report: there is no run in {args.output_dir}", file=sys.stderr)
+        return 1
+    try:
+        report_run(args.output_dir)
+    except (ConfigError, StreamError) as error:
+        print(f"report: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
