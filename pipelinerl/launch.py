@@ -23,9 +23,10 @@ from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.choices import print_choices
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.plan import fix_output_dir, make_plan, usable_devices
-from pipelinerl.launcher.reporting import Progress, print_report
+from pipelinerl.launcher.reporting import print_report
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.observe.logs import setup_logging
+from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.supervisor import ChildFailed
 
@@ -103,8 +104,13 @@ def _run(
         )
         return COMPLETED
     log = logging.getLogger("pipelinerl.launch")
-    progress = Progress(plan.cfg, folder.path)
-    supervise(plan, log.info, progress.tick)
+    with ProgressDisplay(folder.path, last * cfg.texts_per_step) as display:
+
+        def say(line: str) -> None:
+            log.info(line)
+            display.say(line)
+
+        supervise(plan, say, display.tick)
     if cfg.debug.mode == "":
         folder.mark_completed(last)
     print_report(folder.path, domain)
