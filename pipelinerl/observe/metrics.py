@@ -28,10 +28,11 @@ def histogram(values: Any, edges: Any) -> dict[str, list[float]]:
 
 
 def _clean(name: str, value: Any) -> MetricValue:
+    # np.float64 is a float to Python, but not to the encoder.
+    if isinstance(value, (np.generic, np.ndarray)) and value.ndim == 0:
+        value = value.item()
     if isinstance(value, (bool, int, float)):
         return value
-    if isinstance(value, np.generic) or (isinstance(value, np.ndarray) and value.ndim == 0):
-        return _clean(name, value.item())
     if isinstance(value, Mapping) and set(value) == {"edges", "counts"}:
         return {k: [float(v) for v in value[k]] for k in ("edges", "counts")}
     raise TypeError(f"metric {name} is a {type(value).__name__}; only numbers and histograms are logged")

@@ -27,7 +27,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 def test_metrics_are_lines_of_numbers(tmp_path: Path) -> None:
     with MetricsWriter(tmp_path, "actor", {"use_wandb": False}) as writer:
-        writer.log({"actor/reward_mean": np.float32(0.5), "n": np.int64(3), "ok": True}, step=8)
+        writer.log({"actor/reward_mean": np.float64(0.5), "n": np.int64(3), "ok": np.bool_(True)}, step=8)
         writer.log({"lag": histogram([1, 2, 2], [0, 1, 2, 3])})
     first, second = lines(tmp_path / "actor" / "metrics.jsonl")
     assert first.pop("time") and first == {"step": 8, "actor/reward_mean": 0.5, "n": 3, "ok": True}
