@@ -50,7 +50,11 @@ async def _serve(settings: EngineSettings, model: PackedModel, host: str, port: 
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stop.set)
     async with listening(server, host, port) as bound:
-        print(f"engine: serving {settings.served_model_name} on http://{host}:{bound}", flush=True)
+        print(
+            f"engine: serving {settings.served_model_name} on http://{host}:{bound} "
+            f"({settings.dtype}, {settings.threads} threads, {model.forward_name})",
+            flush=True,
+        )
         waits = {asyncio.ensure_future(stop.wait()), asyncio.ensure_future(server.failed.wait())}
         _, unfinished = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for one in unfinished:

@@ -1,54 +1,55 @@
-"""Attention over preallocated KV slots, as an attention function that transformers models can call.
+"""Attention over preallocated KV slots.
 
 A step is one packed row of T tokens: first one token for each decoding sequence, then pieces of prompts.
-Shapes: T tokens of the step, S slots, C tokens per slot, H query heads, K key heads, G = H / K, D head size.
+Shapes: T tokens of the step, S slots, C tokens per slot, H query heads, K key heads, D head size.
 """
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch.nn.functional import scaled_dot_product_attention
-from transformers import AttentionInterface
-
-ATTENTION_NAME = "pipelinerl_slots"
-# Keyword arguments of attention functions that change the result and that this one does not compute.
-_UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask")
 
 
 class SlotCache:
-    """Keys and values of all slots, allocated once: per layer two tensors [S, K, C, D]."""
+    """Keys and values of all slots, allocated once: per layer two tensors [S, C, K, D]."""
 
     def __init__(
-        self, layers: int, slots: int, heads: int, capacity: int, head_size: int, dtype: torch.dtype
+        self, layers: int, slots: int, capacity: int, heads: int, head_size: int, dtype: torch.dtype
     ) -> None:
-        shape = (slots, heads, capacity, head_size)
+        shape = (slots, capacity, heads, head_size)
+        self.capacity = capacity
         self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(layers)]
         self.values = [torch.zeros(shape, dtype=dtype) for _ in range(layers)]
+
+    def store(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
+        """Write `keys` and `values` [T, K, D] to `places` (slot * C + position, int64 [T])."""
+        self.keys[layer].flatten(0, 1).index_copy_(0, places, keys)
+        self.values[layer].flatten(0, 1).index_copy_(0, places, values)
 
 
 @dataclass(slots=True)
 class PrefillSegment:
-    """Rows `begin` to `end` of the step are positions `start` to `stop` of the sequence in `slot`."""
+    """Query rows `begin` to `end` of the step, the last of which is position `stop - 1` in `slot`."""
 
     begin: int
     end: int
     slot: int
-    start: int
     stop: int
     mask: torch.Tensor | None
-    """Bool [end - begin, stop], None when the segment starts at position 0 (plain causal)."""
+    """Bool [end - begin, stop], None when plain causal attention or no mask at all is right."""
+    causal: bool
+    """True when the segment starts at position 0."""
 
 
 @dataclass(slots=True)
 class StepBatch:
-    """Where the T tokens of a step lie in the cache."""
+    """Where the T tokens of a step lie in the cache, and which of them attend to what."""
 
     cache: SlotCache
-    slots: torch.Tensor
-    """int64 [T]"""
     positions: torch.Tensor
     """int64 [T]"""
+    places: torch.Tensor
+    """int64 [T], slot * C + position"""
     decode_count: int
     decode_span: int
     """Slots 0 to `decode_span` are attended together, also those without a decoding sequence (in vain)."""
@@ -60,54 +61,35 @@ class StepBatch:
     prefills: list[PrefillSegment]
 
 
-def slot_attention(
-    module: torch.nn.Module,
-    query: torch.Tensor,
-    key: torch.Tensor,
-    value: torch.Tensor,
-    attention_mask: torch.Tensor | None,
-    scaling: float | None = None,
-    step_batch: StepBatch | None = None,
-    **kwargs: Any,
-) -> tuple[torch.Tensor, None]:
-    """Store the step's keys and values [1, K, T, D] and attend with `query` [1, H, T, D].
-
-    Returns [1, T, H, D] and no attention weights.
-    """
-    if step_batch is None:
-        raise ValueError(f"{type(module).__name__} does not hand keyword arguments to its attention function")
-    for name in _UNSUPPORTED:
-        if kwargs.get(name) is not None:
-            raise ValueError(f"{type(module).__name__} needs attention with {name}, which is not supported")
-    batch, layer = step_batch, module.layer_idx
+def attend(
+    query: torch.Tensor, layer: int, batch: StepBatch, segments: list[PrefillSegment], scaling: float | None
+) -> torch.Tensor:
+    """Attention of `query` [n, H, D], rows of the decodes first, then those of `segments`; same shape."""
     keys, values = batch.cache.keys[layer], batch.cache.values[layer]
-    keys[batch.slots, :, batch.positions] = key[0].transpose(0, 1)
-    values[batch.slots, :, batch.positions] = value[0].transpose(0, 1)
-    query = query[0].transpose(0, 1)  # T H D
     parts = []
     if batch.decode_count:
         parts.append(_decode(query[: batch.decode_count], keys, values, batch, scaling))
-    for segment in batch.prefills:
+    for segment in segments:
         parts.append(_prefill(query[segment.begin : segment.end], keys, values, segment, scaling))
-    output = parts[0] if len(parts) == 1 else torch.cat(parts)
-    return output[None], None
+    if not parts:
+        return query
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _decode(
     query: torch.Tensor, keys: torch.Tensor, values: torch.Tensor, batch: StepBatch, scaling: float | None
 ) -> torch.Tensor:
-    """One query token per sequence, [n, H, D]; the G heads that share a key head act as G query positions."""
+    """One query token per sequence, [n, H, D]; the H / K heads of a key head act as query positions."""
     _, heads, size = query.shape
     span, length = batch.decode_span, batch.decode_length
     if batch.decode_slots is not None:
         spread = query.new_zeros((span, heads, size))
         spread[batch.decode_slots] = query
         query = spread
-    grouped = query.reshape(span, keys.shape[1], -1, size)
     output = scaled_dot_product_attention(
-        grouped,
-        keys[:span, :, :length],
-        values[:span, :, :length],
+        query.reshape(span, keys.shape[2], -1, size),
+        keys[:span, :length].transpose(1, 2),
+        values[:span, :length].transpose(1, 2),
         attn_mask=batch.decode_mask,
         scale=scaling,
     ).reshape(span, heads, size)
@@ -121,17 +103,14 @@ def _prefill(
     segment: PrefillSegment,
     scaling: float | None,
 ) -> torch.Tensor:
-    """Causal attention of one piece of a prompt, [n, H, D], over everything its slot holds up to it."""
+    """One piece of a prompt, [n, H, D], over everything its slot holds up to `stop`."""
     output = scaled_dot_product_attention(
         query.transpose(0, 1)[None],
-        keys[segment.slot, :, : segment.stop][None],
-        values[segment.slot, :, : segment.stop][None],
+        keys[segment.slot, : segment.stop].transpose(0, 1)[None],
+        values[segment.slot, : segment.stop].transpose(0, 1)[None],
         attn_mask=segment.mask,
-        is_causal=segment.mask is None,
+        is_causal=segment.causal,
         scale=scaling,
         enable_gqa=True,
     )
     return output[0].transpose(0, 1)
-
-
-AttentionInterface.register(ATTENTION_NAME, slot_attention)

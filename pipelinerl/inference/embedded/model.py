@@ -7,7 +7,14 @@ import numpy as np
 import torch
 import transformers
 
-from pipelinerl.inference.embedded.attention import ATTENTION_NAME, PrefillSegment, SlotCache, StepBatch
+from pipelinerl.inference.embedded.attention import SlotCache
+from pipelinerl.inference.embedded.forwards import (
+    Forward,
+    Qwen3Forward,
+    TransformersForward,
+    qwen3_forward_applies,
+)
+from pipelinerl.inference.embedded.packing import pack, token_ids
 from pipelinerl.inference.embedded.protocol import SamplingFields
 from pipelinerl.inference.embedded.scheduler import Chunk, Plan
 from pipelinerl.inference.embedded.sequence import Request
@@ -27,6 +34,7 @@ class PackedModel:
     def __init__(self, settings: EngineSettings) -> None:
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
         transformers.utils.logging.disable_progress_bar()
+        self._forward: Forward
         self.module = transformers.AutoModelForCausalLM.from_pretrained(
             settings.model, dtype=self.dtype, local_files_only=True
         ).eval()
@@ -41,39 +49,37 @@ class PackedModel:
         self.cache = SlotCache(
             config.num_hidden_layers,
             settings.max_num_seqs,
-            heads,
             settings.max_model_len,
+            heads,
             head_size,
             self.dtype,
         )
-        self._check_against_plain_forward(min(24, settings.max_model_len), settings.max_num_seqs)
+        self._check(min(24, settings.max_model_len), settings)
+
+    @property
+    def forward_name(self) -> str:
+        """Which forward runs, for the log."""
+        return type(self._forward).__name__
 
     @torch.inference_mode()
     def logits(self, plan: Plan, rows: SequenceOf[int]) -> torch.Tensor:
         """Run one step; float32 logits [len(rows), V] of the packed rows asked for."""
-        chunks = [*plan.decodes, *plan.prefills]
-        ids = np.concatenate([one.sequence.tokens[one.start : one.end] for one in chunks])
-        batch = pack(plan, self.cache)
-        output = self.module(
-            input_ids=torch.from_numpy(ids)[None],
-            position_ids=batch.positions[None],
-            use_cache=False,
-            logits_to_keep=torch.as_tensor(rows, dtype=torch.int64),
-            step_batch=batch,
-        )
-        return output.logits[0].float()
+        return self._forward(token_ids(plan), pack(plan, self.cache), list(rows)).float()
 
-    def _check_against_plain_forward(self, length: int, slots: int) -> None:
-        """Refuse a model whose packed, chunked forward differs from its own full forward."""
+    def _check(self, length: int, settings: EngineSettings) -> None:
+        """Choose the forward, and refuse a model whose packed, chunked logits differ from its own."""
         generator = np.random.default_rng(0)
         prompt = generator.integers(0, self.vocab_size, length).tolist()
         with torch.inference_mode():
             expected = self.module(torch.tensor([prompt]), use_cache=False).logits[0].float()
-        self.module.set_attn_implementation(ATTENTION_NAME)
+        if qwen3_forward_applies(self.module):
+            self._forward = Qwen3Forward(self.module, settings.max_model_len)
+        else:
+            self._forward = TransformersForward(self.module)
         cut, last = length // 2, length - 1
         request = Request("self-check", prompt, SamplingFields(), max_tokens=1, eos_ids=frozenset())
         (sequence,) = request.sequences
-        sequence.slot = slots - 1
+        sequence.slot = settings.max_num_seqs - 1
         pieces = [Plan([], [Chunk(sequence, 0, cut)]), Plan([], [Chunk(sequence, cut, last)])]
         pieces.append(Plan([Chunk(sequence, last, length)], []))
         try:
@@ -92,47 +98,6 @@ class PackedModel:
                 f"{type(self.module).__name__}: the packed forward differs from the model's own by "
                 f"{difference:.2g} nats, {limit} is allowed; this architecture needs another engine"
             )
-
-
-def pack(plan: Plan, cache: SlotCache) -> StepBatch:
-    """Slots, positions and masks of one step."""
-    chunks = [*plan.decodes, *plan.prefills]
-    counts = [one.end - one.start for one in chunks]
-    slots = np.repeat([one.sequence.slot for one in chunks], counts)
-    positions = np.concatenate([np.arange(one.start, one.end) for one in chunks])
-    batch = StepBatch(
-        cache=cache,
-        slots=torch.from_numpy(slots),
-        positions=torch.from_numpy(positions),
-        decode_count=len(plan.decodes),
-        decode_span=0,
-        decode_slots=None,
-        decode_length=0,
-        decode_mask=None,
-        prefills=[],
-    )
-    if plan.decodes:
-        _pack_decodes(batch, slots[: len(plan.decodes)], positions[: len(plan.decodes)])
-    row = len(plan.decodes)
-    for chunk, count in zip(plan.prefills, counts[row:], strict=True):
-        mask = None
-        if chunk.start:
-            mask = torch.ones(count, chunk.end, dtype=torch.bool).tril_(chunk.start)
-        slot = chunk.sequence.slot
-        batch.prefills.append(PrefillSegment(row, row + count, slot, chunk.start, chunk.end, mask))
-        row += count
-    return batch
-
-
-def _pack_decodes(batch: StepBatch, slots: np.ndarray, positions: np.ndarray) -> None:
-    batch.decode_span = int(slots.max()) + 1
-    batch.decode_length = int(positions.max()) + 1
-    lasts = np.zeros(batch.decode_span, dtype=np.int64)
-    lasts[slots] = positions
-    mask = np.arange(batch.decode_length) <= lasts[:, None]
-    batch.decode_mask = torch.from_numpy(mask)[:, None, None]
-    if not np.array_equal(slots, np.arange(batch.decode_span)):
-        batch.decode_slots = torch.from_numpy(slots)
 
 
 def _check_config(config: transformers.PreTrainedConfig, settings: EngineSettings) -> None:

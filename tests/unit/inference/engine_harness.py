@@ -88,7 +88,7 @@ async def running_engine(folder: Path, **settings: Any) -> AsyncIterator[Running
 async def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
     """Wait for something that another thread or process does."""
     async with asyncio.timeout(deadline_s):
-        while not condition():
+        while not condition():  # noqa: ASYNC110
             await asyncio.sleep(0.001)
 
 

@@ -6,17 +6,33 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from engine_harness import EOS, full_logprobs, random_prompt, reference, running_engine
+from engine_harness import EOS, VOCAB, full_logprobs, random_prompt, reference, running_engine
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from pipelinerl.inference.client import SamplingParams
+from pipelinerl.inference.embedded import model as packed_model
+from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
+from pipelinerl.inference.embedded.settings import EngineSettings
 
 TOLERANCE = 2e-5
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-async def test_logprobs_equal_the_full_forward(untied_model: Path, temperature: float) -> None:
+@pytest.mark.parametrize("forward", ["Qwen3Forward", "TransformersForward"])
+async def test_logprobs_equal_the_full_forward(
+    untied_model: Path, forward: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(packed_model, "qwen3_forward_applies", lambda _: forward == "Qwen3Forward")
     model = reference(untied_model)
     async with running_engine(untied_model) as engine:
+        assert engine.server._model.forward_name == forward
         lengths = [1, 2, 4, 63, 64, 65, 200, 350]
         generations = await asyncio.gather(
             *(
@@ -88,6 +104,42 @@ async def test_bfloat16_runs_with_a_float32_head(tied_model: Path) -> None:
     assert np.abs(one.logprobs - expected).mean() < 0.1
     # bfloat16 has eight bits of mantissa; values that need more can only come from a float32 head.
     assert (np.abs(one.logprobs * 256 % 1) > 1e-3).any()
+
+
+async def test_another_architecture_takes_the_path_through_transformers(tmp_path: Path) -> None:
+    config = LlamaConfig(
+        vocab_size=VOCAB,
+        hidden_size=64,
+        num_hidden_layers=2,
+        intermediate_size=96,
+        num_attention_heads=4,
+        num_key_value_heads=4,
+        initializer_range=0.15,
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    async with running_engine(tmp_path) as engine:
+        assert engine.server._model.forward_name == "TransformersForward"
+        runs = await asyncio.gather(
+            *(
+                engine.client.generate(random_prompt(length), SamplingParams(max_tokens=20, ignore_eos=True))
+                for length in (3, 100)
+            )
+        )
+    for one in runs:
+        expected = full_logprobs(reference(tmp_path), np.concatenate([one.prompt_ids, one.token_ids]))
+        np.testing.assert_allclose(one.logprobs, expected[len(one.prompt_ids) - 1 :], atol=TOLERANCE)
+
+
+def test_an_architecture_that_cannot_be_served_right_is_refused_at_start(tmp_path: Path) -> None:
+    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 2, "num_attention_heads": 4}
+    config = Gemma2Config(hidden_size=64, intermediate_size=96, num_key_value_heads=4, head_dim=16, **sizes)
+    Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma2")
+    with pytest.raises(UnsupportedModel, match="only full_attention is supported"):
+        PackedModel(EngineSettings(model=tmp_path / "gemma2"))
+    config = BloomConfig(hidden_size=64, vocab_size=VOCAB, n_layer=2, n_head=4)
+    BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
+    with pytest.raises(UnsupportedModel, match=r"packed forward differs from the model.s own"):
+        PackedModel(EngineSettings(model=tmp_path / "bloom"))
 
 
 async def test_end_id_is_part_of_the_output(tied_model: Path) -> None:

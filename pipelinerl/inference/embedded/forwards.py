@@ -1,0 +1,162 @@
+"""Two ways to run one packed step: any architecture through transformers, and Qwen3 with half the overhead.
+
+Both write keys and values into the slots and give the same logits; `model` proves it at start against the
+model's own forward. Shapes as in `attention`; V vocabulary, M model width.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn.functional import linear, silu
+from transformers import AttentionInterface
+
+from pipelinerl.inference.embedded.attention import StepBatch, attend
+from pipelinerl.inference.embedded.packing import narrow
+
+ATTENTION_NAME = "pipelinerl_slots"
+# Keyword arguments of attention functions that change the result and that `attend` does not compute.
+_UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask")
+
+Forward = Callable[[torch.Tensor, StepBatch, list[int]], torch.Tensor]
+"""(ids int64 [T], step, packed rows) to logits [len(rows), V]."""
+
+
+def _slot_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    scaling: float | None = None,
+    step_batch: StepBatch | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attention function for transformers: query [1, H, T, D], key and value [1, K, T, D] to [1, T, H, D]."""
+    if step_batch is None:
+        raise ValueError(f"{type(module).__name__} does not hand keyword arguments to its attention function")
+    for name in _UNSUPPORTED:
+        if kwargs.get(name) is not None:
+            raise ValueError(f"{type(module).__name__} needs attention with {name}, which is not supported")
+    layer = module.layer_idx
+    step_batch.cache.store(layer, step_batch.places, key[0].transpose(0, 1), value[0].transpose(0, 1))
+    output = attend(query[0].transpose(0, 1), layer, step_batch, step_batch.prefills, scaling)
+    return output[None], None
+
+
+AttentionInterface.register(ATTENTION_NAME, _slot_attention)
+
+
+class TransformersForward:
+    """Runs the model's own modules with the slot attention in place of theirs."""
+
+    def __init__(self, module: Any) -> None:
+        module.set_attn_implementation(ATTENTION_NAME)
+        self._module = module
+
+    def __call__(self, ids: torch.Tensor, batch: StepBatch, rows: list[int]) -> torch.Tensor:
+        output = self._module(
+            input_ids=ids[None],
+            position_ids=batch.positions[None],
+            use_cache=False,
+            logits_to_keep=torch.tensor(rows, dtype=torch.int64),
+            step_batch=batch,
+        )
+        return output.logits[0]
+
+
+class Qwen3Forward:
+    """Qwen3 in float32 without the modules' overhead, on the modules' own weights.
+
+    Projections that read the same input become one matrix: the parameters are made views of it, so that an
+    in-place update of a parameter is an update of the matrix. The last layer computes only what is asked for.
+    """
+
+    def __init__(self, module: Any, capacity: int) -> None:
+        self._module = module
+        config = module.config
+        self._heads, self._key_heads = config.num_attention_heads, config.num_key_value_heads
+        self._size, self._eps = config.head_dim, config.rms_norm_eps
+        self._fused = [_fuse_layer(layer) for layer in module.model.layers]
+        positions = torch.arange(capacity)[None]
+        cos, sin = module.model.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)
+        self._cos = cos[0, :, None].contiguous()
+        self._signed_sin = sin[0, :, None].clone()  # [C, 1, D]; the first half meets -x of the second
+        self._signed_sin[..., : self._size // 2].neg_()
+
+    def __call__(self, ids: torch.Tensor, batch: StepBatch, rows: list[int]) -> torch.Tensor:
+        model = self._module.model
+        hidden = model.embed_tokens(ids)
+        cos, sin = self._cos[batch.positions], self._signed_sin[batch.positions]
+        segments, kept, asked = narrow(batch, rows)
+        last = len(model.layers) - 1
+        for index, layer in enumerate(model.layers):
+            query, key, value = self._project(layer, index, hidden, cos, sin)
+            batch.cache.store(index, batch.places, key, value)
+            now = batch.prefills
+            if index == last and len(kept) < len(ids):
+                hidden, query, now = hidden[kept], query[kept], segments
+            attended = attend(query, index, batch, now, layer.self_attn.scaling)
+            hidden = hidden + linear(attended.flatten(1), layer.self_attn.o_proj.weight)
+            hidden = hidden + self._feed_forward(layer, index, hidden)
+        if len(kept) == len(ids):
+            asked = torch.tensor(rows, dtype=torch.int64)
+        return self._module.lm_head(self._norm(hidden[asked], model.norm.weight))
+
+    def _project(
+        self, layer: Any, index: int, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Normalised, rotated queries [T, H, D] and keys [T, K, D], and values [T, K, D]."""
+        attention, heads, half = layer.self_attn, self._heads, self._size // 2
+        joined = linear(self._norm(hidden, layer.input_layernorm.weight), self._fused[index][0])
+        joined = joined.view(len(hidden), -1, self._size)
+        turned = heads + self._key_heads
+        scales = torch.cat(
+            (
+                attention.q_norm.weight.expand(heads, -1),
+                attention.k_norm.weight.expand(self._key_heads, -1),
+            )
+        )
+        both = self._norm(joined[:, :turned], scales)
+        swapped = torch.cat((both[..., half:], both[..., :half]), -1)
+        both = torch.addcmul(both * cos, swapped, sin)
+        return both[:, :heads], both[:, heads:], joined[:, turned:]
+
+    def _feed_forward(self, layer: Any, index: int, hidden: torch.Tensor) -> torch.Tensor:
+        joined = linear(self._norm(hidden, layer.post_attention_layernorm.weight), self._fused[index][1])
+        gate, up = joined.chunk(2, -1)
+        return linear(silu(gate).mul_(up), layer.mlp.down_proj.weight)
+
+    def _norm(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        """Root-mean-square normalisation over the last dimension (Zhang and Sennrich 2019, eq. 4)."""
+        scale = values.square().mean(-1, keepdim=True).add_(self._eps).rsqrt_()
+        return (values * scale).mul_(weight)
+
+
+def qwen3_forward_applies(module: Any) -> bool:
+    """Whether `Qwen3Forward` computes this model; everything else takes `TransformersForward`."""
+    config = module.config
+    return (
+        type(module).__name__ == "Qwen3ForCausalLM"
+        and config.hidden_act == "silu"
+        and not config.attention_bias
+        and next(module.parameters()).dtype == torch.float32
+    )
+
+
+def _fuse_layer(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    attention, mlp = layer.self_attn, layer.mlp
+    joined = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
+    return joined, _fuse(mlp.gate_proj, mlp.up_proj)
+
+
+@torch.no_grad()
+def _fuse(*projections: torch.nn.Linear) -> torch.Tensor:
+    """One matrix [sum of outputs, M]; the weights of `projections` become views of it."""
+    joined = torch.cat([one.weight for one in projections])
+    begin = 0
+    for one in projections:
+        end = begin + one.out_features
+        one.weight.data = joined[begin:end]
+        begin = end
+    return joined
