@@ -1,0 +1,121 @@
+"""One public page: what it says, the question it answers, and its text."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Final
+
+from .companies import Fact
+from .documents import LONG, SHORT
+from .draws import Draws
+from .filler import public_sentence
+from .topics import ATTRIBUTES, Attribute, Subject
+from .values import Value, draw_value
+from .wording import (
+    COMPANION_ANSWERS,
+    COMPANION_OPENINGS,
+    COMPANION_QUESTIONS,
+    COMPANION_YEAR_OPENINGS,
+    OPEN_PAGE_OPENINGS,
+    OPEN_QUESTIONS,
+    PAGE_ANSWERS,
+    PAGE_OPENINGS,
+    PAGE_QUESTIONS,
+    SELECTING_CLAUSES,
+    capital,
+)
+
+WORDY: Final = (980, 1040)
+
+
+@dataclass(slots=True, eq=False)
+class Page:
+    """One public page about one group of firms: `subject` has the value `answer`."""
+
+    docid: str
+    topic: str
+    """`selected`, `companion` or `open`."""
+    subject: Subject
+    qualifier: str
+    """A phrase such as "in Keldolund"."""
+    answer: Value
+    selector: Value | None = None
+    attribute: Attribute | None = None
+    """What the selector is a value of, on selected pages."""
+    fact: Fact | None = None
+    """The private fact that selects the page."""
+    side: str = ""
+    """Split whose chains may use it, empty for a page that only distracts."""
+    wording: int = 0
+    wordy: bool = False
+    """Longer than its siblings, so that search ranks it behind them unless the value is searched for."""
+    text: str = ""
+
+    @property
+    def clause(self) -> str:
+        """What the page says about its group, with its value."""
+        return self._clause(self.selector.text if self.selector else "")
+
+    def _clause(self, value: str) -> str:
+        if self.attribute is None:
+            return value
+        about, done = self.attribute.about, self.attribute.done
+        return SELECTING_CLAUSES[self.attribute.kind].format(a=about, d=done, v=value)
+
+    def opening(self) -> str:
+        """The first sentence: topic, qualifier and selecting value."""
+        templates = {"selected": PAGE_OPENINGS, "open": OPEN_PAGE_OPENINGS, "companion": COMPANION_OPENINGS}[
+            self.topic
+        ]
+        if self.topic == "companion" and self.selector and self.selector.kind == "year":
+            templates = COMPANION_YEAR_OPENINGS
+        return self._fill(templates[self.wording % len(templates)], w=self.clause, v=self.clause)
+
+    def answering(self) -> str:
+        """The second sentence: the value that questions ask for."""
+        templates = (COMPANION_ANSWERS if self.topic == "companion" else PAGE_ANSWERS)[self.answer.kind]
+        return capital(self._fill(templates[self.wording // 7 % len(templates)], v=self.answer.text))
+
+    def question(self, reference: str | None = None) -> str:
+        """The question about this page, its selecting value hidden behind a reference such as "(1)"."""
+        if self.topic == "open":
+            return self._fill(OPEN_QUESTIONS[self.answer.kind])
+        hidden = reference or (self.selector.text if self.selector else "")
+        templates = (COMPANION_QUESTIONS if self.topic == "companion" else PAGE_QUESTIONS)[self.answer.kind]
+        return self._fill(templates[self.wording // 49 % len(templates)], w=self._clause(hidden), e=hidden)
+
+    def _fill(self, template: str, **values: str) -> str:
+        return template.format(n=self.subject.noun, q=self.qualifier, Q=capital(self.qualifier), **values)
+
+
+@dataclass(slots=True)
+class WebDocument:
+    """One document of the web corpus; `page` says what it is about."""
+
+    docid: str
+    url: str
+    text: str
+    page: Page
+
+
+def page_text(seed: int, page: Page, long: bool) -> str:
+    """The page as text: what it is about first, then prose and one statement about something else."""
+    draws = Draws(seed, "page text", int(page.docid))
+    low, high = LONG if long else WORDY if page.wordy else SHORT
+    target = draws.between(low, high)
+    parts = [f"{page.opening()} {page.answering()} {public_sentence(draws)}"]
+    other = draws.pick(ATTRIBUTES)
+    while other is page.attribute:
+        other = draws.pick(ATTRIBUTES)
+    clause = SELECTING_CLAUSES[other.kind].format(
+        a=other.about, d=other.done, v=draw_value(draws, other.kind).text
+    )
+    aside = f"{capital(page.qualifier)}, an older page says that {clause}."
+    length, at = len(parts[0]), draws.between(1, 2)
+    while length < target or len(parts) <= at:
+        sentences = [public_sentence(draws) for _ in range(draws.between(2, 3))]
+        if len(parts) == at:
+            sentences[0] = aside
+        parts.append(" ".join(sentences))
+        length += 2 + len(parts[-1])
+    return "\n\n".join(parts) + "\n"
