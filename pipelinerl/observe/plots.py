@@ -57,8 +57,13 @@ def _curve(axes: Axes, data: Series, label: str, index: int, raw: bool = True) -
     )
 
 
-def _points(axes: Axes, evaluations: Sequence[Evaluation], metric: str, label: str, index: int) -> bool:
-    """Evaluation means with 95 % intervals; False if no evaluation has the metric."""
+def _points(
+    axes: Axes, evaluations: Sequence[Evaluation], metric: str, label: str, index: int, shift: float = 0.0
+) -> bool:
+    """Evaluation means with 95 % intervals; False if no evaluation has the metric.
+
+    `shift` moves the points sideways, as a share of the axis.
+    """
     found = [
         (e.version, mean_interval(e.values[metric]))
         for e in evaluations
@@ -66,7 +71,8 @@ def _points(axes: Axes, evaluations: Sequence[Evaluation], metric: str, label: s
     ]
     if not found:
         return False
-    x = [version for version, _ in found]
+    # Markers side by side, or the intervals of several metrics would hide each other.
+    x = np.array([version for version, _ in found], np.float64) + shift * max(found[-1][0] - found[0][0], 1)
     mean = np.array([interval.mean for _, interval in found])
     error = np.array([[i.mean - i.low for _, i in found], [i.high - i.mean for _, i in found]])
     axes.errorbar(
@@ -97,9 +103,11 @@ def _save(path: Path, draw: Callable[[Any], bool], width: float = 6.5, height: f
     return path
 
 
-def _legend(axes: Axes) -> None:
+def _legend(axes: Axes, beside: bool = False) -> None:
+    """A legend, beside the axes where lines could run under it."""
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize=9)
+        place: dict[str, Any] = {"loc": "upper left", "bbox_to_anchor": (1.01, 1.0)} if beside else {}
+        axes.legend(fontsize=9, **place)
 
 
 def learning(path: Path, actor: Records, evaluations: Sequence[Evaluation]) -> Path | None:
@@ -130,11 +138,13 @@ def evaluation_metrics(
     def draw(figure: Any) -> bool:
         axes = figure.subplots()
         shown = [
-            _points(axes, evaluations, name, label, index)
+            _points(axes, evaluations, name, label, index, (index - (len(metrics) - 1) / 2) * 0.008)
             for index, (label, name) in enumerate(metrics.items())
         ]
         axes.set(title=title, xlabel=_TEXTS)
-        _legend(axes)
+        if axes.get_ylim()[1] <= 1.06:
+            axes.set_ylim(-0.03, 1.03)
+        _legend(axes, beside=True)
         return any(shown)
 
     return _save(path, draw)
@@ -161,11 +171,11 @@ def optimisation(path: Path, finetune: Records) -> Path | None:
                 shown |= bool(len(data))
                 _curve(axes, data, label, index, raw=False)
             axes.set(title=title, xlabel=_TEXTS)
-            _legend(axes)
+            _legend(axes, beside=len(lines) > 1)
         figure.tight_layout()
         return shown
 
-    return _save(path, draw, width=9, height=6)
+    return _save(path, draw, width=11, height=6)
 
 
 def lag_histogram(

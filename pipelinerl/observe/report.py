@@ -33,6 +33,9 @@ _RATES = {
 }
 
 
+_LEAST_WIDTH = 110
+
+
 class Section(Protocol):
     """A part that a domain adds: a table whose first row is the header, and lines of text."""
 
@@ -44,19 +47,19 @@ class Section(Protocol):
     def text(self) -> str: ...
 
 
-def _interval(value: Interval | None, signed: bool = False) -> str:
+def _interval(value: Interval | None, digits: int, sign: str = "") -> str:
     if value is None:
         return ""
-    sign = "+" if signed else ""
-    return f"{value.mean:{sign}.3f} [{value.low:{sign}.3f}, {value.high:{sign}.3f}]"
+    form = f"{sign}.{digits}f"
+    return f"{value.mean:{form}} [{value.low:{form}}, {value.high:{form}}]"
 
 
-def _comparison_row(name: str, comparison: Comparison) -> tuple[str, ...]:
+def _comparison_row(name: str, comparison: Comparison, digits: int) -> tuple[str, ...]:
     return (
         name,
-        _interval(comparison.before),
-        _interval(comparison.after),
-        _interval(comparison.difference, signed=True),
+        _interval(comparison.before, digits),
+        _interval(comparison.after, digits),
+        _interval(comparison.difference, digits, "+"),
         str(comparison.after.n),
     )
 
@@ -67,14 +70,14 @@ def _rate(value: float) -> str:
     return f"{value:.3f}"
 
 
-def comparison_rows(summary: Summary, names: Sequence[str]) -> list[tuple[str, ...]]:
+def comparison_rows(summary: Summary, names: Sequence[str], digits: int = 3) -> list[tuple[str, ...]]:
     """The table of evaluations, header first; empty if there was none."""
     if not summary.evaluations:
         return []
     first, last = summary.versions[0], summary.versions[-1]
-    header = ("metric", f"before ({first} texts)", f"after ({last} texts)", "difference, paired", "n")
-    rows = [_comparison_row(name, summary.comparisons[name]) for name in names if name in summary.comparisons]
-    return [header, *rows]
+    header = ("metric", f"before ({first} texts)", f"after ({last} texts)", "paired difference", "n")
+    known = [name for name in names if name in summary.comparisons]
+    return [header, *(_comparison_row(name, summary.comparisons[name], digits) for name in known)]
 
 
 def rate_rows(summary: Summary) -> list[tuple[str, ...]]:
@@ -94,7 +97,7 @@ def _print_table(console: Console, title: str, rows: Sequence[Sequence[str]]) ->
         return
     table = Table(title=title, title_justify="left", title_style="bold", show_edge=False)
     for index, cell in enumerate(rows[0]):
-        table.add_column(cell, justify="left" if index == 0 else "right", no_wrap=index > 0)
+        table.add_column(cell, justify="left" if index == 0 else "right", no_wrap=True)
     for row in rows[1:]:
         table.add_row(*row)
     console.print(table)
@@ -104,7 +107,7 @@ def _print_table(console: Console, title: str, rows: Sequence[Sequence[str]]) ->
 def print_report(summary: Summary, sections: Sequence[Section], report_dir: Path, console: Console) -> None:
     """The short report for the terminal."""
     console.print()
-    rows = comparison_rows(summary, summary.headline)
+    rows = comparison_rows(summary, summary.headline, digits=2)
     if rows:
         _print_table(console, "Evaluation on held-out problems, mean [95 % interval]", rows)
     else:
@@ -161,7 +164,8 @@ def draw_figures(output_dir: Path, report_dir: Path, summary: Summary, focus: Re
     from pipelinerl.observe import plots
 
     actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
-    others = {name: name for name in summary.headline if name not in ("success", "reward")}
+    elsewhere = {"success", "reward", *focus.stages.values()}
+    others = {name: name for name in summary.headline if name not in elsewhere}
     drawn = {
         "Learning": plots.learning(report_dir / "learning.png", actor, summary.evaluations),
         "Stages": plots.evaluation_metrics(
@@ -203,5 +207,8 @@ def write_report(
         msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
     )
     if print_it:
-        print_report(summary, sections, report_dir, console or Console(highlight=False))
+        console = console or Console(highlight=False)
+        # Tables need some room; a narrower terminal wraps them, a pipe has no width of its own.
+        console.width = max(console.width, _LEAST_WIDTH)
+        print_report(summary, sections, report_dir, console)
     return report_dir
