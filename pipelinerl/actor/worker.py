@@ -5,6 +5,7 @@ python -m pipelinerl.actor.worker OUTPUT_DIR --job IDX --worker N --fd FD    (st
 
 import argparse
 import asyncio
+import contextvars
 import inspect
 import itertools
 import logging
@@ -136,8 +137,10 @@ class RolloutRunner:
         )
         if self._plain:
             loop = asyncio.get_running_loop()
-            call = lambda: self._policy(self._cfg, llm, problem, self._session)  # noqa: E731
-            result = await loop.run_in_executor(self._executor, call)
+            inside = contextvars.copy_context().run
+            result = await loop.run_in_executor(
+                self._executor, inside, self._policy, self._cfg, llm, problem, self._session
+            )
             result = await result if inspect.isawaitable(result) else result
         else:
             result = await self._policy(self._cfg, llm, problem, self._session)

@@ -1,0 +1,68 @@
+"""Scripted play of the guessing game for a small model to imitate: sensible, but not the best.
+
+The player mostly guesses somewhere in the range that is left, sometimes repeats itself or forgets what it
+heard. A model that imitates it wins some games and can learn to halve the range.
+"""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig
+
+from domains.guessing import question, reply
+from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.domain import BaseDomain
+
+GAMES_PER_SEED = 200
+FORGETS = 0.15
+"""Probability of a guess that ignores what was heard."""
+HALVES = 0.3
+"""Probability of a guess near the middle of the range that is left."""
+
+Message = dict[str, str]
+
+
+def demonstrations(
+    seed: int, n: int, highest: int = 100, max_guesses: int = 8
+) -> Iterator[tuple[list[Message], str]]:
+    """(messages, completion) of every guess in `n` games; equal arguments give equal play."""
+    rng = random.Random(f"guessing demonstrations {seed}")
+    for _ in range(n):
+        answer = rng.randint(1, highest)
+        lowest_left, highest_left = 1, highest
+        heard: list[str] = []
+        for _ in range(max_guesses):
+            guess = _guess(rng, lowest_left, highest_left, highest)
+            yield [{"role": "user", "content": question(highest, heard)}], str(guess)
+            if guess == answer:
+                break
+            heard.append(reply(guess, answer))
+            if guess < answer:
+                lowest_left = max(lowest_left, guess + 1)
+            else:
+                highest_left = min(highest_left, guess - 1)
+
+
+def _guess(rng: random.Random, lowest_left: int, highest_left: int, highest: int) -> int:
+    kind = rng.random()
+    if kind < FORGETS:
+        return rng.randint(1, highest)
+    if kind < FORGETS + HALVES:
+        middle, spread = (lowest_left + highest_left) / 2, (highest_left - lowest_left) / 8
+        return min(highest_left, max(lowest_left, round(rng.gauss(middle, spread))))
+    return rng.randint(lowest_left, highest_left)
+
+
+class GuessingDomain(BaseDomain):
+    """Hooks of the guessing game: demonstrations for `python -m pipelinerl.bootstrap +domain=guessing`."""
+
+    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
+        """Imperfect play, whatever the phase; no answer is the only right one."""
+        game: dict[str, Any] = {
+            key: cfg.dataset_loader_params[key]
+            for key in ("highest", "max_guesses")
+            if key in cfg.dataset_loader_params
+        }
+        for messages, completion in demonstrations(seed, GAMES_PER_SEED, **game):
+            yield Demonstration("guess", messages[0]["content"], completion, exact=False)

@@ -1,0 +1,210 @@
+"""Calls to an engine: ids in, ids out, nothing tokenised twice."""
+
+import subprocess
+import sys
+from itertools import pairwise
+
+import aiohttp
+import numpy as np
+import pytest
+from fake_engine import FakeEngine
+from tiny_model import build_tokenizer, save_model
+
+from pipelinerl.async_llm import (
+    RetryableAbortedCompletionError,
+    llm_async_generate,
+    make_training_text,
+    make_training_texts_from_llm_calls,
+)
+from pipelinerl.inference.client import EngineRequestError
+from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprob, TokenLogprobs, TrainableLLM
+from pipelinerl.tokenizing import decode
+
+TOKENIZER = build_tokenizer()
+EOS = TOKENIZER.eos_token_id
+
+
+def ids(text: str) -> list[int]:
+    return TOKENIZER.convert_tokens_to_ids(list(text))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return str(save_model(tmp_path_factory.mktemp("model")))
+
+
+@pytest.fixture(scope="module")
+def engine():
+    with FakeEngine(lambda prompt: [*ids(str(len(prompt))), EOS], version="8") as running:
+        yield running
+
+
+@pytest.fixture
+def llm(engine, folder):
+    engine.misbehave.clear()
+    parameters = {"max_tokens": 16, "temperature": 0.7}
+    return TrainableLLM(
+        model_name=folder, base_url=engine.url, parameters=parameters, context_size=400, collect_logprobs=True
+    )
+
+
+@pytest.fixture
+async def session():
+    async with aiohttp.ClientSession() as opened:
+        yield opened
+
+
+async def test_a_call_carries_ids_logprobs_versions_and_text(llm, session):
+    call = await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    assert decode(TOKENIZER, call.prompt_token_ids, False) == "<u>hi<e><a>"
+    assert call.output.content == "5"
+    assert call.output_token_ids.tolist() == [*ids("5"), EOS]
+    assert call.weight_versions == [(8, 0, 2)]
+    assert call.logprobs[0] == TokenLogprob(logprob=-0.5, token_id=ids("5")[0])
+    assert "logprobs" not in call.model_dump() and llm.get_stats()["calls"] == 1
+
+
+async def test_a_training_text_holds_what_the_engine_saw_and_sampled(llm, session):
+    call = await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    made = make_training_text(llm, call)
+    assert made.input_ids.tolist() == [*call.prompt_token_ids.tolist(), *ids("5"), EOS]
+    assert made.labels.tolist() == [-100] * 5 + [*ids("5"), EOS]
+    assert (made.prompt_text, made.output_text) == ("<u>hi<e><a>", "5<e>")
+    assert (made.finished, made.finish_reason, made.prompt_tokens, made.output_tokens) == (True, "stop", 5, 2)
+    assert made.weight_versions == [(8, 0, 2)] and len(made.logprobs) == 2
+    (rewarded,) = make_training_texts_from_llm_calls(llm, [call], reward=0.5)
+    assert rewarded.reward == 0.5
+
+
+async def test_a_dialogue_of_thirty_turns_has_zero_drift(llm, session, engine):
+    seen = []
+    original = engine.answer
+    engine.answer = lambda prompt: (seen.append(list(prompt)), original(prompt))[1]
+    try:
+        prompt, calls = Prompt.from_user_message("begin"), []
+        for turn in range(30):
+            calls.append(await llm_async_generate(llm, prompt, session))
+            prompt = llm.continue_prompt(calls[-1], [{"role": "user", "content": f"turn {turn}"}])
+    finally:
+        engine.answer = original
+    for call, sent in zip(calls, seen, strict=True):
+        text = make_training_text(llm, call)
+        assert text.input_ids.tolist() == [*sent, *call.output_token_ids.tolist()]
+    for before, after in pairwise(calls):
+        whole = [*before.prompt_token_ids.tolist(), *before.output_token_ids.tolist()]
+        assert after.prompt_token_ids.tolist()[: len(whole)] == whole
+    assert decode(TOKENIZER, calls[2].prompt_token_ids, False).endswith(
+        "<e><u>turn 0<e><a>19<e><u>turn 1<e><a>"
+    )
+
+
+async def test_an_answer_cut_by_length_gets_its_end_of_turn_from_the_template(llm, session, engine):
+    engine.misbehave.append(engine.reply(ids("12"), "length"))
+    call = await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    assert not make_training_text(llm, call).finished
+    prompt = llm.continue_prompt(call, [{"role": "user", "content": "go on"}])
+    assert decode(TOKENIZER, prompt.token_ids, False) == "<u>hi<e><a>12<e><u>go on<e><a>"
+
+
+async def test_two_aborted_answers_are_one_retryable_error(llm, session, engine):
+    engine.misbehave.extend([engine.reply(ids("1"), "abort"), engine.reply([])])
+    with pytest.raises(RetryableAbortedCompletionError, match="2 aborted or empty answers"):
+        await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    engine.misbehave.append(engine.reply([]))
+    assert await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+
+
+async def test_a_lost_engine_is_tried_again_and_a_refusal_is_not(llm, session, engine):
+    llm.base_delay = 0.001
+    engine.misbehave.extend([500, 503])
+    assert await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    engine.misbehave.append(422)
+    with pytest.raises(EngineRequestError, match="told to say 422"):
+        await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+
+
+async def test_the_context_limits_the_answer(llm, session, engine):
+    llm.context_size = 10
+    await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+    assert engine.sampling[-1]["max_tokens"] == 5
+    await llm_async_generate(llm, Prompt.from_user_message("hi"), session, max_tokens_override=2)
+    assert engine.sampling[-1]["max_tokens"] == 2
+    with pytest.raises(ValueError, match="prompt has 12 tokens, the context 10"):
+        await llm_async_generate(llm, Prompt.from_user_message("123456789"), session)
+
+
+@pytest.mark.parametrize("name", ["model", "messages", "logprobs", "n"])
+async def test_parameters_never_override_the_request(llm, session, name):
+    llm.parameters[name] = 1
+    with pytest.raises(ValueError, match=rf"llm\.parameters\.{name} is no sampling parameter; allowed: max"):
+        await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
+
+
+async def test_empty_prompts_and_unsupported_formats_are_refused(llm, session):
+    with pytest.raises(ValueError, match="neither messages nor token_ids"):
+        await llm_async_generate(llm, Prompt(), session)
+    formatted = Prompt(messages=[{"role": "user", "content": "hi"}], response_format={"type": "json_object"})
+    with pytest.raises(ValueError, match="response_format"):
+        await llm_async_generate(llm, formatted, session)
+
+
+def test_samples_need_logprobs_and_an_answer_that_was_not_aborted(llm):
+    call = LLMCall(prompt=Prompt(), output=LLMOutput(content="5"), llm_info={"finish_reason": "abort"})
+    with pytest.raises(RetryableAbortedCompletionError):
+        make_training_text(llm, call)
+    call.llm_info = {}
+    with pytest.raises(ValueError, match="collect_logprobs=True"):
+        make_training_text(llm, call)
+
+
+@pytest.mark.parametrize(("last", "finished"), [(EOS, True), (ids("7")[0], False)])
+def test_without_a_reason_the_end_token_decides(llm, last, finished):
+    sampled = TokenLogprobs(np.array([*ids("4"), last]), np.array([-1.0, -1.0]))
+    call = LLMCall(
+        prompt=Prompt(), output=LLMOutput(content="4"), logprobs=sampled, prompt_token_ids=ids("hi")
+    )
+    assert make_training_text(llm, call).finished is finished
+
+
+def test_a_blocking_call_needs_no_loop(llm):
+    assert llm.quick_response("hi") == "5"
+    assert llm.generate(Prompt.from_user_message("hi")).get_llm_call().output.content == "5"
+
+
+def test_tokens_are_counted_with_and_without_template(llm):
+    assert llm.count_tokens("hello") == 5
+    assert llm.count_tokens([{"role": "user", "content": "hello"}]) == 7
+
+
+def test_the_api_token_is_never_dumped(monkeypatch):
+    monkeypatch.setenv("PIPELINERL_LLM_TOKEN", "first")
+    monkeypatch.setenv("OPENAI_API_KEY", "second")
+    made = TrainableLLM(model_name="m")
+    assert made.api_token == "first"
+    assert "first" not in made.model_dump_json() + repr(made)
+
+
+def test_a_bound_copy_has_its_own_parameters_and_seeds(llm):
+    one, two = llm.bind(None, "http://a", seed=5), llm.bind(None, "http://b", seed=5)
+    one.parameters["max_tokens"] = 1
+    assert two.parameters["max_tokens"] == 16 and llm.parameters["max_tokens"] == 16
+    seeds = []
+    for _ in range(3):
+        seeds.append(two.sampling(4).seed)
+        two.count_call(4, 1)
+    assert len(set(seeds)) == 3 and one.sampling(4).seed == seeds[0]
+    assert llm.sampling(4).seed is None
+
+
+def test_a_missing_tokenizer_is_one_line(tmp_path):
+    with pytest.raises(ValueError, match=r"no tokenizer\.json"):
+        TrainableLLM(model_name=str(tmp_path)).load_tokenizer()
+    with pytest.raises(ValueError, match="no tokenizer"):
+        TrainableLLM().load_tokenizer()
+
+
+def test_neither_actor_nor_rollout_code_imports_torch():
+    modules = "pipelinerl.actor.__main__, pipelinerl.actor.worker, pipelinerl.async_llm, domains.guessing"
+    code = f"import sys, {modules}; print([m for m in ('torch', 'vllm', 'pandas') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
