@@ -123,7 +123,11 @@ def save_model(model: PreTrainedModel, folder: Path, tokenizer_from: Path | None
 
 
 def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[str, Any]]:
-    """Restore optimizer, scheduler and random state; returns counters and the extra values."""
+    """Restore optimizer, schedule position and random state; returns counters and the extra values.
+
+    Hyperparameters such as the learning rate are those of the configuration, so that a resumed run may
+    change them.
+    """
     tensors = load_file(folder / "tensors.safetensors")
     described = json.loads((folder / "state.json").read_text())
     state: dict[int, dict[str, torch.Tensor]] = {}
@@ -131,12 +135,20 @@ def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[st
         if key.startswith("optimiser."):
             _, index, name = key.split(".", 2)
             state.setdefault(int(index), {})[name] = tensor
-    learner.optimiser.load_state_dict({"state": state, "param_groups": described["param_groups"]})
-    learner.scheduler.load_state_dict(described["scheduler"])
+    groups = learner.optimiser.state_dict()["param_groups"]
+    learner.optimiser.load_state_dict({"state": state, "param_groups": groups})
+    _restore_schedule(learner, int(described["completed_schedule_steps"]))
     torch.set_rng_state(tensors["rng.cpu"])
     if "rng.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["rng.cuda"])
     return TrainingMetrics.from_dict(described["counters"]), described["extra"]
+
+
+def _restore_schedule(learner: Learner, completed: int) -> None:
+    scheduler = learner.scheduler
+    scheduler.last_epoch = completed
+    for group, base, factor in zip(learner.optimiser.param_groups, scheduler.base_lrs, scheduler.lr_lambdas):
+        group["lr"] = base * factor(completed)
 
 
 def _save_state(folder: Path, learner: Learner, counters: TrainingMetrics, extra: Mapping[str, Any]) -> None:
@@ -150,10 +162,8 @@ def _save_state(folder: Path, learner: Learner, counters: TrainingMetrics, extra
     if learner.device.type == "cuda":
         tensors["rng.cuda"] = torch.cuda.get_rng_state(learner.device)
     save_file(tensors, folder / "tensors.safetensors")
-    scheduler = {k: v for k, v in learner.scheduler.state_dict().items() if k != "lr_lambdas"}
     described = {
-        "param_groups": optimiser["param_groups"],
-        "scheduler": scheduler | {"lr_lambdas": [None] * len(optimiser["param_groups"])},
+        "completed_schedule_steps": learner.scheduler.last_epoch,
         "counters": counters.to_dict(),
         "extra": dict(extra),
     }

@@ -8,9 +8,13 @@ from pathlib import Path
 import torch
 from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
 
 from pipelinerl.finetune.attention import ATTENTION_NAME
 from pipelinerl.finetune.segments import Segments
+
+# Output of a role is a log file, in which a progress bar is noise.
+disable_progress_bar()
 
 
 def load_model(

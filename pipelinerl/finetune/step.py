@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from pipelinerl.finetune.logprobs import token_scores
@@ -31,7 +31,7 @@ class Learner:
 
     model: PreTrainedModel
     optimiser: torch.optim.Optimizer
-    scheduler: LRScheduler
+    scheduler: LambdaLR
     rl: RLConfig
     ranks: Ranks
     compute_dtype: torch.dtype = torch.float32

@@ -17,6 +17,7 @@ from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.state import trainer_stream
 from pipelinerl.streams import read_stream
 from tests.unit.finetune.builders import settings, write_steps
+from tests.unit.finetune.conftest import tiny_model
 
 
 class Recorder:
@@ -81,7 +82,13 @@ def test_a_run_announces_in_order_and_leaves_its_results(tmp_path: Path, model: 
     assert json.loads((tmp_path / "finetune/rl_summary.json").read_text())["completed_steps"] == 4
     rows = [json.loads(line) for line in (tmp_path / "finetune/metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [6, 12, 18, 24]
-    for name in ("rl/ess", "stats/grad_norm", "throughput/tokens_per_sec", "stats/lag", "stats/lag_histogram"):
+    for name in (
+        "rl/ess",
+        "stats/grad_norm",
+        "throughput/tokens_per_sec",
+        "stats/lag",
+        "stats/lag_histogram",
+    ):
         assert name in rows[0], name
     trained = [json.loads(x) for x in (tmp_path / "accounting/finetune.jsonl").read_text().splitlines()]
     assert sum(len(entry["rollouts"]) for entry in trained if entry["outcome"] == "trained") == 24
@@ -98,8 +105,6 @@ def test_update_interval_spans_steps(tmp_path: Path, model: PreTrainedModel) -> 
 
 @pytest.mark.parametrize("killed_at", [18, 24])
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, killed_at: int) -> None:
-    from tests.unit.finetune.conftest import tiny_model
-
     for name in ("straight", "resumed"):
         (tmp_path / name).mkdir()
         write_steps(tmp_path / name, 4, 6)
@@ -158,19 +163,19 @@ def test_half_written_folders_do_not_count(tmp_path: Path, model: PreTrainedMode
 
 def test_stale_texts_are_counted_and_written_down(tmp_path: Path, model: PreTrainedModel) -> None:
     write_steps(tmp_path, 4, 6)
-    trainer = Trainer(settings(tmp_path, model, max_lag=0, rl=settings(tmp_path, model).rl), Ranks())
-    trainer.counters.last_broadcasted_version = 0
-    trainer.run()
-    assert trainer.counters.samples_too_old_to_train == 0
-    other = tmp_path / "late"
-    other.mkdir()
-    write_steps(other, 4, 6)
-    late = Trainer(settings(other, model, max_lag=0), Ranks())
+    late = Trainer(settings(tmp_path, model, max_lag=0), Ranks())
     late.counters.samples = 100
     late.run()
     assert late.counters.samples_too_old_to_train == 24
-    entries = [json.loads(x) for x in (other / "accounting/finetune.jsonl").read_text().splitlines()]
+    entries = [json.loads(x) for x in (tmp_path / "accounting/finetune.jsonl").read_text().splitlines()]
     assert {entry["outcome"] for entry in entries} == {"stale"}
+
+
+def test_a_resumed_run_may_change_its_learning_rate(tmp_path: Path, model: PreTrainedModel) -> None:
+    write_steps(tmp_path, 4, 6)
+    Trainer(settings(tmp_path, model, lr_scheduler_type="constant"), Ranks()).run()
+    again = Trainer(settings(tmp_path, model, lr_scheduler_type="constant", learning_rate=0.5), Ranks())
+    assert again.learner.learning_rate == 0.5
 
 
 def test_a_foreign_step_and_a_short_step_are_named(tmp_path: Path, model: PreTrainedModel) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from pipelinerl.finetune.data import MASKED_TOKEN_ID
 from pipelinerl.finetune.logprobs import token_scores
+from pipelinerl.finetune.metrics import REDUCERS, token_statistics
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 
@@ -58,3 +59,17 @@ def test_reference_cases(number: int) -> None:
     assert float(loss) == pytest.approx(case["expected"]["loss"], rel=1e-5, abs=1e-5)
     expected = torch.tensor(case["expected"]["grad_logits"]).reshape(case["shape"])
     torch.testing.assert_close(logits.grad, expected, atol=1e-5, rtol=1e-5)
+
+
+_NAMES = ("entropy", "kl", "kl_new_old", "ratio_new_old", "advantage", "reward")
+
+
+@pytest.mark.parametrize("number", range(len(CASES)))
+def test_reference_statistics(number: int) -> None:
+    case = CASES[number]
+    logits = torch.tensor(case["inputs"]["logits"]).reshape(case["shape"])
+    inputs, config, num_labels = inputs_of(case, logits)
+    vector = token_statistics(inputs, num_labels, torch.zeros(()), config, 1)
+    found = dict(zip(REDUCERS, vector.tolist()))
+    for name in _NAMES:
+        assert found[name] == pytest.approx(case["expected"][name], rel=1e-5, abs=1e-5), name

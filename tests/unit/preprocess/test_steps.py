@@ -1,0 +1,292 @@
+"""Exactly B texts per step, packed, weighted over the step, each text leaving exactly once."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import settings as hypothesis_settings
+from hypothesis import strategies as st
+
+from pipelinerl.accounting import Ledger
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.session import Session
+from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.preprocess.assemble import assemble_step
+from pipelinerl.preprocess.books import Books
+from pipelinerl.preprocess.chunk import apply_scales, process_chunk
+from pipelinerl.preprocess.loop import Preprocess
+from pipelinerl.preprocess.ready import ReadyBuffer, ReadyText, scale_table
+from pipelinerl.preprocess.settings import PreprocessSettings
+from pipelinerl.preprocess.validate import Limits
+from pipelinerl.state import DiscardedTexts
+from pipelinerl.streams import SingleStreamSpec, read_stream, write_to_streams
+from tests.unit.finetune.builders import group, ready, record
+from tests.unit.finetune.conftest import VOCAB, tiny_model
+
+
+@dataclass
+class FakeTrainer:
+    samples_processed: int = 0
+    propagated_weight_version: int = 0
+
+
+@dataclass
+class Bench:
+    """A preprocess without processes: feed groups in, look at what was written."""
+
+    folder: Path
+    preprocess: Preprocess
+    trainer: FakeTrainer
+    discarded: DiscardedTexts
+    written: list[PipelineBatchEncoding] = field(default_factory=list)
+
+    def batches(self) -> list[PipelineBatchEncoding]:
+        with read_stream(SingleStreamSpec(self.folder, "training_data")) as stream:
+            return [PipelineBatchEncoding.from_record(r) for r in stream.read_available()]
+
+    def ledger(self) -> Counter[tuple[str, str]]:
+        lines = (self.folder / "accounting/preprocess.jsonl").read_text().splitlines()
+        entries = [json.loads(line) for line in lines]
+        return Counter((e["outcome"], e["reason"]) for e in entries for _ in e["rollouts"])
+
+
+@pytest.fixture
+def bench(tmp_path: Path, request: Any) -> Iterator[Bench]:
+    options = getattr(request, "param", {})
+    rl = RLConfig(**options.pop("rl", {}))
+    defaults: dict[str, Any] = {
+        "output_dir": tmp_path,
+        "model_path": "",
+        "rl": rl,
+        "limits": Limits(VOCAB, 24, 4),
+        "texts_per_step": 8,
+        "last_step": 100,
+    }
+    settings = PreprocessSettings(**defaults | options)
+    trainer, discarded = FakeTrainer(), DiscardedTexts(tmp_path, "preprocess")
+    with (
+        Ledger(tmp_path, "preprocess") as ledger,
+        write_to_streams(SingleStreamSpec(tmp_path, "training_data")) as out,
+    ):
+        books = Books(ledger, discarded)
+        preprocess = Preprocess(settings, trainer, books, Session(0, 0), out)  # type: ignore[arg-type]
+        yield Bench(tmp_path, preprocess, trainer, discarded)
+    discarded.close()
+
+
+def test_steps_hold_exactly_b_texts_once_each(bench: Bench) -> None:
+    sent = []
+    for number in range(9):
+        texts = group(number, attempts=3)
+        sent += [(t["group_id"], t["metadata"]["rollout_index"], 0) for t in texts]
+        bench.preprocess.take_groups([texts])
+        bench.trainer.samples_processed = bench.preprocess.published
+        bench.preprocess.write_steps()
+    batches = bench.batches()
+    per_step = Counter(batch.step for batch in batches for _ in batch.text_ids)
+    assert per_step == {0: 8, 1: 8, 2: 8}
+    found = [tuple(t) for batch in batches for t in batch.text_ids]
+    assert set(found) <= set(sent) and len(found) == len(set(found)) == 24
+    assert [b.step for b in batches if b.is_last] == [0, 1, 2]
+    assert bench.preprocess.published == 24
+
+
+def test_a_single_small_group_is_not_held_back(bench: Bench) -> None:
+    bench.preprocess.take_groups([group(0, attempts=4, steps=2)])
+    assert bench.preprocess.write_steps()
+
+
+def test_the_trainer_is_not_outrun(bench: Bench) -> None:
+    for number in range(60):
+        bench.preprocess.take_groups([group(number)])
+        bench.preprocess.write_steps()
+    assert bench.preprocess.published == 72  # 64 may wait, and one step goes beyond
+    bench.trainer.samples_processed = 16
+    assert bench.preprocess.write_steps() and bench.preprocess.published == 88
+
+
+@pytest.mark.parametrize("bench", [{"rl": {"filter_zero_advantage_groups": True}}], indirect=True)
+def test_equal_rewards_are_filtered_refunded_and_written_down(bench: Bench) -> None:
+    texts = group(0)
+    for text in texts:
+        text["reward"] = 1.0
+    bench.preprocess.take_groups([texts, group(1)])
+    assert bench.discarded.counts == {"zero_advantage": 4}
+    assert bench.ledger() == {("filtered", "zero_advantage"): 4}
+    assert not bench.preprocess.write_steps()
+
+
+def test_masked_and_baseline_only_texts_never_reach_the_trainer(bench: Bench) -> None:
+    texts = group(0, steps=2)
+    texts[0]["masked"] = True
+    texts[2]["loss_weight"] = texts[3]["loss_weight"] = 0.0
+    bench.preprocess.take_groups([texts, group(1)])
+    bench.preprocess.write_steps()
+    found = {tuple(t) for batch in bench.batches() for t in batch.text_ids}
+    assert not {("g0", 0, 0), ("g0", 1, 0), ("g0", 1, 1)} & found and len(found) == 8
+    assert bench.discarded.counts == {"masked": 1, "baseline_only": 2}
+    assert bench.ledger() == {("filtered", "baseline_only"): 1}
+
+
+@pytest.mark.parametrize("bench", [{"max_lag": 4}], indirect=True)
+def test_texts_beyond_the_lag_bound_are_replaced_and_refunded(bench: Bench) -> None:
+    bench.preprocess.take_groups([group(0, version=0)])
+    bench.trainer.propagated_weight_version = 5
+    bench.preprocess.take_groups([group(1, version=5)])
+    assert not bench.preprocess.write_steps()
+    assert bench.discarded.counts == {"stale": 4} and bench.ledger() == {("stale", "stale"): 4}
+    bench.preprocess.take_groups([group(2, version=5)])
+    assert bench.preprocess.write_steps()
+
+
+@pytest.mark.parametrize("bench", [{"ring_buffer_size": 10}], indirect=True)
+def test_without_a_bound_the_oldest_texts_are_popped(bench: Bench) -> None:
+    bench.trainer.samples_processed = -1000
+    for number in range(5):
+        bench.preprocess.take_groups([group(number)])
+        bench.preprocess.write_steps()
+    assert bench.discarded.counts == {"popped": 10} and bench.ledger() == {("filtered", "popped"): 10}
+
+
+def test_an_emptied_chunk_publishes_nothing(bench: Bench) -> None:
+    broken = group(0)
+    for text in broken:
+        text["reward"] = float("nan")
+    bench.preprocess.take_groups([broken])
+    assert not bench.preprocess.write_steps() and bench.batches() == []
+    assert bench.ledger() == {("filtered", "not_finite"): 4}
+
+
+@hypothesis_settings(max_examples=60, deadline=None)
+@given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(1, 12))
+def test_cuts_only_when_whole_rollouts_do_not_fit(sizes: list[int], n: int) -> None:
+    buffer = ReadyBuffer()
+    for rollout, size in enumerate(sizes):
+        buffer.add(ready(1, group_id="g", rollout_index=rollout, step_index=s) for s in range(size))
+    if n > sum(sizes):
+        with pytest.raises(ValueError, match="texts were asked for"):
+            buffer.take(n)
+        return
+    taken, split = buffer.take(n)
+    assert len(taken) == n and len(buffer) == sum(sizes) - n
+    counts = Counter(text.rollout_index for text in taken)
+    cut = [r for r, count in counts.items() if count < sizes[r]]
+    assert len(cut) == split <= 1
+    if all(size == 1 for size in sizes):
+        assert split == 0
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 4])
+@pytest.mark.parametrize("seq_length", [12, 40])
+def test_step_weights_do_not_depend_on_ranks_or_micro_batches(ranks: int, seq_length: int) -> None:
+    rl = RLConfig(batch_size_normalization="rollout_mean", role_weights={"a": "1/3", "b": "2/3"})
+    texts = [ready(i, role="ab"[i % 2], loss_weight=1.0 + i % 3, rollout_index=i // 2) for i in range(9)]
+    apply_scales(texts, scale_table(texts), rl)
+    plan = assemble_step(texts, 0, seq_length, ranks)
+    found: dict[str, float] = {}
+    for batch in (batch for batches in plan for batch in batches):
+        for row, text_id in enumerate(batch.text_ids):
+            column = batch.loss_weight_scale[0][batch.segment_ids[0] == row]
+            assert (column == column[0]).all()
+            found[text_id[0]] = float(column[0])
+    expected = {text.group_id: pytest.approx(text.loss_scale, rel=1e-6) for text in texts}
+    assert found == expected
+    total = sum(text.loss_scale for text in texts)
+    assert sum(t.loss_scale for t in texts if t.role == "a") == pytest.approx(total / 3)
+
+
+def test_token_columns_land_on_their_tokens() -> None:
+    texts = [ready(1, 2.0, version=3), ready(2, -1.0, version=4)]
+    batch = assemble_step(texts, 0, 64)[0][0]
+    learned = batch.labels[0] != -100
+    np.testing.assert_array_equal(batch.old_logprobs[0][learned], np.concatenate([t.logprobs for t in texts]))
+    assert (batch.old_logprobs[0][~learned] == 0).all()
+    assert set(batch.token_versions[0][learned]) == {3, 4} and batch.model_version == 3
+    assert (batch.token_versions[0][~learned] == -1).all()
+    assert batch.advantages[0][0] == 2.0 and batch.advantages[0][-1] == -1.0
+    starts = batch.position_ids[0] == 0
+    assert (batch.labels[0][starts] == -100).all() and starts.sum() == 2
+
+
+def test_unpacked_rows_hold_one_text_each() -> None:
+    plan = assemble_step([ready(i) for i in range(5)], 0, 64, 2, packing=False)
+    assert sorted(len(batches) for batches in plan) == [2, 3]
+    assert all(batch.n_texts == 1 for batches in plan for batch in batches)
+
+
+def test_overflow_and_kept_order() -> None:
+    cut = record("g0", 0, 0, 1.0, 1, finish_reason="length", finished=False)
+    whole = record("g0", 1, 0, 0.0, 2, finish_reason=" STOP ", finished=False)
+    open_ended = record("g0", 2, 0, 0.5, 3, finished=False)
+    eos = record("g0", 3, 0, 0.5, 4, finished=False)
+    eos_id = int(eos["input_ids"][-1])
+    prompt_has_it = record("g0", 3, 1, 0.5, 4, finished=False)
+    prompt_has_it["labels"][-1] = -100
+    for text in (cut, whole, open_ended, eos, prompt_has_it):
+        text["ref_logprobs"] = text["logprobs"]
+    open_ended["labels"] = np.where(open_ended["labels"] == eos_id, -100, open_ended["labels"])
+    result = process_chunk([cut, whole, eos], RLConfig(), eos_id)
+    assert [text.overflow for text in result.ready] == [True, False, False]
+    again = process_chunk([open_ended], RLConfig(), eos_id)
+    assert again.ready[0].overflow
+
+
+def test_reference_scores_match_the_policy_at_its_temperature(tmp_path: Path) -> None:
+    from pipelinerl.finetune.targets import targets_of
+    from pipelinerl.preprocess.reference import ReferenceScorer
+    from tests.unit.finetune.test_step import learner
+
+    model = tiny_model()
+    model.save_pretrained(tmp_path)
+    scorer = ReferenceScorer(str(tmp_path), 0.7, 16)
+    records = [record("g0", i, 0, 0.0, i) for i in range(5)]
+    scores = scorer.score(records)
+    one = learner(model, RLConfig(temperature=0.7))
+    for text, found in zip(records, scores):
+        chosen: ReadyText = ready(0, **{k: text[k] for k in ("input_ids", "labels", "logprobs")})
+        chosen.ref_logprobs, chosen.versions = found, np.zeros(len(found), np.int32)
+        batch = assemble_step([chosen], 0, 64)[0][0]
+        with torch.no_grad():
+            inputs = one._loss_inputs(batch, targets_of(batch, one.rl))
+        np.testing.assert_allclose(inputs.logprobs_N.numpy(), found, atol=1e-5)
+
+
+def test_metrics_are_complete_and_never_nan(bench: Bench) -> None:
+    empty = bench.preprocess.metrics.record(bench.preprocess.gauges())
+    assert all(np.isfinite(value) for value in empty.values()) and "adv/scale_mean" not in empty
+    texts = group(0, steps=2)
+    for i, text in enumerate(texts):
+        text["situation"] = f"hop:{i % 2}:plan"
+    bench.preprocess.take_groups([texts, group(1)])
+    bench.preprocess.write_steps()
+    record_ = bench.preprocess.metrics.record(bench.preprocess.gauges())
+    assert all(np.isfinite(value) for value in record_.values())
+    for name in (
+        "preprocessor/published_samples",
+        "preprocessor/queue/output_samples",
+        "preprocessor/packing_fill",
+        "adv/situation/hop:plan/abs_mean",
+        "adv/frac_singleton_buckets",
+        "adv/texts_per_rollout",
+    ):
+        assert name in record_, name
+    assert record_["adv/situation/hop:plan/count"] == 8 and record_["adv/scale_mean"] == 1.0
+
+
+def test_the_role_starts_without_torch() -> None:
+    code = (
+        "import sys, pipelinerl.preprocess.__main__; "
+        "assert not {'torch', 'pandas', 'vllm', 'domains'} & set(sys.modules), sorted(sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
