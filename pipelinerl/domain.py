@@ -16,6 +16,7 @@ from omegaconf import DictConfig
 from pydantic import BaseModel
 
 from pipelinerl.config.errors import ConfigError, suggestion
+from pipelinerl.observe.focus import ReportFocus
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +55,7 @@ class Domain(Protocol):
 
     settings: type[BaseModel] | None
     settings_key: str | None
+    report_focus: ReportFocus
 
     def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]: ...
     def services(self, cfg: DictConfig) -> list[ServiceSpec]: ...
@@ -72,6 +74,8 @@ class BaseDomain:
     """Typed model of the domain's own block, or None."""
     settings_key: str | None = None
     """Top-level key of that block."""
+    report_focus: ReportFocus = ReportFocus()
+    """Evaluation metrics that the final report shows first."""
 
     def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]:
         """Make data the run needs, such as a synthetic world.

@@ -23,11 +23,11 @@ from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.choices import print_choices
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.plan import fix_output_dir, make_plan, usable_devices
-from pipelinerl.launcher.reporting import print_report
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.observe.waits import WaitExpired
+from pipelinerl.report import report_run
 from pipelinerl.supervisor import ChildFailed
 
 COMPLETED, FAILED, REFUSED = 0, 1, 2
@@ -93,7 +93,7 @@ def _run(
     steps, last = folder.completed_steps, cfg.finetune.last_step
     if steps is not None and steps >= last and not dry_run:
         print(f"this run completed its {steps} steps; force_restart=true starts over", flush=True)
-        print_report(folder.path, domain)
+        report_run(folder.path, domain)
         return COMPLETED
     setup_logging(folder.path, "launcher", "launcher_0")
     plan = make_plan(composition, domain, cfg, folder, devices, dry_run)
@@ -113,7 +113,7 @@ def _run(
         supervise(plan, say, display.tick)
     if cfg.debug.mode == "":
         folder.mark_completed(last)
-    print_report(folder.path, domain)
+    report_run(folder.path, domain)
     return COMPLETED
 
 

@@ -11,7 +11,6 @@ from rich.console import Console
 from pipelinerl.config import ConfigError, load_tree
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.observe.report import write_report
-from pipelinerl.observe.summary import ReportFocus
 from pipelinerl.streams import StreamError
 
 
@@ -25,8 +24,7 @@ def domain_of(output_dir: Path) -> Domain:
 def report_run(output_dir: Path, domain: Domain | None = None, console: Console | None = None) -> Path:
     """Print and write the report with the domain's sections; returns its folder."""
     domain = domain or domain_of(output_dir)
-    focus = getattr(domain, "report_focus", ReportFocus())
-    return write_report(output_dir, focus, domain.report(output_dir), console)
+    return write_report(output_dir, domain.report_focus, domain.report(output_dir), console)
 
 
 def main(argv: list[str] | None = None) -> int:

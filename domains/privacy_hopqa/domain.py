@@ -20,6 +20,7 @@ from domains.privacy_hopqa.runtime import data_manifest
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.world import WorldError, generate, world_config
 from pipelinerl.domain import BaseDomain, ReportSection, ServiceSpec
+from pipelinerl.observe.focus import ReportFocus
 
 KEY = "privacy_hopqa"
 WORLD_FOLDER = "world"
@@ -30,6 +31,23 @@ class PrivacyHopQADomain(BaseDomain):
 
     settings = PrivacyHopQASettings
     settings_key = KEY
+    report_focus = ReportFocus(
+        headline=(
+            "success",
+            "success_if_well_formed",
+            "reward",
+            "hop_accuracy",
+            "leak",
+            "leak_intent",
+            "well_formed",
+        ),
+        stages={
+            "plan: gold retrieved": "plan_gold_retrieved",
+            "choose: correct": "choose_correct",
+            "read: correct": "read_accuracy",
+            "resolve: correct": "resolve_accuracy",
+        },
+    )
 
     def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]:
         """Generate the synthetic world into `<output_dir>/world` unless the user named a dataset."""

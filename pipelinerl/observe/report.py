@@ -11,9 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from pipelinerl.accounting import Counts
+from pipelinerl.observe.focus import ReportFocus
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
-from pipelinerl.observe.summary import Comparison, ReportFocus, Summary, summarise
+from pipelinerl.observe.summary import Comparison, Summary, summarise
 
 _RATES = {
     "elapsed_s": "seconds from the first to the last record",

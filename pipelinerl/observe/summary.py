@@ -2,29 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from pipelinerl.accounting import Counts, reconcile
+from pipelinerl.observe.focus import ReportFocus
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
 
 _FIRST = ("success", "reward")
 _MOST_HEADLINES = 12
-
-
-@dataclass(frozen=True, kw_only=True)
-class ReportFocus:
-    """What a domain wants shown first; by default success, reward and the yes/no metrics."""
-
-    headline: tuple[str, ...] = ()
-    """Evaluation metrics of the printed table, in order."""
-    stages: Mapping[str, str] = field(default_factory=dict)
-    """Label -> evaluation metric, for the figure of the stages of an agent."""
 
 
 @dataclass(frozen=True)
