@@ -81,7 +81,7 @@ def token_statistics(
         "old_logprobs": inputs.old_logprobs_N,
         "new_logprobs": inputs.logprobs_N,
         "ref_logprobs": inputs.ref_logprobs_N,
-        "kl_new_old": (-difference).exp() + difference - 1,
+        "kl_new_old": ratio - difference - 1,
         "mean_abs_log_ratio_new_old": difference.abs(),
         "ratio_new_old": ratio,
         "ratio_ref_new": to_reference.exp(),
