@@ -28,6 +28,7 @@ from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.report import report_run
+from pipelinerl.state import begin_session
 from pipelinerl.supervisor import ChildFailed
 
 COMPLETED, FAILED, REFUSED = 0, 1, 2
@@ -103,6 +104,8 @@ def _run(
             f"DRY_RUN: wrote {len(plan.children)} start.sh below {folder.path}; started nothing", flush=True
         )
         return COMPLETED
+    if any(job.kind == "finetune" for job in plan.cfg.jobs):
+        begin_session(folder.path)
     log = logging.getLogger("pipelinerl.launch")
     with ProgressDisplay(folder.path, last * cfg.texts_per_step) as display:
 
