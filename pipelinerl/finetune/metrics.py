@@ -83,7 +83,8 @@ def token_statistics(
         "ref_logprobs": inputs.ref_logprobs_N,
         "kl_new_old": ratio - difference - 1,
         "mean_abs_log_ratio_new_old": difference.abs(),
-        "ratio_new_old": ratio,
+        # As upstream: the ratio that the loss uses. Sums (and so ess) and extremes stay unclamped.
+        "ratio_new_old": ratio.clamp(0, 1 + rl.epsilon_high) if rl.policy_loss == "reinforce" else ratio,
         "ratio_ref_new": to_reference.exp(),
         "ratio_ref_old": (inputs.ref_logprobs_N - inputs.old_logprobs_N).exp(),
         "clamp_log_ratio_ref_new_indicator": (to_reference.abs() > bound).float(),
@@ -94,7 +95,7 @@ def token_statistics(
     n_tokens = ratio.new_tensor(float(len(ratio)))
     sums = [loss.float(), ratio.sum(), ratio.square().sum(), n_tokens, ratio.new_tensor(float(input_size))]
     empty = len(ratio) == 0
-    extremes = {"loss": loss.float().reshape(1), **tokens}
+    extremes = tokens | {"loss": loss.float().reshape(1), "ratio_new_old": ratio}
     high = [ratio.new_tensor(-np.inf) if empty else extremes[name].max() for name in _EXTREMES]
     low = [ratio.new_tensor(np.inf) if empty else extremes[name].min() for name in _EXTREMES]
     return torch.stack([*means, *sums, *high, *low])
