@@ -1,0 +1,212 @@
+"""The report of a synthetic run: intervals, tables, figures, progress."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from rich.console import Console
+from synthetic import BATCH, STAGES, STEPS, write_run
+
+from pipelinerl.accounting import Counts, Outcome
+from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.observe.history import MetricsTail, read_evaluations, series
+from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
+from pipelinerl.observe.plots import lag_histogram
+from pipelinerl.observe.progress import Progress, ProgressDisplay, notable_waits, status_line
+from pipelinerl.observe.report import write_report
+from pipelinerl.observe.status import StatusFile
+from pipelinerl.observe.summary import summarise
+from pipelinerl.observe.waits import waiting
+
+
+@pytest.fixture(scope="module")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("run")
+    write_run(path)
+    return path
+
+
+def test_wilson_agrees_with_published_values() -> None:
+    # Newcombe (1998), table I, method 3.
+    for successes, n, low, high in ((81, 263, 0.2553, 0.3662), (15, 148, 0.0624, 0.1605), (0, 20, 0, 0.1611)):
+        found = wilson(successes, n)
+        assert (found.low, found.high) == pytest.approx((low, high), abs=5e-5)
+
+
+@given(st.lists(st.floats(-10, 10), min_size=1, max_size=30))
+@settings(max_examples=30, deadline=None)
+def test_an_interval_holds_its_mean(values: list[float]) -> None:
+    found = mean_interval(list(values))
+    assert found.low - 1e-9 <= found.mean <= found.high + 1e-9
+    assert found.n == len(values)
+
+
+def test_the_bootstrap_covers_and_repeats() -> None:
+    rng = np.random.default_rng(1)
+    hits = 0
+    for _ in range(100):
+        found = bootstrap(rng.normal(0.0, 1.0, 60))
+        hits += found.low <= 0.0 <= found.high
+    assert 86 <= hits <= 100
+    values = rng.normal(size=50)
+    assert bootstrap(values) == bootstrap(values)
+
+
+def test_a_paired_difference_is_tighter_than_two_intervals_and_skips_missing_problems() -> None:
+    rng = np.random.default_rng(0)
+    before = rng.normal(0, 5, 100)
+    after = before + 0.5 + rng.normal(0, 0.1, 100)
+    found = paired_difference([*before, None, 1.0], [*after, 2.0, None])
+    assert found.n == 100
+    assert 0.4 < found.low < found.mean < found.high < 0.6
+    with pytest.raises(ValueError, match="not the same problems"):
+        paired_difference([1.0], [1.0, 2.0])
+    with pytest.raises(ValueError, match="at least one value"):
+        mean_interval([None])
+
+
+def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None:
+    out = io.StringIO()
+    console = Console(file=out, width=60)
+    folder = write_report(run_dir, ReportFocus(stages=STAGES), console=console)
+    text = out.getvalue()
+    assert "before (0 texts)" in text and f"after ({BATCH * STEPS} texts)" in text
+    assert (
+        "rollouts: 560 started = 434 trained + 0 stale + 88 filtered + 6 failed + 0 empty + 32 unfinished"
+        in text
+    )
+    for metric in ("success", "reward", "leak"):
+        assert metric in text
+    content = json.loads((folder / "report.json").read_text())
+    assert content["versions"] == [0, 640, 1280, 1920]
+    difference = content["comparisons"]["success"]["difference"]
+    assert difference["low"] > 0 and difference["n"] == 49
+    assert content["comparisons"]["leak"]["difference"]["high"] < 0
+    assert content["rollouts"]["adds_up"] is True
+    assert content["rates"]["lag_max_texts"] == 64
+    figures = {path.name for path in folder.glob("*.png")}
+    assert figures == {
+        f"{name}.png"
+        for name in (
+            "learning",
+            "stages",
+            "evaluation",
+            "optimisation",
+            "staleness",
+            "throughput",
+            "outcomes",
+        )
+    }
+    assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for path in folder.glob("*.png"))
+    markdown = (folder / "report.md").read_text()
+    assert all(f"({name})" in markdown for name in figures)
+    assert "| turns |" in markdown
+
+
+def test_the_command_reports_a_run_and_refuses_a_missing_one(run_dir: Path, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "pipelinerl.report"]
+    done = subprocess.run([*command, str(run_dir)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert "434 trained" in done.stdout
+    missing = subprocess.run([*command, str(tmp_path / "no")], capture_output=True, text=True)
+    assert (missing.returncode, missing.stderr) == (1, f"report: there is no run in {tmp_path / 'no'}\n")
+
+
+def test_a_run_that_wrote_nothing_is_reported_as_such(tmp_path: Path) -> None:
+    out = io.StringIO()
+    folder = write_report(tmp_path, console=Console(file=out))
+    assert "No evaluation was recorded." in out.getvalue()
+    assert "rollouts: 0 started" in out.getvalue()
+    assert not list(folder.glob("*.png"))
+
+
+def test_a_version_evaluated_twice_counts_once(tmp_path: Path) -> None:
+    from pipelinerl.streams import SingleStreamSpec, write_to_streams
+
+    with write_to_streams(SingleStreamSpec(tmp_path, "stats_test")) as stats:
+        for version, value in ((0, 0.0), (8, 0.0), (8, 1.0)):
+            stats.write({"version": version, "values": {"success": [value, None]}})
+    found = read_evaluations(tmp_path)
+    assert [(e.version, e.values["success"]) for e in found] == [(0, [0.0, None]), (8, [1.0, None])]
+    assert summarise(tmp_path).comparisons["success"].after.mean == 1.0
+
+
+def test_series_take_the_later_record_of_a_step_after_a_resume() -> None:
+    records = [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0}, {"step": 2, "a": 5.0}, {"a": 9.0}, {"step": 3}]
+    found = series(records, "a")
+    assert found.x.tolist() == [1, 2] and found.y.tolist() == [1, 5]
+
+
+def test_lag_histograms_of_steps_are_added_up() -> None:
+    records = [
+        {"stats/lag_histogram": {"edges": [0, 1, 8, 16], "counts": [10, 0, 5]}},
+        {"stats/lag_histogram": {"edges": [0, 1], "counts": [5]}},
+    ]
+    edges, counts = lag_histogram(records)
+    assert counts[0] == 15 and counts.sum() == 20
+    assert edges[np.flatnonzero(counts)].tolist() == [0, 8]
+    assert all(len(part) == 0 for part in lag_histogram([]))
+
+
+def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
+    line = Progress(run_dir, target_texts=3840).update()
+    assert "trained 1920 texts of 3840 (50%)" in line
+    assert "434 trained, 88 filtered, 6 failed, 32 open" in line
+    assert "evaluated 196 of 200" in line
+    status = {
+        "actor": {"waits": [{"name": "an engine with room", "waited_s": 12.0, "deadline_s": 60.0}]},
+        "finetune": {"waits": [{"name": "texts", "waited_s": 1.0, "deadline_s": 60.0}]},
+    }
+    assert notable_waits(status) == ["actor for an engine with room (12 of 60 s)"]
+    empty = status_line({}, Counts(), status, None, 61.0)
+    assert empty == "1:01 | rollouts 0: 0 open | waiting: actor for an engine with room (12 of 60 s)"
+
+
+def test_plain_output_repeats_nothing(tmp_path: Path) -> None:
+    from pipelinerl.accounting import Ledger
+
+    out = io.StringIO()
+    with ProgressDisplay(tmp_path, console=Console(file=out, soft_wrap=True)) as display:
+        display.tick()
+        display.tick()
+        display.say("[engine] is healthy")
+        with Ledger(tmp_path, "actor") as ledger:
+            ledger.record(Outcome.STARTED, ["g/0"])
+        display.tick()
+    assert [line.partition(" | ")[2] or line for line in out.getvalue().splitlines()] == [
+        "rollouts 0: 0 open",
+        "[engine] is healthy",
+        "rollouts 1: 1 open",
+    ]
+
+
+def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
+    out = io.StringIO()
+    with ProgressDisplay(tmp_path, console=Console(file=out, force_terminal=True, width=100)) as display:
+        display.tick()
+    assert "rollouts 0" in out.getvalue()
+
+
+def test_the_tail_of_metrics_survives_torn_lines_and_other_files(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.jsonl"
+    tail = MetricsTail(path)
+    assert tail.update() == []
+    path.write_text('{"a":1}\n{"a":2')
+    assert tail.update() == [{"a": 1}]
+    with path.open("a") as file:
+        file.write('\n{"a":3}\n')
+    assert tail.update() == [{"a": 3}]
+
+
+def test_a_status_file_reaches_the_line(tmp_path: Path) -> None:
+    with StatusFile(tmp_path, "actor", interval_s=60) as status, waiting("an engine", 90):
+        status.write()
+        assert "waiting" not in Progress(tmp_path).update()
