@@ -34,6 +34,12 @@ def suggestion(name: str, valid: Iterable[str], prefix: str = "") -> str:
     return f"allowed here: {shown}" if names else "no key is allowed here"
 
 
+def first_line(error: Exception) -> str:
+    """The first line of an error of several lines, without superfluous blanks."""
+    lines = [" ".join(line.split()) for line in str(error).splitlines() if line.strip()]
+    return lines[0] if lines else type(error).__name__
+
+
 def fields_at(model: type[BaseModel], path: Iterable[str | int]) -> list[str]:
     """Field names of the (nested) model at `path`; empty where the path leaves the typed tree."""
     current: type[BaseModel] | None = model
@@ -64,7 +70,7 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
             *parents, name = item["loc"]
             hint = suggestion(str(name), fields_at(model, parents), ".".join([*path[:-1], ""]))
             lines.append(f"{key}: unknown key; {hint}")
-        elif item["type"] == "missing":
+        elif item["type"] == "missing" or item["input"] is None:
             lines.append(f"{key}: missing; set {key}=VALUE")
         else:
             message = item["msg"].removeprefix("Value error, ")

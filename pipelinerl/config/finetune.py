@@ -55,7 +55,7 @@ class RLConfig(Section):
     """Texts cut by length get no gradient."""
     value_loss_coef: float = Field(0.0, ge=0)
     """Weight of the value head's loss."""
-    temperature: float = Field(1.0, gt=0)
+    temperature: float = Field(1.0, ge=0)
     """Temperature at which log-probabilities are recomputed; that of the sampling."""
 
     @field_validator("role_weights")

@@ -1,0 +1,167 @@
+"""Composition: its order, its two spellings, its defaults."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from pipelinerl.config import Config, ConfigError, load, load_tree, save, typed
+from pipelinerl.config.compose import Composition
+from pipelinerl.config.keys import leaves
+
+Compose = Callable[..., Composition]
+
+
+@pytest.mark.parametrize("domain", ["guessing", "privacy_hopqa"])
+def test_domain_and_config_name_compose_to_the_same_tree(composed: Compose, domain: str) -> None:
+    by_group = composed(f"+domain={domain}", "seed=7")
+    by_name = composed("seed=7", config_name=domain)
+    assert by_group.tree == by_name.tree
+
+
+def test_a_domain_without_plus_is_answered_with_the_right_spelling(composed: Compose) -> None:
+    with pytest.raises(ConfigError, match=r"domain=guessing: write \+domain=guessing"):
+        composed("domain=guessing")
+    with pytest.raises(ConfigError, match=r"no such domain; did you mean guessing"):
+        composed("+domain=gessing")
+
+
+def test_what_a_run_uses_equals_the_defaults_of_the_models(composed: Compose) -> None:
+    """One default per key, however it is reached: the bundled files and the classes agree."""
+    tree = composed("hardware=gpu").tree
+    run = typed(tree).model_dump(by_alias=True)
+    plain = Config().model_dump(by_alias=True)
+    plain["finetune"]["config_name"] = plain["model_path"]
+    assert run == plain
+
+
+def test_the_files_hold_every_key_of_the_models_and_no_other(composed: Compose) -> None:
+    container = OmegaConf.to_container(composed("hardware=gpu").tree, resolve=True)
+    model = Config().model_dump(by_alias=True)
+
+    def keys(node: Any, prefix: str = "") -> set[str]:
+        if not isinstance(node, dict) or not node:
+            return {prefix}
+        return set().union(*(keys(value, f"{prefix}.{key}") for key, value in node.items()))
+
+    assert keys(container) == keys(model)
+
+
+def test_every_key_is_documented() -> None:
+    def undocumented(model: Any) -> list[str]:
+        found = []
+        for name, field in model.model_fields.items():
+            if not field.description:
+                found.append(f"{model.__name__}.{name}")
+            nested = field.annotation
+            if isinstance(nested, type) and hasattr(nested, "model_fields"):
+                found += undocumented(nested)
+        return found
+
+    assert undocumented(Config) == []
+
+
+def test_the_order_is_base_then_hardware_then_domain_then_both_then_user(
+    composed: Compose, tmp_path: Path
+) -> None:
+    for folder, value in (("hardware/cpu", 2), ("domain/x", 3), ("domain_hardware/x_cpu", 4)):
+        path = tmp_path / f"{folder}.yaml"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(f"# @package _global_\nseed: {value}\n")
+    assert composed(config_dir=tmp_path, hardware="gpu").tree.seed == 42
+    assert composed(config_dir=tmp_path).tree.seed == 2
+    assert composed("+domain=x", config_dir=tmp_path).tree.seed == 4
+    (tmp_path / "domain_hardware/x_cpu.yaml").unlink()
+    assert composed("+domain=x", config_dir=tmp_path).tree.seed == 3
+    assert composed("+domain=x", "seed=5", config_dir=tmp_path).tree.seed == 5
+
+
+def test_a_chosen_group_wins_over_the_domain_and_loses_to_a_key(composed: Compose, tmp_path: Path) -> None:
+    (tmp_path / "domain").mkdir()
+    (tmp_path / "domain/x.yaml").write_text(
+        "# @package _global_\nfinetune: {attempts: 3, rl: {policy_loss: reinforce}}\n"
+    )
+    tree = composed("+domain=x", "finetune=grpo", config_dir=tmp_path).tree
+    assert tree.finetune.rl.policy_loss == "ppo"
+    tree = composed(
+        "+domain=x", "finetune=grpo", "finetune.rl.policy_loss=reinforce", config_dir=tmp_path
+    ).tree
+    assert tree.finetune.rl.policy_loss == "reinforce"
+
+
+def test_a_user_s_folder_is_searched_first_and_may_build_on_base(composed: Compose, tmp_path: Path) -> None:
+    (tmp_path / "mine.yaml").write_text("defaults: [base, _self_]\nseed: 9\n")
+    tree = composed(config_name="mine", config_dir=tmp_path).tree
+    assert tree.seed == 9 and tree.finetune.attempts == 8
+    with pytest.raises(ConfigError, match="did you mean mine"):
+        composed(config_name="mien", config_dir=tmp_path)
+    with pytest.raises(ConfigError, match="no such folder"):
+        composed(config_dir=tmp_path / "absent")
+
+
+def test_a_domain_may_bring_keys_but_no_near_miss_of_a_core_key(composed: Compose, tmp_path: Path) -> None:
+    (tmp_path / "domain").mkdir()
+    path = tmp_path / "domain/x.yaml"
+    path.write_text("# @package _global_\nsandbox_endpoint: null\nactor: {agent_max_loops: 3}\n")
+    composition = composed("+domain=x", "actor.agent_max_loops=5", config_dir=tmp_path)
+    assert composition.tree.domain_keys == ["sandbox_endpoint", "actor.agent_max_loops"]
+    assert typed(composition.tree).actor.agent_max_loops == 5  # type: ignore[attr-defined]
+    path.write_text("# @package _global_\nactor: {llm_max_rollout: 3}\n")
+    with pytest.raises(ConfigError, match=r"did you mean actor\.llm_max_rollouts"):
+        composed("+domain=x", config_dir=tmp_path)
+
+
+def test_interpolations_follow_the_user_s_value(composed: Compose) -> None:
+    tree = composed("finetune.attempts=5", "llm.parameters.temperature=0.7", "finetune.rl.kl_coef=0.1").tree
+    assert (tree.attempts, tree.finetune.rl.temperature, tree.finetune.rl.final_kl_coef) == (5, 0.7, 0.1)
+
+
+def test_the_engine_takes_the_older_spelling_of_its_context(composed: Compose) -> None:
+    cfg = typed(composed("hardware=gpu", "vllm_config.vllm_kwargs.max_model_len=4096").tree)
+    assert cfg.engine.max_model_len == 4096
+
+
+def test_a_bundled_model_is_found_from_any_directory(
+    composed: Compose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = Path(composed("+domain=privacy_hopqa").tree.model_path)
+    assert path.is_absolute() and path.parts[-3:] == ("domains", "privacy_hopqa", "checkpoint")
+
+
+def test_gpu_profiles_of_the_domains_ask_for_a_model(composed: Compose) -> None:
+    with pytest.raises(ConfigError, match="model_path: missing; set model_path=VALUE"):
+        typed(composed("+domain=privacy_hopqa", "hardware=gpu").tree)
+
+
+def test_saving_and_loading_keeps_the_tree_and_says_who_reads_it(composed: Compose, tmp_path: Path) -> None:
+    tree = composed("+domain=guessing").tree
+    tree.jobs = [
+        {"kind": "actor_llm", "idx": 0, "url": "http://127.0.0.1:1", "port": 1, "name": "actor_vllm_0"},
+        {"kind": "actor", "idx": 1, "name": "actor"},
+    ]
+    tree.jobs = [job.model_dump() for job in typed(tree).jobs]
+    save(tree, tmp_path)
+    assert load(tmp_path).model_dump() == typed(tree).model_dump()
+    me = load_tree(tmp_path, job=1).me
+    assert me.llm_urls == ["http://127.0.0.1:1"] and me.kind == "actor"
+    with pytest.raises(ConfigError, match="no such job"):
+        load_tree(tmp_path, job=5)
+    with pytest.raises(ConfigError, match="not found"):
+        load(tmp_path / "absent")
+
+
+def test_a_loaded_tree_is_frozen(composed: Compose) -> None:
+    cfg = typed(composed().tree)
+    with pytest.raises(ValueError, match="frozen"):
+        cfg.seed = 1  # type: ignore[misc]
+
+
+def test_leaves_are_dotted_keys(composed: Compose) -> None:
+    flat = leaves(composed().tree)
+    assert flat["finetune.rl.kl_coef"] == 0.0
+    assert flat["finetune.rl.final_kl_coef"] == "${.kl_coef}"

@@ -1,0 +1,143 @@
+"""Bad configurations are refused before anything starts, in one line that says what to do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+MISSPELT = [
+    ("actor.llm_max_rollout=3", "did you mean actor.llm_max_rollouts?"),
+    ("+actor.foo=1", "actor.foo: unknown key; allowed here:"),
+    ("+sede=1", "did you mean seed?"),
+    ("sed=1", "did you mean seed?"),
+    ("kl_coef=0.1", "did you mean finetune.rl.kl_coef?"),
+    ("finetune.rl.kl=0.1", "did you mean finetune.rl.kl_coef?"),
+    ("finetune.rl.polcy_loss=ppo", "did you mean finetune.rl.policy_loss?"),
+    ("learning_rate=1", "did you mean finetune.learning_rate?"),
+    ("llm.parameters.max_token=3", "did you mean llm.parameters.max_tokens?"),
+    ("+llm.parameters.presence_penalty=1", "llm.parameters.presence_penalty: unknown key"),
+    ("model_path.x=1", "model_path holds a value and no keys"),
+    ("finetune=grop", "finetune=grop: no such choice; did you mean grpo?"),
+    ("hardware=tpu", "hardware=tpu: no such profile"),
+    ("streams=redis", "streams=redis: no such choice"),
+    ("+domain_hardware=guessing_cpu", "chosen by +domain and hardware"),
+    ("finetune.lora.enabled=true", "all weights are trained"),
+    ("finetune.rl.aggregate_loss=mean", "no longer exists"),
+    ("finetune.fp32_lm_head=true", "use fp32_layer_prefix=lm_head"),
+    (
+        "vllm_config.vllm_kwargs.quantization=fp8",
+        "a new key is written +vllm_config.vllm_kwargs.quantization",
+    ),
+    ("seed", "not an override; write key=value"),
+    ("~seed", "keys cannot be deleted; set seed=null"),
+    ("seed=1,2", "sweeps are not supported"),
+    ("hardware.kind=gpu", "choose the profile, hardware=gpu"),
+]
+
+WRONG_VALUES = [
+    ("seed=abc", "seed='abc': input should be a valid integer"),
+    ("finetune.rl.policy_loss=gspo", "'ppo' or 'reinforce'"),
+    ("finetune.model_class=vision2seq-language-modeling", "'causal-language-modeling'"),
+    ("finetune.seq_parallel=2", "input should be 1"),
+    ("finetune.optim=cpuadam", "'adamw_torch'"),
+    ("world.replicas=2", "input should be 1"),
+    ("finetune.rl.role_weights={policy: 1/0}", "must be a number >= 0 or a fraction such as 1/9"),
+    ("finetune.rl.role_weights={policy: -1}", "must be >= 0"),
+    ("engine.port=70000", "less than or equal to 65535"),
+    ("actor.on_rollout_error=ignore", "'drop_rollout'"),
+    ("debug.mode=everything", "'open_loop'"),
+    ("max_lag=-1", "greater than or equal to 0"),
+    ("finetune.learning_rate=null", "finetune.learning_rate: missing; set finetune.learning_rate=VALUE"),
+    ("train_dataset_names=train", "input should be a valid list"),
+]
+
+CONTRADICTIONS = [
+    ("model_path=/nowhere/at/all", "no such folder; give a model folder or a hub name"),
+    ("model_path=conf/nothing", "no such folder"),
+    ("model_path=setup.py", "a file; give the folder that holds config.json"),
+    ("finetune.config_name=other/model", "differs from model_path"),
+    ("dataset_loader=domains.guessing.load_problem", "has no load_problem; did you mean load_problems?"),
+    ("actor.rollout_policy=domains.nothing.f", "no module domains.nothing"),
+    ("actor.rollout_policy=f", "not a dotted path"),
+    ("actor.rollout_policy=null", "actor.rollout_policy: missing"),
+    ("train_dataset_names=[]", "nothing to train on"),
+    ("test_dataset_names=[]", "set eval_every_n_versions=0"),
+    ("train_subset={begin: 5, end: 5}", "it would be empty"),
+    ("accelerate_config=/no/such.yaml", "no such path"),
+    ("weights.directory=/no/such", "not a writable folder"),
+    ("llm.parameters.temperature=0", "llm.parameters.temperature=0"),
+    ("llm.parameters.top_p=0.9", "llm.parameters.top_p=0.9: the trainer cannot recompute"),
+    ("llm.parameters.top_k=50", "llm.parameters.top_k=50"),
+    ("llm.parameters.min_p=0.1", "llm.parameters.min_p=0.1"),
+    ("llm.parameters.min_tokens=4", "llm.parameters.min_tokens=4"),
+    ("finetune.rl.temperature=0.7", "set llm.parameters.temperature only"),
+    ("llm.parameters.max_tokens=1024", "leaves no room for a prompt"),
+    ("test_llm.parameters.max_tokens=2000", "test_llm.parameters.max_tokens=2000"),
+    ("finetune.seq_length=512", "shorter than engine.max_model_len=1024"),
+    ("engine.max_prefill_tokens=100000", "more than the slots hold"),
+    ("finetune.rl.pad_step_rewards_for_advantage=true", "set finetune.rl.step_reward_advantages=true"),
+    ("finetune.rl.value_loss_coef=0.1", "there is no value head"),
+    ("finetune.attempts=1", "a lone rollout has advantage 0"),
+    ("attempts=4", "set the latter only"),
+    ("world.preprocessor_fraction=1", "set world.preprocessor_fraction=0"),
+    ("finetune.interrupt_train_steps=21", "beyond finetune.max_train_steps=20"),
+    ("use_fsdp=true", "sharding needs several GPUs"),
+    ("preprocess.dataset_buffer_size=100", "must be 0 or equal to preprocess.ring_buffer_size"),
+    ("preprocess.input=other", "no other role uses this topic"),
+    ("finetune.input=other", "preprocess writes training_data"),
+    ("actor.rollout_retry_initial_delay_s=60", "above actor.rollout_retry_max_delay_s"),
+    ("actor.domain_mix={a: -1, b: 2}", "weights are at least 0"),
+    ("actor.domain_mix={a: 0}", "every weight is 0"),
+    ("actor.difficulty_aware_penalty.enabled=true", "set rewards.buffer_tokens"),
+    ("engine.kind=vllm", "needs a GPU"),
+    ("weights.transport=nccl", "the embedded engine reads files"),
+    ("debug.mode=finetune", "set debug.streams_from=RUN_FOLDER"),
+    ("debug.streams_from=/no/such", "no such path"),
+    ("environment={key: a}", "has no _target_"),
+    ("hardware=gpu", "no GPU is visible"),
+]
+
+
+@pytest.mark.parametrize(("override", "expected"), MISSPELT + WRONG_VALUES + CONTRADICTIONS)
+def test_a_bad_override_is_refused_with_its_remedy(
+    refusal: Callable[..., str], override: str, expected: str
+) -> None:
+    assert expected in refusal(override)
+
+
+def test_several_contradictions_are_reported_together(refusal: Callable[..., str]) -> None:
+    text = refusal("llm.parameters.top_p=0.9", "finetune.attempts=1")
+    assert len(text.splitlines()) == 2
+
+
+@pytest.mark.parametrize(
+    ("overrides", "expected"),
+    [
+        (
+            ["preprocess.ring_buffer_size=100", "preprocess.dataset_buffer_size=100"],
+            "not a multiple of the 64",
+        ),
+        (
+            ["preprocess.ring_buffer_size=6400", "preprocess.dataset_buffer_size=6400"],
+            "max_lag=512 admits at most 576 texts",
+        ),
+        (
+            ["preprocess.ring_buffer_size=64", "preprocess.dataset_buffer_size=64", "max_lag=null"],
+            "set pop_old_data=false",
+        ),
+        (
+            ["finetune.rl.role_weights={a: 1}", "finetune.rl.loss_scale_scope=chunk"],
+            "set loss_scale_scope=batch",
+        ),
+        (["engine.max_model_len=5000", "finetune.seq_length=5000"], "the model has 4096 positions"),
+    ],
+)
+def test_keys_that_contradict_each_other_are_refused(
+    refusal: Callable[..., str], overrides: list[str], expected: str
+) -> None:
+    assert expected in refusal(*overrides)
+
+
+def test_a_sound_configuration_passes(validated: Callable[..., object]) -> None:
+    validated("test_llm.parameters.top_p=0.5", "test_llm.parameters.temperature=0", "max_lag=0")
