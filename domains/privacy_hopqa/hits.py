@@ -11,6 +11,7 @@ from domains.privacy_hopqa.identity import alias_set
 from domains.privacy_hopqa.interfaces import Document, Hit
 
 _TITLE_CHARS = 180
+_HEADLINE_CHARS = 100
 _HEADING = re.compile(r"^#{1,6}[ \t]+(\S.*)$", re.MULTILINE)
 
 
@@ -37,7 +38,7 @@ def local_document(hit: Mapping[str, Any]) -> Document:
 
 
 def web_document(hit: Mapping[str, Any]) -> Document:
-    """A public document; its title is its first heading, else its first line."""
+    """A public document; many have no title."""
     text = _text(hit, "text")
     doc_id = _text(hit, "docid")
     if not doc_id.startswith("web/"):
@@ -49,9 +50,11 @@ def web_document(hit: Mapping[str, Any]) -> Document:
 
 
 def web_title(text: str) -> str:
-    """The first heading near the top, else the first line."""
-    heading = _HEADING.search(text, 0, 400)
-    return heading[1].strip()[:_TITLE_CHARS] if heading else first_line(text)
+    """The first heading near the top, else a short first line that is no sentence, else nothing."""
+    if heading := _HEADING.search(text, 0, 400):
+        return heading[1].strip()[:_TITLE_CHARS]
+    line = first_line(text)
+    return line if len(line) <= _HEADLINE_CHARS and not line.endswith((".", "!", "?", ",", ";", ":")) else ""
 
 
 def first_line(text: str) -> str:

@@ -52,7 +52,10 @@ def _run(cfg: Config, source: Any) -> int:
         added_tokens=tuple(load_domain(cfg.domain_hooks).vocabulary()),
         tokenizer_texts=spec.tokenizer_texts,
         shape=ModelShape(**spec.shape.model_dump()),
-        phases=[Phase(**phase.model_dump()) for phase in spec.phases],
+        phases=[
+            Phase(name=p.name, tokens=round(p.tokens * spec.budget), prompt_loss=p.prompt_loss)
+            for p in spec.phases
+        ],
         pack_tokens=spec.pack_tokens,
         learning_rate=spec.learning_rate,
         weight_decay=spec.weight_decay,

@@ -33,11 +33,21 @@ class Demonstration:
 
 
 class TokenPack(NamedTuple):
-    """Whole sequences behind each other: ids int32 [L], labels int32 [L] (−100 = no loss), lengths int32 [n]."""
+    """Whole sequences behind each other: int32 ids [L], labels [L] (−100 = no loss), float32 weights [L] of
+    the labels, int32 lengths [n]."""
 
     input_ids: np.ndarray
     labels: np.ndarray
+    weights: np.ndarray
     lengths: np.ndarray
+
+
+class Encoded(NamedTuple):
+    """One demonstration: int32 ids and labels, float32 weights, `[n]` each."""
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    weights: np.ndarray
 
 
 Source = Callable[[int, str], Iterable[Demonstration]]
@@ -45,9 +55,13 @@ Source = Callable[[int, str], Iterable[Demonstration]]
 
 
 def encode(
-    tokenizer: Tokenizer, demonstrations: Iterable[Demonstration], max_length: int, prompt_loss: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Token ids and labels of each demonstration; one longer than `max_length` is an error (ValueError)."""
+    tokenizer: Tokenizer, demonstrations: Iterable[Demonstration], max_length: int, prompt_loss: float
+) -> Iterator[Encoded]:
+    """Token ids, labels and weights of each demonstration.
+
+    Prompt tokens have the weight `prompt_loss`, and no label where it is 0. A demonstration longer than
+    `max_length` is an error (ValueError).
+    """
     batch: list[Demonstration] = []
     for demonstration in demonstrations:
         batch.append(demonstration)
@@ -58,39 +72,40 @@ def encode(
 
 
 def _encode_batch(
-    tokenizer: Tokenizer, batch: list[Demonstration], max_length: int, prompt_loss: bool
-) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    tokenizer: Tokenizer, batch: list[Demonstration], max_length: int, prompt_loss: float
+) -> Iterator[Encoded]:
     prompts = tokenizer.encode_batch_fast([USER + d.prompt + ASSISTANT for d in batch])
     answers = tokenizer.encode_batch_fast([d.completion + END for d in batch])
     for demonstration, prompt, answer in zip(batch, prompts, answers):
         ids = np.array(prompt.ids + answer.ids, np.int32)
         if len(ids) > max_length:
             raise ValueError(
-                f"a {demonstration.kind!r} demonstration has {len(ids)} tokens, more than max_length={max_length}"
+                f"a {demonstration.kind!r} demonstration has {len(ids)} tokens; max_length is {max_length}"
             )
         labels = ids.copy()
         labels[: 1 if prompt_loss else len(prompt.ids)] = MASKED
-        yield ids, labels
+        weights = np.ones(len(ids), np.float32)
+        weights[: len(prompt.ids)] = prompt_loss
+        yield Encoded(ids, labels, weights)
 
 
-def pack(sequences: Iterable[tuple[np.ndarray, np.ndarray]], tokens: int) -> Iterator[TokenPack]:
+def pack(sequences: Iterable[Encoded], tokens: int) -> Iterator[TokenPack]:
     """Packs of at most `tokens` tokens in order of arrival; the last, partial one is kept."""
-    ids: list[np.ndarray] = []
-    labels: list[np.ndarray] = []
+    waiting: list[Encoded] = []
     size = 0
-    for sequence, sequence_labels in sequences:
-        if size + len(sequence) > tokens and ids:
-            yield _join(ids, labels)
-            ids, labels, size = [], [], 0
-        ids.append(sequence)
-        labels.append(sequence_labels)
-        size += len(sequence)
-    if ids:
-        yield _join(ids, labels)
+    for sequence in sequences:
+        if size + len(sequence.input_ids) > tokens and waiting:
+            yield _join(waiting)
+            waiting, size = [], 0
+        waiting.append(sequence)
+        size += len(sequence.input_ids)
+    if waiting:
+        yield _join(waiting)
 
 
-def _join(ids: list[np.ndarray], labels: list[np.ndarray]) -> TokenPack:
-    return TokenPack(np.concatenate(ids), np.concatenate(labels), np.array([len(i) for i in ids], np.int32))
+def _join(sequences: list[Encoded]) -> TokenPack:
+    ids, labels, weights = (np.concatenate(column) for column in zip(*sequences))
+    return TokenPack(ids, labels, weights, np.array([len(s.input_ids) for s in sequences], np.int32))
 
 
 class PackStream:
@@ -109,7 +124,7 @@ class PackStream:
         workers: int,
         pack_tokens: int,
         max_length: int,
-        prompt_loss: bool,
+        prompt_loss: float,
         deadline_s: float = 300.0,
     ) -> None:
         context = multiprocessing.get_context("spawn")
@@ -159,12 +174,12 @@ def _produce(
     stride: int,
     pack_tokens: int,
     max_length: int,
-    prompt_loss: bool,
+    prompt_loss: float,
 ) -> None:
     tokenizer = Tokenizer.from_file(tokenizer_file)
     order = np.random.default_rng((seed, 7))
 
-    def sequences() -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    def sequences() -> Iterator[Encoded]:
         world = seed
         while True:
             made = list(source(world, phase))

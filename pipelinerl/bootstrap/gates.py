@@ -61,7 +61,8 @@ def measure(
 def _greedy_hits(
     model: PreTrainedModel, tokenizer: Tokenizer, batch: list[Demonstration], max_length: int
 ) -> list[bool]:
-    packed = PackedBatch.from_texts(list(encode(tokenizer, batch, max_length, prompt_loss=False)))
+    encoded = encode(tokenizer, batch, max_length, prompt_loss=0.0)
+    packed = PackedBatch.from_texts([(e.input_ids, e.labels) for e in encoded])
     device = next(model.parameters()).device
 
     def move(array: object) -> torch.Tensor:

@@ -32,7 +32,7 @@ class Phase:
 
     name: str
     tokens: int
-    prompt_loss: bool = False
+    prompt_loss: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,7 +107,7 @@ def _train(
 ) -> None:
     def report(record: dict[str, float]) -> None:
         log(
-            f"step {record['step']:.0f}/{sum(recipe.steps)}  loss {record['loss']:.4f}  lr {record['lr']:.1e}  "
+            f"step {record['step']:.0f}/{sum(recipe.steps)}  loss {record['loss']:.4f}  "
             f"{record['tokens'] / 1e6:.1f}M tokens  {record['tokens_per_sec'] / 1e3:.0f}k tok/s"
         )
 
@@ -149,7 +149,7 @@ def _batches(recipe: Recipe, source: Source, tokenizer_file: Path) -> Iterator[P
 def _packed_batch(pack: TokenPack) -> PackedBatch:
     offsets = np.concatenate([[0], np.cumsum(pack.lengths)]).astype(np.int32)
     positions = np.arange(offsets[-1], dtype=np.int32) - np.repeat(offsets[:-1], pack.lengths)
-    return PackedBatch(pack.input_ids, pack.labels, positions, offsets)
+    return PackedBatch(pack.input_ids, pack.labels, positions, offsets, pack.weights)
 
 
 def check(

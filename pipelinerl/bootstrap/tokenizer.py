@@ -29,8 +29,8 @@ def train_tokenizer(
     learned = vocab_size - len(pieces)
     if learned < 256 + len(SPECIAL_TOKENS):
         raise ValueError(
-            f"vocab_size={vocab_size} is too small: {len(pieces)} added tokens, {len(SPECIAL_TOKENS)} special "
-            f"tokens and 256 bytes need at least {len(pieces) + 256 + len(SPECIAL_TOKENS)}"
+            f"vocab_size={vocab_size} is too small: 256 bytes, {len(SPECIAL_TOKENS)} special and "
+            f"{len(pieces)} added tokens need at least {len(pieces) + 256 + len(SPECIAL_TOKENS)}"
         )
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(

@@ -33,8 +33,8 @@ class PhaseConfig(Section):
     """Handed to the domain's `demonstrations`."""
     tokens: int = Field(ge=1)
     """Prompt and answer tokens to train on."""
-    prompt_loss: bool = False
-    """Learn the prompts too, not only the answers."""
+    prompt_loss: float = Field(0.0, ge=0, le=1)
+    """Weight of a prompt token's loss; an answer token's is 1."""
 
 
 class BootstrapConfig(Section):
@@ -52,6 +52,8 @@ class BootstrapConfig(Section):
     """Sizes of the model."""
     phases: list[PhaseConfig] = []
     """Phases in order, under one learning-rate schedule."""
+    budget: float = Field(1.0, gt=0)
+    """Multiplies the tokens of every phase; a small number makes a quick, weak model."""
     pack_tokens: int = Field(65_536, ge=256)
     """Tokens of one optimizer step."""
     learning_rate: float = Field(2e-3, gt=0)

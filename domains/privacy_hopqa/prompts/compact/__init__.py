@@ -5,8 +5,8 @@ references filled in, so neither the chain nor earlier answers are repeated.
 
     plan                      choose                      read                    resolve
     company: ...              question: ...               question: ...           question: ...
-    question: ...             d1 web TITLE | SENTENCE     doc: TITLE              d1 yes ANSWER
-    web: EARLIER QUERY        d2 local TITLE | SENTENCE   TEXT                    d2 no
+    question: ...             d1 web SENTENCE             doc: TITLE              d1 yes ANSWER
+    web: EARLIER QUERY        d2 local SENTENCE           TEXT                    d2 no
     read: yes ANSWER                                                              d3 new TITLE
     read: no
 """
@@ -85,9 +85,8 @@ def _choose(context: ChooseContext) -> Rendered:
 
 
 def _card_line(alias: str, card: Card) -> str:
-    title = clip(card.title, _TITLE_CHARS)
     where = "mem" if card.in_memory else card.source
-    return f"{alias} {where} {title} | {first_sentence(card.snippet)}"
+    return f"{alias} {where} {first_sentence(card.snippet) or clip(card.title, _TITLE_CHARS)}"
 
 
 def _read(context: ReadContext) -> Rendered:
@@ -96,7 +95,7 @@ def _read(context: ReadContext) -> Rendered:
         _fill(
             "read",
             question=clip(context.view.question),
-            title=clip(window.title, _TITLE_CHARS),
+            title=clip(window.title, _TITLE_CHARS) or window.source,
             text=without_heading(window.text, window.title),
         )
     )
@@ -109,7 +108,8 @@ def _resolve(context: ResolveContext) -> Rendered:
     names = list(aliases)
     read_lines = [f"{name} {_verdict(read)}" for name, read in zip(names, reads)]
     unread_lines = [
-        f"{name} new {clip(card.title, _TITLE_CHARS)}" for name, card in zip(names[len(reads) :], unread)
+        f"{name} new {clip(card.title or card.snippet, _TITLE_CHARS)}"
+        for name, card in zip(names[len(reads) :], unread)
     ]
     return Rendered(
         _fill(
