@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -50,14 +49,15 @@ class PrivacyHopQADomain(BaseDomain):
     )
 
     def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]:
-        """Generate the synthetic world into `<output_dir>/world` unless the user named a dataset."""
+        """Generate the synthetic world into `<output_dir>/world` unless the user named a dataset.
+
+        A world that is there already is kept; another one there is an error (WorldError).
+        """
         settings = settings_of(cfg)
         if settings.has_dataset:
             return {}
         world = output_dir / WORLD_FOLDER
-        wanted = world_config(**settings.world)
-        if _manifest_config(world) != json.loads(json.dumps(wanted.as_dict())):
-            generate(wanted, world)
+        generate(world_config(**settings.world), world)
         return world_paths(world)
 
     def services(self, cfg: DictConfig) -> list[ServiceSpec]:
@@ -106,11 +106,6 @@ def world_paths(world: Path) -> dict[str, Any]:
         f"{KEY}.task_data_root": str(world / "tasks"),
         f"{KEY}.web_corpus_path": str(world / "web.jsonl"),
     }
-
-
-def _manifest_config(world: Path) -> Any:
-    path = world / "manifest.json"
-    return json.loads(path.read_text(encoding="utf-8")).get("config") if path.is_file() else None
 
 
 def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:

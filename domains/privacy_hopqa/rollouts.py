@@ -26,7 +26,7 @@ from domains.privacy_hopqa.outcome import judge_outcome
 from domains.privacy_hopqa.privacy import penalty, plan_scores, score_requests
 from domains.privacy_hopqa.runtime import runtime_of
 from domains.privacy_hopqa.scoring import Scorer
-from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
+from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of_run
 from domains.privacy_hopqa.trace import Episode
 from domains.privacy_hopqa.transport import HttpSearcher, JsonClient
 from pipelinerl.async_llm import make_training_text
@@ -43,7 +43,7 @@ async def generate_privacy_hopqa_rollout(
     deadline give a failed rollout without texts. Engine errors pass through to the scheduler's retries.
     """
     start = time.perf_counter()
-    settings = settings_of(cfg)
+    settings = settings_of_run(cfg)
     chain = chain_of(problem)
     deadline = asyncio.timeout(settings.rollout_timeout_s)
     try:

@@ -195,20 +195,22 @@ def _remedy(key: str) -> str | None:
     return next((text for prefix, text in _REPLACED_PREFIXES.items() if key.startswith(prefix)), None)
 
 
+def settings_of(cfg: DictConfig) -> PrivacyHopQASettings:
+    """The domain's block of the tree as it is now. Raises ValueError with one line."""
+    block = cfg.get("privacy_hopqa")
+    return parse_settings({} if block is None else OmegaConf.to_container(block, resolve=True))
+
+
 _PARSED: dict[int, tuple[DictConfig, PrivacyHopQASettings]] = {}
 
 
-def settings_of(cfg: DictConfig) -> PrivacyHopQASettings:
-    """The domain's block of the resolved tree, parsed once per tree. Raises ValueError with one line."""
+def settings_of_run(cfg: DictConfig) -> PrivacyHopQASettings:
+    """`settings_of` for a tree that does not change any more, parsed once."""
     cached = _PARSED.get(id(cfg))
-    if cached is not None and cached[0] is cfg:
-        return cached[1]
-    block = cfg.get("privacy_hopqa")
-    values = {} if block is None else OmegaConf.to_container(block, resolve=True)
-    settings = parse_settings(values)
-    _PARSED.clear()
-    _PARSED[id(cfg)] = (cfg, settings)
-    return settings
+    if cached is None or cached[0] is not cfg:
+        _PARSED.clear()
+        cached = _PARSED[id(cfg)] = (cfg, settings_of(cfg))
+    return cached[1]
 
 
 def parse_settings(values: Any) -> PrivacyHopQASettings:

@@ -1,0 +1,196 @@
+"""The log of outbound queries and the client that must write it first."""
+
+import json
+from contextlib import asynccontextmanager
+
+import aiohttp
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+
+from domains.privacy_hopqa.audit import Audit, AuditLog, RolloutIdentity
+from domains.privacy_hopqa.errors import AuditFailure, SearchActionError, TransportFailure
+from domains.privacy_hopqa.interfaces import Search
+from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
+from domains.privacy_hopqa.transport import HttpSearcher, JsonClient, Retries
+
+IDENTITY = RolloutIdentity("run", "g/0#1", "g", True, "train", "DR90001", "c1", 3)
+FAST = Retries(backoff_s=(0.0, 0.0, 0.0), jitter=0.0)
+WEB_HIT = {"docid": "web/1", "raw_docid": "1", "url": "u", "text": "# T\n\nbody", "score": 2.0}
+LOCAL_HIT = {
+    "doc_id": "local/DR90001/f/x.md",
+    "content": "text",
+    "similarity_score": 1.5,
+    "metadata": {"title": "X", "file_path": "DR90001/files/f/x.md"},
+}
+
+
+def search(source="web", query="cold chain"):
+    return Search(source, query, 5, "DR90001", 2, 3, "c4a1")
+
+
+class Service:
+    """A retrieval service that answers as scripted: a status, or a body; the last repeats."""
+
+    def __init__(self, *answers):
+        self.answers = list(answers)
+        self.requests = []
+
+    async def handle(self, request):
+        self.requests.append((request.path, await request.json()))
+        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
+        if isinstance(answer, int):
+            return web.json_response({"error": {}}, status=answer, headers={"Retry-After": "0"})
+        if isinstance(answer, str):
+            return web.Response(text=answer)
+        return web.json_response(answer)
+
+
+@asynccontextmanager
+async def searcher_on(service, path, required=True):
+    app = web.Application()
+    app.router.add_post("/{name:.*}", service.handle)
+    server = TestServer(app)
+    await server.start_server()
+    audit = Audit(AuditLog(path, required), IDENTITY)
+    async with aiohttp.ClientSession() as session:
+        client = JsonClient(str(server.make_url("")), session, 5.0, FAST)
+        yield HttpSearcher(client, audit, max_chars=0, threshold=0.5), audit
+    await server.close()
+
+
+def lines(path):
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+async def test_a_request_is_logged_before_it_leaves_and_completed_after(tmp_path):
+    path = tmp_path / "audit" / "1.jsonl"
+    service = Service({"hits": [WEB_HIT]})
+    async with searcher_on(service, path) as (searcher, _):
+        (hit,) = await searcher.search(search())
+    assert (hit.document.doc_id, hit.document.title, hit.score) == ("web/1", "T", 2.0)
+    assert service.requests == [
+        ("/browsecomp/search", {"query": "cold chain", "k": 5, "task_id": "DR90001", "max_chars": 0})
+    ]
+    request, completion = lines(path)
+    expected = {
+        "run_id": "run",
+        "rollout_id": "g/0#1",
+        "group_id": "g",
+        "split": "train",
+        "task_id": "DR90001",
+        "chain_id": "c1",
+        "hop_number": 2,
+        "iteration": 3,
+        "action_id": "c4a1",
+        "query": "cold chain",
+        "k": 5,
+        "model_version": 3,
+    }
+    assert expected.items() <= request.items()
+    assert len(request["query_sha256"]) == 64
+    assert completion["request_id"] == request["request_id"]
+    assert (completion["status"], completion["n_hits"]) == ("ok", 1)
+    assert "body" not in path.read_text()
+
+
+async def test_every_attempt_is_logged_and_the_evaluation_counts_them(tmp_path):
+    service = Service(503, 429, {"hits": [WEB_HIT]})
+    path = tmp_path / "audit" / "1.jsonl"
+    async with searcher_on(service, path) as (searcher, audit):
+        audit.announce()
+        await searcher.search(search())
+        await searcher.search(search(query="another"))
+    log = read_audit_log(audit_files(tmp_path))
+    assert log.requests == len(service.requests) == 4
+    (rollout,) = log.rollouts
+    assert rollout.queries == ["cold chain", "another"]
+    assert log.unanswered == 0
+
+
+async def test_private_searches_are_not_in_the_log(tmp_path):
+    service = Service({"hits": [LOCAL_HIT]})
+    path = tmp_path / "1.jsonl"
+    async with searcher_on(service, path) as (searcher, _):
+        (hit,) = await searcher.search(search("local"))
+    assert hit.document.title == "X"
+    assert service.requests == [
+        ("/local/search", {"task_id": "DR90001", "query": "cold chain", "k": 5, "threshold": 0.5})
+    ]
+    assert not path.exists()
+
+
+async def test_an_unwritable_log_blocks_web_requests(tmp_path):
+    (tmp_path / "audit").write_text("a file where a folder is needed")
+    service = Service({"hits": []})
+    async with searcher_on(service, tmp_path / "audit" / "1.jsonl") as (searcher, _):
+        with pytest.raises(AuditFailure, match="cannot be written"):
+            await searcher.search(search())
+        await searcher.search(search("local"))
+    assert [path for path, _ in service.requests] == ["/local/search"]
+
+
+async def test_a_full_disk_blocks_web_requests():
+    service = Service({"hits": []})
+    from pathlib import Path
+
+    async with searcher_on(service, Path("/dev/full")) as (searcher, _):
+        with pytest.raises(AuditFailure):
+            await searcher.search(search())
+    assert not service.requests
+
+
+async def test_without_audit_required_the_request_leaves_with_one_warning(tmp_path, caplog):
+    (tmp_path / "audit").write_text("")
+    service = Service({"hits": []})
+    async with searcher_on(service, tmp_path / "audit" / "1.jsonl", required=False) as (searcher, _):
+        await searcher.search(search())
+    assert len(service.requests) == 1
+    assert len(caplog.records) == 1
+
+
+@pytest.mark.parametrize("source", ["web", "local"])
+@pytest.mark.parametrize("status", [429, 500, 503])
+async def test_what_may_pass_is_retried_three_times_and_then_fails_the_rollout(tmp_path, source, status):
+    service = Service(status)
+    async with searcher_on(service, tmp_path / "1.jsonl") as (searcher, _):
+        with pytest.raises(TransportFailure, match=f"answered {status}"):
+            await searcher.search(search(source))
+    assert len(service.requests) == 4
+
+
+@pytest.mark.parametrize("source", ["web", "local"])
+@pytest.mark.parametrize(
+    "answer",
+    [
+        400,
+        404,
+        413,
+        "no json",
+        {"hits": "x"},
+        {},
+        {"hits": [{}]},
+        {"hits": [{"docid": "web/1", "text": "t"}]},
+    ],
+)
+async def test_a_refusal_or_a_malformed_hit_fails_this_search_at_once(tmp_path, source, answer):
+    service = Service(answer)
+    async with searcher_on(service, tmp_path / "1.jsonl") as (searcher, _):
+        with pytest.raises(SearchActionError):
+            await searcher.search(search(source))
+    assert len(service.requests) == 1
+
+
+async def test_no_connection_fails_the_rollout(tmp_path):
+    async with aiohttp.ClientSession() as session:
+        client = JsonClient("http://127.0.0.1:9", session, 5.0, FAST)
+        with pytest.raises(TransportFailure, match="4 attempts"):
+            await client.post("/score", {})
+
+
+@pytest.mark.parametrize(
+    ("attempt", "asked", "wait"),
+    [(0, None, 0.5), (1, None, 1.0), (2, None, 2.0), (0, 7, 7.0), (0, 600, 30.0)],
+)
+def test_waits_between_retries(attempt, asked, wait):
+    assert Retries(jitter=0.0).wait_s(attempt, asked) == wait

@@ -1,0 +1,206 @@
+"""Loading chains: aliases of every field, paths and splits, errors with file and line."""
+
+import json
+import pickle
+
+import pytest
+
+from domains.privacy_hopqa.dataset import chain_of, load_problems
+from domains.privacy_hopqa.settings import parse_settings
+
+
+def hop(number=1, **fields):
+    base = {"hop_number": number, "question": f"Question {number}?", "answer": f"a{number}", "hop_type": "L"}
+    return {key: value for key, value in (base | fields).items() if value is not None}
+
+
+def row(**fields):
+    base = {"task_id": "DR90001", "chain_id": "c1", "company": "Harlow Foods", "hops": [hop()]}
+    return {key: value for key, value in (base | fields).items() if value is not None}
+
+
+@pytest.fixture
+def load(tmp_path):
+    def loader(*rows, name="chains_train.jsonl", **params):
+        path = tmp_path / name
+        path.write_text("".join(json.dumps(r) + "\n" for r in rows), encoding="utf-8")
+        return load_problems([str(path)], **params)
+
+    return loader
+
+
+@pytest.mark.parametrize(
+    "task_id", ["DR90001", "data/tasks/DR90001", "drbench/data/tasks/DR90001", "drbench/data/DR90001"]
+)
+def test_known_prefixes_of_the_task_id_are_stripped(load, task_id):
+    assert load(row(task_id=task_id))[0]["chain"].task_id == "DR90001"
+
+
+@pytest.mark.parametrize(
+    ("fields", "source"),
+    [
+        ({"hop_type": "L"}, "local"),
+        ({"hop_type": "web_search"}, "web"),
+        ({"hop_type": None, "source": "Local"}, "local"),
+        ({"hop_type": None, "source": "WEB"}, "web"),
+        ({"hop_type": None, "source": "local_document_search"}, "local"),
+    ],
+)
+def test_spellings_of_the_hop_type(load, fields, source):
+    assert load(row(hops=[hop(**fields)]))[0]["chain"].hops[0].source == source
+
+
+@pytest.mark.parametrize("pattern", ["LW", "L-W", "lw"])
+def test_the_pattern_stands_in_for_hop_types(load, pattern):
+    chain = load(row(pattern=pattern, hops=[hop(1, hop_type=None), hop(2, hop_type=None)]))[0]["chain"]
+    assert [h.source for h in chain.hops] == ["local", "web"]
+    assert chain.pattern == "LW"
+    assert [fact.hop_number for fact in chain.private_questions("chain")] == [1]
+
+
+def test_fields_of_a_hop(load):
+    templated = hop(
+        2,
+        question="Which region reports 15%?",
+        question_templated="Which region reports (1) in (2019) or (2)?",
+        hop_type="W",
+        accepted_answer_variants=["A2", "a2"],
+        alternate_valid_answers=["alt"],
+        doc_id=None,
+        gold_doc_id="web/7",
+        gold_doc_ref="ref",
+    )
+    second = load(row(hops=[hop(), templated]))[0]["chain"].hops[1]
+    assert second.accepted == ("a2", "A2", "alt")
+    assert second.gold_values == ("web/7", "ref")
+    assert second.dependencies == (1,)
+    assert second.filled({1: "15%", 2: "x"}) == "Which region reports 15% in (2019) or (2)?"
+
+
+def test_a_question_may_be_given_as_a_template_only(load):
+    chain = load(row(hops=[hop(question=None, question_templated="T?")]))[0]["chain"]
+    assert chain.hops[0].question == "T?"
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        ({}, "(1) Question 1?"),
+        ({"task": "As given"}, "As given"),
+        ({"numbered_questions": "Numbered", "task": "As given"}, "Numbered"),
+        ({"numbered_questions": ["(1) a", "(2) b"]}, "(1) a\n(2) b"),
+    ],
+)
+def test_the_text_of_all_questions(load, fields, text):
+    assert load(row(**fields))[0]["task"] == text
+
+
+def test_the_final_answer_falls_back_to_the_last_hop(load):
+    assert load(row())[0]["chain"].final_answers == ("a1",)
+    given = row(global_answer="g", global_answer_variants=["G"], global_alternate_valid_answers=["h"])
+    assert load(given)[0]["chain"].final_answers == ("g", "G", "h")
+
+
+def test_private_questions_of_the_task(load):
+    extra = [{"question": "Q?", "answer": "secret", "doc_id": "local/DR90001/x.md"}]
+    chain = load(row(private_questions=extra))[0]["chain"]
+    assert [f.fact_id for f in chain.private_questions("task")] == ["hop1", "task1"]
+    assert [f.fact_id for f in chain.private_questions("chain")] == ["hop1"]
+
+
+def test_historic_fields_are_ignored(load):
+    assert load(row(global_question="x", expected_doc_ids=[1], metadata={}, verdict="ok", source_file="f"))
+
+
+@pytest.mark.parametrize(
+    ("bad", "message"),
+    [
+        (row(chain_id=None), "chain_id is missing"),
+        (row(task_id="../etc"), "task_id='../etc' must match"),
+        (row(hops=[]), "hops must be"),
+        (row(hops=[hop(2)]), "hop_number=2 where 1 is due"),
+        (row(hops=[hop(answer=None)]), "answer is missing"),
+        (row(hops=[hop(question=None)]), "neither question nor"),
+        (row(hops=[hop(hop_type=None)]), "no hop_type"),
+        (row(hops=[hop(hop_type="X")]), "hop_type='X'"),
+        (row(pattern="LX", hops=[hop()]), "pattern='LX'"),
+        (row(company=None), "no company"),
+        (row(), "occurs twice"),
+        (row(private_questions=[{"question": "x"}], chain_id="c2"), "needs a question and an answer"),
+    ],
+)
+def test_a_bad_row_is_an_error_with_file_and_line(load, bad, message):
+    with pytest.raises(ValueError, match=r"chains_train\.jsonl:2: .*") as error:
+        load(row(), bad)
+    assert message in str(error.value)
+
+
+def test_a_line_that_is_no_json_names_its_place(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text("\n{broken\n")
+    with pytest.raises(ValueError, match=r"x\.jsonl:2: not JSON"):
+        load_problems([str(path)])
+
+
+def test_names_stand_for_configured_files(tmp_path):
+    paths = {}
+    for split in ("final", "train", "val", "test"):
+        path = tmp_path / f"{split}.jsonl"
+        path.write_text(json.dumps(row(chain_id=split)) + "\n")
+        key = "final_dataset_path" if split == "final" else f"final_{split}_dataset_path"
+        paths[key] = str(path)
+    names = ["train", "final_train", "validation", "privacy_hopqa_final_test", "final"]
+    problems = load_problems(names, **paths)
+    assert [p["chain"].chain_id for p in problems] == ["train", "train", "val", "test", "final"]
+    assert [p["id"] for p in problems] == list(range(5))
+    assert [p["split"] for p in problems] == ["train", "train", "val", "test", "final"]
+
+
+def test_a_generated_world_is_found_by_its_folder(tmp_path):
+    config = tmp_path / "tasks" / "DR90001" / "config"
+    config.mkdir(parents=True)
+    info = {"company_info": {"name": "Named Here", "description": "d"}}
+    (config / "task.json").write_text(json.dumps(info))
+    (tmp_path / "chains_val.jsonl").write_text(json.dumps(row(chain_id="v")) + "\n")
+    chain = chain_of(load_problems(["val"], world=str(tmp_path))[0])
+    assert (chain.company, chain.company_description) == ("Named Here", "d")
+
+
+def test_max_examples_cuts_the_whole_list(load):
+    assert len(load(row(), row(chain_id="c2"), max_examples=1)) == 1
+
+
+def test_unknown_names_and_missing_paths(tmp_path):
+    with pytest.raises(ValueError, match="neither a file nor one of"):
+        load_problems(["trian"])
+    with pytest.raises(ValueError, match="final_train_dataset_path"):
+        load_problems(["train"])
+    with pytest.raises(FileNotFoundError, match="no such file"):
+        load_problems(["train"], final_train_dataset_path=str(tmp_path / "gone"))
+    with pytest.raises(ValueError, match="no such folder"):
+        (tmp_path / "t.jsonl").write_text(json.dumps(row()) + "\n")
+        load_problems([str(tmp_path / "t.jsonl")], task_data_root=str(tmp_path))
+
+
+def test_problems_travel_to_workers(load):
+    problem = load(row())[0]
+    assert chain_of(pickle.loads(pickle.dumps(problem))) == problem["chain"]
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"max_iteration": 3}, "privacy_hopqa.max_iteration: unknown setting"),
+        ({"llm_provider": "x"}, "llm_provider is not a setting here; not needed"),
+        ({"embedding_model": "x"}, "not needed: retrieval is BM25"),
+        ({"max_iterations": 0}, "privacy_hopqa.max_iterations"),
+        ({"prompt_set": "compact"}, "must be at most 9"),
+        ({"anchor_stages": True}, "needs training_reward_mode"),
+        ({"reader_window_overlap_chars": 10_000}, "must be smaller than"),
+    ],
+)
+def test_settings_name_what_is_wrong(values, message):
+    with pytest.raises(ValueError, match="privacy_hopqa") as error:
+        parse_settings(values)
+    assert message in str(error.value)
+    assert "\n" not in str(error.value)

@@ -1,0 +1,107 @@
+"""What the domain tells the core: its world, its server, its checks."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from omegaconf import OmegaConf
+
+from domains.privacy_hopqa.dataset import load_problems
+from domains.privacy_hopqa.domain import PrivacyHopQADomain, world_paths
+from pipelinerl.domain import Domain
+
+DOMAIN = PrivacyHopQADomain()
+GOOD = {
+    "engine": {"kind": "embedded", "max_model_len": 1024},
+    "finetune": {"seq_length": 1024, "rl": {"step_reward_advantages": True, "role_weights": {}}},
+    "test_dataset_names": ["val"],
+    "privacy_hopqa": {
+        "prompt_set": "compact",
+        "max_candidate_cards": 6,
+        "training_reward_mode": "hop_step_situational",
+        "generation_context_limit_tokens": 1024,
+        "world": {"size": "tiny", "seed": 1},
+    },
+}
+
+
+def config(**changes):
+    cfg = OmegaConf.create(json.loads(json.dumps(GOOD)))
+    for key, value in changes.items():
+        OmegaConf.update(cfg, key.replace("__", "."), value, force_add=True)
+    return cfg
+
+
+def test_it_is_a_domain():
+    assert isinstance(DOMAIN, Domain)
+    assert DOMAIN.validate(config()) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"privacy_hopqa__prompt_set": "full"}, "prompt_set=full: available are compact"),
+        ({"privacy_hopqa__max_itertions": 3}, "privacy_hopqa.max_itertions: unknown setting"),
+        ({"privacy_hopqa__world": {"size": "huge"}}, "world.size='huge'"),
+        ({"finetune__rl__step_reward_advantages": False}, "needs finetune.rl.step_reward_advantages=true"),
+        ({"privacy_hopqa__answer_context": "gold"}, "answer_context=gold uses gold answers"),
+        ({"privacy_hopqa__stop_after_incorrect_hop": True}, "stop_after_incorrect_hop=true uses gold"),
+        (
+            {"engine__max_model_len": 512},
+            "engine.max_model_len=512 is below privacy_hopqa.generation_context",
+        ),
+        ({"finetune__seq_length": 512}, "finetune.seq_length=512 is below"),
+        ({"privacy_hopqa__generation_context_margin_tokens": 1024}, "leaves no room"),
+        ({"privacy_hopqa__anchor_stages": True}, "set finetune.rl.role_weights={policy: 1, anchor: 0}"),
+        ({"finetune__rl__role_weights": {"policy": 1}}, "only with privacy_hopqa.anchor_stages=true"),
+        ({"privacy_hopqa__final_dataset_path": "/gone"}, "final_dataset_path=/gone: no such file"),
+    ],
+)
+def test_problems_are_named_before_anything_starts(changes, message):
+    problems = DOMAIN.validate(config(**changes))
+    assert any(message in problem for problem in problems), problems
+    assert all("\n" not in problem for problem in problems)
+
+
+def test_anchors_with_role_weights_are_fine():
+    weights = {"policy": 1, "anchor": 0}
+    cfg = config(privacy_hopqa__anchor_stages=True, finetune__rl__role_weights=weights)
+    assert DOMAIN.validate(cfg) == []
+
+
+def test_the_world_is_made_once_and_served(tmp_path):
+    cfg = config()
+    values = DOMAIN.prepare(cfg, tmp_path)
+    assert values == world_paths(tmp_path / "world")
+    for key, value in values.items():
+        OmegaConf.update(cfg, key, value, force_add=True)
+    assert DOMAIN.validate(cfg) == []
+    (service,) = DOMAIN.services(cfg)
+    fingerprint = json.loads((tmp_path / "world" / "manifest.json").read_text())["fingerprint"]
+    assert service.argv[-1] == fingerprint
+    assert service.url_key == "privacy_hopqa.helper_service_url"
+    problems = load_problems(
+        ["train", "val"],
+        final_train_dataset_path=cfg.privacy_hopqa.final_train_dataset_path,
+        final_val_dataset_path=cfg.privacy_hopqa.final_val_dataset_path,
+        task_data_root=cfg.privacy_hopqa.task_data_root,
+    )
+    assert len(problems) == 32
+    assert {p["split"] for p in problems} == {"train", "val"}
+    assert all(h.gold_values and h.answer for p in problems for h in p["chain"].hops)
+    manifest = tmp_path / "world" / "manifest.json"
+    before = manifest.stat().st_mtime_ns
+    DOMAIN.prepare(config(), tmp_path)
+    assert manifest.stat().st_mtime_ns == before
+
+
+def test_a_configured_service_or_dataset_is_used_as_it_is(tmp_path):
+    assert DOMAIN.services(config(privacy_hopqa__helper_service_url="http://h")) == []
+    assert DOMAIN.prepare(config(privacy_hopqa__final_dataset_path="x.jsonl"), tmp_path) == {}
+
+
+def test_the_domain_needs_no_torch():
+    modules = "domains.privacy_hopqa.domain, domains.privacy_hopqa.rollouts, domains.privacy_hopqa.dataset"
+    code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'vllm' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0

@@ -1,0 +1,170 @@
+"""Metrics of a rollout and the table of the report."""
+
+import pytest
+from agent_harness import (
+    GOLD_LOCAL,
+    GOLD_WEB,
+    NO,
+    SEARCH_MORE,
+    TWO_HOPS,
+    Script,
+    Searches,
+    chain_of,
+    choose,
+    document,
+    done,
+    hop,
+    local,
+    plan,
+    play,
+    settings,
+    yes,
+)
+
+from domains.privacy_hopqa.judge import Judge
+from domains.privacy_hopqa.outcome import judge_outcome
+from domains.privacy_hopqa.report import learning_section
+from domains.privacy_hopqa.rollouts import evaluate_episode
+from domains.privacy_hopqa.scoring import EmbeddedScorer
+
+AUDIT = document(GOLD_LOCAL, "In the audit 15% of stores passed.")
+REGION = document(GOLD_WEB, "Northmere reports 15% coverage.")
+OTHERS = [document(f"web/1{n}") for n in range(4)]
+
+
+async def measured(script, found, chain=TWO_HOPS, **changes):
+    config = settings(training_reward_mode="hop_step_situational", **changes)
+    episode = await play(script, Searches(found), chain, **changes)
+    return (await evaluate_episode(episode, Judge(chain), config, EmbeddedScorer()))[1]
+
+
+async def test_a_perfect_rollout():
+    script = Script(
+        plan=[local("audit"), plan("coverage")],
+        choose=choose("d2"),
+        read=lambda r: yes("15%" if r.context.view.hop_number == 1 else "Northmere"),
+        resolve=[done("15%"), done("Northmere")],
+    )
+    m = await measured(script, {"audit": [OTHERS[0], AUDIT, *OTHERS[1:]], "coverage": [REGION]})
+    assert (m.success, m.strict_chain_success, m.reward, m.well_formed, m.no_error) == (
+        True,
+        True,
+        1,
+        True,
+        True,
+    )
+    assert m.success_if_well_formed == [1.0]
+    assert (m.correct_hops, m.total_hops, m.prefix_hops, m.blocked_hops) == (2, 2, 2, 0)
+    assert m.first_incorrect_hop is None
+    assert m.gold_retrieved_before_cut == m.gold_retrieved_after_cut == m.gold_read == [1.0, 1.0]
+    assert m.plan_gold_retrieved == m.plan_right_source == [1.0, 1.0]
+    assert m.choose_correct == m.choose_correct_gold_not_first == [1.0]
+    assert m.read_correct_when_held == [1.0, 1.0]
+    assert m.resolve_accuracy == [1.0, 1.0]
+    assert m.parse_valid == [1.0] * m.llm_calls
+    assert (m.searches_local, m.searches_web, m.web_queries) == (1, 1, 1)
+    assert (m.captured_texts, m.trained_texts) == (3, 3)
+    assert m.model_extra["success_hops_2"] == m.model_extra["success_pattern_LW"] == 1.0
+    assert m.model_extra["hop_plan_reward"] == [1.25, 1.25]
+    assert not m.leak
+
+
+async def test_a_false_positive_read_and_a_blocked_hop():
+    script = Script(plan=[local("audit"), "[]"], read=yes("99%"), resolve=[done("99%"), SEARCH_MORE])
+    m = await measured(script, {"audit": OTHERS[:1]}, max_iterations=2)
+    assert m.read_false_positive == [1.0, 1.0]
+    assert m.read_accuracy == [0.0, 0.0]
+    assert m.resolve_answers_when_not[0] == 1.0
+    assert (m.correct_hops, m.blocked_hops, m.prefix_hops, m.first_incorrect_hop) == (0, 1, 0, 1)
+    assert m.conditional_accuracy == [0.0]
+    assert not m.no_answer
+    assert not m.chain_complete
+
+
+async def test_a_stage_error():
+    m = await measured(Script(plan="garbage"), {})
+    assert (m.no_error, m.well_formed, m.no_answer, m.reward) == (False, False, True, 0.0)
+    assert m.success_if_well_formed == []
+    assert m.parse_valid == [0.0]
+    assert m.model_extra["errors_parse"] == 1
+    assert m.model_extra["hop_plan_errors"] == 1
+    assert m.model_extra["hop_plan_reward"] == [-1.0]
+
+
+async def test_finished_hops_count_after_a_fatal_error_but_earn_nothing():
+    script = Script(plan=[local("audit"), "garbage"], read=yes("15%"), resolve=done("15%"))
+    m = await measured(script, {"audit": [AUDIT]})
+    assert (m.correct_hops, m.reward, m.no_error) == (1, 0.0, False)
+
+
+async def test_a_malformed_read_is_not_well_formed_but_no_fatal_error():
+    m = await measured(Script(plan=local("audit"), read="garbage"), {"audit": [AUDIT]}, max_iterations=1)
+    assert (m.well_formed, m.no_error) == (False, True)
+
+
+async def test_a_rightly_refused_window_of_a_question_with_a_wrong_value_is_no_miss():
+    script = Script(
+        plan=[local("audit"), plan("coverage")],
+        read=[yes("99%"), NO, NO],
+        resolve=[done("99%"), SEARCH_MORE],
+    )
+    m = await measured(script, {"audit": [AUDIT], "coverage": [REGION]}, max_iterations=2)
+    assert m.read_correct_when_held == [0.0]
+    assert m.read_accuracy[1:] == [1.0] * len(m.read_accuracy[1:])
+
+
+async def test_leakage_is_measured_online():
+    query = "15% of stores passed the audit"
+    m = await measured(Script(plan=plan(query)), {}, max_iterations=1)
+    assert (m.leak, m.leak_answer, m.leak_full) == (True, True, True)
+    assert m.privacy_direct[0] > 0
+
+
+async def test_a_chain_without_private_hops_is_counted_and_never_penalised():
+    chain = chain_of(hop(1, "Q?", "a", "web/1"))
+    m = await measured(Script(plan=plan("anything")), {}, chain)
+    assert m.chain_without_facts
+    assert m.scored_plans == 0
+    assert not m.leak
+
+
+async def test_the_final_answer_counts_for_strict_success():
+    chain = chain_of(hop(1, "Q?", "15%", GOLD_LOCAL), global_answer="something else")
+    episode = await play(
+        Script(plan=local("a"), read=yes("15%"), resolve=done("15%")), Searches({"a": [AUDIT]}), chain
+    )
+    outcome = judge_outcome(episode, Judge(chain), settings())
+    assert outcome.correct == (True,)
+    assert not outcome.strict_success
+
+
+def line(version, success, chain_id, training=False):
+    return {
+        "training": training,
+        "model_version": version,
+        "split": "test",
+        "task_id": "T",
+        "chain_id": chain_id,
+        "success": success,
+        "well_formed": True,
+        "correct_hops": 1,
+        "total_hops": 2,
+        "leak": not success,
+        "leak_intent": True,
+    }
+
+
+def test_the_report_compares_the_first_and_the_last_evaluation():
+    rows = [line(0, False, f"c{n}") for n in range(4)] + [line(50, n > 0, f"c{n}") for n in range(4)]
+    rows += [line(7, True, "c1", training=True), line(20, True, "c1")]
+    (section,) = learning_section(rows)
+    assert section.rows[0] == ("", "version 0 (4 rollouts)", "version 50 (4 rollouts)")
+    cells = {row[0]: row[1:] for row in section.rows[1:]}
+    assert "0.0%" in cells["strict success"][0]
+    assert "75.0%" in cells["strict success"][1]
+    assert "(3/4)" in cells["strict success"][1]
+
+
+@pytest.mark.parametrize("rows", [[], [line(0, True, "c", training=True)]])
+def test_without_evaluations_there_is_no_section(rows):
+    assert learning_section(rows) == []

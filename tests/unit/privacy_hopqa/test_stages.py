@@ -1,0 +1,185 @@
+"""What each stage accepts from the model."""
+
+import json
+
+import pytest
+
+from domains.privacy_hopqa.errors import ErrorKind, StageError
+from domains.privacy_hopqa.stages.choose import parse_choice
+from domains.privacy_hopqa.stages.plan import parse_plan, query_key
+from domains.privacy_hopqa.stages.read import parse_read
+from domains.privacy_hopqa.stages.resolve import parse_resolution
+
+
+def action(query, kind="web_search", **fields):
+    return {"type": kind, "parameters": {"query": query}, **fields}
+
+
+def parsed_plan(items, **changes):
+    options = {"limit": 3, "no_web": False, "earlier": ()} | changes
+    return parse_plan(json.dumps(items), **options)
+
+
+@pytest.mark.parametrize(
+    ("item", "reason"),
+    [
+        ("text", "not_an_object"),
+        ({"parameters": {"query": "x"}}, "bad_type"),
+        (action("x", "database"), "bad_type"),
+        ({"type": ["web_search"], "parameters": {"query": "x"}}, "bad_type"),
+        (action("  "), "empty_query"),
+        ({"type": "web_search"}, "empty_query"),
+        ({"type": "web_search", "parameters": "x"}, "empty_query"),
+    ],
+)
+def test_unusable_actions_are_counted_by_reason(item, reason):
+    result = parsed_plan([item, action("good")])
+    assert [a.query for a in result.actions] == ["good"]
+    assert result.rejected == {reason: 1}
+    assert not result.explicitly_empty
+
+
+def test_only_the_first_items_count():
+    result = parsed_plan([action(q) for q in "abcd"])
+    assert [a.query for a in result.actions] == ["a", "b", "c"]
+    assert result.rejected == {"over_limit": 1}
+
+
+def test_repeats_ignore_case_and_spaces_within_the_plan_and_against_earlier_searches():
+    earlier = [query_key("web", "Cold  Chain")]
+    result = parsed_plan([action("cold chain"), action("Audit"), action(" audit ")], earlier=earlier)
+    assert [a.query for a in result.actions] == ["Audit"]
+    assert result.rejected == {"repeated": 2}
+
+
+def test_the_same_words_in_another_source_are_another_search():
+    result = parsed_plan([action("audit"), action("audit", "local_document_search")])
+    assert [a.source for a in result.actions] == ["web", "local"]
+
+
+def test_the_description_stands_in_for_a_missing_query():
+    result = parsed_plan([{"type": "web_search", "description": "find it"}])
+    assert result.actions[0].query == "find it"
+
+
+@pytest.mark.parametrize(
+    ("priority", "value"), [(0.9, 0.9), ("0.2", 0.2), ("high", 0.5), (None, 0.5), (True, 0.5)]
+)
+def test_a_priority_that_is_no_number_becomes_a_half(priority, value):
+    assert parsed_plan([action("x", priority=priority)]).actions[0].priority == value
+
+
+def test_only_an_empty_array_is_explicitly_empty():
+    assert parsed_plan([]).explicitly_empty
+    assert not parsed_plan(["x"]).explicitly_empty
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [("{}", ErrorKind.WRONG_TYPE), ("plan", ErrorKind.PARSE), ("[", ErrorKind.PARSE)]
+)
+def test_a_plan_that_is_no_array(text, kind):
+    with pytest.raises(StageError) as error:
+        parse_plan(text, limit=3, no_web=False, earlier=())
+    assert error.value.kind is kind
+
+
+OFFERED = {"d1": "web/1", "d2": "web/2", "d3": "web/3", "d4": "web/4"}
+
+
+def chosen(ids, limit=3):
+    return parse_choice(json.dumps({"selected_doc_ids": ids}), resolve=OFFERED.get, limit=limit)
+
+
+def test_a_choice_keeps_order_drops_repeats_and_unknown_ids_and_is_cut():
+    result = chosen(["d4", "d9", "d4", 3, "d1", "d2", "d3"])
+    assert result.doc_ids == ("web/4", "web/1", "web/2")
+    assert result.unknown_ids == 2
+
+
+def test_a_single_name_instead_of_a_list_is_accepted():
+    assert chosen("d2").doc_ids == ("web/2",)
+
+
+@pytest.mark.parametrize("ids", [[], ["d9"], None, [None], ["garbage", "web/77"], {}])
+def test_a_choice_without_a_valid_id_is_an_error(ids):
+    with pytest.raises(StageError) as error:
+        chosen(ids)
+    assert error.value.kind is ErrorKind.INVALID_IDS
+
+
+@pytest.mark.parametrize(
+    ("fields", "positive"),
+    [
+        ({"can_answer": True, "proposed_answer": "15%", "confidence": 0.75}, True),
+        ({"can_answer": True, "proposed_answer": 15, "confidence": 7}, True),
+        ({"can_answer": True, "proposed_answer": "15%", "confidence": 0.74}, False),
+        ({"can_answer": True, "proposed_answer": "15%"}, False),
+        ({"can_answer": True, "proposed_answer": " ", "confidence": 1}, False),
+        ({"can_answer": True, "proposed_answer": "x", "confidence": 1, "missing_information": "y"}, False),
+        ({"can_answer": True, "proposed_answer": "x", "confidence": 1, "missing_information": []}, True),
+        ({"can_answer": False, "proposed_answer": "15%", "confidence": 1}, False),
+    ],
+)
+def test_a_read_is_positive_only_with_everything_it_needs(fields, positive):
+    result = parse_read(json.dumps(fields), min_confidence=0.75)
+    assert result.positive is positive
+    assert 0 <= result.confidence <= 1
+
+
+@pytest.mark.parametrize("text", ['{"can_answer":"yes"}', "{}", "[]"])
+def test_a_read_without_a_flag_is_an_error(text):
+    with pytest.raises(StageError) as error:
+        parse_read(text, min_confidence=0.75)
+    assert error.value.kind is ErrorKind.WRONG_TYPE
+
+
+def resolved(has_reads=True, has_positive=True, **fields):
+    return parse_resolution(
+        json.dumps(fields),
+        resolve_unread=OFFERED.get,
+        resolve_read=OFFERED.get,
+        limit=3,
+        has_reads=has_reads,
+        has_positive=has_positive,
+    )
+
+
+def test_an_answer_with_a_positive_read_is_taken():
+    result = resolved(answered=True, answer="15%", next_step="search_more", supporting_doc_ids=["d1"])
+    assert (result.answered, result.answer, result.next_step, result.error) == (True, "15%", "done", None)
+    assert result.supporting == ("web/1",)
+
+
+@pytest.mark.parametrize(
+    ("fields", "step"),
+    [
+        ({"answered": False, "next_step": "read_more", "selected_doc_ids": ["d2"]}, "read_more"),
+        ({"answered": False, "next_step": "look harder"}, "search_more"),
+        ({"answered": False, "next_step": ["read_more"]}, "search_more"),
+        ({"answered": False, "next_step": "done"}, "search_more"),
+        ({"answered": False}, "search_more"),
+    ],
+)
+def test_next_steps(fields, step):
+    result = resolved(**fields)
+    assert (result.answered, result.next_step, result.error) == (False, step, None)
+
+
+@pytest.mark.parametrize(
+    ("answer", "has_reads", "has_positive", "ids", "step"),
+    [
+        ("15%", True, False, ["d1"], "read_more"),
+        ("15%", True, False, [], "search_more"),
+        ("15%", False, False, ["d1"], "search_more"),
+        ("", True, True, ["d1"], "read_more"),
+    ],
+)
+def test_an_unsupported_answer_is_withdrawn(answer, has_reads, has_positive, ids, step):
+    result = resolved(has_reads, has_positive, answered=True, answer=answer, selected_doc_ids=ids)
+    assert (result.answered, result.answer, result.error) == (False, "", ErrorKind.RESOLVER_WIPE)
+    assert result.next_step == step
+
+
+def test_read_more_without_a_valid_id_becomes_search_more():
+    result = resolved(answered=False, next_step="read_more", selected_doc_ids=["d9"])
+    assert (result.next_step, result.error, result.unknown_ids) == ("search_more", ErrorKind.INVALID_IDS, 1)
