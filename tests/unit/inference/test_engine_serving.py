@@ -1,6 +1,7 @@
 """Queueing, limits, refusals, aborts and counters of the engine."""
 
 import asyncio
+import socket
 import subprocess
 import sys
 import time
@@ -171,6 +172,34 @@ async def test_a_model_that_gives_no_numbers_is_a_server_error(tied_model: Path)
         engine.server._model.module.model.norm.weight.data.fill_(float("nan"))
         with pytest.raises(EngineUnavailable, match="log-probability nan"):
             await engine.client.generate([1], SamplingParams(max_tokens=1))
+
+
+async def test_a_dead_engine_thread_fails_its_requests_and_ends_the_server(
+    tied_model: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with running_engine(tied_model) as engine:
+
+        def fail(*_: object) -> None:
+            raise RuntimeError("no more memory")
+
+        monkeypatch.setattr(engine.server._model, "logits", fail)
+        with pytest.raises(EngineUnavailable, match="engine failed: RuntimeError: no more memory"):
+            await engine.client.generate([1], SamplingParams(max_tokens=1))
+        await asyncio.wait_for(engine.server.failed.wait(), 10)
+        assert not await engine.client.health()
+        with pytest.raises(EngineUnavailable, match="503"):
+            await engine.client.generate([1], SamplingParams(max_tokens=1))
+
+
+def test_a_port_in_use_is_one_line(
+    tied_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        assert main(["--model", str(tied_model), "--port", str(port)]) == 1
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("engine:")]
+    assert f"cannot listen on 127.0.0.1:{port}" in line and "in use" in line
 
 
 def test_command_line_says_in_one_line_what_is_wrong(

@@ -1,0 +1,204 @@
+"""Speed of the embedded engine over HTTP: `python benchmarks/engine.py [--model DIR]`.
+
+Starts one engine as its own process and prints tokens per second at 1 and 32 concurrent requests and their
+ratio, short requests (100 prompt tokens, 10 sampled) per second, the latency of /health meanwhile, and what a
+weight update costs while 32 streams run. Results go to benchmarks/results/engine.json.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+
+from pipelinerl.inference.client import Generation, SamplingParams
+from pipelinerl.inference.fleet import Fleet
+from pipelinerl.weights.directory import weights_directory
+from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.publisher import Publisher
+
+READY_DEADLINE_S = 120.0
+# (hidden, layers, feed-forward, heads, key heads, head size); vocabulary 2048, tied.
+SIZES = {"1M": (128, 4, 384, 4, 2, 32), "2.5M": (192, 5, 576, 6, 2, 32), "5M": (256, 6, 768, 8, 4, 32)}
+
+
+def build_model(size: str, folder: Path) -> None:
+    """A random Qwen3 of about `size` parameters."""
+    hidden, layers, feed_forward, heads, key_heads, head_size = SIZES[size]
+    torch.manual_seed(0)
+    config = Qwen3Config(
+        vocab_size=2048,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        intermediate_size=feed_forward,
+        num_attention_heads=heads,
+        num_key_value_heads=key_heads,
+        head_dim=head_size,
+        tie_word_embeddings=True,
+        max_position_embeddings=4096,
+    )
+    Qwen3ForCausalLM(config).save_pretrained(folder)
+
+
+async def run_requests(
+    fleet: Fleet, vocab: int, *, count: int, concurrent: int, prompt: int, output: int, spread: float = 0.0
+) -> tuple[float, list[Generation]]:
+    """`count` requests of `prompt` and `output` tokens, each times 1 ± `spread`; seconds and answers."""
+    generator = np.random.default_rng(0)
+    slots = asyncio.Semaphore(concurrent)
+    factors = generator.uniform(1 - spread, 1 + spread, (count, 2))
+    shapes = [(max(1, round(prompt * one)), max(1, round(output * two))) for one, two in factors]
+
+    async def one(length: int, tokens: int) -> Generation:
+        async with slots:
+            ids = generator.integers(0, vocab, length)
+            return await fleet.generate(ids, SamplingParams(max_tokens=tokens, ignore_eos=True))
+
+    started = time.perf_counter()
+    answers = await asyncio.gather(*(one(*shape) for shape in shapes))
+    return time.perf_counter() - started, answers
+
+
+async def health_latencies(session: aiohttp.ClientSession, url: str) -> list[float]:
+    """Seconds of each /health, asked every 10 ms until cancelled."""
+    seconds: list[float] = []
+    try:
+        while True:
+            started = time.perf_counter()
+            async with session.get(f"{url}/health") as answer:
+                await answer.read()
+            seconds.append(time.perf_counter() - started)
+            await asyncio.sleep(0.01)
+    except asyncio.CancelledError:
+        return seconds
+
+
+async def measure(url: str, vocab: int) -> dict[str, float]:
+    """Throughput of long and short requests, alone and 32 at a time."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session, Fleet([url], session) as fleet:
+        await run_requests(fleet, vocab, count=64, concurrent=32, prompt=100, output=10)
+        results: dict[str, float] = {}
+        cases: dict[str, dict[str, Any]] = {
+            "decode_1": {"count": 6, "concurrent": 1, "prompt": 16, "output": 200},
+            "decode_32": {"count": 128, "concurrent": 32, "prompt": 16, "output": 200},
+            "mixed_32": {"count": 64, "concurrent": 32, "prompt": 256, "output": 256},
+            "short_1": {"count": 40, "concurrent": 1, "prompt": 100, "output": 10, "spread": 0.5},
+            "short_32": {"count": 960, "concurrent": 32, "prompt": 100, "output": 10, "spread": 0.5},
+        }
+        for name, case in cases.items():
+            probe = asyncio.create_task(health_latencies(session, url))
+            seconds, answers = await run_requests(fleet, vocab, **case)
+            probe.cancel()
+            if name == "short_32":
+                results["health_ms_p99"] = 1000 * float(np.quantile(await probe, 0.99))
+            sampled = sum(len(one.token_ids) for one in answers)
+            results[f"{name}_tokens_per_s"] = sampled / seconds
+            results[f"{name}_requests_per_s"] = len(answers) / seconds
+            results[f"{name}_prompt_tokens_per_s"] = sum(len(one.prompt_ids) for one in answers) / seconds
+        for kind in ("decode", "short"):
+            results[f"{kind}_ratio"] = results[f"{kind}_32_tokens_per_s"] / results[f"{kind}_1_tokens_per_s"]
+        return results
+
+
+async def measure_updates(url: str, model: Any, publisher: Publisher, updates: int) -> dict[str, float]:
+    """Publish while 32 streams run; milliseconds, and streams with more than one version."""
+    reports = []
+
+    async def publish() -> None:
+        for version in range(1, updates + 1):
+            await asyncio.sleep(0.2)
+            tensors = list(model.named_parameters())
+            reports.append(await asyncio.to_thread(publisher.publish, version, tensors))
+
+    async with aiohttp.ClientSession() as session, Fleet([url], session) as fleet:
+        publishing = asyncio.create_task(publish())
+        _, answers = await run_requests(
+            fleet, model.config.vocab_size, count=96, concurrent=32, prompt=16, output=400, spread=0.3
+        )
+        await publishing
+    paused = [1000 * seconds for report in reports for seconds in report.paused_s.values()]
+    return {
+        "update_paused_ms_median": statistics.median(paused),
+        "update_paused_ms_max": max(paused),
+        "update_load_ms_median": statistics.median(1000 * one.seconds["update"] for one in reports),
+        "update_total_ms_median": statistics.median(1000 * one.seconds["total"] for one in reports),
+        "update_stage_ms_median": statistics.median(1000 * one.seconds["stage"] for one in reports),
+        "update_bytes": reports[0].bytes,
+        "streams_with_several_versions": sum(len(one.versions) > 1 for one in answers) / len(answers),
+        "streams_lost": 96 - len(answers),
+    }
+
+
+def bench(model_dir: Path, port: int, updates: int) -> dict[str, float]:
+    """All figures of one model."""
+    command = [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(model_dir)]
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--max-num-seqs", "32"],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+    )
+    url = f"http://127.0.0.1:{port}"
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    parameters = sum(one.numel() for one in model.parameters())
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            transport = FileTransport(weights_directory(Path(folder), 4 * parameters))
+            publisher = Publisher([url], transport)
+            try:
+                publisher.wait_ready(READY_DEADLINE_S)
+                publisher.publish(0, list(model.named_parameters()))
+                results = {"parameters": float(parameters)}
+                results |= asyncio.run(measure(url, model.config.vocab_size))
+                return results | asyncio.run(measure_updates(url, model, publisher, updates))
+            finally:
+                publisher.close()
+                transport.directory.rmdir()
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def main() -> None:
+    """Measure, print, write."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", type=Path, help="a folder; default: random models of the sizes below")
+    parser.add_argument("--sizes", nargs="+", default=["1M", "2.5M"], choices=sorted(SIZES))
+    parser.add_argument("--port", type=int, default=18080)
+    parser.add_argument("--updates", type=int, default=10)
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    results: dict[str, Any] = {
+        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        models = {options.model.name: options.model} if options.model else {}
+        if not models:
+            for size in options.sizes:
+                models[size] = Path(folder) / size
+                build_model(size, models[size])
+        for name, path in models.items():
+            results[name] = bench(path, options.port, options.updates)
+            print(f"{name}:")
+            for key, value in results[name].items():
+                print(f"  {key:32} {value:12,.1f}")
+    target = Path(__file__).parent / "results" / "engine.json"
+    target.parent.mkdir(exist_ok=True)
+    target.write_text(json.dumps(results, indent=1) + "\n")
+    print(f"written to {target}")
+
+
+if __name__ == "__main__":
+    main()
