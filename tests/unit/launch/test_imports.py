@@ -1,0 +1,38 @@
+"""No role imports what it must not: each is imported in a process of its own."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.unit.launch.conftest import python
+
+ROLES = [
+    ("pipelinerl.launch", ["torch", "vllm", "transformers", "ray"]),
+    ("pipelinerl.config.validate", ["torch", "vllm", "transformers"]),
+    ("pipelinerl.supervisor", ["torch", "vllm", "transformers"]),
+    ("pipelinerl.streams", ["torch", "transformers"]),
+    ("pipelinerl.inference.vllm", ["torch", "vllm"]),
+    ("pipelinerl.inference.client", ["torch", "vllm"]),
+    ("pipelinerl.inference.embedded.server", ["pipelinerl.finetune", "domains"]),
+    ("pipelinerl.actor.run", ["torch", "vllm", "domains", "pipelinerl.finetune"]),
+    ("pipelinerl.rollouts", ["torch", "vllm", "domains"]),
+    ("pipelinerl.async_llm", ["torch", "vllm", "domains"]),
+    ("pipelinerl.preprocess.loop", ["torch", "vllm", "domains"]),
+    ("pipelinerl.finetune.loop", ["domains", "vllm"]),
+    ("domains.guessing", ["torch", "vllm"]),
+    ("domains.privacy_hopqa.domain", ["torch", "vllm"]),
+    ("retrieval_server", ["pipelinerl", "domains", "torch", "vllm"]),
+    ("retrieval_server.__main__", ["pipelinerl", "domains", "torch", "vllm"]),
+]
+CHECK = """
+import importlib, sys
+importlib.import_module(sys.argv[1])
+print(*(name for name in sys.argv[2:] if name in sys.modules))
+"""
+
+
+@pytest.mark.parametrize(("module", "forbidden"), ROLES, ids=[module for module, _ in ROLES])
+def test_a_role_does_not_import_what_it_must_not(module: str, forbidden: list[str]) -> None:
+    answer = python("-c", CHECK, module, *forbidden)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout.split() == []
