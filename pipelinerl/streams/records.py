@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 from zlib import crc32
 
@@ -31,6 +30,9 @@ _FIELDS = struct.Struct("<3sBQII")
 _CRC = struct.Struct("<I")
 HEADER_SIZE = _FIELDS.size + _CRC.size
 _ARRAY = 1
+_EXT = msgspec.msgpack.Ext
+# An array's extension by number of dimensions: dtype code, number of dimensions, lengths. NumPy allows 64.
+_SHAPES = [struct.Struct(f"<BB{ndim}Q") for ndim in range(65)]
 _ALIGN = 8
 _PADDING = [bytes(n) for n in range(_ALIGN)]
 _DTYPES = ["?", "b", "B", "<i2", "<u2", "<i4", "<u4", "<i8", "<u8", "<f2", "<f4", "<f8"]
@@ -58,8 +60,8 @@ class RecordEncoder:
                 value = _little_endian(value)
                 code = _CODE_OF_DTYPE[value.dtype]
             self._arrays.append(value)
-            head = struct.pack(f"<BB{value.ndim}Q", code, value.ndim, *value.shape)
-            return msgspec.msgpack.Ext(_ARRAY, head)
+            shape = value.shape
+            return _EXT(_ARRAY, _SHAPES[len(shape)].pack(code, len(shape), *shape))
         if isinstance(value, np.generic):
             return value.item()
         raise UnsupportedValue(
@@ -85,9 +87,10 @@ class RecordEncoder:
             if gap := -length % _ALIGN:
                 payload.append(_PADDING[gap])
                 length += gap
-            flat = array if array.flags.c_contiguous else np.ascontiguousarray(array)
-            payload.append(flat.data.cast("B") if flat.ndim else flat.reshape(1).data.cast("B"))
-            length += flat.nbytes
+            if array.ndim == 0 or not array.flags.c_contiguous:
+                array = np.ascontiguousarray(array).reshape(-1)
+            payload.append(array.data.cast("B"))
+            length += array.nbytes
         self._arrays.clear()
         crc = 0
         for part in payload:
@@ -146,11 +149,12 @@ class _ArrayCursor:
     def take(self, code: int, data: memoryview) -> np.ndarray:
         if code != _ARRAY:
             raise CorruptRecord(f"extension {code} is not known")
-        if len(data) < 2 or len(data) != 2 + 8 * data[1] or data[0] >= len(_DTYPES):
+        size = len(data)
+        if size < 2 or size != 2 + 8 * data[1] or data[1] >= len(_SHAPES) or data[0] >= len(_DTYPES):
             raise CorruptRecord("an array's dtype or shape is damaged")
-        dtype = _DTYPE_OF_CODE[data[0]]
-        shape: Sequence[int] = struct.unpack_from(f"<{data[1]}Q", data, 2)
-        count = math.prod(shape)
+        dtype_code, ndim, *shape = _SHAPES[data[1]].unpack(data)
+        dtype = _DTYPE_OF_CODE[dtype_code]
+        count = shape[0] if ndim == 1 else math.prod(shape)
         if count == 0:
             return np.zeros(shape, dtype)
         start = self._offset + (-self._offset % _ALIGN)
@@ -159,7 +163,7 @@ class _ArrayCursor:
             raise CorruptRecord(f"an array of {count} x {dtype} reaches past the end of the record")
         self._offset = end
         array = np.frombuffer(self._payload, dtype, count, start)
-        return array if len(shape) == 1 else array.reshape(shape)
+        return array if ndim == 1 else array.reshape(shape)
 
 
 class RecordDecoder:

@@ -1,10 +1,11 @@
-"""A run that never took place: files as the roles would have written them."""
+"""A run that never took place: files as the roles would have written them, for tests of the report."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from pipelinerl.accounting import Ledger, Outcome, rollout_id
 from pipelinerl.observe.metrics import MetricsWriter, histogram
@@ -12,6 +13,20 @@ from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
 BATCH, STEPS, PROBLEMS = 32, 60, 50
 STAGES = {"plan": "plan_accuracy", "choose": "choose_accuracy", "read": "read_accuracy"}
+
+
+@pytest.fixture(scope="session")
+def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the run; tests may only add to it."""
+    path = tmp_path_factory.mktemp("run")
+    write_run(path)
+    return path
+
+
+@pytest.fixture(scope="session")
+def stages() -> dict[str, str]:
+    """Metrics of the run's evaluations that belong to stages of its agent, by label."""
+    return STAGES
 
 
 def write_run(output_dir: Path, seed: int = 0) -> None:

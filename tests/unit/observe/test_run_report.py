@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
-from synthetic import BATCH, STAGES, STEPS, write_run
 
 from pipelinerl.accounting import Counts, Outcome
 from pipelinerl.observe.focus import ReportFocus
@@ -25,13 +24,6 @@ from pipelinerl.observe.report import write_report
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import summarise
 from pipelinerl.observe.waits import waiting
-
-
-@pytest.fixture(scope="module")
-def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("run")
-    write_run(path)
-    return path
 
 
 def test_wilson_agrees_with_published_values() -> None:
@@ -73,12 +65,12 @@ def test_a_paired_difference_is_tighter_than_two_intervals_and_skips_missing_pro
         mean_interval([None])
 
 
-def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None:
+def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path, stages: dict[str, str]) -> None:
     out = io.StringIO()
     console = Console(file=out, width=60)
-    folder = write_report(run_dir, ReportFocus(stages=STAGES), console=console)
+    folder = write_report(run_dir, ReportFocus(stages=stages), console=console)
     text = out.getvalue()
-    assert "before (0 texts)" in text and f"after ({BATCH * STEPS} texts)" in text
+    assert "before (0 texts)" in text and "after (1920 texts)" in text
     assert (
         "rollouts: 560 started = 434 trained + 0 stale + 88 filtered + 6 failed + 0 empty + 32 unfinished"
         in text
