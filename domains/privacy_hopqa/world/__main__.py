@@ -22,7 +22,15 @@ def _arguments() -> argparse.Namespace:
     for field in fields(WorldConfig):
         if field.type == "int" and field.name != "seed":
             custom.add_argument(f"--{field.name.replace('_', '-')}", type=int, metavar="N")
+    parser.add_argument("--patterns", type=_weights, help="weights of hop patterns, as in LW=4,WL=1")
+    parser.add_argument("--long-fraction", type=float, help="share of documents above 12,000 characters")
     return parser.parse_args()
+
+
+def _weights(text: str) -> dict[str, int]:
+    """`LW=4,WL=1` as a mapping; argparse turns the ValueError of anything else into its own message."""
+    pairs = (part.split("=") for part in text.split(","))
+    return {pattern.strip(): int(weight) for pattern, weight in pairs}
 
 
 def main() -> int:

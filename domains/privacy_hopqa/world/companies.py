@@ -20,8 +20,8 @@ from .wording import COVERS, FACTS, PRIVATE_QUESTIONS, SCOPES, capital
 GOLD_SHARE: Final = 0.45
 VAL_SHARE: Final = 0.25
 FAMILY_SIZE: Final = 4
-PROFILES: Final = 5
-"""Documents per company that repeat its name, so that the name alone finds nothing else."""
+PROFILES: Final = ("House notice", "Visitor notice", "Neighbour letter", "Welcome letter", "Open day notice")
+"""Titles of documents per company that repeat its name, so that the name alone finds nothing else."""
 TEST_NUMBERS: Final = 5000
 """Company numbers from here on belong to the test split."""
 
@@ -58,6 +58,11 @@ class Fact:
         templates = FACTS[self.attribute.kind]
         return self._fill(templates[self.wording % len(templates)], self.scope)
 
+    @property
+    def topic(self) -> str:
+        """What a document about the fact is called; unique within a company."""
+        return f"{self.attribute.about} {SCOPES[self.scope_kind].format(self.scope)}"
+
     def cover(self) -> str:
         """A second sentence that says what the first one was about."""
         return self._fill(COVERS[self.wording // 3 % len(COVERS)], self.scope)
@@ -75,11 +80,11 @@ class Fact:
 
 @dataclass(slots=True)
 class DocumentPlan:
-    """The facts of one private document, the main one first; a profile has none."""
+    """The facts of one private document, the main one first; a profile has a title instead."""
 
     side: str
     facts: list[Fact]
-    profile: bool = False
+    profile: str = ""
     long: bool = False
 
 
@@ -192,7 +197,9 @@ class _Drawing:
             facts: list[Fact] = []
             for rank in range(self.draws.between(1, 3)):
                 attribute = near[i % len(near)] if rank == 0 else self.draws.pick(ATTRIBUTES)
-                if self.free[attribute.key] and all(f.attribute is not attribute for f in facts):
+                while not self.free[attribute.key]:
+                    attribute = self.draws.pick(ATTRIBUTES)
+                if all(f.attribute is not attribute for f in facts):
                     facts.append(self.fact(attribute, *self.free[attribute.key].pop(), ""))
             plans.append(DocumentPlan("", facts))
         return plans
@@ -205,7 +212,7 @@ def make_company(seed: int, number: int, sides: tuple[str, ...], docs: int, long
     company = Company(number, name, f"DR9{number:04d}", description, sides)
     drawing = _Drawing(seed, company, docs)
     gold = drawing.gold_plans()
-    profiles = [DocumentPlan("", [], profile=True) for _ in range(PROFILES)]
+    profiles = [DocumentPlan("", [], title) for title in PROFILES]
     distractors = drawing.distractor_plans(docs - len(gold) - len(profiles))
     long = ceil(docs * long_fraction - 1e-9)
     for plan in [*gold[:1], *distractors][:long]:

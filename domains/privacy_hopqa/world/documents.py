@@ -67,11 +67,8 @@ def _add_fact(page: _Page, draws: Draws, fact: Fact) -> None:
     page.add(f"{fact.sentence} {fact.cover()} {_prose(draws, 0, 1)}".rstrip())
 
 
-def _title(fact: Fact | None, draws: Draws) -> str:
-    if fact is None:
-        return draws.pick(("House notice", "Visitor notice", "Neighbour letter", "Open house notice"))
-    about = fact.attribute.about
-    return draws.pick((f"Report on {about}", f"Notes on {about}", f"Review of {about}"))
+def _title(plan: DocumentPlan, draws: Draws) -> str:
+    return plan.profile or draws.pick(("Report on", "Notes on", "Review of")) + f" {plan.facts[0].topic}"
 
 
 def _body(page: _Page, draws: Draws, plan: DocumentPlan, company: Company) -> None:
@@ -99,7 +96,7 @@ def make_documents(seed: int, company: Company) -> list[Document]:
         suffix = draws.weighted(("md", "txt", "csv"), (0.6, 0.25, 0.15))
         main = plan.facts[0] if plan.facts else None
         folder = main.attribute.office if main else "general"
-        title = _title(main, draws)
+        title = _title(plan, draws)
         name = f"{title.lower().replace(' ', '-')}-{index + 1:03d}.{suffix}"
         doc_id = f"local/{company.task_id}/{folder}/{name}"
         for fact in plan.facts:

@@ -52,6 +52,11 @@ class Page:
     text: str = ""
 
     @property
+    def about_a_year(self) -> bool:
+        """Whether the qualifier is a year, so that no statement about the page's firms may hold another."""
+        return self.qualifier[-4:].isdigit()
+
+    @property
     def clause(self) -> str:
         """What the page says about its group, with its value."""
         return self._clause(self.selector.text if self.selector else "")
@@ -105,7 +110,7 @@ def page_text(seed: int, page: Page, long: bool) -> str:
     target = draws.between(low, high)
     parts = [f"{page.opening()} {page.answering()} {public_sentence(draws)}"]
     other = draws.pick(ATTRIBUTES)
-    while other is page.attribute:
+    while other is page.attribute or (other.kind == "year" and page.about_a_year):
         other = draws.pick(ATTRIBUTES)
     clause = SELECTING_CLAUSES[other.kind].format(
         a=other.about, d=other.done, v=draw_value(draws, other.kind).text

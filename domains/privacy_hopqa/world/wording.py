@@ -90,7 +90,7 @@ SELECTING_CLAUSES: Final[dict[str, str]] = {
     "money": "{v} was spent on {a}",
     "month": "the {a} was {d} in {v}",
     "year": "the {a} was {d} in {v}",
-    "id": "the {a} was logged as {d} {v}",
+    "id": "the {a} had {d} {v}",
     "product": "the {a} chosen was {v}",
     "vendor": "the {a} contract was won by {v}",
     "place": "the {a} was hosted by {v}",
@@ -154,7 +154,7 @@ PAGE_ANSWERS: Final[dict[str, tuple[str, ...]]] = {
 PAGE_QUESTIONS: Final[dict[str, tuple[str, ...]]] = {
     "product": ("Which {n} is used {q} where {w}?", "{Q}, where {w}, which {n} is used?"),
     "vendor": ("Which {n} serves firms {q} where {w}?", "{Q}, where {w}, which {n} serves firms?"),
-    "place": ("Which town is home to the {n} {q} where {w}?", "{Q}, where {w}, which town has the {n}?"),
+    "place": ("Which town has the {n} {q} where {w}?", "{Q}, where {w}, which town has the {n}?"),
     "year": ("In which year did the {n} begin {q} where {w}?", "{Q}, where {w}, which year began the {n}?"),
     "month": ("In which month is the {n} held {q} where {w}?", "{Q}, where {w}, which month has the {n}?"),
     "percent": ("What is the {n} {q} where {w}?", "{Q}, where {w}, what is the {n}?"),

@@ -22,7 +22,7 @@ LONG_CHARS: Final = 12_000
 def generate(config: WorldConfig, directory: str | os.PathLike[str]) -> Path:
     """Write the world of `config` to `directory`, all checks included, and return the directory.
 
-    An existing directory that holds the same world is kept as it is. Raises `WorldError` if the directory holds
+    A directory that holds the same world is kept as it is. Raises `WorldError` if the directory holds
     anything else, or if the world cannot be made. A world appears complete or not at all.
     """
     target = Path(directory)
