@@ -14,7 +14,6 @@ from domains.privacy_hopqa.capture import ANCHOR_ROLE, POLICY_ROLE
 from domains.privacy_hopqa.prompts import load_prompts
 from domains.privacy_hopqa.records import read_rollouts
 from domains.privacy_hopqa.report import learning_section
-from domains.privacy_hopqa.rollouts import gold_switches
 from domains.privacy_hopqa.runtime import data_manifest
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.world import WorldError, generate, world_config
@@ -139,7 +138,7 @@ def _mode_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
             f"{KEY}.training_reward_mode=hop_step_situational needs finetune.rl.step_reward_advantages=true"
         )
     if OmegaConf.select(cfg, "test_dataset_names"):
-        for switch, on in gold_switches(settings).items():
+        for switch, on in settings.gold_switches.items():
             if on:
                 yield f"{KEY}.{switch} uses gold answers: not in evaluation; set test_dataset_names=[]"
     weights = dict(OmegaConf.select(cfg, "finetune.rl.role_weights") or {})

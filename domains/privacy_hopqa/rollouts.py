@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
 from typing import Any
 from uuid import uuid4
 
@@ -171,16 +170,8 @@ def refuse_gold_in_evaluation(settings: PrivacyHopQASettings, chain: Chain) -> N
     origin = ROLLOUT_ORIGIN.get()
     if chain.split == "train" and (origin is None or origin.training):
         return
-    for name, on in gold_switches(settings).items():
+    for name, on in settings.gold_switches.items():
         if on:
             raise ValueError(
                 f"privacy_hopqa.{name} uses gold answers and is refused on split {chain.split!r}"
             )
-
-
-def gold_switches(settings: PrivacyHopQASettings) -> Mapping[str, bool]:
-    """Settings that let gold answers influence a rollout, and whether they are on."""
-    return {
-        "answer_context=gold": settings.answer_context == "gold",
-        "stop_after_incorrect_hop=true": settings.stop_after_incorrect_hop,
-    }

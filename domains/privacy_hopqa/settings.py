@@ -179,6 +179,14 @@ class PrivacyHopQASettings(_Block):
         return self.training_reward_mode == "hop_step_situational"
 
     @property
+    def gold_switches(self) -> dict[str, bool]:
+        """Settings that let gold answers influence a rollout, and whether they are on."""
+        return {
+            "answer_context=gold": self.answer_context == "gold",
+            "stop_after_incorrect_hop=true": self.stop_after_incorrect_hop,
+        }
+
+    @property
     def has_dataset(self) -> bool:
         """Whether the user named a dataset; otherwise a world is generated."""
         paths = (self.final_dataset_path, self.final_train_dataset_path)

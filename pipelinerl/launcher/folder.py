@@ -28,9 +28,11 @@ MADE_BY_A_RUN = (
     "ref_vllm_*",
     "report",
     "report.md",
+    "rollouts",
     "services",
     "streams",
     "streams_*",
+    "traces",
     "weights",
     "world",
 )
