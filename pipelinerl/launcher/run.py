@@ -88,7 +88,7 @@ def supervise(plan: Plan, say: Callable[[str], None], progress: Callable[[], Non
     """
     with interruptible(), Supervisor(plan.children, announce=say) as supervisor:
         try:
-            supervisor.start()
+            supervisor.start(tick=progress)
             ending = Ending(plan, supervisor)
             supervisor.watch(until=ending.reached, tick=progress)
         finally:

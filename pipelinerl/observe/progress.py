@@ -17,6 +17,7 @@ from rich.text import Text
 
 from pipelinerl.accounting import Books, Counts, Outcome
 from pipelinerl.observe.history import MetricsTail, read_status
+from pipelinerl.observe.waits import current_waits
 
 # Shorter waits are ordinary; longer ones are worth a word.
 _NOTABLE_WAIT_S = 5.0
@@ -44,7 +45,7 @@ class Progress:
         return status_line(
             self._latest,
             self._books.update(),
-            read_status(self._output_dir),
+            read_status(self._output_dir) | {"launcher": {"waits": current_waits()}},
             self._target,
             time.monotonic() - self._start,
         )

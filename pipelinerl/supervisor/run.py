@@ -121,15 +121,17 @@ class Supervisor:
     def phases(self) -> dict[str, Phase]:
         return {name: self._core.phase(name) for name in self._specs}
 
-    def start(self) -> None:
-        """Start every child in the order of dependencies and wait until all are ready; raises ChildFailed."""
+    def start(self, tick: Callable[[], None] | None = None, tick_s: float = 5.0) -> None:
+        """Start every child in the order of dependencies and wait until all are ready; raises ChildFailed.
+
+        `tick` is called every `tick_s` seconds.
+        """
         if threading.get_ident() != self._thread:
             raise RuntimeError("the supervisor must be used by the thread that made it")
         self._guard = _Guard()
         for spec in self._specs.values():
             write_start_script(spec)
-        while not self._core.all_ready:
-            self._step(_LONGEST_WAIT_S)
+        self._run_until(lambda: self._core.all_ready, tick, tick_s)
 
     def watch(
         self,
@@ -141,8 +143,11 @@ class Supervisor:
 
         `tick` is called every `tick_s` seconds.
         """
+        self._run_until(lambda: self._core.completed or (until is not None and until()), tick, tick_s)
+
+    def _run_until(self, done: Callable[[], bool], tick: Callable[[], None] | None, tick_s: float) -> None:
         next_tick = self._clock()
-        while not (self._core.completed or (until is not None and until())):
+        while not done():
             if tick is not None and self._clock() >= next_tick:
                 tick()
                 next_tick = self._clock() + tick_s
