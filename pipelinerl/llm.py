@@ -119,7 +119,9 @@ class LLMCall(BaseModel):
     cached: bool = False
     llm_info: dict[str, Any] = Field(default_factory=dict)
     cost: float = 0
-    logprobs: list[TokenLogprob] | TokenLogprobs = Field(default_factory=list, exclude=True)
+    logprobs: TokenLogprobs | list[TokenLogprob] = Field(
+        default_factory=list, exclude=True, union_mode="left_to_right"
+    )
     prompt_token_ids: Int32Array = Field(default_factory=lambda: np.empty(0, np.int32))
     """The ids the engine saw."""
     weight_versions: list[VersionSpan] = Field(default_factory=list)

@@ -6,6 +6,7 @@ python -m pipelinerl.actor.worker OUTPUT_DIR --job IDX --worker N --fd FD    (st
 import argparse
 import asyncio
 import contextvars
+import gc
 import inspect
 import itertools
 import logging
@@ -56,6 +57,8 @@ from pipelinerl.supervisor import die_with_parent
 log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
+STARTS_PER_TURN = 16
+"""Rollouts that start in one turn of the loop, so that a wave of them does not hold up the others."""
 
 Policy = Callable[[DictConfig, TrainableLLM, dict[str, Any], aiohttp.ClientSession], Any]
 
@@ -213,13 +216,18 @@ class Worker:
         """Until the scheduler says stop or is gone."""
         lag = LoopLag()
         lag.start()
+        # What was loaded so far lives as long as the process; a collection need not look at it again.
+        gc.collect()
+        gc.freeze()
         pulse = asyncio.create_task(self._pulse(lag, engines), name="pulse")
         self._channel.send(Hello(self._index))
         while (messages := await self._channel.receive()) is not None:
             if any(isinstance(message, Stop) for message in messages):
                 break
-            for message in messages:
+            for count, message in enumerate(messages, start=1):
                 self._handle(message)
+                if count % STARTS_PER_TURN == 0:
+                    await asyncio.sleep(0)
         pulse.cancel()
         lag.stop()
         await self._cancel(list(self._tasks))

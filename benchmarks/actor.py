@@ -1,0 +1,269 @@
+"""Rollouts per second of the actor's control plane against an engine that answers at once.
+
+    python benchmarks/actor.py [--seconds 5] [--in-flight 512] [--out benchmarks/results/actor.json]
+
+`control plane`: scheduler, lag budget, books, messages and worker, with single-turn rollouts that return a
+ready text without asking anybody; goal >= 2,000 rollouts per second and core. `with HTTP`: the same rollouts
+ask an engine over HTTP that answers each request with 8 tokens at once; most of it is the HTTP client. `half
+a second`: an answer takes 0.25 to 0.75 s, as in a run, so that the event loop is busy but not full; goal for
+the 99th percentile of its lag: 50 ms. A core is one second of CPU time of scheduler and worker together; the
+engine's is not counted.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import platform
+import random
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ClassVar
+
+import aiohttp
+import numpy as np
+from omegaconf import DictConfig, OmegaConf
+
+from pipelinerl.async_llm import llm_async_generate, make_training_text
+from pipelinerl.config import Config, Job, save
+from pipelinerl.llm import Prompt, TrainableLLM
+from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
+from pipelinerl.state import TrainerAnnouncements, begin_session
+
+HERE = Path(__file__).parent
+TOKENS = 8
+
+
+def load_problems(names: list[str]) -> list[dict[str, Any]]:
+    return [{"id": index, "dataset": name} for name in names for index in range(1000)]
+
+
+def _result(text: TrainingText) -> RolloutResult:
+    metrics = BaseMetrics(reward=1.0, success=True, no_error=True, no_answer=False)
+    return RolloutResult(training_texts=[text], metrics=metrics, latency=0.0)
+
+
+async def ready_rollout(
+    cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
+) -> RolloutResult:
+    """One text of 64 tokens, without an engine."""
+    await asyncio.sleep(0)
+    ids = np.arange(64, dtype=np.int32)
+    labels = np.where(ids < 64 - TOKENS, -100, ids)
+    text = TrainingText(text="prompt and answer", n_predicted=6, input_ids=ids, labels=labels, finished=True)
+    text.logprobs = np.full(TOKENS, -0.5, np.float32)
+    text.weight_versions = [(0, 0, TOKENS)]
+    return _result(text)
+
+
+async def http_rollout(
+    cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
+) -> RolloutResult:
+    """One call to the engine."""
+    call = await llm_async_generate(llm, Prompt.from_user_message("say something"), session)
+    return _result(make_training_text(llm, call))
+
+
+class InstantEngine(asyncio.Protocol):
+    """Just enough HTTP to be an engine; answers every generate request with the same tokens."""
+
+    delay_s = 0.0
+    ROUTES: ClassVar[dict[bytes, bytes]] = {
+        b"/health": b"",
+        b"/v1/models": b'{"data": [{"id": "m", "max_model_len": 4096}]}',
+        b"/weight_info": b'{"weight_version": "1000000"}',
+        b"/metrics": b"vllm:num_requests_running 0\n",
+        b"/inference/v1/generate": json.dumps(
+            {
+                "choices": [
+                    {
+                        "index": 0,
+                        "token_ids": list(range(6, 6 + TOKENS)),
+                        "finish_reason": "stop",
+                        "logprobs": {
+                            "content": [{"logprob": -0.5, "token_id": 6 + i} for i in range(TOKENS)]
+                        },
+                        "weight_versions": [{"version": "0", "start": 0, "end": TOKENS}],
+                    }
+                ]
+            }
+        ).encode(),
+    }
+
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        self.transport, self.buffer = transport, b""
+
+    def data_received(self, data: bytes) -> None:
+        self.buffer += data
+        while (end := self.buffer.find(b"\r\n\r\n")) >= 0:
+            head = self.buffer[:end]
+            length = 0
+            for line in head.split(b"\r\n")[1:]:
+                if line.lower().startswith(b"content-length:"):
+                    length = int(line[15:])
+            if len(self.buffer) < end + 4 + length:
+                return
+            self.buffer = self.buffer[end + 4 + length :]
+            body = self.ROUTES[head.split(b" ", 2)[1]]
+            reply = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n" % len(
+                body
+            )
+            delay_s = self.delay_s * random.uniform(0.5, 1.5) if head.startswith(b"POST") else 0.0
+            asyncio.get_running_loop().call_later(delay_s, self.transport.write, reply + body)  # type: ignore[attr-defined]
+
+
+async def serve_instant_engine(delay_s: float) -> None:
+    InstantEngine.delay_s = delay_s
+    server = await asyncio.get_running_loop().create_server(InstantEngine, "127.0.0.1", 0)
+    print(server.sockets[0].getsockname()[1], flush=True)
+    await server.serve_forever()
+
+
+@contextmanager
+def instant_engine(delay_s: float) -> Iterator[str]:
+    """Its URL, while it runs in a process of its own."""
+    argv = [sys.executable, __file__, "--serve", str(delay_s)]
+    engine = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    try:
+        assert engine.stdout is not None
+        yield f"http://127.0.0.1:{int(engine.stdout.readline())}"
+    finally:
+        engine.kill()
+        engine.wait()
+
+
+def write_model(folder: Path) -> None:
+    """A tokeniser without weights; the actor needs no more."""
+    from pipelinerl.bootstrap.tokenizer import train_tokenizer
+
+    train_tokenizer(["say something"] * 10, 300).save_pretrained(str(folder))
+
+
+def write_config(output_dir: Path, model: Path, policy: str, url: str, in_flight: int) -> None:
+    jobs = [
+        Job(kind="actor_llm", idx=0, url=url, name="actor_vllm_0").model_dump(),
+        Job(kind="actor", idx=1, name="actor").model_dump(),
+    ]
+    tree = OmegaConf.create(Config(output_dir=str(output_dir)).model_dump(mode="json", by_alias=True))
+    changes = {
+        "model_path": str(model),
+        "eval_every_n_versions": 0,
+        "eval_at_end": False,
+        "dataset_loader": "actor.load_problems",
+        "train_dataset_names": ["bench"],
+        "actor": {"rollout_policy": f"actor.{policy}", "llm_max_rollouts": in_flight},
+        "llm": {"parameters": {"max_tokens": TOKENS}},
+        "wandb": {"use_wandb": False},
+        "jobs": jobs,
+    }
+    merged = OmegaConf.merge(tree, changes)
+    assert isinstance(merged, DictConfig)
+    save(merged, output_dir)
+
+
+def reports(output_dir: Path) -> list[dict[str, float]]:
+    """The actor's records so far, one for each announced version."""
+    path = output_dir / "actor" / "metrics.jsonl"
+    return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+
+
+def wait_for_reports(
+    output_dir: Path, count: int, process: "subprocess.Popen[bytes]"
+) -> list[dict[str, float]]:
+    deadline = time.monotonic() + 120
+    while len(found := reports(output_dir)) < count:
+        if process.poll() is not None or time.monotonic() > deadline:
+            raise RuntimeError(f"the actor did not report (exit code {process.poll()})")
+        time.sleep(0.02)
+    return found
+
+
+def measure(policy: str, url: str, model: Path, in_flight: int, seconds: float) -> dict[str, float]:
+    """Announce two versions `seconds` apart; the actor's reports at both tell what it did between them."""
+    with tempfile.TemporaryDirectory() as folder:
+        output_dir = Path(folder)
+        write_config(output_dir, model, policy, url, in_flight)
+        begin_session(output_dir)
+        env = {**os.environ, "PYTHONPATH": f"{HERE.parent}:{HERE}", "OMP_NUM_THREADS": "1"}
+        argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", "1"]
+        with TrainerAnnouncements(output_dir) as trainer, subprocess.Popen(argv, env=env) as process:
+            trainer.weight_update_success(0)
+            stream = output_dir / "streams" / "actor"
+            while not any(path.stat().st_size for path in stream.rglob("*") if path.is_file()):
+                if process.poll() is not None:
+                    raise RuntimeError(f"the actor did not begin (exit code {process.poll()})")
+                time.sleep(0.05)
+            time.sleep(2.0)
+            trainer.weight_update_success(1)
+            (first,) = wait_for_reports(output_dir, 1, process)
+            cpu_started = cpu_of_family(process.pid)
+            time.sleep(seconds)
+            trainer.weight_update_success(2)
+            second = wait_for_reports(output_dir, 2, process)[1]
+            cpu = cpu_of_family(process.pid) - cpu_started
+            trainer.training_done()
+            if process.wait(60) != 0:
+                raise RuntimeError(f"the actor ended with {process.returncode}")
+    elapsed = second["actor/time_since_start"] - first["actor/time_since_start"]
+    rollouts = second["actor/published_samples"] - first["actor/published_samples"]
+    return {
+        "rollouts": rollouts,
+        "rollouts_per_s": rollouts / elapsed,
+        "rollouts_per_cpu_s": rollouts / cpu,
+        "cores_used": cpu / elapsed,
+        "loop_lag_p99_ms": 1000 * second["actor/loop_lag_p99_s"],
+    }
+
+
+def cpu_of_family(pid: int) -> float:
+    """CPU seconds of a process and its children so far."""
+    import psutil
+
+    root = psutil.Process(pid)
+    return sum(sum(p.cpu_times()[:2]) for p in [root, *root.children(recursive=True)])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--seconds", type=float, default=5.0)
+    parser.add_argument("--in-flight", type=int, default=512)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--serve", type=float, metavar="DELAY_S", help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.serve is not None:
+        asyncio.run(serve_instant_engine(args.serve))
+        return
+    cases = {
+        "control plane": ("ready_rollout", 0.0),
+        "with HTTP": ("http_rollout", 0.0),
+        "half a second": ("http_rollout", 0.5),
+    }
+    results = {}
+    with tempfile.TemporaryDirectory() as model:
+        write_model(Path(model))
+        for name, (policy, delay_s) in cases.items():
+            with instant_engine(delay_s) as url:
+                results[name] = measure(policy, url, Path(model), args.in_flight, args.seconds)
+    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
+    print(f"{'':<16}{'rollouts/s':>12}{'per CPU s':>12}{'cores':>8}{'loop lag p99':>15}")
+    for name, row in results.items():
+        print(
+            f"{name:<16}{row['rollouts_per_s']:>12.0f}{row['rollouts_per_cpu_s']:>12.0f}"
+            f"{row['cores_used']:>8.2f}{row['loop_lag_p99_ms']:>12.1f} ms"
+        )
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(
+            json.dumps({"machine": machine, "in_flight": args.in_flight, **results}, indent=1) + "\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
