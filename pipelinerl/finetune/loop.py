@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,6 +114,8 @@ class Trainer:
         self._broadcaster = broadcaster or self._default_broadcaster()
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
+        self._announcements: TrainerAnnouncements | None = None
+        self._status: StatusFile | None = None
 
     def _default_broadcaster(self) -> Broadcaster:
         if self.settings.engine_urls and self.ranks.is_main:
@@ -127,24 +130,20 @@ class Trainer:
         )
         offset = self._first_record(spec)
         feed = Feed(spec, offset, settings.data_deadline_s, self._broadcaster.refresh)
-        with (
-            TrainerAnnouncements(settings.output_dir) as announcements,
-            Ledger(settings.output_dir, "finetune") as ledger,
-            StatusFile(settings.output_dir, "finetune") as status,
-        ):
-            self._announcements = announcements if self.ranks.is_main else None
-            try:
-                self._broadcaster.start()
-                self._say_samples(self.counters.samples)
-                self._publish()
-                while self.counters.completed_steps < settings.last_step:
-                    status.set(step=self.counters.completed_steps, version=self.counters.samples)
-                    self._train_step(feed, ledger)
-                    self._after_step(feed)
-                self._finish(feed)
-            finally:
-                feed.close()
-                self._broadcaster.close()
+        with ExitStack() as stack:
+            stack.callback(self._broadcaster.close)
+            stack.callback(feed.close)
+            ledger = stack.enter_context(Ledger(settings.output_dir, "finetune"))
+            if self.ranks.is_main:
+                self._announcements = stack.enter_context(TrainerAnnouncements(settings.output_dir))
+                self._status = stack.enter_context(StatusFile(settings.output_dir, "finetune"))
+            self._broadcaster.start()
+            self._say_samples(self.counters.samples)
+            self._publish()
+            while self.counters.completed_steps < settings.last_step:
+                self._train_step(feed, ledger)
+                self._after_step(feed)
+            self._finish(feed)
 
     def _first_record(self, spec: SingleStreamSpec) -> int:
         """Where to read on, and the session file that tells preprocess the same."""
@@ -163,6 +162,8 @@ class Trainer:
     def _train_step(self, feed: Feed, ledger: Ledger) -> None:
         """One optimizer step over exactly B texts of all ranks."""
         settings, counters = self.settings, self.counters
+        if self._status is not None:
+            self._status.set(step=counters.completed_steps, version=counters.samples)
         coefficients = self._coefficients()
         statistics, books, vectors = StepStatistics(), _Books(), []
         feed.waited_s, started = 0.0, time.monotonic()

@@ -184,6 +184,7 @@ def run(settings: PreprocessSettings, writer: MetricsWriter | None = None) -> No
     """Run until the trainer says that training is done."""
     out = StreamRangeSpec(settings.output_dir, settings.output_topic, partition_range=(0, settings.ranks))
     wakeup = Wakeup()
+    _warn_about_role_weights(settings)
     with (
         TrainerState(settings.output_dir, wakeup.notify) as state,
         Ledger(settings.output_dir, "preprocess") as ledger,
@@ -204,6 +205,13 @@ def run(settings: PreprocessSettings, writer: MetricsWriter | None = None) -> No
         finally:
             reporter.report()
             discarded.close()
+
+
+def _warn_about_role_weights(settings: PreprocessSettings) -> None:
+    weights = settings.rl.role_weights
+    total = sum(weights.values())
+    if weights and abs(total - 1) > 1e-9:
+        log.warning("finetune.rl.role_weights sum to %g, not 1; the loss is scaled by that", total)
 
 
 def _loop(

@@ -13,7 +13,7 @@ from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.ready import ReadyText
-from pipelinerl.streams import SingleStreamSpec, write_to_streams
+from pipelinerl.streams import StreamRangeSpec, write_to_streams
 from tests.unit.finetune.conftest import VOCAB
 
 
@@ -70,14 +70,17 @@ def ready(seed: int, advantage: float = 1.0, version: int = 0, **fields: Any) ->
     return ReadyText(**values | fields)
 
 
-def write_steps(output_dir: Path, steps: int, texts_per_step: int, seq_length: int = 24) -> None:
+def write_steps(
+    output_dir: Path, steps: int, texts_per_step: int, seq_length: int = 24, ranks: int = 1
+) -> None:
     """Record a `training_data` stream of `steps` optimizer steps."""
-    with write_to_streams(SingleStreamSpec(output_dir, "training_data")) as stream:
+    with write_to_streams(StreamRangeSpec(output_dir, "training_data", 0, (0, ranks))) as stream:
         for step in range(steps):
             first = step * texts_per_step
             texts = [ready(first + i, (-1.0) ** i, first) for i in range(texts_per_step)]
-            for batch in assemble_step(texts, step, seq_length)[0]:
-                stream.write(batch.to_record())
+            for rank, batches in enumerate(assemble_step(texts, step, seq_length, ranks)):
+                for batch in batches:
+                    stream.write(batch.to_record(), rank)
 
 
 def settings(output_dir: Path, model: PreTrainedModel, **fields: Any) -> TrainerSettings:

@@ -1,0 +1,127 @@
+"""Preprocess and trainer together on real streams: from groups to a finished run."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+from transformers import PreTrainedModel
+
+from pipelinerl.accounting import Ledger, Outcome, reconcile
+from pipelinerl.finetune.loop import Trainer
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.observe.waits import WaitExpired
+from pipelinerl.preprocess.loop import run
+from pipelinerl.preprocess.settings import PreprocessSettings, model_vocabulary
+from pipelinerl.preprocess.validate import Limits
+from pipelinerl.state import TrainerState
+from pipelinerl.streams import SingleStreamSpec, write_to_streams
+from tests.unit.finetune.builders import group, settings
+from tests.unit.finetune.conftest import VOCAB
+
+STEPS = 3
+
+
+class Errors(list[BaseException]):
+    """Runs functions in threads and keeps what they raise."""
+
+    def thread(self, work: object, *arguments: object) -> threading.Thread:
+        def guarded() -> None:
+            try:
+                work(*arguments)  # type: ignore[operator]
+            except BaseException as error:
+                self.append(error)
+
+        thread = threading.Thread(target=guarded)
+        thread.start()
+        return thread
+
+
+def play_actor(output_dir: Path, first: int) -> None:
+    """Publish groups, some of them without a signal, until training is done."""
+    with (
+        TrainerState(output_dir) as state,
+        Ledger(output_dir, "actor") as ledger,
+        write_to_streams(SingleStreamSpec(output_dir, "actor")) as stream,
+    ):
+        state.wait_for_version(60)
+        number = first
+        while not state.training_done:
+            version = state.propagated_weight_version or 0
+            if (number - first) * 4 - version - sum(state.discarded.values()) > 24:
+                threading.Event().wait(0.005)
+                continue
+            texts = group(number, version=version)
+            if number % 3 == 0:
+                for text in texts:
+                    text["reward"] = 1.0
+            ledger.record(Outcome.STARTED, [f"g{number}/{i}" for i in range(4)])
+            stream.write(texts)
+            number += 1
+
+
+def preprocess_settings(output_dir: Path, rl: RLConfig, last_step: int) -> PreprocessSettings:
+    return PreprocessSettings(
+        output_dir=output_dir,
+        model_path=str(output_dir / "model"),
+        rl=rl,
+        limits=Limits(VOCAB, 24, 4, True),
+        texts_per_step=6,
+        last_step=last_step,
+        max_lag=12,
+        start_deadline_s=60,
+        data_deadline_s=60,
+        log_every_n_samples=6,
+    )
+
+
+def test_groups_become_a_trained_model_and_a_resumed_run_goes_on(
+    tmp_path: Path, model: PreTrainedModel
+) -> None:
+    rl = RLConfig(epsilon_high=4.0, filter_zero_advantage_groups=True, temperature=0.9)
+    for start, last_step in enumerate((STEPS, 2 * STEPS)):
+        errors = Errors()
+        chosen = settings(tmp_path, model, rl=rl, last_step=last_step, follows_preprocess=True, max_lag=12)
+        for topic in ("weight_update_request", "discarded"):
+            for file in (tmp_path / "streams" / topic).rglob("*.rec"):
+                file.unlink()  # what a launcher does before it starts the roles again
+        threads = [
+            errors.thread(run, preprocess_settings(tmp_path, rl, last_step)),
+            errors.thread(play_actor, tmp_path, 1000 * start),
+        ]
+        trainer = Trainer(chosen, Ranks())
+        trainer.run()
+        for thread in threads:
+            thread.join(timeout=60)
+        assert errors == [] and not any(thread.is_alive() for thread in threads)
+        assert trainer.counters.samples == 6 * last_step
+        assert trainer.counters.samples_too_old_to_train == 0
+    counts = reconcile(tmp_path)
+    assert counts.adds_up and counts[Outcome.TRAINED] == 12 * STEPS
+    assert counts.reasons[Outcome.FILTERED].keys() == {"zero_advantage"}
+    assert (tmp_path / "preprocess/status.json").exists()
+
+
+def test_waiting_for_groups_has_a_name_and_a_deadline(tmp_path: Path, model: PreTrainedModel) -> None:
+    from dataclasses import replace
+
+    from pipelinerl.finetune.session import Session, write_session
+    from pipelinerl.state import TrainerAnnouncements
+
+    write_session(tmp_path, Session(0, 0))
+    with TrainerAnnouncements(tmp_path) as announcements:
+        announcements.weight_update_success(0)
+        chosen = replace(preprocess_settings(tmp_path, RLConfig(), 3), data_deadline_s=0.2)
+        with pytest.raises(WaitExpired, match="groups of rollouts for step 0"):
+            run(chosen)
+
+
+def test_the_vocabulary_comes_from_the_model_folder(tmp_path: Path, model: PreTrainedModel) -> None:
+    model.config.eos_token_id = [7, 8]
+    model.save_pretrained(tmp_path)
+    assert model_vocabulary(str(tmp_path)) == (VOCAB, 7)
+    with pytest.raises(ValueError, match="no model configuration"):
+        (tmp_path / "config.json").write_text("{}")
+        model_vocabulary(str(tmp_path))
