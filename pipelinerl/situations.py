@@ -64,7 +64,10 @@ def emit_situations(texts: Sequence[TrainingText], rollout: str) -> None:
 def _emit_places(texts: Sequence[TrainingText], rollout: str) -> None:
     segments: dict[str, list[int]] = defaultdict(list)
     for step, text in enumerate(texts):
-        if text.situation is not None:
+        if text.situation is not None and text.masked:
+            # Takes part in no comparison, so it must not move the place of any other text.
+            text.metadata[INDEX_KEY], text.metadata[LENGTH_KEY] = 0, 1
+        elif text.situation is not None:
             segments[text.situation].append(step)
         elif text.position == "pool":
             raise ValueError(f"text {rollout}/{step}: position is 'pool' without a situation")

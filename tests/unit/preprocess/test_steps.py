@@ -290,3 +290,12 @@ def test_the_role_starts_without_torch() -> None:
         "assert not {'torch', 'pandas', 'vllm', 'domains'} & set(sys.modules), sorted(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+
+
+def test_masked_texts_do_not_move_the_places_that_writers_emit() -> None:
+    from pipelinerl.rollouts import TrainingText
+    from pipelinerl.situations import INDEX_KEY, LENGTH_KEY, emit_situations
+
+    texts = [TrainingText(text="", n_predicted=0, situation="a", masked=step == 0) for step in range(3)]
+    emit_situations(texts, "g/0")
+    assert [(t.metadata[INDEX_KEY], t.metadata[LENGTH_KEY]) for t in texts[1:]] == [(0, 2), (1, 2)]
