@@ -165,7 +165,6 @@ def bench(model_dir: Path, port: int, updates: int) -> dict[str, float]:
                 return results | asyncio.run(measure_updates(url, model, publisher, updates))
             finally:
                 publisher.close()
-                transport.directory.rmdir()
     finally:
         process.terminate()
         process.wait(10)

@@ -30,6 +30,7 @@ from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.report import report_run
 from pipelinerl.state import begin_session
 from pipelinerl.supervisor import ChildFailed
+from pipelinerl.weights.directory import remove_shared_directory
 
 COMPLETED, FAILED, REFUSED = 0, 1, 2
 
@@ -113,7 +114,11 @@ def _run(
             log.info(line)
             display.say(line)
 
-        supervise(plan, say, display.tick)
+        try:
+            supervise(plan, say, display.tick)
+        finally:
+            # A trainer that was killed could not give its weight files back.
+            remove_shared_directory(folder.path)
     if cfg.debug.mode == "":
         folder.mark_completed(last)
     report_run(folder.path, domain)

@@ -1,6 +1,7 @@
 """The file transport: safetensors written beside, then renamed; engines read it by path."""
 
 import os
+import shutil
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from safetensors.torch import save
 
 from pipelinerl.weights.base import NamedTensor, StagedUpdate
 from pipelinerl.weights.checksum import checksum
+from pipelinerl.weights.directory import SHARED_MEMORY
 
 VERSIONS_KEPT = 2
 
@@ -50,10 +52,12 @@ class FileTransport:
         """The engines read the file themselves."""
 
     def close(self) -> None:
-        """Remove what was written."""
+        """Remove what was written, and the folder if it lies in shared memory."""
         for path in self._written:
             path.unlink(missing_ok=True)
         self._written.clear()
+        if self.directory.parent == SHARED_MEMORY:
+            shutil.rmtree(self.directory, ignore_errors=True)
 
     def _keep(self, path: Path) -> None:
         if path in self._written:
