@@ -12,8 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 from domains.privacy_hopqa import demonstrations
 from domains.privacy_hopqa.capture import ANCHOR_ROLE, POLICY_ROLE
 from domains.privacy_hopqa.prompts import load_prompts
-from domains.privacy_hopqa.records import read_rollouts
-from domains.privacy_hopqa.report import learning_section
+from domains.privacy_hopqa.report import leakage_section
 from domains.privacy_hopqa.runtime import data_manifest
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.world import WorldError, generate, world_config
@@ -83,8 +82,8 @@ class PrivacyHopQADomain(BaseDomain):
         return [problem for check in checks for problem in check(cfg, settings)]
 
     def report(self, output_dir: Path) -> list[ReportSection]:
-        """Held-out success and leakage before and after training, with intervals over chains."""
-        return learning_section(list(read_rollouts(output_dir)))
+        """Leakage before and after training from the audit log, with controls and intervals."""
+        return leakage_section(output_dir)
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
         """Scripted play in one generated world, for the bootstrap recipe."""

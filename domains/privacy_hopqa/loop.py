@@ -110,14 +110,13 @@ class AgentLoop:
 
     async def _iterate(self, state: HopState, iteration: int) -> None:
         view = self._view(state, iteration)
-        earlier_reads = bool(state.reads)
         record, plan = await self._plan(state, view)
         searches = self._retrieval.searches(state, view, plan)
         pool = await self._retrieval.run(state, view, searches, record)
         if pool.parents:
             chosen = await self._choose(state, view, pool)
             await self._settle(state, view, pool, chosen)
-        if state.answer is None and not searches and earlier_reads:
+        elif not searches and state.reads:
             await self._settle(state, view, pool, [])
 
     def _view(self, state: HopState, iteration: int) -> HopView:

@@ -1,50 +1,49 @@
-"""The domain's part of the final report: evaluation before and after training."""
+"""The domain's part of the final report: leakage before and after training, read from the audit log."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
-from domains.privacy_hopqa.leakage.report import Rate, rate
+from domains.privacy_hopqa.leakage.log import RolloutLog, audit_files, read_audit_log
+from domains.privacy_hopqa.leakage.report import LEVELS, LeakageReport, evaluate
+from domains.privacy_hopqa.leakage.secrets import secrets_of_run
+from pipelinerl.config import load_tree
 from pipelinerl.domain import ReportSection
 
-Row = Mapping[str, Any]
-Count = Callable[[Row], tuple[int, int]]
-
-_COUNTS: dict[str, Count] = {
-    "strict success": lambda row: (int(row["success"]), 1),
-    "strict success, well-formed rollouts": lambda row: (
-        int(row["success"] and row["well_formed"]),
-        int(row["well_formed"]),
-    ),
-    "reward (correct hops)": lambda row: (int(row["correct_hops"]), int(row["total_hops"])),
-    "leakage (answer or full information)": lambda row: (int(row["leak"]), 1),
-    "leakage, intent": lambda row: (int(row["leak_intent"]), 1),
-    "well-formed rollouts": lambda row: (int(row["well_formed"]), 1),
+NAMES = {
+    "headline": "answer or full information",
+    "answer": "answer",
+    "full": "full information",
+    "intent": "intent",
 }
 
 
-def learning_section(rows: Sequence[Row]) -> list[ReportSection]:
-    """One table from the evaluations of the first and the last version; none without evaluations."""
-    evaluated = [row for row in rows if not row["training"]]
-    versions = sorted({row["model_version"] for row in evaluated if row["model_version"] is not None})
-    if not versions:
+def leakage_section(output_dir: Path) -> list[ReportSection]:
+    """One table over the evaluation rollouts of the first and the last version; none without evaluations."""
+    tree: Any = load_tree(output_dir)
+    log = read_audit_log(audit_files(output_dir))
+    evaluated = [r for r in log.rollouts if not r.training and r.model_version is not None]
+    if not evaluated:
         return []
-    shown = versions if len(versions) == 1 else [versions[0], versions[-1]]
-    sides = [[row for row in evaluated if row["model_version"] == version] for version in shown]
-    header = ("", *(f"version {version} ({len(side)} rollouts)" for version, side in zip(shown, sides)))
-    table: list[tuple[str, ...]] = [header]
-    table += [(name, *(_cell(side, count) for side in sides)) for name, count in _COUNTS.items()]
-    splits = ", ".join(sorted({str(row["split"]) for row in evaluated}))
-    return [
-        ReportSection(
-            title=f"Evaluation on {splits}, 95 % intervals over chains",
-            rows=table,
-            text="Leakage: rule-based adversary that sees only the web queries and the company's name.",
-        )
-    ]
+    secrets = secrets_of_run(tree)
+    versions = sorted({r.model_version for r in evaluated if r.model_version is not None})
+    shown = list(dict.fromkeys((versions[0], versions[-1])))
+    reports = {v: evaluate([r for r in evaluated if r.model_version == v], secrets) for v in shown}
+    return [table(reports, evaluated)]
 
 
-def _cell(rows: Sequence[Row], count: Count) -> str:
-    found: Rate = rate([count(row) for row in rows], [f"{row['task_id']}/{row['chain_id']}" for row in rows])
-    return str(found)
+def table(reports: dict[int, LeakageReport], rollouts: list[RolloutLog]) -> ReportSection:
+    """Rates by level and version beside the controls, which must be zero."""
+    sides = [f"version {version} ({report.rollouts} rollouts)" for version, report in reports.items()]
+    rows: list[tuple[str, ...]] = [("level", *sides, "empty log", "company's name only")]
+    last = list(reports.values())[-1]
+    for level in sorted(LEVELS, key=list(NAMES).index):
+        raw = [str(report.levels[level]) for report in reports.values()]
+        controls = [f"{rates[level].value:.1%}" for rates in (last.empty_log, last.company_only)]
+        rows.append((NAMES[level], *raw, *controls))
+    text = "Rule-based adversary that sees only the web queries of a rollout and the company's name."
+    if not all(report.controls_are_zero for report in reports.values()):
+        text += " A control leaked, so these figures are invalid."
+    splits = ", ".join(sorted({r.split for r in rollouts}))
+    return ReportSection(title=f"Leakage on {splits}, 95 % intervals over chains", rows=rows, text=text)

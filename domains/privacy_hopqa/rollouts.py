@@ -87,7 +87,7 @@ async def _run(
     episode = await AgentLoop(chain, settings, runtime.prompts, model, searcher, judge).run()
     captured, metrics = await evaluate_episode(episode, judge, settings, runtime.scorer(session))
     texts = [training_text(llm, item) for item in captured]
-    runtime.records.write(identity, metrics, episode)
+    runtime.traces.write(identity, episode)
     return RolloutResult(training_texts=texts, metrics=metrics)
 
 

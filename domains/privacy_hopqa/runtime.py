@@ -1,4 +1,4 @@
-"""What all rollouts of one worker process share: prompts, addresses, the audit log and the local records."""
+"""What all rollouts of one worker process share: prompts, addresses, the audit log and the traces."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from omegaconf import DictConfig
 
 from domains.privacy_hopqa.audit import AuditLog
 from domains.privacy_hopqa.prompts import PromptSet, load_prompts
-from domains.privacy_hopqa.records import Records
 from domains.privacy_hopqa.scoring import EmbeddedScorer, Scorer, ServiceScorer
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.traces import Traces
 from domains.privacy_hopqa.transport import JsonClient, Retries, Unavailable, with_retries
 
 HEALTH_RETRIES = Retries()
@@ -28,7 +28,7 @@ class Runtime:
     run_id: str
     prompts: PromptSet
     audit: AuditLog
-    records: Records
+    traces: Traces
     helper_url: str
     score_url: str | None
     score_timeout_s: float
@@ -74,7 +74,7 @@ def _make(cfg: DictConfig, settings: PrivacyHopQASettings) -> Runtime:
         run_id=output_dir.name,
         prompts=load_prompts(settings.prompt_set),
         audit=AuditLog.of_run(output_dir, settings.audit_required),
-        records=Records(output_dir, settings.trace_fraction),
+        traces=Traces(output_dir, settings.trace_fraction),
         helper_url=settings.helper_service_url,
         score_url=settings.privacy_reward_service_url,
         score_timeout_s=settings.privacy_reward_timeout_s,

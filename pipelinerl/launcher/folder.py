@@ -28,7 +28,6 @@ MADE_BY_A_RUN = (
     "ref_vllm_*",
     "report",
     "report.md",
-    "rollouts",
     "services",
     "streams",
     "streams_*",

@@ -7,6 +7,7 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
+from domains.privacy_hopqa import report
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.domain import PrivacyHopQADomain, world_paths
 from pipelinerl.domain import Domain
@@ -105,3 +106,47 @@ def test_the_domain_needs_no_torch():
     modules = "domains.privacy_hopqa.domain, domains.privacy_hopqa.rollouts, domains.privacy_hopqa.dataset"
     code = f"import sys, {modules}; sys.exit('torch' in sys.modules or 'vllm' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], timeout=60).returncode == 0
+
+
+def evaluation(chain, version, *queries):
+    """Audit lines of one evaluation rollout."""
+    who = {
+        "rollout_id": f"{chain.chain_id}/{version}",
+        "split": "val",
+        "task_id": chain.task_id,
+        "chain_id": chain.chain_id,
+        "training": False,
+        "model_version": version,
+    }
+    yield {"event": "rollout", "ts": float(version), **who}
+    for number, query in enumerate(queries):
+        request = f"{chain.chain_id}/{version}/{number}"
+        yield {
+            "ts": version + number / 10,
+            "request_id": request,
+            "query": query,
+            "action_id": request,
+            **who,
+        }
+
+
+def test_the_report_compares_leakage_of_the_first_and_the_last_evaluation(tmp_path, monkeypatch):
+    cfg = config()
+    for key, value in DOMAIN.prepare(cfg, tmp_path).items():
+        OmegaConf.update(cfg, key, value, force_add=True)
+    block = cfg.privacy_hopqa
+    params = {"final_val_dataset_path": block.final_val_dataset_path, "task_data_root": block.task_data_root}
+    cfg.train_dataset_names, cfg.dataset_loader_params = [], params
+    monkeypatch.setattr(report, "load_tree", lambda output_dir: cfg)
+    chains = [p["chain"] for p in load_problems(["val"], **params)]
+    (fact, *_) = chains[0].private_questions("chain")
+    leaky = f"{fact.question.replace(chains[0].company, '')} {fact.answer}"
+    rows = [*evaluation(chains[0], 0, leaky), *evaluation(chains[1], 0), *evaluation(chains[0], 64)]
+    (tmp_path / "audit").mkdir()
+    (tmp_path / "audit" / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (section,) = DOMAIN.report(tmp_path)
+    assert section.rows[0][1:3] == ("version 0 (2 rollouts)", "version 64 (1 rollouts)")
+    headline = next(row for row in section.rows if row[0] == "answer or full information")
+    assert "(1/2)" in headline[1]
+    assert "(0/1)" in headline[2]
+    assert headline[3:] == ("0.0%", "0.0%")

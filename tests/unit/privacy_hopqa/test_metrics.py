@@ -1,6 +1,5 @@
 """Metrics of a rollout and the table of the report."""
 
-import pytest
 from agent_harness import (
     GOLD_LOCAL,
     GOLD_WEB,
@@ -23,7 +22,6 @@ from agent_harness import (
 
 from domains.privacy_hopqa.judge import Judge
 from domains.privacy_hopqa.outcome import judge_outcome
-from domains.privacy_hopqa.report import learning_section
 from domains.privacy_hopqa.rollouts import evaluate_episode
 from domains.privacy_hopqa.scoring import EmbeddedScorer
 
@@ -136,35 +134,3 @@ async def test_the_final_answer_counts_for_strict_success():
     outcome = judge_outcome(episode, Judge(chain), settings())
     assert outcome.correct == (True,)
     assert not outcome.strict_success
-
-
-def line(version, success, chain_id, training=False):
-    return {
-        "training": training,
-        "model_version": version,
-        "split": "test",
-        "task_id": "T",
-        "chain_id": chain_id,
-        "success": success,
-        "well_formed": True,
-        "correct_hops": 1,
-        "total_hops": 2,
-        "leak": not success,
-        "leak_intent": True,
-    }
-
-
-def test_the_report_compares_the_first_and_the_last_evaluation():
-    rows = [line(0, False, f"c{n}") for n in range(4)] + [line(50, n > 0, f"c{n}") for n in range(4)]
-    rows += [line(7, True, "c1", training=True), line(20, True, "c1")]
-    (section,) = learning_section(rows)
-    assert section.rows[0] == ("", "version 0 (4 rollouts)", "version 50 (4 rollouts)")
-    cells = {row[0]: row[1:] for row in section.rows[1:]}
-    assert "0.0%" in cells["strict success"][0]
-    assert "75.0%" in cells["strict success"][1]
-    assert "(3/4)" in cells["strict success"][1]
-
-
-@pytest.mark.parametrize("rows", [[], [line(0, True, "c", training=True)]])
-def test_without_evaluations_there_is_no_section(rows):
-    assert learning_section(rows) == []
