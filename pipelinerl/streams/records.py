@@ -28,7 +28,8 @@ MAGIC = b"PRL"
 FORMAT_VERSION = 1
 _FIELDS = struct.Struct("<3sBQII")
 _CRC = struct.Struct("<I")
-HEADER_SIZE = _FIELDS.size + _CRC.size
+_HEADER = struct.Struct(_FIELDS.format + "I")
+HEADER_SIZE = _HEADER.size
 _ARRAY = 1
 _EXT = msgspec.msgpack.Ext
 # An array's extension by number of dimensions: dtype code, number of dimensions, lengths. NumPy allows 64.
@@ -118,12 +119,12 @@ def encode_record(tree: Tree) -> bytes:
 
 def parse_header(data: Buffer) -> Header:
     """Read HEADER_SIZE bytes; raises CorruptRecord with the reason."""
-    magic, version, length, skeleton, payload_crc = _FIELDS.unpack_from(data)
+    magic, version, length, skeleton, payload_crc, header_crc = _HEADER.unpack_from(data)
     if magic != MAGIC:
         raise CorruptRecord(f"no record starts here: expected {MAGIC!r}, found {bytes(magic)!r}")
     if version != FORMAT_VERSION:
         raise CorruptRecord(f"record format {version} is not known, this version reads {FORMAT_VERSION}")
-    if _CRC.unpack_from(data, _FIELDS.size)[0] != crc32(memoryview(data)[: _FIELDS.size]):
+    if header_crc != crc32(data[: _FIELDS.size]):
         raise CorruptRecord("the header's checksum does not match")
     if skeleton > length:
         raise CorruptRecord(f"the skeleton ({skeleton} bytes) is longer than the record ({length} bytes)")
@@ -149,15 +150,15 @@ class _ArrayCursor:
     def take(self, code: int, data: memoryview) -> np.ndarray:
         if code != _ARRAY:
             raise CorruptRecord(f"extension {code} is not known")
-        size = len(data)
-        if size < 2 or size != 2 + 8 * data[1] or data[1] >= len(_SHAPES) or data[0] >= len(_DTYPES):
-            raise CorruptRecord("an array's dtype or shape is damaged")
-        dtype_code, ndim, *shape = _SHAPES[data[1]].unpack(data)
-        dtype = _DTYPE_OF_CODE[dtype_code]
+        try:
+            dtype_code, ndim, *shape = _SHAPES[data[1]].unpack(data)
+            dtype = _DTYPE_OF_CODE[dtype_code]
+        except (IndexError, struct.error):
+            raise CorruptRecord("an array's dtype or shape is damaged") from None
         count = shape[0] if ndim == 1 else math.prod(shape)
         if count == 0:
             return np.zeros(shape, dtype)
-        start = self._offset + (-self._offset % _ALIGN)
+        start = self._offset + -self._offset % _ALIGN
         end = start + count * dtype.itemsize
         if end > len(self._payload):
             raise CorruptRecord(f"an array of {count} x {dtype} reaches past the end of the record")
