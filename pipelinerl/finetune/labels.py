@@ -12,18 +12,20 @@ from pipelinerl.finetune.types import PipelineBatchEncoding
 
 @dataclass(slots=True)
 class TextStatistics:
-    """Sums over texts of one label (a role, a situation family): texts, reward, advantage, |advantage|."""
+    """Sums over texts of one label (a role, a situation family); each text counts with its mean."""
 
     texts: float = 0.0
     reward: float = 0.0
     advantage: float = 0.0
     abs_advantage: float = 0.0
+    kl: float = 0.0
 
     def add(self, other: TextStatistics) -> None:
         self.texts += other.texts
         self.reward += other.reward
         self.advantage += other.advantage
         self.abs_advantage += other.abs_advantage
+        self.kl += other.kl
 
 
 def situation_family(situation: str) -> str:
@@ -32,21 +34,24 @@ def situation_family(situation: str) -> str:
     return ":".join(parts) or "other"
 
 
-def label_statistics(batch: PipelineBatchEncoding, targets: Targets) -> dict[str, TextStatistics]:
-    """Sums over the micro-batch's texts per `role/<role>` and `situation/<family>`."""
+def label_statistics(
+    batch: PipelineBatchEncoding, targets: Targets, kl_S: np.ndarray
+) -> dict[str, TextStatistics]:
+    """Sums over the micro-batch's texts per `role/<role>` and `situation/<family>`.
+
+    kl_S float `[S]`: each text's mean KL to the reference.
+    """
     if not (any(batch.roles) or any(batch.situations)):
         return {}
     labels = np.maximum(np.bincount(targets.text, minlength=targets.n_texts), 1)
     reward = np.bincount(targets.text, weights=targets.rewards, minlength=targets.n_texts) / labels
     advantage = np.bincount(targets.text, weights=targets.advantages, minlength=targets.n_texts) / labels
     out: dict[str, TextStatistics] = {}
-    for row in range(targets.n_texts):
-        names = []
-        if row < len(batch.roles) and batch.roles[row]:
-            names.append(f"role/{batch.roles[row]}")
-        if row < len(batch.situations) and (situation := batch.situations[row]):
-            names.append(f"situation/{situation_family(situation)}")
-        value = TextStatistics(1.0, float(reward[row]), float(advantage[row]), abs(float(advantage[row])))
+    for row, (role, situation) in enumerate(zip(batch.roles, batch.situations)):
+        names = [f"role/{role}"] if role else []
+        names += [f"situation/{situation_family(situation)}"] if situation else []
+        here = float(advantage[row])
+        value = TextStatistics(1.0, float(reward[row]), here, abs(here), float(kl_S[row]))
         for name in names:
             out.setdefault(name, TextStatistics()).add(value)
     return out

@@ -22,7 +22,7 @@ from pipelinerl.accounting import Ledger, Outcome, rollout_id
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
 from pipelinerl.finetune.checkpoints import load_state, save_checkpoint, settle
 from pipelinerl.finetune.feed import Feed
-from pipelinerl.finetune.labels import label_statistics
+from pipelinerl.finetune.labels import TextStatistics, label_statistics
 from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
 from pipelinerl.finetune.model import load_model
 from pipelinerl.finetune.optimiser import build_optimiser
@@ -31,7 +31,7 @@ from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.session import Session, stream_end, write_session
 from pipelinerl.finetune.settings import TrainerSettings
-from pipelinerl.finetune.step import Learner
+from pipelinerl.finetune.step import Learner, MicroStatistics
 from pipelinerl.finetune.targets import Targets, targets_of
 from pipelinerl.finetune.types import PipelineBatchEncoding, TrainingMetrics
 from pipelinerl.observe.metrics import MetricsWriter
@@ -165,16 +165,17 @@ class Trainer:
         if self._status is not None:
             self._status.set(step=counters.completed_steps, version=counters.samples)
         coefficients = self._coefficients()
-        statistics, books, vectors = StepStatistics(), _Books(), []
+        statistics, books = StepStatistics(), _Books()
+        measured: list[tuple[PipelineBatchEncoding, Targets, MicroStatistics | None]] = []
         feed.waited_s, started = 0.0, time.monotonic()
         for batch in feed.step(counters.completed_steps):
             targets = targets_of(batch, settings.rl, counters.last_broadcasted_version, settings.max_lag)
-            vectors.append(self.learner.accumulate(batch, targets, coefficients))
+            measured.append((batch, targets, self.learner.accumulate(batch, targets, coefficients)))
             books.add(batch, targets)
             _count(statistics, batch, targets)
             self._say_samples(counters.samples + statistics.texts)
         grad_norm = self.learner.apply()
-        statistics.vectors = [vector.tolist() for vector in vectors if len(vector)]
+        _fetch(statistics, measured)
         statistics.waited_s = feed.waited_s
         statistics.worked_s = time.monotonic() - started - feed.waited_s
         everyone = self.ranks.gather(statistics)
@@ -295,8 +296,18 @@ def _count(statistics: StepStatistics, batch: PipelineBatchEncoding, targets: Ta
     pairs = np.unique(np.stack([targets.text, versions]), axis=1) if len(versions) else np.zeros((2, 0))
     statistics.multi_version_texts += int((np.bincount(pairs[0].astype(np.int64)) > 1).sum())
     statistics.versions += [int(versions.min()), int(versions.max())] if len(versions) else []
-    for label, values in label_statistics(batch, targets).items():
-        statistics.labels.setdefault(label, type(values)()).add(values)
+
+
+def _fetch(
+    statistics: StepStatistics,
+    measured: list[tuple[PipelineBatchEncoding, Targets, MicroStatistics | None]],
+) -> None:
+    """Bring what the micro-batches measured to the host, once per step."""
+    for batch, targets, micro in measured:
+        if micro is not None:
+            statistics.vectors.append(micro.vector.tolist())
+            for label, values in label_statistics(batch, targets, micro.kl_S.cpu().numpy()).items():
+                statistics.labels.setdefault(label, TextStatistics()).add(values)
 
 
 def _write_json(path: Path, values: Any) -> None:

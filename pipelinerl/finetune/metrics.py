@@ -59,6 +59,13 @@ REDUCERS: dict[str, Reducer] = (
 
 
 @torch.no_grad()
+def text_kl(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch.Tensor:
+    """float32 `[S]`: mean KL to the reference over each text's tokens."""
+    kl = kl_N(inputs, rl) / count_N
+    return kl.new_zeros(inputs.n_texts).index_add(0, inputs.text_N, kl)
+
+
+@torch.no_grad()
 def token_statistics(
     inputs: LossInputs, count_N: torch.Tensor, loss: torch.Tensor, rl: RLConfig, input_size: int
 ) -> torch.Tensor:
@@ -171,6 +178,7 @@ def rl_metrics(step: StepStatistics, coefficients: Coefficients) -> dict[str, fl
         out[f"rl/{label}/reward"] = s.reward / s.texts
         out[f"rl/{label}/advantage"] = s.advantage / s.texts
         out[f"rl/{label}/abs_advantage"] = s.abs_advantage / s.texts
+        out[f"rl/{label}/kl"] = s.kl / s.texts
     return out
 
 

@@ -11,7 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from pipelinerl.finetune.logprobs import token_scores
-from pipelinerl.finetune.metrics import token_statistics
+from pipelinerl.finetune.metrics import text_kl, token_statistics
 from pipelinerl.finetune.model import hidden_states, output_head
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
@@ -19,6 +19,14 @@ from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.finetune.segments import Segments
 from pipelinerl.finetune.targets import Targets
 from pipelinerl.finetune.types import PipelineBatchEncoding
+
+
+@dataclass(frozen=True, slots=True)
+class MicroStatistics:
+    """float32 on the device: vector `[len(REDUCERS)]`, and the mean KL of each text `[S]`."""
+
+    vector: torch.Tensor
+    kl_S: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -47,18 +55,19 @@ class Learner:
 
     def accumulate(
         self, batch: PipelineBatchEncoding, targets: Targets, coefficients: Coefficients
-    ) -> torch.Tensor:
-        """Add one micro-batch's gradient; returns its statistics vector on the device.
+    ) -> MicroStatistics | None:
+        """Add one micro-batch's gradient; returns its statistics, still on the device.
 
-        A batch without targets (a sentinel) adds nothing and costs no forward.
+        A batch without targets (a sentinel) adds nothing, costs no forward and gives None.
         """
         if len(targets.positions) == 0:
-            return torch.zeros(0, device=self.device)
+            return None
         inputs = self._loss_inputs(batch, targets)
         loss = total_loss(inputs, self.rl, coefficients)
         loss.backward()
         count = self._move(targets.count)
-        return token_statistics(inputs, count, loss.detach(), self.rl, batch.n_tokens)
+        vector = token_statistics(inputs, count, loss.detach(), self.rl, batch.n_tokens)
+        return MicroStatistics(vector, text_kl(inputs, count, self.rl))
 
     def apply(self) -> float:
         """Sum gradients over ranks, clip, step optimizer and scheduler; returns the norm before clipping.

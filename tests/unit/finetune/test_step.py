@@ -10,6 +10,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipelinerl.finetune.labels import label_statistics
 from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, rl_metrics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
@@ -40,7 +41,7 @@ def gradients(
         for batch in batches
     ]
     found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-    return found, [v.tolist() for v in vectors if len(v)]
+    return found, [v.vector.tolist() for v in vectors if v is not None]
 
 
 def texts(n: int) -> list[ReadyText]:
@@ -114,7 +115,9 @@ def test_lr_zero_gives_ratio_one(model: PreTrainedModel) -> None:
         at += n
     vectors = []
     for batch in assemble_step(chosen, 0, 16)[0]:
-        vectors.append(one.accumulate(batch, targets_of(batch, one.rl), Coefficients()).tolist())
+        measured = one.accumulate(batch, targets_of(batch, one.rl), Coefficients())
+        assert measured is not None
+        vectors.append(measured.vector.tolist())
     one.apply()
     metrics = rl_metrics(StepStatistics(vectors, 4), Coefficients())
     for name in ("rl/ratio_new_old", "rl/max_ratio_new_old", "rl/min_ratio_new_old", "rl/ess"):
@@ -185,3 +188,17 @@ def test_records_survive_the_stream_and_name_what_is_missing() -> None:
         PipelineBatchEncoding.from_record({k: v for k, v in values.items() if k != "advantages"})
     with pytest.raises(ValueError, match="training_data column labels has shape"):
         PipelineBatchEncoding.from_record(values | {"labels": batch.labels[:, :-1]})
+
+
+def test_role_and_situation_statistics(model: PreTrainedModel) -> None:
+    one = learner(model, RLConfig())
+    labelled = [ready(i, float(i), role="ab"[i % 2], situation=f"hop:{i}:plan") for i in range(4)]
+    batch = encode(labelled, 0, 4)
+    targets = targets_of(batch, one.rl)
+    measured = one.accumulate(batch, targets, Coefficients())
+    assert measured is not None
+    found = label_statistics(batch, targets, measured.kl_S.numpy())
+    assert found.keys() == {"role/a", "role/b", "situation/hop:plan"}
+    assert found["role/b"].texts == 2 and found["role/b"].advantage == pytest.approx(4.0)
+    whole = dict(zip(REDUCERS, measured.vector.tolist()))
+    assert found["situation/hop:plan"].kl == pytest.approx(whole["kl"], rel=1e-5)
