@@ -19,6 +19,7 @@ from urllib.parse import urlsplit
 log = logging.getLogger(__name__)
 
 _LONGEST_NAME = 128
+_PROGRESS = "texts"
 _RESUME = {"always": "allow", "if_not_interactive": "allow", "never": "never"}
 
 
@@ -104,10 +105,13 @@ class _Run:
         )
         self._wandb = wandb
         self._run = wandb.init(settings=settings, **arguments)
+        self._run.define_metric("*", step_metric=_PROGRESS)
         log.info("wandb run %s (%s)", arguments["name"], arguments["mode"])
 
     def log(self, metrics: Mapping[str, Any], step: int | None) -> None:
-        self._run.log({name: self._value(value) for name, value in metrics.items()}, step=step)
+        # wandb drops records whose own step goes back, which an evaluation that ends late would be.
+        values = {name: self._value(value) for name, value in metrics.items()}
+        self._run.log(values if step is None else values | {_PROGRESS: step})
 
     def _value(self, value: Any) -> Any:
         if isinstance(value, Mapping):
