@@ -77,6 +77,17 @@ class WorkerPool:
         return subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=env)
 
     async def _read(self, index: int) -> None:
+        try:
+            await self._pass_on(index)
+        except Exception as error:
+            log.exception("messages of rollout worker %d cannot be handled", index)
+            self._last_words.setdefault(index, f"its messages cannot be handled: {error}")
+        if not self._stopping:
+            self._last_words.setdefault(index, "")
+            self._ready[index].set()
+            self._on_death(self._death(index))
+
+    async def _pass_on(self, index: int) -> None:
         while (messages := await self._channels[index].receive()) is not None:
             self._heard[index] = time.monotonic()
             passed_on = []
@@ -89,10 +100,6 @@ class WorkerPool:
                     passed_on.append(message)
             if passed_on:
                 self._on_messages(index, passed_on)
-        if not self._stopping:
-            self._last_words.setdefault(index, "")
-            self._ready[index].set()
-            self._on_death(self._death(index))
 
     def _death(self, index: int) -> WorkerDied:
         if reason := self._last_words.get(index):
@@ -134,8 +141,11 @@ class WorkerPool:
                     )
                     process.kill()
                     process.wait()
+        if self._readers:
+            # The processes are gone: what is left to read are their last messages.
+            with waiting("the last messages of rollout workers", STOP_DEADLINE_S):
+                await asyncio.wait(self._readers, timeout=STOP_DEADLINE_S)
         for reader in self._readers:
             reader.cancel()
-        await asyncio.gather(*self._readers, return_exceptions=True)
         for channel in self._channels:
             await channel.close()

@@ -10,6 +10,7 @@ from typing import Any
 
 from pipelinerl.accounting import Ledger
 from pipelinerl.actor.budget import LagBudget
+from pipelinerl.actor.difficulty import DifficultyPenalty
 from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
 from pipelinerl.actor.failures import FailureMonitor
 from pipelinerl.actor.groups import Group, GroupTable, Slots
@@ -37,6 +38,19 @@ def update_interval(cfg: Config) -> int:
     """U: texts between two versions, a multiple of the texts of an optimizer step."""
     step = cfg.texts_per_step
     return math.ceil(max(1, cfg.finetune.weight_update_interval) / step) * step
+
+
+def difficulty_penalty(cfg: Config) -> DifficultyPenalty | None:
+    """The scaling of length penalties, if it is switched on."""
+    section = cfg.actor.difficulty_aware_penalty
+    if not section.enabled:
+        return None
+    return DifficultyPenalty(
+        gamma=section.gamma,
+        failure_scale=section.failure_scale,
+        buffer_tokens=cfg.rewards.buffer_tokens,
+        max_tokens=cfg.llm.parameters.max_tokens,
+    )
 
 
 class Actor:
@@ -93,6 +107,7 @@ class Actor:
             target=cfg.finetune.last_step * cfg.texts_per_step,
             train_payload=lambda index: payload(train[index], index),
             test_payload=lambda index: payload(test[index], index),
+            penalty=difficulty_penalty(cfg),
             seed_training=cfg.max_lag == 0,
         )
         engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
@@ -134,6 +149,7 @@ class Actor:
             checks.cancel()
             self.finished.cancel()
             await self.pool.stop()
+            self.reporter.report(self.scheduler, self.writer.size)
 
     def close(self) -> None:
         """Flush and close what was opened; after `run`."""
@@ -171,7 +187,6 @@ class Actor:
             while (started := self.scheduler.next_assignment()) is not None:
                 self.pool.send(started[0].worker, started[1])
             if self.scheduler.done:
-                self.reporter.report(self.scheduler, self.writer.size)
                 self.finished.set_result(None)
         except Exception as error:
             self._fail(error)
@@ -194,15 +209,13 @@ class Actor:
                 self.pool.send(worker, Cancel(keys))
 
     def _on_messages(self, worker: int, messages: list[Any]) -> None:
-        if self.finished.done():
-            return
         try:
             for message in messages:
-                if isinstance(message, Outcome):
-                    self.scheduler.finish(message)
-                elif isinstance(message, Pulse):
+                if isinstance(message, Pulse):
                     self.scheduler.table.slots.out = set(message.engines_out)
                     self.reporter.pulse(message)
+                elif isinstance(message, Outcome) and not self.finished.done():
+                    self.scheduler.finish(message)
         except Exception as error:
             self._fail(error)
         self._turn()

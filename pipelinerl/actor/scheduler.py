@@ -12,6 +12,7 @@ from typing import Protocol
 
 from pipelinerl.accounting import Outcome as Fate
 from pipelinerl.actor.budget import LagBudget
+from pipelinerl.actor.difficulty import DifficultyPenalty
 from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
 from pipelinerl.actor.failures import FailureMonitor, OnError, judge
 from pipelinerl.actor.groups import Group, GroupTable, Start
@@ -41,6 +42,7 @@ class Plan:
     train_payload: Callable[[int], bytes]
     """The pickled training problem with that index."""
     test_payload: Callable[[int], bytes]
+    penalty: DifficultyPenalty | None = None
     seed_training: bool = False
     """Give training requests seeds (synchronous runs, which can be repeated exactly)."""
 
@@ -234,6 +236,8 @@ class Scheduler:
     def _close(self, group: Group) -> None:
         self.table.close(group)
         self.groups_finished += 1
+        if self.plan.penalty is not None:
+            self.plan.penalty.apply(group.outcomes.values())
         verdict = judge(group, self.plan.on_error)
         texts = sum(len(outcome.texts) for outcome in group.outcomes.values())
         self.budget.group_finished(texts, texts if verdict.publish else 0)

@@ -231,6 +231,7 @@ class Worker:
         pulse.cancel()
         lag.stop()
         await self._cancel(list(self._tasks))
+        self._channel.send(self._state(lag, engines))
 
     def _handle(self, message: Any) -> None:
         if isinstance(message, Assignment):
@@ -258,9 +259,12 @@ class Worker:
     async def _pulse(self, lag: LoopLag, engines: list[str]) -> None:
         while True:
             await asyncio.sleep(PULSE_S)
-            rotation = set(self._fleet.in_rotation)
-            out = [engine for engine in engines if engine not in rotation]
-            self._channel.send(Pulse(self._index, lag.take(), out, self._fleet.counts.as_dict()))
+            self._channel.send(self._state(lag, engines))
+
+    def _state(self, lag: LoopLag, engines: list[str]) -> Pulse:
+        rotation = set(self._fleet.in_rotation)
+        out = [engine for engine in engines if engine not in rotation]
+        return Pulse(self._index, lag.take(), out, self._fleet.counts.as_dict())
 
 
 def sampling_parameters(parameters: SamplingParameters) -> dict[str, Any]:

@@ -18,12 +18,16 @@ from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
 class World:
     """A scheduler whose rollouts end when and how the test says."""
 
-    def __init__(self, folder, *, attempts=4, on_error="drop_rollout", max_lag=None, tests=0, engines=2, **more):
+    def __init__(
+        self, folder, *, attempts=4, on_error="drop_rollout", max_lag=None, tests=0, engines=2, **more
+    ):
         self.published, self.finished_groups, self.passes = [], [], []
         self.running = {}
         self.books = Ledger(folder, "actor")
         self.folder = folder
-        self.table = GroupTable(Slots([f"e{i}" for i in range(engines)], more.get("per_engine", 4), workers=2))
+        self.table = GroupTable(
+            Slots([f"e{i}" for i in range(engines)], more.get("per_engine", 4), workers=2)
+        )
         plan = Plan(
             attempts=attempts,
             on_error=on_error,
@@ -147,7 +151,7 @@ def test_discard_group_starts_no_further_attempts(tmp_path):
 def test_stop_ends_the_run_with_the_reason(tmp_path):
     world = World(tmp_path, on_error="stop")
     world.start_all()
-    with pytest.raises(RunFailed, match="on_rollout_error=stop.*bug"):
+    with pytest.raises(RunFailed, match=r"on_rollout_error=stop.*bug"):
         world.end(0, Ending.FAILED, reason="bug")
 
 

@@ -1,0 +1,47 @@
+"""Length penalties scaled by how often a problem is solved.
+
+A domain with `rewards.buffer_tokens` charges answers that come close to the length limit. On a problem that
+few attempts solve, a long right answer should cost less: in successful rollouts the penalty is multiplied by
+`solve_rate ** gamma`, in others by `failure_scale`. A text cut at `max_tokens` keeps the whole penalty.
+"""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from pipelinerl.actor.messages import Outcome
+
+
+def length_penalty(max_length: int, sequence_length: int, buffer_tokens: int) -> float:
+    """0 outside the buffer, down to -1 at its end; all arguments in tokens."""
+    if buffer_tokens <= 0 or not max_length - buffer_tokens < sequence_length <= max_length:
+        return 0.0
+    return (max_length - buffer_tokens - sequence_length) / buffer_tokens
+
+
+@dataclass(frozen=True, kw_only=True)
+class DifficultyPenalty:
+    """The scaling of one run. The domain has added the plain penalty already; this adds the difference."""
+
+    gamma: float
+    failure_scale: float
+    buffer_tokens: int
+    max_tokens: int
+
+    def apply(self, outcomes: Iterable[Outcome]) -> None:
+        """Change the rewards of a whole group's texts; adds metrics `penalty_delta` and `overlong`."""
+        rollouts = [outcome for outcome in outcomes if outcome.texts]
+        if not rollouts:
+            return
+        solved = [float(bool(outcome.metrics.get("success"))) for outcome in rollouts]
+        success_scale = (sum(solved) / len(solved)) ** self.gamma
+        for outcome, success in zip(rollouts, solved, strict=True):
+            deltas, overlong = [], False
+            for text in outcome.texts:
+                penalty = length_penalty(self.max_tokens, text["output_tokens"], self.buffer_tokens)
+                overlong |= penalty < 0
+                cut = not text["finished"] and text["output_tokens"] >= self.max_tokens
+                scale = 1.0 if cut else success_scale if success else self.failure_scale
+                deltas.append((scale - 1.0) * penalty)
+                text["reward"] += deltas[-1]
+            outcome.metrics["penalty_delta"] = deltas
+            outcome.metrics["overlong"] = float(overlong)

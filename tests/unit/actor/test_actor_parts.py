@@ -1,0 +1,268 @@
+"""Small parts of the actor: sampler, snapshots, statistics, retries, stamped texts, difficulty, loop lag."""
+
+import asyncio
+import logging
+import random
+import time
+from collections import Counter
+
+import aiohttp
+import pytest
+
+from pipelinerl.actor.difficulty import DifficultyPenalty, length_penalty
+from pipelinerl.actor.failures import FailureMonitor
+from pipelinerl.actor.loop_lag import LoopLag
+from pipelinerl.actor.messages import Ending, Outcome
+from pipelinerl.actor.publishing import StreamWriterThread
+from pipelinerl.actor.retries import backoff_s, retryable
+from pipelinerl.actor.sampler import ProblemSampler
+from pipelinerl.actor.snapshots import Snapshots
+from pipelinerl.actor.stats import GroupStats, Throughput, describe
+from pipelinerl.actor.texts import Stamp, metric_values, stamped_records
+from pipelinerl.async_llm import RetryableAbortedCompletionError
+from pipelinerl.domain_sampling import DomainWeightedSampler
+from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
+from pipelinerl.rollouts import BaseMetrics, TrainingText
+
+PROBLEMS = [{"id": i, "domain": "abc"[i % 3]} for i in range(9)]
+
+
+@pytest.mark.parametrize("mix", [None, {"a": 1, "b": 3}])
+def test_a_restored_sampler_draws_what_the_other_would_have_drawn(mix):
+    one, two = ProblemSampler(PROBLEMS, 7, mix), ProblemSampler(PROBLEMS, 7, mix)
+    for _ in range(60):
+        one.record_completion(PROBLEMS[one.draw()]["domain"])
+    two.load_state_dict(one.state_dict())
+    assert [one.draw() for _ in range(30)] == [two.draw() for _ in range(30)]
+    with pytest.raises(ValueError, match="seed 7, the configuration says 8"):
+        ProblemSampler(PROBLEMS, 8).load_state_dict(one.state_dict())
+
+
+def test_problems_are_drawn_uniformly_with_replacement():
+    sampler = ProblemSampler(PROBLEMS, 1)
+    counts = Counter(sampler.draw() for _ in range(4500))
+    assert len(counts) == 9 and min(counts.values()) > 400
+
+
+def test_a_mixture_is_followed_and_corrected_by_completions():
+    sampler = DomainWeightedSampler(PROBLEMS, {"a": 1, "b": 1}, random.Random(1))
+    assert {sampler.sample()["domain"] for _ in range(50)} == {"a", "b"}
+    for _ in range(49):
+        sampler.record_completion("a")
+    assert sampler.current_weights() == {"a": 0.5, "b": 0.5}
+    sampler.record_completion("b")
+    weights = sampler.current_weights()
+    assert weights["a"] == pytest.approx(0.5 * 0.5 / 0.98) and weights["b"] == 0.5 * 10
+    fixed = DomainWeightedSampler(PROBLEMS, {"a": 1, "b": 1}, adaptive=False)
+    fixed.completed.update({"a": 100})
+    assert fixed.current_weights() == {"a": 0.5, "b": 0.5}
+
+
+@pytest.mark.parametrize(
+    ("weights", "message"),
+    [
+        ({"z": 1}, "domain_mix.z: no problem has that domain; problems have a, b, c"),
+        ({"a": -1}, "is -1"),
+        ({}, "no pos"),
+    ],
+)
+def test_impossible_mixtures_are_refused(weights, message):
+    with pytest.raises(ValueError, match=message):
+        DomainWeightedSampler(PROBLEMS, weights)
+
+
+def test_a_resume_takes_the_newest_snapshot_not_newer_than_the_trainer(tmp_path):
+    snapshots = Snapshots(tmp_path, keep=3)
+    assert snapshots.restore(5) is None
+    for version in (0, 4, 8, 12):
+        snapshots.save(version, {"drawn": version})
+    assert snapshots.versions() == [4, 8, 12]
+    assert snapshots.restore(11)["drawn"] == 8
+    assert snapshots.versions() == [4, 8]
+    assert [snapshots.next_start() for _ in range(3)] == [0, 1, 2]
+
+
+def outcome(reward, *, dataset="d", success=None, ending=Ending.DONE, **metrics):
+    success = reward > 0 if success is None else success
+    values = {"reward": reward, "success": float(success), **metrics}
+    return Outcome(
+        0, ending, texts=[{}], metrics=values, prompt_tokens=[4], output_tokens=[2], dataset=dataset
+    )
+
+
+def test_statistics_pool_values_and_name_them_as_dashboards_expect():
+    stats = GroupStats()
+    stats.add_group([outcome(1.0, guesses=[1.0, 3.0]), outcome(0.0)])
+    stats.add_group([outcome(1.0, dataset="e", overlong=1.0)])
+    stats.add_group([Outcome(0, Ending.FAILED, "bug")])
+    record = stats.take()
+    assert record["reward_mean"] == pytest.approx(2 / 3) and record["reward_max"] == 1
+    assert record["reward_var"] == pytest.approx(2 / 9)
+    assert record["d/reward_mean"] == 0.5 and record["e/reward_mean"] == 1 and "e/reward_var" not in record
+    assert record["guesses_mean"] == 2 and record["success_given_overlong"] == 1
+    assert (record["always_success"], record["sometimes_success"], record["never_success"]) == (0.5, 0.5, 0)
+    assert record["rollouts_failed"] == 1 and record["rollouts_done"] == 3
+    assert "reward_mean" not in stats.take()
+
+
+def test_evaluation_records_have_a_prefix_but_for_datasets():
+    stats = GroupStats()
+    stats.add_group([outcome(1.0)])
+    record = stats.take("test_")
+    assert record["test_reward_mean"] == 1 and record["d/reward_mean"] == 1 and "test_latency_mean" in record
+
+
+def test_equal_values_have_a_mean_only():
+    assert describe([2.0, 2.0], "x") == {"x_mean": 2.0}
+    assert describe([], "x") == {}
+
+
+def test_rates_are_over_the_window():
+    throughput = Throughput(2, start_s=0.0)
+    assert throughput.rates(1.0) == {}
+    for now in (10.0, 20.0, 30.0):
+        throughput.add_group([outcome(1.0), outcome(1.0)], now)
+    rates = throughput.rates(30.0)
+    assert rates["samples_per_second"] == pytest.approx(4 / 20)
+    assert rates["total_tokens_per_second"] == pytest.approx(24 / 20)
+
+
+@pytest.mark.parametrize(
+    ("error", "again"),
+    [
+        (TimeoutError(), True),
+        (RetryableAbortedCompletionError(), True),
+        (ConnectionResetError(), True),
+        (aiohttp.ServerDisconnectedError(), True),
+        (aiohttp.ClientResponseError(None, (), status=502), True),  # type: ignore[arg-type]
+        (aiohttp.ClientResponseError(None, (), status=404), False),  # type: ignore[arg-type]
+        (EngineUnavailable("e", "server_error", "x"), True),
+        (EngineRequestError("e", 400, "x"), False),
+        (KeyError("answer"), False),
+    ],
+)
+def test_only_infrastructure_is_tried_again(error, again):
+    assert retryable(error) is again
+
+
+def test_pauses_double_up_to_the_longest():
+    for attempt in range(12):
+        assert 0.5 * min(30, 2**attempt) <= backoff_s(attempt, 1, 30) <= min(30, 2**attempt)
+
+
+def test_failures_are_judged_over_recent_rollouts():
+    monitor = FailureMonitor(0.5)
+    for _ in range(19):
+        monitor.record("bug")
+    assert monitor.complaint() is None
+    monitor.record("other")
+    assert "20 of the last 20" in monitor.complaint() and "(19 times): bug" in monitor.complaint()
+    for _ in range(200):
+        monitor.record(None)
+    assert monitor.complaint() is None
+
+
+def text(**fields):
+    base = {"text": "ab", "n_predicted": 1, "input_ids": [1, 2], "labels": [-100, 2], "logprobs": [-0.5]}
+    return TrainingText(**(base | fields))
+
+
+STAMP = Stamp("0-000001", 3, version=8)
+
+
+def test_texts_are_stamped_and_versions_come_from_the_engine():
+    records, inexact = stamped_records([text(weight_versions=[(16, 0, 1)]), text()], STAMP)
+    assert inexact == 1
+    assert [r["metadata"]["model_version"] for r in records] == [16, 8]
+    assert [(r["metadata"]["rollout_index"], r["metadata"]["step_index"]) for r in records] == [
+        (3, 0),
+        (3, 1),
+    ]
+    assert records[0]["group_id"] == "0-000001" and records[1]["weight_versions"] == [[8, 0, 1]]
+    assert records[1]["metadata"]["exact_versions"] is False
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"reward": float("nan")}, "reward is nan"),
+        ({"logprobs": [float("inf")]}, "not finite"),
+        ({"logprobs": [-1.0, -1.0]}, "2 logprobs but 1 labelled"),
+        ({"labels": [-100]}, "2 input_ids but 1 labels"),
+        ({"labels": [-100, -100], "logprobs": []}, "no label is learnt"),
+        ({"weight_versions": [(1, 0, 2)]}, "cover 2 of 1"),
+        ({"weight_versions": [(1, 1, 2)]}, "not contiguous"),
+        ({"weight_versions": [(-1, 0, 1)]}, "not contiguous"),
+    ],
+)
+def test_texts_nobody_could_learn_from_are_refused_by_name(fields, message):
+    with pytest.raises(ValueError, match=f"text 0-000001/3/0: .*{message}"):
+        stamped_records([text(**fields)], STAMP)
+
+
+class Odd(BaseMetrics):
+    extra: object = None
+
+
+def test_metrics_are_numbers_or_lists_of_them():
+    base = {"reward": 1, "success": True, "no_error": True, "no_answer": False}
+    assert metric_values(Odd(**base))["success"] == 1.0
+    assert metric_values(Odd(**base, extra=[1, 2]))["extra"] == [1.0, 2.0]
+    with pytest.raises(ValueError, match="metric extra is a str"):
+        metric_values(Odd(**base, extra="text"))
+
+
+def test_length_penalties_follow_the_table():
+    assert length_penalty(100, 80, 20) == 0 and length_penalty(100, 101, 20) == 0
+    assert length_penalty(100, 90, 20) == -0.5 and length_penalty(100, 100, 20) == -1
+
+
+def test_penalties_are_scaled_by_the_solve_rate():
+    def rollout(success, tokens, finished=True):
+        made = outcome(1.0, success=success)
+        made.texts = [{"reward": 1.0, "output_tokens": tokens, "finished": finished}]
+        return made
+
+    group = [rollout(True, 90), rollout(False, 90), rollout(False, 100, False), rollout(False, 10)]
+    DifficultyPenalty(gamma=2, failure_scale=0.5, buffer_tokens=20, max_tokens=100).apply(group)
+    rewards = [made.texts[0]["reward"] for made in group]
+    assert rewards == pytest.approx([1 + 0.5 * (1 - 1 / 16), 1 + 0.5 * 0.5, 1.0, 1.0])
+    assert [made.metrics["overlong"] for made in group] == [1, 1, 1, 0]
+
+
+def test_a_writer_thread_hands_its_error_to_the_loop():
+    def write(topic, record):
+        raise OSError("disk full")
+
+    writer = StreamWriterThread(write, 2, lambda: None)
+    writer.put("actor", [])
+    with pytest.raises(OSError, match="disk full"):
+        writer.close(10)
+
+
+def test_a_slow_disk_fills_the_queue_and_nothing_is_lost():
+    written = []
+    writer = StreamWriterThread(
+        lambda topic, record: (time.sleep(0.01), written.append(record)), 2, lambda: None
+    )
+    for number in range(6):
+        writer.put("actor", number)
+    assert writer.full
+    writer.close(10)
+    assert written == list(range(6))
+
+
+async def test_the_rollout_that_blocks_the_loop_is_named(caplog):
+    lag = LoopLag()
+    lag.start()
+    await asyncio.sleep(0.05)
+
+    async def blocking():
+        time.sleep(1.6)  # noqa: ASYNC251
+
+    with caplog.at_level(logging.WARNING):
+        await asyncio.create_task(blocking(), name="rollout 0-000001/3")
+        await asyncio.sleep(0.05)
+    lag.stop()
+    assert "rollout 0-000001/3 blocks the event loop" in caplog.text and "blocking" in caplog.text
+    assert max(lag.take()) > 1.0
