@@ -31,6 +31,11 @@ class Books:
         self._open: dict[str, _Open] = defaultdict(_Open)
         self.dropped_texts = 0
 
+    @property
+    def counts(self) -> dict[str, int]:
+        """Texts dropped by reason since the start."""
+        return self._discarded.counts
+
     def arrived(self, texts: Iterable[Record]) -> None:
         for text in texts:
             self._open[_rollout_of(text)].texts += 1

@@ -162,6 +162,10 @@ class Preprocess:
         self.metrics.advantages.add_step(np.array([t.loss_scale for t in texts]), split, roles)
         self._last_version = _newest_version(texts)
 
+    def discarded(self) -> dict[str, float]:
+        """Texts dropped so far by reason, as `discarded/<reason>`."""
+        return {f"discarded/{reason}": float(n) for reason, n in self._books.counts.items()}
+
     def gauges(self) -> dict[str, float]:
         """Values for `preprocessor/*`."""
         dropped = self._books.dropped_texts
@@ -258,7 +262,7 @@ class _Reporter:
         total = gauges["total_filtered_out_samples"]
         gauges["filtered_out_samples"] = total - self._dropped
         self._reported, self._dropped = self._preprocess.published, int(total)
-        record = self._preprocess.metrics.record(gauges)
+        record = self._preprocess.metrics.record(gauges) | self._preprocess.discarded()
         self._stats.write(record)
         if self._writer is not None:
             self._writer.log(record, self._preprocess.published)
