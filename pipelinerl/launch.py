@@ -23,6 +23,7 @@ from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.choices import print_choices
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.plan import fix_output_dir, make_plan, usable_devices
+from pipelinerl.launcher.ports import ReservedPorts
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.progress import ProgressDisplay
@@ -77,8 +78,8 @@ def launch(argv: Sequence[str]) -> int:
     if cfg.validate_:
         print(f"the configuration is valid; output_dir={output_dir}")
         return COMPLETED
-    with RunFolder(output_dir) as folder:
-        return _run(composition, domain, cfg, folder, devices, dry_run)
+    with RunFolder(output_dir) as folder, ReservedPorts() as ports:
+        return _run(composition, domain, cfg, folder, devices, ports, dry_run)
 
 
 def _run(
@@ -87,6 +88,7 @@ def _run(
     cfg: Config,
     folder: RunFolder,
     devices: Sequence[str],
+    ports: ReservedPorts,
     dry_run: bool,
 ) -> int:
     print(f"output_dir={folder.path}", flush=True)
@@ -98,7 +100,7 @@ def _run(
         report_run(folder.path, domain)
         return COMPLETED
     setup_logging(folder.path, "launcher", "launcher_0")
-    plan = make_plan(composition, domain, cfg, folder, devices, dry_run)
+    plan = make_plan(composition, domain, cfg, folder, devices, ports.take, dry_run)
     print_choices(plan.rows)
     if dry_run:
         print(

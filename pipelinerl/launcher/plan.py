@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -21,7 +21,7 @@ from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.supervisor import ChildSpec, write_start_script
-from pipelinerl.world import place, roles_of
+from pipelinerl.world import is_free, place, roles_of
 
 REPLAYED = {"preprocessor": "actor", "finetune+preprocessor": "actor", "finetune": "training_data"}
 
@@ -70,16 +70,17 @@ def make_plan(
     cfg: Config,
     folder: RunFolder,
     devices: Sequence[str],
+    free: Callable[[int], bool] = is_free,
     dry_run: bool = False,
 ) -> Plan:
     """Let the domain prepare, place every process, write the resolved tree and every `start.sh`.
 
-    Streams of an earlier attempt are set aside, except in a dry run.
+    `free` says whether a port may be used. Streams of an earlier attempt are set aside, except in a dry run.
     """
     tree = composition.tree
-    _set(tree, domain.prepare(_resolved(tree), folder.path))
+    _set(tree, _prepared(tree, domain, folder.path))
     services = _missing_services(tree, domain)
-    jobs = place(cfg, range(len(devices)), [spec.name for spec in services], _environments(cfg))
+    jobs = place(cfg, range(len(devices)), [spec.name for spec in services], _environments(cfg), free)
     urls = {job.name: job.url for job in jobs if job.kind == "service"}
     _set(tree, {spec.url_key: urls[spec.name] for spec in services})
     attempt = folder.next_attempt()
@@ -104,6 +105,13 @@ def _resolved(tree: DictConfig) -> DictConfig:
     resolved = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
     assert isinstance(resolved, DictConfig)
     return resolved
+
+
+def _prepared(tree: DictConfig, domain: Domain, output_dir: Path) -> Mapping[str, Any]:
+    try:
+        return domain.prepare(_resolved(tree), output_dir)
+    except (ValueError, OSError) as error:
+        raise ConfigError(f"{tree.domain_name or 'the domain'} cannot be prepared: {error}") from error
 
 
 def _set(tree: DictConfig, values: Mapping[str, Any]) -> None:

@@ -10,6 +10,7 @@ from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path
 from pipelinerl.config.validate import output_dir_problem
 from pipelinerl.launcher.folder import RunFolder
+from pipelinerl.launcher.ports import ReservedPorts
 
 
 @pytest.fixture
@@ -62,3 +63,11 @@ def test_which_folders_may_hold_a_run(folder: RunFolder, tmp_path: Path) -> None
     assert output_dir_problem(tmp_path) is None
     assert output_dir_problem(tmp_path / "new/deep") is None
     assert "a file" in str(output_dir_problem(tmp_path / "notes.txt"))
+
+
+def test_a_reserved_port_is_not_given_to_a_second_launcher(tmp_path: Path) -> None:
+    with ReservedPorts(tmp_path) as first, ReservedPorts(tmp_path) as second:
+        port = next(port for port in range(21000, 22000) if first.take(port))
+        assert not second.take(port)
+    with ReservedPorts(tmp_path) as third:
+        assert third.take(port)
