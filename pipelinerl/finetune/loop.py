@@ -11,18 +11,16 @@ import logging
 import os
 import time
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
-from pipelinerl.accounting import Ledger, Outcome, rollout_id
+from pipelinerl.accounting import Ledger
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
 from pipelinerl.finetune.checkpoints import load_state, save_checkpoint, settle
+from pipelinerl.finetune.collect import Measured, StepBooks, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
-from pipelinerl.finetune.labels import TextStatistics, label_statistics
 from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
 from pipelinerl.finetune.model import load_model
 from pipelinerl.finetune.optimiser import build_optimiser
@@ -31,9 +29,9 @@ from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.session import Session, stream_end, write_session
 from pipelinerl.finetune.settings import TrainerSettings
-from pipelinerl.finetune.step import Learner, MicroStatistics
-from pipelinerl.finetune.targets import Targets, targets_of
-from pipelinerl.finetune.types import PipelineBatchEncoding, TrainingMetrics
+from pipelinerl.finetune.step import Learner
+from pipelinerl.finetune.targets import targets_of
+from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.state import TrainerAnnouncements
@@ -65,27 +63,6 @@ def build_learner(settings: TrainerSettings, ranks: Ranks, model_path: str | Pat
         torch.bfloat16 if settings.bfloat16 else torch.float32,
         settings.gradient_clipping_threshold,
     )
-
-
-@dataclass(slots=True)
-class _Books:
-    """Rollouts of the step under way by what became of them."""
-
-    trained: set[str] = field(default_factory=set)
-    stale: set[str] = field(default_factory=set)
-    unweighted: set[str] = field(default_factory=set)
-
-    def add(self, batch: PipelineBatchEncoding, targets: Targets) -> None:
-        used, stale = targets.texts_with_gradient(), targets.stale_texts()
-        for (group, rollout, _), has_weight, is_stale in zip(batch.text_ids, used, stale):
-            chosen = self.trained if has_weight else self.stale if is_stale else self.unweighted
-            chosen.add(rollout_id(group, rollout))
-
-    def close(self, ledger: Ledger) -> None:
-        """The update took place: write down the ends of its rollouts."""
-        ledger.record(Outcome.TRAINED, sorted(self.trained))
-        ledger.record(Outcome.STALE, sorted(self.stale), "max_lag")
-        ledger.record(Outcome.FILTERED, sorted(self.unweighted), "no_weight")
 
 
 class Trainer:
@@ -165,17 +142,17 @@ class Trainer:
         if self._status is not None:
             self._status.set(step=counters.completed_steps, version=counters.samples)
         coefficients = self._coefficients()
-        statistics, books = StepStatistics(), _Books()
-        measured: list[tuple[PipelineBatchEncoding, Targets, MicroStatistics | None]] = []
+        statistics, books = StepStatistics(), StepBooks()
+        measured: list[Measured] = []
         feed.waited_s, started = 0.0, time.monotonic()
         for batch in feed.step(counters.completed_steps):
             targets = targets_of(batch, settings.rl, counters.last_broadcasted_version, settings.max_lag)
             measured.append((batch, targets, self.learner.accumulate(batch, targets, coefficients)))
             books.add(batch, targets)
-            _count(statistics, batch, targets)
+            count_batch(statistics, batch, targets)
             self._say_samples(counters.samples + statistics.texts)
         grad_norm = self.learner.apply()
-        _fetch(statistics, measured)
+        fetch(statistics, measured)
         statistics.waited_s = feed.waited_s
         statistics.worked_s = time.monotonic() - started - feed.waited_s
         everyone = self.ranks.gather(statistics)
@@ -279,35 +256,6 @@ class Trainer:
             _write_json(self.settings.folder / "rl_summary.json", self._last_rl)
         if self._announcements is not None:
             self._announcements.training_done()
-
-
-def _count(statistics: StepStatistics, batch: PipelineBatchEncoding, targets: Targets) -> None:
-    """Add one micro-batch's host-side counts."""
-    statistics.texts += batch.n_texts
-    statistics.tokens.append(batch.n_tokens)
-    statistics.sequences.append(batch.n_texts)
-    statistics.padding += batch.padding
-    statistics.stale_tokens += int(targets.stale.sum())
-    statistics.stale_texts += int(targets.stale_texts().sum())
-    fresh = targets.lag[~targets.stale]
-    for lag, tokens in zip(*(column.tolist() for column in np.unique(fresh, return_counts=True))):
-        statistics.lags[lag] = statistics.lags.get(lag, 0) + tokens
-    versions = batch.token_versions[0][targets.positions]
-    pairs = np.unique(np.stack([targets.text, versions]), axis=1) if len(versions) else np.zeros((2, 0))
-    statistics.multi_version_texts += int((np.bincount(pairs[0].astype(np.int64)) > 1).sum())
-    statistics.versions += [int(versions.min()), int(versions.max())] if len(versions) else []
-
-
-def _fetch(
-    statistics: StepStatistics,
-    measured: list[tuple[PipelineBatchEncoding, Targets, MicroStatistics | None]],
-) -> None:
-    """Bring what the micro-batches measured to the host, once per step."""
-    for batch, targets, micro in measured:
-        if micro is not None:
-            statistics.vectors.append(micro.vector.tolist())
-            for label, values in label_statistics(batch, targets, micro.kl_S.cpu().numpy()).items():
-                statistics.labels.setdefault(label, TextStatistics()).add(values)
 
 
 def _write_json(path: Path, values: Any) -> None:

@@ -1,0 +1,66 @@
+"""What a step did, beside changing weights: ends of rollouts for the books, counts for the metrics."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from pipelinerl.accounting import Ledger, Outcome, rollout_id
+from pipelinerl.finetune.labels import TextStatistics, label_statistics
+from pipelinerl.finetune.metrics import StepStatistics
+from pipelinerl.finetune.step import MicroStatistics
+from pipelinerl.finetune.targets import Targets
+from pipelinerl.finetune.types import PipelineBatchEncoding
+
+Measured = tuple[PipelineBatchEncoding, Targets, MicroStatistics | None]
+
+
+@dataclass(slots=True)
+class StepBooks:
+    """Rollouts of the step under way by what became of them."""
+
+    trained: set[str] = field(default_factory=set)
+    stale: set[str] = field(default_factory=set)
+    unweighted: set[str] = field(default_factory=set)
+
+    def add(self, batch: PipelineBatchEncoding, targets: Targets) -> None:
+        used, stale = targets.texts_with_gradient(), targets.stale_texts()
+        for (group, rollout, _), has_weight, is_stale in zip(batch.text_ids, used, stale):
+            chosen = self.trained if has_weight else self.stale if is_stale else self.unweighted
+            chosen.add(rollout_id(group, rollout))
+
+    def close(self, ledger: Ledger) -> None:
+        """The update took place: write down the ends of its rollouts."""
+        ledger.record(Outcome.TRAINED, sorted(self.trained))
+        ledger.record(Outcome.STALE, sorted(self.stale), "max_lag")
+        ledger.record(Outcome.FILTERED, sorted(self.unweighted), "no_weight")
+
+
+def count_batch(statistics: StepStatistics, batch: PipelineBatchEncoding, targets: Targets) -> None:
+    """Add one micro-batch's host-side counts."""
+    statistics.texts += batch.n_texts
+    statistics.tokens.append(batch.n_tokens)
+    statistics.sequences.append(batch.n_texts)
+    statistics.padding += batch.padding
+    statistics.stale_tokens += int(targets.stale.sum())
+    statistics.stale_texts += int(targets.stale_texts().sum())
+    fresh = targets.lag[~targets.stale]
+    for lag, tokens in zip(*(column.tolist() for column in np.unique(fresh, return_counts=True))):
+        statistics.lags[lag] = statistics.lags.get(lag, 0) + tokens
+    versions = batch.token_versions[0][targets.positions]
+    pairs = np.unique(np.stack([targets.text, versions]), axis=1) if len(versions) else np.zeros((2, 0))
+    statistics.multi_version_texts += int((np.bincount(pairs[0].astype(np.int64)) > 1).sum())
+    statistics.versions += [int(versions.min()), int(versions.max())] if len(versions) else []
+
+
+def fetch(
+    statistics: StepStatistics,
+    measured: list[Measured],
+) -> None:
+    """Bring what the micro-batches measured to the host, once per step."""
+    for batch, targets, micro in measured:
+        if micro is not None:
+            statistics.vectors.append(micro.vector.tolist())
+            for label, values in label_statistics(batch, targets, micro.kl_S.cpu().numpy()).items():
+                statistics.labels.setdefault(label, TextStatistics()).add(values)
