@@ -5,10 +5,10 @@ model's own forward. Shapes as in `attention`; V vocabulary, M model width.
 """
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
-from torch.nn.functional import linear, silu
+from torch.nn.functional import silu
 from transformers import AttentionInterface
 
 from pipelinerl.inference.embedded.attention import StepBatch, attend
@@ -68,8 +68,9 @@ class TransformersForward:
 class Qwen3Forward:
     """Qwen3 in float32 without the modules' overhead, on the modules' own weights.
 
-    Projections that read the same input become one matrix: the parameters are made views of it, so that an
-    in-place update of a parameter is an update of the matrix. The last layer computes only what is asked for.
+    Projections that read the same input become one matrix, stored input first, which multiplies a few rows a
+    quarter faster. The parameters are made views of it, so that an in-place update of a parameter updates the
+    matrix. The last layer computes only what is asked for.
     """
 
     def __init__(self, module: Any, capacity: int) -> None:
@@ -97,8 +98,8 @@ class Qwen3Forward:
             if index == last and len(kept) < len(ids):
                 hidden, query, now = hidden[kept], query[kept], segments
             attended = attend(query, index, batch, now, layer.self_attn.scaling)
-            hidden = hidden + linear(attended.flatten(1), layer.self_attn.o_proj.weight)
-            hidden = hidden + self._feed_forward(layer, index, hidden)
+            hidden = torch.addmm(hidden, attended.flatten(1), self._fused[index].output)
+            hidden = self._feed_forward(layer, index, hidden)
         if len(kept) == len(ids):
             asked = torch.tensor(rows, dtype=torch.int64)
         return self._module.lm_head(self._norm(hidden[asked], model.norm.weight))
@@ -108,7 +109,7 @@ class Qwen3Forward:
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Normalised, rotated queries [T, H, D] and keys [T, K, D], and values [T, K, D]."""
         attention, heads, half = layer.self_attn, self._heads, self._size // 2
-        joined = linear(self._norm(hidden, layer.input_layernorm.weight), self._fused[index][0])
+        joined = self._norm(hidden, layer.input_layernorm.weight) @ self._fused[index].query_key_value
         joined = joined.view(len(hidden), -1, self._size)
         turned = heads + self._key_heads
         scales = torch.cat(
@@ -123,9 +124,11 @@ class Qwen3Forward:
         return both[:, :heads], both[:, heads:], joined[:, turned:]
 
     def _feed_forward(self, layer: Any, index: int, hidden: torch.Tensor) -> torch.Tensor:
-        joined = linear(self._norm(hidden, layer.post_attention_layernorm.weight), self._fused[index][1])
+        """`hidden` plus the layer's feed-forward block."""
+        fused = self._fused[index]
+        joined = self._norm(hidden, layer.post_attention_layernorm.weight) @ fused.gate_up
         gate, up = joined.chunk(2, -1)
-        return linear(silu(gate).mul_(up), layer.mlp.down_proj.weight)
+        return torch.addmm(hidden, silu(gate).mul_(up), fused.down)
 
     def _norm(self, values: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         """Root-mean-square normalisation over the last dimension (Zhang and Sennrich 2019, eq. 4)."""
@@ -144,19 +147,32 @@ def qwen3_forward_applies(module: Any) -> bool:
     )
 
 
-def _fuse_layer(layer: Any) -> tuple[torch.Tensor, torch.Tensor]:
+class _Fused(NamedTuple):
+    """The matrices of one layer, each [inputs, outputs]."""
+
+    query_key_value: torch.Tensor
+    output: torch.Tensor
+    gate_up: torch.Tensor
+    down: torch.Tensor
+
+
+def _fuse_layer(layer: Any) -> _Fused:
     attention, mlp = layer.self_attn, layer.mlp
-    joined = _fuse(attention.q_proj, attention.k_proj, attention.v_proj)
-    return joined, _fuse(mlp.gate_proj, mlp.up_proj)
+    return _Fused(
+        _fuse(attention.q_proj, attention.k_proj, attention.v_proj),
+        _fuse(attention.o_proj),
+        _fuse(mlp.gate_proj, mlp.up_proj),
+        _fuse(mlp.down_proj),
+    )
 
 
 @torch.no_grad()
 def _fuse(*projections: torch.nn.Linear) -> torch.Tensor:
-    """One matrix [sum of outputs, M]; the weights of `projections` become views of it."""
-    joined = torch.cat([one.weight for one in projections])
+    """One matrix [inputs, sum of outputs]; the weights of `projections` become views of it."""
+    joined = torch.cat([one.weight for one in projections]).t().contiguous()
     begin = 0
     for one in projections:
         end = begin + one.out_features
-        one.weight.data = joined[begin:end]
+        one.weight.data = joined[:, begin:end].t()
         begin = end
     return joined
