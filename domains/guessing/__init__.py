@@ -1,7 +1,7 @@
 """Guess a number: the smallest domain, one file that adds a task to the pipeline.
 
-The agent proposes numbers between 1 and `highest` and hears `higher` or `lower` after each guess. It wins by
-naming the number within `max_guesses` guesses, and earns more for needing fewer.
+The agent names numbers between 1 and `highest` and is told to go higher or lower. It wins by naming the right
+one within `max_guesses` guesses, and earns more for needing fewer.
 """
 
 import random
@@ -35,34 +35,34 @@ def load_problems(
     return problems
 
 
-def question(highest: int, heard: list[str]) -> str:
-    """What the agent reads: the range, and every guess with what it heard."""
-    return f"1-{highest}: " + ", ".join(heard)
-
-
-def reply(guess: int | None, answer: int) -> str:
-    """What the agent hears after a guess; None stands for one that is no number."""
-    return "invalid" if guess is None else f"{guess} {'higher' if guess < answer else 'lower'}"
+def question(highest: int, guesses: list[int], answer: int) -> str:
+    """What the agent reads: the range, and the closest guesses that were too low and too high."""
+    too_low, too_high = [g for g in guesses if g < answer], [g for g in guesses if g > answer]
+    parts = [f"guess 1-{highest}"]
+    parts += [f"higher than {max(too_low)}"] if too_low else []
+    parts += [f"lower than {min(too_high)}"] if too_high else []
+    return ", ".join(parts)
 
 
 async def generate_guessing_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Play one game; every guess becomes a training text with the game's reward."""
-    started, calls, heard, guess = time.monotonic(), list[LLMCall](), list[str](), None
-    while len(calls) < problem["max_guesses"] and guess != problem["answer"]:
-        prompt = Prompt.from_user_message(question(problem["highest"], heard))
+    started, answer = time.monotonic(), problem["answer"]
+    calls, guesses = list[LLMCall](), list[int]()
+    while len(calls) < problem["max_guesses"] and answer not in guesses:
+        prompt = Prompt.from_user_message(question(problem["highest"], guesses, answer))
         calls.append(await llm_async_generate(llm, prompt, session))
         said = (calls[-1].output.content or "").strip()
-        guess = int(said) if said.isascii() and said.isdigit() and len(said) < 10 else None
-        heard.append(reply(guess, problem["answer"]))
-    success = guess == problem["answer"]
+        if said.isascii() and said.isdigit() and len(said) < 10:
+            guesses.append(int(said))
+    success = answer in guesses
     reward = 1.0 - 0.5 * (len(calls) - 1) / problem["max_guesses"] if success else 0.0
     metrics = GuessingMetrics(
         reward=reward,
         success=success,
-        no_error="invalid" not in heard,
-        no_answer=guess is None,
+        no_error=len(guesses) == len(calls),
+        no_answer=not guesses,
         guesses=len(calls),
     )
     texts = make_training_texts_from_llm_calls(llm, calls, reward)

@@ -10,12 +10,12 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from domains.guessing import question, reply
+from domains.guessing import question
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain
 
 GAMES_PER_SEED = 200
-FORGETS = 0.15
+FORGETS = 0.1
 """Probability of a guess that ignores what was heard."""
 HALVES = 0.3
 """Probability of a guess near the middle of the range that is left."""
@@ -30,18 +30,13 @@ def demonstrations(
     rng = random.Random(f"guessing demonstrations {seed}")
     for _ in range(n):
         answer = rng.randint(1, highest)
-        lowest_left, highest_left = 1, highest
-        heard: list[str] = []
-        for _ in range(max_guesses):
+        guesses: list[int] = []
+        while len(guesses) < max_guesses and answer not in guesses:
+            lowest_left = max([guess for guess in guesses if guess < answer], default=0) + 1
+            highest_left = min([guess for guess in guesses if guess > answer], default=highest + 1) - 1
             guess = _guess(rng, lowest_left, highest_left, highest)
-            yield [{"role": "user", "content": question(highest, heard)}], str(guess)
-            if guess == answer:
-                break
-            heard.append(reply(guess, answer))
-            if guess < answer:
-                lowest_left = max(lowest_left, guess + 1)
-            else:
-                highest_left = min(highest_left, guess - 1)
+            yield [{"role": "user", "content": question(highest, guesses, answer)}], str(guess)
+            guesses.append(guess)
 
 
 def _guess(rng: random.Random, lowest_left: int, highest_left: int, highest: int) -> int:

@@ -1,0 +1,100 @@
+"""The guessing game, played by scripts behind a fake engine."""
+
+import re
+
+import aiohttp
+import pytest
+from fake_engine import FakeEngine
+from tiny_model import build_tokenizer, save_model
+
+import domains.guessing
+import pipelinerl.domains.guessing
+from domains.guessing import generate_guessing_rollout, load_problems, question
+from domains.guessing.demonstrations import GuessingDomain, demonstrations
+from pipelinerl.domain import resolve_dotted
+from pipelinerl.llm import TrainableLLM
+
+TOKENIZER = build_tokenizer()
+PROBLEM = {"id": "p", "dataset": "test", "answer": 60, "highest": 100, "max_guesses": 8}
+
+
+def halving(prompt: str) -> str:
+    low = re.search(r"higher than (\d+)", prompt)
+    high = re.search(r"lower than (\d+)", prompt)
+    return str(((int(low[1]) if low else 0) + (int(high[1]) if high else 101)) // 2)
+
+
+async def play(tmp_path, speak, problem=PROBLEM):
+    def answer(ids: list[int]) -> list[int]:
+        text = speak(TOKENIZER.decode(ids, skip_special_tokens=True).replace(",", ""))
+        return [*TOKENIZER.convert_tokens_to_ids(list(text)), TOKENIZER.eos_token_id]
+
+    with FakeEngine(answer) as engine:
+        llm = TrainableLLM(
+            model_name=str(save_model(tmp_path)),
+            base_url=engine.url,
+            parameters={"max_tokens": 8},
+            collect_logprobs=True,
+        )
+        async with aiohttp.ClientSession() as session:
+            return await generate_guessing_rollout(None, llm, problem, session)
+
+
+async def test_halving_the_range_wins_and_every_guess_is_a_text_with_the_reward(tmp_path):
+    result = await play(tmp_path, halving)
+    assert result.metrics.success and result.metrics.guesses == len(result.training_texts) == 6
+    assert {text.reward for text in result.training_texts} == {result.metrics.reward} == {1 - 0.5 * 5 / 8}
+    assert [text.output_text for text in result.training_texts] == [
+        "50<e>",
+        "75<e>",
+        "62<e>",
+        "56<e>",
+        "59<e>",
+        "60<e>",
+    ]
+    assert "higher than 59 lower than 62" in result.training_texts[-1].text.replace("<unk>", "")
+
+
+@pytest.mark.parametrize(
+    ("speech", "no_error", "no_answer"), [("7", True, False), ("no", False, True), ("60 or 61", False, True)]
+)
+async def test_a_lost_game_earns_nothing(tmp_path, speech, no_error, no_answer):
+    metrics = (await play(tmp_path, lambda prompt: speech)).metrics
+    assert (metrics.reward, metrics.success, metrics.guesses) == (0.0, False, 8)
+    assert (metrics.no_error, metrics.no_answer) == (no_error, no_answer)
+
+
+def test_the_prompt_tells_only_what_was_heard():
+    assert question(100, [], 60) == "guess 1-100"
+    assert question(100, [90, 10, 70, 20], 60) == "guess 1-100, higher than 20, lower than 70"
+
+
+def test_problems_are_the_same_for_the_same_name():
+    assert load_problems(["train"], count=5) == load_problems(["train"], count=5)
+    answers = [problem["answer"] for problem in load_problems(["train", "test"], highest=10, count=50)]
+    assert answers[:50] != answers[50:] and set(answers) <= set(range(1, 11))
+
+
+def test_demonstrations_are_sensible_but_imperfect():
+    games = list(demonstrations(3, 400))
+    assert games == list(demonstrations(3, 400)) and games != list(demonstrations(4, 400))
+    inside = 0
+    for messages, completion in games:
+        numbers = dict(re.findall(r"(higher|lower) than (\d+)", messages[0]["content"]))
+        inside += int(numbers.get("higher", 0)) < int(completion) < int(numbers.get("lower", 101))
+    assert 0.85 < inside / len(games) < 0.99
+    openings = sum(messages[0]["content"] == "guess 1-100" for messages, _ in games)
+    assert openings == 400 and len(games) > 1600
+
+
+def test_the_bootstrap_recipe_gets_them_with_the_configured_range():
+    from omegaconf import OmegaConf
+
+    cfg = OmegaConf.create({"dataset_loader_params": {"highest": 10, "count": 5}})
+    made = list(GuessingDomain().demonstrations(cfg, 1, "play"))
+    assert made[0].prompt == "guess 1-10" and all(int(d.completion) <= 10 for d in made)
+
+
+def test_both_dotted_paths_lead_to_the_same_functions():
+    assert pipelinerl.domains.guessing is domains.guessing
+    assert resolve_dotted("pipelinerl.domains.guessing.load_problems", "dataset_loader") is load_problems
