@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import psutil
 import pytest
 from actor_run import ActorRun, tiny_model, write_config
 from fake_engine import FakeEngine
@@ -120,3 +121,20 @@ def test_plain_functions_run_beside_the_loop_on_two_engines(tmp_path: Path, mode
             run.trainer.weight_update_success(0)
             run.until(lambda: len(groups(run)) >= 16)
         assert abs(one.counts["answered"] - two.counts["answered"]) <= 8
+
+
+def test_no_worker_outlives_the_actor_and_the_actor_names_a_dead_worker(tmp_path: Path, model, answer):
+    with FakeEngine(answer, delay_s=30) as engine:
+        write_config(tmp_path, model, [engine], eval_every_n_versions=0)
+        with ActorRun(tmp_path) as run:
+            run.trainer.weight_update_success(0)
+            run.until(lambda: engine.counts["requests"])
+            (worker,) = psutil.Process(run.process.pid).children()
+            run.process.kill()
+            worker.wait(20)
+        with ActorRun(tmp_path) as run:
+            run.trainer.weight_update_success(0)
+            run.until(lambda: engine.counts["requests"] > 4)
+            (worker,) = psutil.Process(run.process.pid).children()
+            worker.kill()
+            assert run.end() == (1, "actor: rollout worker 0 died with exit code -9; its log says more")

@@ -1,0 +1,175 @@
+"""One rollout at a time: retries, deadlines, reasons, in the process of the test."""
+
+import asyncio
+import pickle
+import time
+from types import SimpleNamespace
+
+import pytest
+
+from pipelinerl.actor.messages import Assignment, Ending
+from pipelinerl.actor.worker import RetryRules, RolloutRunner
+from pipelinerl.inference.client import EngineUnavailable
+from pipelinerl.llm import TrainableLLM
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutResult, TrainingText
+
+METRICS = BaseMetrics(reward=1.0, success=True, no_error=True, no_answer=False)
+
+
+def text() -> TrainingText:
+    return TrainingText(
+        text="ab",
+        n_predicted=1,
+        input_ids=[1, 2],
+        labels=[-100, 2],
+        logprobs=[-0.5],
+        weight_versions=[(4, 0, 1)],
+    )
+
+
+def done(texts=1) -> RolloutResult:
+    return RolloutResult(training_texts=[text() for _ in range(texts)], metrics=METRICS, latency=0.0)
+
+
+async def run(policy, *, deadline_s=20.0, retries=3, rotation=("http://e",), problem=None, training=True):
+    fleet = SimpleNamespace(in_rotation=list(rotation))
+    llms = [TrainableLLM(parameters={"name": name}) for name in ("train", "test")]
+    rules = RetryRules(deadline_s, retries, 0.001, 0.01)
+    runner = RolloutRunner(policy, None, *llms, fleet, None, rules, threads=2)  # type: ignore[arg-type]
+    payload = pickle.dumps(problem or {"id": 1, "dataset": "d", "domain": "m"})
+    return await runner.run(Assignment(7, "0-000001", 2, payload, "http://e", training, None, version=3))
+
+
+async def test_what_a_policy_returns_becomes_records_with_their_origin():
+    seen = []
+
+    async def policy(cfg, llm, problem, session):
+        seen.append((llm.parameters["name"], llm.base_url, ROLLOUT_ORIGIN.get()))
+        return done()
+
+    outcome = await run(policy)
+    assert (outcome.ending, outcome.key, outcome.dataset, outcome.domain) == (Ending.DONE, 7, "d", "m")
+    assert outcome.model_version == 4 and outcome.texts[0]["metadata"]["rollout_index"] == 2
+    assert seen[0][:2] == ("train", "http://e")
+    assert (seen[0][2].group_id, seen[0][2].version) == ("0-000001", 3)
+    await run(policy, training=False)
+    assert seen[1][0] == "test"
+
+
+async def test_timeouts_are_tried_again_and_counted():
+    attempts = []
+
+    async def policy(cfg, llm, problem, session):
+        attempts.append(1)
+        if len(attempts) < 3:
+            raise TimeoutError("slow")
+        return done()
+
+    outcome = await run(policy)
+    assert (outcome.ending, outcome.retries) == (Ending.DONE, 2)
+
+
+async def test_retries_are_not_for_ever():
+    async def policy(cfg, llm, problem, session):
+        raise TimeoutError("slow")
+
+    outcome = await run(policy, retries=2)
+    assert (outcome.ending, outcome.retries, outcome.reason) == (Ending.FAILED, 2, "TimeoutError: slow")
+    endless = await run(policy, retries=-1, deadline_s=0.2)
+    assert endless.ending is Ending.FAILED and "rollout_deadline_s=0.2" in endless.reason
+
+
+async def test_a_hanging_rollout_ends_at_its_deadline():
+    async def policy(cfg, llm, problem, session):
+        await asyncio.sleep(60)
+
+    started = time.monotonic()
+    outcome = await run(policy, deadline_s=0.1)
+    assert outcome.reason == "rollout passed actor.rollout_deadline_s=0.1" and time.monotonic() - started < 20
+
+
+async def test_without_an_engine_the_run_ends_instead_of_the_rollout():
+    async def policy(cfg, llm, problem, session):
+        raise EngineUnavailable("fleet", "no_engine", "wait for an engine in rotation passed its deadline")
+
+    outcome = await run(policy)
+    assert outcome.ending is Ending.NO_ENGINE and "wait for an engine" in outcome.reason
+
+    async def hang(cfg, llm, problem, session):
+        await asyncio.sleep(60)
+
+    assert (await run(hang, deadline_s=0.1, rotation=())).ending is Ending.NO_ENGINE
+
+
+@pytest.mark.parametrize(
+    ("behaviour", "reason"),
+    [
+        (lambda: {}["answer"], "KeyError: 'answer'"),
+        (lambda: exit(3), "SystemExit: 3"),
+        (lambda: {"reward": 1}, "TypeError: the rollout policy returned a dict, expected a RolloutResult"),
+        (lambda: RolloutResult(training_texts=[], failed="no sandbox"), "no sandbox"),
+    ],
+)
+async def test_a_bug_in_the_domain_is_one_failed_rollout(behaviour, reason):
+    async def policy(cfg, llm, problem, session):
+        return behaviour()
+
+    outcome = await run(policy)
+    assert (outcome.ending, outcome.reason, outcome.texts) == (Ending.FAILED, reason, [])
+
+
+async def test_a_cancelled_call_inside_a_rollout_is_a_failure_and_a_cancelled_rollout_is_none():
+    async def inner(cfg, llm, problem, session):
+        raise asyncio.CancelledError
+
+    assert (await run(inner)).ending is Ending.FAILED
+
+    async def hang(cfg, llm, problem, session):
+        await asyncio.sleep(60)
+
+    task = asyncio.create_task(run(hang))
+    await asyncio.sleep(0.05)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+
+
+async def test_a_rollout_without_texts_is_empty():
+    async def policy(cfg, llm, problem, session):
+        return done(texts=0)
+
+    assert (await run(policy)).ending is Ending.EMPTY
+
+
+async def test_each_attempt_has_a_problem_of_its_own():
+    seen = []
+
+    async def policy(cfg, llm, problem, session):
+        seen.append(dict(problem))
+        problem["id"] = "spoilt"
+        if len(seen) == 1:
+            raise TimeoutError
+        return done()
+
+    await run(policy)
+    assert seen[0] == seen[1]
+
+
+async def test_plain_functions_run_beside_the_loop_and_know_their_origin():
+    def policy(cfg, llm, problem, session):
+        time.sleep(0.3)
+        assert ROLLOUT_ORIGIN.get().rollout_index == 2
+        return done()
+
+    turns = 0
+
+    async def count():
+        nonlocal turns
+        while True:
+            await asyncio.sleep(0.01)
+            turns += 1
+
+    counting = asyncio.create_task(count())
+    assert (await run(policy)).ending is Ending.DONE
+    counting.cancel()
+    assert turns > 3
