@@ -38,10 +38,10 @@ format: setup
 	$(PY) -m ruff format .
 
 test: lint
-	$(PY) -m pytest -q -n 2 --dist loadfile -m 'not slow and not gpu' tests/unit tests/pipeline
+	$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu' tests/unit tests/pipeline
 
 test-all: lint
-	$(PY) -m pytest -q -n 2 --dist loadfile tests
+	$(PY) -m pytest -q -n 2 --dist worksteal tests
 
 bench: setup
 	$(PY) -m benchmarks

@@ -17,9 +17,9 @@ def conf_dir() -> Path:
 
 
 def resolve_bundled(path: str) -> str:
-    """`domains/...` as an absolute path below the installed package when it is not there as given."""
-    if Path(path).exists():
-        return path
+    """A folder as an absolute path; `domains/...` is looked up in the installed package otherwise."""
+    if Path(path).is_dir():
+        return str(Path(path).absolute())
     first = Path(path).parts[0] if path else ""
     if first not in BUNDLED_ROOTS:
         return path

@@ -17,6 +17,7 @@ from pipelinerl.config.files import save, typed
 from pipelinerl.config.paths import default_output_dir
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, ServiceSpec
+from pipelinerl.environment_keys import environment_specs
 from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.folder import RunFolder
@@ -80,7 +81,7 @@ def make_plan(
     tree = composition.tree
     _set(tree, _prepared(tree, domain, folder.path))
     services = _missing_services(tree, domain)
-    jobs = place(cfg, range(len(devices)), [spec.name for spec in services], _environments(cfg), free)
+    jobs = place(cfg, range(len(devices)), [spec.name for spec in services], _environments(tree), free)
     urls = {job.name: job.url for job in jobs if job.kind == "service"}
     _set(tree, {spec.url_key: urls[spec.name] for spec in services})
     attempt = folder.next_attempt()
@@ -131,15 +132,12 @@ def _missing_services(tree: DictConfig, domain: Domain) -> list[ServiceSpec]:
     return [spec for spec in specs if not OmegaConf.select(tree, spec.url_key)]
 
 
-def _environments(cfg: Config) -> list[str]:
+def _environments(tree: DictConfig) -> list[str]:
     """Keys of the environments that need servers."""
-    if cfg.world.environment_mode != "remote" or "actor" not in roles_of(cfg.debug.mode):
+    if tree.world.environment_mode != "remote" or "actor" not in roles_of(tree.debug.mode):
         return []
-    if cfg.environment is not None:
-        return [cfg.environment_key or "environment"]
-    if isinstance(cfg.environments, dict):
-        return list(cfg.environments)
-    return [str(spec.get("key", index)) for index, spec in enumerate(cfg.environments or [])]
+    specs = environment_specs(tree)
+    return [key for key, spec in specs.items() if spec.get("mode", "remote") == "remote"]
 
 
 def _replay(cfg: Config, output_dir: Path) -> None:

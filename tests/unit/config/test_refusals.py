@@ -74,7 +74,7 @@ CONTRADICTIONS = [
     ("finetune.rl.temperature=0.7", "set llm.parameters.temperature only"),
     ("llm.parameters.max_tokens=1024", "leaves no room for a prompt"),
     ("test_llm.parameters.max_tokens=2000", "test_llm.parameters.max_tokens=2000"),
-    ("finetune.seq_length=512", "shorter than engine.max_model_len=1024"),
+    ("finetune.seq_length=64", "shorter than engine.max_model_len="),
     ("engine.max_prefill_tokens=100000", "more than the slots hold"),
     ("finetune.rl.pad_step_rewards_for_advantage=true", "set finetune.rl.step_reward_advantages=true"),
     ("finetune.rl.value_loss_coef=0.1", "there is no value head"),
