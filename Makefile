@@ -47,7 +47,7 @@ bench: setup
 	$(PY) -m benchmarks
 
 quickstart: setup
-	$(PY) -m pipelinerl.launch +domain=privacy_hopqa output_dir=$(OUT) $(ARGS)
+	$(PY) -m pipelinerl.launch +domain=privacy_hopqa hardware=cpu output_dir=$(OUT) $(ARGS)
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -111,7 +111,8 @@ def _evaluation(cfg: Config) -> Choice:
     if not cfg.test_dataset_names:
         return Choice("evaluation", "none", "no test datasets", "test_dataset_names=[...]")
     parts = ["first version"] if cfg.eval_every_n_versions else []
-    parts += [f"every {cfg.eval_every_n_versions} texts"] if cfg.eval_every_n_versions else []
+    every = cfg.eval_every_n_versions
+    parts += [f"every {every} texts"] if 0 < every < cfg.finetune.last_step * cfg.texts_per_step else []
     parts += ["last version"] if cfg.eval_at_end else []
     return Choice("evaluation", ", ".join(parts) or "none", "profile", "eval_every_n_versions=TEXTS")
 

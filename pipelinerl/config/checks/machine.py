@@ -17,6 +17,11 @@ def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
         yield f"weights.transport={cfg.weights.transport}: the embedded engine reads files; set file"
     if engine.kind == "vllm" and cfg.weights.transport == "file":
         yield "weights.transport=file: vLLM engines take nccl; set weights.transport=nccl"
+    if cfg.weights.transport == "nccl" and not dry_run:
+        yield (
+            "weights.transport=nccl: this version trains with file transport and embedded engines only; "
+            "use hardware=cpu (DRY_RUN=1 shows the commands of a GPU run)"
+        )
     if kind == "gpu" and engine.count != 1:
         yield f"engine.count={engine.count}: on GPUs world.actor_fraction decides; leave it at 1"
     if kind == "gpu" and not dry_run and cfg.hardware.devices > devices:
