@@ -134,7 +134,7 @@ def test_no_worker_outlives_the_actor_and_the_actor_names_a_dead_worker(tmp_path
             worker.wait(20)
         with ActorRun(tmp_path) as run:
             run.trainer.weight_update_success(0)
-            run.until(lambda: engine.counts["requests"] > 4)
+            run.until(lambda: engine.counts["requests"] == 4)
             (worker,) = psutil.Process(run.process.pid).children()
             worker.kill()
             assert run.end() == (1, "actor: rollout worker 0 died with exit code -9; its log says more")
