@@ -44,7 +44,7 @@ test-all: lint
 	$(PY) -m pytest -q -n 2 --dist worksteal tests
 
 bench: setup
-	$(PY) -m benchmarks
+	@set -e; for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(PY) -m benchmarks.$$(basename $$script .py); done
 
 quickstart: setup
 	$(PY) -m pipelinerl.launch +domain=privacy_hopqa hardware=cpu output_dir=$(OUT) $(ARGS)
