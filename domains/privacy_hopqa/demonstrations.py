@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast, get_args
 
 from domains.privacy_hopqa.answers import answers_match
@@ -28,10 +28,11 @@ from domains.privacy_hopqa.interfaces import (
     StageRequest,
 )
 from domains.privacy_hopqa.loop import AgentLoop
-from domains.privacy_hopqa.prompts import load_prompts
+from domains.privacy_hopqa.prompts import PromptSet, load_prompts
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.trace import Episode
 from domains.privacy_hopqa.world import World, build, world_config
+from domains.privacy_hopqa.world.queries import keyword_query
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from retrieval_server.corpus import LocalDocument, WebDocument
 from retrieval_server.store import Store
@@ -58,13 +59,6 @@ SKELETONS = (
 )
 """Pieces of the compact answers that the small model's tokenizer keeps whole."""
 
-_QUESTION_WORDS = frozenset(
-    """
-    a an and are as at be by did do does for from had has have how in is it its many much of on or per that
-    the their there these this to was were what when where which who whose why with
-    """.split()  # noqa: SIM905, a list of forty quoted words reads worse
-)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Mixture:
@@ -84,24 +78,18 @@ class Mixture:
     """A choice of any card."""
 
 
-def words(text: str) -> list[str]:
-    """The words of a question that a search is made of, in order, without punctuation at their ends."""
-    kept = (word.strip("?.,;:!\"'()") for word in text.split())
-    return [word for word in kept if word and word.lower() not in _QUESTION_WORDS]
+def search_query(chain: Chain, hop: Hop, answers: dict[int, str], *, leaky: bool) -> str:
+    """The question's words without the company's name.
 
-
-def search_query(hop: Hop, company: str, answers: dict[int, str], *, leaky: bool) -> str:
-    """The question's words: a private search names everything; a web search leaves out earlier answers unless
-    it is `leaky`, and never names the company."""
-    text = fill_references(
-        hop.question, answers if leaky or hop.source == "local" else _blank(hop), hop.number
-    )
-    company_words = {word.lower() for word in company.split()}
-    return " ".join(w for w in words(text) if w.lower().removesuffix("'s") not in company_words)
-
-
-def _blank(hop: Hop) -> dict[int, str]:
-    return dict.fromkeys(hop.dependencies, "")
+    A web search leaves out earlier answers that were found in private documents, unless it is `leaky`.
+    """
+    kept = {
+        number: answer if leaky or hop.source == "local" or chain.hop(number).source == "web" else ""
+        for number, answer in answers.items()
+    }
+    text = fill_references(hop.question, kept, hop.number)
+    company = {word.lower() for word in chain.company.split()}
+    return " ".join(w for w in keyword_query(text).split() if w.lower().removesuffix("'s") not in company)
 
 
 def dumps(value: Any) -> str:
@@ -122,6 +110,7 @@ class ScriptedModel:
     chain: Chain
     phase: Phase
     random: random.Random
+    prompts: PromptSet
     mixture: Mixture = field(default_factory=Mixture)
     recorded: list[Demonstration] = field(default_factory=list)
     _cards: dict[int, set[str]] = field(default_factory=dict)
@@ -160,7 +149,7 @@ class ScriptedModel:
         return played
 
     def _right_plan(self, hop: Hop, answers: dict[int, str], context: PlanContext) -> str:
-        query = search_query(hop, self.chain.company, answers, leaky=False)
+        query = search_query(self.chain, hop, answers, leaky=False)
         tried = {(note.source, note.query) for note in context.searches}
         if (hop.source, query) in tried:
             query = " ".join(reversed(query.split()))
@@ -168,10 +157,10 @@ class ScriptedModel:
 
     def _imperfect_plan(self, hop: Hop, answers: dict[int, str], right: str) -> str:
         draw, odds = self.random.random(), self.mixture
-        best = words(search_query(hop, self.chain.company, answers, leaky=False))
+        best = search_query(self.chain, hop, answers, leaky=False).split()
         few = " ".join(self.random.sample(best, min(len(best), self.random.randint(1, 2))))
         if draw < odds.wrong_source:
-            full = search_query(hop, self.chain.company, answers, leaky=hop.source == "web")
+            full = search_query(self.chain, hop, answers, leaky=hop.source == "web")
             return plan_text("local" if hop.source == "web" else "web", full)
         draw -= odds.wrong_source
         if hop.source == "local":
@@ -179,7 +168,7 @@ class ScriptedModel:
         if draw < odds.web_weak:
             return plan_text("web", few)
         if draw < odds.web_weak + odds.web_leaky:
-            return plan_text("web", search_query(hop, self.chain.company, answers, leaky=True))
+            return plan_text("web", search_query(self.chain, hop, answers, leaky=True))
         return right
 
     def _choose(self, request: StageRequest, context: ChooseContext) -> str:
@@ -199,7 +188,20 @@ class ScriptedModel:
             self._record("choose", request, played, exact=False)
         elif gold is not None:
             self._record("choose_first" if gold == 0 else "choose_other", request, self._selected(gold))
+            self._record_fewer(context, gold)
         return played
+
+    def _record_fewer(self, context: ChooseContext, gold: int) -> None:
+        """The same choice among fewer cards in another order: easy cases teach the comparison."""
+        others = [card for index, card in enumerate(context.cards) if index != gold]
+        cards = [
+            context.cards[gold],
+            *self.random.sample(others, self.random.randint(1, min(3, len(others)))),
+        ]
+        self.random.shuffle(cards)
+        prompt = self.prompts.render(replace(context, cards=tuple(cards)))
+        answer = self._selected(cards.index(context.cards[gold]))
+        self.recorded.append(Demonstration("choose_fewer", prompt.text, answer))
 
     @staticmethod
     def _selected(index: int) -> str:
@@ -296,10 +298,10 @@ def demonstrations(settings: PrivacyHopQASettings, seed: int, phase: str) -> lis
     if phase not in get_args(Phase):
         raise ValueError(f"bootstrap phase {phase!r} is unknown; allowed: {', '.join(get_args(Phase))}")
     world = training_world(seed)
-    store = world_store(world)
+    store, prompts = world_store(world), load_prompts(settings.prompt_set)
     made: dict[Demonstration, None] = {}
     for index, chain in enumerate(chains_of(world, "train")):
-        model = ScriptedModel(chain, cast(Phase, phase), random.Random(f"{seed}:{index}:{phase}"))
+        model = ScriptedModel(chain, cast(Phase, phase), random.Random(f"{seed}:{index}:{phase}"), prompts)
         simulate(chain, store, settings, model)
         made.update(dict.fromkeys(model.recorded))
     return list(made)

@@ -6,20 +6,16 @@ import os
 import sys
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.bootstrap.demonstrations import Source
+from pipelinerl.bootstrap.source import demonstrations_of
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.config.files import typed
 from pipelinerl.domain import load_domain
-
-
-def demonstrations_of(hooks: str, tree: dict[str, Any], seed: int, phase: str) -> list[Demonstration]:
-    """The demonstrations of a domain; a function of plain values, so that worker processes can call it."""
-    return list(load_domain(hooks).demonstrations(OmegaConf.create(tree), seed, phase))
 
 
 def main(argv: list[str]) -> int:
@@ -34,11 +30,11 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"bootstrap: {error}", file=sys.stderr)
         return 2
-    plain = OmegaConf.to_container(tree, resolve=True)
+    plain = cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
     return _run(cfg, partial(demonstrations_of, cfg.domain_hooks, plain))
 
 
-def _run(cfg: Config, source: Any) -> int:
+def _run(cfg: Config, source: Source) -> int:
     import torch
 
     from pipelinerl.bootstrap.model import ModelShape

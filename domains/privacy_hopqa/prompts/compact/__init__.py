@@ -30,7 +30,7 @@ from domains.privacy_hopqa.interfaces import (
 
 MAX_ALIASES = 9
 MAX_READS = 6
-MAX_UNREAD = 3
+MAX_UNREAD = 1
 _QUERY_CHARS = 100
 _ANSWER_CHARS = 60
 _TITLE_CHARS = 60
