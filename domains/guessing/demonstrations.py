@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from domains.guessing import question
+from domains.guessing import narrow, question
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain
 
@@ -30,13 +30,14 @@ def demonstrations(
     rng = random.Random(f"guessing demonstrations {seed}")
     for _ in range(n):
         answer = rng.randint(1, highest)
-        guesses: list[int] = []
-        while len(guesses) < max_guesses and answer not in guesses:
-            lowest_left = max([guess for guess in guesses if guess < answer], default=0) + 1
-            highest_left = min([guess for guess in guesses if guess > answer], default=highest + 1) - 1
-            guess = _guess(rng, lowest_left, highest_left, highest)
-            yield [{"role": "user", "content": question(highest, guesses, answer)}], str(guess)
-            guesses.append(guess)
+        low, high = 1, highest
+        for _ in range(max_guesses):
+            messages = [{"role": "user", "content": question(highest, low, high)}]
+            guess = _guess(rng, low, high, highest)
+            yield messages, str(guess)
+            if guess == answer:
+                break
+            low, high = narrow(low, high, guess, answer)
 
 
 def _guess(rng: random.Random, lowest_left: int, highest_left: int, highest: int) -> int:

@@ -9,7 +9,7 @@ from tiny_model import build_tokenizer, save_model
 
 import domains.guessing
 import pipelinerl.domains.guessing
-from domains.guessing import generate_guessing_rollout, load_problems, question
+from domains.guessing import generate_guessing_rollout, load_problems, narrow, question, worth
 from domains.guessing.demonstrations import GuessingDomain, demonstrations
 from pipelinerl.domain import resolve_dotted
 from pipelinerl.llm import TrainableLLM
@@ -40,19 +40,21 @@ async def play(tmp_path, speak, problem=PROBLEM):
             return await generate_guessing_rollout(None, llm, problem, session)
 
 
-async def test_halving_the_range_wins_and_every_guess_is_a_text_with_the_reward(tmp_path):
+async def test_halving_the_range_wins_and_every_guess_is_a_text_with_a_reward(tmp_path):
     result = await play(tmp_path, halving)
     assert result.metrics.success and result.metrics.guesses == len(result.training_texts) == 6
-    assert {text.reward for text in result.training_texts} == {result.metrics.reward} == {1 - 0.5 * 5 / 8}
-    assert [text.output_text for text in result.training_texts] == [
-        "50<e>",
-        "75<e>",
-        "62<e>",
-        "56<e>",
-        "59<e>",
-        "60<e>",
-    ]
+    spoken = [text.output_text for text in result.training_texts]
+    assert spoken == ["50<e>", "75<e>", "62<e>", "56<e>", "59<e>", "60<e>"]
     assert "higher than 59 lower than 62" in result.training_texts[-1].text.replace("<unk>", "")
+    ranges = [(1, 100, 50), (51, 100, 75), (51, 74, 62), (51, 61, 56), (57, 61, 59), (60, 61, 60)]
+    assert [text.reward for text in result.training_texts] == [worth(*guess) for guess in ranges]
+
+
+def test_a_guess_is_worth_the_share_it_rules_out_on_average():
+    assert worth(7, 7, 7) == 1.0 and worth(1, 2, 1) == 0.75
+    assert worth(1, 100, 101) == worth(51, 60, 50) == worth(1, 100, None) == 0.0
+    values = [worth(1, 9, guess) for guess in range(1, 10)]
+    assert max(values) == values[4] and values[0] == values[8] == pytest.approx(1 - 64 / 81)
 
 
 @pytest.mark.parametrize(
@@ -64,9 +66,11 @@ async def test_a_lost_game_earns_nothing(tmp_path, speech, no_error, no_answer):
     assert (metrics.no_error, metrics.no_answer) == (no_error, no_answer)
 
 
-def test_the_prompt_tells_only_what_was_heard():
-    assert question(100, [], 60) == "guess 1-100"
-    assert question(100, [90, 10, 70, 20], 60) == "guess 1-100, higher than 20, lower than 70"
+def test_the_prompt_tells_the_closest_bounds():
+    assert question(100, 1, 100) == "guess 1-100"
+    assert question(100, 21, 69) == "guess 1-100, higher than 20, lower than 70"
+    assert narrow(21, 69, 90, 60) == narrow(21, 69, None, 60) == narrow(21, 69, 3, 60) == (21, 69)
+    assert narrow(21, 69, 65, 60) == (21, 64) and narrow(21, 69, 50, 60) == (51, 69)
 
 
 def test_problems_are_the_same_for_the_same_name():
