@@ -1,4 +1,7 @@
-"""Make a small model: `python -m pipelinerl.bootstrap +domain=NAME [bootstrap.out=DIR key=value ...]`."""
+"""Make a small model: `python -m pipelinerl.bootstrap +domain=NAME [bootstrap.out=DIR key=value ...]`.
+
+`validate=true` stops before anything is trained; `--config-dir DIR` is searched before the bundled files.
+"""
 
 from __future__ import annotations
 
@@ -13,15 +16,23 @@ from omegaconf import OmegaConf
 from pipelinerl.bootstrap.demonstrations import Source
 from pipelinerl.bootstrap.source import demonstrations_of
 from pipelinerl.config import Config, ConfigError
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
 from pipelinerl.domain import load_domain
+from pipelinerl.launcher.arguments import parse
 
 
 def main(argv: list[str]) -> int:
     """Run the recipe; exit status 1 when a gate is missed, 2 for bad input."""
     try:
-        tree = compose(Request(overrides=argv)).tree
+        arguments = parse(argv)
+        if arguments.help:
+            print(__doc__)
+            return 0
+        tree = compose(arguments.request).tree
+        if arguments.show:
+            print(OmegaConf.to_yaml(tree), end="")
+            return 0
         cfg = typed(tree)
         if cfg.domain_hooks is None or not cfg.bootstrap.phases:
             raise ConfigError(
@@ -30,11 +41,15 @@ def main(argv: list[str]) -> int:
     except ConfigError as error:
         print(f"bootstrap: {error}", file=sys.stderr)
         return 2
+    out = Path(cfg.bootstrap.out or f"results/bootstrap/{cfg.domain_name}")
+    if cfg.validate_:
+        print(f"the recipe is valid; bootstrap.out={out}")
+        return 0
     plain = cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
-    return _run(cfg, partial(demonstrations_of, cfg.domain_hooks, plain))
+    return _run(cfg, partial(demonstrations_of, cfg.domain_hooks, plain), out)
 
 
-def _run(cfg: Config, source: Source) -> int:
+def _run(cfg: Config, source: Source, out: Path) -> int:
     import torch
 
     from pipelinerl.bootstrap.model import ModelShape
@@ -59,7 +74,6 @@ def _run(cfg: Config, source: Source) -> int:
         gate_demonstrations=spec.gate_demonstrations,
         gates=spec.gates,
     )
-    out = Path(spec.out or f"results/bootstrap/{cfg.domain_name}")
     device = "cuda" if torch.cuda.is_available() else "cpu"
     results = run(recipe, source, out, device=device, log=partial(print, flush=True))
     print(f"\n{'skill':<16}{'accuracy':>9}{'gate':>7}{'n':>7}")
