@@ -252,15 +252,22 @@ class Actor:
                 self._fail(error)
 
     def _check_idle(self, limit_s: float) -> None:
-        if not self.scheduler.waits_for_trainer:
-            if self._idle is not None:
-                self._idle.__exit__(None, None, None)
-                self._idle = None
-            return
-        if self._idle is None:
-            self._idle = Wait(f"a weight version after {self.version} from the trainer", limit_s).__enter__()
-        budget, discarded = self.scheduler.budget, self.scheduler.discarded
-        self._idle.check(f"{budget.reserved:.0f} texts reserved, {discarded} discarded, bound {budget.bound}")
+        """While nothing runs, the actor waits for an engine or for the trainer; both have a deadline."""
+        slots, budget = self.scheduler.table.slots, self.scheduler.budget
+        name, detail = "", ""
+        if not self.scheduler.table.active and slots.out >= set(slots.engines):
+            name, detail = "an engine in rotation", f"out are {', '.join(sorted(slots.out))}"
+        elif self.scheduler.waits_for_trainer:
+            name = f"a weight version after {self.version} from the trainer"
+            discarded = self.scheduler.discarded
+            detail = f"{budget.reserved:.0f} texts reserved, {discarded} discarded, bound {budget.bound}"
+        if self._idle is not None and self._idle.name != name:
+            self._idle.__exit__(None, None, None)
+            self._idle = None
+        if name and self._idle is None:
+            self._idle = Wait(name, limit_s).__enter__()
+        if self._idle is not None:
+            self._idle.check(detail)
 
 
 async def run_actor(cfg: Config, output_dir: Path, job: int) -> None:

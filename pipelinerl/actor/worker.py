@@ -5,19 +5,11 @@ python -m pipelinerl.actor.worker OUTPUT_DIR --job IDX --worker N --fd FD    (st
 
 import argparse
 import asyncio
-import contextvars
 import gc
-import inspect
-import itertools
 import logging
 import os
-import pickle
 import socket
 import sys
-import time
-from collections.abc import Awaitable, Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +23,19 @@ from pipelinerl.actor.messages import (
     Cancel,
     Channel,
     Died,
-    Ending,
     Hello,
-    Outcome,
     Pulse,
     Stop,
 )
-from pipelinerl.actor.retries import backoff_s, reason_of, retryable
-from pipelinerl.actor.texts import Stamp, metric_values, stamped_records
+from pipelinerl.actor.retries import reason_of
+from pipelinerl.actor.runner import RetryRules, RolloutRunner
 from pipelinerl.config import Config, load, load_tree
 from pipelinerl.config.serving import SamplingParameters
 from pipelinerl.domain import resolve_dotted
-from pipelinerl.inference.client import Deadlines, EngineClient, EngineUnavailable
+from pipelinerl.inference.client import Deadlines, EngineClient
 from pipelinerl.inference.fleet import Fleet
-from pipelinerl.llm import LLMCall, TrainableLLM
+from pipelinerl.llm import TrainableLLM
 from pipelinerl.observe.logs import setup_logging
-from pipelinerl.rollouts import (
-    ROLLOUT_ORIGIN,
-    RolloutOrigin,
-    RolloutResult,
-    summarize_training_texts,
-)
 from pipelinerl.supervisor import die_with_parent
 
 log = logging.getLogger(__name__)
@@ -59,147 +43,6 @@ log = logging.getLogger(__name__)
 PULSE_S = 1.0
 STARTS_PER_TURN = 16
 """Rollouts that start in one turn of the loop, so that a wave of them does not hold up the others."""
-
-Policy = Callable[[DictConfig, TrainableLLM, dict[str, Any], aiohttp.ClientSession], Any]
-
-
-@dataclass(frozen=True)
-class RetryRules:
-    """`max_retries` -1: as often as the deadline allows."""
-
-    deadline_s: float
-    max_retries: int
-    initial_delay_s: float
-    max_delay_s: float
-
-
-class RolloutRunner:
-    """Runs one assignment to its outcome; never raises for what a domain or an engine does."""
-
-    def __init__(
-        self,
-        policy: Policy,
-        cfg: DictConfig,
-        train_llm: TrainableLLM,
-        test_llm: TrainableLLM,
-        fleet: Fleet,
-        session: aiohttp.ClientSession,
-        rules: RetryRules,
-        threads: int,
-    ):
-        self._policy, self._cfg, self._session, self._fleet, self._rules = policy, cfg, session, fleet, rules
-        self._llms = {True: train_llm, False: test_llm}
-        self._plain = not inspect.iscoroutinefunction(policy)
-        self._executor = ThreadPoolExecutor(threads, "rollout") if self._plain else None
-
-    async def run(self, assignment: Assignment) -> Outcome:
-        started = time.monotonic()
-        outcome = Outcome(assignment.key, Ending.FAILED)
-        try:
-            async with asyncio.timeout(self._rules.deadline_s) as deadline:
-                outcome = await self._with_retries(assignment, outcome)
-        except asyncio.CancelledError as error:
-            task = asyncio.current_task()
-            if task is not None and task.cancelling():
-                raise
-            outcome.reason = reason_of(error)
-        except (Exception, SystemExit) as error:
-            self._explain(outcome, error, expired=deadline.expired())
-        outcome.latency_s = time.monotonic() - started
-        return outcome
-
-    async def _with_retries(self, assignment: Assignment, outcome: Outcome) -> Outcome:
-        rules = self._rules
-        for attempt in itertools.count():
-            try:
-                return self._finished(assignment, await self._call_policy(assignment), outcome)
-            except Exception as error:
-                lost = isinstance(error, EngineUnavailable) and error.reason == "no_engine"
-                spent = 0 <= rules.max_retries <= attempt
-                if lost or spent or not retryable(error):
-                    raise
-                outcome.retries += 1
-                log.info(
-                    "%s/%d is tried again: %s",
-                    assignment.group_id,
-                    assignment.rollout_index,
-                    reason_of(error),
-                )
-                await asyncio.sleep(backoff_s(attempt, rules.initial_delay_s, rules.max_delay_s))
-        raise AssertionError("unreachable")
-
-    async def _call_policy(self, assignment: Assignment) -> RolloutResult:
-        problem = pickle.loads(assignment.problem)
-        ROLLOUT_ORIGIN.set(
-            RolloutOrigin(
-                assignment.group_id, assignment.rollout_index, assignment.version, assignment.training
-            )
-        )
-        llm = self._llms[assignment.training].bind(
-            self._fleet, assignment.engine, assignment.seed, self._on_loop
-        )
-        if self._plain:
-            loop = asyncio.get_running_loop()
-            inside = contextvars.copy_context().run
-            result = await loop.run_in_executor(
-                self._executor, inside, self._policy, self._cfg, llm, problem, self._session
-            )
-            result = await result if inspect.isawaitable(result) else result
-        else:
-            result = await self._policy(self._cfg, llm, problem, self._session)
-        if not isinstance(result, RolloutResult):
-            raise TypeError(
-                f"the rollout policy returned a {type(result).__name__}, expected a RolloutResult"
-            )
-        if result.domain is None:
-            result.domain = problem.get("domain")
-        if result.dataset_name is None:
-            result.dataset_name = problem.get("dataset")
-        return result
-
-    @property
-    def _on_loop(self) -> Callable[[Callable[[aiohttp.ClientSession], Awaitable[LLMCall]]], LLMCall] | None:
-        """Lets a plain function in a thread ask an engine on this loop."""
-        if not self._plain:
-            return None
-        loop = asyncio.get_running_loop()
-
-        def ask(request: Callable[[aiohttp.ClientSession], Awaitable[LLMCall]]) -> LLMCall:
-            async def asked() -> LLMCall:
-                return await request(self._session)
-
-            return asyncio.run_coroutine_threadsafe(asked(), loop).result(self._rules.deadline_s)
-
-        return ask
-
-    def _finished(self, assignment: Assignment, result: RolloutResult, outcome: Outcome) -> Outcome:
-        outcome.dataset, outcome.domain = result.dataset_name, result.domain
-        if result.failed is not None:
-            outcome.reason = result.failed
-            return outcome
-        assert result.metrics is not None
-        stamp = Stamp(assignment.group_id, assignment.rollout_index, assignment.version)
-        outcome.texts, outcome.inexact_texts = stamped_records(result.training_texts, stamp)
-        outcome.metrics = metric_values(result.metrics)
-        summary = summarize_training_texts(result.training_texts)
-        outcome.prompt_tokens, outcome.output_tokens = summary.prompt_tokens, summary.output_tokens
-        outcome.overflow = summary.overflow
-        versions = [text["metadata"]["model_version"] for text in outcome.texts]
-        outcome.model_version = min(versions) if versions else None
-        outcome.ending = Ending.DONE if outcome.texts else Ending.EMPTY
-        return outcome
-
-    def _explain(self, outcome: Outcome, error: BaseException, expired: bool) -> None:
-        if isinstance(error, EngineUnavailable) and error.reason == "no_engine":
-            outcome.ending, outcome.reason = Ending.NO_ENGINE, str(error)
-        elif expired and not self._fleet.in_rotation:
-            outcome.ending = Ending.NO_ENGINE
-            outcome.reason = f"no engine was in rotation within rollout_deadline_s={self._rules.deadline_s:g}"
-        elif expired:
-            outcome.reason = f"rollout passed actor.rollout_deadline_s={self._rules.deadline_s:g}"
-        else:
-            outcome.reason = reason_of(error)
-            log.warning("rollout failed: %s", outcome.reason, exc_info=error)
 
 
 class Worker:

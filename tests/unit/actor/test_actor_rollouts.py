@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from pipelinerl.actor.messages import Assignment, Ending
-from pipelinerl.actor.worker import RetryRules, RolloutRunner
+from pipelinerl.actor.runner import RetryRules, RolloutRunner
 from pipelinerl.inference.client import EngineUnavailable
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutResult, TrainingText
