@@ -28,7 +28,11 @@ class Traces:
         """Append the rollout's trace if it is among the sampled ones. Raises OSError."""
         if not sampled(identity.rollout_id, self._fraction):
             return
-        line = asdict(identity) | {"answers": episode.answers, "calls": [_call(r) for r in episode.calls]}
+        line = asdict(identity) | {
+            "answers": episode.answers,
+            "searches": episode.searches,
+            "calls": [_call(record) for record in episode.calls],
+        }
         self._path.parent.mkdir(parents=True, exist_ok=True)
         with self._path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")

@@ -1,0 +1,91 @@
+"""Answers come from what is retrieved: with a hop's gold document deleted, that hop fails."""
+
+import json
+from dataclasses import dataclass, replace
+
+import pytest
+from agent_harness import NO, SEARCH_MORE, done, local, plan, settings, yes
+
+from domains.privacy_hopqa.chains import Chain
+from domains.privacy_hopqa.demonstrations import chains_of, simulate, world_store
+from domains.privacy_hopqa.interfaces import (
+    ChooseContext,
+    Completion,
+    PlanContext,
+    ReadContext,
+    ResolveContext,
+    StageRequest,
+)
+from domains.privacy_hopqa.judge import Judge
+from domains.privacy_hopqa.outcome import judge_outcome
+from domains.privacy_hopqa.trace import Episode
+from domains.privacy_hopqa.world import World, build, keyword_query, world_config
+
+SETTINGS = settings()
+
+
+def content_words(text: str) -> set[str]:
+    return {word.lower().removesuffix("'s") for word in keyword_query(text).split()}
+
+
+@dataclass
+class Reader:
+    """Recognises an answer but not where it stands: gives it if a paragraph on the question holds it."""
+
+    chain: Chain
+
+    async def complete(self, request: StageRequest) -> Completion:
+        match request.context:
+            case PlanContext(view=view):
+                search = local if view.company in view.question else plan
+                return Completion(search(keyword_query(view.question)))
+            case ChooseContext(cards=cards, limit=limit):
+                return Completion(
+                    json.dumps({"selected_doc_ids": [f"d{n + 1}" for n in range(min(limit, len(cards)))]})
+                )
+            case ReadContext(view=view, window=window):
+                found = self._stated(view.hop_number, view.question, window.text)
+                return Completion(yes(found) if found else NO)
+            case ResolveContext(reads=reads):
+                positive = [read.answer for read in reads if read.positive]
+                return Completion(done(positive[-1]) if positive else SEARCH_MORE)
+
+    def _stated(self, hop: int, question: str, text: str) -> str | None:
+        asked = content_words(question)
+        for paragraph in text.split("\n\n"):
+            about = len(asked & content_words(paragraph)) >= 0.8 * len(asked)
+            if about and (found := [a for a in self.chain.hop(hop).accepted if a in paragraph]):
+                return found[0]
+        return None
+
+
+def correct_hops(chain: Chain, world: World) -> tuple[bool, ...]:
+    episode: Episode = simulate(chain, world_store(world), SETTINGS, Reader(chain))
+    return judge_outcome(episode, Judge(chain), SETTINGS).correct
+
+
+def without(world: World, doc_ids: tuple[str, ...]) -> World:
+    """The world with some documents deleted."""
+    return replace(
+        world,
+        private_docs={
+            task: [document for document in documents if document.doc_id not in doc_ids]
+            for task, documents in world.private_docs.items()
+        },
+        web_docs=[page for page in world.web_docs if f"web/{page.docid}" not in doc_ids],
+    )
+
+
+@pytest.fixture(scope="module")
+def world() -> World:
+    return build(world_config("tiny"))
+
+
+@pytest.mark.parametrize("split", ["train", "val", "test"])
+def test_a_hop_fails_without_its_gold_document_and_only_from_there_on(world: World, split: str) -> None:
+    solved = [chain for chain in chains_of(world, split) if all(correct_hops(chain, world))]
+    assert len(solved) >= 5
+    for chain in solved[:5]:
+        for hop in chain.hops:
+            before = (True,) * (hop.number - 1)
+            assert correct_hops(chain, without(world, hop.gold_values))[: hop.number] == (*before, False), hop
