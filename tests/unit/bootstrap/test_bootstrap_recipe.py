@@ -1,0 +1,154 @@
+"""The recipe of a small model: tokens, packs, workers, gates, and a whole run on a toy domain."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Iterable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelinerl.bootstrap.demonstrations import MASKED, Demonstration, PackStream, encode, pack
+from pipelinerl.bootstrap.formats import ASSISTANT, END, SPECIAL_TOKENS, USER
+from pipelinerl.bootstrap.tokenizer import train_tokenizer
+
+SKELETON = ('{"answer":"', '"}', "d1", "d2")
+WORDS = ["cold", "chain", "audit", "store", "staff", "growth", "share", "budget", "plan", "region", "vendor"]
+
+
+def toy(seed: int, phase: str) -> Iterable[Demonstration]:
+    draw = random.Random(f"{seed}:{phase}")
+    for _ in range(100):
+        word = draw.choice(WORDS)
+        value = 10 + 3 * WORDS.index(word)
+        exact = phase == "clean"
+        yield Demonstration(
+            "echo", f"how much is {word} {draw.randint(0, 999)}?", f'{{"answer":" {value}%"}}', exact
+        )
+
+
+def broken(seed: int, phase: str) -> Iterable[Demonstration]:
+    raise ValueError(f"no world {seed}")
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return train_tokenizer((d.prompt + d.completion for d in toy(0, "clean")), 400, SKELETON)
+
+
+def test_digits_and_skeletons_are_single_tokens(tokenizer):
+    ids = tokenizer.encode('{"answer":" 15%"}', add_special_tokens=False)
+    tokens = [tokenizer.decode([i]) for i in ids]
+    assert tokens[0] == '{"answer":"' and tokens[-1] == '"}'
+    assert "1" in tokens and "5" in tokens and "15" not in "".join(t for t in tokens if len(t) > 2)
+
+
+def test_short_names_are_whole_words_only(tokenizer):
+    one = tokenizer.convert_tokens_to_ids("d1")
+    assert one in tokenizer.encode("see d1 now", add_special_tokens=False)
+    assert one not in tokenizer.encode("id1 or d12", add_special_tokens=False)
+
+
+@pytest.mark.parametrize("text", ["plain text", "15% of “stores”", "tab\tand\nline", "naïve café d1"])
+def test_decoding_gives_the_text_back(tokenizer, text):
+    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False)) == text
+
+
+def test_chat_template_is_what_demonstrations_are_encoded_with(tokenizer):
+    rendered = tokenizer.apply_chat_template(
+        [{"role": "user", "content": "hi"}], tokenize=False, add_generation_prompt=True
+    )
+    assert rendered == USER + "hi" + ASSISTANT
+    assert tokenizer.eos_token == END
+    assert all(len(tokenizer.encode(t, add_special_tokens=False)) == 1 for t in SPECIAL_TOKENS)
+
+
+def test_a_vocabulary_that_cannot_hold_the_bytes_is_refused():
+    with pytest.raises(ValueError, match="vocab_size=250 is too small"):
+        train_tokenizer(["text"], 250, SKELETON)
+
+
+def test_only_answers_are_learned_unless_prompts_have_a_weight(tokenizer):
+    fast = tokenizer.backend_tokenizer
+    demonstration = Demonstration("echo", "the plan is 15%", '{"answer":" 15%"}')
+    (plain,) = encode(fast, [demonstration], 100, prompt_loss=0.0)
+    (shared,) = encode(fast, [demonstration], 100, prompt_loss=0.25)
+    answer = fast.encode(demonstration.completion + END).ids
+    assert list(plain.input_ids[-len(answer) :]) == answer
+    assert list(plain.labels[-len(answer) :]) == answer
+    assert (plain.labels[: -len(answer)] == MASKED).all()
+    assert (shared.labels[1:] == shared.input_ids[1:]).all() and shared.labels[0] == MASKED
+    assert set(shared.weights[: -len(answer)]) == {0.25} and set(shared.weights[-len(answer) :]) == {1.0}
+
+
+def test_a_demonstration_that_does_not_fit_is_an_error(tokenizer):
+    with pytest.raises(ValueError, match=r"'echo' demonstration has .* max_length is 5"):
+        list(encode(tokenizer.backend_tokenizer, toy(0, "clean"), 5, prompt_loss=0.0))
+
+
+def test_packs_hold_every_sequence_once_in_order(tokenizer):
+    sequences = list(encode(tokenizer.backend_tokenizer, toy(1, "clean"), 100, prompt_loss=0.0))
+    packs = list(pack(sequences, 64))
+    assert all(len(p.input_ids) <= 64 and p.lengths.sum() == len(p.input_ids) for p in packs)
+    joined = np.concatenate([p.input_ids for p in packs])
+    assert (joined == np.concatenate([s.input_ids for s in sequences])).all()
+
+
+def stream(source, tokenizer_file: Path) -> PackStream:
+    return PackStream(
+        source, "clean", tokenizer_file,
+        first_seed=5, workers=1, pack_tokens=256, max_length=100, prompt_loss=0.0, deadline_s=60,
+    )  # fmt: skip
+
+
+def test_workers_give_the_packs_of_their_seeds_and_end(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    packs = stream(toy, tmp_path / "tokenizer.json")
+    try:
+        first = next(iter(packs))
+    finally:
+        packs.close()
+    made = list(toy(5, "clean"))
+    np.random.default_rng((5, 7)).shuffle(made)  # type: ignore[arg-type]
+    expected = next(pack(encode(tokenizer.backend_tokenizer, made, 100, 0.0), 256))
+    assert (first.input_ids == expected.input_ids).all()
+
+
+def test_a_failing_source_is_named(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    packs = stream(broken, tmp_path / "tokenizer.json")
+    try:
+        with pytest.raises(RuntimeError, match="phase 'clean' failed: ValueError: no world 5"):
+            next(iter(packs))
+    finally:
+        packs.close()
+
+
+def test_a_run_trains_measures_and_saves(tmp_path):
+    from transformers import AutoModelForCausalLM
+
+    from pipelinerl.bootstrap.model import ModelShape
+    from pipelinerl.bootstrap.recipe import Phase, Recipe, run
+
+    recipe = Recipe(
+        vocab_size=380,
+        added_tokens=SKELETON,
+        tokenizer_texts=200,
+        shape=ModelShape(hidden=48, layers=2, heads=2, kv_heads=1, head_dim=24, mlp=96, max_length=64),
+        phases=[Phase(name="clean", tokens=60_000, prompt_loss=0.1), Phase(name="mixture", tokens=8_000)],
+        pack_tokens=512,
+        learning_rate=6e-3,
+        gate_demonstrations=60,
+        gates={"echo": 0.5, "unseen": 0.5},
+    )
+    results = {r.kind: r for r in run(recipe, toy, tmp_path, log=lambda line: None)}
+    assert results["echo"].accuracy > 0.8 and results["echo"].count == 60
+    assert results["unseen"].accuracy == 0.0 and not results["unseen"].passed
+    record = json.loads((tmp_path / "recipe.json").read_text())
+    weights = (tmp_path / "model.safetensors").read_bytes()
+    assert record["sha256"] == hashlib.sha256(weights).hexdigest()
+    model = AutoModelForCausalLM.from_pretrained(tmp_path)
+    assert model.config.tie_word_embeddings and 300 < model.config.vocab_size <= 380
