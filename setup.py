@@ -21,7 +21,6 @@ CORE = [
     "wandb>=0.22",
     "rich>=14",
     "matplotlib>=3.9",
-    "psutil>=6",
     "inotify-simple>=2.0; sys_platform == 'linux'",
 ]
 
@@ -35,6 +34,7 @@ EXTRAS = {
         "pytest-timeout>=2.3",
         "pytest-xdist>=3.6",
         "hypothesis>=6.100",
+        "psutil>=6",
         "ruff>=0.12",
         "mypy>=1.16",
         "types-PyYAML",

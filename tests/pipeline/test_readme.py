@@ -1,0 +1,224 @@
+"""The README keeps its word: every command in it is executed, at smoke size, or validated.
+
+A command that no rule below knows fails, so that a new one cannot go untested.
+"""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from pipelinerl.config.compose import Request, compose
+
+ROOT = Path(__file__).resolve().parents[2]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+RUN = "results/first"
+SMOKE = (
+    "finetune.max_train_steps=1",
+    "finetune.gradient_accumulation_passes=16",
+    "finetune.attempts=4",
+    "dataset_loader_params.count=6",
+    "wandb.use_wandb=false",  # starting it takes longer than the step
+)
+DEADLINE_S = 240.0
+
+
+def blocks(language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", README, re.MULTILINE | re.DOTALL)
+
+
+def commands() -> list[str]:
+    lines = "\n".join(blocks("sh")).replace("\\\n", " ").splitlines()
+    return [" ".join(line.split()) for line in lines if line.strip()]
+
+
+def example_files() -> dict[str, str]:
+    """What a reader puts into a folder to follow "Adding a domain": name and content."""
+    section = README.split("## Adding a domain")[1].split("\n## ")[0]
+    names = re.findall(r"in `([\w/]+\.(?:py|yaml))`:\n\n```", section)
+    contents = re.findall(r"^```(?:python|yaml)\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    assert len(names) == len(contents) == 2
+    return dict(zip(names, contents))
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The reader's folder, with the example's files and a place where bootstrap has left its model."""
+    for name, content in example_files().items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(content)
+    model = tmp_path / "results/small_model"
+    model.mkdir(parents=True)
+    (model / "config.json").write_text(json.dumps({"max_position_embeddings": 1024}))
+    (model / "tokenizer.json").write_text("{}")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    return tmp_path
+
+
+def split(command: str) -> tuple[dict[str, str], list[str]]:
+    """Environment variables set before a command, and its words."""
+    words = shlex.split(command)
+    count = next(i for i, word in enumerate(words) if not re.match(r"[A-Z_]+=", word))
+    return dict(word.split("=", 1) for word in words[:count]), words[count:]
+
+
+def rule_of(words: list[str]) -> Rule | None:
+    return next((rule for start, rule in RULES.items() if words[: len(start)] == list(start)), None)
+
+
+def looks_at_a_run(command: str) -> bool:
+    return rule_of(split(command)[1]) is _look
+
+
+def check(command: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Execute the command as far as that is cheap; AssertionError if it is wrong in any way."""
+    variables, words = split(command)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    rule = rule_of(words)
+    assert rule is not None, f"no rule tests {command!r}"
+    rule(words)
+
+
+def _launch(words: list[str]) -> None:
+    stops_early = "--cfg" in words or os.environ.get("DRY_RUN")
+    assert _main("pipelinerl.launch", [*words[3:], *([] if stops_early else ["validate=true"])]) == 0
+
+
+def _bootstrap(words: list[str]) -> None:
+    assert _main("pipelinerl.bootstrap.__main__", [*words[3:], "validate=true"]) == 0
+
+
+def _look(words: list[str]) -> None:
+    """Looks at a run, which the test of the example does for those that suit any domain."""
+    assert RUN in " ".join(words)
+
+
+def _leakage(words: list[str]) -> None:
+    assert words[3:] == [RUN]
+    with pytest.raises(SystemExit, match=r"^0$"):
+        _main("domains.privacy_hopqa.leakage.__main__", [*words[3:], "--help"])
+
+
+def _wandb(words: list[str]) -> None:
+    """Runs lie in the folders of the roles that write metrics."""
+    assert metadata.entry_points(group="console_scripts", name="wandb")
+    assert re.fullmatch(rf"{RUN}/(actor|preprocess|finetune)/wandb/offline-run-\*", words[2])
+
+
+def _make(words: list[str]) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("MAKE")}
+    dry = subprocess.run(
+        ["make", "--dry-run", *words[1:]], cwd=ROOT, env=environment, capture_output=True, text=True
+    )
+    assert dry.returncode == 0, dry.stderr
+    for line in dry.stdout.splitlines():
+        if "pipelinerl.launch" in line:
+            _launch(shlex.split(line))
+
+
+def _main(module: str, arguments: list[str]) -> int:
+    return int(importlib.import_module(module).main(arguments))
+
+
+Rule = Callable[[list[str]], None]
+RULES: dict[tuple[str, ...], Rule] = {
+    ("make",): _make,
+    ("python", "-m", "pipelinerl.launch"): _launch,
+    ("python", "-m", "pipelinerl.bootstrap"): _bootstrap,
+    ("python", "-m", "domains.privacy_hopqa.leakage"): _leakage,
+    ("python", "-m", "pipelinerl.report"): _look,
+    ("python", "-m", "pipelinerl.streams"): _look,
+    ("tail",): _look,
+    ("wandb", "sync"): _wandb,
+}
+
+
+@pytest.mark.parametrize("command", commands())
+def test_a_command_of_the_readme_is_right(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    check(command, monkeypatch)
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "make quikstart",
+        "python -m pipelinerl.lunch +domain=guessing",
+        "python -m pipelinerl.launch +domain=gessing",
+        "python -m pipelinerl.launch +domain=privacy_hopqa hardware=cpu finetune.max_train_step=3",
+        "DRY_RUN=1 python -m pipelinerl.launch +domain=guessing hardware=gpu model_pth=a/b",
+        "python -m pipelinerl.bootstrap +domain=privacy_hopqa bootstrap.budgt=0.1",
+        "python -m pipelinerl.report results/frist",
+    ],
+)
+def test_a_misspelt_command_would_be_noticed(
+    command: str, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(AssertionError):
+        check(command, monkeypatch)
+
+
+@pytest.mark.timeout(300)
+def test_the_example_domain_trains_and_its_run_can_be_looked_at(folder: Path) -> None:
+    """A real run of the README's own domain, from a folder outside the repository, then every look at it."""
+    (launch,) = [command for command in commands() if "--config-dir" in command]
+    done = shell(f"{launch} {' '.join(SMOKE)}", folder)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"rollouts: [1-9]\d* started = [1-9]\d* trained", done.stdout), done.stdout
+    target = Path(dict(word.split("=", 1) for word in split(launch)[1] if "=" in word)["output_dir"])
+    (folder / RUN).symlink_to(folder / target)
+
+    outputs = {}
+    for command in filter(looks_at_a_run, commands()):
+        words = split(command)[1]
+        outputs[words[-1] if words[0] == "tail" else words[2]] = look = shell(command, folder)
+        assert look.returncode == 0, f"{command}: {look.stderr}"
+    assert "Evaluation on held-out problems" in outputs["pipelinerl.report"].stdout
+    for source in ("pipelinerl.streams", f"{RUN}/finetune/metrics.jsonl"):
+        assert [json.loads(line) for line in outputs[source].stdout.splitlines()]
+
+
+def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    """What a reader's shell does with the command, in the environment that runs the tests."""
+    binaries = str(Path(sys.executable).parent)
+    environment = os.environ | {
+        "PATH": f"{binaries}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(ROOT),
+        "OMP_NUM_THREADS": "1",
+    }
+    return subprocess.run(
+        ["sh", "-c", command], cwd=folder, env=environment, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+
+
+def test_files_and_keys_that_the_readme_names_exist() -> None:
+    tree = compose(Request(overrides=["+domain=privacy_hopqa"], hardware="cpu")).tree
+    quoted = set(re.findall(r"`([^`\s]+)`", re.sub(r"^```.*?^```", "", README, flags=re.M | re.S)))
+    files = {name for name in quoted if re.match(r"(pipelinerl|domains|conf|docs)/", name)}
+    files -= example_files().keys()
+    assert files and not [name for name in files if not (ROOT / name).exists()]
+    keys = {name.split("=")[0] for name in quoted if re.match(r"[a-z]+_?[a-z]*\.[\w.]+(=|$)", name)}
+    keys -= {name for name in keys if re.search(r"\.(py|md|json|jsonl|yaml|sh)$", name)}
+    assert keys and not [key for key in keys if OmegaConf.select(tree, key, default=tree) is tree]
+    for image in re.findall(r"\]\((docs/[^)]+)\)", README):
+        assert (ROOT / image).is_file()
+
+
+def test_the_quickstart_s_output_can_be_replaced() -> None:
+    start, end = "<!-- quickstart-output:start -->\n```\n", "```\n<!-- quickstart-output:end -->"
+    assert README.count(start) == README.count(end) == 1 and README.index(start) < README.index(end)
