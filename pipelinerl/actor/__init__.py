@@ -3,5 +3,5 @@
     python -m pipelinerl.actor OUTPUT_DIR --job IDX
 
 One process schedules (`scheduler`, `budget`, `sampler`, `evaluation`: pure; `run`: the edge), worker
-processes run rollouts by the hundred on one event loop each (`runner` in `worker`). Nothing here imports torch.
+processes run rollouts by the hundred on one event loop each (`runner` in `worker`). No torch here.
 """
