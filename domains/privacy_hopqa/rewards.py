@@ -62,7 +62,8 @@ def step_reward(record: CallRecord, settings: PrivacyHopQASettings) -> StepRewar
         return StepReward(0.0, 0.0 if record.situation == GOLD_ABSENT else 1.0)
     match record.facts:
         case PlanFacts() as facts:
-            return StepReward(plan_reward(record.situation, facts, settings))
+            untrained = record.situation == GOLD_ALREADY and not settings.train_stopping
+            return StepReward(plan_reward(record.situation, facts, settings), 0.0 if untrained else 1.0)
         case ChooseFacts() as facts if record.situation != GOLD_ABSENT:
             return StepReward(GOLD_SELECTED if facts.gold_selected else 0.0)
         case ChooseFacts():

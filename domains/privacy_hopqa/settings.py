@@ -133,6 +133,7 @@ class PrivacyHopQASettings(_Block):
     trace_fraction: float = Field(0.0, ge=0.0, le=1.0)
     anchor_stages: bool = False
     anchor_max_texts: PositiveInt = 4
+    train_stopping: bool = True
     leakage: LeakageSettings = Field(default_factory=LeakageSettings)
 
     @model_validator(mode="before")

@@ -57,6 +57,14 @@ def test_step_rewards(call, reward):
     assert step_reward(call, SITUATIONAL) == StepReward(reward, 1.0)
 
 
+def test_stopping_may_be_left_untrained_and_then_only_serves_as_a_baseline():
+    left = settings(training_reward_mode="hop_step_situational", train_stopping=False)
+    assert step_reward(plan_call(GOLD_ALREADY, empty=True), left) == StepReward(1.0, 0.0)
+    assert step_reward(plan_call(GOLD_ALREADY, right=True), left) == StepReward(0.25, 0.0)
+    assert step_reward(plan_call(right=True), left) == StepReward(0.25, 1.0)
+    assert step_reward(plan_call(GOLD_ALREADY, error=ErrorKind.PARSE), left) == StepReward(-1.0, 1.0)
+
+
 def test_a_choice_without_gold_only_serves_as_a_baseline_unless_malformed():
     assert step_reward(choose_call(GOLD_ABSENT), SITUATIONAL) == StepReward(0.0, 0.0)
     assert step_reward(choose_call(GOLD_ABSENT, error=ErrorKind.PARSE), SITUATIONAL) == StepReward(-1.0, 1.0)
