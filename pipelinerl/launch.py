@@ -92,7 +92,7 @@ def _run(
     dry_run: bool,
 ) -> int:
     print(f"output_dir={folder.path}", flush=True)
-    if cfg.force_restart:
+    if cfg.force_restart and not dry_run:
         folder.start_over()
     steps, last = folder.completed_steps, cfg.finetune.last_step
     if steps is not None and steps >= last and not dry_run:

@@ -74,6 +74,9 @@ def explain(error: ValidationError, model: type[BaseModel], prefix: str = "") ->
             lines.append(f"{key}: missing; set {key}=VALUE")
         else:
             message = item["msg"].removeprefix("Value error, ")
+            if isinstance(item["input"], dict):  # keys that contradict each other; the message names them
+                lines.append(f"{key}: {message}" if key else message)
+                continue
             shown = repr(item["input"])
             shown = shown if len(shown) <= 80 else shown[:77] + "..."
             lines.append(f"{key}={shown}: {message[:1].lower()}{message[1:]}" if key else message)

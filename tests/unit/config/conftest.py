@@ -51,12 +51,21 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Composition]:
     return run
 
 
+SIZES = (
+    "max_lag=512",
+    "finetune.gradient_accumulation_passes=64",
+    "finetune.max_train_steps=20",
+    "finetune.rl.step_reward_advantages=false",
+)
+"""Fixed here, so that tuning the example does not change what its contradictions are."""
+
+
 @pytest.fixture
 def validated(composed: Callable[..., Composition], model: Path) -> Callable[..., Config]:
     """Composes the guessing domain with a small model and validates the core's keys."""
 
     def run(*overrides: str) -> Config:
-        composition = composed("+domain=guessing", f"model_path={model}", *overrides)
+        composition = composed("+domain=guessing", f"model_path={model}", *SIZES, *overrides)
         return checked(composition.tree, BaseDomain(), devices=0)
 
     return run

@@ -34,6 +34,15 @@ def test_a_dry_run_writes_every_start_script_and_starts_nothing(dry_run: DryRun,
         assert subject in out
 
 
+def test_a_dry_run_removes_nothing(dry_run: DryRun, tmp_path: Path) -> None:
+    dry_run("+domain=guessing")
+    checkpoint = tmp_path / "run/finetune/current/model.safetensors"
+    checkpoint.parent.mkdir()
+    checkpoint.write_bytes(b"weights")
+    assert dry_run("+domain=guessing", "force_restart=true")[0] == 0
+    assert checkpoint.exists()
+
+
 def test_a_start_script_is_valid_shell(dry_run: DryRun, tmp_path: Path) -> None:
     dry_run("+domain=guessing")
     for script in (tmp_path / "run").rglob("start.sh"):
