@@ -4,7 +4,7 @@
 
 For each seed: one training run on the world of that seed with the bundled model, evaluated before and after
 on companies without training chains; then the first and the last model on a fresh world. Runs that are
-finished are not repeated. Differences are paired by chain and pooled over seeds; intervals are 95 % bootstrap.
+finished are not repeated. Differences are paired by chain, pooled over seeds, with 95 % bootstrap intervals.
 """
 
 from __future__ import annotations
