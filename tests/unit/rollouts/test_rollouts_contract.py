@@ -12,7 +12,7 @@ from pipelinerl.domain_sampling import DomainWeightedSampler
 from pipelinerl.llm import LLMCall, Prompt, TokenLogprob, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText, TrainingTextSummary
 
-REQUIRED = object()
+REQUIRED = "<required>"
 TRAINING_TEXT = {
     "text": REQUIRED,
     "n_predicted": REQUIRED,
