@@ -35,6 +35,7 @@ _RATES = {
 
 
 _LEAST_WIDTH = 110
+_PIPE_WIDTH = 140
 
 
 class Section(Protocol):
@@ -210,6 +211,6 @@ def write_report(
     if print_it:
         console = console or Console(highlight=False)
         # Tables need some room; a narrower terminal wraps them, a pipe has no width of its own.
-        console.width = max(console.width, _LEAST_WIDTH)
+        console.width = max(console.width, _LEAST_WIDTH if console.is_terminal else _PIPE_WIDTH)
         print_report(summary, sections, report_dir, console)
     return report_dir

@@ -35,19 +35,9 @@ TEXTS_PER_STEP, MAX_LAG, TEST_PROBLEMS = 16, 64, 4
 STEPS = 6
 RESTS_S = 2.0
 """An actor that has waited for the trainer so long has nothing left that it may start."""
-WORLD = {
-    "size": "custom",
-    "companies": 2,
-    "test_companies": 1,
-    "private_docs": 24,
-    "web_docs": 200,
-    "train_chains": 24,
-    "val_chains": 8,
-    "test_chains": 8,
-}
 RUN = [
     "+domain=privacy_hopqa",
-    *(f"privacy_hopqa.world.{key}={count}" for key, count in WORLD.items()),
+    "privacy_hopqa.world.size=tiny",
     "privacy_hopqa.max_iterations=3",
     "privacy_hopqa.trace_fraction=1",
     f"privacy_hopqa.max_examples={TEST_PROBLEMS}",

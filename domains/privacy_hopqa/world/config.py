@@ -35,7 +35,7 @@ class WorldConfig:
 
     seed: int = 0
     size: str = "small"
-    """`tiny`, `small`, `paper` or `custom`; the counts below are what counts."""
+    """`tiny`, `quick`, `small`, `paper` or `custom`; the counts below are what counts."""
     companies: int = 4
     """Companies of the train and val splits."""
     test_companies: int = 2
@@ -133,6 +133,7 @@ def _sized(size: str, *counts: int) -> WorldConfig:
 
 SIZES: Final[Mapping[str, WorldConfig]] = {
     "tiny": _sized("tiny", 2, 1, 24, 200, 24, 8, 8),
+    "quick": _sized("quick", 4, 2, 40, 400, 256, 20, 60),
     "small": _sized("small", 4, 2, 80, 1200, 512, 96, 192),
     "paper": _sized("paper", 2, 1, 400, 4000, 559, 98, 344),
 }

@@ -111,7 +111,7 @@ def test_more_companies_leave_the_existing_ones_as_they_are() -> None:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"size": "huge"}, r"world\.size='huge' is not one of tiny, small, paper, custom"),
+        ({"size": "huge"}, r"world\.size='huge' is not one of tiny, quick, small, paper, custom"),
         ({"size": "tiny", "companies": 3}, r"world\.companies is fixed by size=tiny"),
         ({"size": "custom", "company": 3}, r"world\.company is unknown; allowed: seed, size, companies"),
         ({"size": "custom", "private_docs": 3}, r"world\.private_docs=3 is below 12"),
