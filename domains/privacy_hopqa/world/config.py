@@ -133,7 +133,7 @@ def _sized(size: str, *counts: int) -> WorldConfig:
 
 SIZES: Final[Mapping[str, WorldConfig]] = {
     "tiny": _sized("tiny", 2, 1, 24, 200, 24, 8, 8),
-    "quick": _sized("quick", 4, 2, 40, 400, 192, 20, 60),
+    "quick": _sized("quick", 4, 2, 40, 400, 160, 12, 60),
     "small": _sized("small", 4, 2, 80, 1200, 512, 96, 192),
     "paper": _sized("paper", 2, 1, 400, 4000, 559, 98, 344),
 }
