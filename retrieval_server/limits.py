@@ -128,7 +128,7 @@ class SearchQueue:
         """Hold one slot. Raises `RequestError` 429 when the queue is full, 503 when the wait expires."""
         if self._slots.locked():
             if self.waiting >= self._max_waiting:
-                raise RequestError(429, "queue_full", f"{self.waiting} searches are waiting; retry later", 1)
+                raise RequestError(429, "queue_full", f"{self.waiting} requests are waiting; retry later", 1)
             await self._wait()
         else:
             await self._slots.acquire()
@@ -142,7 +142,7 @@ class SearchQueue:
         try:
             await asyncio.wait_for(self._slots.acquire(), self._deadline_s)
         except TimeoutError as error:
-            message = f"waited {self._deadline_s:g} s for a search slot; retry later"
+            message = f"waited {self._deadline_s:g} s for a slot; retry later"
             raise RequestError(503, "queue_deadline", message, 1) from error
         finally:
             self.waiting -= 1
