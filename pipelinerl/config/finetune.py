@@ -13,12 +13,12 @@ from pipelinerl.config.base import Section
 class RLConfig(Section):
     """Loss, advantages and their weights."""
 
-    policy_loss: Literal["ppo", "reinforce"] = "reinforce"
-    """Clipped ratio objective, or REINFORCE with a capped ratio."""
+    policy_loss: Literal["reinforce", "ppo", "gspo", "cispo", "sft"] = "reinforce"
+    """Objective of a token; the formulas stand in docs/objective.md."""
     epsilon_low: float = Field(0.02, ge=0, le=1)
-    """Lower clip of the importance ratio (`ppo`)."""
+    """Lower clip of the importance ratio (`ppo`, `gspo`, `cispo`)."""
     epsilon_high: float = Field(0.02, ge=0)
-    """Upper clip of the importance ratio; a cap of 5 is 4."""
+    """Upper clip of the importance ratio (all but `sft`); a cap of 5 is 4."""
     use_advantages: bool = True
     """Weight by advantage; false weights by reward."""
     divide_advantage_by_std: bool = False
@@ -96,8 +96,10 @@ class FsdpConfig(Section):
 class FinetuneConfig(Section):
     """Model, optimiser, batch, checkpoints and loss of the trainer."""
 
-    model_class: Literal["causal-language-modeling"] = "causal-language-modeling"
-    """Model family."""
+    model_class: Literal["causal-language-modeling", "causal-language-modeling-with-value-head"] = (
+        "causal-language-modeling"
+    )
+    """Model family; a value head replaces group baselines by reward minus value."""
     config_name: str | None = None
     """Folder or name of the policy's weights; `model_path`."""
     optim: Literal["adamw_torch", "adafactor", "lion"] = "adamw_torch"
@@ -162,6 +164,11 @@ class FinetuneConfig(Section):
     """Memory reports."""
     rl: RLConfig = RLConfig()
     """Loss and advantages."""
+
+    @property
+    def has_value_head(self) -> bool:
+        """Whether the trainer puts a value head on the policy."""
+        return self.model_class == "causal-language-modeling-with-value-head"
 
     @property
     def texts_per_step(self) -> int:

@@ -20,6 +20,7 @@ from transformers import PreTrainedModel
 
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
+from pipelinerl.finetune.value_head import save_value_head
 
 MODEL, STATE, INTERMEDIATE = "current", "training_state", "intermediate"
 MARKER = "checkpoint.json"
@@ -95,6 +96,8 @@ def save_checkpoint(
     root.mkdir(parents=True, exist_ok=True)
     beside = _fresh(root / f"~{MODEL}")
     save_model(learner.model, beside, tokenizer_from)
+    if learner.value_head is not None:
+        save_value_head(learner.value_head, beside)
     _mark(beside, step)
     if keep_intermediate:
         kept = _fresh(root / INTERMEDIATE / f"~{step}")

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
 from pipelinerl.accounting import Ledger
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
@@ -32,6 +33,7 @@ from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.targets import targets_of
 from pipelinerl.finetune.types import TrainingMetrics
+from pipelinerl.finetune.value_head import build_value_head, load_value_head
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.state import TrainerAnnouncements
@@ -41,7 +43,7 @@ log = logging.getLogger(__name__)
 
 
 def build_learner(settings: TrainerSettings, ranks: Ranks, model_path: str | Path) -> Learner:
-    """Load the policy and make its optimizer and scheduler (horizon `max_train_steps`)."""
+    """Load the policy, make its value head, optimizer and scheduler (horizon `max_train_steps`)."""
     device = torch.device(settings.device, ranks.index) if settings.device == "cuda" else torch.device("cpu")
     model = load_model(
         model_path,
@@ -50,10 +52,14 @@ def build_learner(settings: TrainerSettings, ranks: Ranks, model_path: str | Pat
         settings.reentrant_checkpointing,
         settings.trust_remote_code,
     )
-    optimiser = build_optimiser(model, settings.optim, settings.learning_rate, settings.weight_decay)
+    value_head = build_value_head(model) if settings.value_head else None
+    trained: nn.Module = model if value_head is None else nn.ModuleList([model, value_head])
+    optimiser = build_optimiser(trained, settings.optim, settings.learning_rate, settings.weight_decay)
     scheduler = build_scheduler(
         optimiser, settings.lr_scheduler_type, settings.num_warmup_steps, settings.max_train_steps
     )
+    if value_head is not None and not load_value_head(value_head, Path(model_path)):
+        log.info("%s has no value head; a new one starts at 0", model_path)
     return Learner(
         model,
         optimiser,
@@ -62,6 +68,7 @@ def build_learner(settings: TrainerSettings, ranks: Ranks, model_path: str | Pat
         ranks,
         torch.bfloat16 if settings.bfloat16 else torch.float32,
         settings.gradient_clipping_threshold,
+        value_head,
     )
 
 

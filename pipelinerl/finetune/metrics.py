@@ -39,9 +39,12 @@ _TEXT_MEANS = (
     "clamp_log_ratio_ref_new_indicator",
     "clamp_log_ratio_new_old_indicator",
     "token_weight",
+    "value_mean",
+    "value_mse",
 )
 _SUMS = (
     "loss",
+    "value_loss",
     "ratio_new_old_sum",
     "ratio_new_old_squared_sum",
     "num_output_tokens_sum",
@@ -54,8 +57,9 @@ REDUCERS: dict[str, Reducer] = (
     | dict.fromkeys(_SUMS, Reducer.SUM)
     | {f"max_{name}": Reducer.MAX for name in _EXTREMES}
     | {f"min_{name}": Reducer.MIN for name in _EXTREMES}
+    | {"value_max": Reducer.MAX, "value_min": Reducer.MIN}
 )
-"""Reducer of each `rl/` metric."""
+"""Reducer of each `rl/` metric; those of values are absent without a value head."""
 
 
 @torch.no_grad()
@@ -73,12 +77,14 @@ def token_statistics(
 
     count_N float32: number of targets of the token's text, so that sums of x / count are sums of text means.
     """
-    difference = inputs.logprobs_N - inputs.old_logprobs_N
+    difference = inputs.log_ratio_N
     ratio = difference.exp()
     to_reference = inputs.ref_logprobs_N - inputs.logprobs_N
     bound = rl.clamp_log_ratio_ref_new_value
     outside = (ratio > 1 + rl.epsilon_high) | (
-        (ratio < 1 - rl.epsilon_low) if rl.policy_loss == "ppo" else torch.zeros_like(ratio, dtype=torch.bool)
+        (ratio < 1 - rl.epsilon_low)
+        if rl.policy_loss in ("ppo", "cispo")
+        else torch.zeros_like(ratio, dtype=torch.bool)
     )
     tokens = {
         "reward": inputs.rewards_N,
@@ -98,14 +104,19 @@ def token_statistics(
         "clamp_log_ratio_new_old_indicator": outside.float(),
         "token_weight": inputs.weight_N,
     }
+    values = torch.full_like(ratio, np.nan) if inputs.values_N is None else inputs.values_N
+    tokens |= {"value_mean": values, "value_mse": (values - inputs.rewards_N).square()}
     means = [(tokens[name] / count_N).sum() for name in _TEXT_MEANS]
     n_tokens = ratio.new_tensor(float(len(ratio)))
-    sums = [loss.float(), ratio.sum(), ratio.square().sum(), n_tokens, ratio.new_tensor(float(input_size))]
+    squares = inputs.weight_N * 0.5 * tokens["value_mse"]
+    sums = [loss.float(), squares.sum(), ratio.sum(), ratio.square().sum(), n_tokens]
+    sums.append(ratio.new_tensor(float(input_size)))
     empty = len(ratio) == 0
     extremes = tokens | {"loss": loss.float().reshape(1), "ratio_new_old": ratio}
     high = [ratio.new_tensor(-np.inf) if empty else extremes[name].max() for name in _EXTREMES]
     low = [ratio.new_tensor(np.inf) if empty else extremes[name].min() for name in _EXTREMES]
-    return torch.stack([*means, *sums, *high, *low])
+    limits = [ratio.new_tensor(-np.inf), ratio.new_tensor(np.inf)] if empty else [values.max(), values.min()]
+    return torch.stack([*means, *sums, *high, *low, *limits])
 
 
 @dataclass(slots=True)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
-OPTIMISERS = ("adamw_torch",)
+from pipelinerl.finetune.lion import Lion
+
+OPTIMISERS = ("adamw_torch", "adafactor", "lion")
 _DECAYED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention)
 
 
@@ -30,16 +34,23 @@ def build_optimiser(
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.999),
 ) -> torch.optim.Optimizer:
-    """AdamW (Loshchilov & Hutter 2019) over float32 master weights; raises ValueError for another name."""
+    """An optimizer over float32 master weights; raises ValueError for an unknown name.
+
+    `adamw_torch` (Loshchilov & Hutter 2019) takes `betas`; `adafactor` (Shazeer & Stern 2018, torch's) and
+    `lion` (Chen et al. 2023) have their own constants.
+    """
     if name not in OPTIMISERS:
         raise ValueError(f"finetune.optim={name} is not available; use one of {', '.join(OPTIMISERS)}")
     decayed = decayed_parameters(model)
     trained = [p for p in model.parameters() if p.requires_grad]
-    groups = [
+    groups: list[dict[str, Any]] = [
         {"params": [p for p in trained if id(p) in decayed], "weight_decay": weight_decay},
         {"params": [p for p in trained if id(p) not in decayed], "weight_decay": 0.0},
     ]
+    groups = [group for group in groups if group["params"]]
+    if name == "adafactor":
+        return torch.optim.Adafactor(groups, lr=learning_rate)
+    if name == "lion":
+        return Lion(groups, lr=learning_rate)
     fused = all(p.is_cuda for p in trained)
-    return torch.optim.AdamW(
-        [g for g in groups if g["params"]], lr=learning_rate, betas=betas, fused=fused or None
-    )
+    return torch.optim.AdamW(groups, lr=learning_rate, betas=betas, fused=fused or None)

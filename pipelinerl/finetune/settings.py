@@ -21,6 +21,7 @@ class TrainerSettings:
     max_train_steps: int
     learning_rate: float = 1e-6
     optim: str = "adamw_torch"
+    value_head: bool = False
     weight_decay: float = 0.01
     gradient_clipping_threshold: float | None = 0.3
     lr_scheduler_type: str = "cosine"
@@ -74,6 +75,7 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         max_train_steps=finetune.max_train_steps,
         learning_rate=finetune.learning_rate,
         optim=finetune.optim,
+        value_head=finetune.has_value_head,
         weight_decay=finetune.weight_decay,
         gradient_clipping_threshold=finetune.gradient_clipping_threshold,
         lr_scheduler_type=finetune.lr_scheduler_type,

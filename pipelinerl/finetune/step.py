@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
+from torch import nn
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
@@ -19,6 +20,7 @@ from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.finetune.segments import Segments
 from pipelinerl.finetune.targets import Targets
 from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.finetune.value_head import values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +36,7 @@ class Learner:
     """The policy and what changes it.
 
     compute_dtype other than float32 runs the forward under autocast; weights, logits, losses and optimizer
-    state stay float32.
+    state stay float32. With a value head the advantage is R - V, V at the position that predicts the token.
     """
 
     model: PreTrainedModel
@@ -44,6 +46,7 @@ class Learner:
     ranks: Ranks
     compute_dtype: torch.dtype = torch.float32
     gradient_clipping_threshold: float | None = None
+    value_head: nn.Linear | None = None
 
     @property
     def device(self) -> torch.device:
@@ -74,7 +77,7 @@ class Learner:
 
         Raises FloatingPointError, leaving the weights alone, when the norm is not finite.
         """
-        parameters = [p for p in self.model.parameters() if p.requires_grad]
+        parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
         self.ranks.sum_gradients(parameters)
         limit = self.gradient_clipping_threshold
         norm = float(torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit))
@@ -109,17 +112,21 @@ class Learner:
         weight, bias = output_head(self.model)
         predictors = hidden[self._move(targets.positions - 1)]
         scores = token_scores(predictors, weight, self._move(targets.labels), self.rl.temperature, bias)
+        values = None if self.value_head is None else values_of(self.value_head, predictors)
+        rewards = self._move(targets.rewards)
+        advantages = self._move(targets.advantages) if values is None else rewards - values.detach()
         return LossInputs(
             logprobs_N=scores.logprobs,
             entropy_N=scores.entropy,
             old_logprobs_N=self._move(targets.old_logprobs),
             ref_logprobs_N=self._move(targets.ref_logprobs),
-            advantages_N=self._move(targets.advantages),
-            rewards_N=self._move(targets.rewards),
+            advantages_N=advantages,
+            rewards_N=rewards,
             weight_N=self._move(targets.weight),
             kl_weight_N=self._move(targets.kl_weight),
             text_N=self._move(targets.text),
             n_texts=targets.n_texts,
+            values_N=values,
         )
 
     def _move(self, array: np.ndarray) -> torch.Tensor:

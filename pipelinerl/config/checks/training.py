@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.config.tree import Config
+from pipelinerl.finetune.rl.config import IGNORED
 
 
 def check(cfg: Config) -> Iterator[str]:
@@ -24,14 +26,74 @@ def _loss(cfg: Config) -> Iterator[str]:
         )
     if rl.role_weights and rl.loss_scale_scope == "chunk":
         yield "finetune.rl.loss_scale_scope=chunk: role_weights need whole steps; set loss_scale_scope=batch"
-    if rl.value_loss_coef > 0:
-        yield f"finetune.rl.value_loss_coef={rl.value_loss_coef}: there is no value head; set it to 0"
-    if rl.use_advantages and cfg.attempts == 1:
+    compares = rl.use_advantages and rl.policy_loss != "sft" and not cfg.finetune.has_value_head
+    if compares and cfg.attempts == 1:
         yield "finetune.attempts=1: a lone rollout has advantage 0; use at least 2, or use_advantages=false"
-    if cfg.world.preprocessor_fraction > 0:
+    yield from _value_head(cfg)
+    yield from _ineffective(cfg)
+    yield from _reference(cfg)
+
+
+def _value_head(cfg: Config) -> Iterator[str]:
+    tune, rl = cfg.finetune, cfg.finetune.rl
+    if rl.value_loss_coef > 0 and not tune.has_value_head:
         yield (
-            f"world.preprocessor_fraction={cfg.world.preprocessor_fraction}: the reference is scored inside "
-            "preprocess; set world.preprocessor_fraction=0"
+            f"finetune.rl.value_loss_coef={rl.value_loss_coef}: there is no value head; set it to 0, or "
+            "finetune.model_class=causal-language-modeling-with-value-head"
+        )
+    if not tune.has_value_head:
+        return
+    if rl.value_loss_coef == 0:
+        yield (
+            f"finetune.model_class={tune.model_class}: nothing trains the head; "
+            "set finetune.rl.value_loss_coef"
+        )
+    for key, needed in (
+        ("use_advantages", True),
+        ("divide_advantage_by_std", False),
+        ("step_reward_advantages", False),
+        ("filter_zero_advantage_groups", False),
+    ):
+        if getattr(rl, key) != needed:
+            yield (
+                f"finetune.rl.{key}={str(not needed).lower()}: the advantage is reward minus value; "
+                f"set {key}={str(needed).lower()}"
+            )
+
+
+def _ineffective(cfg: Config) -> Iterator[str]:
+    """Settings that differ from their default and that this run would not read."""
+    rl = cfg.finetune.rl
+    plain = RLConfig()
+    unread = [(key, f"policy_loss={rl.policy_loss}") for key in IGNORED[rl.policy_loss]]
+    if not rl.filter_zero_advantage_groups:
+        unread.append(("zero_advantage_epsilon", "filter_zero_advantage_groups=false"))
+    if rl.batch_size_normalization == "training_texts" and not rl.role_weights:
+        unread.append(("loss_scale_scope", "batch_size_normalization=training_texts"))
+    for key, cause in unread:
+        default = getattr(plain, key)
+        if getattr(rl, key) != default:
+            value, shown = (_shown(v) for v in (getattr(rl, key), default))
+            yield f"finetune.rl.{key}={value}: has no effect with {cause}; leave it at {shown}"
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _reference(cfg: Config) -> Iterator[str]:
+    rl, share = cfg.finetune.rl, cfg.world.preprocessor_fraction
+    if share == 0:
+        return
+    if max(rl.kl_coef, rl.final_kl_coef) == 0:
+        yield (
+            f"world.preprocessor_fraction={share}: no KL term, so nothing is scored; "
+            "set world.preprocessor_fraction=0 or finetune.rl.kl_coef"
+        )
+    if rl.temperature != 1:
+        yield (
+            f"world.preprocessor_fraction={share}: engines score at temperature 1, the policy samples at "
+            f"{rl.temperature:g}; set world.preprocessor_fraction=0 to score inside preprocess"
         )
 
 

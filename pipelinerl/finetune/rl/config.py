@@ -8,9 +8,24 @@ from dataclasses import dataclass, field, fields
 from fractions import Fraction
 from typing import Any
 
-POLICY_LOSSES = ("reinforce", "ppo", "gspo", "sft")
+POLICY_LOSSES = ("reinforce", "ppo", "gspo", "cispo", "sft")
 NORMALISATIONS = ("training_texts", "rollouts", "rollout_mean")
 SCOPES = ("batch", "chunk")
+IGNORED: dict[str, tuple[str, ...]] = {
+    "reinforce": ("epsilon_low",),
+    "ppo": (),
+    "gspo": (
+        "kl_coef",
+        "final_kl_coef",
+        "entropy_bonus",
+        "final_entropy_bonus",
+        "relu_log_p_weights",
+        "use_advantages",
+    ),
+    "cispo": (),
+    "sft": ("epsilon_low", "epsilon_high", "use_advantages", "relu_log_p_weights"),
+}
+"""Settings that a policy loss does not read; a run that changes one of them is refused."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,6 +46,8 @@ class RLConfig:
     clamp_log_ratio_ref_new_value: float = 5.0
     group_normalization: bool = False
     overlong_filtering: bool = False
+    value_loss_coef: float = 0.0
+    """Positive exactly when the model has a value head; the advantage is then reward minus value."""
     filter_zero_advantage_groups: bool = False
     temperature: float = 1.0
     step_reward_advantages: bool = False

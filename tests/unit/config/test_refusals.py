@@ -37,7 +37,7 @@ MISSPELT = [
 
 WRONG_VALUES = [
     ("seed=abc", "seed='abc': input should be a valid integer"),
-    ("finetune.rl.policy_loss=gspo", "'ppo' or 'reinforce'"),
+    ("finetune.rl.policy_loss=grpo", "'reinforce', 'ppo', 'gspo', 'cispo' or 'sft'"),
     ("finetune.model_class=vision2seq-language-modeling", "'causal-language-modeling'"),
     ("finetune.seq_parallel=2", "input should be 1"),
     ("finetune.optim=cpuadam", "'adamw_torch'"),
@@ -80,7 +80,14 @@ CONTRADICTIONS = [
     ("finetune.rl.value_loss_coef=0.1", "there is no value head"),
     ("finetune.attempts=1", "a lone rollout has advantage 0"),
     ("attempts=4", "set the latter only"),
-    ("world.preprocessor_fraction=1", "set world.preprocessor_fraction=0"),
+    ("world.preprocessor_fraction=1", "no KL term, so nothing is scored"),
+    ("finetune.rl.epsilon_low=0.1", "has no effect with policy_loss=reinforce; leave it at 0.02"),
+    ("finetune.rl.zero_advantage_epsilon=0.1", "has no effect with filter_zero_advantage_groups=false"),
+    ("finetune.rl.loss_scale_scope=chunk", "has no effect with batch_size_normalization=training_texts"),
+    (
+        "finetune.model_class=causal-language-modeling-with-value-head",
+        "nothing trains the head; set finetune.rl.value_loss_coef",
+    ),
     ("finetune.interrupt_train_steps=21", "beyond finetune.max_train_steps=20"),
     ("use_fsdp=true", "sharding needs several GPUs"),
     ("preprocess.dataset_buffer_size=100", "must be 0 or equal to preprocess.ring_buffer_size"),
@@ -131,12 +138,59 @@ def test_several_contradictions_are_reported_together(refusal: Callable[..., str
             "set loss_scale_scope=batch",
         ),
         (["engine.max_model_len=5000", "finetune.seq_length=5000"], "the model has 4096 positions"),
+        (
+            ["world.preprocessor_fraction=1", "finetune.rl.kl_coef=0.1", "llm.parameters.temperature=0.7"],
+            "the policy samples at 0.7; set world.preprocessor_fraction=0 to score inside preprocess",
+        ),
+        *(
+            (
+                [f"finetune.rl.policy_loss={loss}", f"finetune.rl.{setting}", *more],
+                f"policy_loss={loss}; leave",
+            )
+            for loss, setting, *more in (
+                ("gspo", "kl_coef=0.1", "finetune.rl.final_kl_coef=0"),
+                ("gspo", "final_entropy_bonus=0.1"),
+                ("gspo", "relu_log_p_weights=true"),
+                ("gspo", "use_advantages=false"),
+                ("sft", "epsilon_high=4"),
+                ("sft", "epsilon_low=0.1"),
+                ("sft", "use_advantages=false"),
+                ("sft", "relu_log_p_weights=true"),
+            )
+        ),
+        *(
+            (["finetune=actor_critic", f"finetune.rl.{setting}"], "the advantage is reward minus value; set")
+            for setting in (
+                "use_advantages=false",
+                "divide_advantage_by_std=true",
+                "step_reward_advantages=true",
+                "filter_zero_advantage_groups=true",
+            )
+        ),
     ],
 )
 def test_keys_that_contradict_each_other_are_refused(
     refusal: Callable[..., str], overrides: list[str], expected: str
 ) -> None:
     assert expected in refusal(*overrides)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        ["finetune=ppo"],
+        ["finetune=actor_critic"],
+        ["finetune=grpo", "finetune.rl.epsilon_low=0.2"],
+        ["finetune.rl.policy_loss=cispo", "finetune.rl.epsilon_low=0.2", "finetune.rl.kl_coef=0.1"],
+        ["finetune.rl.policy_loss=gspo", "finetune.rl.epsilon_low=0.2"],
+        ["finetune.rl.policy_loss=sft", "finetune.attempts=1"],
+        ["finetune.optim=lion"],
+        ["finetune.optim=adafactor"],
+        ["world.preprocessor_fraction=1", "finetune.rl.kl_coef=0.1"],
+    ],
+)
+def test_every_objective_can_be_chosen(validated: Callable[..., object], overrides: list[str]) -> None:
+    validated(*overrides)
 
 
 def test_a_sound_configuration_passes(validated: Callable[..., object]) -> None:

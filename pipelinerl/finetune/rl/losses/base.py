@@ -13,12 +13,16 @@ import torch
 
 from pipelinerl.finetune.rl.config import RLConfig
 
+LOG_RATIO_BOUND = 20.0
+"""Log-ratios beyond it count as it: exp(20) is past every clip, and exp(89) is infinite in float32."""
+
 
 @dataclass(frozen=True, slots=True)
 class LossInputs:
     """Float32 `[N]` tensors over labelled tokens, and which text each token belongs to.
 
-    logprobs_N, entropy_N: of the policy being trained, with gradient; the rest has none.
+    logprobs_N, entropy_N, values_N (of the value head, if there is one): of the policy being trained, with
+    gradient; the rest has none.
     weight_N: w of the policy term (1/B or 1/group_tokens, overlong filter, loss scale, staleness).
     kl_weight_N: the same for the KL and entropy terms.
     text_N: int64 in 0..S-1.
@@ -34,11 +38,18 @@ class LossInputs:
     kl_weight_N: torch.Tensor
     text_N: torch.Tensor
     n_texts: int
+    values_N: torch.Tensor | None = None
+
+    @property
+    def log_ratio_N(self) -> torch.Tensor:
+        """logp_new - logp_old within +-LOG_RATIO_BOUND, with gradient."""
+        difference = self.logprobs_N - self.old_logprobs_N
+        return difference.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND)
 
     @property
     def ratio_N(self) -> torch.Tensor:
-        """Importance ratio exp(logp_new - logp_old), unclamped, with gradient."""
-        return (self.logprobs_N - self.old_logprobs_N).exp()
+        """Importance ratio exp(logp_new - logp_old), not clipped, with gradient."""
+        return self.log_ratio_N.exp()
 
     def factor_N(self, config: RLConfig) -> torch.Tensor:
         """F: the advantage, or the reward without `use_advantages`; cut at 0 by `relu_log_p_weights`."""

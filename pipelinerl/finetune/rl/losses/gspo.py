@@ -15,7 +15,7 @@ def gspo(inputs: LossInputs, config: RLConfig) -> torch.Tensor:
         return values_N.new_zeros(inputs.n_texts).index_add(0, inputs.text_N, values_N)
 
     count_S = per_text(torch.ones_like(inputs.weight_N)).clamp(min=1)
-    ratio_S = (per_text(inputs.logprobs_N - inputs.old_logprobs_N) / count_S).exp()
+    ratio_S = (per_text(inputs.log_ratio_N) / count_S).exp()
     advantage_S = per_text(inputs.advantages_N) / count_S
     clipped_S = ratio_S.clamp(1 - config.epsilon_low, 1 + config.epsilon_high)
     surrogate_S = torch.minimum(ratio_S * advantage_S, clipped_S * advantage_S)

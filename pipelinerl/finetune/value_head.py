@@ -1,0 +1,43 @@
+"""A linear value head over the policy's last hidden states; it is saved beside the model, never sent away."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+FILE = "value_head.pt"
+
+
+def build_value_head(model: PreTrainedModel) -> nn.Linear:
+    """float32 head `D -> 1` on the model's device, all 0: at first the advantage is the reward."""
+    weight = model.get_output_embeddings().weight
+    head = nn.Linear(weight.shape[1], 1, device=weight.device, dtype=torch.float32)
+    nn.init.zeros_(head.weight)
+    nn.init.zeros_(head.bias)
+    return head
+
+
+def values_of(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
+    """Float32 `[N]` values of hidden states `[N, D]`, whatever the autocast."""
+    with torch.autocast(hidden.device.type, enabled=False):
+        return head(hidden.float())[:, 0]
+
+
+def save_value_head(head: nn.Linear, folder: Path) -> None:
+    torch.save({name: tensor.cpu() for name, tensor in head.state_dict().items()}, folder / FILE)
+
+
+def load_value_head(head: nn.Linear, folder: Path) -> bool:
+    """Read a saved head; False when the folder has none. Raises ValueError when it fits another model."""
+    path = folder / FILE
+    if not path.is_file():
+        return False
+    state = torch.load(path, map_location="cpu", weights_only=True)
+    found, expected = tuple(state["weight"].shape), tuple(head.weight.shape)
+    if found != expected:
+        raise ValueError(f"{path}: the head has shape {found}, the model needs {expected}; remove the file")
+    head.load_state_dict(state)
+    return True
