@@ -19,6 +19,7 @@ _HOP_TYPES: dict[str, Source] = {
     "web": "web",
     "web_search": "web",
 }
+HOP_TYPE_KEYS = ("hop_type", "source")
 _REFERENCE = re.compile(r"\((\d+)\)")
 
 
@@ -99,17 +100,25 @@ def fill_references(text: str, answers: Mapping[int, str], below: int) -> str:
 def hop_source(row: Mapping[str, Any], pattern: str, number: int) -> Source:
     """Where a hop's answer lies: its own `hop_type` (or `source`), else the pattern's character.
 
-    The only resolver of hop types: rewards, metrics and the collection of private facts all use it.
-    Raises ValueError if nothing names a type.
+    The only resolver of hop types: rewards, metrics and the collection of private facts all use it. A value
+    that is no hop type counts as absent where the pattern knows the hop. Raises ValueError if nothing names
+    a type.
     """
-    for key in ("hop_type", "source"):
-        if (raw := row.get(key)) is not None:
-            if found := _HOP_TYPES.get(str(raw).strip().lower()):
-                return found
-            raise ValueError(f"hop {number}: {key}={raw!r} is not one of {', '.join(_HOP_TYPES)}")
+    given = {key: row[key] for key in HOP_TYPE_KEYS if row.get(key) is not None}
+    for raw in given.values():
+        if found := known_hop_type(raw):
+            return found
     if number <= len(pattern):
         return _HOP_TYPES[pattern[number - 1].lower()]
+    if given:
+        key, raw = next(iter(given.items()))
+        raise ValueError(f"hop {number}: {key}={raw!r} is not one of {', '.join(_HOP_TYPES)}")
     raise ValueError(f"hop {number}: no hop_type, and pattern {pattern!r} has no character for it")
+
+
+def known_hop_type(raw: Any) -> Source | None:
+    """The source that one spelling of a hop type stands for, in any case; None if it is none."""
+    return _HOP_TYPES.get(str(raw).strip().lower())
 
 
 def parse_chain(row: Mapping[str, Any], *, company: str, description: str, split: str) -> Chain:
@@ -145,7 +154,7 @@ def parse_task_id(row: Mapping[str, Any]) -> str:
         if task_id.startswith(prefix):
             task_id = task_id.removeprefix(prefix)
             break
-    if not TASK_ID.match(task_id):
+    if not TASK_ID.fullmatch(task_id):
         raise ValueError(f"task_id={task_id!r} must match {TASK_ID.pattern}")
     return task_id
 
@@ -154,14 +163,14 @@ def _parse_hop(raw: Any, expected: int, pattern: str) -> Hop:
     if not isinstance(raw, Mapping):
         raise ValueError(f"hop {expected}: must be an object, not {type(raw).__name__}")
     number = raw.get("hop_number")
-    if number != expected:
+    if isinstance(number, bool) or number != expected:
         raise ValueError(f"hop_number={number!r} where {expected} is due (contiguous from 1)")
     templated = str(raw.get("question_templated") or "").strip()
     question = templated or str(raw.get("question") or "").strip()
     if not question:
         raise ValueError(f"hop {number}: neither question nor question_templated")
     accepted = _strings(raw, "answer", "accepted_answer_variants", "alternate_valid_answers")
-    if not raw.get("answer"):
+    if raw.get("answer") is None or not str(raw["answer"]).strip():
         raise ValueError(f"hop {number}: answer is missing")
     references = {int(found) for found in _REFERENCE.findall(question)}
     return Hop(
@@ -169,7 +178,7 @@ def _parse_hop(raw: Any, expected: int, pattern: str) -> Hop:
         question=question,
         source=hop_source(raw, pattern, number),
         dependencies=tuple(sorted(n for n in references if 1 <= n < number)),
-        answer=str(raw["answer"]),
+        answer=str(raw["answer"]).strip(),
         accepted=accepted,
         gold_values=_strings(raw, "doc_id", "gold_doc_id", "doc_ref", "gold_doc_ref"),
     )
@@ -177,10 +186,12 @@ def _parse_hop(raw: Any, expected: int, pattern: str) -> Hop:
 
 def _questions_text(row: Mapping[str, Any], hops: Sequence[Hop]) -> str:
     given = row.get("numbered_questions") or row.get("task")
-    if isinstance(given, list):
-        return "\n".join(map(str, given))
+    if isinstance(given, list) and all(isinstance(line, str) for line in given) and given:
+        return "\n".join(given)
+    if isinstance(given, str) and given:
+        return given
     if given:
-        return str(given)
+        raise ValueError(f"numbered_questions is a {type(given).__name__}; give a text or a list of texts")
     return "\n".join(f"({hop.number}) {hop.question}" for hop in hops)
 
 

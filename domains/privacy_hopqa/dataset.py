@@ -25,6 +25,19 @@ _ALIASES = {
     "final_test": "test",
 }
 SPLITS = ("train", "val", "test")
+CARRIED = (
+    "n_hops",
+    "n_question_hops",
+    "n_unique_docs",
+    "n_cross_doc_transitions",
+    "global_question",
+    "expected_doc_ids",
+    "metadata",
+    "confidence",
+    "verdict",
+    "source_file",
+)
+"""Fields of a row that travel with the problem and decide nothing."""
 
 
 def load_problems(
@@ -124,6 +137,7 @@ def _problem(row: Mapping[str, Any], path: Path, split: str, root: Path | None) 
         "task": chain.questions,
         "answer": chain.final_answers[0],
         "chain": chain,
+        "carried": {key: row[key] for key in CARRIED if key in row},
     }
 
 

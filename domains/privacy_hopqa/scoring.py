@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 from domains.privacy_hopqa.chains import Chain, PrivateQuestion
 from domains.privacy_hopqa.errors import PrivacyScoreFailure
 from domains.privacy_hopqa.privacy import ScoreRequest, example
+from domains.privacy_hopqa.scorer.protocol import MAX_EXAMPLES
 from domains.privacy_hopqa.scorer.rules import Fact, score
 from domains.privacy_hopqa.transport import JsonClient, RequestRefused
-
-MAX_EXAMPLES = 256
 
 
 class Scorer(Protocol):
@@ -63,11 +61,11 @@ def checked_scores(answer: Any, ids: Sequence[str]) -> dict[str, float]:
         raise PrivacyScoreFailure("the scorer's answer has no list of scores")
     if len(rows) != len(ids):
         raise PrivacyScoreFailure(f"the scorer returned {len(rows)} scores for {len(ids)} examples")
-    scores = {row.get("id"): row.get("prob_yes") for row in rows}
+    scores = {row["id"]: row.get("prob_yes") for row in rows if isinstance(row.get("id"), str)}
     for name in ids:
         value = scores.get(name)
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise PrivacyScoreFailure(f"the scorer returned no score for example {name!r}")
-        if not math.isfinite(value) or not 0.0 <= value <= 1.0:
-            raise PrivacyScoreFailure(f"the score {value} of example {name!r} is not in [0, 1]")
+        if not 0.0 <= value <= 1.0:  # also false for NaN
+            raise PrivacyScoreFailure(f"the score {value!r:.40} of example {name!r} is not in [0, 1]")
     return {name: float(scores[name]) for name in ids}
