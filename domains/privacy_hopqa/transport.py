@@ -94,7 +94,7 @@ class JsonClient:
             raise RequestRefused(f"{url} answered {response.status}: {(await response.text())[:200]}")
         try:
             return await response.json(content_type=None)
-        except ValueError:
+        except (ValueError, RecursionError):
             raise RequestRefused(f"{url} answered 200 without JSON") from None
 
 

@@ -24,7 +24,6 @@ from domains.privacy_hopqa.scorer.protocol import (
     checked_probabilities,
     parse_request,
 )
-from retrieval_server.app import error_response
 from retrieval_server.limits import RequestError, SearchQueue
 
 logger = logging.getLogger(__name__)
@@ -36,9 +35,7 @@ ROUTE = "/score"
 class ScoringService:
     """State of one server: the classifier, the queue and the counters."""
 
-    def __init__(
-        self, classifier: Classifier, queue: SearchQueue | None = None, workers: int = 2
-    ) -> None:
+    def __init__(self, classifier: Classifier, queue: SearchQueue | None = None, workers: int = 2) -> None:
         self.classifier = classifier
         self.queue = queue or SearchQueue(workers)
         self.received = 0
@@ -110,6 +107,15 @@ def scored(classifier: Classifier, examples: list[Example]) -> bytes:
     by_id = {example.id: value for example, value in zip(asked, values, strict=True)}
     scores = [{"id": example.id, "prob_yes": by_id.get(example.id, 0.0)} for example in examples]
     return json.dumps({"scores": scores, "scorer": classifier.name, "version": classifier.version}).encode()
+
+
+def error_response(error: RequestError, allow: str | None = None) -> web.Response:
+    """The JSON answer for an error, with `Retry-After` and `Allow` where they apply."""
+    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
+    if allow:
+        headers["Allow"] = allow
+    body = {"error": {"code": error.code, "message": str(error)}}
+    return web.json_response(body, status=error.status, headers=headers)
 
 
 def _from_http(request: web.Request, error: web.HTTPException) -> RequestError:

@@ -73,9 +73,7 @@ class TransformerClassifier:
         if not self._generative or self._tokenizer.chat_template is None:
             return text
         messages = [{"role": "user", "content": text}]
-        return str(
-            self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        )
+        return str(self._tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=True))
 
     @torch.inference_mode()
     def _batch(self, texts: list[str]) -> list[float]:
@@ -121,7 +119,9 @@ def _positive_label(config: dict[str, Any]) -> int | None:
         return None
     if len(labels) in (0, 2):
         return 1
-    raise ValueError(f"the model has {len(labels)} labels and none is called yes; set id2label in config.json")
+    raise ValueError(
+        f"the model has {len(labels)} labels and none is called yes; set id2label in config.json"
+    )
 
 
 def _template(path: Path) -> Template:

@@ -63,7 +63,12 @@ async def post():
 
 async def test_a_request_gets_exactly_one_score_per_example_with_its_id(post):
     leaky = "Harlow Foods cold chain audit 15% stores completed"
-    rows = [example("b", leaky), example("a"), example(7, leaky, local_hop_facts=[]), example("c", "share 15%")]
+    rows = [
+        example("b", leaky),
+        example("a"),
+        example(7, leaky, local_hop_facts=[]),
+        example("c", "share 15%"),
+    ]
     response, body = await post({"examples": rows, "more": 1})
     assert response.status == 200
     assert body == {
@@ -147,9 +152,7 @@ async def test_health_names_the_classifier(post):
     assert (body["status"], body["scorer"], body["version"]) == ("ok", "rules", "1")
 
 
-@pytest.mark.parametrize(
-    "values", [[], [0.1, 0.2], [float("nan")], [1.01], [-0.1], [float("inf")]], ids=str
-)
+@pytest.mark.parametrize("values", [[], [0.1, 0.2], [float("nan")], [1.01], [-0.1], [float("inf")]], ids=str)
 async def test_a_classifier_that_gives_no_probability_is_a_500_and_never_an_answer(post, values):
     response, body = await post({"examples": [example("a", "q")]}, FunctionClassifier(lambda _: values, "f"))
     assert (response.status, body["error"]["code"]) == (500, "bad_classifier")
@@ -185,7 +188,9 @@ async def test_a_full_queue_is_a_429_with_retry_after():
         return [0.5] * len(examples)
 
     queue = SearchQueue(workers=1, max_waiting=1)
-    client = TestClient(TestServer(build_app(ScoringService(FunctionClassifier(slow, "f"), queue, workers=1))))
+    client = TestClient(
+        TestServer(build_app(ScoringService(FunctionClassifier(slow, "f"), queue, workers=1)))
+    )
     await client.start_server()
     try:
         body = {"examples": [example("a", "q")]}
@@ -201,7 +206,9 @@ async def test_a_full_queue_is_a_429_with_retry_after():
         await client.close()
 
 
-WORDS = st.sampled_from("harlow foods cold chain audit 15% 1.5% stores completed share retail q3 -15%".split())
+WORDS = st.sampled_from(
+    "harlow foods cold chain audit 15% 1.5% stores completed share retail q3 -15%".split()
+)
 QUERY = st.lists(WORDS, max_size=6).map(" ".join) | st.text(max_size=20)
 
 
