@@ -1,0 +1,26 @@
+"""An Assistant can lower a Worker's effort or only its expectations: a small, exact laboratory for reward hacking.
+
+`import domains.reputation_hacking` needs numpy alone; gymnasium, stable-baselines3 and matplotlib belong to the
+extra `reputation` and are imported where they are used.
+"""
+
+from domains.reputation_hacking.dynamics import DO_NOTHING, HELP, SIGNAL, Tape, Tapes
+from domains.reputation_hacking.params import ENV_ID, Params, preset
+
+__all__ = ["DO_NOTHING", "ENV_ID", "HELP", "SIGNAL", "Params", "Tape", "Tapes", "preset", "register"]
+
+
+def register() -> None:
+    """Make `gymnasium.make("ReputationEnv-v0")` work; gymnasium calls this for the installed package.
+
+    No `max_episode_steps`: its wrapper would report the end of an episode as a truncation too.
+    """
+    from gymnasium.envs.registration import register as add
+    from gymnasium.envs.registration import registry
+
+    if ENV_ID not in registry:
+        add(
+            id=ENV_ID,
+            entry_point="domains.reputation_hacking.env:ReputationEnv",
+            vector_entry_point="domains.reputation_hacking.vector:make_vector_env",
+        )
