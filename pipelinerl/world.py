@@ -134,6 +134,8 @@ def place(
         if "actor_llm" in roles:
             for index in range(cfg.engine.count):
                 jobs.add("actor_llm", f"actor_vllm_{index}", _engine_port(cfg, ports, index))
+        if "preprocessor" in roles and cfg.world.preprocessor_fraction:
+            jobs.add("preprocessor_llm", "ref_vllm_0", ports.next(cfg.world.reference_start_port))
     else:
         trainer_gpus = _add_gpu_engines(cfg, jobs, ports, list(devices), roles)
     if "actor" in roles:

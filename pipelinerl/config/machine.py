@@ -30,7 +30,7 @@ class WorldConfig(Section):
     actor_fraction: int = Field(4, ge=0)
     """Share of the devices for inference engines."""
     preprocessor_fraction: int = Field(0, ge=0)
-    """Share of the devices for reference engines."""
+    """Share of the devices for reference engines; 0: preprocess scores by itself. On a CPU 1 starts one."""
     finetune_fraction: int = Field(4, ge=0)
     """Share of the devices for trainer ranks; they also get what rounding leaves."""
     replicas: Literal[1] = 1

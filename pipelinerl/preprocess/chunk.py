@@ -10,7 +10,7 @@ import numpy as np
 from pipelinerl.finetune.rl.advantages import Advantages, compute_advantages
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.filtering import baseline_only, zero_advantage_groups
-from pipelinerl.finetune.rl.loss_scale import is_counted, loss_scales
+from pipelinerl.finetune.rl.loss_scale import check_roles, is_counted, loss_scales
 from pipelinerl.finetune.rl.text_table import NONE, TextTable, build_table
 from pipelinerl.finetune.rl.tokens import is_overflow
 from pipelinerl.preprocess.ready import ReadyText, versions_of
@@ -32,7 +32,8 @@ def process_chunk(texts: Sequence[Record], rl: RLConfig, eos_token_id: int | Non
     """Order: masked texts aside, advantages, baseline-only texts and zero-advantage groups out, weights.
 
     Expects valid texts of whole groups with `ref_logprobs` filled. Raises ValueError naming the text for
-    contradictory labels, and for unequal rewards within a rollout on the default path.
+    contradictory labels, for a role without a weight, and for unequal rewards within a rollout on the
+    default path.
     """
     result = ChunkResult()
     records = list(texts)
@@ -57,10 +58,26 @@ def process_chunk(texts: Sequence[Record], rl: RLConfig, eos_token_id: int | Non
     result.dropped += [(records[i], "baseline_only") for i in np.flatnonzero(only_baseline)]
     result.dropped += [(records[i], "zero_advantage") for i in np.flatnonzero(zero)]
     kept = np.flatnonzero(~only_baseline & ~zero)
+    check_roles(table.select(kept), rl.role_weights)
     result.ready = [_ready(records[i], i, table, advantages, eos_token_id) for i in kept.tolist()]
     if rl.loss_scale_scope == "chunk":
         apply_scales(result.ready, table.select(kept), rl)
     return result
+
+
+def split_bad_groups(
+    groups: Sequence[Sequence[Record]], rl: RLConfig, eos_token_id: int | None
+) -> tuple[list[Sequence[Record]], list[tuple[Sequence[Record], str]]]:
+    """Groups that `process_chunk` takes, and the others with its message."""
+    good: list[Sequence[Record]] = []
+    bad: list[tuple[Sequence[Record], str]] = []
+    for group in groups:
+        try:
+            process_chunk(group, rl, eos_token_id)
+            good.append(group)
+        except ValueError as error:
+            bad.append((group, str(error)))
+    return good, bad
 
 
 def apply_scales(ready: Sequence[ReadyText], table: TextTable, rl: RLConfig) -> dict[str, float]:

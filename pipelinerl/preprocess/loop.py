@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -20,9 +21,11 @@ from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.waits import waiting
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.books import Books
-from pipelinerl.preprocess.chunk import apply_scales, process_chunk
+from pipelinerl.preprocess.chunk import ChunkResult, apply_scales, process_chunk, split_bad_groups
+from pipelinerl.preprocess.engine_reference import EngineReference
 from pipelinerl.preprocess.metrics import PreprocessMetrics
 from pipelinerl.preprocess.ready import ReadyBuffer, ReadyText, scale_table
+from pipelinerl.preprocess.rejections import Rejections
 from pipelinerl.preprocess.settings import PreprocessSettings
 from pipelinerl.preprocess.validate import Record, check_group
 from pipelinerl.preprocess.wakeup import Wakeup
@@ -55,7 +58,7 @@ class Preprocess:
     ) -> None:
         self.settings, self._state, self._books = settings, state, books
         self._training_data, self._scorer = training_data, scorer
-        self._buffer = ReadyBuffer()
+        self._buffer, self._rejections = ReadyBuffer(), Rejections()
         self.metrics = PreprocessMetrics()
         self.step = session.step
         self.published = session.version
@@ -64,15 +67,14 @@ class Preprocess:
 
     def take_groups(self, groups: list[list[Record]]) -> None:
         """Check, score and value a chunk of whole groups, and buffer what can be trained on."""
-        kept: list[Record] = []
+        kept: list[list[Record]] = []
         for group in groups:
             self.received += len(group)
             self._books.arrived(group)
             checked = check_group(group, self.settings.limits)
             self._books.dropped(checked.dropped)
-            kept += checked.kept
-        self._fill_reference(kept)
-        result = process_chunk(kept, self.settings.rl, self.settings.eos_token_id)
+            kept.append(checked.kept)
+        result = self._process(self._with_reference(kept))
         self.metrics.advantages.add_chunk(result)
         self._books.dropped(result.dropped)
         self._buffer.add(result.ready)
@@ -118,13 +120,36 @@ class Preprocess:
         first = self.settings.dataset_buffer_size if self._first else 0
         return len(self._buffer) >= max(self.settings.texts_per_step, first)
 
-    def _fill_reference(self, texts: list[Record]) -> None:
+    def _process(self, groups: list[list[Record]]) -> ChunkResult:
+        """Value the groups together; those whose labels contradict each other are dropped and named."""
+        rl, eos = self.settings.rl, self.settings.eos_token_id
+        try:
+            result = process_chunk(list(chain.from_iterable(groups)), rl, eos)
+        except ValueError:
+            good, bad = split_bad_groups(groups, rl, eos)
+            for group, message in bad:
+                self._books.dropped([(text, "bad_labels") for text in group])
+                self._rejections.rejected(message)
+            result, groups = process_chunk(list(chain.from_iterable(good)), rl, eos), [list(g) for g in good]
+        self._rejections.accepted(len(groups))
+        return result
+
+    def _with_reference(self, groups: list[list[Record]]) -> list[list[Record]]:
+        """The texts with `ref_logprobs`; those that the reference cannot score are dropped."""
         if self._scorer is None:
-            for text in texts:
+            for text in chain.from_iterable(groups):
                 text["ref_logprobs"] = text["logprobs"]
-        else:
-            for text, scores in zip(texts, self._scorer.score(texts)):
-                text["ref_logprobs"] = scores
+            return groups
+        scores = iter(self._scorer.score(list(chain.from_iterable(groups))))
+        scored: list[list[Record]] = [[] for _ in groups]
+        for group, kept in zip(groups, scored):
+            for text in group:
+                found = next(scores)
+                if found is None or not np.isfinite(found).all():
+                    self._books.dropped([(text, "no_reference")])
+                else:
+                    kept.append(text | {"ref_logprobs": found})
+        return scored
 
     def _drop_stale(self) -> None:
         """Texts of which every token is beyond the lag bound already; the trainer checks per token again."""
@@ -269,9 +294,11 @@ class _Reporter:
 
 
 def _reference_scorer(settings: PreprocessSettings) -> Any:
-    """A frozen reference when the KL term needs one; torch is imported only then."""
+    """A frozen reference when the KL term needs one; torch is imported only when it is scored here."""
     if not settings.rl.uses_reference:
         return None
+    if settings.reference_urls:
+        return EngineReference(settings.reference_urls, settings.start_deadline_s)
     from pipelinerl.preprocess.reference import ReferenceScorer
 
     return ReferenceScorer(

@@ -28,9 +28,9 @@ class ReferenceScorer:
         self._device = torch.device(device)
 
     @torch.inference_mode()
-    def score(self, texts: Sequence[Record]) -> list[np.ndarray]:
+    def score(self, texts: Sequence[Record]) -> list[np.ndarray | None]:
         """float32 `[labels]` per text; a label on the first token, which nothing predicts, gets 0."""
-        out: list[np.ndarray] = [np.zeros(0, np.float32)] * len(texts)
+        out: list[np.ndarray | None] = [np.zeros(0, np.float32)] * len(texts)
         for row in best_fit_decreasing([len(t["input_ids"]) for t in texts], self._seq_length):
             for index, scores in zip(row, self._score_row([texts[i] for i in row])):
                 out[index] = scores

@@ -38,6 +38,8 @@ class PreprocessSettings:
     start_deadline_s: float = 900.0
     threads: int = 1
     reference_device: str = "cpu"
+    reference_urls: tuple[str, ...] = ()
+    """Engines that serve the reference model; empty: it is loaded into this process."""
 
 
 def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
@@ -71,6 +73,7 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
         start_deadline_s=cfg.engine.start_deadline_s * 2,
         threads=cfg.hardware.threads_per_process,
         reference_device="cuda" if cfg.hardware.kind == "gpu" else "cpu",
+        reference_urls=tuple(job.url for job in cfg.jobs if job.kind == "preprocessor_llm"),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -67,8 +68,16 @@ def group_problem(texts: Sequence[Mapping[str, Any]], limits: Limits) -> str:
 
 def text_problem(text: Mapping[str, Any], limits: Limits) -> str:
     """The reason why a text cannot be trained on; empty when it can."""
-    ids, labels = np.asarray(text["input_ids"]), np.asarray(text["labels"])
-    logprobs = np.asarray(text["logprobs"])
+    try:
+        return _text_problem(text, limits)
+    except (KeyError, TypeError, ValueError, OverflowError):
+        return "malformed"
+
+
+def _text_problem(text: Mapping[str, Any], limits: Limits) -> str:
+    """As `text_problem`; raises when a field is missing or has a shape or type that no text has."""
+    ids, labels = _vector(text["input_ids"], "iu"), _vector(text["labels"], "iu")
+    logprobs = _vector(text["logprobs"], "fiu")
     learned = labels != MASKED_TOKEN_ID
     n_labels = int(np.count_nonzero(learned))
     if len(ids) > limits.seq_length:
@@ -79,10 +88,17 @@ def text_problem(text: Mapping[str, Any], limits: Limits) -> str:
         return "no_labels"
     if int(ids.min()) < 0 or int(ids.max()) >= limits.vocab_size:
         return "foreign_id"
-    reward = text.get("reward", 0.0)
-    if not np.isfinite(reward) or not np.isfinite(logprobs).all():
+    if not math.isfinite(text.get("reward", 0.0)) or not np.isfinite(logprobs).all():
         return "not_finite"
     return _version_problem(text, n_labels, limits.needs_versions)
+
+
+def _vector(values: Any, kinds: str) -> np.ndarray:
+    """One-dimensional array of the given numpy kinds; an empty list has no type yet and passes."""
+    array = np.asarray(values)
+    if array.ndim != 1 or (len(array) and array.dtype.kind not in kinds):
+        raise TypeError(f"shape {array.shape}, type {array.dtype}")
+    return array if len(array) else array.astype(np.int32)
 
 
 def _version_problem(text: Mapping[str, Any], n_labels: int, needed: bool) -> str:

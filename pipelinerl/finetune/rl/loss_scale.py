@@ -98,6 +98,12 @@ def _apply_roles(
     )
 
 
+def check_roles(table: TextTable, role_weights: Mapping[str, float]) -> None:
+    """Raise ValueError naming the first text whose role has no weight; no weights switch roles off."""
+    if role_weights:
+        _weight_columns(table, role_weights)
+
+
 def _weight_columns(table: TextTable, role_weights: Mapping[str, float]) -> np.ndarray:
     """Index into `role_weights` for each text."""
     names = list(role_weights)

@@ -1,0 +1,65 @@
+"""Log-probabilities under a frozen reference model that inference engines serve. No torch here.
+
+Engines score prompts at temperature 1, so this is for policies that sample at temperature 1.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import logging
+from collections.abc import Sequence
+
+import aiohttp
+import numpy as np
+
+from pipelinerl.finetune.data import MASKED_TOKEN_ID
+from pipelinerl.inference.client import AbortedCompletion, EngineClient, EngineRequestError, EngineUnavailable
+from pipelinerl.observe.waits import Wait, waiting
+from pipelinerl.preprocess.validate import Record
+
+log = logging.getLogger(__name__)
+RETRY_S = 0.25
+
+
+class EngineReference:
+    """Scores texts on the engines in turn, at most `in_flight` at a time per engine."""
+
+    def __init__(self, urls: Sequence[str], deadline_s: float, in_flight: int = 16) -> None:
+        self._urls, self._deadline_s, self._in_flight = tuple(urls), deadline_s, in_flight
+
+    def score(self, texts: Sequence[Record]) -> list[np.ndarray | None]:
+        """float32 `[labels]` per text, or None for a text that the engine refuses (it fills the context).
+
+        A label on the first token, which nothing predicts, gets 0. Raises WaitExpired when no engine answers
+        until the deadline.
+        """
+        return asyncio.run(self._score_all(texts))
+
+    async def _score_all(self, texts: Sequence[Record]) -> list[np.ndarray | None]:
+        limit = asyncio.Semaphore(self._in_flight * len(self._urls))
+        async with aiohttp.ClientSession() as session:
+            clients = [EngineClient(url, session) for url in self._urls]
+            with waiting("reference log-probabilities from the engines", self._deadline_s) as wait:
+
+                async def one(at: int, text: Record) -> np.ndarray | None:
+                    async with limit:
+                        return await _score(text, clients[at % len(clients) :] + clients, wait)
+
+                return list(await asyncio.gather(*(one(at, text) for at, text in enumerate(texts))))
+
+
+async def _score(text: Record, clients: Sequence[EngineClient], wait: Wait) -> np.ndarray | None:
+    ids, labels = np.asarray(text["input_ids"]), np.asarray(text["labels"])
+    for client in itertools.cycle(clients):
+        try:
+            async with asyncio.timeout(max(wait.remaining_s, RETRY_S)):
+                scores = await client.prompt_logprobs(ids)
+            return np.concatenate([np.zeros(1, np.float32), scores])[labels != MASKED_TOKEN_ID]
+        except EngineRequestError as error:
+            log.warning("a text of %d tokens has no reference: %s", len(ids), error)
+            return None
+        except (EngineUnavailable, AbortedCompletion, TimeoutError) as error:
+            wait.check(str(error))
+            await asyncio.sleep(RETRY_S)
+    raise AssertionError("the cycle of engines does not end")
