@@ -59,8 +59,8 @@ class FunctionClassifier:
 def load_classifier(path: str, argument: str | None = None) -> Classifier:
     """The classifier at a dotted path `package.module.name`.
 
-    A class is made with `argument`; an object with `score` is taken as it is; any other callable is taken as a
-    function of examples. Raises ValueError that names the path and what is missing.
+    A class is made with `argument`; an object with `score` is taken as it is; any other callable is taken as
+    a function of examples. Raises ValueError that names the path and what is missing.
     """
     module_name, _, attribute = path.rpartition(".")
     if not module_name:
@@ -70,7 +70,8 @@ def load_classifier(path: str, argument: str | None = None) -> Classifier:
     except (ImportError, AttributeError) as error:
         raise ValueError(f"classifier {path!r} cannot be imported ({error})") from None
     if inspect.isclass(found):
-        found = found() if argument is None else found(argument)
+        arguments = () if argument is None else (argument,)
+        found = found(*arguments)
     elif argument is not None:
         raise ValueError(f"classifier {path!r} is not a class, so it takes no argument {argument!r}")
     if isinstance(found, Classifier):

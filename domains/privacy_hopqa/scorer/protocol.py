@@ -1,7 +1,7 @@
 """`POST /score`: what a request may hold, as typed examples; what an answer must hold.
 
-A request is `{"examples": [{id, company, web_queries, local_hop_facts: [{question, canonical_answer}]}]}` with
-further fields that identify the rollout; unknown fields are ignored.
+A request is `{"examples": [{id, company, web_queries, local_hop_facts: [{question, canonical_answer}]}]}`
+with further fields that identify the rollout; unknown fields are ignored.
 """
 
 from __future__ import annotations

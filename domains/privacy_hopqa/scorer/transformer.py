@@ -1,8 +1,8 @@
 """A transformers model from a local folder as a classifier of query logs.
 
-A sequence classifier gives the probability of its positive label: the one called `yes`, else the second of two,
-else the sigmoid of a single logit. A causal model is asked a question (`prompts/classify.md` or a file of the
-user's) and gives the probability of `Yes` against `No` as its next token. Nothing is downloaded.
+A sequence classifier gives the probability of its positive label: the one called `yes`, else the second of
+two, else the sigmoid of a single logit. A causal model is asked a question (`prompts/classify.md` or a file
+of the user's) and gives the probability of `Yes` against `No` as its next token. Nothing is downloaded.
 """
 
 from __future__ import annotations
