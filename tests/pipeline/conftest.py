@@ -10,10 +10,11 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
-from tiny_model import build_tokenizer
+from tiny_model import build_tokenizer, causal_lm
 
 from pipelinerl.weights.directory import remove_shared_directory
 
@@ -24,28 +25,11 @@ DEADLINE_S = 240.0
 @pytest.fixture(scope="session")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model of two layers with a tokeniser of characters."""
-    import torch
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
     folder = tmp_path_factory.mktemp("model")
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(str(folder))
-    torch.manual_seed(0)
-    shape = Qwen3Config(
-        vocab_size=len(tokenizer),
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=2,
-        num_key_value_heads=1,
-        head_dim=16,
-        max_position_embeddings=1024,
-        tie_word_embeddings=True,
-        eos_token_id=tokenizer.eos_token_id,
-        bos_token_id=None,
-        pad_token_id=None,
-    )
-    Qwen3ForCausalLM(shape).save_pretrained(folder)
+    shape: dict[str, Any] = {"hidden": 32, "positions": 1024, "spread": 0.02}
+    causal_lm(len(tokenizer), **shape, eos=tokenizer.eos_token_id).save_pretrained(folder)
     return folder
 
 

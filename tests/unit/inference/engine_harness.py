@@ -10,7 +10,8 @@ from typing import Any
 import aiohttp
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from tiny_model import causal_lm
+from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from pipelinerl.inference.client import EngineClient
 from pipelinerl.inference.embedded.model import PackedModel
@@ -23,27 +24,12 @@ EOS = 255
 
 def build_model(folder: Path, *, tied: bool, seed: int = 0) -> Path:
     """Random Qwen3; weights large enough that its distributions are far from uniform."""
-    torch.manual_seed(seed)
-    config = Qwen3Config(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        num_hidden_layers=2,
-        intermediate_size=128,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=16,
-        max_position_embeddings=4096,
-        initializer_range=0.15,
-        tie_word_embeddings=tied,
-        eos_token_id=EOS,
-        bos_token_id=None,
-    )
-    model = Qwen3ForCausalLM(config)
-    model.save_pretrained(folder)
+    shape: dict[str, Any] = {"hidden": 64, "heads": 4, "kv_heads": 2, "positions": 4096, "spread": 0.15}
+    causal_lm(VOCAB, **shape, tied=tied, eos=EOS, seed=seed).save_pretrained(folder)
     return folder
 
 
-def reference(folder: Path) -> Qwen3ForCausalLM:
+def reference(folder: Path) -> PreTrainedModel:
     """The model as transformers runs it."""
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
