@@ -16,6 +16,7 @@ CORE = [
     "hydra-core>=1.3,<1.4",
     "pydantic>=2.11,<3",
     "msgspec>=0.20",
+    "xxhash>=3.5",
     "aiohttp>=3.12",
     "rank-bm25>=0.2.2",
     "wandb>=0.22",

@@ -1,8 +1,11 @@
-"""Cost of a record and of a stream: python benchmarks/streams.py [--samples 5000].
+"""Cost of a record and of a stream, beside JSON lines that are polled.
 
-Prints microseconds to encode and to decode one sample of 4096 tokens (beside JSON, which upstream's file
-streams use), samples per second through a file stream from one process to another, and the median time from
-`write` in the one to the record in the other.
+    python -m benchmarks.streams [--samples 5000]
+
+Microseconds to encode and to decode one sample of 4096 tokens from and to arrays, checksum written and checked;
+samples per second through a file stream from one process to another; and the median time from `write` in the
+one to the record in the other. The same with lists of numbers as JSON lines and a reader that looks every
+100 ms, which is how upstream's file streams work.
 """
 
 from __future__ import annotations
@@ -10,8 +13,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import platform
 import subprocess
 import sys
 import tempfile
@@ -22,12 +23,12 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._figures import ROOT, Figure, at_least, at_most, best_us, report
 from pipelinerl.streams import SingleStreamSpec, read_stream, records, write_to_streams
 
-RESULTS = Path(__file__).parent / "results" / "streams.json"
 TOKENS = 4096
-GOALS = {"encode_us": 5.0, "decode_us": 5.0, "samples_per_second": 2500.0, "delivery_median_ms": 5.0}
 PACED_SAMPLES, PACE_S = 300, 0.005
+POLL_S = 0.1
 
 
 def sample(index: int = 0) -> dict[str, Any]:
@@ -45,120 +46,148 @@ def sample(index: int = 0) -> dict[str, Any]:
     }
 
 
-def best_us(function: Callable[[], Any], calls: int, rounds: int = 15) -> float:
-    """Microseconds per call in the best of several rounds; other processes only ever make it slower."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
-        for _ in range(calls):
-            function()
-        times.append((time.perf_counter() - start) / calls)
-    return min(times) * 1e6
+def as_lists(tree: dict[str, Any]) -> dict[str, Any]:
+    return {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in tree.items()}
 
 
-def record_times(tree: records.Tree) -> dict[str, float]:
-    """Microseconds to encode and to decode the tree as a record."""
-    encoder, decoder = records.RecordEncoder(), records.RecordDecoder()
+def measure_codec() -> list[Figure]:
+    """Encode and decode one sample as a record, and as JSON."""
+    tree = sample()
+    encoder, decode = records.RecordEncoder(), records.record_decoder()
     data = b"".join(encoder.encode(tree))
-    payload = bytearray(data[records.HEADER_SIZE :])
-    return {
-        "encode": best_us(lambda: encoder.encode(tree), 300),
-        "decode": best_us(lambda: decoder.decode(records.parse_header(data), payload), 300),
-    }
+    payload = memoryview(bytearray(data[records.HEADER_SIZE :]))
+    encode_us = best_us(lambda: encoder.encode(tree), 500)
+    decode_us = best_us(lambda: decode(records.parse_header(data), payload), 500)
+    lists = as_lists(tree)
+    text = json.dumps(lists)
+    json_encode_us, json_decode_us = (
+        best_us(lambda: json.dumps(lists), 5, 5),
+        best_us(lambda: json.loads(text), 5, 5),
+    )
+    return [
+        at_most("encode", encode_us, "us", 5.0),
+        at_most("decode", decode_us, "us", 5.0),
+        Figure("record", len(data), "bytes"),
+        Figure("JSON: encode", json_encode_us, "us"),
+        Figure("JSON: decode", json_decode_us, "us"),
+        Figure("JSON: record", len(text), "bytes"),
+        Figure("ratio of encoding, JSON over record", json_encode_us / encode_us, "x"),
+        Figure("ratio of decoding, JSON over record", json_decode_us / decode_us, "x"),
+    ]
+
+
+Write = Callable[[dict[str, Any]], None]
 
 
 @contextlib.contextmanager
-def unchecked() -> Iterator[None]:
-    """Records without checksums, to tell what the encoding itself costs."""
-    checksum = records.crc32
-    try:
-        records.crc32 = lambda data, value=0: 0
-        yield
-    finally:
-        records.crc32 = checksum
+def record_writer(folder: Path) -> Iterator[Write]:
+    with write_to_streams(SingleStreamSpec(folder, "actor")) as stream:
+        yield stream.write
 
 
-def measure_codec() -> dict[str, float]:
-    """Encode and decode one sample: with checksums, without them, and as JSON."""
-    tree = sample()
-    lists = {k: v.tolist() if isinstance(v, np.ndarray) else v for k, v in tree.items()}
-    text = json.dumps(lists)
-    found = {
-        "json_encode_us": best_us(lambda: json.dumps(lists), 5),
-        "json_decode_us": best_us(lambda: json.loads(text), 5),
-        "json_bytes": float(len(text)),
-    }
-    found |= {f"{name}_with_checksum_us": value for name, value in record_times(tree).items()}
-    with unchecked():
-        found |= {f"{name}_us": value for name, value in record_times(tree).items()}
-    found["bytes"] = float(len(records.encode_record(tree)))
-    return found
+def record_reader(folder: Path) -> Iterator[dict[str, Any]]:
+    with read_stream(SingleStreamSpec(folder, "actor")) as stream:
+        yield from stream.read(deadline_s=120)
 
 
-def reader(output_dir: Path, count: int) -> None:
+@contextlib.contextmanager
+def polled_json_writer(folder: Path) -> Iterator[Write]:
+    with (folder / "actor.jsonl").open("w") as file:
+
+        def write(tree: dict[str, Any]) -> None:
+            file.write(json.dumps(as_lists(tree)) + "\n")
+            file.flush()
+
+        yield write
+
+
+def polled_json_reader(folder: Path) -> Iterator[dict[str, Any]]:
+    path = folder / "actor.jsonl"
+    while not path.exists():
+        time.sleep(POLL_S)
+    with path.open() as file:
+        part = ""
+        while True:
+            part += file.readline()
+            if part.endswith("\n"):
+                yield json.loads(part)
+                part = ""
+            else:
+                time.sleep(POLL_S)
+
+
+WAYS = {"records": (record_writer, record_reader), "polled JSON": (polled_json_writer, polled_json_reader)}
+
+
+def read_all(way: str, folder: Path, count: int) -> None:
     """The other process: read `count` samples, print seconds for them, then delays of the paced ones."""
-    with read_stream(SingleStreamSpec(output_dir, "actor")) as stream:
-        print("ready", flush=True)
-        source = stream.read(deadline_s=120)
-        first = next(source)
-        start = time.perf_counter()
-        for _ in range(count - 1):
-            next(source)
-        seconds = time.perf_counter() - start
-        delays = []
-        for _ in range(PACED_SAMPLES):
-            record = next(source)
-            delays.append(time.monotonic() - record["sent"])
-        assert len(first["input_ids"]) == TOKENS
+    source = WAYS[way][1](folder)
+    print("ready", flush=True)
+    assert len(next(source)["input_ids"]) == TOKENS
+    start = time.perf_counter()
+    for _ in range(count - 1):
+        next(source)
+    seconds = time.perf_counter() - start
+    delays = []
+    for _ in range(PACED_SAMPLES):
+        sent = next(source)["sent"]
+        delays.append(time.monotonic() - sent)
     print(json.dumps({"seconds": seconds, "delays": delays}), flush=True)
 
 
-def measure_stream(samples: int) -> dict[str, float]:
+def measure_stream(way: str, samples: int) -> dict[str, float]:
     """Two processes, one writer and one reader: first as fast as possible, then one sample every 5 ms."""
-    with tempfile.TemporaryDirectory() as folder:
-        output_dir = Path(folder)
-        command = [sys.executable, __file__, "--reader", folder, "--samples", str(samples)]
-        other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        options = ["--reader", name, "--way", way, "--samples", str(samples)]
+        command = [sys.executable, "-m", "benchmarks.streams", *options]
+        other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
         assert other.stdout is not None
-        assert other.stdout.readline() == "ready\n"
+        if other.stdout.readline() != "ready\n":
+            raise RuntimeError(f"the reading process ended with {other.wait()}")
         tree = sample()
-        with write_to_streams(SingleStreamSpec(output_dir, "actor")) as stream:
+        with WAYS[way][0](folder) as write:
             for _ in range(samples):
-                stream.write(tree)
+                write(tree)
             time.sleep(1.0)
             for _ in range(PACED_SAMPLES):
                 time.sleep(PACE_S)
-                stream.write(tree | {"sent": time.monotonic()})
+                write(tree | {"sent": time.monotonic()})
         answer = json.loads(other.stdout.readline())
         other.wait()
     delays = np.array(answer["delays"]) * 1e3
     return {
-        "samples_per_second": (samples - 1) / answer["seconds"],
-        "delivery_median_ms": float(np.median(delays)),
-        "delivery_p99_ms": float(np.quantile(delays, 0.99)),
+        "samples_per_s": (samples - 1) / answer["seconds"],
+        "median_ms": float(np.median(delays)),
+        "p99_ms": float(np.quantile(delays, 0.99)),
     }
 
 
-def report(found: dict[str, float]) -> None:
-    for name, value in found.items():
-        goal = f"   goal {GOALS[name]:g}" if name in GOALS else ""
-        print(f"{name:>24} {value:12.2f}{goal}")
-
-
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=5000)
     parser.add_argument("--reader", type=Path, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--way", choices=list(WAYS), default="records", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.reader is not None:
-        reader(args.reader, args.samples)
-        return
-    found = measure_codec() | measure_stream(args.samples)
-    report(found)
-    machine = {"python": platform.python_version(), "cpus": os.cpu_count(), "load": os.getloadavg()[0]}
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps({"results": found, "goals": GOALS, "machine": machine}, indent=2) + "\n")
+        read_all(args.way, args.reader, args.samples)
+        return 0
+    codec = measure_codec()
+    ours = measure_stream("records", args.samples)
+    polled = measure_stream("polled JSON", max(args.samples // 10, 100))
+    figures = [
+        *codec,
+        at_least("stream between two processes", ours["samples_per_s"], "samples/s", 2500),
+        at_most("delivery, median", ours["median_ms"], "ms", 5.0),
+        Figure("delivery, 99th percentile", ours["p99_ms"], "ms"),
+        Figure("polled JSON: stream", polled["samples_per_s"], "samples/s"),
+        Figure("polled JSON: delivery, median", polled["median_ms"], "ms"),
+        Figure("ratio of samples per second", ours["samples_per_s"] / polled["samples_per_s"], "x"),
+        Figure("ratio of median delivery", polled["median_ms"] / ours["median_ms"], "x"),
+    ]
+    report("streams", figures, {"tokens": TOKENS, "samples": args.samples, "poll_s": POLL_S})
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

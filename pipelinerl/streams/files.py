@@ -51,11 +51,14 @@ def _format_of(spec: SingleStreamSpec) -> SegmentFormat:
     return JsonLinesFormat() if is_stats_topic(spec.topic) else RecordFormat()
 
 
-def _count_records(fmt: SegmentFormat, fd: int) -> tuple[int, int]:
-    """Complete records of a segment, and where the last one ends."""
+def _skip_records(fmt: SegmentFormat, fd: int, path: Path, limit: int | None = None) -> tuple[int, int]:
+    """Complete records of a segment, at most `limit`, and where the last one ends; CorruptRecord names it."""
     count = end = 0
-    while (after := fmt.skip_at(fd, end)) is not None:
-        count, end = count + 1, after
+    try:
+        while count != limit and (after := fmt.skip_at(fd, end)) is not None:
+            count, end = count + 1, after
+    except CorruptRecord as error:
+        raise CorruptRecord(f"record {count} of {path} is corrupt ({error})") from error
     return count, end
 
 
@@ -114,7 +117,7 @@ class FileWriter(PartitionWriter):
         last = segments[-1]
         fd = os.open(last.path, os.O_RDONLY | os.O_CLOEXEC)
         try:
-            count, end = _count_records(self._format, fd)
+            count, end = _skip_records(self._format, fd, last.path)
             torn = os.fstat(fd).st_size - end
         finally:
             os.close(fd)
@@ -175,12 +178,10 @@ class FileReader(StreamReader):
     def _seek(self, offset: int) -> None:
         candidates = [s for s in list_segments(self._directory) if s.first <= offset]
         if candidates:
-            self._enter(candidates[-1])
-            while self.position < offset:
-                end = self._format.skip_at(self._fd, self._at)
-                if end is None:
-                    break
-                self._at, self.position = end, self.position + 1
+            segment = candidates[-1]
+            self._enter(segment)
+            count, self._at = _skip_records(self._format, self._fd, segment.path, offset - segment.first)
+            self.position += count
         if self.position != offset:
             raise StreamError(
                 f"record {offset} of stream {self.spec} does not exist, it holds {self.position} records"

@@ -16,10 +16,11 @@ from pipelinerl.streams.records import (
     HEADER_SIZE,
     Buffer,
     Header,
-    RecordDecoder,
     RecordEncoder,
     Tree,
+    check_start,
     parse_header,
+    record_decoder,
 )
 
 # From this size on it pays to ask for the file's size before reading a record that may not be complete.
@@ -46,20 +47,23 @@ class RecordFormat:
 
     def __init__(self) -> None:
         self._encoder = RecordEncoder()
-        self._decoder = RecordDecoder()
+        self._decode = record_decoder()
 
     def encode(self, tree: Tree) -> list[Buffer]:
         return self._encoder.encode(tree)
 
     def _header(self, fd: int, position: int) -> Header | None:
         data = os.pread(fd, HEADER_SIZE, position)
-        return parse_header(data) if len(data) == HEADER_SIZE else None
+        if len(data) == HEADER_SIZE:
+            return parse_header(data)
+        check_start(data)
+        return None
 
     def read_at(self, fd: int, position: int) -> tuple[Tree, int] | None:
         header = self._header(fd, position)
         if header is None:
             return None
-        start, length = position + HEADER_SIZE, header.payload_length
+        start, length = position + HEADER_SIZE, header[0]
         if length > _LARGE and os.fstat(fd).st_size < start + length:
             return None
         # Uninitialised memory: a bytearray would be filled with zeros first.
@@ -70,13 +74,13 @@ class RecordFormat:
             if count == 0:
                 return None
             filled += count
-        return self._decoder.decode(header, payload), start + length
+        return self._decode(header, payload), start + length
 
     def skip_at(self, fd: int, position: int) -> int | None:
         header = self._header(fd, position)
         if header is None:
             return None
-        end = position + HEADER_SIZE + header.payload_length
+        end = position + HEADER_SIZE + header[0]
         return end if os.fstat(fd).st_size >= end else None
 
 

@@ -161,6 +161,25 @@ def test_a_corrupt_record_raises_with_its_place(spec: SingleStreamSpec) -> None:
         assert r.position == 1
 
 
+def test_records_of_an_older_format_are_refused_by_name(spec: SingleStreamSpec) -> None:
+    with write_to_streams(spec) as w:
+        w.write(1)
+        w.write(2)
+    path = segments(spec)[0]
+    data = bytearray(path.read_bytes())
+    data[3] = 1
+    for old in (bytes(data), bytes(data[:24])):  # a header of the first format had 24 bytes
+        path.write_bytes(old)
+        named = "record format 1 is not known, this version reads 2; start over with force_restart=true"
+        with pytest.raises(CorruptRecord, match=named) as reading, read_stream(spec) as r:
+            r.next_record()
+        with pytest.raises(CorruptRecord, match=named) as resuming:
+            read_stream(spec, 1)
+        with pytest.raises(CorruptRecord, match=named) as writing:
+            write_to_streams(spec)
+        assert all(str(path) in str(error.value) for error in (reading, resuming, writing))
+
+
 def test_hostile_bytes_in_a_stream_are_refused(spec: SingleStreamSpec) -> None:
     import pickle
 

@@ -10,9 +10,21 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from xxhash import xxh3_64_intdigest
 
 from pipelinerl.streams import CorruptRecord, UnsupportedValue
-from pipelinerl.streams.records import HEADER_SIZE, RecordEncoder, decode_record, encode_record
+from pipelinerl.streams.records import (
+    _FIELDS,
+    _HASH,
+    FORMAT_VERSION,
+    HEADER_SIZE,
+    MAGIC,
+    RecordEncoder,
+    decode_record,
+    encode_record,
+    parse_header,
+    record_decoder,
+)
 
 DTYPES = [np.dtype(code) for code in np.typecodes["AllInteger"] + "?efd"]
 arrays = hnp.arrays(st.sampled_from(DTYPES), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
@@ -84,14 +96,9 @@ def test_a_pickle_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def hostile(payload: bytes, skeleton: int | None = None) -> bytes:
     """A record with valid checksums around arbitrary content, as an attacker could write it."""
-    from zlib import crc32
-
-    from pipelinerl.streams.records import _CRC, _FIELDS, FORMAT_VERSION, MAGIC
-
-    fields = _FIELDS.pack(
-        MAGIC, FORMAT_VERSION, len(payload), len(payload) if skeleton is None else skeleton, crc32(payload)
-    )
-    return fields + _CRC.pack(crc32(fields)) + payload
+    skeleton = len(payload) if skeleton is None else skeleton
+    fields = _FIELDS.pack(MAGIC, FORMAT_VERSION, skeleton, len(payload), xxh3_64_intdigest(payload))
+    return fields + _HASH.pack(xxh3_64_intdigest(fields)) + payload
 
 
 @pytest.mark.parametrize(
@@ -117,7 +124,7 @@ def test_hostile_content_with_valid_checksums_is_refused(payload: bytes) -> None
 def test_an_unknown_format_version_is_named() -> None:
     record = bytearray(encode_record(1))
     record[3] = 9
-    with pytest.raises(CorruptRecord, match="record format 9 is not known, this version reads 1"):
+    with pytest.raises(CorruptRecord, match="record format 9 is not known, this version reads 2; start over"):
         decode_record(record)
 
 
@@ -159,12 +166,6 @@ def test_decoded_arrays_are_aligned_views_of_the_record() -> None:
 
 
 def decode_like(record: bytearray) -> Any:
-    from zlib import crc32
-
-    from pipelinerl.streams.records import Header, RecordDecoder, parse_header
-
-    header = parse_header(record)
+    length, skeleton, _ = parse_header(record)
     payload = memoryview(record)[HEADER_SIZE:]
-    return RecordDecoder().decode(
-        Header(header.payload_length, header.skeleton_length, crc32(payload)), payload
-    )
+    return record_decoder()((length, skeleton, xxh3_64_intdigest(payload)), payload)
