@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from domains.privacy_hopqa.errors import StageError
 from domains.privacy_hopqa.interfaces import Context, Model, Rendered, Stage, StageRequest
@@ -42,6 +44,16 @@ class Caller:
         record.output_tokens = completion.output_tokens
         record.call = completion.call
         return record, prompt
+
+
+@contextmanager
+def recorded(record: CallRecord) -> Iterator[None]:
+    """Note the kind of a StageError that the block raises."""
+    try:
+        yield
+    except StageError as error:
+        record.error = error.kind
+        raise
 
 
 def id_resolver(prompt: Rendered, documents: dict[str, str]) -> Resolve:

@@ -14,13 +14,17 @@ from domains.privacy_hopqa.capture import ANCHOR_ROLE, POLICY_ROLE
 from domains.privacy_hopqa.prompts import load_prompts
 from domains.privacy_hopqa.report import leakage_section
 from domains.privacy_hopqa.runtime import data_manifest
-from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
+from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, settings_of
 from domains.privacy_hopqa.world import WorldError, generate, world_config
 from pipelinerl.domain import BaseDomain, ReportSection, ServiceSpec
 from pipelinerl.observe.focus import ReportFocus
 
 KEY = "privacy_hopqa"
 WORLD_FOLDER = "world"
+SCORER_START_S = 600.0
+"""A classifier may have to be read from disk first."""
+CHARS_PER_TOKEN = 6.0
+"""No tokenizer gets more characters of running text into a token on average."""
 
 
 class PrivacyHopQADomain(BaseDomain):
@@ -59,18 +63,12 @@ class PrivacyHopQADomain(BaseDomain):
         return world_paths(world)
 
     def services(self, cfg: DictConfig) -> list[ServiceSpec]:
-        """The retrieval server, unless an address is configured."""
+        """The retrieval server unless an address is configured; a scoring server if one is asked for."""
         settings = settings_of(cfg)
-        if settings.helper_service_url is not None:
-            return []
-        argv = [sys.executable, "-m", "retrieval_server", "--host", "{host}", "--port", "{port}"]
-        if settings.task_data_root:
-            argv += ["--tasks", settings.task_data_root]
-        if settings.web_corpus_path:
-            argv += ["--web", settings.web_corpus_path]
-        if fingerprint := (data_manifest(settings) or {}).get("fingerprint"):
-            argv += ["--fingerprint", str(fingerprint)]
-        return [ServiceSpec(name="retrieval", argv=argv, url_key=f"{KEY}.helper_service_url")]
+        specs = [] if settings.helper_service_url is not None else [_retrieval_server(settings)]
+        if settings.scoring_server_options is not None:
+            specs.append(_scoring_server(settings.scoring_server_options))
+        return specs
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """Problems of the domain's block and of its fit with the rest, one line each."""
@@ -80,6 +78,11 @@ class PrivacyHopQADomain(BaseDomain):
             return [str(error)]
         checks = (_data_problems, _mode_problems, _context_problems)
         return [problem for check in checks for problem in check(cfg, settings)]
+
+    def remedy(self, key: str) -> str | None:
+        """What replaces a key of the published recipe that has no counterpart here."""
+        block, _, name = key.partition(".")
+        return remedy_for(name) if block == KEY else None
 
     def report(self, output_dir: Path) -> list[ReportSection]:
         """Leakage before and after training from the audit log, with controls and intervals."""
@@ -104,6 +107,27 @@ def world_paths(world: Path) -> dict[str, Any]:
         f"{KEY}.task_data_root": str(world / "tasks"),
         f"{KEY}.web_corpus_path": str(world / "web.jsonl"),
     }
+
+
+def _retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
+    argv = [sys.executable, "-m", "retrieval_server", "--host", "{host}", "--port", "{port}"]
+    if settings.task_data_root:
+        argv += ["--tasks", settings.task_data_root]
+    if settings.web_corpus_path:
+        argv += ["--web", settings.web_corpus_path]
+    if fingerprint := (data_manifest(settings) or {}).get("fingerprint"):
+        argv += ["--fingerprint", str(fingerprint)]
+    return ServiceSpec(name="retrieval", argv=argv, url_key=f"{KEY}.helper_service_url")
+
+
+def _scoring_server(options: Sequence[str]) -> ServiceSpec:
+    argv = [sys.executable, "-m", "domains.privacy_hopqa.scorer", "--host", "{host}", "--port", "{port}"]
+    return ServiceSpec(
+        name="scoring",
+        argv=[*argv, *options],
+        url_key=f"{KEY}.privacy_reward_service_url",
+        start_deadline_s=SCORER_START_S,
+    )
 
 
 def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
@@ -161,8 +185,20 @@ def _context_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterat
                 f"{key}={value} is below {KEY}.generation_context_limit_tokens={limit}; "
                 "raise the one or lower the other"
             )
-    if settings.generation_context_margin_tokens >= limit:
+    room = limit - settings.generation_context_margin_tokens
+    if room <= 0:
         yield (
             f"{KEY}.generation_context_margin_tokens={settings.generation_context_margin_tokens} leaves no "
             f"room in {KEY}.generation_context_limit_tokens={limit}"
+        )
+    elif settings.reader_window_chars > CHARS_PER_TOKEN * room:
+        yield (
+            f"{KEY}.generation_context_limit_tokens={limit}: too small for a window of "
+            f"{KEY}.reader_window_chars={settings.reader_window_chars}; raise the one or lower the other"
+        )
+    deadline = OmegaConf.select(cfg, "actor.rollout_deadline_s")
+    if deadline is not None and settings.rollout_timeout_s >= deadline:
+        yield (
+            f"{KEY}.rollout_timeout_s={settings.rollout_timeout_s:g} must be below "
+            f"actor.rollout_deadline_s={deadline:g}, so that a slow rollout fails by itself"
         )

@@ -8,43 +8,20 @@ is a negative read.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 
-from domains.privacy_hopqa.calls import Caller, id_resolver
+from domains.privacy_hopqa.calls import Caller, id_resolver, recorded
 from domains.privacy_hopqa.chains import Chain
-from domains.privacy_hopqa.concurrency import run_limited
 from domains.privacy_hopqa.errors import StageError
-from domains.privacy_hopqa.interfaces import (
-    ChooseContext,
-    HopView,
-    Model,
-    PlanContext,
-    ReadContext,
-    ReadNote,
-    ResolveContext,
-    Searcher,
-    Stage,
-)
+from domains.privacy_hopqa.interfaces import ChooseContext, HopView, Model, PlanContext, Searcher, Stage
 from domains.privacy_hopqa.judge import Judge
-from domains.privacy_hopqa.pool import (
-    Candidate,
-    Parent,
-    Pool,
-    make_cards,
-    memory_parents,
-    window_view,
-    windows_to_read,
-)
+from domains.privacy_hopqa.pool import Parent, Pool, make_cards, memory_parents
 from domains.privacy_hopqa.prompts import PromptSet
 from domains.privacy_hopqa.retrieval import Retrieval
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.settle import Settler
 from domains.privacy_hopqa.stages.choose import parse_choice
 from domains.privacy_hopqa.stages.plan import PlanResult, parse_plan
-from domains.privacy_hopqa.stages.read import parse_read
-from domains.privacy_hopqa.stages.resolve import ResolveResult, parse_resolution
 from domains.privacy_hopqa.trace import (
-    ANCHOR,
     GOLD_ABSENT,
     GOLD_ALREADY,
     GOLD_NOT_YET,
@@ -52,14 +29,10 @@ from domains.privacy_hopqa.trace import (
     CallRecord,
     ChooseFacts,
     Episode,
+    Event,
     HopState,
     PlanFacts,
-    ReadFacts,
-    ResolveFacts,
 )
-
-MAX_RESOLVE_READS = 12
-MAX_UNREAD_CARDS = 80
 
 
 def iteration_cap(n_hops: int, settings: PrivacyHopQASettings) -> int:
@@ -85,25 +58,37 @@ class AgentLoop:
         self._judge = judge or Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
         self.episode = Episode(chain, [HopState(hop.number) for hop in chain.hops], self._caller.records)
         self._retrieval = Retrieval(self.episode, settings, searcher, self._judge)
+        self._settler = Settler(chain, settings, self._caller, self._judge, self.episode)
 
     async def run(self) -> Episode:
         """Run to the end. Raises RolloutFailure; a stage error ends the run and is noted in the episode."""
         start = time.perf_counter()
+        end, hop_number = await self._iterations()
+        self.episode.log(hop_number, end)
+        self.episode.duration_s = time.perf_counter() - start
+        return self.episode
+
+    async def _iterations(self) -> tuple[Event, int]:
+        """Why the rollout ends, and the hop it was at."""
+        state = self.episode.hops[0]
         for iteration in range(1, iteration_cap(len(self._chain.hops), self._settings) + 1):
-            state = next((hop for hop in self.episode.hops if hop.answer is None), None)
-            if state is None:
-                break
+            state = self._open_hop() or state
             self.episode.iterations = iteration
             try:
                 await self._iterate(state, iteration)
             except StageError as error:
+                self.episode.log(state.hop_number, Event.STAGE_ERROR, str(error.kind))
                 if self._settings.on_stage_error == "end_rollout":
                     self.episode.fatal = error.kind
-                    break
+                    return Event.END_ERROR, state.hop_number
             if self._settings.stop_after_incorrect_hop and self._is_wrong(state):
-                break
-        self.episode.duration_s = time.perf_counter() - start
-        return self.episode
+                return Event.END_INCORRECT, state.hop_number
+            if self._open_hop() is None:
+                return Event.END_COMPLETE, state.hop_number
+        return Event.END_CAP, state.hop_number
+
+    def _open_hop(self) -> HopState | None:
+        return next((hop for hop in self.episode.hops if hop.answer is None), None)
 
     def _is_wrong(self, state: HopState) -> bool:
         return state.answer is not None and not self._judge.correct(state.hop_number, state.answer)
@@ -112,12 +97,17 @@ class AgentLoop:
         view = self._view(state, iteration)
         record, plan = await self._plan(state, view)
         searches = self._retrieval.searches(state, view, plan)
+        empty = Event.STOP if plan.explicitly_empty else Event.NO_ACTION
+        self.episode.log(state.hop_number, Event.SEARCH if searches else empty, f"actions={len(searches)}")
         pool = await self._retrieval.run(state, view, searches, record)
         if pool.parents:
             chosen = await self._choose(state, view, pool)
-            await self._settle(state, view, pool, chosen)
+            await self._settler.settle(state, view, pool, chosen)
         elif not searches and state.reads:
-            await self._settle(state, view, pool, [])
+            self.episode.log(state.hop_number, Event.RESOLVE_AGAIN, f"reads={len(state.reads)}")
+            await self._settler.settle(state, view, pool, [])
+        else:
+            self.episode.log(state.hop_number, Event.NOTHING_FOUND)
 
     def _view(self, state: HopState, iteration: int) -> HopView:
         hop = self._chain.hop(state.hop_number)
@@ -160,12 +150,13 @@ class AgentLoop:
             record, plan = await self._plan_once(state, context)
             if plan.actions or plan.explicitly_empty or attempt == self._settings.hop_plan_attempts:
                 break
+            self.episode.log(state.hop_number, Event.ASK_AGAIN, f"attempt={attempt}")
         return record, plan
 
     async def _plan_once(self, state: HopState, context: PlanContext) -> tuple[CallRecord, PlanResult]:
         situation = GOLD_ALREADY if state.gold_after_cut or state.gold_read else GOLD_NOT_YET
         record, _ = await self._caller.ask(Stage.PLAN, context, situation)
-        with _recorded(record):
+        with recorded(record):
             plan = parse_plan(
                 record.text,
                 limit=context.action_limit,
@@ -192,6 +183,7 @@ class AgentLoop:
         """The documents to read: all if they are few, else the model's choice."""
         limit = self._settings.choose_top_k
         if len(pool.parents) <= limit:
+            self.episode.log(state.hop_number, Event.TAKE_ALL, f"documents={len(pool.parents)}")
             return pool.parents
         context = ChooseContext(
             view=view,
@@ -204,7 +196,7 @@ class AgentLoop:
             Stage.CHOOSE, context, GOLD_VISIBLE if visible else GOLD_ABSENT
         )
         by_id = {parent.doc_id: parent for parent in pool.parents}
-        with _recorded(record):
+        with recorded(record):
             choice = parse_choice(
                 record.text, resolve=id_resolver(prompt, {name: name for name in by_id}), limit=limit
             )
@@ -217,135 +209,7 @@ class AgentLoop:
             gold_selected=self._retrieval.has_gold(state, chosen),
             unknown_ids=choice.unknown_ids,
         )
+        self.episode.log(
+            state.hop_number, Event.CHOOSE, f"documents={len(chosen)} candidates={len(pool.parents)}"
+        )
         return chosen
-
-    # Read and resolve
-
-    async def _settle(self, state: HopState, view: HopView, pool: Pool, chosen: Sequence[Parent]) -> None:
-        """Read what is chosen and resolve, again while the resolver asks for more and more is unread."""
-        for _ in range(self._settings.max_read_rounds):
-            await self._read(state, view, chosen)
-            unread = pool.unread(state.read_ids)
-            result = await self._resolve(state, view, unread)
-            if result.answered:
-                self._remember(state, result, view.iteration)
-                return
-            if result.next_step != "read_more":
-                return
-            by_id = {parent.doc_id: parent for parent in unread}
-            chosen = [by_id[name] for name in result.doc_ids]
-
-    async def _read(self, state: HopState, view: HopView, chosen: Sequence[Parent]) -> None:
-        windows = [(parent, c) for parent in chosen for c in windows_to_read(parent, self._settings)]
-        if not windows:
-            return
-        notes = await run_limited(
-            [lambda pair=pair: self._read_one(state, view, *pair) for pair in windows],  # type: ignore[misc]
-            self._settings.max_parallel_doc_reads,
-        )
-        state.reads += notes
-        state.read_ids.update(note.window_id for note in notes)
-        self.episode.windows_read += len(windows)
-        self.episode.parents_read += len({parent.doc_id for parent, _ in windows})
-        for parent in chosen:
-            state.read_documents[parent.doc_id] = parent.document
-
-    async def _read_one(
-        self, state: HopState, view: HopView, parent: Parent, candidate: Candidate
-    ) -> ReadNote:
-        """One read; an unusable answer counts as a negative read."""
-        window = window_view(parent, candidate)
-        gold = self._judge.is_gold(state.hop_number, parent.document)
-        state.gold_read |= gold
-        holds = (
-            gold and self._is_asked_rightly(state) and self._judge.holds_answer(state.hop_number, window.text)
-        )
-        try:
-            record, _ = await self._caller.ask(Stage.READ, ReadContext(view, window), ANCHOR)
-            with _recorded(record):
-                result = parse_read(record.text, min_confidence=self._settings.reader_min_answer_confidence)
-        except StageError as error:
-            return ReadNote(
-                window.window_id, window.parent_id, window.title, False, "", "", 0.0, str(error.kind)
-            )
-        correct = result.positive and self._judge.correct(state.hop_number, result.answer)
-        record.json_path = result.json_path
-        record.facts = ReadFacts(gold, holds, result.positive, correct)
-        return ReadNote(
-            window_id=window.window_id,
-            parent_id=window.parent_id,
-            title=window.title,
-            positive=result.positive,
-            answer=result.answer,
-            justification=result.justification,
-            confidence=result.confidence,
-            missing=result.missing,
-        )
-
-    def _is_asked_rightly(self, state: HopState) -> bool:
-        """Whether the answers filled into the hop's question are correct."""
-        answers = self.episode.answers
-        needed = self._chain.hop(state.hop_number).dependencies
-        return all(self._judge.correct(number, answers.get(number)) for number in needed)
-
-    async def _resolve(self, state: HopState, view: HopView, unread: Sequence[Parent]) -> ResolveResult:
-        positives = state.positive_reads
-        unread = unread[:MAX_UNREAD_CARDS]
-        context = ResolveContext(
-            view=view,
-            searches=tuple(state.searches[-self._settings.max_history_entries :]),
-            reads=_resolver_reads(state),
-            unread=make_cards(unread, self._settings.chooser_excerpt_chars),
-            limit=self._settings.choose_top_k,
-            constrained=self._settings.constrained_resolver,
-        )
-        record, prompt = await self._caller.ask(Stage.RESOLVE, context, ANCHOR)
-        offered = {parent.doc_id: parent.doc_id for parent in unread}
-        was_read = {read.window_id: read.parent_id for read in state.reads}
-        partly_read = {window: doc for window, doc in was_read.items() if doc in offered}
-        with _recorded(record):
-            result = parse_resolution(
-                record.text,
-                resolve_unread=id_resolver(prompt, offered | partly_read),
-                resolve_read=id_resolver(prompt, was_read | {doc: doc for doc in was_read.values()}),
-                limit=self._settings.choose_top_k,
-                has_reads=bool(state.reads),
-                has_positive=bool(positives),
-            )
-        correct = result.answered and self._judge.correct(state.hop_number, result.answer)
-        answerable = any(self._judge.correct(state.hop_number, read.answer) for read in positives)
-        record.json_path = result.json_path
-        record.facts = ResolveFacts(
-            result.answered, correct, answerable, result.next_step, result.unknown_ids, result.error
-        )
-        return result
-
-    def _remember(self, state: HopState, result: ResolveResult, iteration: int) -> None:
-        """Take the answer, and keep the documents that support it for later hops."""
-        state.answer, state.justification, state.answered_in = result.answer, result.justification, iteration
-        positives = state.positive_reads
-        agreeing = [read.parent_id for read in positives if _same(read.answer, result.answer)]
-        supporting = result.supporting or agreeing or [read.parent_id for read in positives]
-        for doc_id in supporting:
-            self.episode.memory[doc_id] = state.read_documents[doc_id]
-
-
-@contextmanager
-def _recorded(record: CallRecord) -> Iterator[None]:
-    """Note the kind of a StageError that the block raises."""
-    try:
-        yield
-    except StageError as error:
-        record.error = error.kind
-        raise
-
-
-def _resolver_reads(state: HopState) -> tuple[ReadNote, ...]:
-    """The last positive reads and the last reads, each once, oldest first."""
-    positive = [i for i, read in enumerate(state.reads) if read.positive][-MAX_RESOLVE_READS:]
-    last = range(max(0, len(state.reads) - MAX_RESOLVE_READS), len(state.reads))
-    return tuple(state.reads[i] for i in sorted({*positive, *last}))
-
-
-def _same(left: str, right: str) -> bool:
-    return left.casefold().split() == right.casefold().split()

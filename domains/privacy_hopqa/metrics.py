@@ -6,7 +6,6 @@ is the denominator; an empty list means that the rollout had no such event.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
@@ -17,6 +16,7 @@ from domains.privacy_hopqa.errors import ErrorKind
 from domains.privacy_hopqa.interfaces import Stage
 from domains.privacy_hopqa.leakage.rules import LeakageLevels
 from domains.privacy_hopqa.outcome import Outcome
+from domains.privacy_hopqa.stage_metrics import error_of, stage_metrics
 from domains.privacy_hopqa.trace import (
     GOLD_ALREADY,
     GOLD_NOT_YET,
@@ -24,6 +24,7 @@ from domains.privacy_hopqa.trace import (
     CallRecord,
     ChooseFacts,
     Episode,
+    Event,
     PlanFacts,
     ReadFacts,
     ResolveFacts,
@@ -34,7 +35,11 @@ Rate = list[float]
 
 
 class PrivacyHopQAMetrics(BaseMetrics):
-    """All metrics of a rollout that did not fail. Slices (`success_hops_2`, ...) are extra fields."""
+    """All metrics of a rollout that did not fail.
+
+    Those of the stages (`hop_plan_reward`, ..., fields of `StageMetrics`) and the slices (`success_hops_2`,
+    `leak_split_test`, ...) are extra fields.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -67,6 +72,13 @@ class PrivacyHopQAMetrics(BaseMetrics):
     parents_read: int
     windows_read: int
     loop_seconds: float
+    ended_complete: bool
+    ended_at_cap: bool
+    ended_by_error: bool
+    stopped_plans: int
+    spent_iterations: int
+    read_more_rounds: int
+    read_rounds_exhausted: int
 
     # Retrieval, per hop with a gold document
     windows_before_cut: int
@@ -129,13 +141,14 @@ def measure(
         _outcome(episode, outcome),
         _effort(episode, captured, texts),
         _retrieval(episode, outcome),
-        _per_stage(episode.calls, texts),
+        _calls(episode),
+        stage_metrics(episode.calls, texts, episode.search_errors),
         _plans(episode.calls),
         _choices(episode.calls),
         _reads(episode.calls),
         _resolutions(episode.calls),
         _privacy(episode, privacy, leakage),
-        _slices(episode, outcome),
+        _slices(episode, outcome, leakage),
     ):
         values |= part
     return PrivacyHopQAMetrics(**values)
@@ -186,6 +199,13 @@ def _effort(episode: Episode, captured: int, texts: Sequence[Captured]) -> dict[
         "parents_read": episode.parents_read,
         "windows_read": episode.windows_read,
         "loop_seconds": episode.duration_s,
+        "ended_complete": episode.count([Event.END_COMPLETE]) > 0,
+        "ended_at_cap": episode.count([Event.END_CAP]) > 0,
+        "ended_by_error": episode.count([Event.END_ERROR]) > 0,
+        "stopped_plans": episode.count([Event.STOP]),
+        "spent_iterations": episode.count([Event.NOTHING_FOUND]),
+        "read_more_rounds": episode.count([Event.READ_MORE]),
+        "read_rounds_exhausted": episode.count([Event.ROUNDS_SPENT]),
     }
 
 
@@ -218,46 +238,16 @@ def _retrieval(episode: Episode, outcome: Outcome) -> dict[str, Any]:
     }
 
 
-def _per_stage(calls: Sequence[CallRecord], texts: Sequence[Captured]) -> dict[str, Any]:
-    """Errors by kind; per stage errors, valid share, latency, extraction paths, texts and rewards."""
-    errors = Counter(record.error for record in calls if record.error is not None)
-    recovered = Counter(
-        record.facts.error
-        for record in calls
-        if isinstance(record.facts, ResolveFacts) and record.facts.error is not None
-    )
-    values: dict[str, Any] = {
+def _calls(episode: Episode) -> dict[str, Any]:
+    calls = episode.calls
+    return {
         "parse_valid": _flags(record.error is None for record in calls),
+        "resolver_wipes": sum(error_of(record) is ErrorKind.RESOLVER_WIPE for record in calls),
         "invalid_ids": sum(
             record.facts.unknown_ids
             for record in calls
             if isinstance(record.facts, ChooseFacts | ResolveFacts)
         ),
-        "resolver_wipes": recovered[ErrorKind.RESOLVER_WIPE],
-    }
-    for kind in (
-        ErrorKind.PARSE,
-        ErrorKind.WRONG_TYPE,
-        ErrorKind.CONTEXT_OVERFLOW,
-        ErrorKind.INVALID_IDS,
-    ):
-        values[f"errors_{kind}"] = errors[kind] + recovered[kind]
-    for stage in Stage:
-        values |= _stage(stage, [record for record in calls if record.stage == stage], texts)
-    return values
-
-
-def _stage(stage: Stage, calls: Sequence[CallRecord], texts: Sequence[Captured]) -> dict[str, Any]:
-    own = [text for text in texts if text.record.stage == stage]
-    parsed = [record.json_path for record in calls if record.json_path]
-    return {
-        f"{stage}_calls": len(calls),
-        f"{stage}_errors": sum(record.error is not None for record in calls),
-        f"{stage}_valid": _flags(record.error is None for record in calls),
-        f"{stage}_latency_s": [record.latency_s for record in calls],
-        f"{stage}_texts": len(own),
-        f"{stage}_reward": [text.reward for text in own],
-        **{f"{stage}_json_{path}": parsed.count(path) for path in ("clean", "fenced", "embedded")},
     }
 
 
@@ -335,13 +325,14 @@ def _privacy(
     }
 
 
-def _slices(episode: Episode, outcome: Outcome) -> dict[str, Any]:
-    """Strict success by chain length, pattern, task (company) and split."""
-    chain, success = episode.chain, float(outcome.strict_success)
+def _slices(episode: Episode, outcome: Outcome, leakage: LeakageLevels) -> dict[str, Any]:
+    """Strict success and leakage by chain length, pattern, task (company) and split."""
+    chain = episode.chain
     names = (
         f"hops_{len(chain.hops)}",
         f"pattern_{chain.pattern}",
         f"task_{chain.task_id}",
         f"split_{chain.split}",
     )
-    return {f"success_{name}": success for name in names}
+    success, leak = float(outcome.strict_success), float(leakage.headline)
+    return {f"success_{name}": success for name in names} | {f"leak_{name}": leak for name in names}

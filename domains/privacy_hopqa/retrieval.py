@@ -42,8 +42,8 @@ class Retrieval:
     ) -> Pool:
         """Run the searches, note them, and build the pool of this iteration.
 
-        A plan without searches falls back on what this hop has retrieved before and not read: declaring that
-        enough was found must lead somewhere.
+        A plan without searches has what earlier hops remembered, and with `empty_plan_pool: retrieved` also
+        what this hop has retrieved before and not read.
         """
         requests = [
             self._request(view, record, number, action) for number, (action, _) in enumerate(searches, 1)
@@ -62,7 +62,8 @@ class Retrieval:
             state.gold_before_cut |= gold
             if gold and by_model and isinstance(record.facts, PlanFacts):
                 record.facts.gold_retrieved = True
-        memory = self._episode.memory if searches else self._episode.memory | state.retrieved
+        goes_back = not searches and self._settings.empty_plan_pool == "retrieved"
+        memory = self._episode.memory | state.retrieved if goes_back else self._episode.memory
         pool = build_pool(list(memory.values()), ranked, state.read_ids, view.question, self._settings)
         self._count_pool(state, pool)
         return pool

@@ -67,6 +67,8 @@ class PrivacyHopQASettings(_Block):
     privacy_reward_service_url: str | None = None
     helper_timeout_s: PositiveFloat = 180.0
     privacy_reward_timeout_s: PositiveFloat = 30.0
+    scoring_server_options: list[str] | None = None
+    """Null: the deterministic scorer in each worker. A list starts a scoring server with these options."""
 
     # Context, in tokens.
     generation_context_limit_tokens: PositiveInt = 16384
@@ -134,6 +136,7 @@ class PrivacyHopQASettings(_Block):
     anchor_stages: bool = False
     anchor_max_texts: PositiveInt = 4
     train_stopping: bool = True
+    empty_plan_pool: Literal["memory", "retrieved"] = "memory"
     leakage: LeakageSettings = Field(default_factory=LeakageSettings)
 
     @model_validator(mode="before")
@@ -141,8 +144,8 @@ class PrivacyHopQASettings(_Block):
     def _name_replaced_keys(cls, values: Any) -> Any:
         if isinstance(values, Mapping):
             for key in values:
-                if remedy := _remedy(str(key)):
-                    raise ValueError(f"{key} is not a setting here; {remedy}")
+                if remedy := remedy_for(str(key)):
+                    raise ValueError(f"{key} {remedy}")
         return values
 
     @model_validator(mode="after")
@@ -157,12 +160,28 @@ class PrivacyHopQASettings(_Block):
                 )
         if self.anchor_stages and self.training_reward_mode != "hop_step_situational":
             raise ValueError("anchor_stages=true needs training_reward_mode=hop_step_situational")
-        if self.prompt_set == "compact" and self.max_candidate_cards > 9:
+        if self.anchor_stages and self.capture_mode != "all_calls":
+            raise ValueError(
+                "anchor_stages=true keeps reads and resolutions; it needs capture_mode=all_calls"
+            )
+        if self.scoring_server_options is not None and self.privacy_reward_service_url is not None:
+            raise ValueError(
+                "scoring_server_options starts a server, privacy_reward_service_url names another: set one"
+            )
+        if self.prompt_set == "compact":
+            self._check_compact()
+        return self
+
+    def _check_compact(self) -> None:
+        if self.max_candidate_cards > 9:
             raise ValueError(
                 f"prompt_set=compact names documents d1 to d9: "
                 f"max_candidate_cards={self.max_candidate_cards} must be at most 9"
             )
-        return self
+        if self.constrained_resolver:
+            raise ValueError(
+                "constrained_resolver=true needs prompt_set=full: the compact resolver is short already"
+            )
 
     @property
     def web_top_k(self) -> int:
@@ -198,10 +217,12 @@ class PrivacyHopQASettings(_Block):
         return int(getattr(self, f"{stage}_max_tokens"))
 
 
-def _remedy(key: str) -> str | None:
-    if key in REPLACED_KEYS:
-        return REPLACED_KEYS[key]
-    return next((text for prefix, text in _REPLACED_PREFIXES.items() if key.startswith(prefix)), None)
+def remedy_for(key: str) -> str | None:
+    """Why a key of other configurations is not a setting here and what replaces it; None for any other key."""
+    found = REPLACED_KEYS.get(key) or next(
+        (text for prefix, text in _REPLACED_PREFIXES.items() if key.startswith(prefix)), None
+    )
+    return f"is not a setting here; {found}" if found else None
 
 
 def settings_of(cfg: DictConfig) -> PrivacyHopQASettings:

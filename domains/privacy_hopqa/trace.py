@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import Any
 
 from domains.privacy_hopqa.chains import Chain, Source
@@ -14,6 +16,52 @@ GOLD_ALREADY = "gold_already_retrieved"
 GOLD_VISIBLE = "gold_visible"
 GOLD_ABSENT = "gold_absent"
 ANCHOR = "anchor"
+
+
+class Event(StrEnum):
+    """What the control flow does next, and why."""
+
+    SEARCH = "search"
+    """The plan has usable actions (or the loop added one); they run."""
+    STOP = "stop"
+    """The plan is explicitly empty."""
+    NO_ACTION = "no_action"
+    """The plan is not empty, but nothing in it can be used."""
+    ASK_AGAIN = "ask_again"
+    """Nothing in the plan can be used and it is asked for once more."""
+    TAKE_ALL = "take_all"
+    """So few documents that none needs to be chosen."""
+    CHOOSE = "choose"
+    RESOLVE_AGAIN = "resolve_again"
+    """No search and nothing unread: the earlier reads of the hop are resolved once more."""
+    NOTHING_FOUND = "nothing_found"
+    """Nothing to read and nothing to resolve; the iteration is spent."""
+    ANSWER = "answer"
+    WITHDRAW = "withdraw"
+    """The resolver answered without an answer or without a positive read."""
+    READ_MORE = "read_more"
+    SEARCH_MORE = "search_more"
+    ROUNDS_SPENT = "rounds_spent"
+    """The resolver asks for more after the last round of reads."""
+    STAGE_ERROR = "stage_error"
+    END_COMPLETE = "end_complete"
+    END_CAP = "end_cap"
+    END_ERROR = "end_error"
+    END_INCORRECT = "end_incorrect"
+    """`stop_after_incorrect_hop`: a hop was answered wrongly."""
+
+
+ENDS = (Event.END_COMPLETE, Event.END_CAP, Event.END_ERROR, Event.END_INCORRECT)
+
+
+@dataclass(frozen=True, slots=True)
+class Transition:
+    """One step of the control flow. `detail` holds counts and kinds, never text of prompts or documents."""
+
+    iteration: int
+    hop_number: int
+    event: Event
+    detail: str = ""
 
 
 @dataclass(slots=True)
@@ -127,6 +175,16 @@ class Episode:
     parents_read: int = 0
     windows_read: int = 0
     duration_s: float = 0.0
+    transitions: list[Transition] = field(default_factory=list)
+
+    def log(self, hop_number: int, event: Event, detail: str = "") -> None:
+        """Note a step of the control flow in the current iteration."""
+        self.transitions.append(Transition(self.iterations, hop_number, event, detail))
+
+    def count(self, events: Iterable[Event]) -> int:
+        """How often one of the events happened."""
+        wanted = set(events)
+        return sum(transition.event in wanted for transition in self.transitions)
 
     @property
     def answers(self) -> dict[int, str]:

@@ -31,6 +31,7 @@ class Traces:
         line = asdict(identity) | {
             "answers": episode.answers,
             "searches": episode.searches,
+            "transitions": [asdict(transition) for transition in episode.transitions],
             "calls": [_call(record) for record in episode.calls],
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)

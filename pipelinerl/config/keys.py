@@ -47,9 +47,16 @@ def apply(tree: DictConfig, overrides: Sequence[Override], brought: list[str]) -
         if override.is_delete():
             raise ConfigError(f"{override.input_line}: keys cannot be deleted; set {key}=null instead")
         if not _exists(tree, key) and not (override.is_add() or override.is_force_add()):
-            raise ConfigError(f"{key}: unknown key; {_hint(tree, key)}")
+            raise ConfigError(f"{key}: {_domain_remedy(tree, key) or f'unknown key; {_hint(tree, key)}'}")
         _set(tree, key, override.value())
     _check_open_sections(tree, brought)
+
+
+def _domain_remedy(tree: DictConfig, key: str) -> str | None:
+    """What the domain says about a key of its own that no longer exists."""
+    from pipelinerl.domain import load_domain  # a domain imports this package
+
+    return load_domain(tree.get("domain_hooks")).remedy(key)
 
 
 def _set(tree: DictConfig, key: str, value: Any) -> None:

@@ -5,6 +5,7 @@ from typing import Protocol
 
 from domains.privacy_hopqa.interfaces import Context, Rendered
 from domains.privacy_hopqa.prompts.compact import CompactPrompts
+from domains.privacy_hopqa.prompts.full import FullPrompts
 
 
 class PromptSet(Protocol):
@@ -13,7 +14,7 @@ class PromptSet(Protocol):
     def render(self, context: Context) -> Rendered: ...
 
 
-PROMPT_SETS: dict[str, Callable[[], PromptSet]] = {"compact": CompactPrompts}
+PROMPT_SETS: dict[str, Callable[[], PromptSet]] = {"full": FullPrompts, "compact": CompactPrompts}
 
 
 def load_prompts(name: str) -> PromptSet:

@@ -20,7 +20,10 @@ NextStep = Literal["done", "read_more", "search_more"]
 
 @dataclass(frozen=True, slots=True)
 class ResolveResult:
-    """An answer (`answered`) or the next step. `error` is a recovered one: the run goes on."""
+    """An answer (`answered`) or the next step. `error` is a recovered one: the run goes on.
+
+    `supporting`: the read documents named with an answer, under `supporting_doc_ids` or `selected_doc_ids`.
+    """
 
     answered: bool
     answer: str
@@ -61,6 +64,8 @@ def parse_resolution(
         if not doc_ids:
             step, error = "search_more", error or ErrorKind.INVALID_IDS
     supporting, _ = selected_ids(values, "supporting_doc_ids", resolve_read, limit)
+    if answered and not supporting:
+        supporting, _ = selected_ids(values, "selected_doc_ids", resolve_read, limit)
     return ResolveResult(
         answered=answered,
         answer=answer if answered else "",

@@ -131,5 +131,5 @@ async def play(
     **changes: Any,
 ) -> Episode:
     config = settings(**changes)
-    loop = AgentLoop(chain, config, load_prompts("compact"), script, searches or Searches())
+    loop = AgentLoop(chain, config, load_prompts(config.prompt_set), script, searches or Searches())
     return await loop.run()

@@ -10,6 +10,8 @@ from omegaconf import OmegaConf
 from domains.privacy_hopqa import report
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.domain import PrivacyHopQADomain, world_paths
+from pipelinerl.config import ConfigError
+from pipelinerl.config.compose import Request, compose
 from pipelinerl.domain import Domain
 
 DOMAIN = PrivacyHopQADomain()
@@ -20,6 +22,8 @@ GOOD = {
     "privacy_hopqa": {
         "prompt_set": "compact",
         "max_candidate_cards": 6,
+        "reader_window_chars": 3000,
+        "reader_window_overlap_chars": 300,
         "training_reward_mode": "hop_step_situational",
         "generation_context_limit_tokens": 1024,
         "world": {"size": "tiny", "seed": 1},
@@ -42,7 +46,26 @@ def test_it_is_a_domain():
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"privacy_hopqa__prompt_set": "full"}, "prompt_set=full: available are compact"),
+        ({"privacy_hopqa__prompt_set": "long"}, "privacy_hopqa.prompt_set"),
+        ({"privacy_hopqa__constrained_resolver": True}, "constrained_resolver=true needs prompt_set=full"),
+        ({"privacy_hopqa__max_candidate_cards": 20}, "max_candidate_cards=20 must be at most 9"),
+        ({"privacy_hopqa__log_prompts": True}, "log_prompts is not a setting here; use trace_fraction"),
+        ({"privacy_hopqa__reader_window_overlap_chars": 10_000}, "must be smaller than reader_window_chars"),
+        (
+            {
+                "privacy_hopqa__scoring_server_options": [],
+                "privacy_hopqa__privacy_reward_service_url": "http://s",
+            },
+            "scoring_server_options starts a server",
+        ),
+        (
+            {"privacy_hopqa__rollout_timeout_s": 60, "actor__rollout_deadline_s": 60},
+            "rollout_timeout_s=60 must be below actor.rollout_deadline_s=60",
+        ),
+        (
+            {"privacy_hopqa__generation_context_limit_tokens": 512},
+            "generation_context_limit_tokens=512: too small for a window of",
+        ),
         ({"privacy_hopqa__max_itertions": 3}, "privacy_hopqa.max_itertions: unknown setting"),
         ({"privacy_hopqa__world": {"size": "huge"}}, "world.size='huge'"),
         ({"finetune__rl__step_reward_advantages": False}, "needs finetune.rl.step_reward_advantages=true"),
@@ -54,7 +77,15 @@ def test_it_is_a_domain():
         ),
         ({"finetune__seq_length": 512}, "finetune.seq_length=512 is below"),
         ({"privacy_hopqa__generation_context_margin_tokens": 1024}, "leaves no room"),
-        ({"privacy_hopqa__anchor_stages": True}, "set finetune.rl.role_weights={policy: 1, anchor: 0}"),
+        ({"privacy_hopqa__anchor_stages": True}, "it needs capture_mode=all_calls"),
+        (
+            {"privacy_hopqa__anchor_stages": True, "privacy_hopqa__capture_mode": "all_calls"},
+            "set finetune.rl.role_weights={policy: 1, anchor: 0}",
+        ),
+        (
+            {"privacy_hopqa__anchor_stages": True, "privacy_hopqa__training_reward_mode": "outcome"},
+            "anchor_stages=true needs training_reward_mode=hop_step_situational",
+        ),
         ({"finetune__rl__role_weights": {"policy": 1}}, "only with privacy_hopqa.anchor_stages=true"),
         ({"privacy_hopqa__final_dataset_path": "/gone"}, "final_dataset_path=/gone: no such file"),
     ],
@@ -67,7 +98,11 @@ def test_problems_are_named_before_anything_starts(changes, message):
 
 def test_anchors_with_role_weights_are_fine():
     weights = {"policy": 1, "anchor": 0}
-    cfg = config(privacy_hopqa__anchor_stages=True, finetune__rl__role_weights=weights)
+    cfg = config(
+        privacy_hopqa__anchor_stages=True,
+        privacy_hopqa__capture_mode="all_calls",
+        finetune__rl__role_weights=weights,
+    )
     assert DOMAIN.validate(cfg) == []
 
 
@@ -95,6 +130,77 @@ def test_the_world_is_made_once_and_served(tmp_path):
     before = manifest.stat().st_mtime_ns
     DOMAIN.prepare(config(), tmp_path)
     assert manifest.stat().st_mtime_ns == before
+
+
+@pytest.mark.parametrize(
+    ("key", "says"),
+    [
+        ("llm_provider", "every call goes to the rollout policy"),
+        ("verbose", "use trace_fraction"),
+        ("use_remote_search", "searches always go to the retrieval server"),
+        ("browsecomp_enabled", "use no_web"),
+        ("local_index_path", "the retrieval server indexes task_data_root"),
+        ("embedding_model", "retrieval is BM25"),
+        ("semantic_threshold", "use local_search_threshold"),
+        ("retrieval_context_mode", "documents are always windowed"),
+        ("reader_excerpt_chars", "use reader_window_chars"),
+        ("browsecomp_max_chars", "use retrieval_source_chars"),
+        ("large_parent_window_policy", "use large_parent_top_windows"),
+        ("parallel_searches", "use max_parallel_retrieval_actions"),
+        ("log_prompts", "use trace_fraction"),
+    ],
+)
+def test_keys_of_the_published_recipe_without_a_counterpart_name_what_replaces_them(key, says):
+    (problem,) = DOMAIN.validate(config(**{f"privacy_hopqa__{key}": 1}))
+    assert f"{key} is not a setting here" in problem and says in problem
+    with pytest.raises(ConfigError, match=f"privacy_hopqa.{key}: is not a setting here") as error:
+        compose(Request(overrides=["+domain=privacy_hopqa", "hardware=cpu", f"privacy_hopqa.{key}=1"]))
+    assert says in str(error.value)
+
+
+def test_a_key_that_never_was_is_unknown():
+    with pytest.raises(ConfigError, match="maxiterations: unknown key; did you mean"):
+        compose(Request(overrides=["+domain=privacy_hopqa", "hardware=cpu", "privacy_hopqa.maxiterations=1"]))
+
+
+COMPACT_PRESET = {
+    "prompt_set": "compact",
+    "generation_context_limit_tokens": 4096,
+    "generation_context_margin_tokens": 64,
+    "hop_plan_max_tokens": 384,
+    "doc_choose_max_tokens": 128,
+    "doc_read_max_tokens": 256,
+    "hop_resolve_max_tokens": 256,
+    "reader_window_chars": 3000,
+    "reader_window_overlap_chars": 300,
+    "retrieval_chunk_chars": 1500,
+    "retrieval_chunk_overlap_chars": 300,
+    "chooser_excerpt_chars": 160,
+    "max_candidate_cards": 8,
+    "max_history_entries": 4,
+}
+
+
+@pytest.mark.parametrize(
+    ("preset", "values"),
+    [
+        ("compact", COMPACT_PRESET),
+        ("situational", {"training_reward_mode": "hop_step_situational", "privacy_reward_weight": 1.0}),
+    ],
+)
+def test_presets(preset, values):
+    overrides = ["+domain=privacy_hopqa", "hardware=gpu", f"+preset=privacy_hopqa_{preset}"]
+    tree = compose(Request(overrides=overrides)).tree
+    assert {key: tree.privacy_hopqa[key] for key in values} == values
+    tree.privacy_hopqa.world = {"size": "tiny"}
+    assert DOMAIN.validate(tree) == []
+
+
+def test_a_scoring_server_is_started_on_request():
+    services = DOMAIN.services(config(privacy_hopqa__scoring_server_options=["--workers", "1"]))
+    assert [service.name for service in services] == ["retrieval", "scoring"]
+    assert services[1].argv[-2:] == ["--workers", "1"]
+    assert services[1].url_key == "privacy_hopqa.privacy_reward_service_url"
 
 
 def test_a_configured_service_or_dataset_is_used_as_it_is(tmp_path):

@@ -21,7 +21,7 @@ from domains.privacy_hopqa.outcome import judge_outcome
 from domains.privacy_hopqa.trace import Episode
 from domains.privacy_hopqa.world import World, build, keyword_query, world_config
 
-SETTINGS = settings()
+SETTINGS = settings(empty_plan_pool="retrieved")
 
 
 def content_words(text: str) -> set[str]:

@@ -29,10 +29,12 @@ from domains.privacy_hopqa.errors import ErrorKind, SearchActionError, StageErro
 from domains.privacy_hopqa.interfaces import Stage
 from domains.privacy_hopqa.loop import iteration_cap
 from domains.privacy_hopqa.trace import (
+    ENDS,
     GOLD_ABSENT,
     GOLD_ALREADY,
     GOLD_NOT_YET,
     GOLD_VISIBLE,
+    Event,
     PlanFacts,
     ResolveFacts,
 )
@@ -189,10 +191,106 @@ async def test_an_empty_plan_reads_unread_memory():
     assert [r.context.window.parent_id for r in second] == [GOLD_LOCAL]
 
 
-async def test_an_empty_plan_goes_back_to_what_the_hop_found_and_did_not_read():
+@pytest.mark.parametrize(("pool", "read"), [("memory", ["web/10"]), ("retrieved", ["web/10", "web/12"])])
+async def test_what_an_empty_plan_may_read(pool, read):
     script = Script(plan=[local("audit"), "[]"], choose=[choose("d1"), choose("d2")])
-    await play(script, Searches({"audit": others(4)}), max_iterations=2)
-    assert [r.context.window.parent_id for r in script.of(Stage.READ)] == ["web/10", "web/12"]
+    searches = Searches({"audit": others(4)})
+    episode = await play(script, searches, max_iterations=2, empty_plan_pool=pool)
+    assert [r.context.window.parent_id for r in script.of(Stage.READ)] == read
+    assert len(script.of(Stage.RESOLVE)) == 2
+    assert (Event.RESOLVE_AGAIN in events(episode)) is (pool == "memory")
+
+
+async def test_memory_that_leaves_the_hop_open_is_resolved_with_the_earlier_reads_of_the_hop():
+    script = Script(
+        plan=[local("audit"), plan("coverage"), "[]"],
+        read=lambda r: yes("15%") if r.context.view.hop_number == 1 else NO,
+        resolve=[done("15%"), SEARCH_MORE],
+    )
+    found = {"audit": [AUDIT], "coverage": others(2)}
+    await play(script, Searches(found), max_iterations=3, choose_top_k=3)
+    last = script.of(Stage.RESOLVE)[-1].context
+    assert {read.parent_id for read in last.reads} == {GOLD_LOCAL, "web/10", "web/11"}
+
+
+async def test_a_supporting_document_enters_memory_whole_and_others_do_not():
+    long = document("web/2", "Long. " * 3000)
+    script = Script(
+        plan=[local("audit"), "[]"],
+        read=yes("15%"),
+        resolve=[
+            '{"answered":true,"answer":"15%","next_step":"done","selected_doc_ids":["web/2#w01of02"]}',
+            SEARCH_MORE,
+        ],
+    )
+    episode = await play(script, Searches({"audit": [AUDIT, long]}), max_iterations=2)
+    assert set(episode.memory) == {"web/2"}
+    again = [r.context.window.window_id for r in script.of(Stage.READ) if r.context.view.hop_number == 2]
+    assert again == ["web/2#w01of02", "web/2#w02of02"]
+
+
+def events(episode):
+    return [transition.event for transition in episode.transitions]
+
+
+async def test_every_transition_is_logged_without_any_text():
+    script = Script(
+        plan=[local("audit"), plan("none"), "[]", local("regions"), local("nothing at all")],
+        choose=choose("d1"),
+        read=["garbage", yes("15%"), NO],
+        resolve=[read_more("d2"), done("15%"), SEARCH_MORE, done("made up"), SEARCH_MORE],
+    )
+    found = {"audit": [*others(1), AUDIT, *others(3, "web/3")], "regions": others(2, "web/2")}
+    episode = await play(script, Searches(found), max_iterations=14, iteration_budget_per_hop=3)
+    assert events(episode) == [
+        Event.SEARCH,
+        Event.CHOOSE,
+        Event.STAGE_ERROR,
+        Event.READ_MORE,
+        Event.ANSWER,
+        Event.SEARCH,
+        Event.TAKE_ALL,
+        Event.SEARCH_MORE,
+        Event.STOP,
+        Event.RESOLVE_AGAIN,
+        Event.WITHDRAW,
+        Event.SEARCH_MORE,
+        Event.SEARCH,
+        Event.TAKE_ALL,
+        Event.SEARCH_MORE,
+        Event.SEARCH,
+        Event.NOTHING_FOUND,
+        Event.NO_ACTION,
+        Event.RESOLVE_AGAIN,
+        Event.SEARCH_MORE,
+        Event.END_CAP,
+    ]
+    iterations = [transition.iteration for transition in episode.transitions]
+    assert iterations == sorted(iterations) and iterations[-1] == 6
+    details = " ".join(transition.detail for transition in episode.transitions)
+    assert not {"audit", "web", "15%", "regions"} & set(details.replace("=", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("script", "changes", "end"),
+    [
+        (Script(plan=local("audit"), read=yes("15%"), resolve=done("15%")), {}, Event.END_COMPLETE),
+        (Script(plan="[]"), {}, Event.END_CAP),
+        (Script(plan="garbage"), {}, Event.END_ERROR),
+        (Script(plan="garbage"), {"on_stage_error": "spend_iteration"}, Event.END_CAP),
+        (
+            Script(plan=local("audit"), read=yes("9%"), resolve=done("9%")),
+            {"stop_after_incorrect_hop": True},
+            Event.END_INCORRECT,
+        ),
+    ],
+)
+async def test_how_a_rollout_ends(script, changes, end):
+    script = Script(script.plan, script.choose, script.read, script.resolve)
+    chain = chain_of(hop(1, "What share passed?", "15%", GOLD_LOCAL))
+    episode = await play(script, Searches({"audit": [AUDIT]}), chain, **changes)
+    assert events(episode)[-1] is end
+    assert sum(event in ENDS for event in events(episode)) == 1
 
 
 async def test_an_empty_plan_resolves_on_earlier_reads():
@@ -322,14 +420,27 @@ async def test_generic_fallback_searches_when_no_action_was_usable(text, searche
     assert len(searches.requests) == searched
 
 
-async def test_no_gold_reaches_a_prompt_unless_model_or_document_said_it():
+@pytest.mark.parametrize("prompt_set", ["compact", "full"])
+@pytest.mark.parametrize("constrained", [False, True])
+async def test_no_gold_reaches_a_prompt_unless_model_or_document_said_it(prompt_set, constrained):
+    if prompt_set == "compact" and constrained:
+        return
     chain = chain_of(
         hop(1, "What did the audit find?", "zqxgold1", "local/DR90001/f/zqxdoc1.md"),
         hop(2, "Who reported (1)?", "zqxgold2", "web/zqxdoc2", accepted_answer_variants=["zqxvariant"]),
         global_answer="zqxfinal",
+        private_questions=[{"question": "zqxquestion", "answer": "zqxprivate", "doc_id": "zqxdoc3"}],
+        split="test",
     )
-    script = Script(plan=[plan("a"), plan("b"), plan("c")], read=yes("wrong"), resolve=done("wrong"))
-    await play(script, Searches({"a": others(4), "b": others(3)}), chain, choose_top_k=1)
+    script = Script(
+        plan=[plan("a"), plan("b"), plan("c")],
+        choose=lambda r: choose(r.context.cards[0].doc_id),
+        read=yes("wrong"),
+        resolve=done("wrong"),
+    )
+    found = Searches({"a": others(4), "b": others(3)})
+    options = {"prompt_set": prompt_set, "constrained_resolver": constrained, "privacy_facts": "task"}
+    await play(script, found, chain, choose_top_k=1, **options)
     assert {request.stage for request in script.requests} == set(Stage)
     for request in script.requests:
         assert "zqx" not in request.prompt.text

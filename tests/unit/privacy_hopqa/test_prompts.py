@@ -133,8 +133,8 @@ def test_line_breaks_in_values_do_not_break_the_format():
 
 
 def test_an_unknown_prompt_set_names_those_there_are():
-    with pytest.raises(ValueError, match="available are compact"):
-        load_prompts("full")
+    with pytest.raises(ValueError, match="prompt_set=long: available are full, compact"):
+        load_prompts("long")
 
 
 async def test_names_in_answers_are_mapped_back():
