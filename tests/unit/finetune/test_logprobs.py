@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
+from pipelinerl.finetune import logprobs
 from pipelinerl.finetune.logprobs import token_scores
 
 
@@ -28,11 +31,11 @@ def test_values_and_gradients(temperature: float, chunk_elements: int, with_bias
         hidden, weight, *rest = (x.clone().requires_grad_() for x in leaves)
         bias = rest[0] if rest else None
         if chunked:
-            logprobs, entropy = token_scores(hidden, weight, targets, temperature, bias, chunk_elements)
+            found, entropy = token_scores(hidden, weight, targets, temperature, bias, chunk_elements)
         else:
-            logprobs, entropy = naive(hidden, weight, bias, targets, temperature)
-        (upstream[0] * logprobs + upstream[1] * entropy).sum().backward()
-        results.append([logprobs, entropy, *(x.grad for x in (hidden, weight, *rest))])
+            found, entropy = naive(hidden, weight, bias, targets, temperature)
+        (upstream[0] * found + upstream[1] * entropy).sum().backward()
+        results.append([found, entropy, *(x.grad for x in (hidden, weight, *rest))])
     for ours, expected in zip(*results):
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
 
@@ -57,3 +60,66 @@ def test_nonsense_is_refused() -> None:
         token_scores(torch.zeros(1, 2), torch.zeros(3, 2), torch.zeros(1, dtype=torch.int64), 0.0)
     with pytest.raises(ValueError, match="disagree"):
         token_scores(torch.zeros(2, 2), torch.zeros(3, 2), torch.zeros(1, dtype=torch.int64))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(1, 12),
+    width=st.integers(1, 9),
+    vocabulary=st.integers(2, 40),
+    chunk_rows=st.integers(1, 13),
+    temperature=st.sampled_from([0.3, 0.7, 1.0, 1.5]),
+    scale=st.sampled_from([0.1, 1.0, 6.0]),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape_equals_the_plain_softmax_in_float64(
+    n: int, width: int, vocabulary: int, chunk_rows: int, temperature: float, scale: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = (scale * torch.randn(n, width, generator=generator)).requires_grad_()
+    weight = torch.randn(vocabulary, width, generator=generator).requires_grad_()
+    targets = torch.randint(0, vocabulary, (n,), generator=generator)
+    upstream = torch.randn(2, n, generator=generator)
+    scores = token_scores(hidden, weight, targets, temperature, None, chunk_rows * vocabulary)
+    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    plain, entropy = naive(exact[0], exact[1], None, targets, temperature)
+    tolerance = {"atol": 2e-4 * max(1.0, scale), "rtol": 1e-4}
+    torch.testing.assert_close(scores.logprobs.double(), plain, **tolerance)
+    torch.testing.assert_close(scores.entropy.double(), entropy, **tolerance)
+    assert bool((scores.entropy > -1e-3).all()) and bool((scores.logprobs < 1e-4).all())
+    (upstream[0] * scores.logprobs + upstream[1] * scores.entropy).sum().backward()
+    (upstream[0] * plain + upstream[1] * entropy).sum().backward()
+    for ours, expected in zip((hidden, weight), exact):
+        assert ours.grad is not None and expected.grad is not None
+        difference = (ours.grad.double() - expected.grad).norm()
+        assert float(difference) <= 1e-4 * float(expected.grad.norm()) + 1e-4
+
+
+def test_no_matrix_over_the_vocabulary_is_kept_for_the_backward() -> None:
+    n, width, vocabulary = 64, 4, 512
+    kept: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    hidden = torch.randn(n, width, requires_grad=True)
+    weight = torch.randn(vocabulary, width, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        token_scores(hidden, weight, torch.zeros(n, dtype=torch.int64), chunk_elements=8 * vocabulary)
+    assert max(kept) <= max(n * width, vocabulary * width) < n * vocabulary
+
+
+def test_logits_are_held_in_chunks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, sizes = logprobs._logits, []
+
+    def noted(*arguments: object) -> torch.Tensor:
+        found = plain(*arguments)  # type: ignore[arg-type]
+        sizes.append(found.numel())
+        return found
+
+    monkeypatch.setattr(logprobs, "_logits", noted)
+    hidden = torch.randn(64, 4, requires_grad=True)
+    scores = token_scores(hidden, torch.randn(512, 4), torch.zeros(64, dtype=torch.int64), 1.0, None, 4096)
+    scores.logprobs.sum().backward()
+    assert max(sizes) <= 4096 and sum(sizes) == 2 * 64 * 512
