@@ -19,6 +19,7 @@ CORE = [
     "xxhash>=3.5",
     "aiohttp>=3.12",
     "rank-bm25>=0.2.2",
+    "bm25s>=0.3,<0.4",
     "wandb>=0.22",
     "rich>=14",
     "matplotlib>=3.9",

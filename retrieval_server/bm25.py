@@ -1,15 +1,9 @@
-"""BM25 Okapi over postings: the scores of the formula, without a Python loop over documents.
+"""The back end for small corpora: `rank_bm25`'s Okapi class over postings in memory.
 
-    idf(t)     = ln(1 + (N - df + 0.5) / (df + 0.5))
-    score(q,d) = sum over distinct t of idf(t) * f * (k1 + 1) / (f + k1 * (1 - b + b * len(d) / avglen))
-
-`rank_bm25.BM25Okapi` supplies the parameters and the interface. Its idf can be negative and its `get_scores`
-visits every document once per query term, so both are replaced here; sums run in the order of the query's
-terms, as a plain evaluation of the formula would.
+The library supplies the parameters and the interface. Its idf can be negative and its `get_scores` visits
+every document once per query term, so both are replaced here.
 """
 
-import math
-import re
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -18,43 +12,38 @@ import numpy as np
 from numpy.typing import NDArray
 from rank_bm25 import BM25Okapi
 
-_TOKEN = re.compile(r"[A-Za-z0-9]+(?:'[A-Za-z0-9]+)?")
+from retrieval_server.ranking import K1, B, best, id_ranks, impacts, inverse_document_frequency, length_norms
+from retrieval_server.tokens import query_terms, tokens
+
+__all__ = ["BM25Index", "query_terms", "tokens"]
+
 _DENSE_SHARE = 0.25  # terms in more than this share of the documents are kept as dense vectors
-
-
-def tokens(text: str) -> list[str]:
-    """Lower-cased tokens of at least two characters, in order of occurrence."""
-    return [token.lower() for token in _TOKEN.findall(text) if len(token) >= 2]
-
-
-def query_terms(query: str) -> list[str]:
-    """Distinct tokens of a query, in order of first occurrence: a repeated term counts once."""
-    return list(dict.fromkeys(tokens(query)))
 
 
 class BM25Index(BM25Okapi):
     """An immutable index over `doc_ids[i]` with tokens `token_lists[i]`; an empty corpus is allowed.
 
-    `token_lists` is consumed once and never kept, so a large corpus can be streamed through it. It must yield
+    `token_lists` is consumed once and never kept, so a corpus can be streamed through it. It must yield
     exactly one list per document id; `doc_ids` is read after it. Raises `ValueError` for repeated ids.
     """
+
+    backend = "rank_bm25"
 
     def __init__(
         self,
         doc_ids: Iterable[str],
         token_lists: Iterable[Sequence[str]],
-        k1: float = 1.5,
-        b: float = 0.75,
+        k1: float = K1,
+        b: float = B,
     ) -> None:
         super().__init__(token_lists, k1=k1, b=b)
         self.doc_ids = list(doc_ids)
         if len(self.doc_ids) != self.corpus_size:
             raise ValueError(f"{len(self.doc_ids)} document ids for {self.corpus_size} token lists")
-        if len(set(self.doc_ids)) != self.corpus_size:
-            raise ValueError("document ids are not unique within one index")
-        order = sorted(range(self.corpus_size), key=self.doc_ids.__getitem__)
-        self._id_rank = np.empty(self.corpus_size, dtype=np.int64)
-        self._id_rank[order] = np.arange(self.corpus_size)
+        self._ranks = id_ranks(self.doc_ids)
+
+    def __len__(self) -> int:
+        return int(self.corpus_size)
 
     @classmethod
     def from_texts(cls, documents: Iterable[tuple[str, str]]) -> "BM25Index":
@@ -87,11 +76,10 @@ class BM25Index(BM25Okapi):
     def _calc_idf(self, nd: dict[str, int]) -> None:
         """Never-negative idf, then every posting's finished contribution to a score."""
         n = self.corpus_size
-        self.idf = {term: math.log(1 + (n - df + 0.5) / (df + 0.5)) for term, df in nd.items()}
+        self.idf = {term: inverse_document_frequency(df, n) for term, df in nd.items()}
         idf_of_posting = np.repeat(np.array(list(self.idf.values())), np.diff(self._offsets))
-        norm = self.k1 * (1 - self.b + self.b * self.doc_len / (self.avgdl or 1.0))
-        f = self._counts
-        self._impacts: NDArray[np.float64] = idf_of_posting * (f * (self.k1 + 1) / (f + norm[self._docs]))
+        norms = length_norms(self.doc_len, self.avgdl, self.k1, self.b)
+        self._impacts = impacts(idf_of_posting, self._counts, norms[self._docs], self.k1)
         del self._counts
         self._dense: dict[int, NDArray[np.float64]] = {}
         for i in np.flatnonzero(np.diff(self._offsets) > _DENSE_SHARE * n):
@@ -120,16 +108,5 @@ class BM25Index(BM25Okapi):
         return self.get_scores(query)[list(doc_ids)].tolist()
 
     def search(self, query: str, k: int, threshold: float = 0.0) -> list[tuple[int, float]]:
-        """The best `k` documents as `(position, score)`: score descending, then document id ascending.
-
-        Documents with score zero never appear, nor do those that score below `threshold`.
-        """
-        scores = self.get_scores(query_terms(query))
-        candidates = np.flatnonzero(scores > 0)
-        if len(candidates) > k:
-            kth = np.partition(scores[candidates], len(candidates) - k)[len(candidates) - k]
-            candidates = candidates[scores[candidates] >= kth]  # ties with the k-th stay until the id decides
-        if threshold > 0:
-            candidates = candidates[scores[candidates] >= threshold]
-        best = np.lexsort((self._id_rank[candidates], -scores[candidates]))[:k]
-        return [(int(i), float(scores[i])) for i in candidates[best]]
+        """As `Ranker.search` says; positions are those of `doc_ids`."""
+        return best(self.get_scores(query_terms(query)), self._ranks, k, threshold)

@@ -1,15 +1,12 @@
-"""Reading the corpora: private task trees and the streamed public web file.
+"""Documents of the two corpora: private task trees, read whole, and lines of the public web file.
 
-Answer files of a task are never read, links that leave a task's folder are never followed, and web texts stay
-on disk: only ids, byte offsets and postings are kept in memory.
+Answer files of a task are never read, and links that leave a task's folder are never followed.
 """
 
 import json
-import mmap
 import re
-from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -112,47 +109,6 @@ def _original_paths(task_id: str, folder: Path) -> dict[str, str]:
         raise CorpusError(f"{source} is not a list of env_files with a source each: {error!r}") from error
     rests = [text.rpartition("files/")[2] for text in sources if ".." not in text.split("/")]
     return {strip_extensions(rest).lower(): f"{task_id}/files/{rest}" for rest in rests}
-
-
-@dataclass(slots=True)
-class WebFile:
-    """Random access to the web corpus: JSON lines `{docid, url, text}` read through a memory map."""
-
-    path: Path
-    docids: list[str] = field(default_factory=list)
-    skipped_empty: int = 0
-    _offsets: array = field(default_factory=lambda: array("q"))
-    _map: mmap.mmap | None = None
-
-    def stream_texts(self) -> Iterator[str]:
-        """Scan the file once, yielding each kept text while recording its id and offset."""
-        seen: set[str] = set()
-        with self.path.open("rb") as lines:
-            offset = 0
-            for number, line in enumerate(lines, start=1):
-                start, offset = offset, offset + len(line)
-                if not line.strip():
-                    continue
-                document = parse_web_line(line, f"{self.path}:{number}")
-                if document.docid in seen:
-                    raise CorpusError(
-                        f"{self.path}:{number}: duplicate docid {document.docid!r}; ids are unique"
-                    )
-                seen.add(document.docid)
-                if not document.text.strip():
-                    self.skipped_empty += 1
-                    continue
-                self.docids.append(document.docid)
-                self._offsets.append(start)
-                yield document.text
-
-    def __getitem__(self, index: int) -> WebDocument:
-        if self._map is None:
-            with self.path.open("rb") as file:
-                self._map = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-        start = self._offsets[index]
-        end = self._map.find(b"\n", start)
-        return parse_web_line(self._map[start : end if end >= 0 else len(self._map)], str(self.path))
 
 
 def parse_web_line(line: bytes, where: str) -> WebDocument:

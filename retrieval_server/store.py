@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrieval_server.bm25 import BM25Index, tokens
-from retrieval_server.corpus import LocalDocument, WebDocument, WebFile, find_tasks, read_task
+from retrieval_server.bm25 import BM25Index
+from retrieval_server.corpus import LocalDocument, WebDocument, find_tasks, read_task
 from retrieval_server.identity import aliases, shared_aliases
+from retrieval_server.webcorpus import WebCorpus
 
 logger = logging.getLogger(__name__)
 
@@ -77,32 +78,38 @@ class Store:
     def __init__(
         self,
         tasks: Mapping[str, Iterable[LocalDocument]],
-        web: WebFile | Sequence[WebDocument] = (),
+        web: WebCorpus | Sequence[WebDocument] = (),
     ) -> None:
         self._tasks = {task_id: TaskCorpus(task_id, documents) for task_id, documents in tasks.items()}
-        self._web = web
-        self._web_index = _index_web(web)
+        self._web = web if isinstance(web, WebCorpus) else WebCorpus.of_documents(web)
 
     @classmethod
-    def load(cls, tasks: Path | None, web: Path | None) -> "Store":
+    def load(cls, tasks: Path | None, web: Path | None, index: Path | None = None) -> "Store":
         """Read task trees below `tasks` and the web file; either may be absent.
 
-        Raises `CorpusError` (unreadable text, duplicate docid, malformed line) or `OSError`.
+        With `index`, the web is searched through that finished index, else through one made in memory.
+        Raises `CorpusError` (unreadable text, duplicate docid, malformed line, an index of another corpus)
+        or `OSError`.
         """
         folders = find_tasks(tasks) if tasks else {}
-        return cls(
-            {task_id: read_task(task_id, folder) for task_id, folder in folders.items()},
-            WebFile(web) if web else (),
-        )
+        documents = {task_id: read_task(task_id, folder) for task_id, folder in folders.items()}
+        if web is None:
+            return cls(documents)
+        return cls(documents, WebCorpus.mapped(web, index) if index else WebCorpus.in_memory(web))
+
+    @property
+    def backend(self) -> str:
+        """The back end of the web corpus: `rank_bm25` or `bm25s`. Tasks are small and always the former."""
+        return self._web.ranker.backend
 
     @property
     def web_docs(self) -> int:
-        return len(self._web_index.doc_ids)
+        return len(self._web.ranker)
 
     @property
     def skipped_web_docs(self) -> int:
         """Web documents without text, which are not indexed."""
-        return self._web.skipped_empty if isinstance(self._web, WebFile) else 0
+        return self._web.skipped_empty
 
     @property
     def task_ids(self) -> list[str]:
@@ -114,8 +121,8 @@ class Store:
         """Hits of the public corpus. `max_chars` 0 gives the full text, None the default of 8,000."""
         limit = DEFAULT_MAX_CHARS if max_chars is None else max_chars
         hits = []
-        for position, score in self._web_index.search(query, k, threshold):
-            document = self._web[position]
+        for position, score in self._web.ranker.search(query, k, threshold):
+            document = self._web.documents[position]
             text = document.text[:limit] if limit else document.text
             hits.append(
                 {
@@ -139,10 +146,3 @@ class Store:
         if corpus is None:
             raise UnknownTask(task_id)
         return corpus.search(query, k, threshold)
-
-
-def _index_web(web: WebFile | Sequence[WebDocument]) -> BM25Index:
-    if not isinstance(web, WebFile):
-        return BM25Index.from_texts((f"web/{document.docid}", document.text) for document in web)
-    token_lists = (tokens(text) for text in web.stream_texts())  # fills web.docids while it is consumed
-    return BM25Index((f"web/{docid}" for docid in web.docids), token_lists)

@@ -168,7 +168,7 @@ async def test_a_full_queue_answers_429_and_the_loop_stays_free() -> None:
 async def test_a_wait_for_a_slot_expires() -> None:
     queue = SearchQueue(workers=1, max_waiting=2, deadline_s=0.01)
     async with queue.slot():
-        with pytest.raises(RequestError, match="search slot") as error:
+        with pytest.raises(RequestError, match="for a slot") as error:
             async with queue.slot():
                 raise AssertionError("admitted beyond the limit")
     assert error.value.status == 503

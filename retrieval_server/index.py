@@ -1,0 +1,157 @@
+"""Build the index of a large public corpus: `python -m retrieval_server.index --web web.jsonl [--index DIR]`.
+
+The build works in `DIR.building` and gives the folder its final name last, so what is served is always whole.
+A build that was killed goes on behind its last segment when the same command is run again.
+"""
+
+import argparse
+import fcntl
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from pathlib import Path
+
+from retrieval_server import manifest
+from retrieval_server.backends import default_index
+from retrieval_server.corpus import CorpusError
+from retrieval_server.manifest import Corpus, IndexMismatch, Manifest, check_parameters
+from retrieval_server.merge import merge
+from retrieval_server.progress import Progress, shown, silent
+from retrieval_server.segments import POSTINGS_AT_A_TIME, Counts, make_segments
+
+_PLAN = "build.json"
+
+
+def build(
+    web: Path,
+    index: Path,
+    replace: bool = False,
+    progress: Progress = silent,
+    postings_at_a_time: int = POSTINGS_AT_A_TIME,
+) -> Manifest:
+    """Build the index of `web` in the folder `index`; one that is there and fits is left as it is.
+
+    `replace` discards a finished or half-built index that does not fit. Raises `CorpusError` for a broken
+    corpus, `IndexMismatch` for an index that does not fit or is being built by another process, `OSError`.
+    """
+    index.parent.mkdir(parents=True, exist_ok=True)
+    with _only_builder(index):
+        if index.exists():
+            try:
+                return _finished(index, web)
+            except IndexMismatch:
+                if not replace:
+                    raise
+        working = index.with_name(f"{index.name}.building")
+        with progress("reading the corpus", web.stat().st_size) as read:
+            corpus = Corpus.of(web, read)
+        _open_working_folder(working, corpus, replace)
+        with progress("counting terms", corpus.bytes) as counted:
+            segments, vocabulary = make_segments(web, working, counted, postings_at_a_time)
+        result = working / "index"
+        shutil.rmtree(result, ignore_errors=True)
+        result.mkdir()
+        with progress("merging", sum(segment.postings for segment in segments)) as merged:
+            postings = merge(segments, vocabulary, result, merged, postings_at_a_time)
+        made = _manifest(segments[-1].counts if segments else Counts(), postings, corpus, result)
+        if not corpus.is_same_file(web):
+            raise CorpusError(f"{web} changed while it was indexed; leave it alone and run the build again")
+        _publish(made, result, index)
+        shutil.rmtree(working)
+    return made
+
+
+def _finished(index: Path, web: Path) -> Manifest:
+    found = Manifest.read(index)
+    found.check(index, web)
+    return found
+
+
+@contextmanager
+def _only_builder(index: Path) -> Iterator[None]:
+    """Hold the build's lock, which the system frees when the process ends, however it ends."""
+    with index.with_name(f"{index.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise IndexMismatch(f"{index} is being built by another process; wait until it is done") from None
+        yield
+
+
+def _open_working_folder(working: Path, corpus: Corpus, replace: bool) -> None:
+    """Go on with the build that is there if it is of this corpus and program, else begin one."""
+    plan = {"parameters": manifest.parameters(), "corpus": asdict(corpus)}
+    path = working / _PLAN
+    if path.is_file() and not replace:
+        remedy = "give the corpus back, or pass --replace to begin anew"
+        found = json.loads(path.read_bytes())
+        check_parameters(found["parameters"], working, "pass --replace to begin anew")
+        if found["corpus"]["sha256"] != corpus.sha256:
+            raise IndexMismatch(f"{working} was begun with another content of the corpus; {remedy}")
+        return
+    shutil.rmtree(working, ignore_errors=True)
+    working.mkdir()
+    unnamed = working / f"{_PLAN}.unfinished"
+    manifest.write_synced(unnamed, json.dumps(plan, indent=1).encode())
+    unnamed.rename(path)
+
+
+def _manifest(counts: Counts, postings: int, corpus: Corpus, folder: Path) -> Manifest:
+    return Manifest(
+        parameters=manifest.parameters(),
+        corpus=corpus,
+        documents=counts.documents,
+        skipped_empty=counts.skipped_empty,
+        terms=counts.terms,
+        postings=postings,
+        files={path.name: path.stat().st_size for path in sorted(folder.iterdir())},
+    )
+
+
+def _publish(made: Manifest, result: Path, index: Path) -> None:
+    """Write the manifest, then let the whole folder appear under its name at once."""
+    made.write(result)
+    manifest.sync_folder(result)
+    if index.exists():
+        shutil.rmtree(index)
+    result.rename(index)
+    manifest.sync_folder(index.parent)
+
+
+def parse_arguments(argv: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m retrieval_server.index", description=__doc__)
+    parser.add_argument(
+        "--web", type=Path, required=True, help="public corpus, JSON lines {docid, url, text}"
+    )
+    parser.add_argument(
+        "--index", type=Path, help="folder of the index (default: the corpus's name + .bm25s)"
+    )
+    parser.add_argument("--replace", action="store_true", help="discard an index that does not fit")
+    parser.add_argument("--quiet", action="store_true", help="no progress")
+    arguments = parser.parse_args(argv)
+    if not arguments.web.is_file():
+        parser.error(f"--web {arguments.web} is not a file")
+    arguments.index = arguments.index or default_index(arguments.web)
+    return arguments
+
+
+def main(argv: list[str]) -> int:
+    arguments = parse_arguments(argv)
+    try:
+        progress = silent if arguments.quiet else shown()
+        made = build(arguments.web, arguments.index, arguments.replace, progress)
+    except (OSError, ValueError) as error:
+        print(f"retrieval_server.index: {error}", file=sys.stderr)
+        return 1
+    print(
+        f"{arguments.index}: {made.documents} documents ({made.skipped_empty} without text left out), "
+        f"{made.terms} terms, {made.postings} postings, fingerprint {made.fingerprint[:16]}"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main(sys.argv[1:]))

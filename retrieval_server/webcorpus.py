@@ -1,0 +1,50 @@
+"""A searchable public corpus: a ranker over positions and the documents at these positions."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from retrieval_server.bm25 import BM25Index
+from retrieval_server.corpus import WebDocument
+from retrieval_server.ranking import Ranker
+from retrieval_server.tokens import tokens
+from retrieval_server.webfile import WebFile, WebScan
+
+
+class Documents(Protocol):
+    """Documents by position."""
+
+    def __getitem__(self, position: int, /) -> WebDocument: ...
+
+
+@dataclass(frozen=True, slots=True)
+class WebCorpus:
+    """One back end and its texts; `skipped_empty` rows had no text and are not indexed."""
+
+    ranker: Ranker
+    documents: Documents
+    skipped_empty: int = 0
+
+    @classmethod
+    def of_documents(cls, documents: Sequence[WebDocument]) -> "WebCorpus":
+        """Documents and postings in memory."""
+        pairs = ((f"web/{document.docid}", document.text) for document in documents)
+        return cls(BM25Index.from_texts(pairs), documents)
+
+    @classmethod
+    def in_memory(cls, path: Path) -> "WebCorpus":
+        """Postings in memory, texts in the file. Raises `CorpusError`."""
+        found = WebScan(path)
+        token_lists = (tokens(text) for text in found.texts())  # fills found.docids while it is consumed
+        ranker = BM25Index((f"web/{docid}" for docid in found.docids), token_lists)
+        return cls(ranker, found.file(), found.skipped_empty)
+
+    @classmethod
+    def mapped(cls, path: Path, index: Path) -> "WebCorpus":
+        """Postings and texts in files. Raises `IndexMismatch` for an index that is not of this corpus."""
+        from retrieval_server.mapped import MappedIndex  # bm25s is imported only where it is used
+
+        ranker = MappedIndex(index, path)
+        documents = WebFile(path, ranker.offsets, ranker.sizes)
+        return cls(ranker, documents, ranker.manifest.skipped_empty)
