@@ -7,7 +7,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +30,7 @@ class Figure:
         """Whether the goal is reached; None without a goal."""
         if self.goal is None:
             return None
-        return self.value >= self.goal if self.at_least else self.value <= self.goal
+        return bool(self.value >= self.goal if self.at_least else self.value <= self.goal)
 
     def line(self) -> str:
         wanted = ""
@@ -52,12 +52,18 @@ def at_most(name: str, value: float, unit: str, goal: float) -> Figure:
 def report(
     script: str, figures: Sequence[Figure], settings: Mapping[str, Any], out: Path | None = None
 ) -> int:
-    """Print the figures and write them to `results/<script>.json` (or `out`); returns how many goals are missed."""
+    """Print figures, write them to `results/<script>.json` (or `out`); returns how many goals are missed."""
     print(f"{script}: {', '.join(f'{name} {value}' for name, value in settings.items())}")
     for figure in figures:
         print(figure.line())
     rows = {
-        figure.name: {k: v for k, v in asdict(figure).items() if k != "name"} | {"met": figure.met}
+        figure.name: {
+            "value": float(f"{figure.value:.6g}"),
+            "unit": figure.unit,
+            "goal": figure.goal,
+            "at_least": figure.at_least,
+            "met": figure.met,
+        }
         for figure in figures
     }
     path = out or RESULTS / f"{script}.json"

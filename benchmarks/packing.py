@@ -1,26 +1,27 @@
-"""Packing: how full rows are and how even ranks, beside first fit in arrival order.
+"""Packing: how full rows are and how even ranks, beside filling rows in arrival order.
 
-python benchmarks/packing.py [--texts 1024] [--capacity 12000] [--ranks 8]
+    python -m benchmarks.packing [--texts 1024] [--capacity 12000] [--ranks 8] [--draws 20]
+
+Log-normal lengths, several draws; the goals are for the mean fill and for the worst draw's balance.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 
+from benchmarks._figures import Figure, at_least, at_most, report
 from pipelinerl.finetune.packing import pack
 
-RESULTS = Path(__file__).parent / "results" / "packing.json"
+Plan = list[list[list[int]]]
 
 
-def first_fit_in_order(lengths: np.ndarray, capacity: int, ranks: int) -> list[list[list[int]]]:
+def in_order(lengths: np.ndarray, capacity: int, ranks: int) -> Plan:
     """The naive way: equal numbers of texts per rank, each rank fills rows in arrival order."""
-    plan: list[list[list[int]]] = []
+    plan: Plan = []
     for part in np.array_split(np.arange(len(lengths)), ranks):
         rows: list[list[int]] = [[]]
         used = 0
@@ -34,11 +35,11 @@ def first_fit_in_order(lengths: np.ndarray, capacity: int, ranks: int) -> list[l
     return plan
 
 
-def quality(plan: list[list[list[int]]], lengths: np.ndarray, capacity: int) -> tuple[float, float]:
-    """(share of row capacity that holds tokens, load of the busiest rank over the mean)."""
+def fill_and_excess(plan: Plan, lengths: np.ndarray, capacity: int) -> tuple[float, float]:
+    """Share of the rows' room that holds tokens, tokens of the busiest rank beyond the mean; both in %."""
     rows = sum(len(rank) for rank in plan)
     loads = [sum(int(lengths[row].sum()) for row in rank) for rank in plan]
-    return float(lengths.sum()) / (rows * capacity), max(loads) / (sum(loads) / len(loads))
+    return 100 * float(lengths.sum()) / (rows * capacity), 100 * (max(loads) / (sum(loads) / len(loads)) - 1)
 
 
 def main() -> int:
@@ -46,32 +47,30 @@ def main() -> int:
     parser.add_argument("--texts", type=int, default=1024)
     parser.add_argument("--capacity", type=int, default=12_000)
     parser.add_argument("--ranks", type=int, default=8)
+    parser.add_argument("--draws", type=int, default=20)
     options = parser.parse_args()
-    rng = np.random.default_rng(0)
-    lengths = np.clip(rng.lognormal(7.0, 1.0, options.texts), 8, options.capacity).astype(np.int64)
-    start = time.perf_counter()
-    ours = pack(lengths, options.capacity, options.ranks)
-    seconds = time.perf_counter() - start
-    naive = first_fit_in_order(lengths, options.capacity, options.ranks)
-    fill, imbalance = quality(ours, lengths, options.capacity)
-    naive_fill, naive_imbalance = quality(naive, lengths, options.capacity)
-    result = {
-        "texts": options.texts,
-        "capacity": options.capacity,
-        "ranks": options.ranks,
-        "fill": round(fill, 4),
-        "imbalance": round(imbalance, 4),
-        "milliseconds": round(seconds * 1e3, 2),
-        "naive_fill": round(naive_fill, 4),
-        "naive_imbalance": round(naive_imbalance, 4),
-        "fill_ratio": round(fill / naive_fill, 3),
-    }
-    RESULTS.parent.mkdir(exist_ok=True)
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n")
-    print(
-        f"packing: {fill:.1%} full, busiest rank {imbalance:.3f} x mean, {seconds * 1e3:.1f} ms; "
-        f"arrival order {naive_fill:.1%}, {naive_imbalance:.3f} x; ratio of fill {result['fill_ratio']}"
-    )
+    ours, naive, seconds = [], [], []
+    for seed in range(options.draws):
+        lengths = np.random.default_rng(seed).lognormal(7.0, 1.0, options.texts)
+        lengths = np.clip(lengths, 8, options.capacity).astype(np.int64)
+        start = time.perf_counter()
+        plan = pack(lengths, options.capacity, options.ranks)
+        seconds.append(time.perf_counter() - start)
+        ours.append(fill_and_excess(plan, lengths, options.capacity))
+        simple = in_order(lengths, options.capacity, options.ranks)
+        naive.append(fill_and_excess(simple, lengths, options.capacity))
+    (fill, excess), (naive_fill, naive_excess) = np.array(ours).T, np.array(naive).T
+    figures = [
+        at_least("fill of rows, mean", fill.mean(), "%", 99.0),
+        Figure("fill of rows, worst draw", fill.min(), "%"),
+        at_most("busiest rank beyond the mean, worst draw", excess.max(), "%", 2.0),
+        Figure("busiest rank beyond the mean, mean", excess.mean(), "%"),
+        Figure("time of a step's plan, median", float(np.median(seconds)) * 1e3, "ms"),
+        Figure("arrival order: fill of rows, mean", naive_fill.mean(), "%"),
+        Figure("arrival order: busiest rank, worst draw", naive_excess.max(), "%"),
+        Figure("ratio of fill", fill.mean() / naive_fill.mean(), "x"),
+    ]
+    report("packing", figures, vars(options))
     return 0
 
 

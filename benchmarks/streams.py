@@ -2,10 +2,10 @@
 
     python -m benchmarks.streams [--samples 5000]
 
-Microseconds to encode and to decode one sample of 4096 tokens from and to arrays, checksum written and checked;
-samples per second through a file stream from one process to another; and the median time from `write` in the
-one to the record in the other. The same with lists of numbers as JSON lines and a reader that looks every
-100 ms, which is how upstream's file streams work.
+Microseconds to encode and to decode one sample of 4096 tokens from and to arrays, its checksum written and
+checked; samples per second through a file stream from one process to another; and the median time from
+`write` in the one to the record in the other. The same with lists of numbers as JSON lines and a reader that
+looks every 100 ms, which is how upstream's file streams work.
 """
 
 from __future__ import annotations

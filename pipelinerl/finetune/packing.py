@@ -1,4 +1,4 @@
-"""Best-fit-decreasing packing of texts into rows, balanced over trainer ranks. Pure numpy."""
+"""Best-fit-decreasing packing of texts into rows, with tokens balanced over trainer ranks. Pure numpy."""
 
 from __future__ import annotations
 
@@ -7,6 +7,15 @@ import heapq
 from collections.abc import Sequence
 
 import numpy as np
+
+TOLERANCE = 0.02
+"""Tokens of the busiest rank beyond the mean, as a share, that are not worth another row."""
+ENOUGH = 0.001
+"""The same share at which exchanging texts between ranks ends."""
+_MOST_EXCHANGES = 200
+_ROWS_TRIED = 8
+_FURTHER_ROWS = 2
+_NOBODY = -1
 
 
 def best_fit_decreasing(lengths: Sequence[int] | np.ndarray, capacity: int) -> list[list[int]]:
@@ -33,30 +42,114 @@ def best_fit_decreasing(lengths: Sequence[int] | np.ndarray, capacity: int) -> l
     return [sorted(items) for items in bins]
 
 
-def balance(loads: Sequence[int], ranks: int) -> list[list[int]]:
-    """Spread bins over ranks: longest processing time first. Returns one list of bin indices per rank."""
-    heap = [(0, rank) for rank in range(ranks)]
+def balance(loads: Sequence[int] | np.ndarray, ranks: int) -> list[list[int]]:
+    """Spread items over ranks: longest processing time first. Returns one list of indices per rank.
+
+    Items without a load go where the fewest items are.
+    """
+    heap = [(0, 0, rank) for rank in range(ranks)]
     out: list[list[int]] = [[] for _ in range(ranks)]
     for index in sorted(range(len(loads)), key=lambda i: (-loads[i], i)):
-        load, rank = heapq.heappop(heap)
+        if loads[index] == 0:
+            min(out, key=len).append(index)
+            continue
+        load, items, rank = heapq.heappop(heap)
         out[rank].append(index)
-        heapq.heappush(heap, (load + loads[index], rank))
+        heapq.heappush(heap, (load + int(loads[index]), items + 1, rank))
     return out
 
 
 def pack(lengths: Sequence[int] | np.ndarray, capacity: int, ranks: int = 1) -> list[list[list[int]]]:
-    """Texts of one optimizer step to `[rank][micro-batch][text index]`; a rank may stay empty."""
+    """Texts of one optimizer step to `[rank][micro-batch][text index]`; a rank may stay empty.
+
+    As few rows as best fit decreasing finds, dealt to the ranks and evened out by exchanging texts. Rows are
+    added where the busiest rank would otherwise have more than TOLERANCE beyond the mean, because a step
+    takes as long as its busiest rank and rows are not filled up with padding. If that does not do (a few long
+    texts), texts are dealt to the ranks first and each packs its own.
+    """
     sizes = np.asarray(lengths, dtype=np.int64)
-    bins = best_fit_decreasing(sizes, capacity)
-    while len(bins) < ranks and max((len(b) for b in bins), default=0) > 1:
-        _split_largest(bins, sizes)
-    loads = [int(sizes[items].sum()) for items in bins]
-    return [[bins[i] for i in chosen] for chosen in balance(loads, ranks)]
+    limit = (1 + TOLERANCE) * float(sizes.sum()) / ranks
+    rows = best_fit_decreasing(sizes, capacity)
+    while _least_busiest(len(rows), int(sizes.sum()), capacity, ranks) > limit:
+        rows.append([])
+    plan = _dealt(rows, sizes, capacity, ranks)
+    for _ in range(_FURTHER_ROWS):
+        if _busiest(plan, sizes) <= limit:
+            break
+        rows.append([])
+        plan = min(plan, _dealt(rows, sizes, capacity, ranks), key=lambda p: _busiest(p, sizes))
+    if _busiest(plan, sizes) > limit:
+        own = [_pack_some(sizes, np.array(chosen, np.int64), capacity) for chosen in balance(sizes, ranks)]
+        plan = min(own, plan, key=lambda p: _busiest(p, sizes))
+    return [[sorted(row) for row in rank if row] for rank in plan]
 
 
-def _split_largest(bins: list[list[int]], sizes: np.ndarray) -> None:
-    """Cut the fullest divisible bin in two halves of about equal load, so that no rank idles."""
-    index = max((i for i in range(len(bins)) if len(bins[i]) > 1), key=lambda i: int(sizes[bins[i]].sum()))
-    items = bins.pop(index)
-    halves = balance([int(sizes[i]) for i in items], 2)
-    bins.extend(sorted(items[i] for i in half) for half in halves)
+def _least_busiest(n_rows: int, tokens: int, capacity: int, ranks: int) -> float:
+    """The fewest tokens of the busiest rank if rows are dealt evenly and then filled at will."""
+    fewest, with_more = divmod(n_rows, ranks)
+    others = min((ranks - with_more) * fewest * capacity, tokens * (ranks - with_more) / ranks)
+    return (tokens - others) / with_more if with_more else tokens / ranks
+
+
+def _dealt(rows: list[list[int]], sizes: np.ndarray, capacity: int, ranks: int) -> list[list[list[int]]]:
+    """Rows dealt to the ranks, then evened out."""
+    dealt = balance([int(sizes[row].sum()) for row in rows], ranks)
+    return _evened([[list(rows[i]) for i in chosen] for chosen in dealt], sizes, capacity)
+
+
+def _pack_some(sizes: np.ndarray, chosen: np.ndarray, capacity: int) -> list[list[int]]:
+    return [chosen[row].tolist() for row in best_fit_decreasing(sizes[chosen], capacity)]
+
+
+def _load(rows: list[list[int]], sizes: np.ndarray) -> int:
+    return sum(int(sizes[row].sum()) for row in rows)
+
+
+def _busiest(plan: list[list[list[int]]], sizes: np.ndarray) -> int:
+    return max(_load(rank, sizes) for rank in plan)
+
+
+def _evened(plan: list[list[list[int]]], sizes: np.ndarray, capacity: int) -> list[list[list[int]]]:
+    """Exchange texts between rows of different ranks while that takes tokens off the busiest rank."""
+    loads = np.array([_load(rank, sizes) for rank in plan])
+    for _ in range(_MOST_EXCHANGES):
+        giver, moved = int(loads.argmax()), 0
+        for taker in np.argsort(loads, kind="stable").tolist():
+            gap = int(loads[giver] - loads[taker])
+            moved = _exchange(plan[giver], plan[taker], sizes, capacity, gap) if gap else 0
+            if moved:
+                loads[giver] -= moved
+                loads[taker] += moved
+                break
+        if moved == 0 or loads.max() <= (1 + ENOUGH) * loads.mean():
+            break
+    return plan
+
+
+def _exchange(
+    giver: list[list[int]], taker: list[list[int]], sizes: np.ndarray, capacity: int, gap: int
+) -> int:
+    """Move a text over, or let two change places, so that about half of `gap` moves; returns how many tokens.
+
+    Only the taker's emptiest rows are looked at. 0 when nothing fits.
+    """
+    free = np.array([capacity - int(sizes[row].sum()) for row in taker], np.int64)
+    emptiest = np.argsort(-free, kind="stable")[:_ROWS_TRIED].tolist()
+    places = [(row, item) for row in emptiest for item in (_NOBODY, *taker[row])]
+    texts = [(row, item) for row, items in enumerate(giver) for item in items]
+    if not places or not texts:
+        return 0
+    back = np.array([0 if item == _NOBODY else sizes[item] for _, item in places])
+    moved = sizes[[item for _, item in texts]][:, None] - back[None]
+    allowed = (moved > 0) & (moved < gap) & (moved <= free[[row for row, _ in places]][None])
+    if not allowed.any():
+        return 0
+    distance = np.where(allowed, np.abs(2 * moved - gap), np.iinfo(np.int64).max)
+    one, other = np.unravel_index(int(distance.argmin()), distance.shape)
+    (from_row, text), (to_row, partner) = texts[one], places[other]
+    giver[from_row].remove(text)
+    taker[to_row].append(text)
+    if partner != _NOBODY:
+        taker[to_row].remove(partner)
+        giver[from_row].append(partner)
+    return int(moved[one, other])

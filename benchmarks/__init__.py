@@ -1,0 +1,1 @@
+"""One script for each figure: `python -m benchmarks.NAME`; all of them: `make bench`."""
