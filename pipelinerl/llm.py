@@ -195,6 +195,7 @@ class TrainableLLM(BaseModel):
     _fleet: Fleet | None = PrivateAttr(default=None)
     _runner: Runner | None = PrivateAttr(default=None)
     _seed: int | None = PrivateAttr(default=None)
+    _requests: int = PrivateAttr(default=0)
     _calls: int = PrivateAttr(default=0)
     _tokens: list[int] = PrivateAttr(default_factory=lambda: [0, 0])
 
@@ -209,7 +210,8 @@ class TrainableLLM(BaseModel):
         copy = self.model_copy()
         copy.parameters = dict(self.parameters)
         copy.base_url = engine
-        copy._fleet, copy._runner, copy._seed, copy._calls, copy._tokens = fleet, runner, seed, 0, [0, 0]
+        copy._fleet, copy._runner, copy._seed, copy._tokens = fleet, runner, seed, [0, 0]
+        copy._requests = copy._calls = 0
         return copy
 
     @property
@@ -293,7 +295,9 @@ class TrainableLLM(BaseModel):
         if "stop_token_ids" in chosen:
             chosen["stop_token_ids"] = tuple(chosen["stop_token_ids"])
         if self._seed is not None and "seed" not in chosen:
-            chosen["seed"] = (self._seed + self._calls * 0x9E3779B1) & 0x7FFFFFFF
+            # Counted when a call starts: calls that run side by side must not draw the same tokens.
+            chosen["seed"] = (self._seed + self._requests * 0x9E3779B1) & 0x7FFFFFFF
+        self._requests += 1
         return SamplingParams(**chosen)
 
     def count_call(self, prompt_tokens: int, output_tokens: int) -> None:

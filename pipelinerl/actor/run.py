@@ -22,7 +22,7 @@ from pipelinerl.actor.reporting import Reporter
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
 from pipelinerl.actor.snapshots import Snapshots
-from pipelinerl.config import Config
+from pipelinerl.config import Config, load_tree
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.observe.waits import Wait
 from pipelinerl.state import TrainerState
@@ -59,6 +59,7 @@ class Actor:
     def __init__(self, cfg: Config, output_dir: Path, job: int, state: TrainerState, version: int):
         self.cfg, self.output_dir, self.state, self.version = cfg, output_dir, state, version
         self.domain: Domain = load_domain(cfg.domain_hooks)
+        self.domain.attach(load_tree(output_dir, job), output_dir)
         train, test = load_problems(cfg)
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
         self.snapshots = Snapshots(output_dir / "actor" / "state", keep)

@@ -204,7 +204,8 @@ class Scheduler:
             self.books.record(Fate.EVAL_FAILED, [name], outcome.reason)
         else:
             self.books.record(Fate.EVAL_DONE, [name])
-            self.budget.observe(len(outcome.texts))
+            if outcome.texts:  # an evaluation that emits no texts says nothing about training
+                self.budget.observe(len(outcome.texts))
         group, current = start.group, self.running_pass
         assert current is not None
         current.add(group.problem, outcome)

@@ -25,6 +25,7 @@ MADE_BY_A_RUN = (
     "finetune",
     "launcher",
     "preprocess",
+    "raro",
     "ref_vllm_*",
     "report",
     "report.md",
