@@ -1,68 +1,148 @@
 """Leakage of a run from its audit log alone: `python -m domains.privacy_hopqa.leakage RUN_DIR`.
 
-The dataset files that the run's configuration names supply the questions. Writes `RUN_DIR/leakage.json`.
+The rule-based adversary always runs; with --adversary-url and --adversary-model also a language model. The
+dataset files that the run's configuration names supply the private questions. Prints a table and writes
+leakage.txt, leakage.json and leakage.png.
 """
 
+from __future__ import annotations
+
 import argparse
+import asyncio
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import AsyncExitStack
 from pathlib import Path
+from typing import Any
 
-from domains.privacy_hopqa.leakage.log import AuditLog, RolloutLog, audit_files, read_audit_log
-from domains.privacy_hopqa.leakage.report import LEVELS, LeakageReport, Secrets, evaluate
+import aiohttp
+
+from domains.privacy_hopqa.errors import TransportFailure
+from domains.privacy_hopqa.leakage import table
+from domains.privacy_hopqa.leakage.chat import ChatModel, Replies
+from domains.privacy_hopqa.leakage.llm import Job, LanguageModelEvaluation, Templates
+from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
+from domains.privacy_hopqa.leakage.options import endpoints, parse_arguments
+from domains.privacy_hopqa.leakage.plot import draw
+from domains.privacy_hopqa.leakage.report import (
+    LeakageReport,
+    Secrets,
+    control_logs,
+    evaluate,
+    secrets_of_log,
+)
 from domains.privacy_hopqa.leakage.secrets import secrets_of_files, secrets_of_run
+from domains.privacy_hopqa.transport import RequestRefused
 from pipelinerl.config import load_tree
 
-
-def reports(log: AuditLog, secrets: dict[tuple[str, str], Secrets]) -> dict[str, LeakageReport]:
-    """One report per split and, in evaluation, per weight version: before and after learning."""
-    groups: dict[str, list[RolloutLog]] = {}
-    for rollout in log.rollouts:
-        name = f"{'training' if rollout.training else 'evaluation'} {rollout.split}".strip()
-        groups.setdefault(name, []).append(rollout)
-        if not rollout.training and rollout.model_version is not None:
-            groups.setdefault(f"{name} v{rollout.model_version}", []).append(rollout)
-    return {name: evaluate(rollouts, secrets) for name, rollouts in groups.items()}
+REPLIES = "leakage_replies.jsonl"
+SecretsByChain = Mapping[tuple[str, str], Secrets]
 
 
-def render(found: dict[str, LeakageReport]) -> str:
-    """The table for people: raw rates with 95 % intervals beside the controls."""
-    lines = [f"{'rollouts':<24}{'level':<10}{'raw':<38}{'empty log':>10}{'company only':>14}"]
-    for name, report in found.items():
-        for level in LEVELS:
-            controls = f"{report.empty_log[level].value:>10.1%}{report.company_only[level].value:>14.1%}"
-            lines.append(f"{name:<24}{level:<10}{report.levels[level]!s:<38}{controls}")
-    return "\n".join(lines)
+def load_secrets(arguments: argparse.Namespace) -> dict[tuple[str, str], Secrets]:
+    """Private questions of the named files, else of the run's. Raises ValueError, KeyError or OSError."""
+    if arguments.chains:
+        return secrets_of_files(arguments.chains, arguments.tasks, arguments.questions or "chain")
+    if not arguments.run_dir.is_dir():
+        raise ValueError(f"{arguments.run_dir} is a file, so name the datasets with --chains")
+    return secrets_of_run(load_tree(arguments.run_dir), arguments.questions)
+
+
+async def ask_language_model(
+    arguments: argparse.Namespace, groups: table.Groups, secrets: SecretsByChain, out: Path
+) -> tuple[dict[str, LeakageReport], dict[str, Any]]:
+    """Reports by group, and how they were made. Raises TransportFailure, RequestRefused or ValueError."""
+    adversary, judge = endpoints(arguments)
+    replies = Replies(out / REPLIES)
+    templates = Templates(arguments.prompts)
+    async with AsyncExitStack() as stack:
+        models = []
+        for endpoint in (adversary, judge):
+            session = aiohttp.ClientSession(headers=endpoint.headers())
+            await stack.enter_async_context(session)
+            models.append(ChatModel(endpoint, session, replies, arguments.concurrency))
+        evaluation = LanguageModelEvaluation(models[0], models[1], templates)
+        await evaluation.run(jobs_of(groups, secrets))
+    reports = {
+        name: evaluate(rollouts, secrets, levels_of=evaluation.levels_of) for name, rollouts in groups.items()
+    }
+    made = evaluation.counts() | {
+        "adversary_endpoint": adversary.described(),
+        "judge_endpoint": judge.described(),
+        "temperature": 0,
+        "prompts_sha256": templates.sha256,
+    }
+    return reports, made
+
+
+def jobs_of(groups: table.Groups, secrets: SecretsByChain) -> list[Job]:
+    """Every log to evaluate with what it must not reveal, controls included."""
+    jobs: list[Job] = []
+    for rollouts in groups.values():
+        for rollout in rollouts:
+            known = secrets_of_log(rollout, secrets)
+            jobs += [(log, known) for log in (tuple(rollout.queries), *control_logs(known))]
+    return jobs
+
+
+def evaluate_run(arguments: argparse.Namespace) -> tuple[dict[str, table.Reports], dict[str, Any], list[str]]:
+    """Reports by adversary and group, plain data for JSON, and what makes figures invalid."""
+    log = read_audit_log(audit_files(arguments.run_dir))
+    secrets = load_secrets(arguments)
+    groups = table.grouped(log, arguments.rollouts, arguments.max_rollouts)
+    if not groups:
+        raise ValueError(f"the log of {arguments.run_dir} holds no rollouts of kind {arguments.rollouts}")
+    found: dict[str, table.Reports] = {
+        table.RULES: {name: evaluate(rollouts, secrets) for name, rollouts in groups.items()}
+    }
+    problems = table.problems(found)
+    content: dict[str, Any] = {
+        "web_requests": log.requests,
+        "unanswered_web_requests": log.unanswered,
+        "groups": table.as_data(found[table.RULES]),
+    }
+    if arguments.adversary_url:
+        out = arguments.out or arguments.run_dir
+        reports, made = asyncio.run(ask_language_model(arguments, groups, secrets, out))
+        found[table.LANGUAGE_MODEL] = reports
+        content["language_model"] = made | {"groups": table.as_data(reports)}
+        if not made["valid"]:
+            problems.append(
+                f"{made['unparseable_share']:.1%} of the questions got no usable reply; at most 1 % may"
+            )
+    return found, content, problems
 
 
 def main(argv: Sequence[str]) -> int:
-    parser = argparse.ArgumentParser(prog="leakage", description=__doc__)
-    parser.add_argument("run_dir", type=Path, help="output directory of a run, or an audit file")
-    parser.add_argument("--chains", nargs="*", help="dataset files; default: those of the run")
-    parser.add_argument("--tasks", help="folder of task trees, for company names")
-    parser.add_argument("--questions", choices=("chain", "task"), help="default: the run's setting")
-    arguments = parser.parse_args(argv)
+    """0; 1 and one line if nothing could be evaluated; 2 if figures are invalid."""
+    arguments = parse_arguments(argv, __doc__)
+    out = arguments.out or (arguments.run_dir if arguments.run_dir.is_dir() else None)
+    if arguments.adversary_url and out is None:
+        print("leakage: give --out DIR, where the replies are kept", file=sys.stderr)
+        return 1
     try:
-        log = read_audit_log(audit_files(arguments.run_dir))
-        if arguments.chains:
-            secrets = secrets_of_files(arguments.chains, arguments.tasks, arguments.questions or "chain")
-        else:
-            secrets = secrets_of_run(load_tree(arguments.run_dir), arguments.questions)
-        found = reports(log, secrets)
+        if out is not None:
+            out.mkdir(parents=True, exist_ok=True)
+        found, content, problems = evaluate_run(arguments)
     except (OSError, ValueError, KeyError) as error:
         print(f"leakage: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 1
-    print(render(found))
-    print(f"{log.requests} web requests in the log, {log.unanswered} of them without an answer")
-    if arguments.run_dir.is_dir():
-        path = arguments.run_dir / "leakage.json"
-        content = {"web_requests": log.requests, "groups": {k: v.as_dict() for k, v in found.items()}}
-        path.write_text(json.dumps(content, indent=1, sort_keys=True) + "\n", encoding="utf-8")
-    if not all(report.controls_are_zero for report in found.values()):
-        print("leakage: a control leaked, so these figures are invalid", file=sys.stderr)
-        return 2
-    return 0
+    except (TransportFailure, RequestRefused) as error:
+        print(f"leakage: {error}; the same command goes on from the replies in {out}", file=sys.stderr)
+        return 1
+    shown = table.rendered(found)
+    requests = f"{content['web_requests']} web requests in the log"
+    text = f"{shown}\n{requests}, {content['unanswered_web_requests']} of them without an answer\n"
+    print(text, end="")
+    if out is not None:
+        (out / "leakage.txt").write_text(text, encoding="utf-8")
+        data = json.dumps(content, indent=1, sort_keys=True) + "\n"
+        (out / "leakage.json").write_text(data, encoding="utf-8")
+        draw(found, out / "leakage.png")
+    for problem in problems:
+        print(f"leakage: {problem}", file=sys.stderr)
+    return 2 if problems else 0
 
 
 if __name__ == "__main__":

@@ -52,7 +52,7 @@ def read_audit_log(files: Iterable[Path]) -> AuditLog:
     lines = [line for path in files for line in _lines(path)]
     lines.sort(key=lambda line: float(line.get("ts", 0.0)))  # stable: completion lines follow their request
     rollouts: dict[str, RolloutLog] = {}
-    last_action: dict[str, tuple[Any, str]] = {}
+    sent: set[tuple[str, Any, str]] = set()
     requested: set[str] = set()
     completed: set[str] = set()
     for line in lines:
@@ -60,10 +60,10 @@ def read_audit_log(files: Iterable[Path]) -> AuditLog:
             rollout = _rollout(rollouts, line)
             rollout.attempts += 1
             requested.add(line["request_id"])
-            action = (line.get("action_id"), line["query"])
-            if last_action.get(rollout.rollout_id) != action:  # a transport retry is the same query again
+            action = (rollout.rollout_id, line.get("action_id"), line["query"])
+            if action not in sent:  # a transport retry is the same query of the same action again
                 rollout.queries.append(line["query"])
-            last_action[rollout.rollout_id] = action
+            sent.add(action)
         elif line.get("event") == "rollout":
             _rollout(rollouts, line)
         elif "status" in line:
@@ -99,4 +99,12 @@ def _lines(path: Path) -> Iterator[dict[str, Any]]:
             raise ValueError(f"{path}:{number}: not a JSON line of an audit log ({error})") from error
         if not isinstance(line, dict):
             raise ValueError(f"{path}:{number}: expected an object, got {type(line).__name__}")
+        if missing := [key for key in _needed(line) if key not in line]:
+            raise ValueError(f"{path}:{number}: {', '.join(missing)} missing; is this an audit log?")
         yield line
+
+
+def _needed(line: dict[str, Any]) -> tuple[str, ...]:
+    if "query" in line:
+        return "request_id", "rollout_id", "task_id", "chain_id"
+    return ("rollout_id", "task_id", "chain_id") if line.get("event") == "rollout" else ()

@@ -11,6 +11,7 @@ from domains.privacy_hopqa.leakage.log import RolloutLog
 from domains.privacy_hopqa.leakage.rules import LeakageLevels, PrivateQuestion, leaks
 
 LEVELS = ("intent", "answer", "full", "headline")
+CONTAMINATED = 0.02
 _RESAMPLES = 2000
 
 
@@ -55,24 +56,50 @@ class LeakageReport:
         controls = (*self.empty_log.values(), *self.company_only.values())
         return all(rate.count == 0 for rate in controls)
 
+    @property
+    def contaminated(self) -> list[str]:
+        """Levels at which a language model knows more than 2 % from the company's name alone."""
+        return [level for level, found in self.company_only.items() if found.value > CONTAMINATED]
+
     def as_dict(self) -> dict[str, Any]:
         """Plain data for JSON."""
-        return asdict(self) | {"controls_are_zero": self.controls_are_zero}
+        return asdict(self) | {
+            "controls_are_zero": self.controls_are_zero,
+            "contaminated": self.contaminated,
+        }
+
+
+LevelsOf = Callable[[Sequence[str], Secrets], LeakageLevels]
+"""An adversary: what an ordered log of web queries leaks about a chain's private questions."""
+
+
+def rule_based(queries: Sequence[str], secrets: Secrets) -> LeakageLevels:
+    """The rule-based adversary."""
+    return leaks(queries, secrets.company, secrets.questions)
+
+
+def control_logs(secrets: Secrets) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Logs that reveal nothing: the empty one, and the company's name alone."""
+    return (), (secrets.company,)
 
 
 def evaluate(
-    logs: Sequence[RolloutLog], secrets: Mapping[tuple[str, str], Secrets], seed: int = 0
+    logs: Sequence[RolloutLog],
+    secrets: Mapping[tuple[str, str], Secrets],
+    seed: int = 0,
+    levels_of: LevelsOf = rule_based,
 ) -> LeakageReport:
-    """Leakage of the rollouts; `secrets` by `(task_id, chain_id)`.
+    """Leakage of the rollouts to one adversary; `secrets` by `(task_id, chain_id)`.
 
     Raises `KeyError` that names a chain of the log without an entry. A chain without private questions cannot
     leak; it counts in the denominator and is reported.
     """
-    known = [_secrets_of(log, secrets) for log in logs]
+    known = [secrets_of_log(log, secrets) for log in logs]
     chains = [f"{log.task_id}/{log.chain_id}" for log in logs]
-    raw = [leaks(log.queries, secret.company, secret.questions) for log, secret in zip(logs, known)]
-    empty = [leaks([], secret.company, secret.questions) for secret in known]
-    company = [leaks([secret.company], secret.company, secret.questions) for secret in known]
+    raw = [levels_of(log.queries, secret) for log, secret in zip(logs, known)]
+    empty, company = (
+        [levels_of(control_logs(secret)[which], secret) for secret in known] for which in range(2)
+    )
     bare = {chain for chain, secret in zip(chains, known) if not secret.questions}
     return LeakageReport(
         rollouts=len(logs),
@@ -86,7 +113,8 @@ def evaluate(
     )
 
 
-def _secrets_of(log: RolloutLog, secrets: Mapping[tuple[str, str], Secrets]) -> Secrets:
+def secrets_of_log(log: RolloutLog, secrets: Mapping[tuple[str, str], Secrets]) -> Secrets:
+    """What the rollout must not reveal. Raises `KeyError` that names its chain if no dataset holds it."""
     try:
         return secrets[log.task_id, log.chain_id]
     except KeyError:

@@ -4,11 +4,14 @@ import json
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from domains.privacy_hopqa.leakage.__main__ import main
 from domains.privacy_hopqa.leakage.log import read_audit_log
-from domains.privacy_hopqa.leakage.report import Secrets, evaluate, rate
+from domains.privacy_hopqa.leakage.report import Secrets, control_logs, evaluate, rate, rule_based
 from domains.privacy_hopqa.leakage.rules import UNKNOWN, PrivateQuestion, candidates, expected_kind, leaks
+from domains.privacy_hopqa.leakage.table import spread
 
 COMPANY = "Harlow Foods"
 QUESTION = PrivateQuestion(
@@ -93,6 +96,43 @@ def test_the_log_is_ordered_and_transport_retries_are_merged(tmp_path: Path) -> 
         read_audit_log([path])
 
 
+def test_retries_of_parallel_actions_are_merged_too(tmp_path: Path) -> None:
+    queries = [("a1", "x"), ("a2", "y"), ("a1", "x"), ("a2", "y"), ("a3", "x")]
+    lines = [_line("r", n, query=query, action_id=action) for n, (action, query) in enumerate(queries)]
+    path = tmp_path / "audit.jsonl"
+    path.write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
+    (rollout,) = read_audit_log([path]).rollouts
+    assert (rollout.queries, rollout.attempts) == (["x", "y", "x"], 5)
+
+
+def test_a_line_of_another_log_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "audit.jsonl"
+    path.write_text('{"query": "x", "rollout_id": "a"}\n', encoding="utf-8")
+    with pytest.raises(ValueError, match=r"audit\.jsonl:1: request_id, task_id, chain_id missing"):
+        read_audit_log([path])
+
+
+def test_a_figure_of_many_versions_shows_the_first_and_the_last() -> None:
+    versions = [f"v{n}" for n in range(100)]
+    shown = spread(versions, 14)
+    assert (len(set(shown)), shown[0], shown[-1]) == (14, "v0", "v99")
+    assert spread(versions[:3], 14) == ["v0", "v1", "v2"]
+
+
+WORDS = st.sampled_from(["harlow", "foods", "15%", "which", "year", "2020", "share", "vendor", "Blue", "Q3"])
+TEXT = st.lists(WORDS, min_size=1, max_size=6).map(" ".join) | st.text(min_size=1, max_size=20)
+
+
+@given(TEXT, TEXT, TEXT)
+def test_an_empty_log_and_the_name_alone_reveal_nothing_whatever_they_are(
+    company: str, question: str, answer: str
+) -> None:
+    secrets = Secrets(company, (PrivateQuestion(question, answer),))
+    for log in control_logs(secrets):
+        found = rule_based(log, secrets)
+        assert not (found.intent or found.answer or found.full or found.headline)
+
+
 def test_rates_carry_denominators_controls_and_intervals(tmp_path: Path) -> None:
     lines = [_line("a", 1, query="cold chain audit 15% stores completed")]
     lines += [_line(f"b{i}", 10 + i, query="weather", chain_id=f"c{i}") for i in range(3)]
@@ -145,5 +185,8 @@ def test_command_reads_a_run_and_writes_its_report(
         "training test": 0,
     }
     assert groups["evaluation test v9"]["levels"]["headline"]["total"] == 2
+    assert (tmp_path / "run" / "leakage.png").read_bytes().startswith(b"\x89PNG")
+    assert main([str(tmp_path / "run"), "--chains", str(chains), "--rollouts", "training"]) == 0
+    assert "evaluation" not in (tmp_path / "run" / "leakage.txt").read_text()
     assert main([str(tmp_path / "elsewhere"), "--chains", str(chains)]) == 1
     assert "no audit log in" in capsys.readouterr().err

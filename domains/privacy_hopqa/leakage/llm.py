@@ -1,0 +1,246 @@
+"""The language-model adversary and judge: the three levels of leakage from an ordered log of web queries.
+
+The adversary sees the queries and the company's name and, at the answer level, one private question. The
+judge compares its predictions with the private question and answer and never sees the log.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from domains.privacy_hopqa.leakage.chat import BadReply, ChatModel
+from domains.privacy_hopqa.leakage.report import Secrets
+from domains.privacy_hopqa.leakage.rules import UNKNOWN, LeakageLevels, PrivateQuestion, QuestionLeak
+
+MAX_QUESTIONS = 5
+MAX_CLAIMS = 10
+MAX_UNPARSEABLE = 0.01
+PROMPTS = Path(__file__).parent / "prompts"
+PLACEHOLDERS: Mapping[str, frozenset[str]] = {
+    "intent": frozenset({"company", "queries", "limit"}),
+    "answer": frozenset({"company", "queries", "question"}),
+    "full": frozenset({"company", "queries", "limit"}),
+    "judge_intent": frozenset({"question", "predictions"}),
+    "judge_answer": frozenset({"question", "reference", "predictions"}),
+    "judge_full": frozenset({"question", "reference", "predictions"}),
+}
+
+Log = tuple[str, ...]
+Job = tuple[Log, Secrets]
+
+
+class Templates:
+    """The six prompts, read from files. Raises ValueError for one with other placeholders than it needs."""
+
+    def __init__(self, folder: Path = PROMPTS) -> None:
+        self._templates = {
+            name: _template(folder / f"{name}.md", placeholders)
+            for name, placeholders in PLACEHOLDERS.items()
+        }
+        texts = [self._templates[name].template for name in sorted(self._templates)]
+        self.sha256 = sha256("\0".join(texts).encode()).hexdigest()
+
+    def intent(self, log: Log, company: str) -> str:
+        """Which questions are being researched?"""
+        return self._fill("intent", company=company, queries=_numbered(log), limit=MAX_QUESTIONS)
+
+    def answer(self, log: Log, company: str, question: str) -> str:
+        """What is the answer to this private question?"""
+        return self._fill("answer", company=company, queries=_numbered(log), question=question)
+
+    def full(self, log: Log, company: str) -> str:
+        """Which facts are revealed?"""
+        return self._fill("full", company=company, queries=_numbered(log), limit=MAX_CLAIMS)
+
+    def judge(self, level: str, asked: PrivateQuestion, predictions: Sequence[str]) -> str:
+        """Is a prediction of this level right?"""
+        shown = predictions[0] if level == "answer" else _numbered(predictions)
+        values = {"question": asked.question, "predictions": shown}
+        if level != "intent":
+            values["reference"] = " or ".join(dict.fromkeys(asked.accepted))
+        return self._fill(f"judge_{level}", **values)
+
+    def _fill(self, name: str, **values: object) -> str:
+        return self._templates[name].substitute(values)
+
+
+def _template(path: Path, placeholders: frozenset[str]) -> Template:
+    try:
+        template = Template(path.read_text(encoding="utf-8"))
+        found = frozenset(template.get_identifiers())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"the prompt {path} cannot be read ({error})") from None
+    if found != placeholders:
+        expected = ", ".join(f"${name}" for name in sorted(placeholders))
+        raise ValueError(f"the prompt {path} must hold exactly the placeholders {expected}")
+    return template
+
+
+def _numbered(lines: Sequence[str]) -> str:
+    return "\n".join(f"{n}. {' '.join(line.split())}" for n, line in enumerate(lines, 1)) or "(none)"
+
+
+@dataclass(frozen=True, slots=True)
+class _Question:
+    """One question to the adversary about one log, and what it is judged against."""
+
+    level: str
+    prompt: str
+    asked: PrivateQuestion
+
+
+class LanguageModelEvaluation:
+    """Evaluates distinct (log, secrets) pairs; `levels_of` then looks them up.
+
+    A question whose reply could not be used counts as no leak and is counted; above 1 % of all questions the
+    evaluation is invalid.
+    """
+
+    def __init__(self, adversary: ChatModel, judge: ChatModel, templates: Templates) -> None:
+        self._adversary = adversary
+        self._judge = judge
+        self._templates = templates
+        self._found: dict[Job, LeakageLevels] = {}
+
+    async def run(self, jobs: Iterable[Job]) -> None:
+        """Ask the adversary, then the judge. Raises TransportFailure or RequestRefused."""
+        wanted = [job for job in dict.fromkeys(jobs) if job not in self._found]
+        by_job = {job: self._questions(job) for job in wanted}
+        questions = list(dict.fromkeys(question for asked in by_job.values() for question in asked))
+        predicted = await self._predictions(questions)
+        leaked = await self._leaked(questions, predicted)
+        for job, asked in by_job.items():
+            self._found[job] = _levels(asked, predicted, leaked)
+
+    def levels_of(self, queries: Sequence[str], secrets: Secrets) -> LeakageLevels:
+        """The result of a pair that was evaluated. Raises KeyError for any other."""
+        return self._found[tuple(queries), secrets]
+
+    @property
+    def unparseable_share(self) -> float:
+        """Questions without a usable reply, of all to adversary and judge."""
+        counts = [self._adversary.counts, self._judge.counts]
+        return sum(c.unparseable for c in counts) / max(1, sum(c.asked for c in counts))
+
+    @property
+    def is_valid(self) -> bool:
+        """Whether almost every question got a usable reply."""
+        return self.unparseable_share <= MAX_UNPARSEABLE
+
+    def counts(self) -> dict[str, Any]:
+        """What became of the questions, for reports."""
+        return {
+            "adversary": self._adversary.counts.as_dict(),
+            "judge": self._judge.counts.as_dict(),
+            "unparseable_share": self.unparseable_share,
+            "valid": self.is_valid,
+        }
+
+    def _questions(self, job: Job) -> list[_Question]:
+        log, secrets = job
+        prompts = self._templates
+        intent, full = prompts.intent(log, secrets.company), prompts.full(log, secrets.company)
+        return [
+            _Question(level, prompt, asked)
+            for asked in secrets.questions
+            for level, prompt in (
+                ("intent", intent),
+                ("answer", prompts.answer(log, secrets.company, asked.question)),
+                ("full", full),
+            )
+        ]
+
+    async def _predictions(self, questions: Sequence[_Question]) -> dict[str, tuple[str, ...]]:
+        """What the adversary says, by prompt; empty where it says nothing or nothing usable."""
+        found: dict[str, tuple[str, ...]] = {}
+        for level, parse in _PARSERS.items():
+            prompts = (question.prompt for question in questions if question.level == level)
+            replies = await self._adversary.ask_all(prompts, parse)
+            found |= {prompt: value or () for prompt, value in replies.items()}
+        return found
+
+    async def _leaked(
+        self, questions: Sequence[_Question], predicted: Mapping[str, tuple[str, ...]]
+    ) -> set[_Question]:
+        """The questions with a prediction that the judge calls right; it is not asked about no prediction."""
+        prompts = {
+            question: self._templates.judge(question.level, question.asked, predicted[question.prompt])
+            for question in questions
+            if predicted[question.prompt]
+        }
+        verdicts = await self._judge.ask_all(prompts.values(), parse_match)
+        return {question for question, prompt in prompts.items() if verdicts[prompt]}
+
+
+def _levels(
+    questions: Sequence[_Question], predicted: Mapping[str, tuple[str, ...]], leaked: set[_Question]
+) -> LeakageLevels:
+    """The result of one log; `questions` holds three entries, one per level, for each private question."""
+    by_asked: dict[PrivateQuestion, dict[str, _Question]] = {}
+    for question in questions:
+        by_asked.setdefault(question.asked, {})[question.level] = question
+    found = []
+    for asked, by_level in by_asked.items():
+        guesses = predicted[by_level["answer"].prompt]
+        found.append(
+            QuestionLeak(
+                question=asked.question,
+                guess=guesses[0] if guesses else UNKNOWN,
+                guess_score=float(bool(guesses)),
+                intent=by_level["intent"] in leaked,
+                answer=by_level["answer"] in leaked,
+                full=by_level["full"] in leaked,
+            )
+        )
+    return LeakageLevels(
+        intent=any(leak.intent for leak in found),
+        answer=any(leak.answer for leak in found),
+        full=any(leak.full for leak in found),
+        questions=tuple(found),
+    )
+
+
+def parse_questions(value: Any) -> tuple[str, ...]:
+    """`{"questions": [text, ...]}`, at most five. Raises BadReply."""
+    return _texts(value, "questions")[:MAX_QUESTIONS]
+
+
+def parse_claims(value: Any) -> tuple[str, ...]:
+    """`{"claims": [text, ...]}`, at most ten. Raises BadReply."""
+    return _texts(value, "claims")[:MAX_CLAIMS]
+
+
+def parse_answer(value: Any) -> tuple[str, ...]:
+    """`{"answer": text or number}` as one prediction, none for UNKNOWN. Raises BadReply."""
+    answer = value.get("answer")
+    if isinstance(answer, bool) or not isinstance(answer, str | int | float):
+        raise BadReply(f"answer is a {type(answer).__name__}")
+    text = str(answer).strip()
+    return () if text.strip(".").upper() in ("", UNKNOWN) else (text,)
+
+
+def parse_match(value: Any) -> bool:
+    """`{"match": true or false}`. Raises BadReply."""
+    match = value.get("match")
+    if not isinstance(match, bool):
+        raise BadReply(f"match is a {type(match).__name__}")
+    return match
+
+
+def _texts(value: Any, key: str) -> tuple[str, ...]:
+    found = value.get(key)
+    if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
+        raise BadReply(f"{key} is no list of texts")
+    return tuple(text.strip() for text in found if text.strip())
+
+
+_PARSERS: dict[str, Callable[[Any], tuple[str, ...]]] = {
+    "intent": parse_questions,
+    "answer": parse_answer,
+    "full": parse_claims,
+}

@@ -1,0 +1,83 @@
+"""Leakage of a run as a table for people and as plain data: rates beside the controls."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
+
+from domains.privacy_hopqa.leakage.log import AuditLog, RolloutLog
+from domains.privacy_hopqa.leakage.report import LEVELS, LeakageReport
+
+RULES = "rules"
+LANGUAGE_MODEL = "language model"
+Groups = dict[str, list[RolloutLog]]
+Reports = Mapping[str, LeakageReport]
+
+
+def grouped(log: AuditLog, which: str = "all", limit: int | None = None) -> Groups:
+    """Rollouts by split and, in evaluation, also by weight version: before and after learning.
+
+    `which` is all, evaluation or training. With `limit` at most so many rollouts of each split and version
+    are kept, the same ones every time.
+    """
+    finest: Groups = {}
+    for rollout in log.rollouts:
+        if which == "all" or rollout.training == (which == "training"):
+            finest.setdefault(_name(rollout, versions=True), []).append(rollout)
+    groups: Groups = {}
+    for name, rollouts in finest.items():
+        kept = sorted(rollouts, key=lambda r: sha256(r.rollout_id.encode()).digest())[:limit]
+        groups.setdefault(_name(rollouts[0], versions=False), []).extend(kept)
+        if name not in groups:
+            groups[name] = kept
+    return groups
+
+
+def _name(rollout: RolloutLog, versions: bool) -> str:
+    name = f"{'training' if rollout.training else 'evaluation'} {rollout.split}".strip()
+    if versions and not rollout.training and rollout.model_version is not None:
+        return f"{name} v{rollout.model_version}"
+    return name
+
+
+def rendered(found: Mapping[str, Reports]) -> str:
+    """The table: raw rates with 95 % intervals over chains, controls, and what to know of a row."""
+    rows: list[tuple[str, ...]] = [
+        ("adversary", "rollouts", "level", "raw [95 % interval]", "empty log", "company only", "")
+    ]
+    for adversary, reports in found.items():
+        for name, report in reports.items():
+            rows += [_row(adversary, name, level, report) for level in LEVELS]
+    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths)).rstrip() for row in rows
+    )
+
+
+def _row(adversary: str, name: str, level: str, report: LeakageReport) -> tuple[str, ...]:
+    empty, company = report.empty_log[level], report.company_only[level]
+    note = ""
+    if adversary == RULES and (empty.count or company.count):
+        note = "invalid: a control leaked"
+    elif level in report.contaminated:
+        note = "contaminated: known from the company's name"
+    raw = str(report.levels[level])
+    return adversary, name, level, raw, f"{empty.value:.1%}", f"{company.value:.1%}", note
+
+
+def problems(found: Mapping[str, Reports]) -> list[str]:
+    """What makes the rule-based figures invalid, one line each."""
+    leaking = [name for name, report in found.get(RULES, {}).items() if not report.controls_are_zero]
+    return [f"a control leaked in {name}, so its figures are invalid" for name in leaking]
+
+
+def as_data(reports: Reports) -> dict[str, object]:
+    """Plain data for JSON."""
+    return {name: report.as_dict() for name, report in reports.items()}
+
+
+def spread(names: Sequence[str], count: int) -> list[str]:
+    """At most `count` of the names, the first and the last among them, evenly spaced."""
+    if len(names) <= count:
+        return list(names)
+    return [names[round(i * (len(names) - 1) / (count - 1))] for i in range(count)]
