@@ -17,6 +17,19 @@ from pipelinerl.streams import StreamRangeSpec, write_to_streams
 from tests.unit.finetune.conftest import VOCAB
 
 
+def text(
+    rollout: int, step: int, reward: float, group: str = "g", tokens: int = 4, **fields: Any
+) -> dict[str, Any]:
+    """A text as the advantage functions see it: labels of its situation, a reward and a length."""
+    return {
+        "group_id": group,
+        "reward": reward,
+        "input_ids": [1] * tokens,
+        "metadata": {"rollout_index": rollout, "step_index": step, **fields.pop("metadata", {})},
+        **fields,
+    }
+
+
 def record(
     group: str, rollout: int, step: int, reward: float, seed: int, version: int = 0, **fields: Any
 ) -> dict[str, Any]:

@@ -18,19 +18,10 @@ from pipelinerl.finetune.rl.config import parse_role_weights
 from pipelinerl.finetune.rl.filtering import baseline_only, zero_advantage_groups
 from pipelinerl.finetune.rl.loss_scale import loss_scales
 from pipelinerl.finetune.rl.text_table import TextTable, build_table
+from tests.unit.finetune.builders import text
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "advantages_pr146.json"
 CASES = json.loads(FIXTURE.read_text())["cases"]
-
-
-def text(rollout: int, step: int, reward: float, group: str = "g", tokens: int = 4, **fields: Any) -> dict:
-    return {
-        "group_id": group,
-        "reward": reward,
-        "input_ids": [1] * tokens,
-        "metadata": {"rollout_index": rollout, "step_index": step, **fields.pop("metadata", {})},
-        **fields,
-    }
 
 
 def advantages(texts: list[dict], pad: bool = False, std: bool = False, steps: bool = True) -> np.ndarray:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,14 +14,16 @@ from pipelinerl.accounting import Ledger, Outcome, reconcile
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.session import Session, write_session
 from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.preprocess.loop import run
 from pipelinerl.preprocess.settings import PreprocessSettings, model_vocabulary
-from pipelinerl.preprocess.validate import Limits
-from pipelinerl.state import TrainerState
+from pipelinerl.preprocess.validate import Limits, Record
+from pipelinerl.state import TrainerAnnouncements, TrainerState
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 from tests.unit.finetune.builders import group, settings
 from tests.unit.finetune.conftest import VOCAB
+from tests.unit.preprocess.test_bad_input import ONE_TEXT, WHOLE_GROUP
 
 STEPS = 3
 
@@ -39,7 +43,30 @@ class Errors(list[BaseException]):
         return thread
 
 
-def play_actor(output_dir: Path, first: int) -> None:
+def nothing_wrong(number: int, texts: list[Record]) -> None: ...
+
+
+def every_third_is_bad(number: int, texts: list[Record]) -> None:
+    """A bad sample of another kind each time."""
+    if number % 3 == 1:
+        spoil, _ = SPOILT[(number // 3) % len(SPOILT)]
+        spoil(texts)
+
+
+SPOILT: list[tuple[Callable[[list[Record]], None], str]] = [
+    ONE_TEXT["reward nan"],
+    ONE_TEXT["logprob infinite"],
+    ONE_TEXT["a logprob less than tokens"],
+    ONE_TEXT["empty completion"],
+    ONE_TEXT["longer than a row"],
+    WHOLE_GROUP["contradictory situation"],
+    WHOLE_GROUP["negative loss weight"],
+]
+
+
+def play_actor(
+    output_dir: Path, first: int, spoil: Callable[[int, list[Record]], None] = nothing_wrong
+) -> None:
     """Publish groups, some of them without a signal, until training is done."""
     with (
         TrainerState(output_dir) as state,
@@ -57,6 +84,7 @@ def play_actor(output_dir: Path, first: int) -> None:
             if number % 3 == 0:
                 for text in texts:
                     text["reward"] = 1.0
+            spoil(number, texts)
             ledger.record(Outcome.STARTED, [f"g{number}/{i}" for i in range(4)])
             stream.write(texts)
             number += 1
@@ -104,12 +132,28 @@ def test_groups_become_a_trained_model_and_a_resumed_run_goes_on(
     assert (tmp_path / "preprocess/status.json").exists()
 
 
+def test_a_run_goes_on_past_bad_samples_and_its_books_add_up(tmp_path: Path, model: PreTrainedModel) -> None:
+    steps = 14
+    rl = RLConfig(epsilon_high=4.0, filter_zero_advantage_groups=True, batch_size_normalization="rollouts")
+    errors = Errors()
+    chosen = settings(tmp_path, model, rl=rl, last_step=steps, follows_preprocess=True)
+    threads = [
+        errors.thread(run, replace(preprocess_settings(tmp_path, rl, steps), max_lag=1000)),
+        errors.thread(play_actor, tmp_path, 1000, every_third_is_bad),
+    ]
+    trainer = Trainer(chosen, Ranks())
+    trainer.run()
+    for thread in threads:
+        thread.join(timeout=60)
+    assert errors == [] and trainer.counters.samples == 6 * steps
+    counts = reconcile(tmp_path)
+    assert counts.adds_up and counts[Outcome.TRAINED] == 6 * steps
+    found = counts.reasons[Outcome.FILTERED]
+    assert found.keys() >= {reason for _, reason in SPOILT}
+    assert found["not_finite"] >= 2 and found["bad_labels"] >= 8
+
+
 def test_waiting_for_groups_has_a_name_and_a_deadline(tmp_path: Path, model: PreTrainedModel) -> None:
-    from dataclasses import replace
-
-    from pipelinerl.finetune.session import Session, write_session
-    from pipelinerl.state import TrainerAnnouncements
-
     write_session(tmp_path, Session(0, 0))
     with TrainerAnnouncements(tmp_path) as announcements:
         announcements.weight_update_success(0)

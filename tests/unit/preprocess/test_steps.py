@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
-from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -18,71 +14,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pipelinerl.accounting import Ledger
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.session import Session
-from pipelinerl.finetune.types import PipelineBatchEncoding
 from pipelinerl.preprocess.assemble import assemble_step
-from pipelinerl.preprocess.books import Books
 from pipelinerl.preprocess.chunk import apply_scales, process_chunk
-from pipelinerl.preprocess.loop import Preprocess
 from pipelinerl.preprocess.ready import ReadyBuffer, ReadyText, scale_table
-from pipelinerl.preprocess.settings import PreprocessSettings
-from pipelinerl.preprocess.validate import Limits
-from pipelinerl.state import DiscardedTexts
-from pipelinerl.streams import SingleStreamSpec, read_stream, write_to_streams
 from tests.unit.finetune.builders import group, ready, record
-from tests.unit.finetune.conftest import VOCAB, tiny_model
-
-
-@dataclass
-class FakeTrainer:
-    samples_processed: int = 0
-    propagated_weight_version: int = 0
-
-
-@dataclass
-class Bench:
-    """A preprocess without processes: feed groups in, look at what was written."""
-
-    folder: Path
-    preprocess: Preprocess
-    trainer: FakeTrainer
-    discarded: DiscardedTexts
-    written: list[PipelineBatchEncoding] = field(default_factory=list)
-
-    def batches(self) -> list[PipelineBatchEncoding]:
-        with read_stream(SingleStreamSpec(self.folder, "training_data")) as stream:
-            return [PipelineBatchEncoding.from_record(r) for r in stream.read_available()]
-
-    def ledger(self) -> Counter[tuple[str, str]]:
-        lines = (self.folder / "accounting/preprocess.jsonl").read_text().splitlines()
-        entries = [json.loads(line) for line in lines]
-        return Counter((e["outcome"], e["reason"]) for e in entries for _ in e["rollouts"])
-
-
-@pytest.fixture
-def bench(tmp_path: Path, request: Any) -> Iterator[Bench]:
-    options = getattr(request, "param", {})
-    rl = RLConfig(**options.pop("rl", {}))
-    defaults: dict[str, Any] = {
-        "output_dir": tmp_path,
-        "model_path": "",
-        "rl": rl,
-        "limits": Limits(VOCAB, 24, 4),
-        "texts_per_step": 8,
-        "last_step": 100,
-    }
-    settings = PreprocessSettings(**defaults | options)
-    trainer, discarded = FakeTrainer(), DiscardedTexts(tmp_path, "preprocess")
-    with (
-        Ledger(tmp_path, "preprocess") as ledger,
-        write_to_streams(SingleStreamSpec(tmp_path, "training_data")) as out,
-    ):
-        books = Books(ledger, discarded)
-        preprocess = Preprocess(settings, trainer, books, Session(0, 0), out)  # type: ignore[arg-type]
-        yield Bench(tmp_path, preprocess, trainer, discarded)
-    discarded.close()
+from tests.unit.finetune.conftest import tiny_model
+from tests.unit.preprocess.conftest import Bench
 
 
 def test_steps_hold_exactly_b_texts_once_each(bench: Bench) -> None:

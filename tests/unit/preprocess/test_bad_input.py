@@ -1,0 +1,241 @@
+"""Bad samples are dropped and counted, each under its reason; the run goes on, the books add up."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.preprocess.loop import _warn_about_role_weights
+from pipelinerl.preprocess.rejections import LEAST, Rejections
+from pipelinerl.preprocess.validate import Record
+from tests.unit.finetune.builders import group
+from tests.unit.finetune.conftest import VOCAB
+from tests.unit.preprocess.conftest import Bench
+
+Spoil = Callable[[list[Record]], None]
+NAN, INF = float("nan"), float("inf")
+
+
+def put(**fields: Any) -> Spoil:
+    """Overwrite fields of the group's first text."""
+
+    def spoil(texts: list[Record]) -> None:
+        texts[0].update(fields)
+
+    return spoil
+
+
+def metadata(**entries: Any) -> Spoil:
+    def spoil(texts: list[Record]) -> None:
+        texts[0]["metadata"] = texts[0]["metadata"] | entries
+
+    return spoil
+
+
+def logprob(value: float) -> Spoil:
+    def spoil(texts: list[Record]) -> None:
+        texts[0]["logprobs"][-1] = value
+
+    return spoil
+
+
+def cut(column: str) -> Spoil:
+    def spoil(texts: list[Record]) -> None:
+        texts[0][column] = texts[0][column][:-1]
+
+    return spoil
+
+
+def without(column: str) -> Spoil:
+    def spoil(texts: list[Record]) -> None:
+        del texts[0][column]
+
+    return spoil
+
+
+def empty_completion(texts: list[Record]) -> None:
+    prompt = texts[0]["labels"] == -100
+    texts[0] |= {
+        "input_ids": texts[0]["input_ids"][prompt],
+        "labels": texts[0]["labels"][prompt],
+        "logprobs": np.zeros(0, np.float32),
+        "weight_versions": [],
+    }
+
+
+def no_tokens(texts: list[Record]) -> None:
+    nothing = np.zeros(0, np.int32)
+    texts[0] |= {"input_ids": nothing, "labels": nothing, "logprobs": [], "weight_versions": []}
+
+
+def too_long(texts: list[Record]) -> None:
+    texts[0] |= {
+        "input_ids": np.ones(25, np.int32),
+        "labels": np.where(np.arange(25) < 20, -100, 1).astype(np.int32),
+        "logprobs": np.zeros(5, np.float32),
+        "weight_versions": [[0, 0, 5]],
+    }
+
+
+def foreign_id(texts: list[Record]) -> None:
+    texts[0]["input_ids"] = texts[0]["input_ids"].copy()
+    texts[0]["input_ids"][0] = VOCAB
+
+
+ONE_TEXT = {
+    "reward nan": (put(reward=NAN), "not_finite"),
+    "reward infinite": (put(reward=INF), "not_finite"),
+    "reward missing": (put(reward=None), "malformed"),
+    "reward a word": (put(reward="much"), "malformed"),
+    "logprob nan": (logprob(NAN), "not_finite"),
+    "logprob infinite": (logprob(-INF), "not_finite"),
+    "a logprob less than tokens": (cut("logprobs"), "label_mismatch"),
+    "a label less than ids": (cut("labels"), "label_mismatch"),
+    "empty completion": (empty_completion, "no_labels"),
+    "no tokens at all": (no_tokens, "no_labels"),
+    "longer than a row": (too_long, "oversize"),
+    "id outside the vocabulary": (foreign_id, "foreign_id"),
+    "no ids": (without("input_ids"), "malformed"),
+    "no labels": (without("labels"), "malformed"),
+    "no logprobs": (without("logprobs"), "malformed"),
+    "ids with a fraction": (put(input_ids=[1.5, 2.0]), "malformed"),
+    "ids in two dimensions": (put(input_ids=np.ones((2, 2), np.int32)), "malformed"),
+    "logprobs as words": (put(logprobs=["a"]), "malformed"),
+    "version spans with two numbers": (put(weight_versions=[[0, 1]]), "malformed"),
+    "version spans with a gap": (put(weight_versions=[[0, 1, 2]]), "bad_versions"),
+}
+WHOLE_GROUP = {
+    "index twice": (metadata(rollout_index=1), "duplicate_index"),
+    "index beyond attempts": (metadata(rollout_index=99), "foreign_index"),
+    "no index": (metadata(step_index=None), "foreign_index"),
+    "another group": (put(group_id="other"), "foreign_group"),
+    "half a place": (
+        metadata(step_advantage_group="a", step_advantage_local_index=0),
+        "bad_labels",
+    ),
+    "place outside": (
+        metadata(step_advantage_group="a", step_advantage_local_index=2, step_advantage_segment_length=2),
+        "bad_labels",
+    ),
+    "contradictory situation": (
+        lambda texts: (put(situation="a")(texts), metadata(step_advantage_group="b")(texts)),
+        "bad_labels",
+    ),
+    "empty situation": (put(situation=""), "bad_labels"),
+    "empty role": (put(role=""), "bad_labels"),
+    "pool without a situation": (put(position="pool"), "bad_labels"),
+    "negative loss weight": (put(loss_weight=-1.0), "bad_labels"),
+    "loss weight nan": (put(loss_weight=NAN), "bad_labels"),
+    "infinite padding": (put(situation="a", padding_value=INF), "bad_labels"),
+}
+CASES = [(name, *case, 1) for name, case in ONE_TEXT.items()]
+CASES += [(name, *case, 4) for name, case in WHOLE_GROUP.items()]
+
+
+@pytest.mark.parametrize(("spoil", "reason", "lost"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_a_bad_sample_is_counted_and_the_others_are_trained(
+    bench: Bench, spoil: Spoil, reason: str, lost: int
+) -> None:
+    bad = group(1)
+    spoil(bad)
+    bench.preprocess.take_groups([group(0), bad])
+    bench.preprocess.take_groups([group(2)])
+    assert bench.discarded.counts == {reason: lost}
+    assert bench.preprocess.write_steps()
+    trained = [tuple(t) for batch in bench.batches() for t in batch.text_ids]
+    assert len(set(trained)) == 8 and ("g1", 0, 0) not in trained
+    ended = {(t["group_id"], t["metadata"]["rollout_index"]) for t in bad[:lost]}
+    assert sum(bench.ledger().values()) == len(ended) and {r for _, r in bench.ledger()} == {reason}
+
+
+def test_labels_that_need_another_flag_are_named_in_the_log(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    uneven = group(0, steps=2)
+    uneven[1]["reward"] = 9.0
+    with caplog.at_level(logging.ERROR):
+        bench.preprocess.take_groups([uneven, group(1), group(2)])
+    assert bench.discarded.counts == {"bad_labels": 8}
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert "text g0/0/1: reward 9 differs" in line and "step_reward_advantages=true" in line
+    assert bench.preprocess.write_steps()
+
+
+@pytest.mark.parametrize(
+    "bench", [{"rl": {"role_weights": {"policy": 1.0, "critic": 1.0}}}], indirect=True, ids=["roles"]
+)
+def test_a_role_without_a_weight_costs_its_group_only(bench: Bench) -> None:
+    groups = [group(number) for number in range(3)]
+    for text in [text for texts in groups for text in texts]:
+        text["role"] = "policy"
+    groups[1][2]["role"] = "judge"
+    bench.preprocess.take_groups(groups)
+    assert bench.discarded.counts == {"bad_labels": 4}
+    assert bench.preprocess.write_steps()
+    assert bench.preprocess.metrics.record(bench.preprocess.gauges())["adv/role_missing/critic"] == 1
+
+
+def test_a_domain_that_is_wrong_throughout_ends_the_run_with_its_reason(bench: Bench) -> None:
+    with pytest.raises(ValueError, match=r"8 of the last 8 groups cannot be trained on; .*text g7/0/0"):
+        for number in range(LEAST + 1):
+            texts = group(number)
+            texts[0]["role"] = ""
+            bench.preprocess.take_groups([texts])
+    assert bench.discarded.counts == {"bad_labels": 4 * LEAST}
+
+
+def test_now_and_then_a_bad_group_does_not_end_a_run() -> None:
+    rejections = Rejections()
+    for _ in range(50):
+        rejections.accepted(2)
+        rejections.rejected("text g/0/0: reward=nan must be finite")
+    with pytest.raises(ValueError, match="groups cannot be trained on"):
+        for _ in range(50):
+            rejections.rejected("text g/0/0: reward=nan must be finite")
+
+
+class HalfBlind:
+    """A reference that cannot score some texts."""
+
+    def score(self, texts: list[Record]) -> list[np.ndarray | None]:
+        found: list[np.ndarray | None] = [np.asarray(t["logprobs"]) - 0.25 for t in texts]
+        found[0] = None
+        found[1] = np.full(len(texts[1]["logprobs"]), np.nan)
+        return found
+
+
+def test_texts_without_a_reference_are_counted(bench: Bench) -> None:
+    bench.preprocess._scorer = HalfBlind()
+    bench.preprocess.take_groups([group(0), group(1), group(2)])
+    assert bench.discarded.counts == {"no_reference": 2}
+    assert bench.preprocess.write_steps()
+    for batch in bench.batches():
+        learned = batch.labels[0] != -100
+        np.testing.assert_allclose(batch.ref_logprobs[0][learned], batch.old_logprobs[0][learned] - 0.25)
+
+
+def test_groups_of_several_sizes_and_missing_situations_are_fine(bench: Bench) -> None:
+    one, two = group(0, attempts=2), group(1, attempts=4, steps=2)
+    two[0]["situation"] = "plan"
+    two[3]["situation"] = "plan"
+    bench.preprocess.settings = replace(
+        bench.preprocess.settings,
+        rl=RLConfig(step_reward_advantages=True, pad_step_rewards_for_advantage=True),
+    )
+    bench.preprocess.take_groups([one, two])
+    assert bench.discarded.counts == {} and bench.preprocess.write_steps()
+
+
+def test_role_weights_that_do_not_sum_to_one_are_said(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+    for weights, said in (({"a": "1/9", "b": "8/9"}, 0), ({"a": 1, "b": 1}, 1)):
+        caplog.clear()
+        rl = RLConfig(role_weights=weights)
+        _warn_about_role_weights(replace(bench.preprocess.settings, rl=rl))
+        assert len(caplog.records) == said
+    assert "role_weights sum to 2, not 1" in caplog.text
