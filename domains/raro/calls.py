@@ -1,0 +1,44 @@
+"""Calls to the model of one rollout, read as completions."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+
+from pipelinerl.async_llm import llm_async_generate
+from pipelinerl.llm import LLMCall, Prompt, TrainableLLM
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What the model wrote, and whether a length limit cut it off."""
+
+    text: str
+    truncated: bool
+    call: LLMCall
+
+    @property
+    def version(self) -> int | None:
+        """Oldest weight version among its tokens, in trained texts."""
+        return min((version for version, _, _ in self.call.weight_versions), default=None)
+
+
+@dataclass(frozen=True, slots=True)
+class Caller:
+    """The model behind the engines, with a session."""
+
+    llm: TrainableLLM
+    session: aiohttp.ClientSession
+
+    async def complete(self, prompt: Prompt, max_tokens: int) -> Completion:
+        """One sample. Errors of the engine pass through to the scheduler's retries."""
+        call = await llm_async_generate(self.llm, prompt, self.session, max_tokens)
+        return Completion(call.output.content or "", call.llm_info.get("finish_reason") == "length", call)
+
+    def at(self, **parameters: Any) -> Caller:
+        """The same model with other sampling parameters."""
+        llm = self.llm.model_copy()
+        llm.parameters = {**self.llm.parameters, **parameters}
+        return Caller(llm, self.session)

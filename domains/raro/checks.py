@@ -1,0 +1,80 @@
+"""What is wrong with a configuration before anything starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from omegaconf import DictConfig, OmegaConf
+
+from domains.raro.config import KEY, RaroSettings, context_problems
+from domains.raro.data import data_settings, load_problems
+
+
+def problems(cfg: DictConfig, settings: RaroSettings, environment: Mapping[str, str]) -> Iterator[str]:
+    """One line each. `environment` tells how many nodes there are (`WORLD_SIZE`)."""
+    yield from _data(cfg, settings)
+    yield from _groups(cfg, settings)
+    yield from _objective(cfg, settings)
+    yield from _buffer(settings, environment)
+    for key in (_context_key(cfg), "finetune.seq_length"):
+        limit = OmegaConf.select(cfg, key)
+        if limit is not None:
+            yield from context_problems(settings, int(limit), key)
+
+
+def _context_key(cfg: DictConfig) -> str:
+    embedded = OmegaConf.select(cfg, "engine.kind") == "embedded"
+    return "engine.max_model_len" if embedded else "vllm_config.vllm_kwargs.max_model_len"
+
+
+def _data(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
+    try:
+        data = data_settings(settings.data)
+        if data.source != "countdown":
+            splits = [*cfg.train_dataset_names, *cfg.test_dataset_names]
+            load_problems(splits, settings.data)
+    except ValueError as error:
+        yield str(error)
+
+
+def _groups(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
+    attempts = int(OmegaConf.select(cfg, "finetune.attempts"))
+    if settings.reward != "expert" and attempts < 2:
+        yield f"finetune.attempts={attempts}: the policy's baseline needs at least 2 attempts per question"
+    if settings.reward == "critic" and not OmegaConf.select(cfg, "finetune.rl.step_reward_advantages"):
+        yield (
+            "finetune.rl.step_reward_advantages=false: policy and critic have rewards of their own; set true"
+        )
+
+
+def _objective(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
+    rl = cfg.finetune.rl
+    roles = {"policy", "critic"} if settings.reward == "critic" else {"policy"}
+    given = set(rl.role_weights or {})
+    if given != roles:
+        wanted = '{policy: "1/9", critic: "8/9"}' if len(roles) == 2 else "{policy: 1}"
+        yield (
+            f"finetune.rl.role_weights={dict(rl.role_weights or {})}: {KEY}.reward={settings.reward} trains "
+            f"the roles {', '.join(sorted(roles))}; set {wanted}"
+        )
+    if (rl.policy_loss == "sft") != (settings.reward == "expert"):
+        yield (
+            f"finetune.rl.policy_loss={rl.policy_loss}: {KEY}.reward=expert and policy_loss=sft belong "
+            "together; set both or neither"
+        )
+
+
+def _buffer(settings: RaroSettings, environment: Mapping[str, str]) -> Iterator[str]:
+    if settings.reward != "critic":
+        return
+    replay, nodes = settings.replay, int(environment.get("WORLD_SIZE", "1") or 1)
+    if nodes > 1 and replay.backend == "sqlite":
+        yield (
+            f"{KEY}.replay.backend=sqlite: {nodes} nodes cannot share a file; set backend=redis and "
+            f"{KEY}.replay.path=redis://:PASSWORD@HOST:PORT"
+        )
+    if replay.backend == "redis" and not str(replay.path or "").startswith(("redis://", "rediss://")):
+        yield f"{KEY}.replay.path={replay.path}: backend=redis needs redis://:PASSWORD@HOST:PORT"
+    if replay.backend == "sqlite" and replay.path and not Path(replay.path).absolute().parent.is_dir():
+        yield f"{KEY}.replay.path={replay.path}: its folder does not exist"

@@ -1,0 +1,159 @@
+"""Settings of the domain (the block `raro`) and the checks that need nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, Literal
+
+from omegaconf import DictConfig, OmegaConf
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+KEY = "raro"
+HIGH_TAU_CRIT = 0.9
+"""Above it nearly every verdict is a tie; a warning says so."""
+
+
+class _Block(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class PolicySettings(_Block):
+    """The policy's call."""
+
+    max_tokens: PositiveInt = 2048
+    """Longest completion, and the constant that its token losses are divided by."""
+    template_tokens: PositiveInt = 120
+    """Tokens of the prompt besides the question, for the context budget."""
+
+
+class CriticSettings(_Block):
+    """The critic's calls."""
+
+    max_tokens: PositiveInt = 1024
+    """Longest completion, and the constant that its token losses are divided by."""
+    template_tokens: PositiveInt = 160
+    """Tokens of the prompt besides question and answers, for the context budget."""
+
+
+class ReplaySettings(_Block):
+    """The shared buffer of earlier pairs."""
+
+    fraction: float = Field(0.5, ge=0.0, lt=1.0)
+    """Share of critic groups that judge a pair from the buffer."""
+    capacity: PositiveInt = 20_000
+    """Pairs kept."""
+    mode: Literal["fifo", "reservoir"] = "fifo"
+    """Which pair makes room: the oldest, or a uniformly drawn one."""
+    backend: Literal["sqlite", "redis"] = "sqlite"
+    """`sqlite` serves one node, `redis` several."""
+    path: str | None = None
+    """SQLite file on a local disk, or redis://...; null = `<output_dir>/raro/replay.sqlite3`."""
+    checkpoint_every_s: PositiveFloat = 60.0
+    """Least time between two backups beside the actor's snapshots."""
+
+
+class RaroSettings(_Block):
+    """All keys of the block `raro`."""
+
+    reward: Literal["critic", "verifier", "expert"] = "critic"
+    """Source of the signal; `expert` trains on the experts' answers themselves (with policy_loss=sft)."""
+    tau_pol: float = Field(0.6, ge=0.0, le=1.0)
+    """Policy's reward for a tie."""
+    tau_crit: float = 0.55
+    """Critic's reward for a tie, in (0.5, 1]."""
+    allow_degenerate_tau: bool = False
+    """Accept any `tau_crit` (ablations)."""
+    allow_tie: bool = True
+    """false: a tie counts as no verdict (ablation)."""
+    critic_group_size: int = Field(16, ge=2)
+    """Verdicts per judged pair."""
+    critic_parse_failure: Literal["mask", "zero"] = "mask"
+    """A verdict that cannot be read is left out, or earns the critic 0 (ablation)."""
+    overlength: Literal["mask"] = "mask"
+    """Completions cut off by a length limit are left out."""
+    answerless: Literal["zero", "mask"] = "zero"
+    """A completion without an answer earns 0, or is left out."""
+    max_answer_tokens: PositiveInt = 256
+    """Longest answer of the policy."""
+    max_question_tokens: PositiveInt = 256
+    """Longest question, for the context budget."""
+    max_critic_requests: PositiveInt = 128
+    """Critic requests in flight per worker."""
+    prompt_set: Literal["full", "tiny"] = "full"
+    """Folder of templates below `prompts/`."""
+    policy: PolicySettings = PolicySettings()
+    """The policy's call."""
+    critic: CriticSettings = CriticSettings()
+    """The critic's calls."""
+    replay: ReplaySettings = ReplaySettings()
+    """The shared buffer of earlier pairs."""
+    data: dict[str, Any] = Field(default_factory=dict)
+    """Where questions come from; keys in `domains.raro.data.DataSettings`."""
+    wrong_demonstrations: float = Field(0.6, ge=0.0, le=1.0)
+    """Share of wrong final answers in the warm-up's policy demonstrations."""
+
+    @model_validator(mode="after")
+    def _tau_is_worth_playing(self) -> RaroSettings:
+        if not self.allow_degenerate_tau and not 0.5 < self.tau_crit <= 1.0:
+            raise ValueError(
+                f"tau_crit={self.tau_crit:g} must lie in (0.5, 1]: a tie must beat a guess; "
+                "set allow_degenerate_tau=true to run it nevertheless"
+            )
+        return self
+
+    @property
+    def groups_per_pair(self) -> float:
+        """Expected replay groups per judged answer: f / (1 - f)."""
+        return self.replay.fraction / (1.0 - self.replay.fraction)
+
+
+def context_terms(settings: RaroSettings) -> dict[str, dict[str, int]]:
+    """Tokens of the longest call of each role, by the part they come from."""
+    s = settings
+    terms = {
+        "policy": {
+            "policy.template_tokens": s.policy.template_tokens,
+            "max_question_tokens": s.max_question_tokens,
+            "policy.max_tokens": s.policy.max_tokens,
+        }
+    }
+    if s.reward == "critic":
+        terms["critic"] = {
+            "critic.template_tokens": s.critic.template_tokens,
+            "max_question_tokens": s.max_question_tokens,
+            "2 * max_answer_tokens": 2 * s.max_answer_tokens,
+            "critic.max_tokens": s.critic.max_tokens,
+        }
+    return terms
+
+
+def context_problems(settings: RaroSettings, context: int, key: str) -> Iterator[str]:
+    """Roles whose longest call does not fit into `context` tokens; `key` names the limit."""
+    for role, terms in context_terms(settings).items():
+        needed = sum(terms.values())
+        if needed > context:
+            largest = max(terms, key=lambda name: terms[name])
+            yield (
+                f"{key}={context}: a {role} call needs up to {needed} tokens; raise it to {needed} or lower "
+                f"{KEY}.{largest} ({terms[largest]}, the largest part)"
+            )
+
+
+def settings_of(cfg: DictConfig) -> RaroSettings:
+    """The domain's block of the tree as it is now. Raises ValueError with one line."""
+    block = cfg.get(KEY)
+    values = {} if block is None else OmegaConf.to_container(block, resolve=True)
+    try:
+        return RaroSettings.model_validate(values)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join((KEY, *map(str, first["loc"])))
+        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None

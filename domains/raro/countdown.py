@@ -1,0 +1,126 @@
+"""Countdown: use each given integer exactly once with + - * / to make the target. Exact, without floats."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from fractions import Fraction
+from functools import lru_cache
+
+import numpy as np
+
+from domains.raro.expressions import ExpressionError, combine, join, literals, parse, precedence, value
+
+OPERATORS = "+-*/"
+
+
+def verify(answer: str, numbers: Sequence[int], target: int) -> bool:
+    """Whether the expression uses exactly the given numbers and has exactly the target as its value."""
+    try:
+        tree = parse(answer)
+    except ExpressionError:
+        return False
+    return Counter(literals(tree)) == Counter(numbers) and value(tree) == target
+
+
+def solutions(numbers: Sequence[int], target: int, integer_only: bool = True) -> list[str]:
+    """All distinct solutions as printed expressions, operand order included, sorted.
+
+    `integer_only`: every intermediate value is a non-negative integer.
+    """
+    found = _expressions(tuple(sorted(numbers)), integer_only)
+    return sorted(text for text, (result, _) in found.items() if result == target)
+
+
+@lru_cache(maxsize=4096)
+def _expressions(numbers: tuple[int, ...], integer_only: bool) -> dict[str, tuple[Fraction, int]]:
+    """Printed expression -> (value, precedence of its last operator), over sorted numbers."""
+    if len(numbers) == 1:
+        return {str(numbers[0]): (Fraction(numbers[0]), 3)}
+    made: dict[str, tuple[Fraction, int]] = {}
+    for left, right in _splits(numbers):
+        for (a, (x, p)), (b, (y, q)) in itertools.product(
+            _expressions(left, integer_only).items(), _expressions(right, integer_only).items()
+        ):
+            for op in OPERATORS:
+                result = combine(op, x, y)
+                if result is None or (integer_only and (result < 0 or result.denominator != 1)):
+                    continue
+                made[join(op, a, p, b, q)] = (result, precedence(op))
+    return made
+
+
+def _splits(numbers: tuple[int, ...]) -> Iterator[tuple[tuple[int, ...], tuple[int, ...]]]:
+    """Distinct ordered pairs of non-empty parts of a sorted multiset."""
+    seen = set()
+    for size in range(1, len(numbers)):
+        for chosen in itertools.combinations(range(len(numbers)), size):
+            left = tuple(numbers[i] for i in chosen)
+            if left not in seen:
+                seen.add(left)
+                yield left, tuple(numbers[i] for i in range(len(numbers)) if i not in chosen)
+
+
+Rational = tuple[np.ndarray, np.ndarray]
+"""int64 numerators and denominators; a denominator of 0 marks an impossible value."""
+
+
+def solvable(numbers: np.ndarray, target: np.ndarray | int, integer_only: bool = True) -> np.ndarray:
+    """bool `[N]`: whether each row of int `[N, n]` reaches its target; all rows are tried at once.
+
+    `integer_only` allows non-negative integers as intermediate values, otherwise any rational number.
+    """
+    columns = [
+        (numbers[:, i].astype(np.int64), np.ones(len(numbers), np.int64)) for i in range(numbers.shape[1])
+    ]
+    targets = np.broadcast_to(np.asarray(target, np.int64), len(numbers))
+    return _reaches(columns, targets, _integer_results if integer_only else _rational_results)
+
+
+def _reaches(
+    columns: list[Rational],
+    target: np.ndarray,
+    results: Callable[[Rational, Rational], Iterator[Rational]],
+) -> np.ndarray:
+    if len(columns) == 1:
+        numerator, denominator = columns[0]
+        return (denominator != 0) & (numerator == target * denominator)
+    found = np.zeros(len(target), bool)
+    for i, j in itertools.combinations(range(len(columns)), 2):
+        rest = [column for k, column in enumerate(columns) if k not in (i, j)]
+        for result in results(columns[i], columns[j]):
+            found |= _reaches([*rest, result], target, results)
+    return found
+
+
+def _integer_results(a: Rational, b: Rational) -> Iterator[Rational]:
+    (x, valid_x), (y, valid_y) = a, b
+    valid = valid_x & valid_y
+    large, small = np.maximum(x, y), np.minimum(x, y)
+    yield x + y, valid
+    yield large - small, valid
+    yield x * y, valid
+    quotient, rest = np.divmod(large, np.maximum(small, 1))
+    yield quotient, valid & (small > 0) & (rest == 0)
+    # 0/y is 0 as well, and x*y gives that already.
+
+
+def _rational_results(a: Rational, b: Rational) -> Iterator[Rational]:
+    (p, q), (r, s) = a, b
+    yield p * s + r * q, q * s
+    yield p * s - r * q, q * s
+    yield r * q - p * s, q * s
+    yield p * r, q * s
+    yield _quotient(p * s, q * r, q * s)
+    yield _quotient(r * q, s * p, q * s)
+
+
+def _quotient(numerator: np.ndarray, denominator: np.ndarray, valid: np.ndarray) -> Rational:
+    return numerator, np.where(valid != 0, denominator, 0)
+
+
+def multisets(n_numbers: int, low: int, high: int) -> np.ndarray:
+    """All sorted multisets of integers from `low` to `high`, int64 `[N, n_numbers]`."""
+    rows = itertools.combinations_with_replacement(range(low, high + 1), n_numbers)
+    return np.array(list(rows), np.int64)

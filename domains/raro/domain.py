@@ -1,0 +1,74 @@
+"""What the core knows of this domain: settings, checks, the buffer's checkpoint, report, demonstrations."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from domains.raro import demonstrations
+from domains.raro.checks import problems
+from domains.raro.config import RaroSettings, settings_of
+from domains.raro.keeper import Keeper
+from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
+from domains.raro.replay import recover
+from domains.raro.report import sections
+from domains.raro.runtime import backup_path, open_buffer, replay_path
+from pipelinerl.domain import BaseDomain, ReportSection
+from pipelinerl.observe.focus import ReportFocus
+
+KEY = "raro"
+
+
+class RaroDomain(BaseDomain):
+    """Hooks of `raro`."""
+
+    settings = RaroSettings
+    settings_key = KEY
+    report_focus = ReportFocus(headline=("raro/eval_accuracy", "raro/eval_accuracy_greedy", "no_answer"))
+
+    def __init__(self) -> None:
+        self._keeper: Keeper | None = None
+
+    def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]:
+        """Make the replay buffer's file good: the live one if it is intact, else the checkpoint's copy."""
+        settings = settings_of(cfg)
+        if settings.reward == "critic" and settings.replay.backend == "sqlite":
+            recover(replay_path(settings, output_dir), backup_path(output_dir))
+        return {}
+
+    def validate(self, cfg: DictConfig) -> list[str]:
+        """Problems of the domain's block and of its fit with the rest, one line each."""
+        try:
+            settings = settings_of(cfg)
+        except ValueError as error:
+            return [str(error)]
+        return list(problems(cfg, settings, os.environ))
+
+    def attach(self, cfg: DictConfig, output_dir: Path) -> None:
+        """Open the buffer that the snapshots back up."""
+        settings = settings_of(cfg)
+        if settings.reward == "critic":
+            buffer = open_buffer(settings, output_dir)
+            self._keeper = Keeper(buffer, backup_path(output_dir), settings.replay.checkpoint_every_s)
+
+    def checkpoint(self) -> dict[str, Any]:
+        """Back the buffer up, at most once in `raro.replay.checkpoint_every_s`."""
+        if self._keeper is not None:
+            self._keeper.checkpoint()
+        return {}
+
+    def report(self, output_dir: Path) -> list[ReportSection]:
+        """The game's table, the sanity checks and the warnings; writes `report/raro.png`."""
+        return sections(output_dir)
+
+    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
+        """Noisy play of both roles, for the bootstrap recipe."""
+        return demonstrations.demonstrations(cfg, seed, phase)
+
+    def vocabulary(self) -> Sequence[str]:
+        """The tags of answers and verdicts."""
+        return (ANSWER_OPEN, ANSWER_CLOSE, *VERDICTS)

@@ -1,0 +1,130 @@
+"""Metrics of one rollout, by role and source. A rate is a list with one number per event, so that pooling
+rollouts gives the rate over events; an empty list means that there was no such event.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+from pydantic import ConfigDict
+
+from domains.raro.pairs import Pair, ReplayStats
+from domains.raro.parser import ANSWER_1, TIE, Verdict
+from domains.raro.rewards import Label
+from pipelinerl.rollouts import BaseMetrics
+
+Source = Literal["fresh", "replay"]
+SOURCES: tuple[Source, ...] = ("fresh", "replay")
+CRITIC_RATES = (
+    "critic_accuracy",
+    "tie_rate",
+    "policy_win_rate",
+    "position1_rate",
+    "parse_fail_rate",
+    "truncated_rate",
+)
+"""Logged for each source."""
+ATTEMPT_RATES = (
+    "policy_truncated",
+    "policy_answer_too_long",
+    "policy_answerless",
+    "policy_unjudged",
+    "replay_empty",
+    "answerless_rate",
+)
+"""Events per policy attempt."""
+PREFIX = "raro/"
+
+
+class RaroMetrics(BaseMetrics):
+    """The core's metrics, and those of the game as extra fields under `raro/`."""
+
+    model_config = ConfigDict(extra="allow")
+
+
+@dataclass(frozen=True, slots=True)
+class Verdicts:
+    """What the G samples of one critic group said; None where a verdict is missing or was cut off."""
+
+    source: Source
+    verdicts: Sequence[Verdict | None]
+    labels: Sequence[Label | None]
+    truncated: Sequence[bool]
+    rewards: Sequence[float | None]
+    """None where the sample is masked."""
+
+
+@dataclass(slots=True)
+class Tally:
+    """Collects the events of one rollout; names are without the prefix."""
+
+    values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    counts: Counter[str] = field(default_factory=Counter)
+
+    def add(self, name: str, *numbers: float) -> None:
+        """Numbers of one metric."""
+        self.values[name].extend(float(number) for number in numbers)
+
+    def attempt(self, event: str | None, judged: bool) -> None:
+        """How a policy attempt ended: one of ATTEMPT_RATES, or None for a judged answer."""
+        for name in ("policy_truncated", "policy_answer_too_long", "policy_answerless"):
+            self.add(name, name == event)
+        self.add("answerless_rate", event == "policy_answerless")
+        if judged:
+            self.add("policy_unjudged", event == "policy_unjudged")
+
+    def group(self, found: Verdicts) -> None:
+        """A critic group."""
+        for verdict, label, truncated in zip(found.verdicts, found.labels, found.truncated):
+            self._sample(found.source, verdict, label, truncated)
+        rewards = [reward for reward in found.rewards if reward is not None]
+        if rewards:
+            self.add("critic_zero_advantage_groups", float(np.ptp(rewards)) <= 1e-6)
+        self.counts["critic_truncated"] += sum(found.truncated)
+        self.counts["critic_parse_fail"] += sum(
+            label is None and not cut for label, cut in zip(found.labels, found.truncated)
+        )
+
+    def _sample(self, source: Source, verdict: Verdict | None, label: Label | None, cut: bool) -> None:
+        self.add(f"{source}/truncated_rate", cut)
+        self.add(f"{source}/parse_fail_rate", label is None and not cut)
+        if label is None or verdict is None:
+            return
+        self.add(f"{source}/tie_rate", label is Label.TIE)
+        self.add(f"{source}/policy_win_rate", label is Label.POLICY)
+        self.counts[f"{source}/committed"] += verdict != TIE
+        if verdict != TIE:
+            self.add(f"{source}/critic_accuracy", label is Label.EXPERT)
+            self.add(f"{source}/position1_rate", verdict == ANSWER_1)
+
+    def pair(self, expert: str, policy: str) -> None:
+        """A fresh pair: does length alone give the policy's answer away?"""
+        self.add("identical_rate", expert == policy)
+        self.add("length_rule_accuracy", length_rule(expert, policy))
+
+    def replayed(self, pair: Pair, version: int, now_s: float) -> None:
+        """Age of a pair drawn from the buffer."""
+        self.add("replay_age", max(0, version - pair.model_version))
+        self.add("replay_age_s", max(0.0, now_s - pair.created_at))
+
+    def buffer(self, stats: ReplayStats) -> None:
+        """The buffer after the fresh pair went in."""
+        self.add("replay_size", stats.size)
+        self.add("replay_dup_rate", stats.duplicate_rate)
+
+    def metrics(self, *, reward: float, success: bool, no_error: bool, no_answer: bool) -> RaroMetrics:
+        """Everything under its name."""
+        extra: dict[str, Any] = {PREFIX + name: values for name, values in self.values.items()}
+        extra |= {PREFIX + name: count for name, count in self.counts.items()}
+        return RaroMetrics(reward=reward, success=success, no_error=no_error, no_answer=no_answer, **extra)
+
+
+def length_rule(expert: str, policy: str) -> float:
+    """1 if the policy's answer is the longer one, 0 if it is shorter, one half otherwise."""
+    if len(expert) == len(policy):
+        return 0.5
+    return float(len(policy) > len(expert))

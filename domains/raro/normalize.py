@@ -1,0 +1,33 @@
+"""One normaliser for the expert's and the policy's answers, so that their form gives nothing away.
+
+It never repairs or evaluates: what is wrong stays wrong, what cannot be read stays as it is.
+"""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from typing import Literal
+
+from domains.raro.expressions import ExpressionError, parse, render
+
+Task = Literal["countdown", "text", "poetry"]
+_SIGNS = str.maketrans({"×": "*", "÷": "/"})
+_BLANKS_IN_LINE = re.compile(r"[^\S\n]+")
+
+
+def normalize(task: Task, text: str) -> str:
+    """Unicode NFC, stripped, runs of blanks collapsed; poetry keeps its lines, Countdown is reprinted."""
+    text = unicodedata.normalize("NFC", text).strip()
+    if task == "poetry":
+        lines = _BLANKS_IN_LINE.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n")).split("\n")
+        return "\n".join(line.strip() for line in lines).strip()
+    text = " ".join(text.split())
+    return _expression(text.translate(_SIGNS)) if task == "countdown" else text
+
+
+def _expression(text: str) -> str:
+    try:
+        return render(parse(text))
+    except ExpressionError:
+        return text

@@ -1,0 +1,262 @@
+"""The replay buffer: one SQLite file in WAL mode that all actor workers of a node share.
+
+Invariants: a row number is never used twice; a pair is there once; counters and rows change in one
+transaction; committed rows survive the death of any process.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+from domains.raro.pairs import Pair, ReplayStats
+
+SCHEMA_VERSION = 1
+BUSY_TIMEOUT_S = 30.0
+Mode = Literal["fifo", "reservoir"]
+
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS questions (question_id TEXT PRIMARY KEY, question TEXT NOT NULL);
+CREATE TABLE IF NOT EXISTS pairs (
+    seq INTEGER PRIMARY KEY AUTOINCREMENT,
+    sha TEXT NOT NULL UNIQUE,
+    question_id TEXT NOT NULL REFERENCES questions (question_id),
+    expert_answer TEXT NOT NULL,
+    policy_answer TEXT NOT NULL,
+    task TEXT NOT NULL,
+    model_version INTEGER NOT NULL,
+    created_at REAL NOT NULL
+);
+CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
+"""
+_PAIRS = """
+SELECT question_id, question, expert_answer, policy_answer, task, model_version, created_at, seq
+FROM pairs JOIN questions USING (question_id)
+"""
+_ONE_PAIR = f"{_PAIRS} WHERE seq = ?"
+_GUESSES = 16
+"""Row numbers drawn blindly before rows are counted; few are gaps unless most rows were replaced."""
+
+
+class ReplayBuffer:
+    """The `PairBuffer` of one node. Safe for threads; each process opens its own connection."""
+
+    def __init__(
+        self,
+        path: Path,
+        capacity: int = 20_000,
+        mode: Mode = "fifo",
+        run_id: str = "",
+        rng: random.Random | None = None,
+    ) -> None:
+        """Open or create the file. Raises ValueError for a file of another schema version."""
+        self.path, self.capacity, self.mode, self.run_id = path, capacity, mode, run_id
+        self._rng = rng or random.Random()
+        self._lock = threading.Lock()
+        self._connection: sqlite3.Connection | None = None
+        self._owner = 0
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with self._transaction():
+            pass
+
+    def watermark(self) -> int:
+        with self._reading() as db:
+            return int(db.execute("SELECT COALESCE(MAX(seq), 0) FROM pairs").fetchone()[0])
+
+    def put(self, pair: Pair) -> bool:
+        with self._transaction() as db:
+            if db.execute("SELECT 1 FROM pairs WHERE sha = ?", (pair.sha,)).fetchone():
+                _count(db, "duplicates")
+                return False
+            arrivals = _count(db, "arrivals")
+            rows = int(db.execute("SELECT COUNT(*) FROM pairs").fetchone()[0])
+            if rows < self.capacity:
+                _insert(db, pair)
+            elif self.mode == "fifo":
+                _delete(db, "SELECT MIN(seq) FROM pairs")
+                _insert(db, pair)
+            elif self._rng.random() < self.capacity / arrivals:
+                place = self._rng.randrange(rows)
+                _delete(db, f"SELECT seq FROM pairs ORDER BY seq LIMIT 1 OFFSET {place}")
+                _insert(db, pair)
+            return True
+
+    def sample(self, rng: random.Random, n: int, at_or_below: int) -> list[Pair]:
+        with self._reading() as db:
+            lowest = db.execute("SELECT MIN(seq) FROM pairs").fetchone()[0]
+            if lowest is None or lowest > at_or_below:
+                return []
+            drawn = [_draw(db, rng, int(lowest), at_or_below) for _ in range(n)]
+        return [Pair(*row) for row in drawn]
+
+    def size(self) -> int:
+        with self._reading() as db:
+            return int(db.execute("SELECT COUNT(*) FROM pairs").fetchone()[0])
+
+    def stats(self) -> ReplayStats:
+        with self._reading() as db:
+            size, last = db.execute("SELECT COUNT(*), COALESCE(MAX(seq), 0) FROM pairs").fetchone()
+            counts = dict(db.execute("SELECT key, value FROM meta").fetchall())
+        return ReplayStats(size, int(counts.get("arrivals", 0)), int(counts.get("duplicates", 0)), last)
+
+    def backup(self, path: Path) -> None:
+        """An online copy: writers go on meanwhile."""
+        path.parent.mkdir(parents=True, exist_ok=True)
+        beside = path.with_name(f"~{path.name}")
+        beside.unlink(missing_ok=True)
+        with self._lock, closing(sqlite3.connect(beside)) as copy:
+            self._connected().backup(copy)
+        with beside.open("rb") as file:
+            os.fsync(file.fileno())
+        beside.replace(path)
+
+    def restore(self, path: Path) -> None:
+        """Raises ValueError if the copy is missing or damaged."""
+        if not intact(path):
+            raise ValueError(f"{path} is no intact replay buffer; delete it or name another")
+        with self._lock, closing(sqlite3.connect(path)) as copy:
+            copy.backup(self._connected())
+
+    def rows(self) -> list[Pair]:
+        """All pairs by row number."""
+        with self._reading() as db:
+            found = db.execute(f"{_PAIRS} ORDER BY seq").fetchall()
+        return [Pair(*row) for row in found]
+
+    def load(self, pairs: Sequence[Pair], arrivals: int, duplicates: int) -> None:
+        """Fill an empty buffer with pairs under their own row numbers, and set its counters."""
+        with self._transaction() as db:
+            for pair in pairs:
+                _insert(db, pair, pair.seq)
+            for key, value in (("arrivals", arrivals), ("duplicates", duplicates)):
+                db.execute("UPDATE meta SET value = ? WHERE key = ?", (str(value), key))
+
+    def close(self) -> None:
+        with self._lock:
+            if self._connection is not None and self._owner == os.getpid():
+                self._connection.close()
+            self._connection = None
+
+    def _connected(self) -> sqlite3.Connection:
+        """This process's connection; one that was inherited over a fork is left alone."""
+        if self._connection is None or self._owner != os.getpid():
+            self._connection = _open(self.path, self.run_id)
+            self._owner = os.getpid()
+        return self._connection
+
+    @contextmanager
+    def _reading(self) -> Iterator[sqlite3.Connection]:
+        with self._within("BEGIN") as db:
+            yield db
+
+    @contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        with self._within("BEGIN IMMEDIATE") as db:
+            yield db
+
+    @contextmanager
+    def _within(self, begin: str) -> Iterator[sqlite3.Connection]:
+        with self._lock:
+            db = self._connected()
+            db.execute(begin)
+            try:
+                yield db
+            except BaseException:
+                db.execute("ROLLBACK")
+                raise
+            db.execute("COMMIT")
+
+
+def _open(path: Path, run_id: str) -> sqlite3.Connection:
+    db = sqlite3.connect(path, timeout=BUSY_TIMEOUT_S, isolation_level=None, check_same_thread=False)
+    db.execute("PRAGMA journal_mode = WAL")
+    db.execute("PRAGMA synchronous = NORMAL")
+    db.execute("BEGIN IMMEDIATE")
+    for statement in _SCHEMA.strip().split(";\n"):
+        db.execute(statement)
+    for key, value in (("schema", SCHEMA_VERSION), ("run_id", run_id), ("arrivals", 0), ("duplicates", 0)):
+        db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (key, str(value)))
+    db.execute("COMMIT")
+    found = db.execute("SELECT value FROM meta WHERE key = 'schema'").fetchone()[0]
+    if int(found) != SCHEMA_VERSION:
+        db.close()
+        raise ValueError(f"{path} has schema {found}, expected {SCHEMA_VERSION}; use force_restart=true")
+    return db
+
+
+def _count(db: sqlite3.Connection, key: str) -> int:
+    """Add one to a counter and return it."""
+    db.execute("UPDATE meta SET value = CAST(value AS INTEGER) + 1 WHERE key = ?", (key,))
+    return int(db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()[0])
+
+
+def _draw(db: sqlite3.Connection, rng: random.Random, lowest: int, at_or_below: int) -> tuple[Any, ...]:
+    """One row, uniform over those from `lowest` to `at_or_below`, whatever numbers are missing between."""
+    for _ in range(_GUESSES):
+        row: tuple[Any, ...] | None = db.execute(_ONE_PAIR, (rng.randint(lowest, at_or_below),)).fetchone()
+        if row is not None:
+            return row
+    rows = int(db.execute("SELECT COUNT(*) FROM pairs WHERE seq <= ?", (at_or_below,)).fetchone()[0])
+    place = "SELECT seq FROM pairs ORDER BY seq LIMIT 1 OFFSET ?"
+    seq = db.execute(place, (rng.randrange(rows),)).fetchone()[0]
+    found: tuple[Any, ...] = db.execute(_ONE_PAIR, (seq,)).fetchone()
+    return found
+
+
+def _insert(db: sqlite3.Connection, pair: Pair, seq: int | None = None) -> None:
+    db.execute("INSERT OR IGNORE INTO questions VALUES (?, ?)", (pair.question_id, pair.question))
+    values = (
+        seq,
+        pair.sha,
+        pair.question_id,
+        pair.expert_answer,
+        pair.policy_answer,
+        pair.task,
+        pair.model_version,
+        pair.created_at,
+    )
+    db.execute(
+        "INSERT INTO pairs "
+        "(seq, sha, question_id, expert_answer, policy_answer, task, model_version, created_at) "
+        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
+        values,
+    )
+
+
+def _delete(db: sqlite3.Connection, chosen: str) -> None:
+    """Delete the row that a query names. Its question stays: there are no more of them than problems."""
+    db.execute(f"DELETE FROM pairs WHERE seq = ({chosen})")
+
+
+def intact(path: Path) -> bool:
+    """Whether the file is there and passes SQLite's integrity check."""
+    if not path.is_file():
+        return False
+    try:
+        with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as db:
+            checked = db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
+            return checked and bool(db.execute("SELECT 1 FROM meta WHERE key = 'schema'").fetchone())
+    except sqlite3.DatabaseError:
+        return False
+
+
+def recover(live: Path, checkpoint: Path, say: Callable[[str], None] = print) -> None:
+    """Before a run starts: keep an intact live file, else take the checkpoint's copy, else start empty."""
+    if intact(live):
+        return
+    for path in (live, *(live.with_name(live.name + suffix) for suffix in ("-wal", "-shm"))):
+        if path.exists():
+            say(f"replay buffer {path.name} is damaged and set aside")
+            path.replace(path.with_name(f"{path.name}.damaged"))
+    if not intact(checkpoint):
+        return
+    say(f"replay buffer restored from {checkpoint}")
+    buffer = ReplayBuffer(live)
+    buffer.restore(checkpoint)
+    buffer.close()

@@ -1,0 +1,108 @@
+"""The domain's part of the report: how the game went, the method's sanity checks, warnings, one figure."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from domains.raro.metrics import PREFIX
+from domains.raro.runtime import FOLDER, WARNINGS
+from pipelinerl.domain import ReportSection
+from pipelinerl.observe.history import Series, read_metrics, series
+
+Records = list[dict[str, Any]]
+
+ROWS = {
+    "policy reward": "policy_reward",
+    "answerless": "answerless_rate",
+    "critic accuracy, fresh": "fresh/critic_accuracy",
+    "critic accuracy, replay": "replay/critic_accuracy",
+    "ties, fresh": "fresh/tie_rate",
+    "ties, replay": "replay/tie_rate",
+    "policy taken for expert, fresh": "fresh/policy_win_rate",
+    "answer 1 among commitments, fresh": "fresh/position1_rate",
+    "unreadable verdicts, fresh": "fresh/parse_fail_rate",
+    "identical answers": "identical_rate",
+    "longer answer is the policy's": "length_rule_accuracy",
+    "critic groups without advantage": "critic_zero_advantage_groups",
+    "age of replayed pairs (texts)": "replay_age",
+    "rows in the buffer": "replay_size",
+}
+FIRST_LABELS = 400
+
+
+def game(records: Records, name: str) -> Series:
+    """One of the game's metrics over training."""
+    return series(records, f"actor/{PREFIX}{name}_mean")
+
+
+def part(data: Series, tenth: int) -> float | None:
+    """Mean over one tenth of a run (0 the first, 9 the last); None without data."""
+    if not len(data):
+        return None
+    pieces = np.array_split(data.y, min(10, len(data)))
+    return float(pieces[min(tenth, len(pieces) - 1)].mean())
+
+
+def sections(output_dir: Path) -> list[ReportSection]:
+    """The table of the game with checks and warnings; empty for a run without training rollouts."""
+    records = read_metrics(output_dir, "actor")
+    rows: list[tuple[str, ...]] = [("the game", "first tenth", "last tenth")]
+    for label, name in ROWS.items():
+        data = game(records, name)
+        if len(data):
+            rows.append((label, f"{part(data, 0):.3f}", f"{part(data, 9):.3f}"))
+    if len(rows) == 1:
+        return []
+    from domains.raro.figure import draw
+
+    draw(output_dir, records)
+    text = "\n".join([*checks(records), *warnings(output_dir)])
+    return [ReportSection(title="RARO", rows=rows, text=text)]
+
+
+def checks(records: Records) -> list[str]:
+    """The method's sanity checks as lines; they report and assert nothing."""
+    lines = []
+    if (accuracy := first_accuracy(records)) is not None:
+        lines.append(
+            f"critic accuracy over the first {FIRST_LABELS} committed fresh labels: {accuracy:.2f} "
+            "(0.40 to 0.60 from a critic without skill)"
+        )
+    reward = game(records, "policy_reward")
+    if len(reward):
+        before, after = part(reward, 0), part(reward, 9)
+        lines.append(f"policy reward, first and last tenth: {before:.3f}, {after:.3f} (should rise)")
+    ties = game(records, "fresh/tie_rate")
+    if len(ties) >= 10:
+        change = abs((part(ties, 9) or 0.0) - (part(ties, 8) or 0.0))
+        lines.append(f"tie rate changed by {change:.3f} between the last two tenths (stable below 0.05)")
+    return lines
+
+
+def first_accuracy(records: Records, labels: int = FIRST_LABELS) -> float | None:
+    """Critic accuracy over the records that hold the first `labels` committed fresh labels; None if fewer."""
+    right = seen = 0.0
+    for record in records:
+        accuracy = record.get(f"actor/{PREFIX}fresh/critic_accuracy_mean")
+        per_rollout = record.get(f"actor/{PREFIX}fresh/committed_mean")
+        if accuracy is None or per_rollout is None:
+            continue
+        committed = per_rollout * record.get("actor/rollouts_done", 0.0)
+        right, seen = right + accuracy * committed, seen + committed
+        if seen >= labels:
+            return float(right / seen)
+    return None
+
+
+def warnings(output_dir: Path) -> list[str]:
+    """What the workers warned of, the newest of each kind."""
+    path = output_dir / FOLDER / WARNINGS
+    if not path.is_file():
+        return []
+    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
+    newest = {warning["kind"]: warning["text"] for warning in found}
+    return [f"warning: {text}" for text in newest.values()]

@@ -1,0 +1,189 @@
+"""The rollout policy: one attempt of the policy, judged by the critic beside earlier pairs.
+
+Order of a training rollout: watermark, policy completion, answer, draw of earlier pairs, insertion of the
+new one, critic groups. Drawing before inserting, at or below the watermark, keeps a rollout's own pair and
+those of its siblings out of what counts as earlier.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+import aiohttp
+from omegaconf import DictConfig
+
+from domains.raro.calls import Caller, Completion
+from domains.raro.config import RaroSettings
+from domains.raro.critic import CriticGroup, judge, together
+from domains.raro.evaluate import evaluate, is_correct
+from domains.raro.expert import expert_rollout
+from domains.raro.metrics import Tally, length_rule
+from domains.raro.normalize import normalize
+from domains.raro.pairs import Pair, PairBuffer
+from domains.raro.parser import extract_answer
+from domains.raro.prompts import policy_prompt
+from domains.raro.runtime import Runtime, runtime_of
+from pipelinerl.async_llm import make_training_text
+from pipelinerl.llm import TrainableLLM
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult, TrainingText
+from pipelinerl.tokenizing import encode
+
+ROLE = "policy"
+SITUATION = "raro:policy"
+TRAIN_SPLIT = "train"
+
+
+async def generate_raro_rollout(
+    cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
+) -> RolloutResult:
+    """One attempt at one question; on other splits than `train`, and in evaluation, nothing is trained."""
+    start = time.monotonic()
+    runtime, caller = runtime_of(cfg), Caller(llm, session)
+    if not trains(problem):
+        result = await evaluate(caller, problem, runtime.settings)
+    elif runtime.settings.reward == "expert":
+        result = expert_rollout(llm, problem, runtime.settings)
+    else:
+        result = await play(caller, problem, runtime)
+    result.latency = time.monotonic() - start
+    return result
+
+
+def trains(problem: dict[str, Any]) -> bool:
+    """Whether this rollout may train and touch the buffer."""
+    origin = ROLLOUT_ORIGIN.get()
+    return problem.get("split") == TRAIN_SPLIT and (origin is None or origin.training)
+
+
+@dataclass(slots=True)
+class Attempt:
+    """The policy's completion; `answer` is normalised, `event` the counter of what ended it early."""
+
+    completion: Completion
+    text: TrainingText
+    answer: str | None = None
+    event: str | None = None
+
+
+async def play(caller: Caller, problem: dict[str, Any], runtime: Runtime) -> RolloutResult:
+    """The training rollout."""
+    settings, buffer, tally = runtime.settings, runtime.buffer, Tally()
+    watermark = await asyncio.to_thread(buffer.watermark) if buffer is not None else 0
+    attempt = await attempt_question(caller, problem, settings)
+    groups: list[CriticGroup] = []
+    if attempt.answer is not None and buffer is None:
+        attempt.text.reward = float(is_correct(problem, attempt.answer))
+    elif attempt.answer is not None and buffer is not None:
+        groups = await _judged(caller, attempt, problem, runtime, watermark, tally)
+        _reward(attempt, groups[0])
+    tally.attempt(attempt.event, judged=bool(groups))
+    if not attempt.text.masked:
+        tally.add("policy_reward", attempt.text.reward)
+    tally.add("policy_tokens", attempt.text.output_tokens)
+    tally.add("critic_tokens", *(text.output_tokens for group in groups for text in group.texts))
+    reward = attempt.text.reward
+    metrics = tally.metrics(
+        reward=reward,
+        success=attempt.answer is not None and reward >= settings.tau_pol,
+        no_error=attempt.event is None,
+        no_answer=attempt.event == "policy_answerless",
+    )
+    texts = [attempt.text, *(text for group in groups for text in group.texts)]
+    return RolloutResult(training_texts=texts, metrics=metrics)
+
+
+async def attempt_question(caller: Caller, problem: dict[str, Any], settings: RaroSettings) -> Attempt:
+    """Sample one completion and read its answer; what is cut off or too long is masked."""
+    prompt = policy_prompt(settings.prompt_set, problem["question"])
+    completion = await caller.complete(prompt, settings.policy.max_tokens)
+    text = make_training_text(caller.llm, completion.call)
+    text.role, text.situation = ROLE, SITUATION
+    attempt = Attempt(completion, text)
+    if completion.truncated:
+        attempt.event, text.masked = "policy_truncated", True
+        return attempt
+    answer = read_answer(completion.text, problem, caller.llm)
+    if answer is None:
+        attempt.event, text.masked = "policy_answerless", settings.answerless == "mask"
+    elif len(encode(caller.llm.load_tokenizer(), answer)) > settings.max_answer_tokens:
+        attempt.event, text.masked = "policy_answer_too_long", True
+    else:
+        attempt.answer = answer
+    return attempt
+
+
+def read_answer(completion: str, problem: dict[str, Any], llm: TrainableLLM) -> str | None:
+    """The normalised answer of a finished completion. One that spells a control token counts as none."""
+    found = extract_answer(completion)
+    if found is None:
+        return None
+    answer = normalize(problem["task"], found)
+    control = llm.load_tokenizer().all_special_tokens
+    return None if not answer or any(token in answer for token in control) else answer
+
+
+def _reward(attempt: Attempt, fresh: CriticGroup) -> None:
+    if fresh.policy_reward is None:
+        attempt.event, attempt.text.masked = "policy_unjudged", True
+    else:
+        attempt.text.reward = fresh.policy_reward
+
+
+async def _judged(
+    caller: Caller,
+    attempt: Attempt,
+    problem: dict[str, Any],
+    runtime: Runtime,
+    watermark: int,
+    tally: Tally,
+) -> list[CriticGroup]:
+    """Critic groups, the fresh pair's first."""
+    assert runtime.buffer is not None and attempt.answer is not None
+    version, now_s = attempt.completion.version or 0, time.time()
+    expert = normalize(problem["task"], problem["expert_answer"])
+    fresh = Pair(
+        question_id=str(problem["id"]),
+        question=problem["question"],
+        expert_answer=expert,
+        policy_answer=attempt.answer,
+        task=problem["task"],
+        model_version=version,
+        created_at=now_s,
+    )
+    wanted = replay_groups(runtime.rng, runtime.settings)
+    earlier = await asyncio.to_thread(draw_then_put, runtime.buffer, runtime.rng, fresh, wanted, watermark)
+    for pair in earlier:
+        tally.replayed(pair, version, now_s)
+    if wanted:
+        tally.add("replay_empty", not earlier)
+    groups = await together(
+        [
+            judge(fresh, "fresh", 0, caller, runtime),
+            *(judge(p, "replay", max(0, version - p.model_version), caller, runtime) for p in earlier),
+        ]
+    )
+    tally.pair(expert, attempt.answer)
+    tally.buffer(await asyncio.to_thread(runtime.buffer.stats))
+    for group in groups:
+        tally.group(group.verdicts)
+        rule = length_rule(expert, attempt.answer) if group is groups[0] else None
+        runtime.watch.add(group.verdicts.verdicts, rule)
+    return groups
+
+
+def draw_then_put(buffer: PairBuffer, rng: Random, fresh: Pair, wanted: int, watermark: int) -> list[Pair]:
+    """Earlier pairs up to the watermark; only then the fresh pair goes in."""
+    earlier = buffer.sample(rng, wanted, watermark) if wanted else []
+    buffer.put(fresh)
+    return earlier
+
+
+def replay_groups(rng: Random, settings: RaroSettings) -> int:
+    """Replay groups beside one judged answer: floor(x), plus one with probability x - floor(x)."""
+    expected = settings.groups_per_pair
+    whole = int(expected + 1e-9)
+    return whole + (rng.random() < expected - whole)

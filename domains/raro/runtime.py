@@ -1,0 +1,73 @@
+"""What all rollouts of one worker process share: settings, buffer, random numbers, critic slots, watch."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from domains.raro.config import RaroSettings, settings_of
+from domains.raro.pairs import PairBuffer
+from domains.raro.replay import ReplayBuffer
+from domains.raro.watch import Watch
+
+FOLDER = "raro"
+WARNINGS = "warnings.jsonl"
+
+
+@dataclass(slots=True)
+class Runtime:
+    """One per process and configuration tree. `buffer` is None unless a critic gives the reward."""
+
+    settings: RaroSettings
+    buffer: PairBuffer | None
+    rng: random.Random
+    critic_slots: asyncio.Semaphore
+    watch: Watch
+
+
+_RUNTIMES: dict[int, tuple[DictConfig, Runtime]] = {}
+
+
+def runtime_of(cfg: DictConfig) -> Runtime:
+    """The runtime of this tree, made on first use."""
+    cached = _RUNTIMES.get(id(cfg))
+    if cached is None or cached[0] is not cfg:
+        _RUNTIMES.clear()
+        cached = _RUNTIMES[id(cfg)] = (cfg, _make(cfg))
+    return cached[1]
+
+
+def _make(cfg: DictConfig) -> Runtime:
+    settings, output_dir = settings_of(cfg), Path(str(cfg.output_dir))
+    return Runtime(
+        settings=settings,
+        buffer=open_buffer(settings, output_dir) if settings.reward == "critic" else None,
+        rng=random.Random(),
+        critic_slots=asyncio.Semaphore(settings.max_critic_requests),
+        watch=Watch(output_dir / FOLDER / WARNINGS),
+    )
+
+
+def replay_path(settings: RaroSettings, output_dir: Path) -> Path:
+    """The live SQLite file."""
+    given = settings.replay.path
+    return Path(given) if given else output_dir / FOLDER / "replay.sqlite3"
+
+
+def backup_path(output_dir: Path) -> Path:
+    """The copy that the checkpoint hook writes."""
+    return output_dir / FOLDER / "replay.checkpoint.sqlite3"
+
+
+def open_buffer(settings: RaroSettings, output_dir: Path) -> PairBuffer:
+    """The run's buffer on the configured backend."""
+    replay = settings.replay
+    if replay.backend == "redis":
+        from domains.raro.replay_redis import RedisReplayBuffer
+
+        return RedisReplayBuffer(str(replay.path), output_dir.name, replay.capacity, replay.mode)
+    return ReplayBuffer(replay_path(settings, output_dir), replay.capacity, replay.mode, output_dir.name)

@@ -1,0 +1,215 @@
+"""Test-time selection: single elimination among sampled answers, with the critic as the judge.
+
+python -m domains.raro.tournament --base-url URL --model DIR --dataset RUN --split test --n 8 --votes 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from omegaconf import DictConfig, OmegaConf
+
+from domains.raro.calls import Caller
+from domains.raro.config import RaroSettings, settings_of
+from domains.raro.critic import together
+from domains.raro.data import load_problems
+from domains.raro.evaluate import is_correct
+from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, Verdict, parse_verdict
+from domains.raro.prompts import critic_prompt, ordered, policy_prompt
+from domains.raro.rollout import read_answer
+from pipelinerl.config import ConfigError, load_tree
+from pipelinerl.config.compose import Request, compose
+from pipelinerl.llm import TrainableLLM
+
+Judge = Callable[[str, str], Awaitable[Verdict | None]]
+"""(answer 1, answer 2) -> the verdict of one call; None when it cannot be read."""
+
+
+async def match(first: str, second: str, votes: int, judge: Judge) -> str:
+    """The winner of `votes` (even) calls, half in each order; on equal points the first one."""
+    if votes < 2 or votes % 2:
+        raise ValueError(f"votes={votes}: must be even and at least 2, half of them in each order")
+    points = {0: 0.0, 1: 0.0}
+    for vote in range(votes):
+        position = 1 + vote % 2
+        verdict = await judge(*ordered(first, second, position))
+        if verdict == TIE:
+            points[0] += 0.5
+            points[1] += 0.5
+        elif verdict is not None:
+            chosen = {ANSWER_1: 1, ANSWER_2: 2}[verdict]
+            points[0 if chosen == position else 1] += 1.0
+    return first if points[0] >= points[1] else second
+
+
+async def tournament(answers: Sequence[str], votes: int, judge: Judge, rng: random.Random) -> str | None:
+    """The last answer of a random single-elimination bracket; identical answers enter once, None without any.
+
+    N distinct answers cost (N - 1) * votes calls; the last of an odd round gets a bye.
+    """
+    bracket = list(dict.fromkeys(answers))
+    rng.shuffle(bracket)
+    while len(bracket) > 1:
+        pairs = list(zip(bracket[::2], bracket[1::2]))
+        winners = await together([match(first, second, votes, judge) for first, second in pairs])
+        bracket = winners + bracket[2 * len(pairs) :]
+    return bracket[0] if bracket else None
+
+
+def majority(answers: Sequence[str]) -> str | None:
+    """The most frequent answer, the earliest among equals."""
+    return Counter(answers).most_common(1)[0][0] if answers else None
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """One question: share of correct samples (answerless ones are wrong), and what each rule picked."""
+
+    id: str
+    single: float
+    majority: bool
+    tournament: bool
+    best_of_n: bool
+    calls: int
+
+
+class Referee:
+    """Plays tournaments with one model."""
+
+    def __init__(self, caller: Caller, settings: RaroSettings, n: int, votes: int) -> None:
+        self.caller, self.settings, self.n, self.votes = caller, settings, n, votes
+
+    async def play(self, problem: dict[str, Any], rng: random.Random) -> Outcome:
+        """Sample, select and check."""
+        answers, calls = await self.answers(problem), 0
+
+        async def judge(first: str, second: str) -> Verdict | None:
+            nonlocal calls
+            calls += 1
+            prompt = critic_prompt(self.settings.prompt_set, problem["question"], first, second)
+            found = await self.caller.complete(prompt, self.settings.critic.max_tokens)
+            return None if found.truncated else parse_verdict(found.text)
+
+        winner = await tournament(answers, self.votes, judge, rng)
+        right = {answer: is_correct(problem, answer) for answer in answers}
+        return Outcome(
+            id=str(problem["id"]),
+            single=sum(right[answer] for answer in answers) / self.n,
+            majority=right.get(majority(answers) or "", False),
+            tournament=right.get(winner or "", False),
+            best_of_n=any(right.values()),
+            calls=calls,
+        )
+
+    async def answers(self, problem: dict[str, Any]) -> list[str]:
+        """The readable ones of n sampled answers, normalised."""
+        prompt = policy_prompt(self.settings.prompt_set, problem["question"])
+        samples = await together(
+            [self.caller.complete(prompt, self.settings.policy.max_tokens) for _ in range(self.n)]
+        )
+        read = [None if s.truncated else read_answer(s.text, problem, self.caller.llm) for s in samples]
+        return [answer for answer in read if answer is not None]
+
+
+def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """Means over questions."""
+    if not outcomes:
+        return {}
+    names = ("single", "majority", "tournament", "best_of_n", "calls")
+    return {name: sum(float(getattr(o, name)) for o in outcomes) / len(outcomes) for name in names}
+
+
+def configuration(dataset: str) -> DictConfig:
+    """The tree of a run's folder, or of `+domain=raro` with the overrides written after commas."""
+    if Path(dataset).is_dir():
+        return load_tree(Path(dataset))
+    overrides = [part for part in dataset.split(",") if part]
+    return compose(Request(overrides=["+domain=raro", *overrides])).tree
+
+
+async def run(args: argparse.Namespace) -> dict[str, Any]:
+    """All questions of the split; the report as plain data."""
+    cfg = configuration(args.dataset)
+    settings = settings_of(cfg)
+    data = OmegaConf.to_container(cfg.raro.data, resolve=True)
+    assert isinstance(data, dict)
+    problems = load_problems([args.split], {str(key): value for key, value in data.items()})
+    problems = problems[: args.limit] if args.limit else problems
+    llm = TrainableLLM(
+        model_name=args.model,
+        tokenizer_name=args.model,
+        base_url=args.base_url,
+        parameters={"temperature": cfg.llm.parameters.temperature},
+        context_size=args.context,
+        collect_logprobs=True,
+    )
+    llm.load_tokenizer()
+    slots = asyncio.Semaphore(args.parallel)
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        referee = Referee(Caller(llm, session), settings, args.n, args.votes)
+
+        async def one(problem: dict[str, Any]) -> Outcome:
+            async with slots:
+                return await referee.play(problem, random.Random(f"{args.seed}:{problem['id']}"))
+
+        outcomes = await together([one(problem) for problem in problems])
+    return {
+        "model": args.model,
+        "split": args.split,
+        "n": args.n,
+        "votes": args.votes,
+        "seed": args.seed,
+        "questions": len(outcomes),
+        **summary(outcomes),
+        "outcomes": [asdict(outcome) for outcome in outcomes],
+    }
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(prog="python -m domains.raro.tournament", description=__doc__)
+    found.add_argument("--base-url", required=True, help="address of an engine")
+    found.add_argument("--model", required=True, help="folder of the model that the engine serves")
+    found.add_argument("--dataset", default="", help="folder of a run, or overrides of +domain=raro: a=1,b=2")
+    found.add_argument("--split", default="test")
+    found.add_argument("--n", type=int, default=8, help="answers per question")
+    found.add_argument("--votes", type=int, default=2, help="critic calls per match, even")
+    found.add_argument("--seed", type=int, default=0, help="of the brackets")
+    found.add_argument("--limit", type=int, default=0, help="first questions only; 0 = all")
+    found.add_argument("--parallel", type=int, default=16, help="questions at a time")
+    found.add_argument("--context", type=int, default=256, help="the engine's context in tokens")
+    found.add_argument("--out", type=Path, help="JSON file for the outcomes")
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Play, print the means, write the outcomes; exit status 2 for bad input."""
+    args = parser().parse_args(argv)
+    if args.n < 1 or args.votes < 2 or args.votes % 2:
+        print(f"tournament: --n {args.n} --votes {args.votes}: n >= 1, votes even and >= 2", file=sys.stderr)
+        return 2
+    try:
+        result = asyncio.run(run(args))
+    except (ConfigError, ValueError) as error:
+        print(f"tournament: {error}", file=sys.stderr)
+        return 2
+    for name in ("single", "majority", "tournament", "best_of_n", "calls"):
+        print(f"{name:<12}{result.get(name, 0.0):8.3f}")
+    if args.out:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,79 @@
+"""Warnings when the game degenerates: unreadable verdicts, only ties, one place only, a giveaway."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from pathlib import Path
+
+from domains.raro.parser import ANSWER_1, TIE, Verdict
+
+log = logging.getLogger(__name__)
+
+WINDOW = 1000
+"""Critic samples, or fresh pairs, that a rate is taken over."""
+MOST_PARSE_FAILURES = 0.2
+MOST_TIES = 0.95
+MOST_ONE_SIDED = 0.9
+"""Of committed verdicts for one place, and of pairs that length alone tells apart."""
+
+
+class Watch:
+    """Rates over the last samples of one process; each warning comes at most once per full window."""
+
+    def __init__(self, path: Path | None) -> None:
+        """Warnings are logged, and kept as JSON lines in `path` for the report."""
+        self._path = path
+        self._verdicts: deque[Verdict | None] = deque(maxlen=WINDOW)
+        self._lengths: deque[float] = deque(maxlen=WINDOW)
+        self._quiet: dict[str, int] = {}
+        self._seen = 0
+
+    def add(self, verdicts: Sequence[Verdict | None], length_rule: float | None = None) -> list[str]:
+        """Take in a critic group (None = no readable verdict) and, if fresh, its pair's length rule.
+
+        Returns the warnings it caused.
+        """
+        self._verdicts.extend(verdicts)
+        self._seen += len(verdicts)
+        if length_rule is not None:
+            self._lengths.append(length_rule)
+        warnings = [self._once(kind, text) for kind, text in self._found()]
+        return [warning for warning in warnings if warning]
+
+    def _found(self) -> list[tuple[str, str]]:
+        found = []
+        if len(self._verdicts) == WINDOW:
+            failures = sum(verdict is None for verdict in self._verdicts) / WINDOW
+            if failures > MOST_PARSE_FAILURES:
+                found.append(("parse", f"{failures:.0%} of the last {WINDOW} verdicts could not be read"))
+            ties = sum(verdict == TIE for verdict in self._verdicts) / WINDOW
+            if ties > MOST_TIES:
+                found.append(
+                    ("tie", f"{ties:.0%} of verdicts are ties: lower raro.tau_crit, staying above 0.5")
+                )
+            committed = [verdict for verdict in self._verdicts if verdict not in (None, TIE)]
+            first = sum(verdict == ANSWER_1 for verdict in committed) / max(1, len(committed))
+            if len(committed) >= WINDOW // 10 and not 1 - MOST_ONE_SIDED <= first <= MOST_ONE_SIDED:
+                found.append(("position", f"{first:.0%} of committed verdicts name answer 1"))
+        if len(self._lengths) == WINDOW:
+            share = sum(self._lengths) / WINDOW
+            if not 1 - MOST_ONE_SIDED <= share <= MOST_ONE_SIDED:
+                found.append(
+                    ("form", f"the longer answer is the policy's in {share:.0%} of pairs: a giveaway")
+                )
+        return found
+
+    def _once(self, kind: str, text: str) -> str:
+        if self._seen < self._quiet.get(kind, 0):
+            return ""
+        self._quiet[kind] = self._seen + WINDOW
+        log.warning("the game degenerates: %s", text)
+        if self._path is not None:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            with self._path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({"time": round(time.time(), 1), "kind": kind, "text": text}) + "\n")
+        return text
