@@ -10,6 +10,7 @@ CORE = [
     "torch>=2.11",
     "transformers>=5.16,<5.20",
     "tokenizers>=0.22",
+    "jinja2>=3.1",
     "accelerate>=1.10",
     "safetensors>=0.6",
     "numpy>=2.0",
@@ -29,7 +30,7 @@ CORE = [
 EXTRAS = {
     "vllm": ["vllm>=0.26"],
     "redis": ["redis>=6"],
-    "reputation": ["gymnasium>=1.0", "stable-baselines3>=2.6"],
+    "reputation": ["gymnasium>=1.1", "stable-baselines3>=2.6"],
     "dev": [
         "pytest>=8",
         "pytest-asyncio>=1.0",
@@ -63,4 +64,5 @@ setup(
     include_package_data=False,
     install_requires=CORE,
     extras_require=EXTRAS,
+    entry_points={"gymnasium.envs": ["__root__ = domains.reputation_hacking:register"]},
 )

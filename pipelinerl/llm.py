@@ -273,7 +273,10 @@ class TrainableLLM(BaseModel):
             self.chat_template_kwargs,
         )
         reply = {"role": "assistant", "content": call.output.content or ""}
-        return Prompt(messages=[*call.prompt.messages, reply, *messages], token_ids=ids.tolist())
+        # Nothing to validate: the messages are those of a prompt and the ids come from an array.
+        return Prompt.model_construct(
+            messages=[*call.prompt.messages, reply, *messages], token_ids=ids.tolist()
+        )
 
     def sampling(self, prompt_tokens: int, max_tokens_override: int | None = None) -> SamplingParams:
         """Sampling of the next call: `parameters`, with no more tokens than the context has left.

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
 Message = dict[str, Any]
@@ -79,9 +80,61 @@ def continue_dialogue(
     """Ids of the next prompt: what the engine saw and sampled, then what the template puts after it.
 
     `earlier` are the messages of the prompt that was answered, `messages` the new ones. The text between is
-    what the template writes after an assistant's reply, found with a placeholder reply; an end-of-turn id
-    that was sampled is not repeated. Raises ValueError if the template alters replies beyond recognition.
+    what the template writes after an assistant's reply; an end-of-turn id that was sampled is not repeated.
+    Raises ValueError if the template alters replies beyond recognition.
     """
+    rest_ids = encode(tokenizer, _text_after_reply(tokenizer, earlier, messages, template_kwargs))
+    if len(rest_ids) and len(output_ids) and rest_ids[0] == output_ids[-1]:
+        rest_ids = rest_ids[1:]
+    return np.concatenate([prompt_ids, output_ids, rest_ids], dtype=np.int32)
+
+
+_needs_whole_dialogue: dict[tuple[Any, ...], bool] = {}
+"""By template and roles: whether the text after a reply depends on more than the exchange before it."""
+
+
+def _text_after_reply(
+    tokenizer: PreTrainedTokenizerFast,
+    earlier: Sequence[Message],
+    messages: Sequence[Message],
+    template_kwargs: dict[str, Any] | None,
+) -> str:
+    """What the template writes after a reply to `earlier` that `messages` follow.
+
+    Rendering the whole dialogue for each turn would take time in the square of its turns. The last exchange
+    is enough for a template that was seen to write the same after it as after the whole dialogue; that is
+    looked at once for each sequence of roles.
+    """
+    recent = _last_exchange(earlier)
+    if len(recent) == len(earlier):
+        return _render_after_reply(tokenizer, earlier, messages, template_kwargs)
+    roles = tuple(message["role"] for message in (*recent, *messages))
+    key = (str(tokenizer.chat_template), repr(template_kwargs), roles)
+    if key not in _needs_whole_dialogue:
+        whole = _render_after_reply(tokenizer, earlier, messages, template_kwargs)
+        try:
+            alone = _render_after_reply(tokenizer, recent, messages, template_kwargs)
+        except (TemplateError, ValueError):  # a template may refuse a dialogue that begins in the middle
+            alone = None
+        _needs_whole_dialogue[key] = alone != whole
+        return whole
+    needed = earlier if _needs_whole_dialogue[key] else recent
+    return _render_after_reply(tokenizer, needed, messages, template_kwargs)
+
+
+def _last_exchange(messages: Sequence[Message]) -> Sequence[Message]:
+    """The system's message and everything from the last one of the user."""
+    start = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
+    system = [message for message in messages[: min(start, 1)] if message["role"] == "system"]
+    return [*system, *messages[start:]]
+
+
+def _render_after_reply(
+    tokenizer: PreTrainedTokenizerFast,
+    earlier: Sequence[Message],
+    messages: Sequence[Message],
+    template_kwargs: dict[str, Any] | None,
+) -> str:
     reply = {"role": "assistant", "content": _PLACEHOLDER}
     rendered = render_chat(tokenizer, [*earlier, reply, *messages], template_kwargs=template_kwargs)
     _, found, rest = rendered.rpartition(_PLACEHOLDER)
@@ -89,7 +142,4 @@ def continue_dialogue(
         raise ValueError(
             "the chat template does not keep an assistant's reply, so a dialogue cannot be continued"
         )
-    rest_ids = encode(tokenizer, rest)
-    if len(rest_ids) and len(output_ids) and rest_ids[0] == output_ids[-1]:
-        rest_ids = rest_ids[1:]
-    return np.concatenate([prompt_ids, output_ids, rest_ids]).astype(np.int32)
+    return rest

@@ -1,0 +1,71 @@
+"""Dialogues grow by appending ids, at the cost of the new exchange and not of the whole dialogue."""
+
+import numpy as np
+import pytest
+from tiny_model import TEMPLATE, build_tokenizer
+
+from pipelinerl import tokenizing
+from pipelinerl.tokenizing import continue_dialogue, decode, encode, render_chat
+
+NUMBERED = (
+    "{% for m in messages %}{{ loop.index }}<{{ m['role'][0] }}>{{ m['content'] }}<e>{% endfor %}"
+    "{% if add_generation_prompt %}{{ messages | length + 1 }}<a>{% endif %}"
+)
+SYSTEM_FIRST = (
+    "{% if messages[0]['role'] != 'system' %}{{ raise_exception('no system message') }}{% endif %}" + TEMPLATE
+)
+QUESTION_ECHO = (
+    "{% for m in messages %}<{{ m['role'][0] }}>{{ m['content'] }}<e>{% endfor %}"
+    "{% if add_generation_prompt %}<u>{{ messages[0]['content'] }}<a>{% endif %}"
+)
+
+
+def tokenizer_with(template):
+    tokenizer = build_tokenizer()
+    tokenizer.chat_template = template
+    return tokenizer
+
+
+def play(tokenizer, first, turns):
+    """Prompts and messages of a dialogue with a user; every reply is `ok` and an end of turn."""
+    messages, prompts = list(first), [encode(tokenizer, render_chat(tokenizer, first))]
+    for turn in range(turns):
+        new = [{"role": "user", "content": f"q{turn}"}]
+        output = np.append(encode(tokenizer, "ok"), tokenizer.eos_token_id).astype(np.int32)
+        prompts.append(continue_dialogue(tokenizer, messages, prompts[-1], output, new))
+        messages += [{"role": "assistant", "content": "ok"}, *new]
+    return prompts, messages
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch):
+    monkeypatch.setattr(tokenizing, "_needs_whole_dialogue", {})
+
+
+@pytest.mark.parametrize("template", [TEMPLATE, NUMBERED, SYSTEM_FIRST])
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "be kind"}]])
+def test_appending_gives_what_rendering_the_whole_dialogue_gives(template, system):
+    if template == SYSTEM_FIRST and not system:
+        pytest.skip("the template refuses such a dialogue")
+    tokenizer = tokenizer_with(template)
+    prompts, messages = play(tokenizer, [*system, {"role": "user", "content": "hi"}], 6)
+    assert decode(tokenizer, prompts[-1], False) == render_chat(tokenizer, messages)
+
+
+def test_only_the_last_exchange_is_rendered_once_the_template_was_seen_not_to_look_back(monkeypatch):
+    rendered = []
+    original = tokenizing.render_chat
+    monkeypatch.setattr(
+        tokenizing, "render_chat", lambda t, m, **k: (rendered.append(len(m)), original(t, m, **k))[1]
+    )
+    play(tokenizer_with(TEMPLATE), [{"role": "user", "content": "hi"}], 10)
+    assert rendered == [3, 5, *[3] * 9]  # at the second turn both ways are compared
+    rendered.clear()
+    play(tokenizer_with(NUMBERED), [{"role": "user", "content": "hi"}], 10)
+    assert rendered == [3, 5, *[3], *range(7, 23, 2)]
+
+
+def test_a_template_that_quotes_the_beginning_is_rendered_whole():
+    tokenizer = tokenizer_with(QUESTION_ECHO)
+    prompts, _ = play(tokenizer, [{"role": "user", "content": "hi"}], 4)
+    assert all(decode(tokenizer, prompt, False).endswith("<u>hi<a>") for prompt in prompts)
