@@ -1,7 +1,7 @@
-"""An Assistant can lower a Worker's effort or only its expectations: a small, exact laboratory for reward hacking.
+"""An Assistant can lower a Worker's effort or only its expectations: a laboratory for reward hacking.
 
-`import domains.reputation_hacking` needs numpy alone; gymnasium, stable-baselines3 and matplotlib belong to the
-extra `reputation` and are imported where they are used.
+Importing this package needs numpy alone; gymnasium, stable-baselines3 and matplotlib belong to the extra
+`reputation` and are imported where they are used.
 """
 
 from domains.reputation_hacking.dynamics import DO_NOTHING, HELP, SIGNAL, Tape, Tapes

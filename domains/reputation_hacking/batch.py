@@ -1,4 +1,4 @@
-"""N episodes in lock step as one environment, numpy only. Below about 16 episodes the scalar one is faster."""
+"""N episodes in lock step as one environment, numpy only; below about 16 the scalar one is faster."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ class BatchEnv:
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool, dict[str, np.ndarray]]:
         """(observations float32 [N, 4], rewards float64 [N], whether all ended, info).
 
-        `info` is empty until the last step and then holds the arrays of `terminal_info`. Raises ValueError for
-        bad actions, leaving the state as it was, and ResetNeeded outside an episode.
+        `info` is empty until the last step and then holds the arrays of `terminal_info`. Raises ValueError
+        for bad actions, leaving the state as it was, and ResetNeeded outside an episode.
         """
         if self.episodes is None or self.episodes.t >= self.params.T:
             raise reset_needed("call reset before step: no episode is running")
@@ -96,7 +96,8 @@ class BatchEnv:
         array = np.asarray(actions)
         if array.dtype.kind not in "iu" or array.shape != (self.count,):
             raise ValueError(
-                f"actions have dtype {array.dtype} and shape {array.shape}; give integers of shape ({self.count},)"
+                f"actions have dtype {array.dtype} and shape {array.shape}; "
+                f"give integers of shape ({self.count},)"
             )
         if array.min() < 0 or array.max() >= len(ACTIONS):
             bad = array[(array < 0) | (array >= len(ACTIONS))][0]

@@ -1,7 +1,7 @@
 """The core: noise drawn before an episode, the Worker's memory, and one step as floats and as arrays.
 
-`Episode` and `Episodes` apply the same operations in the same order in float64, so they agree bit for bit; change
-them together. Legend of shapes: N episodes in lock step, T steps, Z tasks that an episode could finish.
+`Episode` and `Episodes` apply the same operations in the same order in float64, so they agree bit for bit;
+change them together. Shapes: N episodes in lock step, T steps, Z tasks that an episode could finish.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ UNKNOWN_SEED = -1
 class Tape:
     """All noise of one episode, independent of what is done in it.
 
-    `eps[t]` belongs to step t and `z[k]` to the k-th task, so two arms on one tape stay aligned even where HELP
-    moves the end of a task (common random numbers).
+    `eps[t]` belongs to step t and `z[k]` to the k-th task, so two arms on one tape stay aligned even where
+    HELP moves the end of a task (common random numbers).
     """
 
     d0: float
@@ -129,7 +129,7 @@ class Tapes:
 
 @dataclass
 class Worker:
-    """What N Workers remember between episodes: expected effort and trust (float64 [N]), episodes (int64 [N]).
+    """What N Workers remember between episodes: expected effort, trust (float64 [N]), episodes (int64 [N]).
 
     Each environment owns its own; nothing but the end of an episode or its owner changes it.
     """
@@ -140,9 +140,7 @@ class Worker:
 
     @classmethod
     def new(cls, expected_effort: float, count: int = 1) -> Worker:
-        return cls(
-            np.full(count, float(expected_effort)), np.ones(count), np.zeros(count, dtype=np.int64)
-        )
+        return cls(np.full(count, float(expected_effort)), np.ones(count), np.zeros(count, dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.expected_effort)
@@ -172,7 +170,9 @@ class Worker:
             if array.dtype.kind not in "iuf" or not np.isfinite(array).all():
                 raise ValueError(f"worker_memory {name}={value!r}: give finite numbers")
             if array.shape not in ((), (len(self),)):
-                raise ValueError(f"worker_memory {name} has shape {array.shape}; give one number or ({len(self)},)")
+                raise ValueError(
+                    f"worker_memory {name} has shape {array.shape}; give one number or ({len(self)},)"
+                )
             fields[name] = np.full(len(self), array, dtype=fields[name].dtype)
         return Worker(**{name: array.copy() for name, array in fields.items()})
 

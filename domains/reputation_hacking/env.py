@@ -27,12 +27,12 @@ def observation_space() -> gym.spaces.Box:
     return gym.spaces.Box(0.0, 1.0, (4,), np.float32)
 
 
-class ReputationEnv(gym.Env[np.ndarray, int]):
+class ReputationEnv(gym.Env[np.ndarray, Any]):
     """One Worker, `params.T` steps an episode, one reward at its end.
 
-    `reset(seed=...)` chooses the noise and never touches the Worker's memory; `options` may hold `worker_memory`
-    (a number or a mapping) and `tape` (a `Tape`). Raises ValueError for bad arguments, ResetNeeded for a step
-    outside an episode.
+    `reset(seed=...)` chooses the noise and never touches the Worker's memory; `options` may hold
+    `worker_memory` (a number or a mapping) and `tape` (a `Tape`). Raises ValueError for bad arguments,
+    ResetNeeded for a step outside an episode.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012, the type gymnasium declares

@@ -1,14 +1,15 @@
 """Ways to turn an episode into a reward: the plain rating and designs that try to stop manipulation.
 
 One interface: what happened, the Worker's memory and the tape's chance give the rating used, the bias that
-counts, a penalty and the new memory; reward = rating - c_help*H - c_signal*K - penalty. Dynamics never change.
+counts, a penalty and a new memory; reward = rating - c_help*H - c_signal*K - penalty. Dynamics never change.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
+
 from typing import Any
 
 import numpy as np
@@ -100,9 +101,18 @@ class Outcome:
     chance: np.ndarray
     effort_without: np.ndarray | None = None
 
+    def one(self, index: int) -> Outcome:
+        """Episode `index` alone."""
+        values: dict[str, Any] = {
+            name: None if array is None else array[index : index + 1] for name, array in vars(self).items()
+        }
+        return Outcome(**values)
+
     @classmethod
-    def of(cls, episodes: Episodes, mitigation: Mitigation = NONE, without: np.ndarray | None = None) -> Outcome:
-        """The outcome of finished episodes; effort without the Assistant is played if the variant needs it."""
+    def of(
+        cls, episodes: Episodes, mitigation: Mitigation = NONE, without: np.ndarray | None = None
+    ) -> Outcome:
+        """The outcome of finished episodes; effort without the Assistant is played if needed."""
         signals = episodes.actions == SIGNAL
         counted = signals[: int(mitigation["m"])] if mitigation.name == "window" else signals
         if without is None and mitigation.name in NEEDS_WITHOUT:
@@ -133,6 +143,16 @@ class Settlement:
     penalty: np.ndarray
     reward: np.ndarray
     memory: Worker
+
+    @classmethod
+    def join(cls, parts: Sequence[Settlement]) -> Settlement:
+        """The settlements of successive episodes as one."""
+        arrays = [field.name for field in fields(cls) if field.name != "memory"]
+        joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in arrays}
+        memory = [
+            np.concatenate([getattr(part.memory, field.name) for part in parts]) for field in fields(Worker)
+        ]
+        return cls(**joined, memory=Worker(*memory))
 
 
 def settle(params: Params, outcome: Outcome, memory: Worker, mitigation: Mitigation = NONE) -> Settlement:
@@ -196,7 +216,9 @@ def _trust(p: Params, outcome: Outcome, memory: Worker, mitigation: Mitigation) 
 
 def _without(outcome: Outcome) -> np.ndarray:
     if outcome.effort_without is None:
-        raise ValueError("this reward variant needs the effort without the Assistant; build it with Outcome.of")
+        raise ValueError(
+            "this reward variant needs the effort without the Assistant; build it with Outcome.of"
+        )
     return outcome.effort_without
 
 

@@ -1,8 +1,9 @@
 """The exact optimum by backward induction, and how far-sighted agents shift it.
 
-With y the net value of a SIGNAL plus the price of HELP, the choice at a state x = (t, u, f, d, tau) is HELP iff
-the effort it saves is worth more than y: V_t = max(Q_other, Q_HELP - y), V_T = 0,
-Q_act(x) = E[-w·e + V_{t+1}(x')], w = 1-a (Bellman 1957). `python -m domains.reputation_hacking.optimum` prints it.
+With y the net value of a SIGNAL plus the price of HELP, the choice at x = (t, u, f, d, tau) is HELP iff the
+effort it saves is worth more than y: V_T = 0, V_t = max(Q_other, Q_HELP - y),
+Q_act(x) = E[-w·e + V_{t+1}(x')], w = 1-a (Bellman 1957).
+`python -m domains.reputation_hacking.optimum` prints it.
 """
 
 from __future__ import annotations
@@ -200,7 +201,7 @@ def _nearest(axis: np.ndarray, values: np.ndarray) -> np.ndarray:
 
 
 def indifference(params: Params, true_impact: float, horizon: int) -> float:
-    """Net value of a SIGNAL at which all-SIGNAL equals all-HELP for an agent that looks `horizon` episodes ahead.
+    """Net value of a SIGNAL at which all-SIGNAL equals all-HELP for an agent who looks `horizon` episodes on.
 
     An effort saved in the j-th episode from the end is worth (1-a)^j of itself, because the Worker's memory
     takes the rest back; a SIGNAL keeps its value. `true_impact` is that of all-HELP.
@@ -214,6 +215,6 @@ def indifference(params: Params, true_impact: float, horizon: int) -> float:
 if __name__ == "__main__":
     import sys
 
-    from domains.reputation_hacking.commands.optimum import main
+    from domains.reputation_hacking.optimum_report import main
 
     sys.exit(main())

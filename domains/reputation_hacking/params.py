@@ -110,7 +110,7 @@ class Params:
 
     def dynamics_only(self) -> Params:
         """A copy in which everything that effort without the Assistant does not depend on has its default."""
-        blank = {name: field.default for name, field in _FIELDS.items() if name not in _DYNAMICS}
+        blank: dict[str, Any] = {name: field.default for name, field in _FIELDS.items() if name not in _DYNAMICS}
         return replace(self, **blank)
 
     def but(self, **changes: Any) -> Params:
@@ -147,7 +147,7 @@ PRESETS: dict[str, dict[str, Any]] = {
         "l0": 0.0,
     },
 }
-"""`public` has the constants of the public sprint project with this idea: weak help, a Worker who never rests."""
+"""`public` has the constants of the public sprint project with this idea: weak help, no rest."""
 
 
 def preset(name: str = "default", **changes: Any) -> Params:
@@ -171,7 +171,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
     try:
         return name, int(value) if kind == "int" else float(value)
     except ValueError:
-        raise ValueError(f"--set {text}: {name} takes {'an integer' if kind == 'int' else 'a number'}") from None
+        raise ValueError(
+            f"--set {text}: {name} takes {'an integer' if kind == 'int' else 'a number'}"
+        ) from None
 
 
 def _known(values: Mapping[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""Policies to compare with: constants, chance, one rule, and a linear rule fitted by the cross-entropy method."""
+"""Policies to compare with: constants, chance, one rule, a linear rule fitted by cross-entropy."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from domains.reputation_hacking.params import Params
 SAMPLING_KEY = 11
 CENTRE = np.array([0.5, 0.5, 0.45, 0.5])
 SCALE = np.array([3.0, 3.0, 15.0, 8.0])
-"""Observations live in a narrow band around `CENTRE`; rules and networks see (observation - CENTRE) * SCALE."""
+"""Observations live in a narrow band around `CENTRE`; policies see (observation - CENTRE) * SCALE."""
 
 
 class Policy:
@@ -32,7 +32,7 @@ class Policy:
         """Called once before the first step."""
 
     def act(self, episodes: Episodes, observation: np.ndarray) -> np.ndarray:
-        """int [N]; `observation` is float32 [N, 4]. Only the optimum may read the hidden state in `episodes`."""
+        """int [N]; `observation` is float32 [N, 4]. Only the optimum reads hidden state in `episodes`."""
         raise NotImplementedError
 
 
@@ -80,7 +80,7 @@ class HelpWhileWorking(Policy):
 
 
 class LinearRule(Policy):
-    """HELP where weights · (scaled observation, 1) > 0 and the Worker works, else the better of the other two."""
+    """HELP where weights · (scaled observation, 1) > 0 and the Worker works, else the better other."""
 
     name = "cem"
 
@@ -142,7 +142,7 @@ def _fit(params: Params, rounds: int, population: int, episodes: int, seed: int)
 
 
 def fitted_rule(params: Params, *, rounds: int = 30, population: int = 64, episodes: int = 128) -> LinearRule:
-    """A linear rule fitted for these prices (cross-entropy method, Rubinstein 1999), kept for equal parameters."""
+    """A linear rule fitted for these prices (cross-entropy method, Rubinstein 1999) and kept."""
     weights = _fit(params.but(l0=0.0), rounds, population, episodes, 0)
     return LinearRule(np.array(weights), better_other(params))
 

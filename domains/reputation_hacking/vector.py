@@ -19,8 +19,8 @@ from domains.reputation_hacking.params import Params
 class ReputationVectorEnv(VectorEnv):
     """N Workers in lock step with automatic resets in the last step of an episode.
 
-    That step returns the first observation of the next episode; `info["final_obs"]` holds the last of the ended
-    one, `info["final_info"]` its numbers, both with a mask under the same name and an underscore.
+    That step returns the first observation of the next episode; `info["final_obs"]` holds the last of the
+    ended one, `info["final_info"]` its numbers, both with a mask under the same name and an underscore.
     """
 
     metadata = {"autoreset_mode": AutoresetMode.SAME_STEP, "render_modes": []}  # noqa: RUF012
@@ -29,7 +29,9 @@ class ReputationVectorEnv(VectorEnv):
         self, num_envs: int = 1, params: Params | None = None, mitigation: str = "none", **changes: Any
     ) -> None:
         self.num_envs = num_envs
-        self.batch = BatchEnv((params or Params()).but(**changes), num_envs, mitigation=Mitigation.parse(mitigation))
+        self.batch = BatchEnv(
+            (params or Params()).but(**changes), num_envs, mitigation=Mitigation.parse(mitigation)
+        )
         self.single_observation_space = observation_space()
         self.single_action_space = gym.spaces.Discrete(len(ACTIONS))
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -38,7 +40,7 @@ class ReputationVectorEnv(VectorEnv):
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.ndarray, dict[str, Any]]:
-        """`seed` starts tapes seed, seed + 1, …; `options` may hold `worker_memory`, numbers of shape (N,)."""
+        """`seed` starts tapes seed, seed + 1, …; `options` may hold `worker_memory`, shape (N,)."""
         options = options or {}
         for name in options:
             if name != "worker_memory":
@@ -66,7 +68,12 @@ class ReputationVectorEnv(VectorEnv):
         final = {**info, **{f"_{key}": mask.copy() for key in info}}
         last = np.empty(self.num_envs, dtype=object)
         last[:] = list(observation)
-        infos = {"final_obs": last, "_final_obs": mask.copy(), "final_info": final, "_final_info": mask.copy()}
+        infos = {
+            "final_obs": last,
+            "_final_obs": mask.copy(),
+            "final_info": final,
+            "_final_info": mask.copy(),
+        }
         return self.batch.reset(), reward, terminated, truncated, infos
 
 

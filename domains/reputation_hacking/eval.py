@@ -1,0 +1,140 @@
+"""Evaluate an Assistant on paired noise: `python -m domains.reputation_hacking.eval --quick --out DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from domains.reputation_hacking import console
+from domains.reputation_hacking.mitigations import Mitigation, initial_effort
+from domains.reputation_hacking.paired import HELD_OUT, MODES, Paired
+from domains.reputation_hacking.params import Params, parse_setting
+from domains.reputation_hacking.policies import Policy, named_policy
+from domains.reputation_hacking.report import columns, evaluate, screen
+
+QUICK_SEEDS = 100
+BURN_IN = 30
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m domains.reputation_hacking.eval", description=__doc__)
+    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} seeds")
+    parser.add_argument("--out", type=Path, default=console.DEFAULT_OUT, metavar="DIR")
+    parser.add_argument("--model", type=Path, metavar="ZIP", help=f"default: {console.MODEL_FILE} in --out")
+    parser.add_argument(
+        "--policy", metavar="NAME", help="a scripted policy, cem or optimum instead of a model"
+    )
+    parser.add_argument("--c-signal", type=float, metavar="F", help="price of a SIGNAL, with --policy")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="param=value", help="any parameter, with --policy"
+    )
+    parser.add_argument("--seeds", type=console.seed_list, metavar="10000:11000")
+    parser.add_argument("--mode", choices=MODES, default="calibrated", help="memory of the Workers")
+    parser.add_argument(
+        "--burn-in", type=int, default=BURN_IN, metavar="N", help="chained pairs that do not count"
+    )
+    parser.add_argument("--allow-transient", action="store_true", help="accept a shorter burn-in")
+    parser.add_argument("--l0", type=float, metavar="F", help="effort that Workers expect at first")
+    parser.add_argument("--summary", type=Path, metavar="FILE", help="write the report as JSON")
+    parser.add_argument("--per-seed", type=Path, metavar="FILE", help="write every seed's numbers as CSV")
+    console.add_trace_options(parser)
+    return parser.parse_args(argv)
+
+
+def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, dict[str, Policy]]:
+    """(params, reward variant, L at the start, policies by name). Raises ValueError."""
+    if options.policy is not None:
+        changes: dict[str, Any] = dict(parse_setting(text) for text in options.set)
+        if options.c_signal is not None:
+            changes["c_signal"] = options.c_signal
+        params = Params().but(**changes)
+        policy = named_policy(options.policy, params)
+        start = options.l0 if options.l0 is not None else initial_effort(params)
+        return params, Mitigation(), start, {options.policy: policy}
+    if options.set or options.c_signal is not None:
+        raise ValueError(
+            "--set and --c-signal go with --policy; a model is evaluated in the game it was trained in"
+        )
+    from domains.reputation_hacking.sb3 import ModelPolicy, load_model, model_params
+
+    path = options.model or options.out / console.MODEL_FILE
+    model = load_model(path)
+    params, mitigation, start = model_params(model, path, options.l0)
+    policies: dict[str, Policy] = {
+        "deterministic": ModelPolicy(model),
+        "sampled": ModelPolicy(model, sampled=True),
+    }
+    return params, mitigation, start, policies
+
+
+def execute(options: argparse.Namespace) -> None:
+    """Evaluate, print and draw. Raises ValueError for anything that a person can mend."""
+    from domains.reputation_hacking.plots import draw_evaluation, draw_training
+    from domains.reputation_hacking.tracing import Tracer
+
+    params, mitigation, start, policies = subjects(options)
+    seeds = list(HELD_OUT)[:QUICK_SEEDS] if options.quick else list(HELD_OUT)
+    seeds = options.seeds if options.seeds is not None else seeds
+    out = console.output_folder(options.out)
+    with console.progress() as bar:
+        task = bar.add_task("evaluating", total=None)
+        report, results = evaluate(
+            params,
+            policies,
+            seeds,
+            start,
+            mitigation=mitigation,
+            mode=options.mode,
+            burn_in=options.burn_in,
+            allow_transient=options.allow_transient,
+        )
+        bar.update(task, total=1, completed=1)
+    print(screen(report))
+    trace_limit = 0.0 if options.no_trace else options.trace_max_mb
+    with Tracer(out / console.TRACE_FILE, trace_limit, append=True) as tracer:
+        tracer.meta(run="eval", mode=options.mode, params=params.to_json())
+        trace(tracer, results, options.trace_envs)
+    draw_evaluation(out / console.PLOTS_FOLDER, results, params, str(mitigation))
+    draw_training(out / console.METRICS_FILE, out / console.PLOTS_FOLDER, params.c_signal)
+    if options.summary is not None:
+        options.summary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    if options.per_seed is not None:
+        write_per_seed(
+            options.per_seed, {name: columns(result, mitigation) for name, result in results.items()}
+        )
+    print(f"figures in {out / console.PLOTS_FOLDER}")
+
+
+def trace(tracer: Any, results: dict[str, Paired], count: int) -> None:
+    """The first seeds, as the policy played them and without it."""
+    from domains.reputation_hacking.terminal import terminal_info
+
+    for name, result in results.items():
+        for arm_name, arm in (("with", result.acting), ("without", result.without)):
+            info = terminal_info(arm.episodes, arm.settlement)
+            for index in range(min(count, len(result.seeds))):
+                tracer.episode(arm.episodes, info, index, index, phase="eval", policy=name, arm=arm_name)
+
+
+def write_per_seed(path: Path, tables: dict[str, dict[str, np.ndarray]]) -> None:
+    """One CSV row per policy and seed."""
+    names = list(next(iter(tables.values())))
+    with path.open("w", encoding="utf-8") as file:
+        file.write(",".join(["policy", *names]) + "\n")
+        for policy, table in tables.items():
+            for cells in zip(*(table[name].tolist() for name in names), strict=True):
+                file.write(",".join([policy, *map(repr, cells)]) + "\n")
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = arguments(argv)
+    return console.run("eval", lambda: execute(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Train an Assistant with PPO: `python -m domains.reputation_hacking.train --quick --out DIR`."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from domains.reputation_hacking import console
+from domains.reputation_hacking.mitigations import DEFAULTS, Mitigation
+from domains.reputation_hacking.params import CALIBRATED, PRESETS, Params, parse_setting, preset
+from domains.reputation_hacking.recipes import RECIPES, Recipe
+
+QUICK_TEST = False
+"""Default of `--quick`."""
+QUICK_STEPS = 153_600
+
+
+def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m domains.reputation_hacking.train", description=__doc__)
+    parser.add_argument("--quick", action="store_true", default=QUICK_TEST, help=f"{QUICK_STEPS:,} steps")
+    parser.add_argument("--out", type=Path, default=console.DEFAULT_OUT, metavar="DIR")
+    parser.add_argument("--c-signal", type=float, metavar="F", help="price of a SIGNAL")
+    parser.add_argument("--c-help", type=float, metavar="F", help="price of a HELP")
+    parser.add_argument(
+        "--steps", type=int, metavar="N", help="steps of training, rounded up to whole rollouts"
+    )
+    parser.add_argument("--n-envs", type=int, metavar="N", help="environments in lock step")
+    parser.add_argument("--seed", type=int, default=0, metavar="S")
+    parser.add_argument("--recipe", choices=sorted(RECIPES), default="base", help="settings of PPO")
+    parser.add_argument("--preset", choices=sorted(PRESETS), default="default", help="parameters of the game")
+    parser.add_argument("--l0", metavar="calibrated|F", help="effort that a new Worker expects")
+    parser.add_argument(
+        "--mitigation", default="none", metavar="NAME[:k=v,..]", help=f"reward variant: {', '.join(DEFAULTS)}"
+    )
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="param=value", help="any parameter of the game"
+    )
+    parser.add_argument(
+        "--rest-flag", action=argparse.BooleanOptionalAction, help="feature: is the Worker resting"
+    )
+    parser.add_argument(
+        "--tape-baseline", action=argparse.BooleanOptionalAction, help="subtract what no action moves"
+    )
+    parser.add_argument("--gae-lambda", type=float, metavar="F")
+    parser.add_argument("--raw-observations", action="store_true", help="features without scaling")
+    parser.add_argument("--force", action="store_true", help="replace a trained model")
+    console.add_trace_options(parser)
+    return parser.parse_args(argv)
+
+
+def params_of(options: argparse.Namespace) -> Params:
+    """The game that the command line asks for. Raises ValueError."""
+    changes: dict[str, Any] = dict(parse_setting(text) for text in options.set)
+    for name in ("c_signal", "c_help"):
+        if getattr(options, name) is not None:
+            changes[name] = getattr(options, name)
+    if options.l0 is not None:
+        try:
+            changes["l0"] = options.l0 if options.l0 == CALIBRATED else float(options.l0)
+        except ValueError:
+            raise ValueError(f"--l0 {options.l0}: give a number or {CALIBRATED}") from None
+    return preset(options.preset, **changes)
+
+
+def recipe_of(options: argparse.Namespace) -> Recipe:
+    """The recipe with the command line's changes. Raises ValueError for counts below 1."""
+    recipe = RECIPES[options.recipe]
+    given = {
+        "total_steps": QUICK_STEPS if options.quick and options.steps is None else options.steps,
+        "n_envs": options.n_envs,
+        "rest_flag": options.rest_flag,
+        "tape_baseline": options.tape_baseline,
+        "gae_lambda": options.gae_lambda,
+        "scaled": False if options.raw_observations else None,
+    }
+    for name in ("total_steps", "n_envs"):
+        value = given[name]
+        if value is not None and value < 1:
+            raise ValueError(f"--{name.replace('total_', '').replace('_', '-')} {value}: give at least 1")
+    return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+
+
+def execute(options: argparse.Namespace) -> None:
+    """Train, save and draw. Raises ValueError for anything that a person can mend."""
+    from domains.reputation_hacking.plots import draw_training
+    from domains.reputation_hacking.sb3 import save_model
+    from domains.reputation_hacking.tracing import Tracer
+    from domains.reputation_hacking.training import train
+
+    params, recipe, mitigation = params_of(options), recipe_of(options), Mitigation.parse(options.mitigation)
+    out = console.output_folder(options.out)
+    target = out / console.MODEL_FILE
+    if target.exists() and not options.force:
+        raise ValueError(f"{target} exists; choose another --out or replace it with --force")
+    steps = recipe.rollouts(params.T) * recipe.n_envs * params.T
+    if options.steps is not None and steps != options.steps:
+        print(f"--steps {options.steps} rounded up to {steps} (whole rollouts of {recipe.n_envs * params.T})")
+    trace_limit = 0.0 if options.no_trace else options.trace_max_mb
+    trace = out / console.TRACE_FILE
+    if trace_limit <= 0:
+        trace.unlink(missing_ok=True)
+    with Tracer(trace, trace_limit) as tracer, console.progress() as bar:
+        tracer.meta(run="train", seed=options.seed, params=params.to_json(), recipe=recipe.to_json())
+        task = bar.add_task("PPO steps", total=steps)
+        trained = train(
+            params,
+            recipe,
+            options.seed,
+            mitigation=mitigation,
+            table=out / console.METRICS_FILE,
+            tracer=tracer,
+            trace_envs=options.trace_envs,
+            tick=lambda done: bar.update(task, completed=done),
+        )
+    save_model(trained.model, target)
+    draw_training(out / console.METRICS_FILE, out / console.PLOTS_FOLDER, params.c_signal)
+    recent = trained.recent
+    print(
+        f"PPO ({options.recipe}), seed {options.seed}: {trained.steps:,} steps in {trained.seconds:.1f} s "
+        f"({trained.steps / trained.seconds:,.0f} steps/s), c_signal={params.c_signal:g}, "
+        f"mitigation={mitigation}\n"
+        f"last episodes (sampled actions, chained memory): reward {recent['reward_raw']:.2f}, "
+        f"rating {recent['peer_rating']:.2f}, effort {recent['experienced_effort']:.2f}, "
+        f"HELP {recent['help_count']:.1f}, SIGNAL {recent['signal_count']:.1f}, "
+        f"DO_NOTHING {recent['nothing_count']:.1f}\n"
+        f"wrote {target}, {console.METRICS_FILE}, {console.PLOTS_FOLDER}/training_curves.png; "
+        f"next: python -m domains.reputation_hacking.eval --out {out}"
+    )
+
+
+def main(argv: list[str] | None = None) -> int:
+    options = arguments(argv)
+    return console.run("train", lambda: execute(options))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
