@@ -35,6 +35,8 @@ class ServiceSpec:
     """From process start to a healthy answer."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables added to the launcher's."""
+    note: str = ""
+    """What was chosen for it, shown behind its address in the table of choices."""
 
 
 @dataclass(frozen=True, kw_only=True)

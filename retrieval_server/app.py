@@ -8,7 +8,6 @@ import asyncio
 import json
 import logging
 import time
-from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -16,6 +15,8 @@ from typing import Any
 from aiohttp import web
 
 from retrieval_server import __version__
+from retrieval_server.access import Gate
+from retrieval_server.board import ROUTES, Board, State
 from retrieval_server.limits import (
     MAX_BODY_BYTES,
     RequestError,
@@ -29,53 +30,81 @@ from retrieval_server.store import Store, UnknownTask
 logger = logging.getLogger(__name__)
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
-LOCAL_ROUTE = "/local/search"
-WEB_ROUTE = "/browsecomp/search"
+LOCAL_ROUTE, WEB_ROUTE, _ = ROUTES
+OPEN_ROUTES = ("/health", "/ready")  # supervisors ask without a token
+BODY_DEADLINE_S = 30.0
 
 
 class RetrievalService:
-    """State of one server: the store once it is loaded, the queue and the counters."""
+    """State of one process of the server: the store once it is loaded, the queue, its row of the board."""
 
     def __init__(
         self,
         store: Store | None = None,
         fingerprint: str | None = None,
         queue: SearchQueue | None = None,
-        workers: int = 2,
+        threads: int = 2,
+        token: str | None = None,
+        board: Board | None = None,
+        number: int = 0,
     ) -> None:
-        self.store = store
         self.fingerprint = fingerprint
-        self.queue = queue or SearchQueue(workers)
-        self.received: Counter[str] = Counter()
-        self.statuses: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        self._threads = ThreadPoolExecutor(max_workers=workers, thread_name_prefix="search")
+        self.queue = queue or SearchQueue(threads)
+        self.board = board or Board(1)
+        self.row = self.board.row(number)
+        self.row.begin()
+        self._store: Store | None = None
+        self._gate = Gate(token)
+        self._threads = ThreadPoolExecutor(max_workers=threads, thread_name_prefix="search")
         self._started = time.monotonic()
+        if store is not None:
+            self.store = store
 
-    async def health(self, _: web.Request) -> web.Response:
-        """`GET /health`: status, corpus sizes and requests by route, also while loading."""
+    @property
+    def store(self) -> Store | None:
+        """What is searched; None until it is loaded."""
+        return self._store
+
+    @store.setter
+    def store(self, store: Store) -> None:
+        self._store = store
+        self.row.state = State.OK
+
+    async def health(self, request: web.Request) -> web.Response:
+        """`GET /health`: state, sizes and counters of the whole server, also while it loads.
+
+        Without the token of a server that has one, only the state is told.
+        """
+        body: dict[str, Any] = {"status": "ok" if self.board.all_ok else "loading", "version": __version__}
+        if self._gate.admits(request.headers.get("Authorization")):
+            body |= self._details()
+        return web.json_response(body)
+
+    async def ready(self, _: web.Request) -> web.Response:
+        """`GET /ready`: 200 once every process can search, 503 before."""
+        if not self.board.all_ok:
+            raise RequestError(503, "loading", "the index is loading; retry shortly", 1)
+        return web.json_response({"status": "ok"})
+
+    def _details(self) -> dict[str, Any]:
         store = self.store
-        return web.json_response(
-            {
-                "status": "ok" if store else "loading",
-                "version": __version__,
-                "fingerprint": self.fingerprint,
-                "web_docs": store.web_docs if store else 0,
-                "web_docs_skipped_empty": store.skipped_web_docs if store else 0,
-                "tasks": len(store.task_ids) if store else 0,
-                "index": "bm25",
-                "uptime_s": round(time.monotonic() - self._started, 3),
-                "waiting": self.queue.waiting,
-                "requests": {
-                    route: {"received": self.received[route], "by_status": dict(self.statuses[route])}
-                    for route in (LOCAL_ROUTE, WEB_ROUTE)
-                },
-            }
-        )
+        self.row.waiting = self.queue.waiting
+        return {
+            "fingerprint": self.fingerprint,
+            "web_docs": store.web_docs if store else 0,
+            "web_docs_skipped_empty": store.skipped_web_docs if store else 0,
+            "tasks": len(store.task_ids) if store else 0,
+            "index": store.backend if store else None,
+            "uptime_s": round(time.monotonic() - self._started, 3),
+            "waiting": self.board.waiting,
+            "requests": self.board.requests(),
+            "workers": self.board.describe(),
+        }
 
     async def search_local(self, request: web.Request) -> web.Response:
         """`POST /local/search`: one task's private documents."""
         store = self._loaded_store()
-        search = parse_local_search(parse_object(await request.read()))
+        search = parse_local_search(parse_object(await _body(request)))
         try:
             return await self._answer(
                 store.search_local, search.task_id, search.query, search.k, search.threshold
@@ -86,7 +115,7 @@ class RetrievalService:
     async def search_web(self, request: web.Request) -> web.Response:
         """`POST /browsecomp/search`: the public corpus."""
         store = self._loaded_store()
-        search = parse_web_search(parse_object(await request.read()))
+        search = parse_web_search(parse_object(await _body(request)))
         return await self._answer(store.search_web, search.query, search.k, search.max_chars)
 
     def _loaded_store(self) -> Store:
@@ -105,14 +134,15 @@ class RetrievalService:
     @web.middleware
     async def errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Count the request and turn every failure into `{"error": {"code", "message"}}`."""
-        route = request.path if request.path in (LOCAL_ROUTE, WEB_ROUTE) else "other"
-        self.received[route] += 1
+        self.row.count_received(request.path)
         response = await self._guarded(request, handler)
-        self.statuses[route][str(response.status)] += 1
+        self.row.count_answered(request.path, response.status)
+        self.row.waiting = self.queue.waiting
         return response
 
     async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            self._check_access(request)
             if request.content_length is not None and request.content_length > MAX_BODY_BYTES:
                 raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, request.content_length)
             return await handler(request)
@@ -124,8 +154,25 @@ class RetrievalService:
             logger.exception("%s %s failed", request.method, request.path)
             return error_response(RequestError(500, "internal", f"internal error: {type(error).__name__}"))
 
+    def _check_access(self, request: web.Request) -> None:
+        """Raises `RequestError` 403 for a web page in somebody's browser, 401 without the token."""
+        if "Origin" in request.headers:
+            raise RequestError(403, "browser", "web pages may not ask; send the request without Origin")
+        if request.path not in OPEN_ROUTES and not self._gate.admits(request.headers.get("Authorization")):
+            raise RequestError(401, "unauthorized", "send the header Authorization: Bearer TOKEN")
+
     async def close(self, _: web.Application) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+async def _body(request: web.Request) -> bytes:
+    """Raises `RequestError` 408 when the body does not arrive in time."""
+    try:
+        async with asyncio.timeout(BODY_DEADLINE_S):
+            return await request.read()
+    except TimeoutError as error:
+        message = f"the body did not arrive within {BODY_DEADLINE_S:g} s"
+        raise RequestError(408, "slow_body", message) from error
 
 
 def _from_http(request: web.Request, error: web.HTTPException) -> RequestError:
@@ -140,7 +187,7 @@ def _from_http(request: web.Request, error: web.HTTPException) -> RequestError:
 
 def error_response(error: RequestError, allow: str | None = None) -> web.Response:
     """The JSON answer for an error, with `Retry-After` and `Allow` where they apply."""
-    headers = {}
+    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
     if error.retry_after_s is not None:
         headers["Retry-After"] = str(error.retry_after_s)
     if allow:
@@ -153,6 +200,7 @@ def build_app(service: RetrievalService) -> web.Application:
     """The aiohttp application around a service; the store may still be loading."""
     app = web.Application(middlewares=[service.errors_as_json], client_max_size=MAX_BODY_BYTES)
     app.router.add_get("/health", service.health)
+    app.router.add_get("/ready", service.ready)
     app.router.add_post(LOCAL_ROUTE, service.search_local)
     app.router.add_post(WEB_ROUTE, service.search_web)
     app.on_cleanup.append(service.close)

@@ -22,6 +22,11 @@ def default_index(web: Path) -> Path:
     return web.with_name(f"{web.name}.bm25s")
 
 
+def start_deadline_s(web: Path | None) -> float:
+    """Seconds within which a server can search; a missing index is built first, at 2 MB/s or better."""
+    return 60.0 + (web.stat().st_size / 2e6 if web is not None else 0.0)
+
+
 def describe(web: Path | None, backend: Backend) -> str:
     """One phrase for people: the back end and the size that chose it."""
     if web is None:

@@ -7,8 +7,10 @@ A build that was killed goes on behind its last segment when the same command is
 import argparse
 import fcntl
 import json
+import os
 import shutil
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -131,6 +133,7 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--replace", action="store_true", help="discard an index that does not fit")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if not arguments.web.is_file():
         parser.error(f"--web {arguments.web} is not a file")
@@ -138,8 +141,16 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     return arguments
 
 
+def _end_with_parent(pipe: int) -> None:
+    """Wait for the end of file of a pipe that the parent holds open, then end: the next build goes on."""
+    os.read(pipe, 1)
+    os._exit(1)
+
+
 def main(argv: list[str]) -> int:
     arguments = parse_arguments(argv)
+    if arguments.parent is not None:
+        threading.Thread(target=_end_with_parent, args=(arguments.parent,), daemon=True).start()
     try:
         progress = silent if arguments.quiet else shown()
         made = build(arguments.web, arguments.index, arguments.replace, progress)

@@ -33,7 +33,7 @@ def count_tokens(text: str) -> Counter[bytes]:
     """How often each token occurs, by its ASCII bytes: `Counter(tokens(text))`, in no particular order.
 
     The text is cut at everything but letters, digits and apostrophes; only pieces with an apostrophe need
-    the expression. No byte of a multi-byte UTF-8 character is a letter or digit: cutting bytes is cutting text.
+    the expression. No byte of a multi-byte UTF-8 character is a letter or digit, so cuts agree.
     """
     cut = text.encode("utf-8", "surrogatepass").translate(_LOWERED)
     words = cut.split()

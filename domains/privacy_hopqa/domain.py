@@ -18,6 +18,7 @@ from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, set
 from domains.privacy_hopqa.world import WorldError, generate, world_config
 from pipelinerl.domain import BaseDomain, ReportSection, ServiceSpec
 from pipelinerl.observe.focus import ReportFocus
+from retrieval_server.backends import choose, describe, start_deadline_s
 
 KEY = "privacy_hopqa"
 WORLD_FOLDER = "world"
@@ -113,11 +114,20 @@ def _retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
     argv = [sys.executable, "-m", "retrieval_server", "--host", "{host}", "--port", "{port}"]
     if settings.task_data_root:
         argv += ["--tasks", settings.task_data_root]
-    if settings.web_corpus_path:
-        argv += ["--web", settings.web_corpus_path]
+    web = Path(settings.web_corpus_path) if settings.web_corpus_path else None
+    backend = choose(web)
+    if web is not None:
+        argv += ["--web", str(web), "--backend", backend]
     if fingerprint := (data_manifest(settings) or {}).get("fingerprint"):
         argv += ["--fingerprint", str(fingerprint)]
-    return ServiceSpec(name="retrieval", argv=argv, url_key=f"{KEY}.helper_service_url")
+    return ServiceSpec(
+        name="retrieval",
+        argv=argv,
+        url_key=f"{KEY}.helper_service_url",
+        health="/ready",
+        start_deadline_s=start_deadline_s(web),
+        note=describe(web, backend),
+    )
 
 
 def _scoring_server(options: Sequence[str]) -> ServiceSpec:

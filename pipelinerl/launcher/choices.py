@@ -12,6 +12,7 @@ from rich.table import Table
 
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.tree import Config
+from pipelinerl.domain import ServiceSpec
 from pipelinerl.inference.vllm import DEFAULT_VERSION, installed_version
 
 
@@ -26,10 +27,16 @@ class Choice:
 
 
 def choices(
-    cfg: Config, composition: Composition, output_dir: Path, devices: Sequence[str], checkpoint: Path | None
+    cfg: Config,
+    composition: Composition,
+    output_dir: Path,
+    devices: Sequence[str],
+    checkpoint: Path | None,
+    services: Sequence[ServiceSpec],
 ) -> list[Choice]:
     """Rows of the table, in the order in which a run uses them."""
     given = set(composition.user_keys)
+    notes = {spec.name: f", {spec.note}" for spec in services if spec.note}
 
     def why(key: str, otherwise: str) -> str:
         return "given" if key in given else otherwise
@@ -61,7 +68,12 @@ def choices(
         _wandb(cfg),
     ]
     rows += [
-        Choice(f"service {job.name}", job.url, "no address is configured", "give its address")
+        Choice(
+            f"service {job.name}",
+            job.url + notes.get(job.name, ""),
+            "no address is configured",
+            "give its address",
+        )
         for job in cfg.jobs_of("service")
     ]
     if cfg.domain_keys:

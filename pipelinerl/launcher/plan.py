@@ -98,7 +98,9 @@ def make_plan(
     for child in children:
         write_start_script(child)
     return Plan(
-        cfg=final, children=children, rows=choices(final, composition, folder.path, devices, checkpoint)
+        cfg=final,
+        children=children,
+        rows=choices(final, composition, folder.path, devices, checkpoint, services),
     )
 
 

@@ -71,7 +71,7 @@ async def run(tmp_path, monkeypatch):
         {"DR90001": [LocalDocument("DR90001", "files_a/audit.md", "In the audit 15% of stores passed.")]},
         [WebDocument("7", "u", "Region Northmere reports 15% coverage.")],
     )
-    service = RetrievalService(fingerprint="f1", queue=SearchQueue(2, 64), workers=2)
+    service = RetrievalService(fingerprint="f1", queue=SearchQueue(2, 64), threads=2)
     service.store = store
     server = TestServer(build_app(service))
     await server.start_server()

@@ -152,7 +152,7 @@ async def _until_waiting(client: TestClient, count: int) -> None:
 async def test_a_full_queue_answers_429_and_the_loop_stays_free() -> None:
     store = _SlowStore()
     queue = SearchQueue(workers=1, max_waiting=2)
-    async with serving(RetrievalService(store, queue=queue, workers=1)) as client:
+    async with serving(RetrievalService(store, queue=queue, threads=1)) as client:
         admitted = [asyncio.create_task(post(client, WEB, {"query": "x"})) for _ in range(3)]
         await _until_waiting(client, 2)
         async with client.post(WEB, json={"query": "x"}) as refused:

@@ -1,0 +1,77 @@
+"""Who may ask: loopback unless remote access is wanted, a bearer token, and no web pages.
+
+The index holds private documents, so a server that other machines can reach must have a token. The token is
+read from a file or the environment, never from the command line, which every user of the machine can list.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+
+TOKEN_VARIABLE = "RETRIEVAL_TOKEN"
+MIN_TOKEN_CHARS = 16
+
+
+class AccessError(ValueError):
+    """A way of serving that is refused; the message names the remedy."""
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine reaches `host`. A name other than localhost may point anywhere."""
+    try:
+        return ipaddress.ip_address(host.strip("[]")).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+def check_binding(host: str, allow_remote: bool, token: str | None) -> None:
+    """Raises `AccessError` unless `host` is loopback, or remote access is asked for and has a token."""
+    if is_loopback(host):
+        return
+    if not allow_remote:
+        raise AccessError(
+            f"--host {host} is reachable from other machines; use 127.0.0.1, or --allow-remote and a token"
+        )
+    if token is None:
+        raise AccessError(
+            f"--host {host} would show private documents to everyone who reaches it; set a token "
+            f"with --token-file FILE or {TOKEN_VARIABLE}"
+        )
+
+
+def read_token(file: Path | None, environment: Mapping[str, str] = os.environ) -> str | None:
+    """The token of `--token-file`, else of the environment, else None. Raises `AccessError`, `OSError`."""
+    if file is not None:
+        if stat.S_IMODE(file.stat().st_mode) & 0o077:
+            raise AccessError(f"--token-file {file} can be read by other users; run chmod 600 {file}")
+        source, token = f"--token-file {file}", file.read_text(encoding="utf-8").strip()
+    elif TOKEN_VARIABLE in environment:
+        source, token = TOKEN_VARIABLE, environment[TOKEN_VARIABLE].strip()
+    else:
+        return None
+    if len(token) < MIN_TOKEN_CHARS or not token.isascii() or not token.isprintable() or " " in token:
+        raise AccessError(
+            f"{source} holds no token: {MIN_TOKEN_CHARS} or more printable ASCII characters without spaces"
+        )
+    return token
+
+
+class Gate:
+    """Compares the `Authorization` header with the token, in a time that does not depend on either."""
+
+    def __init__(self, token: str | None) -> None:
+        self._expected = None if token is None else _digest(f"Bearer {token}")
+
+    def admits(self, authorization: str | None) -> bool:
+        """Whether a request with this header may ask; without a token every one may."""
+        if self._expected is None:
+            return True
+        return hmac.compare_digest(self._expected, _digest(authorization or ""))
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode("utf-8", "surrogateescape")).digest()
