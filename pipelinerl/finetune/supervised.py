@@ -22,7 +22,6 @@ from pipelinerl.finetune.data import MASKED_TOKEN_ID
 from pipelinerl.finetune.logprobs import token_scores
 from pipelinerl.finetune.model import hidden_states, output_head, prepare_model
 from pipelinerl.finetune.optimiser import build_optimiser
-from pipelinerl.finetune.packing import best_fit_decreasing
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.segments import Segments
 
@@ -72,12 +71,6 @@ class SupervisedSummary:
     seconds: float = 0.0
     final_loss: float = float("nan")
     losses: list[tuple[int, float]] = field(default_factory=list)
-
-
-def pack_texts(texts: Sequence[tuple[np.ndarray, np.ndarray]], seq_length: int) -> Iterator[PackedBatch]:
-    """Pack a finite set of (input_ids, labels) texts into rows of at most `seq_length` tokens."""
-    for items in best_fit_decreasing([len(ids) for ids, _ in texts], seq_length):
-        yield PackedBatch.from_texts([texts[i] for i in items])
 
 
 @dataclass(frozen=True, slots=True)
@@ -226,18 +219,3 @@ def _log_record(summary: SupervisedSummary, loss: float, rate: float, grad_norm:
         "tokens_per_sec": summary.tokens / summary.seconds,
         "seconds": summary.seconds,
     }
-
-
-@torch.no_grad()
-def mean_nll(
-    model: PreTrainedModel, batches: Iterable[PackedBatch], device: torch.device | str = "cpu"
-) -> float:
-    """Mean negative log-likelihood per label, in nats, over packed batches."""
-    total, count = 0.0, 0
-    for batch in batches:
-        moved = _to_device(batch, torch.device(device))
-        hidden = hidden_states(model, moved.input_ids, moved.position_ids, moved.segments)[0]
-        scores = token_scores(hidden[moved.predictors], output_head(model)[0], moved.targets)
-        total -= float(scores.logprobs.sum())
-        count += len(moved.targets)
-    return total / max(count, 1)

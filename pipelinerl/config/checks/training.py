@@ -51,7 +51,6 @@ def _value_head(cfg: Config) -> Iterator[str]:
     for key, needed in (
         ("use_advantages", True),
         ("divide_advantage_by_std", False),
-        ("step_reward_advantages", False),
         ("filter_zero_advantage_groups", False),
     ):
         if getattr(rl, key) != needed:

@@ -163,7 +163,6 @@ def test_several_contradictions_are_reported_together(refusal: Callable[..., str
             for setting in (
                 "use_advantages=false",
                 "divide_advantage_by_std=true",
-                "step_reward_advantages=true",
                 "filter_zero_advantage_groups=true",
             )
         ),

@@ -8,9 +8,8 @@ import torch
 from transformers import PreTrainedModel
 
 from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.schedulers import build_scheduler, learning_rate_factor
-from pipelinerl.finetune.supervised import PackedBatch, mean_nll, pack_texts, train_supervised
+from pipelinerl.finetune.supervised import PackedBatch, train_supervised
 from tests.unit.finetune.conftest import tiny_model
 
 
@@ -26,19 +25,22 @@ def copy_texts(n: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:
     return texts
 
 
+def packed(texts: list[tuple[np.ndarray, np.ndarray]], per_row: int) -> list[PackedBatch]:
+    return [PackedBatch.from_texts(texts[at : at + per_row]) for at in range(0, len(texts), per_row)]
+
+
 def test_loss_falls_and_is_logged(model: PreTrainedModel) -> None:
-    batches = list(pack_texts(copy_texts(64, 0), 64))
-    before = mean_nll(model, batches)
+    batches = packed(copy_texts(64, 0), 8)
     records: list[dict[str, float]] = []
     repeated = (batches[i % len(batches)] for i in range(1000))
     summary = train_supervised(model, repeated, 60, 1e-2, log=records.append, log_every=20)
-    assert mean_nll(model, batches) < 0.7 * before
-    assert summary.steps == 60 and [r["step"] for r in records] == [20, 40, 60]
-    assert summary.targets > 0 and np.isfinite(summary.final_loss)
+    assert [r["step"] for r in records] == [20, 40, 60] == [step for step, _ in summary.losses]
+    assert records[-1]["loss"] < 0.7 * records[0]["loss"] and summary.final_loss == records[-1]["loss"]
+    assert summary.steps == 60 and summary.targets > 0
 
 
 def test_a_finite_source_ends_training(model: PreTrainedModel) -> None:
-    assert train_supervised(model, pack_texts(copy_texts(8, 0), 16), 1000).steps < 10
+    assert train_supervised(model, packed(copy_texts(8, 0), 2), 1000).steps == 4
 
 
 def test_errors_of_the_batch_source_surface(model: PreTrainedModel) -> None:
@@ -56,16 +58,6 @@ def test_a_text_of_weight_zero_teaches_nothing() -> None:
     train_supervised(alone, [PackedBatch.from_texts(texts[:1])], 1, 1e-2, "constant")
     for ours, expected in zip(weighted.parameters(), alone.parameters()):
         torch.testing.assert_close(ours, expected, atol=1e-6, rtol=1e-4)
-
-
-def test_decay_skips_norms_and_biases(model: PreTrainedModel) -> None:
-    optimiser = build_optimiser(model, weight_decay=0.1)
-    decayed, plain = optimiser.param_groups
-    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
-    assert all(p.dim() == 2 for p in decayed["params"]) and all(p.dim() == 1 for p in plain["params"])
-    assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
-    with pytest.raises(ValueError, match="optim=sgd is not available; use one of adamw_torch"):
-        build_optimiser(model, "sgd")
 
 
 def test_schedules() -> None:

@@ -1,0 +1,70 @@
+"""Every optimizer that the configuration accepts trains, follows its formula and resumes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import get_args
+
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from pipelinerl.config.finetune import FinetuneConfig
+from pipelinerl.finetune.lion import Lion
+from pipelinerl.finetune.loop import Trainer
+from pipelinerl.finetune.optimiser import OPTIMISERS, build_optimiser
+from pipelinerl.finetune.ranks import Ranks
+from tests.unit.finetune.builders import settings, write_steps
+from tests.unit.finetune.conftest import tiny_model
+from tests.unit.finetune.test_loop import Deadly, Killed, weights
+
+
+def test_the_accepted_optimisers_are_those_that_exist() -> None:
+    assert set(get_args(FinetuneConfig.model_fields["optim"].annotation)) == set(OPTIMISERS)
+
+
+@pytest.mark.parametrize("name", OPTIMISERS)
+def test_decay_skips_norms_and_biases(model: PreTrainedModel, name: str) -> None:
+    optimiser = build_optimiser(model, name, weight_decay=0.1)
+    decayed, plain = optimiser.param_groups
+    assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
+    assert all(p.dim() == 2 for p in decayed["params"]) and all(p.dim() == 1 for p in plain["params"])
+    assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
+
+
+def test_an_unknown_optimiser_is_named(model: PreTrainedModel) -> None:
+    with pytest.raises(
+        ValueError, match="optim=sgd is not available; use one of adamw_torch, adafactor"
+    ):
+        build_optimiser(model, "sgd")
+
+
+@pytest.mark.parametrize("name", ["adafactor", "lion"])
+def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, name: str) -> None:
+    for folder in ("straight", "resumed"):
+        (tmp_path / folder).mkdir()
+        write_steps(tmp_path / folder, 4, 6)
+    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
+    Trainer(settings(straight, tiny_model(), optim=name), Ranks()).run()
+    with pytest.raises(Killed):
+        Trainer(settings(resumed, tiny_model(), optim=name), Ranks(), None, Deadly(18)).run()
+    Trainer(settings(resumed, tiny_model(), optim=name), Ranks()).run()
+    expected, found = weights(straight / "finetune/current"), weights(resumed / "finetune/current")
+    before = weights(straight / "model")
+    assert all(torch.equal(expected[key], found[key]) for key in expected)
+    assert any(not torch.equal(expected[key], before[key]) for key in expected)
+
+
+def test_lion_follows_its_algorithm() -> None:
+    torch.manual_seed(0)
+    weight = torch.nn.Parameter(torch.randn(3, 2))
+    ours, momentum = weight.detach().clone(), torch.zeros(3, 2)
+    optimiser = Lion([weight], lr=0.1, betas=(0.9, 0.99), weight_decay=0.5)
+    for _ in range(4):
+        weight.grad = torch.randn(3, 2)
+        ours = ours * (1 - 0.1 * 0.5) - 0.1 * (0.9 * momentum + 0.1 * weight.grad).sign()
+        momentum = 0.99 * momentum + 0.01 * weight.grad
+        optimiser.step()
+        torch.testing.assert_close(weight.detach(), ours)
+    with pytest.raises(ValueError, match="no closure"):
+        optimiser.step(lambda: None)
