@@ -122,7 +122,7 @@ def read_answer(completion: str, problem: dict[str, Any], llm: TrainableLLM) -> 
     if found is None:
         return None
     answer = normalize(problem["task"], found)
-    control = llm.load_tokenizer().all_special_tokens
+    control = (t.content for t in llm.load_tokenizer().added_tokens_decoder.values() if t.special)
     return None if not answer or any(token in answer for token in control) else answer
 
 

@@ -1,0 +1,194 @@
+"""Solver, verifier, generator and files."""
+
+import json
+from fractions import Fraction
+
+import pytest
+
+from domains.raro.countdown import multisets, solutions, solvable, verify
+from domains.raro.data import load_problems
+from domains.raro.expressions import value
+from domains.raro.generator import CountdownSpec, generate, split_of
+
+
+def test_known_counts_for_target_24():
+    small = multisets(4, 1, 13)
+    assert len(small) == 1820
+    assert solvable(small, 24, integer_only=False).sum() == 1362
+    assert solvable(small, 24).sum() == 1346
+
+
+@pytest.mark.slow
+def test_known_counts_for_numbers_to_50():
+    large = multisets(4, 1, 50)
+    assert len(large) == 292_825 and solvable(large, 24).sum() == 100_977
+
+
+def test_the_array_solver_and_the_one_that_writes_solutions_agree():
+    rows = multisets(3, 0, 6)
+    for target in (0, 5, 24):
+        for integer_only in (True, False):
+            found = solvable(rows, target, integer_only)
+            for row, good in zip(rows.tolist(), found.tolist()):
+                assert bool(solutions(row, target, integer_only)) == good, (row, target, integer_only)
+
+
+@pytest.mark.parametrize("numbers", [[3, 3, 8, 8], [1, 5, 5, 5]])
+def test_some_need_fractions(numbers):
+    assert solutions(numbers, 24) == []
+    found = solutions(numbers, 24, integer_only=False)
+    assert found and all(verify(text, numbers, 24) for text in found)
+
+
+def test_some_have_no_solution():
+    assert solutions([1, 1, 1, 1], 24, integer_only=False) == []
+
+
+def test_solutions_are_distinct_and_in_both_operand_orders():
+    found = solutions([3, 8, 11], 24)
+    assert {"3*8*(11-8)"}.isdisjoint(found) and len(found) == len(set(found))
+    assert {"8*(11-8)", "(11-8)*8"} <= set(solutions([8, 8, 11], 24))
+
+
+@pytest.mark.parametrize(
+    ("answer", "right"),
+    [
+        ("8/(3-8/3)", True),
+        ("8 / ( 3 - 8/3 )", True),
+        ("8*3", False),
+        ("8*3*3/3", False),
+        ("8/(3-8/3)+0", False),
+        ("8/(3-8/4)", False),
+        ("3**8", False),
+        ("8//3", False),
+        ("8/(3-8/x)", False),
+        ("-8/(8/3-3)", False),
+        ("+8/(3-8/3)", False),
+        ("8/(3-3)*8", False),
+        ("", False),
+    ],
+)
+def test_the_verifier(answer, right):
+    assert verify(answer, [3, 3, 8, 8], 24) is right
+
+
+def test_the_verifier_reads_200_characters():
+    padded = "8/(3-8/3)"
+    assert verify(padded + " " * (200 - len(padded)), [3, 3, 8, 8], 24)
+    assert not verify(padded + " " * (201 - len(padded)), [3, 3, 8, 8], 24)
+    assert not verify("(" * 100 + "24" + ")" * 100, [24], 24)
+
+
+def test_division_by_zero_has_no_value():
+    from domains.raro.expressions import parse
+
+    assert value(parse("1/(2-2)")) is None and value(parse("1/3+1/6")) == Fraction(1, 2)
+
+
+SPEC = CountdownSpec(
+    n_numbers=3, number_range=(1, 9), target=(10, 30), sizes={"train": 60, "val": 5, "test": 20}
+)
+
+
+def test_every_expert_answer_passes_the_verifier_and_splits_share_no_numbers():
+    seen = {}
+    for split in SPEC.sizes:
+        for item in generate(SPEC, split):
+            assert verify(item.expert_answer, item.numbers, item.target)
+            assert seen.setdefault(item.numbers, split) == split
+            assert split_of(SPEC, list(item.numbers)) == split
+
+
+def test_a_larger_size_only_adds_questions():
+    larger = SPEC.model_copy(update={"sizes": {"train": 120, "val": 5, "test": 20}})
+    assert generate(larger, "train")[:60] == generate(SPEC, "train")
+
+
+def test_the_expert_is_no_fixed_solution():
+    chosen = [
+        solutions(item.numbers, item.target).index(item.expert_answer)
+        for item in generate(SPEC, "train")
+        if len(solutions(item.numbers, item.target)) > 3
+    ]
+    assert len(set(chosen)) > 4
+
+
+def test_too_many_questions_are_refused():
+    with pytest.raises(ValueError, match=r"sizes.test=100000: only \d+ questions are solvable"):
+        generate(SPEC.model_copy(update={"sizes": {"test": 100_000}}), "test")
+    with pytest.raises(ValueError, match="split 'dev' is unknown"):
+        generate(SPEC, "dev")
+
+
+def test_instances_may_share_numbers():
+    spec = SPEC.model_copy(update={"split_by": "instance"})
+    train = {item.numbers for item in generate(spec, "train")}
+    assert train & {item.numbers for item in generate(spec, "test")}
+
+
+def test_problems_have_the_fields_of_every_loader():
+    data = {"countdown": SPEC.model_dump()}
+    problem = load_problems(["test"], data)[0]
+    assert set(problem) == {
+        "id", "question", "expert_answer", "task", "split", "dataset", "domain", "numbers", "target",
+    }  # fmt: skip
+    assert problem["split"] == "test" and problem["domain"] == "raro"
+
+
+def written(tmp_path, *records, name="data.jsonl"):
+    path = tmp_path / name
+    path.write_text("\n".join(r if isinstance(r, str) else json.dumps(r) for r in records) + "\n")
+    return path
+
+
+def test_any_questions_and_answers_from_a_file(tmp_path):
+    path = written(tmp_path, {"question": "q", "expert_answer": " a  b "}, {"question": "r", "expert_answer": 4})
+    problems = load_problems(["train"], {"source": "jsonl", "files": {"train": str(path)}})
+    assert [p["expert_answer"] for p in problems] == ["a b", "4"]
+    again = load_problems(["train"], {"source": "jsonl", "files": {"train": str(path)}})
+    assert [p["id"] for p in again] == [p["id"] for p in problems] and len(problems[0]["id"]) == 16
+    assert problems[0]["task"] == "text" and problems[0]["split"] == "train"
+
+
+def test_deepmath_and_poems_name_their_columns_and_say_what_an_answer_is(tmp_path):
+    path = written(tmp_path, {"prompt": "a rose", "poem": "two  roses\r\n\r\nred"})
+    data = {
+        "source": "poetry",
+        "files": {"train": str(path)},
+        "fields": {"question": "prompt", "expert_answer": "poem"},
+        "answer_form": "solution",
+    }
+    (problem,) = load_problems(["train"], data)
+    assert problem["expert_answer"] == "two roses\n\nred" and problem["task"] == "poetry"
+    with pytest.raises(ValueError, match="answer_form"):
+        load_problems(["train"], {"source": "deepmath", "files": {"train": str(path)}})
+
+
+@pytest.mark.parametrize(
+    ("second", "message"),
+    [
+        ("{", "no JSON"),
+        ("[1]", "expected an object"),
+        ({"question": "", "expert_answer": "a"}, "question is ''"),
+        ({"question": "q"}, "expert_answer is None"),
+        ({"question": "q", "expert_answer": "[Tie]"}, "verdict tag"),
+        ({"question": "q", "expert_answer": "<answer>1"}, "holds <answer>"),
+        ({"question": "q", "expert_answer": "x" * 100}, "max_answer_chars is 50"),
+        ({"id": "one", "question": "other", "expert_answer": "a"}, "already names another question"),
+    ],
+)
+def test_bad_records_are_named_by_file_and_line(tmp_path, second, message):
+    path = written(tmp_path, {"id": "one", "question": "q", "expert_answer": "a"}, second)
+    data = {"source": "jsonl", "files": {"train": str(path)}, "max_answer_chars": 50}
+    with pytest.raises(ValueError, match=message) as error:
+        load_problems(["train"], data)
+    assert f"{path}:2" in str(error.value)
+
+
+def test_missing_files_and_splits(tmp_path):
+    with pytest.raises(ValueError, match="no such file"):
+        load_problems(["train"], {"source": "jsonl", "files": {"train": str(tmp_path / "none")}})
+    with pytest.raises(ValueError, match="no file for this split"):
+        load_problems(["test"], {"source": "jsonl", "files": {"train": "x"}})
+    with pytest.raises(ValueError, match=r"raro\.data\.sauce"):
+        load_problems(["test"], {"sauce": "jsonl"})

@@ -1,0 +1,213 @@
+"""Rewards, order, parser and normaliser: the pure parts of the game."""
+
+import random
+from collections import Counter
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from domains.raro.config import RaroSettings, context_problems
+from domains.raro.countdown import verify
+from domains.raro.demonstrations import random_expression
+from domains.raro.expressions import ExpressionError, Number, Operation, parse, render
+from domains.raro.normalize import normalize
+from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, VERDICTS, extract_answer, parse_verdict
+from domains.raro.prompts import critic_prompt, ordered, policy_prompt
+from domains.raro.rewards import Label, label, reward
+
+
+@pytest.mark.parametrize(
+    ("verdict", "position", "expected"),
+    [
+        (ANSWER_1, 1, (Label.EXPERT, 1.0, 0.0)),
+        (ANSWER_1, 2, (Label.POLICY, 0.0, 1.0)),
+        (ANSWER_2, 1, (Label.POLICY, 0.0, 1.0)),
+        (ANSWER_2, 2, (Label.EXPERT, 1.0, 0.0)),
+        (TIE, 1, (Label.TIE, 0.55, 0.6)),
+        (TIE, 2, (Label.TIE, 0.55, 0.6)),
+    ],
+)
+def test_the_reward_table(verdict, position, expected):
+    found = label(verdict, position)
+    assert (found, *reward(found, RaroSettings())) == expected
+    if verdict == TIE:
+        assert reward(found, RaroSettings(tau_crit=0.7, tau_pol=0.2)) == (0.7, 0.2)
+
+
+@pytest.mark.parametrize("tau", [0.5, 1.01, 0.2, -1.0])
+def test_a_tie_that_never_or_always_beats_a_guess_is_refused(tau):
+    with pytest.raises(ValidationError, match="tau_crit"):
+        RaroSettings(tau_crit=tau)
+    assert RaroSettings(tau_crit=tau, allow_degenerate_tau=True).tau_crit == tau
+
+
+@pytest.mark.parametrize("values", [{"tau_crit": 0.51}, {"tau_crit": 1.0}, {"tau_pol": 0.0}, {"tau_pol": 1.0}])
+def test_edges_that_are_accepted(values):
+    RaroSettings(**values)
+
+
+@pytest.mark.parametrize(
+    "values",
+    [{"tau_pol": 1.1}, {"replay": {"fraction": 1.0}}, {"replay": {"fraction": -0.1}}, {"critic_group_size": 1}],
+)
+def test_ranges(values):
+    with pytest.raises(ValidationError):
+        RaroSettings.model_validate(values)
+
+
+def test_swapping_answers_and_verdict_changes_nothing():
+    swapped = {ANSWER_1: ANSWER_2, ANSWER_2: ANSWER_1, TIE: TIE}
+    for verdict in VERDICTS:
+        assert label(verdict, 1) == label(swapped[verdict], 2)
+
+
+@pytest.mark.parametrize(
+    ("verdict", "critic", "policy"), [(ANSWER_1, 0.5, 0.5), (ANSWER_2, 0.5, 0.5), (TIE, 0.55, 0.6)]
+)
+def test_a_constant_critic_earns_a_half_over_both_orders(verdict, critic, policy):
+    earned = [reward(label(verdict, position), RaroSettings()) for position in (1, 2)]
+    assert sum(e.critic for e in earned) / 2 == critic and sum(e.policy for e in earned) / 2 == policy
+
+
+def test_only_positions_exist():
+    with pytest.raises(ValueError, match="expected 1 or 2"):
+        label(TIE, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ("Answer 1 is wrong. Judgment: [Answer 2]", ANSWER_2),
+        ("[Tie] Answer 1 and Answer 2 look alike", TIE),
+        ("I lean to [Answer 1].\nOn reflection:\n[Tie]", TIE),
+        ("[Answer 1], [Answer 2], or [Tie]", None),
+        ("[Tie]\n[Answer 1] [Answer 1]", ANSWER_1),
+        ("These entities differ", None),
+        ("[answer 1]", None),
+        ("<think>[Tie]</think>", None),
+        ("<think>[Tie]</think>[Answer 1]", ANSWER_1),
+        ("[Answer 2]<think>[Tie]", ANSWER_2),
+        ("<think>never closed\n[Answer 2]", None),
+        ("", None),
+    ],
+)
+def test_verdicts(text, verdict):
+    assert parse_verdict(text) == verdict
+
+
+_pieces = st.sampled_from([*VERDICTS, "<think>", "</think>", "\n", "[", "<answer>", "</answer>", "ß", "\ud83d"])
+
+
+@given(st.one_of(st.text(), st.lists(_pieces).map("".join)))
+def test_any_text_gives_a_verdict_or_none_and_an_answer_or_none(text):
+    assert parse_verdict(text) in (None, *VERDICTS)
+    answer = extract_answer(text)
+    assert answer is None or (answer.strip() and answer in text)
+
+
+@pytest.mark.parametrize(
+    ("text", "answer"),
+    [
+        ("11-8=3;<answer>8*3</answer>", "8*3"),
+        ("<answer>1</answer> no, <answer> 2 </answer>\n ", " 2 "),
+        ("<answer>8*3</answer> is it", None),
+        ("8*3</answer>", None),
+        ("<answer>8*3", None),
+        ("<answer> </answer>", None),
+        ("<answer>1</answer></answer>", None),
+        ("<answer>8 [Answer 1]</answer>", None),
+        ("<answer>[Tie]</answer>", None),
+    ],
+)
+def test_the_answer_is_what_stands_last(text, answer):
+    assert extract_answer(text) == answer
+
+
+def test_the_expert_stands_first_half_of_the_time_and_where_the_prompt_says():
+    rng = random.Random(1)
+    first = Counter()
+    for _ in range(10_000):
+        position = rng.choice((1, 2))
+        first[position] += 1
+        shown = critic_prompt("tiny", "q", *ordered("EXPERT", "POLICY", position)).messages[0]["content"]
+        assert shown.index("EXPERT") < shown.index("POLICY") if position == 1 else True
+        assert f"{position}: EXPERT" in shown
+    assert 0.48 <= first[1] / 10_000 <= 0.52
+
+
+def test_full_prompts_have_a_system_part_and_leave_braces_and_dollars_alone():
+    prompt = critic_prompt("full", "{x} $question", "$answer_2", "b")
+    assert prompt.messages[0]["role"] == "system" and "[Tie]" in prompt.messages[0]["content"]
+    assert prompt.messages[1]["content"] == "Question:\n{x} $question\n\nAnswer 1:\n$answer_2\n\nAnswer 2:\nb"
+    assert [m["role"] for m in policy_prompt("full", "q").messages] == ["system", "user"]
+
+
+@pytest.mark.parametrize(
+    ("task", "text", "expected"),
+    [
+        ("countdown", "(8 - 2) * 4", "(8-2)*4"),
+        ("countdown", "8/(3-(8/3))", "8/(3-8/3)"),
+        ("countdown", " 8 ÷ (3 − 1)", "8 / (3 − 1)"),
+        ("countdown", "2×(3+4)", "2*(3+4)"),
+        ("countdown", "((1+2))+(3+4)", "1+2+3+4"),
+        ("countdown", "1-(2-3)", "1-(2-3)"),
+        ("countdown", "1-(2+3)", "1-(2+3)"),
+        ("countdown", "2 +", "2 +"),
+        ("countdown", "007", "7"),
+        ("text", " a \n\t b ", "a b"),
+        ("poetry", " a  b \r\n\n c ", "a b\n\nc"),
+        ("text", "e\u0301", "\u00e9"),
+    ],
+)
+def test_normalised_answers(task, text, expected):
+    assert normalize(task, text) == expected
+    assert normalize(task, expected) == expected
+
+
+def test_the_normaliser_keeps_the_verifiers_verdict_on_random_expressions():
+    rng, right = random.Random(3), 0
+    for _ in range(1_000):
+        numbers = tuple(rng.randint(1, 9) for _ in range(rng.randint(2, 4)))
+        tree = random_expression(numbers, None, rng)
+        loose = _loosely(tree, rng)
+        target = rng.choice([24, int(_value(tree)), 7])
+        verdict = verify(loose, numbers, target)
+        right += verdict
+        assert verify(normalize("countdown", loose), numbers, target) == verdict
+        assert parse(normalize("countdown", loose)) == parse(render(tree))
+    assert 200 < right < 800
+
+
+def _value(tree):
+    from domains.raro.expressions import value
+
+    return value(tree)
+
+
+def _loosely(tree, rng):
+    """Print with needless parentheses and blanks."""
+    if isinstance(tree, Number):
+        text = str(tree.value)
+    else:
+        assert isinstance(tree, Operation)
+        text = f"({_loosely(tree.left, rng)}){rng.choice(['', ' '])}{tree.op} ({_loosely(tree.right, rng)})"
+    return f"( {text})" if rng.random() < 0.2 else text
+
+
+@pytest.mark.parametrize("text", ["", "1+", "(1", "1)", "1**2", "1//2", "-1", "+1", "x", "1 2", "1.5", "1,2", "²"])
+def test_what_is_no_expression(text):
+    with pytest.raises(ExpressionError):
+        parse(text)
+
+
+def test_the_context_budget_names_the_largest_part():
+    example = RaroSettings(
+        max_answer_tokens=1024, policy={"max_tokens": 2048}, critic={"max_tokens": 1024}
+    )  # critic 160 + 256 + 2 * 1024 + 1024, policy 120 + 256 + 2048
+    assert list(context_problems(example, 3488, "engine.max_model_len")) == []
+    (problem,) = context_problems(example, 3487, "engine.max_model_len")
+    assert "3488" in problem and "2 * max_answer_tokens (2048" in problem
+    assert len(list(context_problems(example, 2423, "k"))) == 2
+    assert list(context_problems(example.model_copy(update={"reward": "verifier"}), 2424, "k")) == []

@@ -1,0 +1,216 @@
+"""The replay buffer: order, counters, sampling, several processes, sudden death, checkpoints."""
+
+import multiprocessing
+import os
+import random
+import signal
+import sqlite3
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from raro_harness import pair
+
+from domains.raro.keeper import Keeper
+from domains.raro.pairs import Pair
+from domains.raro.replay import ReplayBuffer, intact, recover
+
+
+@pytest.fixture
+def buffer(tmp_path):
+    made = ReplayBuffer(tmp_path / "r.sqlite3", capacity=5)
+    yield made
+    made.close()
+
+
+def answers(buffer, watermark=10**9):
+    rng = random.Random(0)
+    return {found.policy_answer for found in buffer.sample(rng, 400, watermark)}
+
+
+def test_the_name_of_a_pair():
+    known = pair("4*6", question_id="q1", expert_answer="3*8")
+    assert known.sha == "f2355f0d542876370287f00d8596388ddb1e0928158c8c35feb29119767acbdc"
+    assert pair("ü").sha != pair("\u00fc".encode("unicode_escape").decode()).sha
+
+
+def test_first_in_first_out(buffer):
+    assert buffer.watermark() == 0 and buffer.sample(random.Random(0), 3, 100) == []
+    for name in "abcdefg":
+        assert buffer.put(pair(name))
+    assert answers(buffer) == set("cdefg") and buffer.size() == 5 and buffer.watermark() == 7
+
+
+def test_a_duplicate_is_kept_once_and_changes_only_its_counter(buffer):
+    buffer.put(pair("a", model_version=1, created_at=1.0))
+    assert not buffer.put(pair("a", model_version=9, created_at=9.0))
+    (found,) = buffer.sample(random.Random(0), 1, 1)
+    assert (found.model_version, found.created_at, found.seq) == (1, 1.0, 1)
+    stats = buffer.stats()
+    assert (stats.size, stats.arrivals, stats.duplicates, stats.watermark) == (1, 1, 1, 1)
+    assert stats.duplicate_rate == 0.5
+
+
+def test_rows_above_the_watermark_are_not_drawn(buffer):
+    for name in "abcd":
+        buffer.put(pair(name))
+    assert answers(buffer, 2) == {"a", "b"} and answers(buffer, 0) == set()
+
+
+def test_sampling_is_uniform_over_rows_with_gaps(tmp_path):
+    buffer = ReplayBuffer(tmp_path / "r.sqlite3", capacity=100)
+    for index in range(60):
+        buffer.put(pair(str(index)))
+    db = sqlite3.connect(buffer.path)
+    db.execute("DELETE FROM pairs WHERE seq % 6 != 1")
+    db.commit()
+    db.close()
+    drawn = Counter(found.seq for found in buffer.sample(random.Random(2), 8_000, 60))
+    assert set(drawn) == set(range(1, 61, 6)) and all(640 < n < 960 for n in drawn.values())
+
+
+@pytest.mark.slow
+def test_a_reservoir_keeps_every_arrival_with_equal_chance(tmp_path):
+    kept: Counter[int] = Counter()
+    runs, capacity, arrivals = 3_000, 50, 300
+    for run in range(runs):
+        kept.update(reservoir(tmp_path / f"{run}.sqlite3", capacity, arrivals, run))
+        (tmp_path / f"{run}.sqlite3").unlink()
+    assert all(abs(kept[i] / runs - capacity / arrivals) <= 0.035 for i in range(arrivals))
+
+
+def test_a_reservoir_keeps_about_equal_shares_of_early_and_late_arrivals(tmp_path):
+    kept: Counter[int] = Counter()
+    for run in range(30):
+        kept.update(reservoir(tmp_path / f"{run}.sqlite3", 20, 60, run))
+    early, late = (sum(kept[i] for i in part) / 30 / 20 for part in (range(30), range(30, 60)))
+    assert 0.4 < early < 0.6 and 0.4 < late < 0.6
+
+
+def reservoir(path: Path, capacity: int, arrivals: int, seed: int) -> list[int]:
+    buffer = ReplayBuffer(path, capacity, "reservoir", rng=random.Random(seed))
+    for index in range(arrivals):
+        assert buffer.put(pair(str(index)))
+    rows = [int(found.policy_answer) for found in buffer.rows()]
+    assert len(rows) == capacity and buffer.stats().arrivals == arrivals
+    buffer.close()
+    return rows
+
+
+def insert_many(path: str, worker: int, count: int) -> None:
+    buffer = ReplayBuffer(Path(path), capacity=100_000)
+    for index in range(count):
+        # Every second pair is one that all workers offer.
+        buffer.put(pair(f"shared {index}" if index % 2 else f"{worker} {index}"))
+    buffer.close()
+
+
+def test_eight_processes_insert_at_once(tmp_path):
+    path = tmp_path / "r.sqlite3"
+    ReplayBuffer(path, capacity=100_000)
+    context = multiprocessing.get_context("fork")
+    workers = [context.Process(target=insert_many, args=(str(path), n, 500)) for n in range(8)]
+    for worker in workers:
+        worker.start()
+    for worker in workers:
+        worker.join(100)
+    assert [worker.exitcode for worker in workers] == [0] * 8
+    stats = ReplayBuffer(path).stats()
+    assert stats.size == stats.arrivals == 8 * 250 + 250 and stats.duplicates == 7 * 250 and intact(path)
+
+
+def insert_and_tell(path: str, told) -> None:
+    buffer = ReplayBuffer(Path(path), capacity=100_000)
+    for index in range(100_000):
+        buffer.put(pair(str(index)))
+        told.value = index + 1
+
+
+def test_a_killed_process_loses_no_committed_row(tmp_path):
+    path = tmp_path / "r.sqlite3"
+    context = multiprocessing.get_context("fork")
+    told = context.Value("i", 0, lock=False)
+    worker = context.Process(target=insert_and_tell, args=(str(path), told))
+    worker.start()
+    deadline = time.monotonic() + 60
+    while told.value < 50 and time.monotonic() < deadline:
+        time.sleep(0.01)
+    os.kill(worker.pid, signal.SIGKILL)
+    worker.join(20)
+    committed = told.value
+    assert committed >= 50 and intact(path)
+    assert ReplayBuffer(path).size() in (committed, committed + 1)
+
+
+def filled(path: Path) -> ReplayBuffer:
+    buffer = ReplayBuffer(path, capacity=4, run_id="run")
+    for name in "abcdef":
+        buffer.put(pair(name))
+    buffer.put(pair("f"))
+    return buffer
+
+
+def test_a_checkpoint_brings_back_rows_numbers_and_counters(tmp_path):
+    live, copy = tmp_path / "r.sqlite3", tmp_path / "copy.sqlite3"
+    buffer = filled(live)
+    keeper = Keeper(buffer, copy, every_s=60.0)
+    keeper.checkpoint(now_s=0.0)
+    keeper.wait(20)
+    before = (buffer.rows(), buffer.stats())
+    buffer.close()
+    for path in tmp_path.glob("r.sqlite3*"):
+        path.unlink()
+    said = []
+    recover(live, copy, said.append)
+    restored = ReplayBuffer(live, capacity=4)
+    assert (restored.rows(), restored.stats()) == before and "restored" in said[0]
+    restored.put(pair("g"))
+    assert restored.watermark() == 7
+
+
+def test_backups_are_as_rare_as_configured(tmp_path):
+    copy = tmp_path / "copy.sqlite3"
+    keeper = Keeper(filled(tmp_path / "r.sqlite3"), copy, every_s=60.0)
+    keeper.checkpoint(now_s=0.0)
+    keeper.wait(20)
+    copy.unlink()
+    keeper.checkpoint(now_s=59.0)
+    keeper.wait(20)
+    assert not copy.exists()
+    keeper.checkpoint(now_s=60.0)
+    keeper.wait(20)
+    assert intact(copy)
+
+
+def test_an_intact_live_file_is_kept_and_a_damaged_one_set_aside(tmp_path):
+    live, copy = tmp_path / "r.sqlite3", tmp_path / "copy.sqlite3"
+    buffer = filled(live)
+    buffer.backup(copy)
+    buffer.put(pair("later"))
+    buffer.close()
+    recover(live, copy, print)
+    assert "later" in answers(ReplayBuffer(live))
+    for path in tmp_path.glob("r.sqlite3-*"):
+        path.unlink()
+    live.write_bytes(b"rubbish" * 1000)
+    recover(live, copy, print)
+    assert answers(ReplayBuffer(live)) == set("cdef") and (tmp_path / "r.sqlite3.damaged").exists()
+
+
+def test_another_schema_is_refused(tmp_path):
+    filled(tmp_path / "r.sqlite3").close()
+    db = sqlite3.connect(tmp_path / "r.sqlite3")
+    db.execute("UPDATE meta SET value = 99 WHERE key = 'schema'")
+    db.commit()
+    db.close()
+    with pytest.raises(ValueError, match="schema 99, expected 1"):
+        ReplayBuffer(tmp_path / "r.sqlite3")
+
+
+def test_draw_and_insert_are_quick_with_twenty_thousand_rows(tmp_path):
+    buffer = ReplayBuffer(tmp_path / "r.sqlite3")
+    rows = [pair(str(index), seq=index + 1) for index in range(20_000)]
+    buffer.load(rows, len(rows), 0)
+    assert isinstance(buffer.sample(random.Random(0), 1, 20_000)[0], Pair) and buffer.put(pair("new"))
+    assert buffer.size() == 20_000 and buffer.watermark() == 20_001
