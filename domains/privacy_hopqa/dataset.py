@@ -95,12 +95,12 @@ def _locate(name: str, paths: Mapping[str, str | None]) -> tuple[Path, str | Non
 
 
 def _load_file(path: Path, split: str | None, root: Path | None) -> list[dict[str, Any]]:
-    guessed = split or next((known for known in SPLITS if known in path.stem.lower()), path.stem)
+    guessed = split or split_of(path)
     seen: set[str] = set()
     problems = []
-    for number, row in _rows(path):
+    for number, line in lines_of(path):
         try:
-            problem = _problem(row, path, guessed, root)
+            problem = problem_of(parse_row(line), path, guessed, root)
             chain_id = problem["chain"].chain_id
             if chain_id in seen:
                 raise ValueError(f"chain_id={chain_id!r} occurs twice")
@@ -111,21 +111,36 @@ def _load_file(path: Path, split: str | None, root: Path | None) -> list[dict[st
     return problems
 
 
-def _rows(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
-    with path.open(encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                row = json.loads(line)
-            except ValueError as error:
-                raise ValueError(f"{path}:{number}: not JSON ({error})") from None
-            if not isinstance(row, dict):
-                raise ValueError(f"{path}:{number}: expected an object, got {type(row).__name__}")
-            yield number, row
+def split_of(path: Path) -> str:
+    """The split that a file's name says it is, else its stem."""
+    return next((known for known in SPLITS if known in path.stem.lower()), path.stem)
 
 
-def _problem(row: Mapping[str, Any], path: Path, split: str, root: Path | None) -> dict[str, Any]:
+def lines_of(path: Path) -> Iterator[tuple[int, str]]:
+    """Lines that hold anything, with their numbers from 1. Raises ValueError if the file is not UTF-8."""
+    with path.open(encoding="utf-8-sig") as file:
+        number = 0
+        try:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield number, line
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{path}:{number + 1}: not UTF-8 (byte {error.start} of a block)") from None
+
+
+def parse_row(line: str) -> Mapping[str, Any]:
+    """The JSON object of one line. Raises ValueError."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise ValueError(f"expected an object, got {type(row).__name__}")
+    return row
+
+
+def problem_of(row: Mapping[str, Any], path: Path, split: str, root: Path | None) -> dict[str, Any]:
+    """The problem of one row of a chain file; `root` holds the task folders. Raises ValueError."""
     name, description = _company(row, root)
     chain = parse_chain(row, company=name, description=description, split=split)
     return {

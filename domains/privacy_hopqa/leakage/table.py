@@ -21,7 +21,7 @@ def grouped(log: AuditLog, which: str = "all", limit: int | None = None) -> Grou
     are kept, the same ones every time.
     """
     finest: Groups = {}
-    for rollout in log.rollouts:
+    for rollout in sorted(log.rollouts, key=_order):
         if which == "all" or rollout.training == (which == "training"):
             finest.setdefault(_name(rollout, versions=True), []).append(rollout)
     groups: Groups = {}
@@ -31,6 +31,11 @@ def grouped(log: AuditLog, which: str = "all", limit: int | None = None) -> Grou
         if name not in groups:
             groups[name] = kept
     return groups
+
+
+def _order(rollout: RolloutLog) -> tuple[bool, str, int]:
+    """Evaluation before training, versions in the order of training."""
+    return rollout.training, rollout.split, 0 if rollout.training else rollout.model_version or 0
 
 
 def _name(rollout: RolloutLog, versions: bool) -> str:

@@ -1,0 +1,94 @@
+"""Check a dataset: `python -m domains.privacy_hopqa.validate DIR`.
+
+DIR holds `chains*.jsonl`, `tasks/` and `web.jsonl`; each can be named on its own instead. Prints one line
+with file and line number for each thing that is wrong and exits with 1 if there is any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from domains.privacy_hopqa.validate.pages import Pages, check_pages
+from domains.privacy_hopqa.validate.problems import Problem
+from domains.privacy_hopqa.validate.rows import Chains
+from domains.privacy_hopqa.validate.trees import check_trees
+
+
+@dataclass(frozen=True, slots=True)
+class Dataset:
+    """Where the parts lie; a part that is None is not checked."""
+
+    chains: tuple[Path, ...]
+    tasks: Path | None
+    web: Path | None
+
+
+def dataset_of(arguments: argparse.Namespace) -> Dataset:
+    """The parts that the options name. Raises ValueError for one that is not there."""
+    folder: Path | None = arguments.folder
+    chains = tuple(arguments.chains or ())
+    tasks, web = arguments.tasks, arguments.web
+    if folder is not None:
+        if not folder.is_dir():
+            raise ValueError(f"{folder}: no such folder")
+        chains = chains or tuple(sorted(folder.glob("chains*.jsonl")))
+        tasks = tasks or (folder / "tasks" if (folder / "tasks").is_dir() else None)
+        web = web or (folder / "web.jsonl" if (folder / "web.jsonl").is_file() else None)
+    if not chains:
+        raise ValueError("no chain files; give a folder with chains*.jsonl, or --chains FILE")
+    for path in (*chains, *([web] if web else [])):
+        if not path.is_file():
+            raise ValueError(f"{path}: no such file")
+    if tasks is not None and not tasks.is_dir():
+        raise ValueError(f"{tasks}: no such folder")
+    return Dataset(chains, tasks, web)
+
+
+def check(dataset: Dataset) -> tuple[list[Problem], str]:
+    """Problems in the order of files and lines, and what was checked. Raises OSError."""
+    chains = Chains()
+    for path in dataset.chains:
+        chains.read(path, dataset.tasks)
+    problems, documents, pages = list(chains.problems), 0, Pages()
+    if dataset.tasks is not None:
+        found, documents = check_trees(dataset.tasks, chains.task_lines, chains.references)
+        problems += found
+    if dataset.web is not None:
+        pages = check_pages(dataset.web, chains.references)
+        problems += pages.problems
+    checked = (
+        f"{chains.chains} chains with {chains.hops} hops, {documents} private documents, "
+        f"{pages.pages} web pages ({pages.empty} without text)"
+    )
+    skipped = [name for name, part in (("--tasks", dataset.tasks), ("--web", dataset.web)) if part is None]
+    if skipped:
+        checked += f"; not checked for want of {' and '.join(skipped)}"
+    return sorted(set(problems)), checked
+
+
+def main(argv: Sequence[str]) -> int:
+    """0 if nothing is wrong, else 1."""
+    parser = argparse.ArgumentParser(
+        prog="validate", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("folder", type=Path, nargs="?", help="holds chains*.jsonl, tasks/ and web.jsonl")
+    parser.add_argument("--chains", type=Path, nargs="+", metavar="FILE")
+    parser.add_argument("--tasks", type=Path, metavar="DIR", help="folder of task trees")
+    parser.add_argument("--web", type=Path, metavar="FILE", help="web corpus {docid, url, text}")
+    try:
+        problems, checked = check(dataset_of(parser.parse_args(argv)))
+    except (OSError, ValueError) as error:
+        print(f"validate: {error}", file=sys.stderr)
+        return 1
+    for problem in problems:
+        print(problem)
+    print(f"{len(problems) or 'no'} problem{'s' * (len(problems) != 1)} in {checked}", file=sys.stderr)
+    return 1 if problems else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

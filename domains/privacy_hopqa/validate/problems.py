@@ -1,0 +1,56 @@
+"""What the checks pass on to each other: problems with their places, and what chains expect of documents."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from domains.privacy_hopqa.answers import Token, contains, tokenize
+from domains.privacy_hopqa.chains import Chain, Hop
+from domains.privacy_hopqa.identity import value_aliases
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Problem:
+    """Something wrong, in one line; `line` counts from 1."""
+
+    path: Path
+    line: int
+    message: str
+
+    def __str__(self) -> str:
+        return f"{self.path}:{self.line}: {' '.join(self.message.split())}"
+
+
+@dataclass(frozen=True, slots=True)
+class GoldReference:
+    """A hop that names a gold document, and the line of its chain."""
+
+    path: Path
+    line: int
+    chain: Chain
+    hop: Hop
+
+    @property
+    def aliases(self) -> set[str]:
+        """All names under which the gold document may be known."""
+        return value_aliases(self.hop.gold_values)
+
+    @property
+    def shown(self) -> str:
+        """The gold values as the file gives them."""
+        return " or ".join(self.hop.gold_values)
+
+    def problem(self, message: str) -> Problem:
+        """A problem of this hop."""
+        return Problem(self.path, self.line, f"chain {self.chain.chain_id} hop {self.hop.number}: {message}")
+
+    def answer_problems(self, text: str, tokens: Sequence[Token], document: str) -> list[Problem]:
+        """Whether an accepted answer stands in the gold document."""
+        flat = " ".join(text.casefold().split())
+        for answer in self.hop.accepted:
+            if " ".join(answer.casefold().split()) in flat or contains(tokens, tokenize(answer)):
+                return []
+        answers = ", ".join(map(repr, self.hop.accepted))
+        return [self.problem(f"unanswerable, {document} holds none of its answers {answers:.120}")]
