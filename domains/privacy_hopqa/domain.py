@@ -11,6 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from domains.privacy_hopqa import demonstrations
 from domains.privacy_hopqa.capture import ANCHOR_ROLE, POLICY_ROLE
+from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.prompts import load_prompts
 from domains.privacy_hopqa.report import leakage_section
 from domains.privacy_hopqa.runtime import data_manifest
@@ -22,6 +23,7 @@ from retrieval_server.backends import choose, describe, start_deadline_s
 
 KEY = "privacy_hopqa"
 WORLD_FOLDER = "world"
+DATASETS = ("final", "final_train", "final_val", "final_test")
 SCORER_START_S = 600.0
 """A classifier may have to be read from disk first."""
 CHARS_PER_TOKEN = 6.0
@@ -77,7 +79,7 @@ class PrivacyHopQADomain(BaseDomain):
             settings = settings_of(cfg)
         except ValueError as error:
             return [str(error)]
-        checks = (_data_problems, _mode_problems, _context_problems)
+        checks = (_data_problems, _row_problems, _mode_problems, _context_problems)
         return [problem for check in checks for problem in check(cfg, settings)]
 
     def remedy(self, key: str) -> str | None:
@@ -151,7 +153,7 @@ def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
         yield f"{KEY}.task_data_root=null: set the folder of the tasks, or {KEY}.helper_service_url"
     if settings.web_corpus_path is None and settings.helper_service_url is None and not settings.no_web:
         yield f"{KEY}.web_corpus_path=null: set it, or {KEY}.helper_service_url, or {KEY}.no_web=true"
-    for key in ("final", "final_train", "final_val", "final_test"):
+    for key in DATASETS:
         value = getattr(settings, f"{key}_dataset_path")
         if value and not Path(value).is_file():
             yield f"{KEY}.{key}_dataset_path={value}: no such file"
@@ -159,6 +161,19 @@ def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
         value = getattr(settings, key)
         if value and not Path(value).exists():
             yield f"{KEY}.{key}={value}: no such {kind}"
+
+
+def _row_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
+    """The first row that cannot be used, with file and line, before any process starts."""
+    given = {f"{key}_dataset_path": getattr(settings, f"{key}_dataset_path") for key in DATASETS}
+    places = [*given.values(), settings.task_data_root]
+    if not settings.has_dataset or not all(Path(place).exists() for place in places if place):
+        return
+    names = [*(cfg.get("train_dataset_names") or ()), *(cfg.get("test_dataset_names") or ())]
+    try:
+        load_problems(names, **given, task_data_root=settings.task_data_root)
+    except (ValueError, OSError) as error:
+        yield str(error)
 
 
 def _mode_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
