@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -10,7 +10,7 @@ import numpy as np
 from pipelinerl.finetune.rl.advantages import Advantages, compute_advantages
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.filtering import baseline_only, zero_advantage_groups
-from pipelinerl.finetune.rl.loss_scale import check_roles, is_counted, loss_scales
+from pipelinerl.finetune.rl.loss_scale import are_off, check_roles, is_counted, loss_scales
 from pipelinerl.finetune.rl.text_table import NONE, TextTable, build_table
 from pipelinerl.finetune.rl.tokens import is_overflow
 from pipelinerl.preprocess.ready import ReadyText, versions_of
@@ -28,7 +28,7 @@ class ChunkResult:
     filtered_groups: int = 0
 
 
-def process_chunk(texts: Sequence[Record], rl: RLConfig, eos_token_id: int | None) -> ChunkResult:
+def process_chunk(texts: Sequence[Record], rl: RLConfig, eos_token_ids: Collection[int] = ()) -> ChunkResult:
     """Order: masked texts aside, advantages, baseline-only texts and zero-advantage groups out, weights.
 
     Expects valid texts of whole groups with `ref_logprobs` filled. Raises ValueError naming the text for
@@ -59,21 +59,21 @@ def process_chunk(texts: Sequence[Record], rl: RLConfig, eos_token_id: int | Non
     result.dropped += [(records[i], "zero_advantage") for i in np.flatnonzero(zero)]
     kept = np.flatnonzero(~only_baseline & ~zero)
     check_roles(table.select(kept), rl.role_weights)
-    result.ready = [_ready(records[i], i, table, advantages, eos_token_id) for i in kept.tolist()]
+    result.ready = [_ready(records[i], i, table, advantages, eos_token_ids) for i in kept.tolist()]
     if rl.loss_scale_scope == "chunk":
         apply_scales(result.ready, table.select(kept), rl)
     return result
 
 
 def split_bad_groups(
-    groups: Sequence[Sequence[Record]], rl: RLConfig, eos_token_id: int | None
+    groups: Sequence[Sequence[Record]], rl: RLConfig, eos_token_ids: Collection[int] = ()
 ) -> tuple[list[Sequence[Record]], list[tuple[Sequence[Record], str]]]:
     """Groups that `process_chunk` takes, and the others with its message."""
     good: list[Sequence[Record]] = []
     bad: list[tuple[Sequence[Record], str]] = []
     for group in groups:
         try:
-            process_chunk(group, rl, eos_token_id)
+            process_chunk(group, rl, eos_token_ids)
             good.append(group)
         except ValueError as error:
             bad.append((group, str(error)))
@@ -81,13 +81,21 @@ def split_bad_groups(
 
 
 def apply_scales(ready: Sequence[ReadyText], table: TextTable, rl: RLConfig) -> dict[str, float]:
-    """Write loss weights into the texts of one scope; returns each role's mass and the missing roles."""
+    """Write loss weights into the texts of one scope; returns each role's mass and the missing roles.
+
+    With everything off nothing is counted: the weights stay exactly 1.
+    """
+    if are_off(table, rl.batch_size_normalization, rl.role_weights):
+        for text in ready:
+            text.loss_scale = text.kl_scale = 1.0
+        return {}
     labels = np.array([t.trainable_labels for t in ready], np.int64)
     overflow = np.array([t.overflow for t in ready], np.int64)
     counted = is_counted(labels, overflow, rl.overlong_filtering)
     scales = loss_scales(table, counted, rl.batch_size_normalization, rl.role_weights, rl.loss_scale_scope)
     for text, policy, kl in zip(ready, scales.policy.tolist(), scales.kl.tolist()):
-        text.loss_scale, text.kl_scale = policy, kl
+        constant = rl.role_lengths.get(text.role or "", 1.0)
+        text.loss_scale, text.kl_scale = policy / constant, kl / constant
     metrics = {f"adv/role/{role}/mass": mass for role, mass in scales.role_mass.items()}
     metrics |= {f"adv/role/{role}/texts": float(n) for role, n in scales.role_texts.items()}
     metrics |= {f"adv/role_missing/{role}": 1.0 for role in scales.missing_roles}
@@ -95,7 +103,7 @@ def apply_scales(ready: Sequence[ReadyText], table: TextTable, rl: RLConfig) -> 
 
 
 def _ready(
-    record: Record, row: int, table: TextTable, advantages: Advantages, eos_token_id: int | None
+    record: Record, row: int, table: TextTable, advantages: Advantages, eos_token_ids: Collection[int]
 ) -> ReadyText:
     logprobs = np.asarray(record["logprobs"], np.float32)
     role, situation = int(table.role[row]), int(table.situation[row])
@@ -111,7 +119,7 @@ def _ready(
         reward=float(table.reward[row]),
         advantage=float(advantages.advantage[row]),
         group_tokens=float(advantages.group_tokens[row]),
-        overflow=is_overflow(record, eos_token_id),
+        overflow=is_overflow(record, eos_token_ids),
         loss_weight=float(table.loss_weight[row]),
         role=None if role == NONE else table.role_names[role],
         situation=None if situation == NONE else table.situation_names[situation],

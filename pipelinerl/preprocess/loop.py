@@ -122,7 +122,7 @@ class Preprocess:
 
     def _process(self, groups: list[list[Record]]) -> ChunkResult:
         """Value the groups together; those whose labels contradict each other are dropped and named."""
-        rl, eos = self.settings.rl, self.settings.eos_token_id
+        rl, eos = self.settings.rl, self.settings.eos_token_ids
         try:
             result = process_chunk(list(chain.from_iterable(groups)), rl, eos)
         except ValueError:

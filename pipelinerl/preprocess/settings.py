@@ -21,7 +21,7 @@ class PreprocessSettings:
     limits: Limits
     texts_per_step: int
     last_step: int
-    eos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
     ranks: int = 1
     seq_packing: bool = True
     max_lag: int | None = None
@@ -48,7 +48,7 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
     ranks = max([1, *(len(job.gpus) for job in cfg.jobs if job.kind == "finetune")])
     texts = finetune.train_batch_size * finetune.gradient_accumulation_passes
     model_path = str(finetune.config_name or cfg.model_path)
-    vocab_size, eos_token_id = model_vocabulary(model_path)
+    vocab_size, eos_token_ids = model_vocabulary(model_path)
     return PreprocessSettings(
         output_dir=output_dir,
         model_path=model_path,
@@ -56,7 +56,7 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
         limits=Limits(vocab_size, finetune.seq_length, cfg.attempts, cfg.max_lag is not None),
         texts_per_step=-(-texts // ranks) * ranks,
         last_step=finetune.last_step,
-        eos_token_id=eos_token_id,
+        eos_token_ids=eos_token_ids,
         ranks=ranks,
         seq_packing=finetune.seq_packing,
         max_lag=cfg.max_lag,
@@ -77,8 +77,8 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
     )
 
 
-def model_vocabulary(model_path: str) -> tuple[int, int | None]:
-    """Vocabulary size and end-of-sequence id of a model folder or hub name, without importing torch.
+def model_vocabulary(model_path: str) -> tuple[int, tuple[int, ...]]:
+    """Vocabulary size and end-of-sequence ids of a model folder or hub name, without importing torch.
 
     Raises ValueError when there is no readable config.json.
     """
@@ -90,6 +90,7 @@ def model_vocabulary(model_path: str) -> tuple[int, int | None]:
     try:
         config = json.loads(path.read_text())
         eos = config.get("eos_token_id")
-        return int(config["vocab_size"]), eos[0] if isinstance(eos, list) else eos
+        ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        return int(config["vocab_size"]), tuple(int(i) for i in ids)
     except (OSError, KeyError, json.JSONDecodeError) as error:
         raise ValueError(f"{path}: no model configuration with a vocab_size ({error})") from error

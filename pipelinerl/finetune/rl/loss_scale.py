@@ -31,6 +31,11 @@ def is_counted(n_trainable_labels: np.ndarray, overflow: np.ndarray, overlong_fi
     return counted & (overflow == 0) if overlong_filtering else counted
 
 
+def are_off(table: TextTable, normalisation: str, role_weights: Mapping[str, float] | None) -> bool:
+    """Whether every scale is exactly 1 without counting anything."""
+    return normalisation == "training_texts" and not role_weights and bool((table.loss_weight == 1).all())
+
+
 def loss_scales(
     table: TextTable,
     counted: np.ndarray,
@@ -50,7 +55,7 @@ def loss_scales(
             f"finetune.rl.batch_size_normalization={normalisation} is unknown; "
             f"use one of {', '.join(NORMALISATIONS)}"
         )
-    if normalisation == "training_texts" and not role_weights and (table.loss_weight == 1).all():
+    if are_off(table, normalisation, role_weights):
         ones = np.ones(len(table))
         return LossScales(ones, ones)
     scale = np.where(counted, _base_scale(table, counted, normalisation), 0.0)

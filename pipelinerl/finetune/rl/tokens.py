@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import numpy as np
@@ -24,7 +24,7 @@ def count_trainable_labels(labels: Any) -> int:
     return count_labels(labels) - (1 if len(labels) and labels[0] != MASKED_TOKEN_ID else 0)
 
 
-def is_overflow(text: Mapping[str, Any], eos_token_id: int | None) -> bool:
+def is_overflow(text: Mapping[str, Any], eos_token_ids: Collection[int] = ()) -> bool:
     """Whether generation was cut by length or context.
 
     Decided by the finish reason, then by `finished`, then by an end-of-sequence id among the labelled
@@ -37,7 +37,7 @@ def is_overflow(text: Mapping[str, Any], eos_token_id: int | None) -> bool:
     if reason in _NOT_CUT or text.get("finished"):
         return False
     labels = np.asarray(text["labels"])
-    return eos_token_id is None or not bool((labels == eos_token_id).any())
+    return not any(bool((labels == eos).any()) for eos in eos_token_ids)
 
 
 def expand(values: np.ndarray, lengths: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:

@@ -33,9 +33,7 @@ def test_decay_skips_norms_and_biases(model: PreTrainedModel, name: str) -> None
 
 
 def test_an_unknown_optimiser_is_named(model: PreTrainedModel) -> None:
-    with pytest.raises(
-        ValueError, match="optim=sgd is not available; use one of adamw_torch, adafactor"
-    ):
+    with pytest.raises(ValueError, match="optim=sgd is not available; use one of adamw_torch, adafactor"):
         build_optimiser(model, "sgd")
 
 

@@ -51,7 +51,6 @@ def start_ranks(folder: Path, count: int) -> list[tuple[int, str]]:
             process.kill()
 
 
-@pytest.mark.slow
 def test_two_ranks_equal_one(tmp_path: Path) -> None:
     one, two = tmp_path / "one", tmp_path / "two"
     for folder, ranks in ((one, 1), (two, 2)):

@@ -17,6 +17,7 @@ from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.filtering import zero_advantage_groups
 from pipelinerl.finetune.rl.loss_scale import loss_scales
 from pipelinerl.finetune.rl.text_table import TextTable, build_table
+from pipelinerl.preprocess import chunk as chunk_module
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.chunk import apply_scales, process_chunk
 from pipelinerl.preprocess.ready import scale_table
@@ -175,7 +176,7 @@ def test_a_synthetic_loss_is_the_weighted_sum_of_role_means(texts: Texts, mode: 
 
 def columns(texts: Texts, rl: RLConfig) -> dict[str, bytes]:
     """Every numeric column that the trainer receives, as bytes."""
-    ready = process_chunk(texts, rl, 30).ready
+    ready = process_chunk(texts, rl).ready
     apply_scales(ready, scale_table(ready), rl)
     plan = assemble_step(ready, 0, 48)
     out: dict[str, bytes] = {}
@@ -212,6 +213,7 @@ def test_everything_off_is_bit_for_bit_the_default_path(std: bool, monkeypatch: 
     for module, names in (
         (advantages_module, ("_by_bucket", "_front_padding", "_tail_padding", "_tokens_per_rollout")),
         (loss_scale_module, ("_base_scale", "_apply_roles", "_weight_columns")),
+        (chunk_module, ("is_counted", "loss_scales")),
     ):
         for name in names:
             monkeypatch.setattr(module, name, forbidden)

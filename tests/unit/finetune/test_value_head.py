@@ -60,7 +60,5 @@ def test_engines_are_sent_the_policy_only(tmp_path: Path) -> None:
 
 def test_a_head_of_another_width_is_refused_by_name(tmp_path: Path) -> None:
     torch.save({"weight": torch.zeros(1, 5), "bias": torch.zeros(1)}, tmp_path / FILE)
-    with pytest.raises(
-        ValueError, match=r"value_head\.pt: .* shape \(1, 5\), the model needs \(1, 16\)"
-    ):
+    with pytest.raises(ValueError, match=r"value_head\.pt: .* shape \(1, 5\), the model needs \(1, 16\)"):
         load_value_head(build_value_head(tiny_model()), tmp_path)

@@ -165,7 +165,7 @@ def test_waiting_for_groups_has_a_name_and_a_deadline(tmp_path: Path, model: Pre
 def test_the_vocabulary_comes_from_the_model_folder(tmp_path: Path, model: PreTrainedModel) -> None:
     model.config.eos_token_id = [7, 8]
     model.save_pretrained(tmp_path)
-    assert model_vocabulary(str(tmp_path)) == (VOCAB, 7)
+    assert model_vocabulary(str(tmp_path)) == (VOCAB, (7, 8))
     with pytest.raises(ValueError, match="no model configuration"):
         (tmp_path / "config.json").write_text("{}")
         model_vocabulary(str(tmp_path))

@@ -19,7 +19,7 @@ from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.chunk import apply_scales, process_chunk
 from pipelinerl.preprocess.ready import ReadyBuffer, ReadyText, scale_table
 from tests.unit.finetune.builders import group, ready, record
-from tests.unit.finetune.conftest import tiny_model
+from tests.unit.finetune.conftest import VOCAB, tiny_model
 from tests.unit.preprocess.conftest import Bench
 
 
@@ -175,9 +175,9 @@ def test_overflow_and_kept_order() -> None:
     for text in (cut, whole, open_ended, eos, prompt_has_it):
         text["ref_logprobs"] = text["logprobs"]
     open_ended["labels"] = np.where(open_ended["labels"] == eos_id, -100, open_ended["labels"])
-    result = process_chunk([cut, whole, eos], RLConfig(), eos_id)
+    result = process_chunk([cut, whole, eos], RLConfig(), (VOCAB - 1, eos_id))
     assert [text.overflow for text in result.ready] == [True, False, False]
-    again = process_chunk([open_ended], RLConfig(), eos_id)
+    again = process_chunk([open_ended], RLConfig(), (eos_id,))
     assert again.ready[0].overflow
 
 

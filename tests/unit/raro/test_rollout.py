@@ -56,7 +56,7 @@ def advantages(results, **rl):
     for index, result in enumerate(results):
         records += stamped_records(result.training_texts, Stamp("g", index, 0))[0]
     config = RLConfig(step_reward_advantages=True, **rl)
-    return process_chunk(records, config, None).ready
+    return process_chunk(records, config).ready
 
 
 async def test_paired_rewards_of_the_worked_example(model, tmp_path):
