@@ -85,7 +85,7 @@ def apply_scales(ready: Sequence[ReadyText], table: TextTable, rl: RLConfig) -> 
 
     With everything off nothing is counted: the weights stay exactly 1.
     """
-    if are_off(table, rl.batch_size_normalization, rl.role_weights):
+    if are_off(table, rl.batch_size_normalization, rl.role_weights) and not rl.role_lengths:
         for text in ready:
             text.loss_scale = text.kl_scale = 1.0
         return {}

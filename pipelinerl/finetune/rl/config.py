@@ -56,6 +56,8 @@ class RLConfig:
     batch_size_normalization: str = "training_texts"
     loss_scale_scope: str = "batch"
     role_weights: Mapping[str, float] = field(default_factory=dict)
+    role_lengths: Mapping[str, float] = field(default_factory=dict)
+    """Constant that the token losses of a role are divided by, instead of the response's own length."""
     zero_advantage_epsilon: float = 1e-6
 
     def __post_init__(self) -> None:
