@@ -64,5 +64,4 @@ setup(
     include_package_data=False,
     install_requires=CORE,
     extras_require=EXTRAS,
-    entry_points={"gymnasium.envs": ["__root__ = domains.reputation_hacking:register"]},
 )

@@ -1,8 +1,10 @@
 """An Assistant can lower a Worker's effort or only its expectations: a laboratory for reward hacking.
 
-Importing this package needs numpy alone; gymnasium, stable-baselines3 and matplotlib belong to the extra
-`reputation` and are imported where they are used.
+Importing this package needs numpy alone. Where gymnasium is installed it also registers `ReputationEnv-v0`;
+stable-baselines3 and matplotlib, of the extra `reputation`, are imported where they are used.
 """
+
+from importlib.util import find_spec
 
 from domains.reputation_hacking.dynamics import DO_NOTHING, HELP, SIGNAL, Tape, Tapes
 from domains.reputation_hacking.params import ENV_ID, Params, preset
@@ -11,7 +13,7 @@ __all__ = ["DO_NOTHING", "ENV_ID", "HELP", "SIGNAL", "Params", "Tape", "Tapes", 
 
 
 def register() -> None:
-    """Make `gymnasium.make("ReputationEnv-v0")` work; gymnasium calls this for the installed package.
+    """Make `gymnasium.make("ReputationEnv-v0")` work.
 
     No `max_episode_steps`: its wrapper would report the end of an episode as a truncation too.
     """
@@ -24,3 +26,7 @@ def register() -> None:
             entry_point="domains.reputation_hacking.env:ReputationEnv",
             vector_entry_point="domains.reputation_hacking.vector:make_vector_env",
         )
+
+
+if find_spec("gymnasium") is not None:
+    register()

@@ -11,13 +11,10 @@ import gymnasium as gym
 import numpy as np
 from gymnasium.error import ResetNeeded
 
-from domains.reputation_hacking import register
 from domains.reputation_hacking.dynamics import ACTIONS, DO_NOTHING, Episode, Episodes, Tape, Tapes, Worker
 from domains.reputation_hacking.mitigations import NEEDS_WITHOUT, Mitigation, Outcome, initial_effort, settle
 from domains.reputation_hacking.params import Params
 from domains.reputation_hacking.terminal import row, terminal_info
-
-register()
 
 TAPE_SEEDS = 2**31
 
