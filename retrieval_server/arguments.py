@@ -42,6 +42,8 @@ def parse_arguments(argv: list[str]) -> Arguments:
     for name in ("workers", "threads", "max_waiting"):
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(given, name)} is not at least 1")
+    if not 0 <= given.port <= 65535:
+        parser.error(f"--port {given.port} is not between 0 and 65535")
     asked: Asked = "bm25s" if given.index is not None and given.backend == "auto" else given.backend
     backend = choose(given.web, asked)
     if backend == "bm25s" and given.web is None:

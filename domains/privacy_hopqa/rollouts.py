@@ -23,7 +23,7 @@ from domains.privacy_hopqa.loop import AgentLoop
 from domains.privacy_hopqa.metrics import PrivacyHopQAMetrics, measure
 from domains.privacy_hopqa.outcome import judge_outcome
 from domains.privacy_hopqa.privacy import penalty, plan_scores, score_requests
-from domains.privacy_hopqa.runtime import runtime_of
+from domains.privacy_hopqa.runtime import helper_headers, runtime_of
 from domains.privacy_hopqa.scoring import Scorer
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of_run
 from domains.privacy_hopqa.trace import Episode
@@ -73,7 +73,7 @@ async def _run(
     refuse_gold_in_evaluation(settings, chain)
     audit = Audit(runtime.audit, identity)
     audit.announce()
-    client = JsonClient(runtime.helper_url, session, settings.helper_timeout_s)
+    client = JsonClient(runtime.helper_url, session, settings.helper_timeout_s, headers=helper_headers())
     searcher = HttpSearcher(
         client, audit, max_chars=settings.retrieval_source_chars, threshold=settings.local_search_threshold
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from domains.privacy_hopqa.scoring import EmbeddedScorer, Scorer, ServiceScorer
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.traces import Traces
 from domains.privacy_hopqa.transport import JsonClient, Retries, Unavailable, with_retries
+from retrieval_server.access import TOKEN_VARIABLE
 
 HEALTH_RETRIES = Retries()
 
@@ -81,6 +83,12 @@ def _make(cfg: DictConfig, settings: PrivacyHopQASettings) -> Runtime:
     )
 
 
+def helper_headers() -> dict[str, str]:
+    """The retrieval service's token; from the environment, so that no file of a run holds it."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    return {"Authorization": f"Bearer {token.strip()}"} if token else {}
+
+
 async def check_fingerprint(url: str, settings: PrivacyHopQASettings, session: aiohttp.ClientSession) -> None:
     """Compare the fingerprint of the service with that of the data, if both have one. Raises ValueError."""
     served = (await with_retries(partial(_health, url, settings, session), HEALTH_RETRIES)).get("fingerprint")
@@ -94,9 +102,9 @@ async def check_fingerprint(url: str, settings: PrivacyHopQASettings, session: a
 
 
 async def _health(url: str, settings: PrivacyHopQASettings, session: aiohttp.ClientSession) -> dict[str, Any]:
-    timeout = aiohttp.ClientTimeout(total=settings.helper_timeout_s)
+    timeout, headers = aiohttp.ClientTimeout(total=settings.helper_timeout_s), helper_headers()
     try:
-        async with session.get(f"{url.rstrip('/')}/health", timeout=timeout) as response:
+        async with session.get(f"{url.rstrip('/')}/health", timeout=timeout, headers=headers) as response:
             body = await response.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise Unavailable(f"{url}/health: {type(error).__name__}: {error}") from None

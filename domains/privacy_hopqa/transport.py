@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -64,11 +64,17 @@ class JsonClient:
     """POSTs JSON to one service."""
 
     def __init__(
-        self, base_url: str, session: aiohttp.ClientSession, timeout_s: float, retries: Retries | None = None
+        self,
+        base_url: str,
+        session: aiohttp.ClientSession,
+        timeout_s: float,
+        retries: Retries | None = None,
+        headers: Mapping[str, str] | None = None,
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._session = session
         self._timeout_s = timeout_s
+        self._headers = headers
         self.retries = retries or Retries()
 
     async def post(self, path: str, body: object) -> Any:
@@ -80,7 +86,7 @@ class JsonClient:
         url = self._base_url + path
         try:
             async with asyncio.timeout(self._timeout_s):
-                async with self._session.post(url, json=body) as response:
+                async with self._session.post(url, json=body, headers=self._headers) as response:
                     return await self._answer(url, response)
         except TimeoutError:
             raise Unavailable(f"{url} did not answer within {self._timeout_s:g} s") from None

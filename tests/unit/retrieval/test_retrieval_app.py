@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
+from retrieval_server import app
 from retrieval_server.app import RetrievalService, build_app
 from retrieval_server.limits import MAX_BODY_BYTES, RequestError, SearchQueue
 from retrieval_server.store import Store
@@ -120,6 +122,57 @@ async def test_health_counts_requests_by_route_and_status(client: TestClient) ->
     }
 
 
+async def test_health_names_the_back_end_and_each_process(client: TestClient) -> None:
+    async with client.get("/health") as response:
+        health = await response.json()
+    assert health["index"] == "rank_bm25"
+    (worker,) = health["workers"]
+    assert (worker["pid"], worker["status"], worker["starts"]) == (os.getpid(), "ok", 1)
+
+
+async def test_a_token_is_needed_for_searches_and_for_details(data: Path) -> None:
+    token = "a-token-of-many-characters"
+    service = RetrievalService(Store.load(data / "tasks", data / "web.jsonl"), "f1", token=token)
+    async with serving(service) as client:
+        for header in (None, token, f"bearer {token}", f"Bearer {token}x", "Bearer", "Bearer \xe9"):
+            headers = {} if header is None else {"Authorization": header}
+            for path, body in ((WEB, {"query": "cold"}), (LOCAL, {}), ("/nothing", {})):
+                async with client.post(path, json=body, headers=headers) as response:
+                    assert (response.status, response.headers["WWW-Authenticate"]) == (401, "Bearer")
+                    assert (await response.json())["error"]["code"] == "unauthorized"
+            async with client.get("/health", headers=headers) as response:
+                assert set(await response.json()) == {"status", "version"}
+            async with client.get("/ready", headers=headers) as response:
+                assert response.status == 200
+        headers = {"Authorization": f"Bearer {token}"}
+        async with client.post(WEB, json={"query": "cold"}, headers=headers) as response:
+            assert response.status == 200
+        async with client.get("/health", headers=headers) as response:
+            health = await response.json()
+    assert health["fingerprint"] == "f1"
+    assert health["requests"][WEB] == {"received": 7, "by_status": {"200": 1, "401": 6}}
+
+
+async def test_web_pages_are_refused(client: TestClient) -> None:
+    async with client.post(WEB, json={"query": "cold"}, headers={"Origin": "http://a.example"}) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (403, "browser")
+
+
+async def test_a_body_that_does_not_arrive_is_given_up(
+    client: TestClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(app, "BODY_DEADLINE_S", 0.05)
+    release = asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"{"
+        await release.wait()
+
+    async with client.post(WEB, data=slow()) as response:
+        assert (response.status, (await response.json())["error"]["code"]) == (408, "slow_body")
+    release.set()
+
+
 async def test_while_loading_searches_are_refused_and_health_says_so() -> None:
     async with serving(RetrievalService()) as client:
         async with client.get("/health") as response:
@@ -127,6 +180,8 @@ async def test_while_loading_searches_are_refused_and_health_says_so() -> None:
         async with client.post(WEB, json={"query": "x"}) as response:
             assert response.status == 503
             assert response.headers["Retry-After"] == "1"
+        async with client.get("/ready") as response:
+            assert response.status == 503
 
 
 class _SlowStore(Store):
