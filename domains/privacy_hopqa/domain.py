@@ -181,6 +181,12 @@ def _mode_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
         load_prompts(settings.prompt_set)
     except ValueError as error:
         yield str(error)
+    # Not a rule of the block: the launcher fills in the address of the server that it starts.
+    if settings.scoring_server_options is not None and settings.privacy_reward_service_url is not None:
+        yield (
+            f"{KEY}.scoring_server_options starts a server, {KEY}.privacy_reward_service_url names another: "
+            "set one"
+        )
     if settings.situational and not OmegaConf.select(cfg, "finetune.rl.step_reward_advantages"):
         yield (
             f"{KEY}.training_reward_mode=hop_step_situational needs finetune.rl.step_reward_advantages=true"

@@ -164,10 +164,6 @@ class PrivacyHopQASettings(_Block):
             raise ValueError(
                 "anchor_stages=true keeps reads and resolutions; it needs capture_mode=all_calls"
             )
-        if self.scoring_server_options is not None and self.privacy_reward_service_url is not None:
-            raise ValueError(
-                "scoring_server_options starts a server, privacy_reward_service_url names another: set one"
-            )
         if self.prompt_set == "compact":
             self._check_compact()
         return self

@@ -179,17 +179,15 @@ def rename(rows):
 )
 @pytest.mark.parametrize("mode", ["hop_step_situational", "outcome"])
 async def test_a_score_that_is_none_fails_the_rollout_and_trains_nothing(play, services, answer, mode):
-    monkeypatch.setattr(
-        Services, "score", property(lambda self: answer, lambda self, value: None), raising=False
-    )
+    services.score = answer
     weight = 1.0 if mode == "hop_step_situational" else 0.0
-    result, _, _ = await play(PROBLEMS[0], training_reward_mode=mode, privacy_reward_weight=weight)
+    result, _ = await play(PROBLEMS[0], training_reward_mode=mode, privacy_reward_weight=weight)
     assert result.failed.startswith("privacy_score: ")
     assert result.training_texts == []
     assert result.metrics is None
 
 
-async def test_a_chain_without_private_hops_is_not_sent_and_costs_nothing(play):
+async def test_a_chain_without_private_hops_is_not_sent_and_costs_nothing(play, services):
     chain_row = {
         "task_id": "DR0901",
         "chain_id": "public",
@@ -203,9 +201,8 @@ async def test_a_chain_without_private_hops_is_not_sent_and_costs_nothing(play):
             }
         ],
     }
-    problem = dict(PROBLEMS[0])
-    problem["chain"] = parse_chain(chain_row, company="Harlow Foods", description="", split="train")
-    result, services, _ = await play(problem)
+    chain = parse_chain(chain_row, company="Harlow Foods", description="", split="train")
+    result, _ = await play(PROBLEMS[0] | {"chain": chain})
     assert [text.reward for text in result.training_texts if ":stage:plan:" in text.situation] == [1.25]
     assert all(path != "/score" for path, _ in services.requests)
     assert result.metrics.chain_without_facts
