@@ -1,0 +1,64 @@
+"""A run on files in the real formats, as a user places them; its scoring server is killed on the way."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from domains.privacy_hopqa.leakage.__main__ import main
+from pipelinerl.accounting import Outcome, reconcile
+from tests.pipeline.conftest import ROOT, LauncherProcess
+
+EXAMPLES = ROOT / "domains" / "privacy_hopqa" / "examples"
+SCORER = "domains.privacy_hopqa.scorer"
+RUN = [
+    "+domain=privacy_hopqa",
+    f"privacy_hopqa.final_train_dataset_path={EXAMPLES}/chains_train.jsonl",
+    f"privacy_hopqa.final_val_dataset_path={EXAMPLES}/chains_val.jsonl",
+    f"privacy_hopqa.task_data_root={EXAMPLES}/tasks",
+    f"privacy_hopqa.web_corpus_path={EXAMPLES}/web.jsonl",
+    "train_dataset_names=[train]",
+    "test_dataset_names=[val]",
+    "privacy_hopqa.scoring_server_options=[]",
+    "privacy_hopqa.max_iterations=3",
+    "finetune.gradient_accumulation_passes=16",
+    "finetune.attempts=4",
+    "finetune.max_train_steps=4",
+    "wandb.use_wandb=false",
+]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[LauncherProcess]:
+    process = LauncherProcess(tmp_path / "run", RUN)
+    yield process
+    process.close()
+
+
+def scorers(run: LauncherProcess) -> list[psutil.Process]:
+    return [process for process in run.children() if SCORER in process.cmdline()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_it_trains_survives_the_death_of_the_scorer_and_can_be_evaluated(
+    run: LauncherProcess, capsys: pytest.CaptureFixture[str]
+) -> None:
+    metrics = run.output_dir / "finetune" / "metrics.jsonl"
+    run.until(lambda: metrics.is_file() and b"completed_steps" in metrics.read_bytes(), "the first step")
+    (first,) = scorers(run)
+    first.kill()
+    run.until(lambda: any(one.pid != first.pid for one in scorers(run)), "another scoring server")
+    assert run.wait() == 0, run.err
+    assert "scoring: killed by SIGKILL; restart 1 of 3" in run.out
+    books = reconcile(run.output_dir)
+    assert books.adds_up and books[Outcome.TRAINED] > 0
+    assert main([str(run.output_dir)]) == 0
+    groups = json.loads((run.output_dir / "leakage.json").read_text())["groups"]
+    assert groups["evaluation val"]["chains"] == 3
+    assert groups["training train"]["controls_are_zero"]
+    assert "language model" not in capsys.readouterr().out
