@@ -30,6 +30,7 @@ CORE = [
 EXTRAS = {
     "vllm": ["vllm>=0.26"],
     "redis": ["redis>=6"],
+    "parquet": ["pyarrow>=18"],
     "reputation": ["gymnasium>=1.1", "stable-baselines3>=2.6"],
     "dev": [
         "pytest>=8",
@@ -58,7 +59,16 @@ setup(
     package_dir={"pipelinerl.conf": "conf"},
     package_data={
         "pipelinerl.conf": ["**/*.yaml"],
-        "domains": ["**/*.md", "**/*.json", "**/*.jsonl", "**/*.safetensors", "**/*.txt", "**/*.jinja"],
+        "domains": [
+            "**/*.md",
+            "**/*.json",
+            "**/*.jsonl",
+            "**/*.safetensors",
+            "**/*.txt",
+            "**/*.jinja",
+            "**/*.csv",
+            "**/*.pdf",
+        ],
         "pipelinerl": ["**/*.json"],
     },
     include_package_data=False,
