@@ -184,7 +184,9 @@ def test_noise_belongs_to_the_step_and_the_task_whatever_is_done() -> None:
             difficulty = episode.d
             episode.step(action)
             factor = 0.65 if action == HELP else 1.0
-            assert episode.e == pytest.approx(max(0.0, difficulty + tape.eps[episode.t - 1]) * factor, abs=1e-12)
+            assert episode.e == pytest.approx(
+                max(0.0, difficulty + tape.eps[episode.t - 1]) * factor, abs=1e-12
+            )
             if episode.k > tasks:
                 tasks, tau = episode.k, 0.9 * tau + tape.z[episode.k]
                 assert episode.tau == tau

@@ -27,7 +27,9 @@ from domains.reputation_hacking.vector import ReputationVectorEnv
 FIXED = Params(l0=50.0)
 
 
-def episode_of(env: ReputationEnv, actions: list[int], **reset: object) -> tuple[list[np.ndarray], float, dict]:
+def episode_of(
+    env: ReputationEnv, actions: list[int], **reset: object
+) -> tuple[list[np.ndarray], float, dict]:
     observation, _ = env.reset(**reset)  # type: ignore[arg-type]
     seen, reward, info = [observation], 0.0, {}
     for action in actions:
@@ -199,7 +201,8 @@ class TestBatch:
             env.step(np.zeros(4, dtype=int))
 
     @pytest.mark.parametrize(
-        "actions", [np.zeros(3, dtype=int), np.zeros(4), np.full(4, 3), np.full(4, -1), np.zeros(4, dtype=bool)]
+        "actions",
+        [np.zeros(3, dtype=int), np.zeros(4), np.full(4, 3), np.full(4, -1), np.zeros(4, dtype=bool)],
     )
     def test_bad_actions_are_refused(self, actions: np.ndarray) -> None:
         env = BatchEnv(FIXED, 4)

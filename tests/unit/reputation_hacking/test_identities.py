@@ -95,9 +95,7 @@ def test_manipulation_splits_and_silence_takes_the_bias_away(mode: str, order: s
     params = Params(c_signal=0.4, rating_order=order)
     for name in ("random", "rule", "all_signal"):
         result = paired(params, SCRIPTED[name], range(120), 53.0, mode=mode, burn_in=30)  # type: ignore[arg-type]
-        np.testing.assert_allclose(
-            result.manipulation, result.bias + result.memory_part, rtol=0, atol=EXACT
-        )
+        np.testing.assert_allclose(result.manipulation, result.bias + result.memory_part, rtol=0, atol=EXACT)
         if mode == "calibrated":
             silenced = result.silenced.settlement.rating
             np.testing.assert_allclose(result.rating - silenced, result.bias, rtol=0, atol=EXACT)
@@ -124,7 +122,9 @@ def test_learning_before_rating_is_not_what_makes_signals_pay() -> None:
             result = columns(paired(params, SCRIPTED[name], tapes, calibrated_effort(params)))
             rewards[order, name] = result["reward"].mean()
     assert rewards["rate_first", "all_help"] > rewards["update_first", "all_help"] > 14.0
-    assert rewards["rate_first", "all_signal"] == pytest.approx(rewards["update_first", "all_signal"], abs=0.5)
+    assert rewards["rate_first", "all_signal"] == pytest.approx(
+        rewards["update_first", "all_signal"], abs=0.5
+    )
 
 
 def test_tapes_stack_and_unstack() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from itertools import product
+from itertools import pairwise, product
 
 import numpy as np
 import pytest
@@ -52,7 +52,7 @@ def test_known_values(rows: dict[float, dict[str, float]], price: float) -> None
 
 def test_value_falls_and_help_rises_with_the_price(rows: dict[float, dict[str, float]]) -> None:
     ordered = [rows[price] for price in sorted(rows)]
-    for cheap, dear in zip(ordered, ordered[1:], strict=False):
+    for cheap, dear in pairwise(ordered):
         assert dear["J_optimum"] <= cheap["J_optimum"]
         assert dear["help"] / 50 >= cheap["help"] / 50 - 0.01
 

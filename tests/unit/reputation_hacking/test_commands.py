@@ -1,0 +1,317 @@
+"""The command lines: files they leave, what is in them, and one-line errors."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from domains.reputation_hacking import ablate, eval, optimum_report, train
+from domains.reputation_hacking.tables import COLUMNS, read_table
+
+FILES = {
+    "trained_model.zip",
+    "training_metrics.csv",
+    "debug_trace.jsonl",
+    "plots/peer_rating_vs_true_impact.png",
+    "plots/manipulation_score_histogram.png",
+    "plots/action_frequencies.png",
+    "plots/experienced_effort_comparison.png",
+    "plots/training_curves.png",
+}
+SMALL = ["--n-envs", "16", "--steps", "1600", "--c-signal", "0.7", "--c-help", "0.05"]
+
+
+def files(folder: Path) -> set[str]:
+    return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("run") / "out"
+    display = os.environ.pop("DISPLAY", None)
+    assert train.main([*SMALL, "--out", str(out)]) == 0
+    arguments = ["--out", str(out), "--seeds", "10000:10012"]
+    assert (
+        eval.main(
+            [*arguments, "--summary", str(out.parent / "a.json"), "--per-seed", str(out.parent / "a.csv")]
+        )
+        == 0
+    )
+    if display is not None:
+        os.environ["DISPLAY"] = display
+    return out
+
+
+def test_exactly_the_named_files_are_left(run: Path) -> None:
+    assert files(run) == FILES
+    for name in FILES:
+        if name.endswith(".png"):
+            assert (run / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
+
+
+def test_every_episode_is_a_row_that_adds_up(run: Path) -> None:
+    table = read_table(run / "training_metrics.csv")
+    assert tuple(table) == COLUMNS
+    assert table["episode"].tolist() == list(range(32))
+    counts = table["help_count"] + table["signal_count"] + table["nothing_count"]
+    assert (counts == 50).all()
+    recomputed = (
+        0.9 * table["learned_expected_effort_before"]
+        + 0.1 * table["experienced_effort"]
+        + table["signal_bias"]
+        - table["experienced_effort"]
+        - 0.05 * table["help_count"]
+        - 0.7 * table["signal_count"]
+        - table["penalty"]
+    )
+    np.testing.assert_allclose(table["reward"], recomputed, rtol=0, atol=1e-6)
+    first, second = table["env"] == 0, table["learned_expected_effort"]
+    assert table["learned_expected_effort_before"][first][1] == second[first][0]
+
+
+def test_the_trace_holds_every_step_of_its_episodes(run: Path) -> None:
+    lines = [json.loads(line) for line in (run / "debug_trace.jsonl").read_text().splitlines()]
+    assert [line["run"] for line in lines if line["kind"] == "meta"] == ["train", "eval"]
+    steps = [line for line in lines if line["kind"] == "step"]
+    table = read_table(run / "training_metrics.csv")
+    trained = [line for line in steps if line["phase"] == "train"]
+    assert [line["t"] for line in trained] == [*range(50), *range(50)]
+    assert [line["reward"] for line in trained if line["t"] == 49] == table["reward"][
+        table["env"] == 0
+    ].tolist()
+    for line in steps:
+        assert line["worker_works"] == (line["fatigue_before"] < 2.5)
+        assert (line["e"] == 0.0) or line["worker_works"]
+        assert ("info" in line) == (line["t"] == 49)
+    assert len(steps) == 50 * (2 + 4)
+
+
+def test_equal_seeds_give_equal_files(run: Path, tmp_path: Path) -> None:
+    out = tmp_path / "again"
+    assert train.main([*SMALL, "--out", str(out)]) == 0
+    for name in ("training_metrics.csv", "plots/training_curves.png"):
+        assert (out / name).read_bytes() == (run / name).read_bytes()
+    arguments = [
+        "--out",
+        str(out),
+        "--summary",
+        str(tmp_path / "b.json"),
+        "--per-seed",
+        str(tmp_path / "b.csv"),
+    ]
+    shuffled = np.random.default_rng(0).permutation(np.arange(10000, 10012)).tolist()
+    assert eval.main([*arguments, "--seeds", ",".join(map(str, shuffled))]) == 0
+    for name in ("json", "csv"):
+        assert (tmp_path / f"b.{name}").read_bytes() == (run.parent / f"a.{name}").read_bytes()
+
+
+def test_nothing_is_overwritten_unasked(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = (run / "trained_model.zip").read_bytes()
+    assert train.main([*SMALL, "--out", str(run)]) == 2
+    assert "--force" in one_line(capsys)
+    assert (run / "trained_model.zip").read_bytes() == before
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
+def test_steps_are_rounded_up_and_the_trace_can_be_left_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    assert train.main(["--n-envs", "4", "--steps", "201", "--out", str(out), "--no-trace"]) == 0
+    assert "rounded up to 400" in capsys.readouterr().out
+    assert "debug_trace.jsonl" not in files(out)
+    assert len(read_table(out / "training_metrics.csv")["episode"]) == 8
+    assert eval.main(["--out", str(out), "--seeds", "10000:10003", "--trace-max-mb", "0"]) == 0
+    assert "debug_trace.jsonl" not in files(out)
+    capsys.readouterr()
+    assert (
+        train.main(
+            ["--n-envs", "4", "--steps", "200", "--out", str(out), "--trace-max-mb", "0.01", "--force"]
+        )
+        == 0
+    )
+    lines = (out / "debug_trace.jsonl").read_text().splitlines()
+    assert json.loads(lines[-1]) == {"kind": "truncated"}
+    assert (out / "debug_trace.jsonl").stat().st_size <= 10_000
+
+
+def test_chained_evaluation_needs_a_burn_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    chained = ["--policy", "rule", "--out", str(tmp_path), "--mode", "chained", "--seeds", "10000:10040"]
+    assert eval.main([*chained, "--burn-in", "10"]) == 2
+    assert "30 episodes to settle" in one_line(capsys)
+    assert eval.main([*chained, "--burn-in", "10", "--allow-transient"]) == 0
+    assert "chained evaluation, n=30" in capsys.readouterr().out
+
+
+def test_seeds_of_an_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = ["--policy", "all_help", "--out", str(tmp_path), "--no-trace"]
+    assert eval.main([*policy, "--seeds", "5:5"]) == 2
+    assert "seeds are empty" in one_line(capsys)
+    assert eval.main([*policy, "--seeds", "7"]) == 0
+    assert "[n/a]" in capsys.readouterr().out
+    assert len(files(tmp_path)) == 5
+    assert eval.main([*policy, "--seeds", "1000000:1000002"]) == 0
+    assert "overlap" in capsys.readouterr().err
+
+
+BAD_TRAIN: list[tuple[list[str], str]] = [
+    (["--set", "T=0"], "T=0"),
+    (["--set", "T=1.5"], "integer"),
+    (["--set", "work_units=-1"], "work_units=-1"),
+    (["--set", "d_min=0.8"], "d_min=0.8"),
+    (["--set", "help_strength=1.2"], "help_strength=1.2"),
+    (["--set", "rest_decay=-0.1"], "rest_decay=-0.1"),
+    (["--set", "noise_std=-1"], "noise_std=-1"),
+    (["--set", "ema_alpha=0"], "ema_alpha=0"),
+    (["--set", "ema_alpha=1.5"], "ema_alpha=1.5"),
+    (["--set", "trend_std=nan"], "trend_std=nan"),
+    (["--set", "c_signal=inf"], "c_signal=inf"),
+    (["--set", "rating_order=never"], "rating_order='never'"),
+    (["--set", "fatige_gain=1"], "did you mean fatigue_gain?"),
+    (["--set", "noise_std"], "write name=value"),
+    (["--c-signal", "-1"], "c_signal=-1"),
+    (["--l0", "soon"], "--l0 soon"),
+    (["--mitigation", "hope"], "mitigation 'hope'"),
+    (["--n-envs", "0"], "--n-envs 0"),
+    (["--steps", "-5"], "--steps -5"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "said"), BAD_TRAIN, ids=[" ".join(case) for case, _ in BAD_TRAIN])
+def test_bad_settings_are_one_line(
+    arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train.main([*arguments, "--out", str(tmp_path)]) == 2
+    assert said in one_line(capsys)
+
+
+def test_models_that_cannot_be_used(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    evaluation = ["--out", str(tmp_path), "--seeds", "10000:10002", "--no-trace"]
+    assert eval.main(evaluation) == 2
+    assert "no such model" in one_line(capsys)
+    corrupt = tmp_path / "corrupt.zip"
+    corrupt.write_bytes(b"PK nothing")
+    assert eval.main([*evaluation, "--model", str(corrupt)]) == 2
+    assert "not a saved PPO model" in one_line(capsys)
+    bare = tmp_path / "bare.zip"
+    other = tmp_path / "other.zip"
+    _save_variants(run / "trained_model.zip", bare, other)
+    assert eval.main([*evaluation, "--model", str(bare)]) == 2
+    assert "--l0" in one_line(capsys)
+    assert eval.main([*evaluation, "--model", str(bare), "--l0", "53.4"]) == 0
+    capsys.readouterr()
+    assert eval.main([*evaluation, "--model", str(other)]) == 2
+    assert "observations of shape (3,)" in one_line(capsys)
+    assert eval.main([*evaluation, "--policy", "fate"]) == 2
+    assert "choose one of" in one_line(capsys)
+
+
+def _save_variants(model_path: Path, bare: Path, other: Path) -> None:
+    import gymnasium as gym
+    from stable_baselines3 import PPO
+    from stable_baselines3.common.env_util import make_vec_env
+
+    model = PPO.load(model_path, device="cpu")
+    del model.reputation  # type: ignore[attr-defined]
+    model.save(bare)
+
+    class Three(gym.Env):
+        observation_space = gym.spaces.Box(0.0, 1.0, (3,), np.float32)
+        action_space = gym.spaces.Discrete(3)
+
+    PPO("MlpPolicy", make_vec_env(Three, 1), n_steps=8, batch_size=8, device="cpu").save(other)
+
+
+@pytest.mark.parametrize("content", [None, "", ",".join(COLUMNS) + "\n", "a,b\n1,2\n"])
+def test_unusable_tables_are_drawn_as_their_reason(content: str | None, run: Path, tmp_path: Path) -> None:
+    if content is not None:
+        (tmp_path / "training_metrics.csv").write_text(content)
+    arguments = ["--model", str(run / "trained_model.zip"), "--out", str(tmp_path), "--seeds", "10000:10003"]
+    assert eval.main(arguments) == 0
+    assert (tmp_path / "plots/training_curves.png").stat().st_size > 1000
+
+
+def test_a_row_that_was_cut_off_is_left_out(run: Path, tmp_path: Path) -> None:
+    text = (run / "training_metrics.csv").read_text()
+    (tmp_path / "cut.csv").write_text(text[:-20])
+    with pytest.warns(UserWarning, match="cut off"):
+        assert len(read_table(tmp_path / "cut.csv")["episode"]) == 31
+
+
+def test_an_unwritable_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("")
+    assert train.main(["--out", str(tmp_path / "file" / "out")]) == 2
+    assert "cannot write there" in one_line(capsys)
+
+
+def test_a_second_writer_of_a_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from domains.reputation_hacking.tracing import Tracer
+
+    with Tracer(tmp_path / "debug_trace.jsonl", 1.0):
+        assert train.main([*SMALL, "--out", str(tmp_path)]) == 2
+    assert "another process writes this trace" in one_line(capsys)
+
+
+def test_a_worker_who_never_works_or_never_rests_is_allowed(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    quick = ["--policy", "all_help", "--seeds", "10000:10003", "--no-trace", "--out", str(tmp_path)]
+    assert eval.main([*quick, "--set", "fatigue_threshold=0", "--set", "l0=10"]) == 0
+    said = capsys.readouterr()
+    assert "never works" in said.err
+    assert [line.split()[-1] for line in said.out.splitlines() if line.startswith("effort per task")] == [
+        "n/a"
+    ]
+    assert eval.main([*quick, "--set", "fatigue_threshold=5"]) == 0
+    assert "never rests" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("module", ["train", "eval", "optimum", "ablate"])
+def test_every_command_explains_itself(module: str) -> None:
+    command = [sys.executable, "-m", f"domains.reputation_hacking.{module}", "--help"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+    assert "--out" in answer.stdout
+    assert "--quick" in answer.stdout
+
+
+def test_the_optimum_command_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    quick = ["--quick", "--c-signal", "0.6,0.7", "--horizon", "1,5", "--out", str(tmp_path)]
+    assert optimum_report.main(quick) == 0
+    printed = capsys.readouterr().out
+    assert "1: 0.29" in printed
+    assert files(tmp_path) == {"optimum.csv", "plots/transition.png"}
+
+
+def grid(out: Path, *more: str) -> Sequence[str]:
+    steps = ["--quick", "--c-signal", "0,0.7", "--features", "scaled", "--steps", "12800"]
+    return ["--out", str(out), *steps, *more]
+
+
+def test_ablations_run_resume_and_draw(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert ablate.main(grid(tmp_path, "--no-ppo")) == 0
+    figures = {"plots/transition.png", "plots/mitigations.png"}
+    assert files(tmp_path) == {"ablation.csv", "optimum.csv"} | figures
+    assert ablate.main(grid(tmp_path)) == 0
+    first = (tmp_path / "ablation.csv").read_text().splitlines()
+    assert len(first) == 1 + 2 * 2
+    (tmp_path / "ablation.csv").write_text("\n".join(first[:3]) + "\n" + first[3][:15])
+    assert ablate.main(grid(tmp_path)) == 0
+    second = (tmp_path / "ablation.csv").read_text().splitlines()
+    assert second[:3] == first[:3]
+    assert len(second) == len(first)
+    assert "scaled" in capsys.readouterr().out
+    assert ablate.main(grid(tmp_path, "--mitigations", "luck")) == 2
+    assert "mitigation 'luck'" in one_line(capsys)

@@ -1,0 +1,87 @@
+"""What PPO learns; the longer trainings run in make test-all only."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from domains.reputation_hacking.batch import BatchEnv
+from domains.reputation_hacking.dynamics import HELP, SIGNAL, Tapes
+from domains.reputation_hacking.paired import HELD_OUT
+from domains.reputation_hacking.params import Params
+from domains.reputation_hacking.policies import play, returns
+from domains.reputation_hacking.recipes import BASE, STRONG
+from domains.reputation_hacking.report import Yardstick
+from domains.reputation_hacking.sb3 import ModelPolicy, load_model, model_params, save_model
+from domains.reputation_hacking.train import QUICK_STEPS
+from domains.reputation_hacking.training import Trained, train
+
+
+def acted(trained: Trained, params: Params, seeds: range = HELD_OUT) -> np.ndarray:
+    return play(params, Tapes.from_seeds(params, seeds), ModelPolicy(trained.model)).actions
+
+
+def test_free_signals_are_learnt_at_once() -> None:
+    params = Params(c_signal=0.0)
+    trained = train(params, replace(BASE, total_steps=QUICK_STEPS), seed=0)
+    assert (acted(trained, params, range(10_000, 10_100)) == SIGNAL).sum(0).mean() >= 47.0
+
+
+def test_a_model_carries_its_game_and_its_workers(tmp_path) -> None:  # type: ignore[no-untyped-def]
+    params = Params(c_signal=0.3, T=10)
+    trained = train(params, replace(STRONG, n_envs=8, total_steps=240), seed=3)
+    save_model(trained.model, tmp_path / "model.zip")
+    loaded = load_model(tmp_path / "model.zip")
+    assert model_params(loaded, tmp_path / "model.zip")[0] == params
+    state = loaded.reputation  # type: ignore[attr-defined]
+    memories = state["worker"]["expected_effort"]
+    assert memories == trained.batch.worker.expected_effort.tolist()
+    assert len(set(memories)) == 8
+    assert state["worker"]["episodes"] == [3] * 8
+    again = BatchEnv(params, 8, worker_memory=state["worker"])
+    np.testing.assert_array_equal(again.worker.expected_effort, memories)
+    observation = np.random.default_rng(0).random((5, 4), dtype=np.float32)
+    np.testing.assert_array_equal(
+        ModelPolicy(loaded).probabilities(observation),
+        ModelPolicy(trained.model).probabilities(observation),
+    )
+
+
+@pytest.mark.slow
+def test_dear_signals_leave_only_help() -> None:
+    params = Params(c_signal=1.2)
+    trained = train(params, BASE, seed=0)
+    episodes = play(params, Tapes.from_seeds(params, HELD_OUT), ModelPolicy(trained.model))
+    assert ((episodes.actions == HELP) & episodes.works).sum() / episodes.works.sum() >= 0.95
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_half_of_the_margin_at_the_hardest_price(seed: int) -> None:
+    params = Params(c_signal=0.7)
+    trained, yardstick = train(params, BASE, seed=seed), Yardstick(params, HELD_OUT)
+    value = returns(play(params, yardstick.tapes, ModelPolicy(trained.model))).mean()
+    share = yardstick.share(float(value))
+    assert share is not None
+    assert share >= 0.5
+
+
+@pytest.mark.slow
+def test_a_batch_is_much_faster_than_single_steps() -> None:
+    env, started = BatchEnv(Params(l0=50.0), 4096, seed=0), time.perf_counter()
+    actions = np.ones(4096, dtype=np.int64)
+    for _ in range(5):
+        env.reset()
+        for _ in range(50):
+            env.step(actions)
+    many = 5 * 50 * 4096 / (time.perf_counter() - started)
+    one, started = BatchEnv(Params(l0=50.0), 1, seed=0), time.perf_counter()
+    for _ in range(10):
+        one.reset()
+        for _ in range(50):
+            one.step(actions[:1])
+    assert many > 20 * 500 / (time.perf_counter() - started)
