@@ -5,7 +5,7 @@ Answer files of a task are never read, and links that leave a task's folder are 
 
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,11 +60,32 @@ class WebDocument:
 
 
 def find_tasks(root: Path) -> dict[str, Path]:
-    """Task folders by id: subdirectories with a valid name that hold a `files` folder."""
+    """Task folders by id: subdirectories with a valid name that hold a `files` folder.
+
+    Raises `CorpusError` if the folder of one task is, or lies in, that of another: its documents would be
+    found by both.
+    """
     if not root.is_dir():
         raise CorpusError(f"the task folder {str(root)!r} is not a directory; pass the folder of task trees")
     found = sorted(path for path in root.iterdir() if (path / "files").is_dir())
-    return {path.name: path for path in found if TASK_ID.fullmatch(path.name)}
+    tasks = {path.name: path for path in found if TASK_ID.fullmatch(path.name)}
+    _check_separate(tasks)
+    return tasks
+
+
+def _check_separate(tasks: Mapping[str, Path]) -> None:
+    places = [
+        (folder.resolve(), task_id) for task_id, path in tasks.items() for folder in (path, path / "files")
+    ]
+    owners: dict[Path, str] = {}
+    for folder, task_id in places:
+        owners.setdefault(folder, task_id)
+    for folder, task_id in places:
+        for place in (folder, *folder.parents):
+            if (other := owners.get(place, task_id)) != task_id:
+                raise CorpusError(
+                    f"{tasks[task_id]} leads into the folder of task {other}; give each its own files"
+                )
 
 
 def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
@@ -81,13 +102,18 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
             rest = path.relative_to(files).as_posix()
             originals.setdefault(strip_extensions(rest).lower(), f"{task_id}/files/{rest}")
     for path in paths:
-        is_answer = path.name.split(".", 1)[0].lower() in ANSWER_STEMS
-        if path.suffix.lower() not in TEXT_SUFFIXES or is_answer or not path.is_file():
+        relative = path.relative_to(files)
+        if path.suffix.lower() not in TEXT_SUFFIXES or _holds_answers(relative) or not path.is_file():
             continue
         text = _read_text(path)
         if text.strip():
-            rest = path.relative_to(files).as_posix()
+            rest = relative.as_posix()
             yield LocalDocument(task_id, rest, text, originals.get(strip_extensions(rest).lower()))
+
+
+def _holds_answers(relative: Path) -> bool:
+    """Whether the file, or a folder above it, bears the name of an answer file, whatever its extension."""
+    return any(part.split(".", 1)[0].strip().lower() in ANSWER_STEMS for part in relative.parts)
 
 
 def _read_text(path: Path) -> str:

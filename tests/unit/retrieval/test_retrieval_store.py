@@ -71,6 +71,40 @@ def test_answer_files_binaries_and_outside_files_are_never_found(data: Path) -> 
     assert str(data) not in everything
 
 
+@pytest.mark.parametrize(
+    "name", ["QA_DICT.md", "eval.json.txt", "dr_question.v2.csv", "Eval/page.md", "file_dict .md"]
+)
+def test_answers_under_other_extensions_and_in_folders_are_never_found(name: str, data: Path) -> None:
+    path = data / "tasks" / "DR90001" / "files" / "IN009" / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("canaryanswer shared", encoding="utf-8")
+    assert Store.load(data / "tasks", None).search_local("DR90001", "canaryanswer", 50) == []
+
+
+@pytest.mark.parametrize("link", ["DR90003", "DR90003/files", "DR90003/files/deep"])
+def test_a_task_that_leads_into_another_is_refused(link: str, data: Path) -> None:
+    """Links of an operator may lead anywhere but to the documents of another task."""
+    target = data / "tasks" / "DR90001" / ("" if link == "DR90003" else "files")
+    path = data / "tasks" / link
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.symlink_to(target, target_is_directory=True)
+    if link.endswith("deep"):  # not followed at all: it leaves the task's own folder
+        (data / "tasks" / "DR90003" / "files" / "own.md").write_text("own", encoding="utf-8")
+        found = Store.load(data / "tasks", None).search_local("DR90003", "canaryDR90001report own", 50)
+        assert [hit["doc_id"] for hit in found] == ["local/DR90003/own.md"]
+        return
+    with pytest.raises(CorpusError, match="leads into the folder of task DR90001"):
+        Store.load(data / "tasks", None)
+
+
+def test_a_files_folder_inside_another_task_is_refused(data: Path) -> None:
+    (data / "tasks" / "DR90003").mkdir()
+    inside = data / "tasks" / "DR90001" / "files" / "IN001_pdf"
+    (data / "tasks" / "DR90003" / "files").symlink_to(inside, target_is_directory=True)
+    with pytest.raises(CorpusError, match="DR90003 leads into the folder of task DR90001"):
+        Store.load(data / "tasks", None)
+
+
 def test_unknown_tasks_are_refused(store: Store) -> None:
     for task_id in ("DR90003", "../DR90001", "DR90001/files", ""):
         with pytest.raises(UnknownTask):
