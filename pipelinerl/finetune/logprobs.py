@@ -74,30 +74,39 @@ class _TokenScores(torch.autograd.Function):
                 entropy[rows] = lse - (probs.mul_(logits)).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, targets, log_normaliser, entropy)
         ctx.scale, ctx.chunk = scale, chunk
+        # Without an entropy bonus its gradient is None, not zeros that would cost a pass over the logits.
+        ctx.set_materialize_grads(False)
         return logprobs, entropy
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        grad_logprobs, grad_entropy = grads
+    def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, bias, targets, log_normaliser, entropy = ctx.saved_tensors
+        grad_logprobs, grad_entropy = grads
+        if grad_logprobs is None:
+            grad_logprobs = torch.zeros_like(log_normaliser)
         with torch.autocast(hidden.device.type, enabled=False):
             weight32 = weight.float()
             grad_hidden = torch.empty_like(hidden)
-            grad_weight = torch.zeros_like(weight32)
+            grad_weight = torch.zeros_like(weight32) if ctx.needs_input_grad[1] else None
             grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
             for at in range(0, len(targets), ctx.chunk):
                 rows = slice(at, at + ctx.chunk)
                 logits = _logits(hidden[rows], weight32, bias, ctx.scale)
-                logp = logits - log_normaliser[rows, None]
-                probs = logp.exp()
+                logp = logits.sub_(log_normaliser[rows, None])
                 # d logp_t / d z = onehot_t - p;  d H / d z = -p * (log p + H)
-                upstream = grad_logprobs[rows, None] + grad_entropy[rows, None] * (logp + entropy[rows, None])
-                grad = probs.mul_(upstream).neg_()
+                upstream = grad_logprobs[rows, None]
+                if grad_entropy is None:
+                    grad = logp.exp_().mul_(-upstream)
+                else:
+                    upstream = upstream + grad_entropy[rows, None] * (logp + entropy[rows, None])
+                    grad = logp.exp_().mul_(upstream).neg_()
                 grad.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
                 grad.mul_(ctx.scale)
                 grad_hidden[rows] = (grad @ weight32).to(hidden.dtype)
-                grad_weight.addmm_(grad.T, hidden[rows].float())
+                if grad_weight is not None:
+                    grad_weight.addmm_(grad.T, hidden[rows].float())
                 if grad_bias is not None:
                     grad_bias += grad.sum(0)
+            weight_out = None if grad_weight is None else grad_weight.to(weight.dtype)
             bias_out = None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
-            return grad_hidden, grad_weight.to(weight.dtype), bias_out, None, None, None
+            return grad_hidden, weight_out, bias_out, None, None, None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipelinerl.accounting import Ledger, Outcome, rollout_id
 from pipelinerl.preprocess.ready import ReadyText
-from pipelinerl.preprocess.validate import Record
+from pipelinerl.preprocess.validate import Record, metadata_of
 from pipelinerl.state import DiscardedTexts
 
 
@@ -72,4 +72,4 @@ class Books:
 
 
 def _rollout_of(text: Record) -> str:
-    return rollout_id(str(text.get("group_id")), (text.get("metadata") or {}).get("rollout_index", -1))
+    return rollout_id(str(text.get("group_id")), metadata_of(text).get("rollout_index", -1))

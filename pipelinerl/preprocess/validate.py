@@ -32,6 +32,12 @@ class Checked:
     dropped: list[tuple[Record, str]]
 
 
+def metadata_of(text: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The text's metadata; nothing where there is none."""
+    metadata = text.get("metadata")
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
 def check_group(texts: Sequence[Record], limits: Limits) -> Checked:
     """Check one group; an error in its bookkeeping drops all of it, an error in a text that text."""
     reason = group_problem(texts, limits)
@@ -52,7 +58,7 @@ def group_problem(texts: Sequence[Mapping[str, Any]], limits: Limits) -> str:
     """`duplicate_index`, `foreign_index` or `foreign_group`; empty when the group is in order."""
     seen: set[tuple[int, int]] = set()
     for text in texts:
-        metadata = text.get("metadata") or {}
+        metadata = metadata_of(text)
         rollout, step = metadata.get("rollout_index"), metadata.get("step_index")
         if not isinstance(rollout, int) or not isinstance(step, int):
             return "foreign_index"
@@ -104,7 +110,7 @@ def _vector(values: Any, kinds: str) -> np.ndarray:
 def _version_problem(text: Mapping[str, Any], n_labels: int, needed: bool) -> str:
     spans = text.get("weight_versions") or []
     if not spans:
-        missing = (text.get("metadata") or {}).get("model_version") is None
+        missing = metadata_of(text).get("model_version") is None
         return "no_version" if missing and needed else ""
     at, last = 0, -1
     for version, start, end in spans:

@@ -19,6 +19,7 @@ from pipelinerl.situations import resolve as resolve_field
 
 NONE = -1
 """Code of an absent situation or role."""
+POSITIONS = ("end", "pool")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +95,7 @@ def build_table(texts: Sequence[Mapping[str, Any]], n_tokens: Sequence[int] | No
         resolve_field("situation", t.get("situation"), SITUATION_KEY, m, names[i])
         for i, (t, m) in enumerate(zip(texts, metadata))
     ]
+    _check_choices(texts, situations, names)
     situation, situation_names = _encode(situations)
     role, role_names = _encode([_role_of(text, i, names) for i, text in enumerate(texts)])
     masked = np.array([bool(text.get("masked", False)) for text in texts], bool)
@@ -159,6 +161,17 @@ def _role_of(text: Mapping[str, Any], row: int, names: _Names) -> str | None:
     return None if is_absent(role) else str(role)
 
 
+def _check_choices(texts: Sequence[Mapping[str, Any]], situations: Sequence[Any], names: _Names) -> None:
+    for row, (text, situation) in enumerate(zip(texts, situations)):
+        if situation is not None and not isinstance(situation, str):
+            raise ValueError(f"text {names[row]}: situation={situation!r} must be a string")
+        position = text.get("position", "end")
+        if position not in POSITIONS:
+            raise ValueError(
+                f"text {names[row]}: position={position!r} must be one of {', '.join(POSITIONS)}"
+            )
+
+
 def _integers(texts: Sequence[Mapping[str, Any]], metadata: Sequence[dict[str, Any]], key: str) -> np.ndarray:
     values = [m.get(key, t.get(key)) for t, m in zip(texts, metadata)]
     for text, value in zip(texts, values):
@@ -168,11 +181,22 @@ def _integers(texts: Sequence[Mapping[str, Any]], metadata: Sequence[dict[str, A
 
 
 def _finite(field: str, values: Sequence[Any], names: _Names, at_least: float = -math.inf) -> np.ndarray:
-    column = np.asarray(values, np.float64)
+    column = _floats(field, values, names)
     for row in np.flatnonzero(~np.isfinite(column) | (column < at_least))[:1].tolist():
         rule = "be finite" if at_least == -math.inf else f"be finite and >= {at_least:g}"
         raise ValueError(f"text {names[row]}: {field}={values[row]} must {rule}")
     return column
+
+
+def _floats(field: str, values: Sequence[Any], names: _Names) -> np.ndarray:
+    """float64 `[N]`; raises ValueError naming the first text whose value is no number."""
+    try:
+        return np.asarray(values, np.float64)
+    except (TypeError, ValueError):
+        for row, value in enumerate(values):
+            if not isinstance(value, int | float | np.number):
+                raise ValueError(f"text {names[row]}: {field}={value!r} must be a number") from None
+        raise
 
 
 def _optional(
@@ -186,7 +210,7 @@ def _optional(
         resolve_field(field, t.get(field), key, m, names[i]) if t.get(field) is not None or key in m else None
         for i, (t, m) in enumerate(zip(texts, metadata))
     ]
-    column = np.array([math.nan if value is None else float(value) for value in values], np.float64)
+    column = _floats(field, [math.nan if value is None else value for value in values], names)
     for row in np.flatnonzero(np.isinf(column))[:1].tolist():
         raise ValueError(f"text {names[row]}: {field}={values[row]} must be finite")
     return column
@@ -215,9 +239,9 @@ def _given_places(
             raise ValueError(
                 f"text {names[row]}: metadata needs {SITUATION_KEY}, {INDEX_KEY} and {LENGTH_KEY} together"
             )
-        if not 0 <= int(at) < int(of):
+        if not all(isinstance(value, int | np.integer) for value in (at, of)) or not 0 <= at < of:
             raise ValueError(f"text {names[row]}: {INDEX_KEY}={at} is not in 0..{LENGTH_KEY}-1 (length {of})")
-        index[row], length[row] = int(at), int(of)
+        index[row], length[row] = at, of
     return index, length
 
 

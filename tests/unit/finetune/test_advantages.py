@@ -275,6 +275,34 @@ def meta(**fields: Any) -> dict[str, Any]:
             [text(1, 2, 0, metadata=meta(group="b", local_index=2, segment_length=2))],
             r"text g/1/2: step_advantage_local_index=2 is not in",
         ),
+        (
+            [text(1, 2, 0, situation="b", metadata=meta(local_index="x", segment_length=2))],
+            r"text g/1/2: step_advantage_local_index=x is not in",
+        ),
+        ([text(1, 2, 0, metadata=meta(group="b", segment_length=2))], r"text g/1/2: metadata needs"),
+        (
+            [text(1, 2, 0, padding_reward=0.5, metadata={"padding_reward": 0.25})],
+            r"text g/1/2: padding_reward=0.5 contradicts metadata.padding_reward=0.25; give one",
+        ),
+        (
+            [text(1, 2, 0, situation="a", padding_value=1, metadata=meta(padding_value=0))],
+            r"text g/1/2: padding_value=1 contradicts",
+        ),
+        (
+            [
+                text(1, s, 0, metadata=meta(group="a", local_index=0, segment_length=1 + s))
+                for s in range(1, 3)
+            ],
+            r"text g/1/1: step_advantage_segment_length=2 differs within its segment",
+        ),
+        (
+            [text(1, 2, 0, situation="a", position="pool", metadata=meta(local_index=1, segment_length=2))],
+            r"text g/1/2: a pooled text is index 0 of 1, not 1 of 2",
+        ),
+        ([text(1, 2, 0, situation=3)], r"text g/1/2: situation=3 must be a string"),
+        ([text(1, 2, 0, position="start")], r"text g/1/2: position='start' must be one of end, pool"),
+        ([text(1, 2, 0, loss_weight="much")], r"text g/1/2: loss_weight='much' must be a number"),
+        ([text(1, 2, 0, padding_reward=[1])], r"text g/1/2: padding_reward=\[1\] must be a number"),
         ([text(1, 2, 0, loss_weight=-1.0)], r"text g/1/2: loss_weight=-1.0 must be finite and >= 0"),
         ([text(1, 2, 0, situation="a", padding_value=float("inf"))], r"text g/1/2: padding_value=inf"),
         ([text(1, 2, 0, position="pool")], r"text g/1/2: position is 'pool' without a situation"),

@@ -21,7 +21,8 @@ def naive(
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
 @pytest.mark.parametrize("chunk_elements", [1, 50, 1 << 20])
 @pytest.mark.parametrize("with_bias", [False, True])
-def test_values_and_gradients(temperature: float, chunk_elements: int, with_bias: bool) -> None:
+@pytest.mark.parametrize("used", ["both", "logprobs", "entropy"])
+def test_values_and_gradients(temperature: float, chunk_elements: int, with_bias: bool, used: str) -> None:
     torch.manual_seed(3)
     leaves = [torch.randn(7, 5), torch.randn(11, 5)] + ([torch.randn(11)] if with_bias else [])
     targets = torch.randint(0, 11, (7,))
@@ -34,7 +35,8 @@ def test_values_and_gradients(temperature: float, chunk_elements: int, with_bias
             found, entropy = token_scores(hidden, weight, targets, temperature, bias, chunk_elements)
         else:
             found, entropy = naive(hidden, weight, bias, targets, temperature)
-        (upstream[0] * found + upstream[1] * entropy).sum().backward()
+        terms = {"logprobs": upstream[0] * found, "entropy": upstream[1] * entropy}
+        (terms["logprobs"] + terms["entropy"] if used == "both" else terms[used]).sum().backward()
         results.append([found, entropy, *(x.grad for x in (hidden, weight, *rest))])
     for ours, expected in zip(*results):
         torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
@@ -92,7 +94,8 @@ def test_any_shape_equals_the_plain_softmax_in_float64(
     for ours, expected in zip((hidden, weight), exact):
         assert ours.grad is not None and expected.grad is not None
         difference = (ours.grad.double() - expected.grad).norm()
-        assert float(difference) <= 1e-4 * float(expected.grad.norm()) + 1e-4
+        # Float32 loses digits in proportion to the size of the logits.
+        assert float(difference) <= 5e-5 * (1 + scale / temperature) * float(expected.grad.norm()) + 1e-4
 
 
 def test_no_matrix_over_the_vocabulary_is_kept_for_the_backward() -> None:

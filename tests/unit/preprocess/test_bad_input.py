@@ -13,7 +13,7 @@ import pytest
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.preprocess.loop import _warn_about_role_weights
 from pipelinerl.preprocess.rejections import LEAST, Rejections
-from pipelinerl.preprocess.validate import Record
+from pipelinerl.preprocess.validate import Record, metadata_of
 from tests.unit.finetune.builders import group
 from tests.unit.finetune.conftest import VOCAB
 from tests.unit.preprocess.conftest import Bench
@@ -132,6 +132,9 @@ WHOLE_GROUP = {
     "pool without a situation": (put(position="pool"), "bad_labels"),
     "negative loss weight": (put(loss_weight=-1.0), "bad_labels"),
     "loss weight nan": (put(loss_weight=NAN), "bad_labels"),
+    "situation a number": (put(situation=3), "bad_labels"),
+    "no such position": (put(situation="a", position="start"), "bad_labels"),
+    "metadata a word": (put(metadata="none"), "foreign_index"),
     "infinite padding": (put(situation="a", padding_value=INF), "bad_labels"),
 }
 CASES = [(name, *case, 1) for name, case in ONE_TEXT.items()]
@@ -150,7 +153,7 @@ def test_a_bad_sample_is_counted_and_the_others_are_trained(
     assert bench.preprocess.write_steps()
     trained = [tuple(t) for batch in bench.batches() for t in batch.text_ids]
     assert len(set(trained)) == 8 and ("g1", 0, 0) not in trained
-    ended = {(t["group_id"], t["metadata"]["rollout_index"]) for t in bad[:lost]}
+    ended = {(t["group_id"], metadata_of(t).get("rollout_index")) for t in bad[:lost]}
     assert sum(bench.ledger().values()) == len(ended) and {r for _, r in bench.ledger()} == {reason}
 
 
