@@ -191,12 +191,13 @@ def _finite(field: str, values: Sequence[Any], names: _Names, at_least: float = 
 def _floats(field: str, values: Sequence[Any], names: _Names) -> np.ndarray:
     """float64 `[N]`; raises ValueError naming the first text whose value is no number."""
     try:
-        return np.asarray(values, np.float64)
+        column = np.asarray(values, np.float64)
+        if column.ndim == 1:
+            return column
     except (TypeError, ValueError):
-        for row, value in enumerate(values):
-            if not isinstance(value, int | float | np.number):
-                raise ValueError(f"text {names[row]}: {field}={value!r} must be a number") from None
-        raise
+        pass  # the loop below finds the text that is to blame
+    row = next(i for i, value in enumerate(values) if not isinstance(value, int | float | np.number))
+    raise ValueError(f"text {names[row]}: {field}={values[row]!r} must be a number")
 
 
 def _optional(
