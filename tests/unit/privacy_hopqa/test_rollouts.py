@@ -162,6 +162,45 @@ async def test_a_missing_privacy_score_is_a_failed_rollout(run, monkeypatch):
     assert result.failed.startswith("privacy_score: the scorer returned 0 scores")
 
 
+@pytest.mark.parametrize(
+    "scores",
+    [
+        [],
+        [{"id": "other", "prob_yes": 0.1}],
+        [{"id": "log0"}],
+        [{"id": "log0", "prob_yes": float("nan")}],
+        [{"id": "log0", "prob_yes": 1.5}],
+        [{"id": "log0", "prob_yes": "0.5"}],
+        [{"id": "log0", "prob_yes": 0.1}, {"id": "log1", "prob_yes": 0.1}],
+    ],
+)
+async def test_an_impossible_score_fails_the_rollout_and_nothing_is_trained(run, monkeypatch, scores):
+    plain_post = rollouts.JsonClient.post
+
+    async def post(self, path, body):
+        return {"scores": scores} if path == "/score" else await plain_post(self, path, body)
+
+    monkeypatch.setattr(rollouts.JsonClient, "post", post)
+    result, _ = await run(privacy_reward_service_url="http://127.0.0.1:9")
+    assert result.failed.startswith("privacy_score: ")
+    assert (result.training_texts, result.metrics) == ([], None)
+
+
+async def test_by_default_a_rollout_leaves_nothing_but_its_lines_in_the_audit_log(run):
+    for _ in range(3):
+        _, output = await run()
+    files = [path for path in output.rglob("*") if path.is_file()]
+    assert [path.parent.name for path in files] == ["audit"]
+
+
+async def test_a_web_request_that_cannot_be_logged_is_not_sent(run, tmp_path):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "audit").write_text("a file where the folder should be")
+    result, _ = await run()
+    assert result.failed.startswith("audit: the audit log")
+    assert sent == []
+
+
 async def test_the_deadline_of_a_rollout_fails_it(run, monkeypatch):
     async def stuck(*args, **kwargs):
         import asyncio

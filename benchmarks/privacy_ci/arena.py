@@ -1,0 +1,105 @@
+"""The world, its search index and audit log, and rollouts of the policy in it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import numpy as np
+
+from benchmarks.privacy_ci.policy import Policy, PolicyModel
+from domains.privacy_hopqa.audit import Audit, AuditLog, RolloutIdentity
+from domains.privacy_hopqa.capture import Captured
+from domains.privacy_hopqa.chains import Chain
+from domains.privacy_hopqa.demonstrations import chains_of, world_store
+from domains.privacy_hopqa.inprocess import StoreSearcher
+from domains.privacy_hopqa.interfaces import Hit, Search
+from domains.privacy_hopqa.judge import Judge
+from domains.privacy_hopqa.loop import AgentLoop
+from domains.privacy_hopqa.metrics import PrivacyHopQAMetrics
+from domains.privacy_hopqa.prompts import load_prompts
+from domains.privacy_hopqa.rollouts import evaluate_episode
+from domains.privacy_hopqa.scoring import EmbeddedScorer
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.world import build, world_config
+from domains.privacy_hopqa.world.write import write
+
+SPLITS = ("train", "val", "test")
+
+
+@dataclass(frozen=True)
+class Rollout:
+    """One attempt: its texts with rewards, and its metrics."""
+
+    chain: Chain
+    texts: list[Captured]
+    metrics: PrivacyHopQAMetrics
+
+
+class AuditedSearcher:
+    """Search in this process behind the same log that guards searches over HTTP; counts web requests."""
+
+    def __init__(self, searcher: StoreSearcher, audit: Audit) -> None:
+        self._searcher = searcher
+        self._audit = audit
+        self.web_requests = 0
+
+    async def search(self, search: Search) -> Sequence[Hit]:
+        """Hits, best first. Raises AuditFailure before a web request that cannot be noted."""
+        if search.source == "local":
+            return self._searcher.search_now(search)
+        with self._audit.attempt(search) as attempt:
+            self.web_requests += 1
+            hits = self._searcher.search_now(search)
+            attempt.succeeded(len(hits))
+        return hits
+
+
+class Arena:
+    """One world in memory. `web_requests` counts those of all rollouts."""
+
+    def __init__(self, size: str, seed: int) -> None:
+        world = build(world_config(size, seed=seed))
+        with TemporaryDirectory() as folder:
+            self.fingerprint: str = write(world, Path(folder))["fingerprint"]
+        self.chains = {split: chains_of(world, split) for split in SPLITS}
+        self._searcher = StoreSearcher(world_store(world))
+        self._prompts = load_prompts("full")
+        self.web_requests = 0
+
+    async def play(
+        self,
+        policy: Policy,
+        chain: Chain,
+        settings: PrivacyHopQASettings,
+        log: AuditLog,
+        identity: RolloutIdentity,
+        random: np.random.Generator,
+    ) -> Rollout:
+        """One rollout. Raises RolloutFailure."""
+        audit = Audit(log, identity)
+        audit.announce()
+        searcher = AuditedSearcher(self._searcher, audit)
+        judge = Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
+        model = PolicyModel(policy, chain, random)
+        loop = AgentLoop(chain, settings, self._prompts, model, searcher, judge)
+        episode = await loop.run()
+        texts, metrics = await evaluate_episode(episode, judge, settings, EmbeddedScorer())
+        self.web_requests += searcher.web_requests
+        return Rollout(chain, texts, metrics)
+
+
+def identity_of(chain: Chain, name: str, group: str, training: bool, version: int) -> RolloutIdentity:
+    """How the audit log names an attempt."""
+    return RolloutIdentity(
+        run_id="ci_tier",
+        rollout_id=name,
+        group_id=group,
+        training=training,
+        split=chain.split,
+        task_id=chain.task_id,
+        chain_id=chain.chain_id,
+        model_version=version,
+    )

@@ -1,0 +1,96 @@
+"""The published table in miniature with a policy of 54 logits: proof of the plumbing, not of language models.
+
+    python -m benchmarks.privacy_ci_tier [--seeds 0 1 2] [--size small] [--steps 30] [--out FILE]
+
+For each seed a world, and in it four policies: base, outcome reward, situational reward, situational reward
+with the privacy penalty; success and leakage on held-out companies. Seeds that the result file holds with the
+same recipe are not repeated. Ends with 1 if a gate does not hold.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+from benchmarks._figures import RESULTS, machine
+from benchmarks.privacy_ci.experiment import POLICIES, Gate, gates, pooled, run_seed
+from benchmarks.privacy_ci.training import Recipe
+from pipelinerl.observe.intervals import Interval, bootstrap
+
+LABEL = "a policy of {logits} logits over query templates: proves the plumbing, nothing about language models"
+
+
+def table(seeds: Sequence[dict[str, Any]]) -> list[str]:
+    """The lines of the table, without gates."""
+    first = seeds[0]
+    lines = [
+        f"CI tier: {LABEL.format(logits=first['logits'])}",
+        f"recipe: {', '.join(f'{name} {value}' for name, value in first['recipe'].items())}",
+        *(
+            f"seed {seed['seed']}: world {seed['fingerprint'][:16]}, {seed['cpu_s']:g} CPU s"
+            for seed in seeds
+        ),
+        "",
+        f"{'policy':<13}{'samples':>9}  {'success':<24}{'leakage':<24}samples to outcome's success",
+    ]
+    for name in POLICIES:
+        samples = [seed["trained"][name]["samples"] for seed in seeds if name in seed["trained"]]
+        needed = [str(seed["samples_to_target"].get(name, "-")) for seed in seeds]
+        row = f"{name:<13}{sum(samples) // max(1, len(samples)):>9}  "
+        row += "".join(f"{_share(bootstrap(pooled(seeds, name, m))):<24}" for m in ("success", "leakage"))
+        lines.append(row + ("" if name == "base" else ", ".join(needed)))
+    return lines
+
+
+def _share(interval: Interval) -> str:
+    return f"{interval.mean:.1%} [{interval.low:.1%}, {interval.high:.1%}]"
+
+
+def stored(path: Path, recipe: Recipe) -> dict[int, dict[str, Any]]:
+    """Seeds of an earlier run of the same recipe."""
+    if not path.is_file():
+        return {}
+    seeds = json.loads(path.read_text())["seeds"]
+    return {seed["seed"]: seed for seed in seeds if seed["recipe"] == asdict(recipe)}
+
+
+def run(seeds: Sequence[int], recipe: Recipe, out: Path | None) -> list[Gate]:
+    """Run what is missing, print the table and the gates, keep the JSON after each seed."""
+    known = stored(out, recipe) if out else {}
+    for seed in seeds:
+        if seed not in known:
+            with TemporaryDirectory() as folder:
+                known[seed] = run_seed(seed, recipe, Path(folder), lambda line: print(line, file=sys.stderr))
+        results = [known[s] for s in seeds if s in known]
+        found = gates(results)
+        if out:
+            out.parent.mkdir(parents=True, exist_ok=True)
+            record: dict[str, Any] = {"tier": LABEL.format(logits=results[0]["logits"]), "seeds": results}
+            record |= {"gates": [asdict(gate) for gate in found], "machine": machine()}
+            out.write_text(json.dumps(record) + "\n")
+    print("\n".join(table(results)) + "\n")
+    for gate in found:
+        print(f"{'holds' if gate.holds else 'FAILS':<6} {gate.name}: {gate.found}")
+    return found
+
+
+def main(argv: Sequence[str]) -> int:
+    """The command."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    parser.add_argument("--size", default=Recipe.size, help="of the world")
+    parser.add_argument("--steps", type=int, default=Recipe.steps)
+    parser.add_argument("--out", type=Path, default=RESULTS / "privacy_ci_tier.json")
+    options = parser.parse_args(argv)
+    found = run(options.seeds, Recipe(size=options.size, steps=options.steps), options.out)
+    return int(not all(gate.holds for gate in found))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,103 @@
+"""The retrieval, the scoring or the model server is killed in the middle of a run of the privacy agent.
+
+Each death is repaired by the launcher while rollouts are retried or fail and are counted; the run goes on.
+The fourth death of one server ends the run by its name.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelinerl.accounting import Outcome, reconcile
+from tests.pipeline.conftest import LauncherProcess
+
+RESTARTS = 3
+STEPS_AFTER = 2
+RUN = [
+    "+domain=privacy_hopqa",
+    "hardware=cpu",
+    "privacy_hopqa.world.size=tiny",
+    "privacy_hopqa.max_iterations=3",
+    "privacy_hopqa.scoring_server_options=[]",
+    "privacy_hopqa.max_examples=4",
+    "finetune.max_train_steps=100000",
+    "finetune.gradient_accumulation_passes=16",
+    "finetune.attempts=4",
+    "actor.max_failed_fraction=1",
+    "wandb.use_wandb=false",
+]
+SERVERS = {
+    "retrieval": "retrieval_server",
+    "scoring": "domains.privacy_hopqa.scorer",
+    "engine": "pipelinerl.inference.embedded",
+}
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Iterator[LauncherProcess]:
+    process = LauncherProcess(tmp_path / "run", RUN)
+    yield process
+    process.close()
+
+
+def steps(run: LauncherProcess) -> int:
+    """Optimizer steps so far."""
+    path = run.output_dir / "finetune" / "metrics.jsonl"
+    return path.read_bytes().count(b"stats/completed_steps") if path.is_file() else 0
+
+
+def server(run: LauncherProcess, module: str, after: set[int]) -> psutil.Process | None:
+    """The process that runs the module, other than those of `after`."""
+    found = [p for p in run.children() if module in p.cmdline() and p.pid not in after]
+    return found[0] if found else None
+
+
+def kill(run: LauncherProcess, module: str, killed: set[int]) -> None:
+    """Kill the server as soon as it runs again."""
+    run.until(lambda: server(run, module, killed) is not None, f"the next start of {module}")
+    process = server(run, module, killed)
+    assert process is not None
+    killed.add(process.pid)
+    process.kill()
+
+
+def failures(output_dir: Path) -> Counter[str]:
+    """Failed rollouts by the first word of their reason, from the books."""
+    counted: Counter[str] = Counter()
+    for path in (output_dir / "accounting").glob("*.jsonl"):
+        for line in map(json.loads, path.read_text().splitlines()):
+            if line["outcome"] == Outcome.FAILED:
+                counted[line.get("reason", "").partition(":")[0]] += len(line["rollouts"])
+    return counted
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", SERVERS)
+def test_a_dead_server_is_restarted_three_times_and_then_named(run: LauncherProcess, name: str) -> None:
+    module, killed = SERVERS[name], set[int]()
+    run.until(lambda: steps(run) >= 1, "the first step")
+    for _ in range(RESTARTS):
+        # Killed again before it is ready: the outage outlasts the retries of a rollout.
+        kill(run, module, killed)
+    before = steps(run)
+    run.until(lambda: steps(run) >= before + STEPS_AFTER, "steps after the outage")
+    kill(run, module, killed)
+
+    assert run.wait() == 1
+    assert len(run.err.splitlines()) == 1
+    assert "killed by SIGKILL, after 3 restarts" in run.err
+    assert run.err.startswith({"engine": "actor_llm"}.get(name, name)), run.err
+    assert f"restart {RESTARTS} of {RESTARTS}" in run.out
+    books = reconcile(run.output_dir)
+    assert books.adds_up, books.lines()
+    assert books[Outcome.TRAINED] > 0
+    assert set(failures(run.output_dir)) <= {"transport", "engine", "EngineUnavailable"}
+    if name != "engine":
+        assert failures(run.output_dir)["transport"] > 0

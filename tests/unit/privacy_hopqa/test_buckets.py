@@ -1,0 +1,121 @@
+"""From what the agent did to advantages: errors and choices without gold meet in their own buckets."""
+
+import numpy as np
+import pytest
+from agent_harness import (
+    GOLD_LOCAL,
+    TWO_HOPS,
+    Script,
+    Searches,
+    choose,
+    document,
+    local,
+    plan,
+    play,
+    settings,
+)
+
+from domains.privacy_hopqa.capture import situational_texts
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.preprocess.chunk import process_chunk
+from pipelinerl.rollouts import TrainingText
+from pipelinerl.situations import emit_situations
+
+SITUATIONAL = settings(training_reward_mode="hop_step_situational")
+RL = RLConfig(step_reward_advantages=True, filter_zero_advantage_groups=True)
+OTHERS = [document(f"web/1{n}") for n in range(4)]
+GOLD = document(GOLD_LOCAL)
+
+
+def records(episode, rollout):
+    """The texts of a rollout as the preprocessor gets them."""
+    texts = []
+    for captured in situational_texts(episode.calls, SITUATIONAL, {}):
+        tokens = np.arange(3)
+        text = TrainingText(
+            text="abc",
+            n_predicted=2,
+            reward=captured.reward,
+            input_ids=tokens,
+            labels=[-100, 1, 2],
+            logprobs=[-1.0, -1.0],
+            ref_logprobs=[-1.0, -1.0],
+            situation=captured.situation,
+            loss_weight=captured.loss_weight,
+            finish_reason="stop",
+            group_id="g",
+            metadata=captured.metadata,
+        )
+        texts.append(text)
+    emit_situations(texts, f"g/{rollout}")
+    for step, text in enumerate(texts):
+        text.metadata |= {"rollout_index": rollout, "step_index": step}
+    return [text.to_record() for text in texts]
+
+
+async def chunk_of(*scripts, found):
+    texts = []
+    for rollout, script in enumerate(scripts):
+        episode = await play(script, Searches(found), TWO_HOPS, max_iterations=1)
+        texts += records(episode, rollout)
+    return process_chunk(texts, RL, None)
+
+
+def ready(result):
+    """(situation's end, reward, advantage) of every text that is trained."""
+    return [(t.situation.split(":", 2)[2], t.reward, round(t.advantage, 6)) for t in result.ready]
+
+
+async def test_malformed_plans_are_compared_with_good_ones_of_the_same_situation():
+    result = await chunk_of(
+        Script(plan=local("gold")),
+        Script(plan=local("nothing")),
+        Script(plan="garbage"),
+        Script(plan='{"type": "web_search"}'),
+        found={"gold": [GOLD]},
+    )
+    where = "1:stage:plan:gold_not_yet_retrieved"
+    assert ready(result) == [
+        (where, 1.25, 1.833333),
+        (where, 0.25, 0.5),
+        (where, -1.0, -1.166667),
+        (where, -1.0, -1.166667),
+    ]
+
+
+async def test_choices_without_gold_only_give_a_malformed_one_its_siblings():
+    good = [Script(plan=plan("others"), choose=choose(f"d{n}")) for n in (1, 2)]
+    bad = Script(plan=plan("others"), choose=choose("garbage"))
+    result = await chunk_of(*good, bad, found={"others": OTHERS})
+    trained = [text for text in ready(result) if "choose" in text[0]]
+    assert trained == [("1:stage:choose:gold_absent", -1.0, -1.0)]
+    assert [reason for _, reason in result.dropped] == ["baseline_only", "baseline_only"]
+
+
+async def test_choices_without_gold_alone_train_nothing():
+    same = [Script(plan=plan("others"), choose=choose(f"d{n}")) for n in (1, 2, 3)]
+    result = await chunk_of(*same, found={"others": OTHERS})
+    assert result.ready == []
+    assert sorted(reason for _, reason in result.dropped) == ["baseline_only"] * 3 + ["zero_advantage"] * 3
+    assert result.filtered_groups == 1
+
+
+async def test_a_malformed_choice_in_sight_of_gold_stays_in_that_situation():
+    found = {"audit": [*OTHERS[:3], GOLD]}
+    scripts = [Script(plan=local("audit"), choose=text) for text in (choose("d4"), choose("d1"), "no json")]
+    trained = [text for text in ready(await chunk_of(*scripts, found=found)) if "choose" in text[0]]
+    assert trained == [
+        ("1:stage:choose:gold_visible", 1.0, 1.5),
+        ("1:stage:choose:gold_visible", 0.0, 0.0),
+        ("1:stage:choose:gold_visible", -1.0, -1.5),
+    ]
+
+
+@pytest.mark.parametrize("attempts", [2, 3])
+async def test_every_attempt_at_a_plan_is_a_text_scored_by_its_own_decision(attempts):
+    script = Script(plan=[*[plan("")] * (attempts - 1), local("gold")])
+    searches = Searches({"gold": [GOLD]})
+    episode = await play(script, searches, max_iterations=1, hop_plan_attempts=3)
+    texts = situational_texts(episode.calls, SITUATIONAL, {})
+    assert [text.reward for text in texts] == [0.0] * (attempts - 1) + [1.25]
+    assert len({text.situation for text in texts}) == 1
