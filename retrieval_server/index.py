@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 from retrieval_server import manifest
 from retrieval_server.backends import default_index
@@ -40,14 +41,11 @@ def build(
     corpus, `IndexMismatch` for an index that does not fit or is being built by another process, `OSError`.
     """
     index.parent.mkdir(parents=True, exist_ok=True)
+    working = index.with_name(f"{index.name}.building")
     with _only_builder(index):
-        if index.exists():
-            try:
-                return _finished(index, web)
-            except IndexMismatch:
-                if not replace:
-                    raise
-        working = index.with_name(f"{index.name}.building")
+        if (found := _finished(index, web, replace)) is not None:
+            shutil.rmtree(working, ignore_errors=True)  # left by a kill right after the publication
+            return found
         with progress("reading the corpus", web.stat().st_size) as read:
             corpus = Corpus.of(web, read)
         _open_working_folder(working, corpus, replace)
@@ -60,22 +58,36 @@ def build(
             postings = merge(segments, vocabulary, result, merged, postings_at_a_time)
         made = _manifest(segments[-1].counts if segments else Counts(), postings, corpus, result)
         if not corpus.is_same_file(web):
+            shutil.rmtree(working)
             raise CorpusError(f"{web} changed while it was indexed; leave it alone and run the build again")
         _publish(made, result, index)
         shutil.rmtree(working)
     return made
 
 
-def _finished(index: Path, web: Path) -> Manifest:
-    found = Manifest.read(index)
-    found.check(index, web)
+def _finished(index: Path, web: Path, replace: bool) -> Manifest | None:
+    """The index that is there and fits, None if there is none or it may be replaced."""
+    if not index.exists():
+        return None
+    try:
+        found = Manifest.read(index)
+        found.check(index, web)
+    except IndexMismatch:
+        if not replace:
+            raise
+        return None
     return found
 
 
 @contextmanager
 def _only_builder(index: Path) -> Iterator[None]:
     """Hold the build's lock, which the system frees when the process ends, however it ends."""
-    with index.with_name(f"{index.name}.lock").open("w") as lock:
+    path = index.with_name(f"{index.name}.lock")
+    try:
+        opened = path.open("w")
+    except OSError as error:
+        raise OSError(f"cannot write {path}: {error.strerror}; pass --index DIR for another place") from error
+    with opened as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -85,20 +97,27 @@ def _only_builder(index: Path) -> Iterator[None]:
 
 def _open_working_folder(working: Path, corpus: Corpus, replace: bool) -> None:
     """Go on with the build that is there if it is of this corpus and program, else begin one."""
-    plan = {"parameters": manifest.parameters(), "corpus": asdict(corpus)}
     path = working / _PLAN
-    if path.is_file() and not replace:
-        remedy = "give the corpus back, or pass --replace to begin anew"
-        found = json.loads(path.read_bytes())
-        check_parameters(found["parameters"], working, "pass --replace to begin anew")
-        if found["corpus"]["sha256"] != corpus.sha256:
-            raise IndexMismatch(f"{working} was begun with another content of the corpus; {remedy}")
-        return
+    if path.is_file():
+        try:
+            _check_plan(json.loads(path.read_bytes()), corpus, working)
+            return
+        except IndexMismatch:
+            if not replace:
+                raise
     shutil.rmtree(working, ignore_errors=True)
     working.mkdir()
     unnamed = working / f"{_PLAN}.unfinished"
+    plan = {"parameters": manifest.parameters(), "corpus": asdict(corpus)}
     manifest.write_synced(unnamed, json.dumps(plan, indent=1).encode())
     unnamed.rename(path)
+
+
+def _check_plan(plan: dict[str, Any], corpus: Corpus, working: Path) -> None:
+    remedy = "pass --replace to begin anew"
+    check_parameters(plan["parameters"], working, remedy)
+    if plan["corpus"]["sha256"] != corpus.sha256:
+        raise IndexMismatch(f"{working} was begun with another content of the corpus; {remedy}")
 
 
 def _manifest(counts: Counts, postings: int, corpus: Corpus, folder: Path) -> Manifest:

@@ -180,6 +180,28 @@ def test_a_half_build_of_another_corpus_is_refused(web: Path, tmp_path: Path) ->
     assert build(web, index, replace=True).documents == 54
 
 
+def test_replace_keeps_a_half_build_that_fits(web: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    with pytest.raises(Killed):
+        build(web, index, progress=killer("merging", 1), postings_at_a_time=30)  # type: ignore[arg-type]
+    kept = {path: path.stat().st_ino for path in tmp_path.glob("index.building/segment-*")}
+    assert len(kept) > 2
+    build(web, index, replace=True, progress=check_kept(kept), postings_at_a_time=30)  # type: ignore[arg-type]
+
+
+def test_what_a_kill_after_the_publication_left_is_removed(web: Path, tmp_path: Path) -> None:
+    build(web, tmp_path / "index")
+    (tmp_path / "index.building" / "segment-000000").mkdir(parents=True)
+    build(web, tmp_path / "index")
+    assert not (tmp_path / "index.building").exists()
+
+
+def test_a_place_that_cannot_be_written_is_named(web: Path, tmp_path: Path) -> None:
+    (tmp_path / "index.lock").mkdir()
+    with pytest.raises(OSError, match=r"cannot write .*index\.lock: .*; pass --index DIR"):
+        build(web, tmp_path / "index")
+
+
 @pytest.mark.parametrize("name", ["data.csc.index.npy", "terms.bin", "id_ranks.npy", "params.index.json"])
 def test_a_damaged_index_is_refused_by_the_file(name: str, web: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
@@ -218,6 +240,7 @@ def test_a_corpus_that_changes_under_the_build_is_refused(web: Path, tmp_path: P
     with pytest.raises(CorpusError, match="changed while it was indexed"):
         build(web, tmp_path / "index", progress=progress)
     assert not (tmp_path / "index").exists()
+    assert build(web, tmp_path / "index").documents == 54
 
 
 def test_a_broken_row_is_named_with_its_line_also_after_a_resume(web: Path, tmp_path: Path) -> None:

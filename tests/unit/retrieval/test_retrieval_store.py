@@ -156,7 +156,7 @@ def test_text_that_is_not_utf8_is_named(data: Path) -> None:
 def test_the_server_imports_neither_pipelinerl_nor_domains() -> None:
     code = (
         "import sys, retrieval_server.__main__ as m\n"
-        "print([n for n in sys.modules if n.split('.')[0] in ('pipelinerl', 'domains', 'torch')])"
+        "print([n for n in sys.modules if n.split('.')[0] in ('pipelinerl', 'domains', 'torch', 'bm25s')])"
     )
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
