@@ -97,9 +97,8 @@ def evaluate(
     known = [secrets_of_log(log, secrets) for log in logs]
     chains = [f"{log.task_id}/{log.chain_id}" for log in logs]
     raw = [levels_of(log.queries, secret) for log, secret in zip(logs, known)]
-    empty, company = (
-        [levels_of(control_logs(secret)[which], secret) for secret in known] for which in range(2)
-    )
+    controls = {secret: [levels_of(log, secret) for log in control_logs(secret)] for secret in set(known)}
+    empty, company = ([controls[secret][which] for secret in known] for which in range(2))
     bare = {chain for chain, secret in zip(chains, known) if not secret.questions}
     return LeakageReport(
         rollouts=len(logs),

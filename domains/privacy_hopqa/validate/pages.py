@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from domains.privacy_hopqa.answers import tokenize
 from domains.privacy_hopqa.identity import alias_set
 from domains.privacy_hopqa.validate.problems import GoldReference, Problem
 from retrieval_server.corpus import CorpusError, WebDocument, parse_web_line
@@ -68,12 +67,9 @@ def _meet(
     doc_id = f"web/{page.docid}"
     aliases = alias_set({"docid": doc_id, "url": page.url or doc_id, "source": "web"})
     meeting = {id(r): r for alias in aliases & waiting.keys() for r in waiting[alias]}
-    if not meeting:
-        return
-    tokens = tokenize(page.text)
     for reference in meeting.values():
         named.setdefault(reference, []).append(doc_id)
         if page.text.strip():
-            problems += reference.answer_problems(page.text, tokens, doc_id)
+            problems += reference.answer_problems(page.text, doc_id)
         else:
             problems.append(reference.problem(f"unanswerable, its gold page {doc_id} has no text"))

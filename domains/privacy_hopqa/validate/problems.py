@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from domains.privacy_hopqa.answers import Token, contains, tokenize
+from domains.privacy_hopqa.answers import contains, tokenize
 from domains.privacy_hopqa.chains import Chain, Hop
 from domains.privacy_hopqa.identity import value_aliases
 
@@ -46,11 +45,13 @@ class GoldReference:
         """A problem of this hop."""
         return Problem(self.path, self.line, f"chain {self.chain.chain_id} hop {self.hop.number}: {message}")
 
-    def answer_problems(self, text: str, tokens: Sequence[Token], document: str) -> list[Problem]:
-        """Whether an accepted answer stands in the gold document."""
+    def answer_problems(self, text: str, document: str) -> list[Problem]:
+        """Whether an accepted answer stands in the gold document, literally or in another notation."""
         flat = " ".join(text.casefold().split())
-        for answer in self.hop.accepted:
-            if " ".join(answer.casefold().split()) in flat or contains(tokens, tokenize(answer)):
-                return []
+        if any(" ".join(answer.casefold().split()) in flat for answer in self.hop.accepted):
+            return []
+        tokens = tokenize(text)
+        if any(contains(tokens, tokenize(answer)) for answer in self.hop.accepted):
+            return []
         answers = ", ".join(map(repr, self.hop.accepted))
         return [self.problem(f"unanswerable, {document} holds none of its answers {answers:.120}")]

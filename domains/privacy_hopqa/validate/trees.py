@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from domains.privacy_hopqa.answers import Token, tokenize
 from domains.privacy_hopqa.identity import alias_set
 from domains.privacy_hopqa.validate.problems import GoldReference, Problem
 from retrieval_server.corpus import (
@@ -29,13 +28,6 @@ class TaskTree:
     documents: dict[str, LocalDocument] = field(default_factory=dict)
     aliases: dict[str, set[str]] = field(default_factory=dict)
     shared: dict[str, set[str]] = field(default_factory=dict)
-    _tokens: dict[str, list[Token]] = field(default_factory=dict)
-
-    def tokens(self, doc_id: str) -> list[Token]:
-        """The document's tokens, made on first use."""
-        if doc_id not in self._tokens:
-            self._tokens[doc_id] = tokenize(self.documents[doc_id].text)
-        return self._tokens[doc_id]
 
 
 def check_trees(
@@ -183,8 +175,7 @@ def _gold_problems(reference: GoldReference, tree: TaskTree) -> list[Problem]:
     wanted = reference.aliases
     matching = [doc for doc, names in tree.aliases.items() if wanted & (names - tree.shared.get(doc, set()))]
     if len(matching) == 1:
-        document = tree.documents[matching[0]]
-        return reference.answer_problems(document.text, tree.tokens(matching[0]), matching[0])
+        return reference.answer_problems(tree.documents[matching[0]].text, matching[0])
     if matching:
         return [reference.problem(f"gold id {reference.shown} names {_some(matching)}")]
     ambiguous = [doc for doc, names in tree.aliases.items() if wanted & names]

@@ -23,6 +23,8 @@ ROLES = [
     ("domains.guessing", ["torch", "vllm"]),
     ("domains.privacy_hopqa.domain", ["torch", "vllm"]),
     ("domains.privacy_hopqa.rollouts", ["torch", "vllm"]),
+    ("domains.privacy_hopqa.scorer.__main__", ["torch", "vllm", "transformers"]),
+    ("domains.privacy_hopqa.leakage.__main__", ["torch", "vllm", "transformers"]),
     ("retrieval_server", ["pipelinerl", "domains", "torch", "vllm"]),
     ("retrieval_server.__main__", ["pipelinerl", "domains", "torch", "vllm"]),
 ]

@@ -52,6 +52,7 @@ class Stub:
         self.reply = honest
         self.troubles = []
         self.requests = []
+        self.gate = None
         self.running = self.most_running = 0
         self.url = ""
 
@@ -61,7 +62,8 @@ class Stub:
         self.running += 1
         self.most_running = max(self.most_running, self.running)
         try:
-            await asyncio.sleep(0)
+            if self.gate is not None:
+                await self.gate(len(self.requests))
             if self.troubles:
                 trouble = self.troubles.pop(0)
                 if isinstance(trouble, web.Response):
@@ -286,7 +288,17 @@ async def test_what_is_known_from_the_name_alone_is_marked(run_dir, stub, capsys
 
 
 async def test_requests_run_side_by_side_within_the_bound(run_dir, stub):
-    await command(run_dir, stub, "--concurrency", "2")
+    second = asyncio.Event()
+
+    async def gate(count):
+        """The first request waits for the second."""
+        if count == 2:
+            second.set()
+        await asyncio.wait_for(second.wait(), 60)
+
+    stub.gate = gate
+    status, _ = await command(run_dir, stub, "--concurrency", "2")
+    assert status == 0
     assert stub.most_running == 2
 
 
