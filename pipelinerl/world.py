@@ -141,10 +141,19 @@ def place(
     if "actor" in roles:
         jobs.add("actor", "actor")
     if "preprocessor" in roles:
-        jobs.add("preprocessor", "preprocess")
+        jobs.add("preprocessor", "preprocess", gpus=_reference_gpus(cfg, jobs, trainer_gpus))
     if "finetune" in roles:
         jobs.add("finetune", "finetune", gpus=trainer_gpus)
     return jobs.all
+
+
+def _reference_gpus(cfg: Config, jobs: _Jobs, trainer_gpus: Sequence[int]) -> Sequence[int]:
+    """Without reference engines preprocess scores the reference itself, on the trainer's last device."""
+    rl = cfg.finetune.rl
+    scores = max(rl.kl_coef, rl.final_kl_coef) > 0
+    if not scores or any(job.kind == "preprocessor_llm" for job in jobs.all):
+        return ()
+    return trainer_gpus[-1:]
 
 
 def _engine_port(cfg: Config, ports: Ports, index: int) -> int:

@@ -129,10 +129,16 @@ def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[st
     """Restore optimizer, schedule position and random state; returns counters and the extra values.
 
     Hyperparameters such as the learning rate are those of the configuration, so that a resumed run may
-    change them.
+    change them. Raises ValueError when the state is that of another optimizer or model.
     """
     tensors = load_file(folder / "tensors.safetensors")
     described = json.loads((folder / "state.json").read_text())
+    saved, ours = described["optimiser"], _described_optimiser(learner)
+    if saved != ours:
+        raise ValueError(
+            f"{folder}: saved with {saved}, this run trains with {ours}; set finetune.optim and "
+            "finetune.model_class as before, or force_restart=true"
+        )
     state: dict[int, dict[str, torch.Tensor]] = {}
     for key, tensor in tensors.items():
         if key.startswith("optimiser."):
@@ -145,6 +151,13 @@ def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[st
     if "rng.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["rng.cuda"])
     return TrainingMetrics.from_dict(described["counters"]), described["extra"]
+
+
+def _described_optimiser(learner: Learner) -> str:
+    """What a saved state must agree with: the state of another optimizer or model would not fit."""
+    groups = learner.optimiser.param_groups
+    tensors = " + ".join(str(len(group["params"])) for group in groups)
+    return f"{type(learner.optimiser).__name__} over {tensors} tensors"
 
 
 def _restore_schedule(learner: Learner, completed: int) -> None:
@@ -166,6 +179,7 @@ def _save_state(folder: Path, learner: Learner, counters: TrainingMetrics, extra
         tensors["rng.cuda"] = torch.cuda.get_rng_state(learner.device)
     save_file(tensors, folder / "tensors.safetensors")
     described = {
+        "optimiser": _described_optimiser(learner),
         "completed_schedule_steps": learner.scheduler.last_epoch,
         "counters": counters.to_dict(),
         "extra": dict(extra),

@@ -307,4 +307,5 @@ def _reference_scorer(settings: PreprocessSettings) -> Any:
         settings.limits.seq_length,
         settings.threads,
         settings.reference_device,
+        settings.bfloat16,
     )

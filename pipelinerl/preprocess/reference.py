@@ -20,12 +20,18 @@ class ReferenceScorer:
     """A frozen copy of the model that training starts from."""
 
     def __init__(
-        self, model_path: str, temperature: float, seq_length: int, threads: int = 1, device: str = "cpu"
+        self,
+        model_path: str,
+        temperature: float,
+        seq_length: int,
+        threads: int = 1,
+        device: str = "cpu",
+        bfloat16: bool = False,
     ) -> None:
         torch.set_num_threads(threads)
         self._model = load_model(model_path, device).eval().requires_grad_(False)
         self._temperature, self._seq_length = temperature, seq_length
-        self._device = torch.device(device)
+        self._device, self._bfloat16 = torch.device(device), bfloat16
 
     @torch.inference_mode()
     def score(self, texts: Sequence[Record]) -> list[np.ndarray | None]:
@@ -44,12 +50,13 @@ class ReferenceScorer:
         learned = labels != MASKED_TOKEN_ID
         at = np.flatnonzero(learned & (positions > 0))
         ids = np.concatenate([np.asarray(text["input_ids"]) for text in texts])
-        hidden = hidden_states(
-            self._model,
-            self._tensor(ids)[None],
-            self._tensor(positions)[None],
-            Segments.from_offsets(offsets, self._device),
-        )[0]
+        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
+            hidden = hidden_states(
+                self._model,
+                self._tensor(ids)[None],
+                self._tensor(positions)[None],
+                Segments.from_offsets(offsets, self._device),
+            )[0]
         weight, bias = output_head(self._model)
         predictors = hidden[self._tensor(at - 1)]
         scores = token_scores(predictors, weight, self._tensor(labels[at]), self._temperature, bias)

@@ -38,6 +38,8 @@ class PreprocessSettings:
     start_deadline_s: float = 900.0
     threads: int = 1
     reference_device: str = "cpu"
+    bfloat16: bool = False
+    """Compute the reference as the policy is computed, under autocast to bfloat16."""
     reference_urls: tuple[str, ...] = ()
     """Engines that serve the reference model; empty: it is loaded into this process."""
 
@@ -45,6 +47,7 @@ class PreprocessSettings:
 def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
     """Read the typed tree; vocabulary and end of sequence come from the model's config.json."""
     finetune, preprocess = cfg.finetune, cfg.preprocess
+    jobs = [job for job in cfg.jobs if job.kind == "preprocessor"]
     ranks = max([1, *(len(job.gpus) for job in cfg.jobs if job.kind == "finetune")])
     texts = finetune.train_batch_size * finetune.gradient_accumulation_passes
     model_path = str(finetune.config_name or cfg.model_path)
@@ -72,7 +75,8 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
         data_deadline_s=cfg.actor.rollout_deadline_s,
         start_deadline_s=cfg.engine.start_deadline_s * 2,
         threads=cfg.hardware.threads_per_process,
-        reference_device="cuda" if cfg.hardware.kind == "gpu" else "cpu",
+        reference_device="cuda" if any(job.gpus for job in jobs) else "cpu",
+        bfloat16=finetune.load_as_bf16,
         reference_urls=tuple(job.url for job in cfg.jobs if job.kind == "preprocessor_llm"),
     )
 

@@ -53,6 +53,15 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, name: str) -> N
     assert any(not torch.equal(expected[key], before[key]) for key in expected)
 
 
+def test_the_state_of_another_optimiser_or_model_is_refused(tmp_path: Path) -> None:
+    write_steps(tmp_path, 4, 6)
+    Trainer(settings(tmp_path, tiny_model(), last_step=2), Ranks()).run()
+    with pytest.raises(ValueError, match=r"saved with AdamW over .*, this run trains with Lion over"):
+        Trainer(settings(tmp_path, tiny_model(), optim="lion"), Ranks())
+    with pytest.raises(ValueError, match=r"set finetune\.optim and finetune\.model_class as before"):
+        Trainer(settings(tmp_path, tiny_model(), value_head=True), Ranks())
+
+
 def test_lion_follows_its_algorithm() -> None:
     torch.manual_seed(0)
     weight = torch.nn.Parameter(torch.randn(3, 2))

@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from engine_harness import EOS, build_model, running_engine
 
+from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.preprocess.engine_reference import EngineReference
+from pipelinerl.preprocess.loop import _reference_scorer
 from pipelinerl.preprocess.reference import ReferenceScorer
+from pipelinerl.preprocess.settings import PreprocessSettings
+from pipelinerl.preprocess.validate import Limits
 from tests.unit.finetune.builders import record
+from tests.unit.finetune.conftest import tiny_model
 
 
 async def test_engines_score_what_the_model_scores(tmp_path: Path) -> None:
@@ -30,6 +36,18 @@ async def test_engines_score_what_the_model_scores(tmp_path: Path) -> None:
         assert ours is not None and theirs is not None and ours.shape == text["logprobs"].shape
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
     assert found[-1] is None  # no room in the context for the token that an engine must generate
+
+
+def test_the_scorer_is_what_the_placement_says(tmp_path: Path) -> None:
+    values = {"output_dir": tmp_path, "limits": Limits(31, 64, 4), "texts_per_step": 1, "last_step": 1}
+    plain = PreprocessSettings(model_path=str(tmp_path / "model"), rl=RLConfig(), **values)
+    assert _reference_scorer(plain) is None
+    with_kl = replace(plain, rl=RLConfig(kl_coef=0.1))
+    assert isinstance(
+        _reference_scorer(replace(with_kl, reference_urls=("http://127.0.0.1:1",))), EngineReference
+    )
+    tiny_model().save_pretrained(tmp_path / "model")
+    assert isinstance(_reference_scorer(with_kl), ReferenceScorer)
 
 
 def test_engines_that_do_not_answer_are_a_named_wait() -> None:

@@ -100,6 +100,21 @@ def test_reference_engines_lie_between_engines_and_trainer() -> None:
     assert placed[-1] == ("finetune", [3])
 
 
+def test_a_reference_is_an_engine_on_the_cpu_too() -> None:
+    jobs = place(config(**CPU, world={"preprocessor_fraction": 1}), (), free=lambda port: True)
+    reference = next(job for job in jobs if job.kind == "preprocessor_llm")
+    assert (reference.name, reference.url) == ("ref_vllm_0", "http://127.0.0.1:8180")
+
+
+def test_preprocess_gets_a_device_when_it_scores_the_reference_itself() -> None:
+    rl = {"kl_coef": 0.1, "final_kl_coef": 0.1}
+    placed = dict(summary(config(finetune={"rl": rl}), 4))
+    assert (placed["preprocessor"], placed["finetune"]) == ([3], [2, 3])
+    assert dict(summary(config(), 4))["preprocessor"] == []
+    world = {"actor_fraction": 4, "preprocessor_fraction": 1, "finetune_fraction": 3}
+    assert dict(summary(config(finetune={"rl": rl}, world=world), 4))["preprocessor"] == []
+
+
 @pytest.mark.parametrize(
     ("mode", "kinds"),
     [
