@@ -74,7 +74,7 @@ class Mixture:
     """The right words sent to the wrong place."""
     first_card: float = 0.30
     """A choice of the first card whatever it says."""
-    any_card: float = 0.20
+    any_card: float = 0.10
     """A choice of any card."""
 
 
@@ -188,20 +188,22 @@ class ScriptedModel:
             self._record("choose", request, played, exact=False)
         elif gold is not None:
             self._record("choose_first" if gold == 0 else "choose_other", request, self._selected(gold))
-            self._record_fewer(context, gold)
+            others = len(context.cards) - 1
+            self._record_shuffled("choose_fewer", context, gold, self.random.randint(1, min(3, others)))
+            self._record_shuffled("choose_shuffled", context, gold, others)
         return played
 
-    def _record_fewer(self, context: ChooseContext, gold: int) -> None:
-        """The same choice among fewer cards in another order: easy cases teach the comparison."""
-        others = [card for index, card in enumerate(context.cards) if index != gold]
-        cards = [
-            context.cards[gold],
-            *self.random.sample(others, self.random.randint(1, min(3, len(others)))),
-        ]
+    def _record_shuffled(self, kind: str, context: ChooseContext, gold: int, others: int) -> None:
+        """The same choice among `others` wrong cards in another order.
+
+        Few cards teach the comparison; a random place says that the rank is no argument.
+        """
+        wrong = [card for index, card in enumerate(context.cards) if index != gold]
+        cards = [context.cards[gold], *self.random.sample(wrong, others)]
         self.random.shuffle(cards)
         prompt = self.prompts.render(replace(context, cards=tuple(cards)))
         answer = self._selected(cards.index(context.cards[gold]))
-        self.recorded.append(Demonstration("choose_fewer", prompt.text, answer))
+        self.recorded.append(Demonstration(kind, prompt.text, answer))
 
     @staticmethod
     def _selected(index: int) -> str:

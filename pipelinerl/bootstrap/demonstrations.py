@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import multiprocessing
 import queue
+import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +18,8 @@ from pipelinerl.bootstrap.formats import ASSISTANT, END, USER
 
 MASKED = -100
 _ENCODE_TOGETHER = 256
+_LOOK_S = 1.0
+_SHUFFLE_FIRST, _SHUFFLE_MOST = 4_000, 24_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +93,30 @@ def _encode_batch(
         yield Encoded(ids, labels, weights)
 
 
+def shuffled(
+    sequences: Iterable[Encoded],
+    random: np.random.Generator,
+    first: int = _SHUFFLE_FIRST,
+    most: int = _SHUFFLE_MOST,
+) -> Iterator[Encoded]:
+    """The sequences in random order, drawn from a buffer that grows from `first` to `most` of them.
+
+    Demonstrations of one world share documents and values. Trained on one after the other they are learned
+    by heart and forgotten again, instead of being read; apart from each other they can only be read.
+    """
+    buffer: list[Encoded] = []
+    given = 0
+    for sequence in sequences:
+        buffer.append(sequence)
+        if len(buffer) > min(first + given, most):
+            at = int(random.integers(len(buffer)))
+            buffer[at], buffer[-1] = buffer[-1], buffer[at]
+            yield buffer.pop()
+            given += 1
+    random.shuffle(buffer)  # type: ignore[arg-type]
+    yield from buffer
+
+
 def pack(sequences: Iterable[Encoded], tokens: int) -> Iterator[TokenPack]:
     """Packs of at most `tokens` tokens in order of arrival; the last, partial one is kept."""
     waiting: list[Encoded] = []
@@ -147,15 +175,27 @@ class PackStream:
 
     def __iter__(self) -> Iterator[TokenPack]:
         while True:
-            try:
-                item = self._packs.get(timeout=self._deadline_s)
-            except queue.Empty:
-                raise TimeoutError(
-                    f"no demonstrations of phase {self._phase!r} arrived within {self._deadline_s:.0f} s"
-                ) from None
+            item = self._next()
             if isinstance(item, str):
                 raise RuntimeError(f"making demonstrations of phase {self._phase!r} failed: {item}")
             yield item
+
+    def _next(self) -> TokenPack | str:
+        expires = time.monotonic() + self._deadline_s
+        while True:
+            dead = next((w for w in self._workers if w.exitcode not in (None, 0)), None)
+            try:
+                return self._packs.get(timeout=_LOOK_S)
+            except queue.Empty:
+                if dead is not None:  # seen dead before the queue was seen empty: nothing of it is lost
+                    raise RuntimeError(
+                        f"a worker making demonstrations of phase {self._phase!r} ended "
+                        f"with exit code {dead.exitcode}"
+                    ) from None
+            if time.monotonic() > expires:
+                raise TimeoutError(
+                    f"no demonstrations of phase {self._phase!r} arrived within {self._deadline_s:.0f} s"
+                )
 
     def close(self) -> None:
         """End the workers; what they had ready is dropped."""
@@ -177,18 +217,13 @@ def _produce(
     prompt_loss: float,
 ) -> None:
     tokenizer = Tokenizer.from_file(tokenizer_file)
-    order = np.random.default_rng((seed, 7))
 
     def sequences() -> Iterator[Encoded]:
-        world = seed
-        while True:
-            made = list(source(world, phase))
-            order.shuffle(made)  # type: ignore[arg-type]
-            yield from encode(tokenizer, made, max_length, prompt_loss)
-            world += stride
+        for world in itertools.count(seed, stride):
+            yield from encode(tokenizer, source(world, phase), max_length, prompt_loss)
 
     try:
-        for item in pack(sequences(), pack_tokens):
+        for item in pack(shuffled(sequences(), np.random.default_rng((seed, 7))), pack_tokens):
             packs.put(item)
     except Exception as error:
         packs.put(f"{type(error).__name__}: {error}")

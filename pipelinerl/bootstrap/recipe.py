@@ -24,6 +24,7 @@ from pipelinerl.finetune.supervised import PackedBatch, train_supervised
 TOKENIZER_SEED = 1_000_000_000
 """World seeds of the tokenizer's texts, of the gates and of training never meet."""
 GATE_SEED = 2_000_000_000
+_REPORTS, _PROBES = 60, 10
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,7 +76,7 @@ def run(
     log(f"tokenizer: {len(tokenizer)} entries")
     model = build_model(recipe.shape, tokenizer, recipe.seed)
     log(f"model: {sum(p.numel() for p in model.parameters()) / 1e6:.2f}M parameters on {device}")
-    _train(recipe, source, model, out / "tokenizer.json", device, log)
+    _train(recipe, source, model, tokenizer, out / "tokenizer.json", device, log)
     with torch.no_grad():
         for parameter in model.parameters():  # measure what will be saved, not what was trained
             parameter.copy_(parameter.to(torch.bfloat16))
@@ -101,15 +102,22 @@ def _train(
     recipe: Recipe,
     source: Source,
     model: PreTrainedModel,
+    tokenizer: PreTrainedTokenizerFast,
     tokenizer_file: Path,
     device: str,
     log: Callable[[str], None],
 ) -> None:
+    reports = itertools.count(1)
+    probe = list(_take(source, recipe.phases[0].name, GATE_SEED, recipe.gate_demonstrations // 4))
+
     def report(record: dict[str, float]) -> None:
         log(
             f"step {record['step']:.0f}/{sum(recipe.steps)}  loss {record['loss']:.4f}  "
             f"{record['tokens'] / 1e6:.1f}M tokens  {record['tokens_per_sec'] / 1e3:.0f}k tok/s"
         )
+        if next(reports) % (_REPORTS // _PROBES) == 0:
+            skills = measure(model, tokenizer.backend_tokenizer, probe, {}, recipe.shape.max_length)
+            log("  skills: " + "  ".join(f"{s.kind} {s.accuracy:.2f}" for s in skills))
 
     on_gpu = torch.device(device).type == "cuda"
     train_supervised(
@@ -123,7 +131,7 @@ def _train(
         dtype=torch.bfloat16 if on_gpu else torch.float32,
         compile=on_gpu,
         log=report,
-        log_every=max(1, sum(recipe.steps) // 60),
+        log_every=max(1, sum(recipe.steps) // _REPORTS),
     )
 
 

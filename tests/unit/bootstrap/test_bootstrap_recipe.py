@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
+import os
 import random
 from collections.abc import Iterable
 from pathlib import Path
@@ -11,7 +13,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.bootstrap.demonstrations import MASKED, Demonstration, PackStream, encode, pack
+from pipelinerl.bootstrap.demonstrations import (
+    MASKED,
+    Demonstration,
+    Encoded,
+    PackStream,
+    encode,
+    pack,
+    shuffled,
+)
 from pipelinerl.bootstrap.formats import ASSISTANT, END, SPECIAL_TOKENS, USER
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
 
@@ -28,6 +38,10 @@ def toy(seed: int, phase: str) -> Iterable[Demonstration]:
         yield Demonstration(
             "echo", f"how much is {word} {draw.randint(0, 999)}?", f'{{"answer":" {value}%"}}', exact
         )
+
+
+def deadly(seed: int, phase: str) -> Iterable[Demonstration]:
+    os._exit(7)
 
 
 def broken(seed: int, phase: str) -> Iterable[Demonstration]:
@@ -111,10 +125,34 @@ def test_workers_give_the_packs_of_their_seeds_and_end(tokenizer, tmp_path):
         first = next(iter(packs))
     finally:
         packs.close()
-    made = list(toy(5, "clean"))
-    np.random.default_rng((5, 7)).shuffle(made)  # type: ignore[arg-type]
-    expected = next(pack(encode(tokenizer.backend_tokenizer, made, 100, 0.0), 256))
+    made = (d for world in itertools.count(5) for d in toy(world, "clean"))
+    sequences = encode(tokenizer.backend_tokenizer, made, 100, 0.0)
+    expected = next(pack(shuffled(sequences, np.random.default_rng((5, 7))), 256))
     assert (first.input_ids == expected.input_ids).all()
+
+
+def test_sequences_of_one_world_are_trained_far_from_each_other(tokenizer):
+    worlds = 40
+    sequences = [
+        Encoded(np.full(1, world, np.int32), np.zeros(1, np.int32), np.ones(1, np.float32))
+        for world in range(worlds)
+        for _ in range(100)
+    ]
+    given = [s.input_ids[0] for s in shuffled(sequences, np.random.default_rng(0), first=400, most=2000)]
+    assert sorted(given) == [s.input_ids[0] for s in sequences]
+    middle = given[1000:2000]
+    same_neighbour = sum(a == b for a, b in itertools.pairwise(middle)) / len(middle)
+    assert same_neighbour < 0.15 and len(set(middle[:100])) >= 10
+
+
+def test_a_worker_that_dies_is_named_at_once(tokenizer, tmp_path):
+    tokenizer.save_pretrained(tmp_path)
+    packs = stream(deadly, tmp_path / "tokenizer.json")
+    try:
+        with pytest.raises(RuntimeError, match="phase 'clean' ended with exit code 7"):
+            next(iter(packs))
+    finally:
+        packs.close()
 
 
 def test_a_failing_source_is_named(tokenizer, tmp_path):

@@ -115,6 +115,8 @@ def test_the_bundled_model_is_the_one_its_recipe_names():
     record = json.loads((CHECKPOINT / "recipe.json").read_text())
     weights = (CHECKPOINT / "model.safetensors").read_bytes()
     assert record["sha256"] == hashlib.sha256(weights).hexdigest()
+    assert {g["kind"] for g in record["gates"] if g["minimum"]} >= {"read_yes", "read_no", "choose_other"}
+    assert all(gate["accuracy"] >= (gate["minimum"] or 0) for gate in record["gates"])
     assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) <= 10_000_000
     configured = typed(compose(Request(overrides=["+domain=privacy_hopqa", "hardware=cpu"])).tree).bootstrap
     assert [phase.model_dump() for phase in configured.phases] == record["recipe"]["phases"]
