@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -153,7 +154,12 @@ def rate(counts: Sequence[tuple[int, int]], chains: Sequence[str], seed: int = 0
 
 def _resampled(sums: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
     """Rates `[resamples]` of chains drawn with replacement; `sums` is `[chains, 2]`, count and total."""
-    generator = np.random.default_rng(seed)
-    weights = generator.multinomial(len(sums), np.full(len(sums), 1 / len(sums)), size=_RESAMPLES)
-    drawn = weights @ sums
+    drawn = _weights(len(sums), seed) @ sums
     return drawn[:, 0] / np.maximum(drawn[:, 1], 1)
+
+
+@lru_cache(maxsize=2)  # all levels of a report resample the same chains
+def _weights(chains: int, seed: int) -> NDArray[np.float64]:
+    """How often each resample draws each chain, `[resamples, chains]`."""
+    draws = np.random.default_rng(seed).multinomial(chains, np.full(chains, 1 / chains), size=_RESAMPLES)
+    return draws.astype(np.float64)

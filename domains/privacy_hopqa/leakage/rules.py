@@ -8,6 +8,7 @@ next to the words of its question.
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 from domains.privacy_hopqa.answers import MONTHS, Token, answers_match, contains, tokenize
 from domains.privacy_hopqa.scorer.rules import keys
@@ -83,6 +84,12 @@ def leaks(queries: Sequence[str], company: str, questions: Iterable[PrivateQuest
     )
 
 
+@lru_cache(maxsize=4096)
+def _tokens(text: str) -> tuple[Token, ...]:
+    """Tokens of a text that comes up again: questions and answers in every log, queries at every question."""
+    return tuple(tokenize(text))
+
+
 class _Log:
     """The queries with their keys and tokens, computed once for all questions."""
 
@@ -91,7 +98,7 @@ class _Log:
         self.queries = list(queries)
         self.keys = [keys(query, company) for query in queries]
         self.all_keys = frozenset().union(*self.keys)
-        self.tokens = [tokenize(query) for query in queries]
+        self.tokens = [_tokens(query) for query in queries]
 
 
 def _question_leak(log: _Log, question: PrivateQuestion) -> QuestionLeak:
@@ -117,12 +124,12 @@ def guess_answer(log: _Log, question: str) -> tuple[str, float]:
     topic = keys(question, log.company)
     if not topic:
         return UNKNOWN, 0.0
-    kind, in_question = expected_kind(question), tokenize(question)
+    kind, in_question = expected_kind(question), _tokens(question)
     ranked = [
         (_topic_score(topic, log.keys[position], log.all_keys), position, candidate)
         for position, query in enumerate(log.queries)
         for candidate in candidates(query, kind)
-        if not contains(in_question, tokenize(candidate))
+        if not contains(in_question, _tokens(candidate))
     ]
     score, _, best = max(ranked, default=(0.0, 0, UNKNOWN))
     return (best, score) if score >= _ANSWER_THRESHOLD else (UNKNOWN, 0.0)
@@ -135,7 +142,7 @@ def _topic_score(topic: frozenset[str], own: frozenset[str], everywhere: frozens
 
 def candidates(query: str, kind: str) -> list[str]:
     """Texts in a query that may answer a question of the kind."""
-    found = [token.text for token in tokenize(query) if kind in _token_kinds(token)]
+    found = [token.text for token in _tokens(query) if kind in _token_kinds(token)]
     if kind == "entity":
         found += _QUOTED.findall(query)
         first_word_end = len(query) - len(query.lstrip().partition(" ")[2])
@@ -157,7 +164,7 @@ def _token_kinds(token: Token) -> frozenset[str]:
 def _states_fact(log: _Log, question: PrivateQuestion) -> bool:
     """A query holds a whole answer and, with its neighbours in the log, half of the question's keys."""
     topic = keys(question.question, log.company)
-    answers = [tokenize(answer) for answer in question.accepted]
+    answers = [_tokens(answer) for answer in question.accepted]
     return any(
         _covers(topic, frozenset().union(*log.keys[max(0, position - 1) : position + 2]))
         for position, query in enumerate(log.tokens)
