@@ -15,6 +15,7 @@ from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.prompts import load_prompts
 from domains.privacy_hopqa.report import leakage_section
 from domains.privacy_hopqa.runtime import data_manifest
+from domains.privacy_hopqa.scorer.protocol import MAX_QUERIES
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, settings_of
 from domains.privacy_hopqa.world import WorldError, generate, world_config
 from pipelinerl.domain import BaseDomain, ReportSection, ServiceSpec
@@ -181,12 +182,7 @@ def _mode_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
         load_prompts(settings.prompt_set)
     except ValueError as error:
         yield str(error)
-    # Not a rule of the block: the launcher fills in the address of the server that it starts.
-    if settings.scoring_server_options is not None and settings.privacy_reward_service_url is not None:
-        yield (
-            f"{KEY}.scoring_server_options starts a server, {KEY}.privacy_reward_service_url names another: "
-            "set one"
-        )
+    yield from _query_log_problems(settings)
     if settings.situational and not OmegaConf.select(cfg, "finetune.rl.step_reward_advantages"):
         yield (
             f"{KEY}.training_reward_mode=hop_step_situational needs finetune.rl.step_reward_advantages=true"
@@ -203,6 +199,24 @@ def _mode_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
         )
     if weights and not settings.anchor_stages:
         yield f"finetune.rl.role_weights is set, but texts have roles only with {KEY}.anchor_stages=true"
+
+
+def _query_log_problems(settings: PrivacyHopQASettings) -> Iterator[str]:
+    """What a scoring service cannot be asked."""
+    served = settings.scoring_server_options is not None
+    # Not a rule of the block: the launcher fills in the address of the server that it starts.
+    if served and settings.privacy_reward_service_url is not None:
+        yield (
+            f"{KEY}.scoring_server_options starts a server, {KEY}.privacy_reward_service_url names another: "
+            "set one"
+        )
+    longest = settings.max_iterations * settings.max_parallel_retrieval_actions
+    if longest > MAX_QUERIES and (served or settings.privacy_reward_service_url is not None):
+        yield (
+            f"{KEY}.max_iterations={settings.max_iterations} times {KEY}.max_parallel_retrieval_actions="
+            f"{settings.max_parallel_retrieval_actions} may be more web queries than the {MAX_QUERIES} that "
+            "a scoring service takes; lower one"
+        )
 
 
 def _context_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:

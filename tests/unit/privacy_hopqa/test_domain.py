@@ -59,6 +59,14 @@ def test_it_is_a_domain():
             "scoring_server_options starts a server",
         ),
         (
+            {
+                "privacy_hopqa__scoring_server_options": [],
+                "privacy_hopqa__max_iterations": 33,
+                "privacy_hopqa__max_parallel_retrieval_actions": 2,
+            },
+            "may be more web queries than the 64 that a scoring service takes",
+        ),
+        (
             {"privacy_hopqa__rollout_timeout_s": 60, "actor__rollout_deadline_s": 60},
             "rollout_timeout_s=60 must be below actor.rollout_deadline_s=60",
         ),
