@@ -214,7 +214,7 @@ class PrivacyHopQASettings(_Block):
 
 
 def remedy_for(key: str) -> str | None:
-    """Why a key of other configurations is not a setting here and what replaces it; None for any other key."""
+    """Why a key of other configurations is no setting here and what replaces it; None for any other key."""
     found = REPLACED_KEYS.get(key) or next(
         (text for prefix, text in _REPLACED_PREFIXES.items() if key.startswith(prefix)), None
     )

@@ -59,7 +59,8 @@ async def ask_language_model(
     async with AsyncExitStack() as stack:
         models = []
         for endpoint in (adversary, judge):
-            session = aiohttp.ClientSession(headers=endpoint.headers())
+            no_limit = aiohttp.ClientTimeout(total=None)  # each attempt has a deadline of its own
+            session = aiohttp.ClientSession(headers=endpoint.headers(), timeout=no_limit)
             await stack.enter_async_context(session)
             models.append(ChatModel(endpoint, session, replies, arguments.concurrency))
         evaluation = LanguageModelEvaluation(models[0], models[1], templates)
