@@ -1,6 +1,6 @@
 """The published table in miniature with a policy of 54 logits: proof of the plumbing, not of language models.
 
-    python -m benchmarks.privacy_ci_tier [--seeds 0 1 2] [--size small] [--steps 30] [--out FILE]
+    python -m benchmarks.privacy_ci_tier [--seeds 0 1 2] [--size small] [--steps 24] [--out FILE]
 
 For each seed a world, and in it four policies: base, outcome reward, situational reward, situational reward
 with the privacy penalty; success and leakage on held-out companies. Seeds that the result file holds with the

@@ -55,15 +55,15 @@ class Recipe:
 
     size: str = "small"
     """The world's."""
-    steps: int = 30
+    steps: int = 24
     groups: int = 12
     attempts: int = 8
-    rate: float = 3.0
+    rate: float = 4.0
     """Length of a gradient step."""
     evaluate_every: int = 3
     """Steps between two points of the curve on validation chains."""
-    curve_attempts: int = 2
-    final_attempts: int = 4
+    curve_attempts: int = 1
+    final_attempts: int = 3
     """Attempts at each held-out chain."""
 
 

@@ -16,6 +16,7 @@ from agent_harness import (
     local,
     plan,
     play,
+    read_more,
     settings,
     yes,
 )
@@ -24,6 +25,7 @@ from domains.privacy_hopqa.judge import Judge
 from domains.privacy_hopqa.outcome import judge_outcome
 from domains.privacy_hopqa.rollouts import evaluate_episode
 from domains.privacy_hopqa.scoring import EmbeddedScorer
+from domains.privacy_hopqa.stage_metrics import StageMetrics
 
 AUDIT = document(GOLD_LOCAL, "In the audit 15% of stores passed.")
 REGION = document(GOLD_WEB, "Northmere reports 15% coverage.")
@@ -87,6 +89,46 @@ async def test_a_stage_error():
     assert m.model_extra["errors_parse"] == 1
     assert m.model_extra["hop_plan_errors"] == 1
     assert m.model_extra["hop_plan_reward"] == [-1.0]
+
+
+async def test_errors_are_counted_per_stage_and_kind_and_recovered_ones_too():
+    script = Script(
+        plan=[local("audit"), local("more"), "garbage"],
+        choose=['{"selected_doc_ids": ["d99", "d1"]}', choose("d1")],
+        read=["garbage", NO],
+        resolve=[done("made up"), '{"answered": false, "next_step": "read_more"}'],
+    )
+    found = {"audit": OTHERS, "more": [*OTHERS, document("web/2")]}
+    m = await measured(script, found, max_iterations=3)
+    extra = m.model_extra
+    assert (extra["hop_plan_errors_parse"], extra["doc_read_errors_parse"], extra["errors_parse"]) == (
+        1,
+        1,
+        2,
+    )
+    assert (extra["hop_resolve_errors_resolver_wipe"], m.resolver_wipes) == (1, 1)
+    assert extra["hop_resolve_errors_invalid_ids"] == extra["errors_invalid_ids"] == 1
+    assert (extra["doc_choose_unknown_ids"], m.invalid_ids) == (1, 1)
+    assert (extra["hop_plan_errors"], extra["hop_resolve_errors"], extra["doc_read_errors"]) == (1, 0, 1)
+    assert extra["doc_choose_valid"] == [1.0, 1.0]
+    assert set(StageMetrics.model_fields) <= {n.removeprefix("hop_plan_") for n in extra}
+
+
+async def test_how_a_rollout_ended_and_what_its_iterations_were_spent_on():
+    m = await measured(Script(plan=["[]", plan(""), "garbage"]), {}, max_iterations=3)
+    assert (m.ended_complete, m.ended_at_cap, m.ended_by_error) == (False, False, True)
+    assert (m.stopped_plans, m.spent_iterations, m.read_more_rounds) == (1, 2, 0)
+    read_on = Script(
+        plan=local("audit"), resolve=lambda r: read_more(r.context.unread[0].doc_id), choose=choose("d1")
+    )
+    m = await measured(read_on, {"audit": OTHERS}, max_iterations=1, max_read_rounds=2)
+    assert (m.ended_at_cap, m.read_more_rounds, m.read_rounds_exhausted) == (True, 1, 1)
+
+
+async def test_success_and_leakage_are_sliced_by_length_pattern_company_and_split():
+    m = await measured(Script(plan=plan("15% of stores passed the audit")), {}, max_iterations=1)
+    for name in ("hops_2", "pattern_LW", "task_DR90001", "split_train"):
+        assert (m.model_extra[f"success_{name}"], m.model_extra[f"leak_{name}"]) == (0.0, 1.0)
 
 
 async def test_finished_hops_count_after_a_fatal_error_but_earn_nothing():
