@@ -13,6 +13,7 @@ import argparse
 import asyncio
 import contextlib
 import json
+import os
 import re
 import resource
 import socket
@@ -122,15 +123,18 @@ def server(web: Path, backend: str, workers: int) -> Iterator[tuple[subprocess.P
 async def over_http(
     process: subprocess.Popen[bytes], port: int, queries: Sequence[str], load: Load
 ) -> tuple[list[float], float, dict[str, float]]:
-    """Milliseconds of each request of clients in a closed loop, queries per second, memory of the server."""
+    """Milliseconds of each request of clients in a closed loop; queries per second; what the server used:
+    memory in MB, and milliseconds of CPU a query."""
     connector = aiohttp.TCPConnector(limit=load.clients)
     async with aiohttp.ClientSession(f"http://127.0.0.1:{port}", connector=connector) as session:
         await _until_ready(session, process)
         await _closed_loop(session, queries, load.clients, min(1.0, load.seconds))
-        times, rate = await _closed_loop(session, queries, load.clients, load.seconds)
         async with session.get("/health") as response:
             pids = [worker["pid"] for worker in (await response.json())["workers"]]
-        return times, rate, resident_mb(pids)
+        before = cpu_s(pids)
+        times, rate = await _closed_loop(session, queries, load.clients, load.seconds)
+        used = {"CPU": (cpu_s(pids) - before) * 1000 / len(times)}
+        return times, rate, used | resident_mb(pids)
 
 
 async def _until_ready(session: aiohttp.ClientSession, process: subprocess.Popen[bytes]) -> None:
@@ -162,6 +166,12 @@ async def _closed_loop(
 
     await asyncio.gather(*(client(number) for number in range(clients)))
     return times, len(times) / (time.perf_counter() - started)
+
+
+def cpu_s(pids: Sequence[int]) -> float:
+    """Seconds of CPU that processes have used, in user and system mode."""
+    fields = [Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split() for pid in pids]
+    return sum(int(field[11]) + int(field[12]) for field in fields) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mb(pids: Sequence[int]) -> dict[str, float]:
@@ -197,13 +207,14 @@ def measure_backend(web: Path, backend: str, load: Load, documents: int) -> list
     figures.append(Figure(f"{name} the same, 99th percentile", p99, "ms"))
     figures.append(Figure(f"{name} the same, CPU", cpu, "ms"))
     with server(web, backend, load.workers) as (process, port):
-        latencies, rate, memory = asyncio.run(over_http(process, port, queries, load))
+        latencies, rate, used = asyncio.run(over_http(process, port, queries, load))
     label = f"{name} over HTTP, {load.clients} clients"
     figures.append(at_least(label, rate, "queries/s", 500) if large else Figure(label, rate, "queries/s"))
     latency, label = float(np.quantile(latencies, 0.99)), f"{name} over HTTP, 99th percentile"
     figures.append(Figure(label, latency, "ms") if large else at_most(label, latency, "ms", 150.0))
-    figures.append(Figure(f"{name} resident, {load.workers} processes", memory["VmRSS"], "MB"))
-    figures.append(Figure(f"{name} of it not pages of files", memory["RssAnon"], "MB"))
+    figures.append(Figure(f"{name} over HTTP, CPU of the server", used["CPU"], "ms"))
+    figures.append(Figure(f"{name} resident, {load.workers} processes", used["VmRSS"], "MB"))
+    figures.append(Figure(f"{name} of it not pages of files", used["RssAnon"], "MB"))
     return figures
 
 

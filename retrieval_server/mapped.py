@@ -52,11 +52,13 @@ class MappedIndex:
         self.manifest.check(folder, corpus)
         self._terms = MappedTerms(folder)
         self._ranks = map_array(folder / "id_ranks.npy")
-        self._index = bm25s.BM25.load(folder, mmap=True, load_vocab=False, show_progress=False)
-        self._index.scores = {
-            name: np.asarray(value) if isinstance(value, np.memmap) else value
-            for name, value in self._index.scores.items()
-        }
+        stored = bm25s.BM25.load(folder, mmap=True, load_vocab=False, show_progress=False).scores
+        self._impacts, self._docs, self._indptr = (
+            np.asarray(stored[name]) for name in ("data", "indices", "indptr")
+        )
+        self._dense = map_array(folder / "dense.npy")
+        terms = map_array(folder / "dense_terms.npy").tolist()
+        self._dense_rows: dict[int | None, int] = {term: row for row, term in enumerate(terms)}
         self.offsets = map_array(folder / "offsets.npy")
         self.sizes = map_array(folder / "sizes.npy")
 
@@ -65,11 +67,15 @@ class MappedIndex:
 
     def get_scores(self, query: str) -> NDArray[np.float64]:
         """Scores `[N]`; terms are added in the order of the query, each once."""
-        found = (self._terms.number(term.encode()) for term in query_terms(query))
-        numbers = [number for number in found if number is not None]
-        if not numbers:
-            return np.zeros(len(self))
-        return np.asarray(self._index.get_scores_from_ids(numbers), dtype=np.float64)
+        scores = np.zeros(len(self))
+        for term in query_terms(query):
+            number = self._terms.number(term.encode())
+            if number in self._dense_rows:
+                scores += self._dense[self._dense_rows[number]]
+            elif number is not None:
+                span = slice(self._indptr[number], self._indptr[number + 1])
+                np.add.at(scores, self._docs[span], self._impacts[span])  # as bm25s does for its own queries
+        return scores
 
     def search(self, query: str, k: int, threshold: float = 0.0) -> list[tuple[int, float]]:
         """As `Ranker.search` says; positions are those of the corpus's rows with text."""

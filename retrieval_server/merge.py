@@ -1,6 +1,7 @@
 """Second pass of an index build: segments become the files of one `bm25s` index and what serving it needs.
 
     data, indices, indptr .csc.index.npy, params.index.json   as `bm25s.BM25.load(..., mmap=True)` reads them
+    dense_terms.npy i32[D], dense.npy f64[D, N]               terms in half of the documents: scores of all
     terms.bin, term_ends.npy i64[T], term_ids.npy i32[T]      terms in order of their bytes, their numbers
     id_ranks.npy i32[N]                                       place of each document in the order of the ids
     offsets.npy i64[N], sizes.npy i64[N]                      where its row lies in the corpus
@@ -20,6 +21,8 @@ from numpy.typing import NDArray
 from retrieval_server.ranking import K1, B, id_ranks, impacts, inverse_document_frequency, length_norms
 from retrieval_server.segments import Segment, Vocabulary
 
+DENSE_SHARE = 0.5  # adding a row of all documents is several times faster than adding that many postings
+_CSC = ("data", "indices", "indptr")
 _LOW_32 = np.int64(0xFFFFFFFF)
 
 
@@ -44,13 +47,14 @@ def merge(
         (folder / "data.csc.index.npy").open("wb") as data,
         (folder / "indices.csc.index.npy").open("wb") as indices,
     ):
-        _write_header(data, "<f8", int(indptr[-1]))
-        _write_header(indices, "<i4", int(indptr[-1]))
+        _write_header(data, "<f8", (int(indptr[-1]),))
+        _write_header(indices, "<i4", (int(indptr[-1]),))
         for docs, scores in _scored(segments, lengths, frequencies, indptr, range_postings):
             scores.tofile(data)
             docs.tofile(indices)
             progress(data.tell() // scores.itemsize)
     _write_parameters(folder, len(lengths))
+    write_dense(folder)
     _write_terms(vocabulary, folder)
     np.save(
         folder / "id_ranks.npy", id_ranks([docid for segment in segments for docid in segment.docids()[0]])
@@ -108,8 +112,22 @@ def _postings(
     return terms[order], docs[order], occurrences[order]
 
 
-def _write_header(file: BinaryIO, descr: str, length: int) -> None:
-    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (length,)})
+def write_dense(folder: Path) -> None:
+    """Write the scores of frequent terms once more, as rows."""
+    data, indices, indptr = (np.load(folder / f"{name}.csc.index.npy", mmap_mode="r") for name in _CSC)
+    documents = int(json.loads((folder / "params.index.json").read_bytes())["num_docs"])
+    terms = np.flatnonzero(np.diff(indptr) >= max(DENSE_SHARE * documents, 1)).astype(np.int32)
+    np.save(folder / "dense_terms.npy", terms)
+    with (folder / "dense.npy").open("wb") as rows:
+        _write_header(rows, "<f8", (len(terms), documents))
+        for term in terms:
+            row = np.zeros(documents)
+            row[indices[indptr[term] : indptr[term + 1]]] = data[indptr[term] : indptr[term + 1]]
+            row.tofile(rows)
+
+
+def _write_header(file: BinaryIO, descr: str, shape: tuple[int, ...]) -> None:
+    np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": shape})
 
 
 def _write_parameters(folder: Path, documents: int) -> None:
