@@ -58,7 +58,13 @@ def test_it_trains_survives_the_death_of_the_scorer_and_can_be_evaluated(
     books = reconcile(run.output_dir)
     assert books.adds_up and books[Outcome.TRAINED] > 0
     assert main([str(run.output_dir)]) == 0
-    groups = json.loads((run.output_dir / "leakage.json").read_text())["groups"]
+    content = json.loads((run.output_dir / "leakage.json").read_text())
+    assert [Path(name).name for name in content["run"]["datasets"]] == [
+        "chains_train.jsonl",
+        "chains_val.jsonl",
+    ]
+    assert isinstance(content["run"]["seed"], int)
+    groups = content["groups"]
     assert groups["evaluation val"]["chains"] == 3
     assert groups["training train"]["controls_are_zero"]
     assert "language model" not in capsys.readouterr().out

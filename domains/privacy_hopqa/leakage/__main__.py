@@ -32,7 +32,12 @@ from domains.privacy_hopqa.leakage.report import (
     evaluate,
     secrets_of_log,
 )
-from domains.privacy_hopqa.leakage.secrets import secrets_of_files, secrets_of_run
+from domains.privacy_hopqa.leakage.secrets import (
+    provenance_of_files,
+    provenance_of_run,
+    secrets_of_files,
+    secrets_of_run,
+)
 from domains.privacy_hopqa.transport import RequestRefused
 from pipelinerl.config import load_tree
 
@@ -40,13 +45,18 @@ REPLIES = "leakage_replies.jsonl"
 SecretsByChain = Mapping[tuple[str, str], Secrets]
 
 
-def load_secrets(arguments: argparse.Namespace) -> dict[tuple[str, str], Secrets]:
-    """Private questions of the named files, else of the run's. Raises ValueError, KeyError or OSError."""
+def load_secrets(arguments: argparse.Namespace) -> tuple[dict[tuple[str, str], Secrets], dict[str, Any]]:
+    """Private questions of the named files, else of the run's, and where they come from.
+
+    Raises ValueError, KeyError or OSError.
+    """
     if arguments.chains:
-        return secrets_of_files(arguments.chains, arguments.tasks, arguments.questions or "chain")
+        secrets = secrets_of_files(arguments.chains, arguments.tasks, arguments.questions or "chain")
+        return secrets, provenance_of_files(arguments.chains)
     if not arguments.run_dir.is_dir():
         raise ValueError(f"{arguments.run_dir} is a file, so name the datasets with --chains")
-    return secrets_of_run(load_tree(arguments.run_dir), arguments.questions)
+    tree = load_tree(arguments.run_dir)
+    return secrets_of_run(tree, arguments.questions), provenance_of_run(tree)
 
 
 async def ask_language_model(
@@ -90,7 +100,7 @@ def jobs_of(groups: table.Groups, secrets: SecretsByChain) -> list[Job]:
 def evaluate_run(arguments: argparse.Namespace) -> tuple[dict[str, table.Reports], dict[str, Any], list[str]]:
     """Reports by adversary and group, plain data for JSON, and what makes figures invalid."""
     log = read_audit_log(audit_files(arguments.run_dir))
-    secrets = load_secrets(arguments)
+    secrets, provenance = load_secrets(arguments)
     groups = table.grouped(log, arguments.rollouts, arguments.max_rollouts)
     if not groups:
         raise ValueError(f"the log of {arguments.run_dir} holds no rollouts of kind {arguments.rollouts}")
@@ -99,6 +109,7 @@ def evaluate_run(arguments: argparse.Namespace) -> tuple[dict[str, table.Reports
     }
     problems = table.problems(found)
     content: dict[str, Any] = {
+        "run": provenance,
         "web_requests": log.requests,
         "unanswered_web_requests": log.unanswered,
         "groups": table.as_data(found[table.RULES]),

@@ -1,12 +1,16 @@
 """What each chain must not reveal, from the datasets that a run used."""
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
 from typing import Any, Literal
 
 from domains.privacy_hopqa.chains import Chain
 from domains.privacy_hopqa.dataset import chain_of, load_problems
 from domains.privacy_hopqa.leakage.report import Secrets
 from domains.privacy_hopqa.leakage.rules import PrivateQuestion
+from domains.privacy_hopqa.world.write import MANIFEST
 
 Questions = Literal["chain", "task"]
 _DATASET_KEYS = (
@@ -62,3 +66,23 @@ def secrets_of_run(
     problems = load_problems(list(names), **parameters)
     asked = questions or (block.get("leakage") or {}).get("questions", "chain")
     return secrets_of_chains(map(chain_of, problems), asked)
+
+
+def provenance_of_files(files: Iterable[str]) -> dict[str, Any]:
+    """What figures must be published with: the chain files and their checksums."""
+    return {"datasets": {str(name): sha256(Path(name).read_bytes()).hexdigest() for name in files}}
+
+
+def provenance_of_run(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The same for a run, with its seed, model and, for a generated world, the world's fingerprint."""
+    block = tree.get("privacy_hopqa") or {}
+    files = [block[key] for key in _DATASET_KEYS if key.endswith("dataset_path") and block.get(key)]
+    manifest = Path(str(block.get("task_data_root") or "")).parent / MANIFEST
+    world = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+    return provenance_of_files(files) | {
+        "output_dir": str(tree.get("output_dir")),
+        "seed": tree.get("seed"),
+        "model_path": tree.get("model_path"),
+        "world": world.get("config"),
+        "world_fingerprint": world.get("fingerprint"),
+    }

@@ -1,6 +1,7 @@
 """Leakage: the rule-based adversary, reading the audit log, rates with controls and intervals."""
 
 import json
+from hashlib import sha256
 from pathlib import Path
 
 import pytest
@@ -176,7 +177,9 @@ def test_command_reads_a_run_and_writes_its_report(
     (tmp_path / "run" / "audit" / "1.jsonl").write_text("\n".join(map(json.dumps, lines)), encoding="utf-8")
     assert main([str(tmp_path / "run"), "--chains", str(chains)]) == 0
     assert "evaluation test v9" in capsys.readouterr().out
-    groups = json.loads((tmp_path / "run" / "leakage.json").read_text())["groups"]
+    content = json.loads((tmp_path / "run" / "leakage.json").read_text())
+    assert content["run"]["datasets"] == {str(chains): sha256(chains.read_bytes()).hexdigest()}
+    groups = content["groups"]
     counts = {name: group["levels"]["headline"]["count"] for name, group in groups.items()}
     assert counts == {
         "evaluation test": 1,
