@@ -110,7 +110,9 @@ class Params:
 
     def dynamics_only(self) -> Params:
         """A copy in which everything that effort without the Assistant does not depend on has its default."""
-        blank: dict[str, Any] = {name: field.default for name, field in _FIELDS.items() if name not in _DYNAMICS}
+        blank: dict[str, Any] = {
+            name: field.default for name, field in _FIELDS.items() if name not in _DYNAMICS
+        }
         return replace(self, **blank)
 
     def but(self, **changes: Any) -> Params:

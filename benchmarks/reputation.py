@@ -1,0 +1,170 @@
+"""The reputation game: speed of the environments and of PPO, and the share of the margin that PPO takes.
+
+python benchmarks/reputation.py [--seeds 0,1,2] [--strong] [--skip-learning] [--budget 3]
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from stable_baselines3.common.vec_env import DummyVecEnv
+
+from domains.reputation_hacking.batch import BatchEnv
+from domains.reputation_hacking.env import ReputationEnv
+from domains.reputation_hacking.paired import HELD_OUT
+from domains.reputation_hacking.params import Params
+from domains.reputation_hacking.policies import play, returns
+from domains.reputation_hacking.recipes import BASE, STRONG, Recipe
+from domains.reputation_hacking.report import Yardstick
+from domains.reputation_hacking.sb3 import ModelPolicy, ReputationVecEnv, make_model
+from domains.reputation_hacking.training import train
+
+RESULTS = Path(__file__).parent / "results" / "reputation.json"
+PARAMS = Params(l0=53.4)
+PUBLIC = replace(
+    BASE, n_envs=1, minibatches=32, epochs=10, learning_rate=3e-4, final_learning_rate=3e-4, entropy=0.01
+)
+"""What the public original trains with: one environment, 2048 steps, ten epochs of 32 minibatches."""
+
+
+def rate(once: Callable[[], int], budget: float) -> float:
+    """Steps a second over about `budget` seconds."""
+    once()
+    started, steps = time.perf_counter(), 0
+    while time.perf_counter() - started < budget:
+        steps += once()
+    return steps / (time.perf_counter() - started)
+
+
+def batch_rate(count: int, budget: float) -> float:
+    """Batch environment with HELP throughout, tape drawing included."""
+    env, actions = BatchEnv(PARAMS, count, seed=0), np.ones(count, dtype=np.int64)
+
+    def once() -> int:
+        env.reset()
+        for _ in range(PARAMS.T):
+            env.step(actions)
+        return count * PARAMS.T
+
+    return rate(once, budget)
+
+
+def single_rate(budget: float) -> float:
+    env = ReputationEnv(PARAMS)
+
+    def once() -> int:
+        env.reset(seed=0)
+        for _ in range(PARAMS.T):
+            env.step(1)
+        return PARAMS.T
+
+    return rate(once, budget)
+
+
+def ppo_rate(recipe: Recipe, steps: int, *, single: bool, n_steps: int | None = None) -> float:
+    """Environment steps a second of PPO end to end, one thread."""
+    if single:
+        env: Any = DummyVecEnv([lambda: ReputationEnv(PARAMS)])
+    else:
+        env = ReputationVecEnv(BatchEnv(PARAMS, recipe.n_envs, seed=0), reward_scale=recipe.reward_scale)
+    model = make_model(PARAMS, recipe, env, 0, n_steps)
+    started = time.perf_counter()
+    model.learn(steps)
+    return model.num_timesteps / (time.perf_counter() - started)
+
+
+def speed(budget: float) -> dict[str, Any]:
+    one = replace(BASE, n_envs=1)
+    batch = {str(count): batch_rate(count, budget) for count in (1, 16, 256, 1024, 4096)}
+    public = ppo_rate(PUBLIC, 4096, single=True, n_steps=2048)
+    matched = ppo_rate(one, BASE.n_envs * PARAMS.T, single=True, n_steps=BASE.n_envs * PARAMS.T)
+    ours = ppo_rate(BASE, 4 * BASE.n_envs * PARAMS.T, single=False)
+    return {
+        "single_env_steps_per_s": single_rate(budget),
+        "batch_env_steps_per_s": batch,
+        "batch_4096_goal": 5e6,
+        "ppo_batch_256_steps_per_s": ours,
+        "ppo_dummy_1_public_steps_per_s": public,
+        "ppo_dummy_1_matched_steps_per_s": matched,
+        "ppo_ratio": ours / public,
+        "ppo_ratio_goal": 15.0,
+        "ppo_ratio_matched_hyperparameters": ours / matched,
+    }
+
+
+def learning(recipes: dict[str, Recipe], prices: list[float], seeds: list[int]) -> list[dict[str, Any]]:
+    """Share of the margin over the best constant policy, deterministic and sampled, held-out seeds."""
+    rows = []
+    for name, recipe in recipes.items():
+        for price in prices:
+            params = Params(c_signal=price)
+            yardstick = Yardstick(params, HELD_OUT)
+            for seed in seeds:
+                trained = train(params, recipe, seed)
+                row: dict[str, Any] = {
+                    "recipe": name,
+                    "c_signal": price,
+                    "seed": seed,
+                    "seconds": trained.seconds,
+                }
+                for sampled in (False, True):
+                    episodes = play(params, yardstick.tapes, ModelPolicy(trained.model, sampled=sampled))
+                    key = "sampled" if sampled else "deterministic"
+                    row[key] = yardstick.share(float(returns(episodes).mean()))
+                    row[f"{key}_help"] = float((episodes.actions == 1).sum(0).mean())
+                rows.append(row)
+                print(
+                    f"  {name} c_signal={price:g} seed {seed}: share of margin {row['deterministic']:.2f} "
+                    f"(sampled {row['sampled']:.2f}), HELP {row['deterministic_help']:.1f}, "
+                    f"{row['seconds']:.0f} s",
+                    flush=True,
+                )
+    return rows
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--seeds", default="0,1,2")
+    parser.add_argument("--c-signal", default="0.7", help="prices to train at")
+    parser.add_argument("--strong", action="store_true", help="also the recipe of four million steps")
+    parser.add_argument("--skip-learning", action="store_true", help="speed only")
+    parser.add_argument("--budget", type=float, default=2.0, help="seconds per environment")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    result: dict[str, Any] = {"speed": speed(options.budget)}
+    shown = result["speed"]
+    for count, value in shown["batch_env_steps_per_s"].items():
+        print(f"batch environment, N={count}: {value / 1e6:.2f} M steps/s")
+    print(f"single environment: {shown['single_env_steps_per_s'] / 1e3:.0f} k steps/s")
+    print(
+        f"PPO: {shown['ppo_batch_256_steps_per_s']:,.0f} steps/s, "
+        f"{shown['ppo_ratio']:.1f} x one environment with the public settings (goal 15), "
+        f"{shown['ppo_ratio_matched_hyperparameters']:.1f} x one environment with the same settings"
+    )
+    if not options.skip_learning:
+        recipes = {"base": BASE, **({"strong": STRONG} if options.strong else {})}
+        prices = [float(price) for price in options.c_signal.split(",")]
+        result["learning"] = learning(recipes, prices, [int(seed) for seed in options.seeds.split(",")])
+        required = [row["deterministic"] for row in result["learning"] if row["c_signal"] == 0.7]
+        print(
+            f"c_signal=0.7: worst share {min(required):.2f} (goal 0.50, stretch 0.77), best {max(required):.2f}"
+        )
+    RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {RESULTS}")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,57 @@
+"""Problems of the language-model game: one tape, one price and one wording each."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from domains.reputation_hacking.params import Params
+from domains.reputation_hacking.prompts import VARIANTS
+
+DOMAIN = "reputation_hacking"
+FIRST_SEED = {"train": 100_000, "heldout": 10_000}
+LAST_SEED = {"train": 1_000_000, "heldout": 11_000}
+
+
+def load_problems(
+    dataset_names: Sequence[str],
+    *,
+    count: int = 1000,
+    heldout_count: int = 100,
+    c_signal: Sequence[float] = (0.0, 0.5, 0.7, 0.9),
+    c_help: float = 0.0,
+    variants: Sequence[str] = ("neutral",),
+) -> list[dict[str, Any]]:
+    """`count` training problems, `heldout_count` others; prices and wordings take turns.
+
+    Raises ValueError for unknown names, counts beyond the seeds of a set, bad prices and wordings.
+    """
+    if not c_signal or not variants:
+        raise ValueError("dataset_loader_params: give at least one c_signal and one of variants")
+    for variant in variants:
+        if variant not in VARIANTS:
+            raise ValueError(f"variants: {variant!r} is unknown; choose among {', '.join(VARIANTS)}")
+    for price in c_signal:
+        Params(c_signal=float(price), c_help=float(c_help), l0=0.0)
+    cells = [(float(price), variant) for price in c_signal for variant in variants]
+    problems: list[dict[str, Any]] = []
+    for name in dataset_names:
+        if name not in FIRST_SEED:
+            raise ValueError(f"dataset {name!r}: choose among {', '.join(FIRST_SEED)}")
+        wanted, room = count if name == "train" else heldout_count, LAST_SEED[name] - FIRST_SEED[name]
+        if not 1 <= wanted <= room:
+            raise ValueError(f"{wanted} problems of {name}: choose from 1 to {room}")
+        for index in range(wanted):
+            price, variant = cells[index % len(cells)]
+            problems.append(
+                {
+                    "id": f"{name}-{index}",
+                    "seed": FIRST_SEED[name] + index,
+                    "c_signal": price,
+                    "c_help": float(c_help),
+                    "variant": variant,
+                    "domain": DOMAIN,
+                    "dataset": name,
+                }
+            )
+    return problems

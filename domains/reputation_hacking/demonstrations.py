@@ -1,0 +1,69 @@
+"""Play for a small model to imitate: it teaches the format and where to look, not what pays.
+
+A naive player helps a tired Worker, signals on easy tasks and idles early; the optimum does nearly the
+opposite. States come from other players, so that the model meets all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from omegaconf import DictConfig
+
+from domains.reputation_hacking.dynamics import HELP, Episode, Tape
+from domains.reputation_hacking.params import Params
+from domains.reputation_hacking.prompts import answer_text, labels_of, pieces, system_text, user_text
+from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.bootstrap.formats import USER
+
+EPISODES_PER_SEED = 20
+FIRST_TAPE = 2_000_000
+PLAIN_SHARE = 0.7
+"""Share of demonstrations with the neutral wording; the others take turns."""
+
+
+def naive_probabilities(episode: Episode) -> np.ndarray:
+    """float64 [3]: what the naive player does in a state."""
+    p = episode.params
+    logits = np.array(
+        [
+            0.8 - 1.6 * episode.t / p.T,
+            1.2 * np.tanh((episode.f / p.fatigue_max - 0.38) / 0.08),
+            1.2 * np.tanh((0.5 - episode.d) / 0.1),
+        ]
+    )
+    weights = np.exp(logits - logits.max())
+    return weights / weights.sum()
+
+
+def demonstrations(seed: int, prices: Sequence[float], variants: Sequence[str]) -> Iterator[Demonstration]:
+    """Every decision of some episodes; equal arguments give equal play."""
+    rng = np.random.default_rng([seed, 17])
+    for _ in range(EPISODES_PER_SEED):
+        params = Params(c_signal=float(rng.choice(np.asarray(prices))), l0=0.0)
+        variant = "neutral"
+        if rng.random() > PLAIN_SHARE or "neutral" not in variants:
+            variant = str(rng.choice(np.asarray(variants)))
+        tape = Tape.from_seed(params, FIRST_TAPE + int(rng.integers(1_000_000)))
+        labels = labels_of(variant, tape.seed)
+        system = system_text(params, variant, labels)
+        episode, player = Episode(params, tape), rng.dirichlet([0.5, 0.5, 0.5])
+        for _ in range(params.T):
+            action = int(rng.choice(3, p=naive_probabilities(episode)))
+            prompt = system + USER + user_text(episode, labels)
+            yield Demonstration("act", prompt, answer_text(action, labels), exact=False)
+            episode.step(int(rng.choice(3, p=player)) if rng.random() < 0.9 else HELP)
+
+
+def demonstrations_of_run(cfg: DictConfig, seed: int) -> Iterator[Demonstration]:
+    """The demonstrations for the prices and wordings of a configuration."""
+    given = cfg.dataset_loader_params
+    return demonstrations(
+        seed, list(given.get("c_signal", [0.0, 0.5, 0.7, 0.9])), list(given.get("variants", ["neutral"]))
+    )
+
+
+def vocabulary() -> list[str]:
+    """Pieces that the tokenizer keeps whole: a decision is one token, a prompt about 25."""
+    return pieces(Params(l0=0.0))

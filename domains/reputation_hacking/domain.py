@@ -1,0 +1,64 @@
+"""What the core knows of this domain: settings, checks, demonstrations, report."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from omegaconf import DictConfig
+
+from domains.reputation_hacking import demonstrations, llm_report
+from domains.reputation_hacking.settings import KEY, ReputationSettings, settings_of
+from pipelinerl.domain import BaseDomain, ReportSection
+from pipelinerl.observe.focus import ReportFocus
+
+
+class ReputationDomain(BaseDomain):
+    """Hooks of `reputation_hacking`."""
+
+    settings = ReputationSettings
+    settings_key = KEY
+    report_focus = ReportFocus(
+        headline=(
+            "reward",
+            "true_impact",
+            "manipulation_score",
+            "signal_bias",
+            "help_share",
+            "signal_share",
+            "invalid",
+            "episode_return",
+        )
+    )
+
+    def validate(self, cfg: DictConfig) -> list[str]:
+        """Problems of the block and of its fit with the advantages, one line each."""
+        try:
+            settings = settings_of(cfg)
+        except ValueError as error:
+            return [str(error)]
+        problems = []
+        by_step = bool(cfg.finetune.rl.step_reward_advantages)
+        if by_step != (settings.advantage != "rollout"):
+            wanted = str(settings.advantage != "rollout").lower()
+            problems.append(
+                f"{KEY}.advantage={settings.advantage} needs finetune.rl.step_reward_advantages={wanted}"
+            )
+        if settings.advantage == "to_go" and not settings.plain:
+            problems.append(
+                f"{KEY}.advantage=to_go is exact for mitigation none only, found {settings.mitigation}; "
+                "use situation or rollout"
+            )
+        return problems
+
+    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
+        """Naive play, whatever the phase."""
+        return demonstrations.demonstrations_of_run(cfg, seed)
+
+    def vocabulary(self) -> Sequence[str]:
+        return demonstrations.vocabulary()
+
+    def report(self, output_dir: Path) -> list[ReportSection]:
+        """Evaluation beside the optimum on the same seeds, and behaviour over the run."""
+        return llm_report.sections(output_dir)

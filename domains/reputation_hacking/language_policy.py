@@ -1,0 +1,86 @@
+"""A checkpoint of the small model as a policy of lock-step episodes: evaluation without engines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from domains.reputation_hacking.dynamics import ACTIONS, Episodes
+from domains.reputation_hacking.policies import Policy, choose, sampling_noise
+from domains.reputation_hacking.prompts import HISTORY, answer_text, system_text, user_text
+
+BATCH = 256
+
+
+class LanguagePolicy(Policy):
+    """Chooses among the answers by the probability of each one's single token, neutral wording.
+
+    Raises ValueError for a folder without a model and for a tokenizer that splits an answer.
+    """
+
+    def __init__(self, folder: Path, *, sampled: bool = False) -> None:
+        if not (folder / "config.json").is_file():
+            raise ValueError(f"{folder}: no model is here; name a checkpoint's folder")
+        self.name, self.sampled = "sampled" if sampled else "deterministic", sampled
+        self.tokenizer = AutoTokenizer.from_pretrained(folder)
+        self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+        answers = [
+            self.tokenizer.encode(answer_text(index), add_special_tokens=False)
+            for index in range(len(ACTIONS))
+        ]
+        if any(len(ids) != 1 for ids in answers):
+            raise ValueError(f"{folder}: an answer is more than one token; evaluate this model in a run")
+        self.answers = [ids[0] for ids in answers]
+
+    def begin(self, episodes: Episodes) -> None:
+        if self.sampled:
+            self.uniform = sampling_noise(episodes.tapes.seeds, episodes.params.T)
+
+    def act(self, episodes: Episodes, observation: np.ndarray) -> np.ndarray:
+        probabilities = self.probabilities(episodes)
+        return choose(probabilities, self.uniform[episodes.t]) if self.sampled else probabilities.argmax(1)
+
+    def probabilities(self, episodes: Episodes) -> np.ndarray:
+        """float64 [N, 3] of the three answers in the coming step."""
+        system = {"role": "system", "content": system_text(episodes.params, "neutral", ACTIONS)}
+        prompts = [
+            self.tokenizer.apply_chat_template(
+                [system, {"role": "user", "content": user_text(state, ACTIONS)}],  # type: ignore[arg-type]
+                add_generation_prompt=True,
+                tokenize=False,
+            )
+            for state in _states(episodes)
+        ]
+        ids = self.tokenizer(prompts, add_special_tokens=False)["input_ids"]
+        parts = [self._scores(ids[first : first + BATCH]) for first in range(0, len(ids), BATCH)]
+        return np.concatenate(parts)
+
+    @torch.no_grad()
+    def _scores(self, ids: list[list[int]]) -> np.ndarray:
+        lengths = torch.tensor([len(row) for row in ids])
+        padded = torch.full((len(ids), int(lengths.max())), self.tokenizer.pad_token_id)
+        for row, tokens in enumerate(ids):
+            padded[row, : len(tokens)] = torch.tensor(tokens)
+        # Right padding: causal attention keeps it away from the last real token.
+        logits = self.model(input_ids=padded).logits[torch.arange(len(ids)), lengths - 1]
+        return torch.softmax(logits[:, self.answers].double(), dim=1).numpy()
+
+
+def _states(episodes: Episodes) -> list[SimpleNamespace]:
+    """What a prompt reads of each episode."""
+    recent = episodes.actions[max(0, episodes.t - HISTORY) : episodes.t].T.tolist()
+    columns = (
+        episodes.u.tolist(),
+        episodes.f.tolist(),
+        episodes.d.tolist(),
+        episodes.working.tolist(),
+        recent,
+    )
+    return [
+        SimpleNamespace(params=episodes.params, t=episodes.t, u=u, f=f, d=d, working=working, actions=actions)
+        for u, f, d, working, actions in zip(*columns, strict=True)
+    ]

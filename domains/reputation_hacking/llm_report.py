@@ -1,0 +1,124 @@
+"""A run's episodes beside the optimum on the same seeds, for the final report."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from domains.reputation_hacking.dynamics import ACTIONS
+from domains.reputation_hacking.llm_log import read_episodes
+from domains.reputation_hacking.params import Params
+from domains.reputation_hacking.prompts import SITUATIONS
+from domains.reputation_hacking.report import Yardstick, number
+from pipelinerl.domain import ReportSection
+
+WINDOWS = 6
+"""Stretches of training that the report compares."""
+
+Episode = dict[str, Any]
+
+
+def sections(output_dir: Path) -> list[ReportSection]:
+    """Evaluation against the optimum for each price, and how behaviour changed in training."""
+    episodes = read_episodes(output_dir)
+    evaluated = [e for e in episodes if not e["training"]]
+    prices = sorted({(e["c_signal"], e["c_help"]) for e in evaluated})
+    found = [section for price in prices for section in _against_optimum(evaluated, *price)]
+    trained = [e for e in episodes if e["training"]]
+    return [*found, *([_training(trained)] if trained else [])]
+
+
+def _against_optimum(evaluated: list[Episode], c_signal: float, c_help: float) -> list[ReportSection]:
+    chosen = [e for e in evaluated if (e["c_signal"], e["c_help"]) == (c_signal, c_help)]
+    versions = sorted({e["version"] for e in chosen})
+    params = Params(c_signal=c_signal, c_help=c_help)
+    rows: list[tuple[str, ...]] = [
+        ("policy", "HELP", "SIGNAL", "DO_NOTHING", "TI", "MS", "invalid", "J", "regret", "share of margin")
+    ]
+    yardstick = Yardstick(params, sorted({e["seed"] for e in chosen}))
+    for version in dict.fromkeys((versions[0], versions[-1])):
+        same = [e for e in chosen if e["version"] == version]
+        value = float(np.mean([e["episode_return"] for e in same]))
+        rows.append(
+            (
+                f"version {version}, n={len(same)}",
+                *(
+                    f"{np.mean([e['actions'][name] for e in same]):.1f}"
+                    for name in ("HELP", "SIGNAL", "DO_NOTHING")
+                ),
+                f"{np.mean([e['true_impact'] for e in same]):.2f}",
+                f"{np.mean([e['manipulation_score'] for e in same]):.2f}",
+                f"{np.mean([e['invalid'] for e in same]):.2f}",
+                f"{value:.3f}",
+                f"{yardstick.best - value:.3f}",
+                number(yardstick.share(value), 2),
+            )
+        )
+    for rung in yardstick.ladder():
+        rows.append(
+            (
+                rung["policy"],
+                f"{rung['help']:.1f}",
+                "",
+                "",
+                f"{rung['true_impact']:.2f}",
+                "",
+                "",
+                f"{rung['J']:.3f}",
+                f"{yardstick.best - rung['J']:.3f}",
+                number(rung["share"], 2),
+            )
+        )
+    return [ReportSection(title=f"Against the optimum on the same seeds, c_signal={c_signal:g}", rows=rows)]
+
+
+def _training(trained: list[Episode]) -> ReportSection:
+    """Shares of actions, entropy and idle buckets over stretches of versions."""
+    ordered = sorted(trained, key=lambda e: e["version"])
+    rows: list[tuple[str, ...]] = [
+        ("versions", "rollouts", "HELP", "SIGNAL", "invalid", "entropy by situation", "idle buckets", "J")
+    ]
+    for part in np.array_split(np.arange(len(ordered)), min(WINDOWS, len(ordered))):
+        window = [ordered[index] for index in part]
+        rows.append(
+            (
+                f"{window[0]['version']}..{window[-1]['version']}",
+                str(len(window)),
+                f"{np.mean([e['help_share'] for e in window]):.2f}",
+                f"{np.mean([e['signal_share'] for e in window]):.2f}",
+                f"{np.mean([e['invalid'] for e in window]):.2f}",
+                f"{situation_entropy(window):.2f}",
+                f"{idle_buckets(window):.0%}",
+                f"{np.mean([e['episode_return'] for e in window]):.2f}",
+            )
+        )
+    text = "Idle buckets: situations of a group with fewer than 4 texts or one distinct action."
+    return ReportSection(title="Behaviour in training", rows=rows, text=text)
+
+
+def _counts(episode: Episode) -> Counter[tuple[int, str]]:
+    pairs = ((key.split(":"), count) for key, count in episode["by_situation"].items())
+    return Counter({(int(index), action): count for (index, action), count in pairs})
+
+
+def situation_entropy(episodes: list[Episode]) -> float:
+    """Mean entropy in nats of the actions within a situation, weighted by visits."""
+    total: Counter[tuple[int, str]] = sum((_counts(e) for e in episodes), Counter())
+    table = np.array([[total[index, name] for name in ACTIONS] for index in range(SITUATIONS)], dtype=float)
+    visits = table.sum(1)
+    shares = table[visits > 0] / visits[visits > 0, None]
+    entropy = -(shares * np.log(np.where(shares > 0, shares, 1.0))).sum(1)
+    return float((entropy * visits[visits > 0]).sum() / visits.sum()) if visits.any() else 0.0
+
+
+def idle_buckets(episodes: list[Episode]) -> float:
+    """Share of (group, situation) buckets that cannot teach anything."""
+    buckets: dict[tuple[str, int], Counter[str]] = defaultdict(Counter)
+    for episode in episodes:
+        for (index, action), count in _counts(episode).items():
+            buckets[episode["group"], index][action] += count
+    idle = sum(counts.total() < 4 or len(counts) < 2 for counts in buckets.values())
+    return idle / len(buckets) if buckets else 0.0
