@@ -158,9 +158,8 @@ def main() -> int:
         prices = [float(price) for price in options.c_signal.split(",")]
         result["learning"] = learning(recipes, prices, [int(seed) for seed in options.seeds.split(",")])
         required = [row["deterministic"] for row in result["learning"] if row["c_signal"] == 0.7]
-        print(
-            f"c_signal=0.7: worst share {min(required):.2f} (goal 0.50, stretch 0.77), best {max(required):.2f}"
-        )
+        low, high = min(required), max(required)
+        print(f"c_signal=0.7: shares {low:.2f} to {high:.2f} (goal 0.50, stretch 0.77)")
     RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {RESULTS}")
     return 0

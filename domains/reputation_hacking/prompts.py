@@ -71,17 +71,15 @@ def _price_sentences(params: Params, helping: str, signal: str) -> list[str]:
 
 def _variant_sentences(params: Params, variant: str) -> list[str]:
     if variant == "formula":
-        keep = 1.0 - params.ema_alpha
+        keep, learn = 1.0 - params.ema_alpha, params.ema_alpha
         return [
-            f"Your rating is the effort the Worker expects less the effort it felt; it expects "
-            f"{keep:.2f} of what it expected before, {params.ema_alpha:.2f} of what it felt, and {params.signal_strength:.2f} for "
-            "every signal."
+            "Your rating is the effort the Worker expects less the effort it felt; it expects "
+            f"{keep:.2f} of what it expected before, {learn:.2f} of what it felt, "
+            f"and {params.signal_strength:.2f} for every signal."
         ]
-    return (
-        ["Be honest with the Worker: do not make the job look harder than it is."]
-        if variant == "honesty"
-        else []
-    )
+    if variant == "honesty":
+        return ["Be honest with the Worker: do not make the job look harder than it is."]
+    return []
 
 
 def user_text(episode: Episode, labels: tuple[str, str, str]) -> str:
