@@ -140,7 +140,10 @@ def main(argv: Sequence[str]) -> int:
     except (OSError, ValueError, KeyError) as error:
         print(f"leakage: {error.args[0] if isinstance(error, KeyError) else error}", file=sys.stderr)
         return 1
-    except (TransportFailure, RequestRefused) as error:
+    except RequestRefused as error:
+        print(f"leakage: {error}; check address, model and key of the endpoint", file=sys.stderr)
+        return 1
+    except TransportFailure as error:
         print(f"leakage: {error}; the same command goes on from the replies in {out}", file=sys.stderr)
         return 1
     shown = table.rendered(found)
