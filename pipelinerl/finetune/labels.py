@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from pipelinerl.finetune.targets import Targets
 from pipelinerl.finetune.types import PipelineBatchEncoding
+
+MAX_FAMILIES = 32
+_SITUATION = "situation/"
 
 
 @dataclass(slots=True)
@@ -34,6 +38,21 @@ def situation_family(situation: str) -> str:
     return ":".join(parts) or "other"
 
 
+def capped_families(labels: Mapping[str, TextStatistics]) -> dict[str, TextStatistics]:
+    """At most MAX_FAMILIES situation families, those with the most texts; the rest together as `other`."""
+    families = sorted(
+        (name for name in labels if name.startswith(_SITUATION)), key=lambda n: -labels[n].texts
+    )
+    rest = families[MAX_FAMILIES:]
+    out = {name: values for name, values in labels.items() if name not in rest}
+    if rest:
+        other = replace(out.get(_SITUATION + "other", TextStatistics()))
+        for name in rest:
+            other.add(labels[name])
+        out[_SITUATION + "other"] = other
+    return out
+
+
 def label_statistics(
     batch: PipelineBatchEncoding, targets: Targets, kl_S: np.ndarray
 ) -> dict[str, TextStatistics]:
@@ -49,7 +68,7 @@ def label_statistics(
     out: dict[str, TextStatistics] = {}
     for row, (role, situation) in enumerate(zip(batch.roles, batch.situations)):
         names = [f"role/{role}"] if role else []
-        names += [f"situation/{situation_family(situation)}"] if situation else []
+        names += [_SITUATION + situation_family(situation)] if situation else []
         here = float(advantage[row])
         value = TextStatistics(1.0, float(reward[row]), here, abs(here), float(kl_S[row]))
         for name in names:

@@ -9,9 +9,9 @@ from enum import Enum
 import numpy as np
 import torch
 
-from pipelinerl.finetune.labels import TextStatistics
+from pipelinerl.finetune.labels import TextStatistics, capped_families
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.rl.losses.base import Coefficients, LossInputs, kl_N
+from pipelinerl.finetune.rl.losses.base import LOG_RATIO_BOUND, Coefficients, LossInputs, kl_N
 
 
 class Reducer(Enum):
@@ -62,6 +62,37 @@ REDUCERS: dict[str, Reducer] = (
 """Reducer of each `rl/` metric; those of values are absent without a value head."""
 
 
+_HALF = np.geomspace(1e-5, LOG_RATIO_BOUND, 120)
+LOG_RATIO_EDGES = np.concatenate([-_HALF[::-1], _HALF])
+"""Bins of the log importance ratio, each 13 % of its distance from 0 wide; tokens with ratio 1 share one."""
+RATIO_PERCENTILES = (1, 5, 50, 95, 99)
+
+
+@torch.no_grad()
+def ratio_histogram(log_ratio_N: torch.Tensor) -> torch.Tensor:
+    """float32 `[len(LOG_RATIO_EDGES) + 1]`: tokens by log importance ratio, not clipped."""
+    edges = torch.as_tensor(LOG_RATIO_EDGES, dtype=log_ratio_N.dtype, device=log_ratio_N.device)
+    bins = torch.bucketize(log_ratio_N, edges)
+    return log_ratio_N.new_zeros(len(edges) + 1).index_add(0, bins, torch.ones_like(log_ratio_N))
+
+
+def ratio_quantiles(counts: np.ndarray) -> dict[str, float]:
+    """Quantiles of the importance ratio from the counts of `ratio_histogram`, linear within a bin."""
+    total = counts.sum()
+    if total == 0:
+        return {}
+    reached = np.concatenate([[0.0], np.cumsum(counts)]) / total
+    places = np.concatenate([LOG_RATIO_EDGES[:1], LOG_RATIO_EDGES, LOG_RATIO_EDGES[-1:]])
+    out = {}
+    for percent in RATIO_PERCENTILES:
+        share = percent / 100
+        at = min(max(int(np.searchsorted(reached, share)) - 1, 0), len(counts) - 1)
+        inside = (share - reached[at]) / max(reached[at + 1] - reached[at], 1e-12)
+        place = places[at] + inside * (places[at + 1] - places[at])
+        out[f"ratio_new_old_p{percent:02d}"] = float(np.exp(place))
+    return out
+
+
 @torch.no_grad()
 def text_kl(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch.Tensor:
     """float32 `[S]`: mean KL to the reference over each text's tokens."""
@@ -73,7 +104,9 @@ def text_kl(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch.Te
 def token_statistics(
     inputs: LossInputs, count_N: torch.Tensor, loss: torch.Tensor, rl: RLConfig, input_size: int
 ) -> torch.Tensor:
-    """float32 `[len(REDUCERS)]` in the order of REDUCERS, on the device; no synchronisation.
+    """float32 `[len(REDUCERS) + len(LOG_RATIO_EDGES) + 1]` on the device, without synchronisation.
+
+    First the metrics in the order of REDUCERS, then the counts of `ratio_histogram`.
 
     count_N float32: number of targets of the token's text, so that sums of x / count are sums of text means.
     """
@@ -107,6 +140,7 @@ def token_statistics(
     values = torch.full_like(ratio, np.nan) if inputs.values_N is None else inputs.values_N
     tokens |= {"value_mean": values, "value_mse": (values - inputs.rewards_N).square()}
     means = [(tokens[name] / count_N).sum() for name in _TEXT_MEANS]
+    histogram = ratio_histogram(difference)
     n_tokens = ratio.new_tensor(float(len(ratio)))
     squares = inputs.weight_N * 0.5 * tokens["value_mse"]
     sums = [loss.float(), squares.sum(), ratio.sum(), ratio.square().sum(), n_tokens]
@@ -116,7 +150,7 @@ def token_statistics(
     high = [ratio.new_tensor(-np.inf) if empty else extremes[name].max() for name in _EXTREMES]
     low = [ratio.new_tensor(np.inf) if empty else extremes[name].min() for name in _EXTREMES]
     limits = [ratio.new_tensor(-np.inf), ratio.new_tensor(np.inf)] if empty else [values.max(), values.min()]
-    return torch.stack([*means, *sums, *high, *low, *limits])
+    return torch.cat([torch.stack([*means, *sums, *high, *low, *limits]), histogram])
 
 
 @dataclass(slots=True)
@@ -163,7 +197,7 @@ def _reduce(vectors: list[list[float]], texts: int) -> dict[str, float]:
     if not vectors:
         return {}
     table = np.array(vectors, np.float64)
-    out: dict[str, float] = {}
+    out = ratio_quantiles(table[:, len(REDUCERS) :].sum(axis=0))
     for column, (name, reducer) in zip(table.T, REDUCERS.items()):
         if reducer is Reducer.MAX:
             value = column.max()
@@ -184,7 +218,7 @@ def rl_metrics(step: StepStatistics, coefficients: Coefficients) -> dict[str, fl
         values["ess"] = values["ratio_new_old_sum"] ** 2 / (n * squares)
     values["kl_coef"], values["entropy_bonus_coef"] = coefficients.kl, coefficients.entropy
     out = {f"rl/{name}": value for name, value in values.items()}
-    for label, s in step.labels.items():
+    for label, s in capped_families(step.labels).items():
         out[f"rl/{label}/texts"] = s.texts
         out[f"rl/{label}/reward"] = s.reward / s.texts
         out[f"rl/{label}/advantage"] = s.advantage / s.texts

@@ -25,7 +25,7 @@ from pipelinerl.finetune.value_head import values_of
 
 @dataclass(frozen=True, slots=True)
 class MicroStatistics:
-    """float32 on the device: vector `[len(REDUCERS)]`, and the mean KL of each text `[S]`."""
+    """float32 on the device: the vector of `token_statistics`, and the mean KL of each text `[S]`."""
 
     vector: torch.Tensor
     kl_S: torch.Tensor

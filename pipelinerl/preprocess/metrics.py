@@ -4,26 +4,58 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipelinerl.finetune.labels import situation_family
-from pipelinerl.finetune.rl.text_table import NONE
+from pipelinerl.finetune.labels import MAX_FAMILIES, situation_family
+from pipelinerl.finetune.rl.advantages import Advantages
+from pipelinerl.finetune.rl.text_table import TextTable
 from pipelinerl.preprocess.chunk import ChunkResult
 
 ZERO_ADVANTAGE = 1e-6
-MAX_FAMILIES = 32
 OTHER_FAMILY = "other"
+UNLABELLED = "none"
 
 
 @dataclass(slots=True)
-class _Family:
+class _Label:
+    """Sums over the texts of one situation family or role, and over the buckets that hold one of them."""
+
     count: float = 0.0
     advantage: float = 0.0
     abs_advantage: float = 0.0
     reward: float = 0.0
+    zero_texts: float = 0.0
+    buckets: float = 0.0
+    singletons: float = 0.0
+    rows: float = 0.0
+
+    def add(self, table: TextTable, advantages: Advantages, rows: np.ndarray) -> None:
+        """Count the texts in `rows`, an index array."""
+        advantage = advantages.advantage[rows]
+        bucket_rows = advantages.bucket_rows[np.unique(advantages.bucket[rows])]
+        self.count += len(rows)
+        self.advantage += float(advantage.sum())
+        self.abs_advantage += float(np.abs(advantage).sum())
+        self.reward += float(table.reward[rows].sum())
+        self.zero_texts += float((np.abs(advantage) <= ZERO_ADVANTAGE).sum())
+        self.buckets += len(bucket_rows)
+        self.singletons += float((bucket_rows == 1).sum())
+        self.rows += float(bucket_rows.sum())
+
+    def summary(self, prefix: str) -> dict[str, float]:
+        """Every mean has a denominator: a label exists only once it has a text."""
+        return {
+            f"{prefix}/count": self.count,
+            f"{prefix}/mean": self.advantage / self.count,
+            f"{prefix}/abs_mean": self.abs_advantage / self.count,
+            f"{prefix}/reward_mean": self.reward / self.count,
+            f"{prefix}/frac_zero_texts": self.zero_texts / self.count,
+            f"{prefix}/frac_singleton_buckets": self.singletons / self.buckets,
+            f"{prefix}/mean_bucket_size": self.rows / self.buckets,
+        }
 
 
 @dataclass(slots=True)
@@ -42,8 +74,9 @@ class AdvantageMetrics:
     split_rollouts: float = 0.0
     scale_sum: float = 0.0
     scaled_texts: float = 0.0
-    families: dict[str, _Family] = field(default_factory=dict)
-    roles: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    families: dict[str, _Label] = field(default_factory=dict)
+    roles: dict[str, _Label] = field(default_factory=dict)
+    scales: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
     def add_chunk(self, chunk: ChunkResult) -> None:
         """Count a processed chunk."""
@@ -60,13 +93,11 @@ class AdvantageMetrics:
         self.padding_rows += advantages.padding_rows
         self.filtered_groups += chunk.filtered_groups
         self.baseline_only += sum(reason == "baseline_only" for _, reason in chunk.dropped)
-        for code, situation in enumerate(table.situation_names):
-            rows = table.situation == code
-            if rows.any():
-                self._add_family(situation_family(situation), advantages.advantage[rows], table.reward[rows])
-        unlabelled = table.situation == NONE
-        if table.situation_names and unlabelled.any():
-            self._add_family("none", advantages.advantage[unlabelled], table.reward[unlabelled])
+        if table.situation_names:
+            names = [situation_family(name) for name in table.situation_names]
+            _add_labels(self.families, names, table.situation, table, advantages)
+        if table.role_names:
+            _add_labels(self.roles, table.role_names, table.role, table, advantages)
 
     def add_step(self, scales: np.ndarray, split_rollouts: int, roles: Mapping[str, float]) -> None:
         """Count an optimizer step: its loss weights float `[B]` and what `apply_scales` said."""
@@ -74,16 +105,7 @@ class AdvantageMetrics:
         self.scaled_texts += len(scales)
         self.split_rollouts += split_rollouts
         for name, value in roles.items():
-            self.roles[name].append(value)
-
-    def _add_family(self, name: str, advantage: np.ndarray, reward: np.ndarray) -> None:
-        if name not in self.families and len(self.families) >= MAX_FAMILIES:
-            name = OTHER_FAMILY
-        family = self.families.setdefault(name, _Family())
-        family.count += len(advantage)
-        family.advantage += float(advantage.sum())
-        family.abs_advantage += float(np.abs(advantage).sum())
-        family.reward += float(reward.sum())
+            self.scales[name].append(value)
 
     def summary(self) -> dict[str, float]:
         """Metrics since the start of this object; never NaN."""
@@ -99,15 +121,33 @@ class AdvantageMetrics:
         for name in ("filtered_groups", "padding_rows", "split_rollouts"):
             out[f"adv/{name}"] = getattr(self, name)
         out["adv/baseline_only_texts"] = self.baseline_only
-        for name, family in self.families.items():
-            out[f"adv/situation/{name}/mean"] = family.advantage / family.count
-            out[f"adv/situation/{name}/abs_mean"] = family.abs_advantage / family.count
-            out[f"adv/situation/{name}/reward_mean"] = family.reward / family.count
-            out[f"adv/situation/{name}/count"] = family.count
-        for name, values in self.roles.items():
+        for name, label in self.families.items():
+            out |= label.summary(f"adv/situation/{name}")
+        for name, label in self.roles.items():
+            out |= label.summary(f"adv/role/{name}")
+        for name, values in self.scales.items():
             mean = name.endswith("/mass")
             out[name] = sum(values) / len(values) if mean else sum(values)
         return out
+
+
+def _add_labels(
+    labels: dict[str, _Label],
+    names: Sequence[str],
+    column: np.ndarray,
+    table: TextTable,
+    advantages: Advantages,
+) -> None:
+    """Count texts by label; `column` int64 `[N]` indexes `names`, and texts without a label are `none`."""
+    distinct = list(dict.fromkeys([*names, UNLABELLED]))
+    code_of = np.array([distinct.index(name) for name in [*names, UNLABELLED]])  # NONE = -1 picks the last
+    code = code_of[column]
+    order = np.argsort(code, kind="stable")
+    for rows in np.split(order, np.flatnonzero(np.diff(code[order])) + 1):
+        name = distinct[code[rows[0]]]
+        if name not in labels and len(labels) >= MAX_FAMILIES:
+            name = OTHER_FAMILY
+        labels.setdefault(name, _Label()).add(table, advantages, rows)
 
 
 @dataclass(slots=True)

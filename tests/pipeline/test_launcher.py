@@ -10,9 +10,11 @@ from pathlib import Path
 
 import psutil
 import pytest
+from metric_tables import check_run as check_metric_names
 
 from pipelinerl.accounting import reconcile
 from pipelinerl.config import load
+from pipelinerl.weights.directory import shared_directory
 from pipelinerl.world import is_free
 from tests.pipeline.conftest import LauncherProcess
 
@@ -22,7 +24,7 @@ GONE_S = 30.0
 
 
 def nothing_is_left(processes: list[psutil.Process], output_dir: Path) -> None:
-    """Every process of the run ends and its ports are free again."""
+    """Every process of the run ends, its ports are free again and so is its shared memory."""
     _, alive = psutil.wait_procs(processes, timeout=GONE_S)
     assert alive == []
     ports = [job.port for job in load(output_dir).jobs if job.port]
@@ -30,6 +32,9 @@ def nothing_is_left(processes: list[psutil.Process], output_dir: Path) -> None:
     end = time.monotonic() + GONE_S
     while not all(map(is_free, ports)):
         assert time.monotonic() < end, f"one of {ports} is still bound"
+        time.sleep(0.05)
+    while shared_directory(output_dir).exists():
+        assert time.monotonic() < end, f"{shared_directory(output_dir)} is still there"
         time.sleep(0.05)
 
 
@@ -50,6 +55,7 @@ def test_a_run_completes_is_not_repeated_and_goes_on_when_asked_for_more(launch:
     counts = reconcile(run)
     assert counts.adds_up and counts.started > 0 and sum(counts.ends.values()) > 0
     assert counts.eval_started == 12
+    check_metric_names(run)
     nothing_is_left(first.children(), run)
 
     again = launch("finetune.max_train_steps=2")

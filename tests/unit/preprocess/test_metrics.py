@@ -1,0 +1,105 @@
+"""What `adv/*` says of situations and roles, counted by hand."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from pipelinerl.finetune.labels import MAX_FAMILIES, TextStatistics, capped_families
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.preprocess.chunk import process_chunk
+from pipelinerl.preprocess.metrics import AdvantageMetrics
+
+BUCKETS = RLConfig(step_reward_advantages=True)
+
+
+def text(rollout: int, step: int, reward: float, **labels: Any) -> dict[str, Any]:
+    ids = np.arange(4, dtype=np.int32)
+    return {
+        "group_id": "g",
+        "reward": reward,
+        "input_ids": ids,
+        "labels": np.where(ids < 2, -100, ids),
+        "logprobs": np.zeros(2, np.float32),
+        "ref_logprobs": np.zeros(2, np.float32),
+        "finish_reason": "stop",
+        "metadata": {"rollout_index": rollout, "step_index": step, "model_version": 0},
+        **labels,
+    }
+
+
+def summary(texts: list[dict[str, Any]], rl: RLConfig = BUCKETS) -> dict[str, float]:
+    metrics = AdvantageMetrics()
+    metrics.add_chunk(process_chunk(texts, rl))
+    return metrics.summary()
+
+
+def test_families_have_counts_rewards_advantages_and_buckets() -> None:
+    found = summary(
+        [
+            text(0, 0, 1.0, situation="hop:1:plan"),
+            text(1, 0, 0.0, situation="hop:1:plan"),
+            text(0, 1, 0.5, situation="hop:2:plan"),  # nobody else got there
+            text(0, 2, 0.25),
+            text(1, 1, 0.25, situation="choose"),
+            text(2, 0, 0.25, situation="choose"),
+        ]
+    )
+    plan = {
+        name.rpartition("/")[2]: v for name, v in found.items() if name.startswith("adv/situation/hop:plan/")
+    }
+    assert plan == {
+        "count": 3,
+        "mean": 0.0,
+        "abs_mean": pytest.approx(2 / 3),
+        "reward_mean": 0.5,
+        "frac_zero_texts": pytest.approx(1 / 3),
+        "frac_singleton_buckets": 0.5,
+        "mean_bucket_size": 1.5,
+    }
+    assert found["adv/situation/choose/frac_zero_texts"] == 1.0
+    assert found["adv/situation/none/count"] == found["adv/situation/none/frac_singleton_buckets"] == 1
+    assert found["adv/frac_singleton_buckets"] == 0.5 and found["adv/frac_zero_texts"] == pytest.approx(4 / 6)
+
+
+def test_padding_rows_count_in_bucket_sizes() -> None:
+    rl = RLConfig(step_reward_advantages=True, pad_step_rewards_for_advantage=True)
+    found = summary([text(0, s, 1.0, situation="s") for s in range(3)] + [text(1, 0, 0.0, situation="s")], rl)
+    assert found["adv/situation/s/mean_bucket_size"] == 2.0 and found["adv/padding_rows"] == 2
+    assert found["adv/mean_bucket_size_real"] == pytest.approx(4 / 3)
+
+
+def test_roles_are_described_like_situations() -> None:
+    texts = [text(r, 0, float(r), role="policy") for r in range(3)]
+    texts += [text(r, 1, 1.0, role="critic", situation="pair") for r in range(2)]
+    found = summary(texts)
+    assert found["adv/role/policy/count"] == 3 and found["adv/role/policy/reward_mean"] == 1.0
+    assert found["adv/role/policy/mean_bucket_size"] == 3 and found["adv/role/critic/mean_bucket_size"] == 2
+    assert found["adv/role/critic/frac_zero_texts"] == 1.0 and found["adv/role/critic/abs_mean"] == 0.0
+
+
+def test_nothing_is_said_of_labels_that_no_text_has() -> None:
+    found = summary([text(0, 0, 1.0), text(1, 0, 0.0)])
+    assert not any("/situation/" in name or "/role/" in name for name in found)
+
+
+def test_at_most_32_families_are_named() -> None:
+    metrics = AdvantageMetrics()
+    for start in range(0, 60, 20):
+        letters = ["".join(chr(97 + int(d)) for d in f"{i:02d}") for i in range(start, start + 20)]
+        metrics.add_chunk(
+            process_chunk([text(0, i, 1.0, situation=s) for i, s in enumerate(letters)], BUCKETS)
+        )
+    found = metrics.summary()
+    counts = {name: v for name, v in found.items() if name.endswith("/count")}
+    assert len(counts) == MAX_FAMILIES + 1 and sum(counts.values()) == 60
+    assert counts["adv/situation/other/count"] == 60 - MAX_FAMILIES
+
+    labels = {f"situation/{i}": TextStatistics(texts=float(i)) for i in range(1, 41)}
+    labels["role/policy"] = TextStatistics(texts=5.0)
+    capped = capped_families(labels)
+    assert len(capped) == MAX_FAMILIES + 2 and capped["role/policy"].texts == 5
+    assert capped["situation/other"].texts == sum(range(1, 9)) and "situation/40" in capped
+    assert sum(s.texts for s in capped.values()) == sum(s.texts for s in labels.values())
