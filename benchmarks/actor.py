@@ -1,20 +1,19 @@
 """Rollouts per second of the actor's control plane against an engine that answers at once.
 
-    python benchmarks/actor.py [--seconds 5] [--in-flight 512] [--out benchmarks/results/actor.json]
+    python -m benchmarks.actor [--seconds 5] [--in-flight 512]
 
 `control plane`: scheduler, lag budget, books, messages and worker, with single-turn rollouts that return a
-ready text without asking anybody; goal >= 2,000 rollouts per second and core. `with HTTP`: the same rollouts
-ask an engine over HTTP that answers each request with 8 tokens at once; most of it is the HTTP client. `half
-a second`: an answer takes 0.25 to 0.75 s, as in a run, so that the event loop is busy but not full; goal for
-the 99th percentile of its lag: 50 ms. A core is one second of CPU time of scheduler and worker together; the
-engine's is not counted.
+ready text without asking anybody. `instant engine`: the same rollouts ask an engine over HTTP that answers
+each request with 8 tokens at once; most of it is the HTTP client. `half a second`: an answer takes 0.25 to
+0.75 s, as in a run, so that the event loop is busy but not full. A core is one second of CPU time of
+scheduler and worker together; the engine's is not counted. `polling`: the same rollouts in an actor whose
+loops look for news every 10 ms (`benchmarks/_polling_actor.py`).
 """
 
 import argparse
 import asyncio
 import json
 import os
-import platform
 import random
 import subprocess
 import sys
@@ -29,14 +28,16 @@ import aiohttp
 import numpy as np
 from omegaconf import DictConfig, OmegaConf
 
+from benchmarks._figures import ROOT, Figure, at_least, at_most, report
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.config import Config, Job, save
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
 from pipelinerl.state import TrainerAnnouncements, begin_session
 
-HERE = Path(__file__).parent
 TOKENS = 8
+ATTEMPTS = 8
+CONTEXT = 4096
 
 
 def load_problems(names: list[str]) -> list[dict[str, Any]]:
@@ -75,7 +76,7 @@ class InstantEngine(asyncio.Protocol):
     delay_s = 0.0
     ROUTES: ClassVar[dict[bytes, bytes]] = {
         b"/health": b"",
-        b"/v1/models": b'{"data": [{"id": "m", "max_model_len": 4096}]}',
+        b"/v1/models": b'{"data": [{"id": "m", "max_model_len": %d}]}' % CONTEXT,
         b"/weight_info": b'{"weight_version": "1000000"}',
         b"/metrics": b"vllm:num_requests_running 0\n",
         b"/inference/v1/generate": json.dumps(
@@ -127,8 +128,8 @@ async def serve_instant_engine(delay_s: float) -> None:
 @contextmanager
 def instant_engine(delay_s: float) -> Iterator[str]:
     """Its URL, while it runs in a process of its own."""
-    argv = [sys.executable, __file__, "--serve", str(delay_s)]
-    engine = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True)
+    argv = [sys.executable, "-m", "benchmarks.actor", "--serve", str(delay_s)]
+    engine = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT)
     try:
         assert engine.stdout is not None
         yield f"http://127.0.0.1:{int(engine.stdout.readline())}"
@@ -154,9 +155,10 @@ def write_config(output_dir: Path, model: Path, policy: str, url: str, in_flight
         "model_path": str(model),
         "eval_every_n_versions": 0,
         "eval_at_end": False,
-        "dataset_loader": "actor.load_problems",
+        "dataset_loader": "benchmarks.actor.load_problems",
         "train_dataset_names": ["bench"],
-        "actor": {"rollout_policy": f"actor.{policy}", "llm_max_rollouts": in_flight},
+        "attempts": ATTEMPTS,
+        "actor": {"rollout_policy": f"benchmarks.actor.{policy}", "llm_max_rollouts": in_flight},
         "llm": {"parameters": {"max_tokens": TOKENS}},
         "wandb": {"use_wandb": False},
         "jobs": jobs,
@@ -189,7 +191,7 @@ def measure(policy: str, url: str, model: Path, in_flight: int, seconds: float) 
         output_dir = Path(folder)
         write_config(output_dir, model, policy, url, in_flight)
         begin_session(output_dir)
-        env = {**os.environ, "PYTHONPATH": f"{HERE.parent}:{HERE}", "OMP_NUM_THREADS": "1"}
+        env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", "1"]
         with TrainerAnnouncements(output_dir) as trainer, subprocess.Popen(argv, env=env) as process:
             trainer.weight_update_success(0)
@@ -228,13 +230,44 @@ def cpu_of_family(pid: int) -> float:
     return sum(sum(p.cpu_times()[:2]) for p in [root, *root.children(recursive=True)])
 
 
+def measure_polling(policy: str, url: str, model: Path, in_flight: int, seconds: float) -> dict[str, float]:
+    """The same rollouts in the naive actor."""
+    options = ["--policy", policy, "--url", url, "--model", str(model)]
+    options += ["--in-flight", str(in_flight), "--seconds", str(seconds)]
+    argv = [sys.executable, "-m", "benchmarks._polling_actor", *options]
+    done = subprocess.run(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True, check=True, timeout=300)
+    return json.loads(done.stdout)
+
+
+def figures_of(rows: dict[str, dict[str, float]]) -> list[Figure]:
+    """Rollouts per second and core, and lag of the event loop, beside those of the naive actor."""
+    found = []
+    for name, row in rows.items():
+        per_core, lag = row["rollouts_per_cpu_s"], row["loop_lag_p99_ms"]
+        goals = name in ("control plane", "instant engine")
+        found.append(
+            at_least(f"{name}: rollouts per CPU second", per_core, "1/s", 2000)
+            if goals
+            else Figure(f"{name}: rollouts per CPU second", per_core, "1/s")
+        )
+        found.append(Figure(f"{name}: rollouts per second", row["rollouts_per_s"], "1/s"))
+        found.append(
+            Figure(f"{name}: loop lag, p99", lag, "ms")
+            if name.startswith("polling")
+            else at_most(f"{name}: loop lag, p99", lag, "ms", 50)
+        )
+    for name in ("control plane", "instant engine"):
+        ratio = rows[name]["rollouts_per_s"] / rows[f"polling, {name}"]["rollouts_per_s"]
+        found.append(Figure(f"ratio of rollouts per second, {name}", ratio, "x"))
+    return found
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--in-flight", type=int, default=512)
-    parser.add_argument("--out", type=Path)
     parser.add_argument("--serve", type=float, metavar="DELAY_S", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.serve is not None:
@@ -242,27 +275,20 @@ def main() -> None:
         return
     cases = {
         "control plane": ("ready_rollout", 0.0),
-        "with HTTP": ("http_rollout", 0.0),
+        "instant engine": ("http_rollout", 0.0),
         "half a second": ("http_rollout", 0.5),
     }
-    results = {}
-    with tempfile.TemporaryDirectory() as model:
-        write_model(Path(model))
+    rows = {}
+    with tempfile.TemporaryDirectory() as folder:
+        model = Path(folder)
+        write_model(model)
         for name, (policy, delay_s) in cases.items():
             with instant_engine(delay_s) as url:
-                results[name] = measure(policy, url, Path(model), args.in_flight, args.seconds)
-    machine = {"cpus": os.cpu_count(), "machine": platform.machine(), "python": platform.python_version()}
-    print(f"{'':<16}{'rollouts/s':>12}{'per CPU s':>12}{'cores':>8}{'loop lag p99':>15}")
-    for name, row in results.items():
-        print(
-            f"{name:<16}{row['rollouts_per_s']:>12.0f}{row['rollouts_per_cpu_s']:>12.0f}"
-            f"{row['cores_used']:>8.2f}{row['loop_lag_p99_ms']:>12.1f} ms"
-        )
-    if args.out:
-        args.out.parent.mkdir(parents=True, exist_ok=True)
-        args.out.write_text(
-            json.dumps({"machine": machine, "in_flight": args.in_flight, **results}, indent=1) + "\n"
-        )
+                rows[name] = measure(policy, url, model, args.in_flight, args.seconds)
+        with instant_engine(0.0) as url:
+            for name, short in (("control plane", "ready"), ("instant engine", "http")):
+                rows[f"polling, {name}"] = measure_polling(short, url, model, args.in_flight, args.seconds)
+    report("actor", figures_of(rows), {"in_flight": args.in_flight, "seconds": args.seconds})
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Annotated, Any, overload
 from uuid import uuid4
@@ -26,6 +27,7 @@ SAMPLING_KEYS = (
     "ignore_eos",
     "min_tokens",
 )
+_SAMPLING_KEYS = frozenset(SAMPLING_KEYS)
 
 
 def _listed(value: Any) -> Any:
@@ -171,6 +173,19 @@ class LLMStream:
 Runner = Callable[[Callable[[aiohttp.ClientSession], Awaitable[LLMCall]]], LLMCall]
 
 
+@dataclass(slots=True)
+class _Use:
+    """What one copy of the model is bound to, and how often it was asked."""
+
+    fleet: Fleet | None = None
+    runner: Runner | None = None
+    seed: int | None = None
+    requests: int = 0
+    calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
 class TrainableLLM(BaseModel):
     """A model behind an engine. In a rollout it comes bound to one, with the run's sampling `parameters`.
 
@@ -192,12 +207,7 @@ class TrainableLLM(BaseModel):
     base_delay: float = 0.5
     chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
 
-    _fleet: Fleet | None = PrivateAttr(default=None)
-    _runner: Runner | None = PrivateAttr(default=None)
-    _seed: int | None = PrivateAttr(default=None)
-    _requests: int = PrivateAttr(default=0)
-    _calls: int = PrivateAttr(default=0)
-    _tokens: list[int] = PrivateAttr(default_factory=lambda: [0, 0])
+    _use: _Use = PrivateAttr(default_factory=_Use)
 
     def bind(
         self, fleet: Fleet, engine: str, seed: int | None = None, runner: Runner | None = None
@@ -210,18 +220,17 @@ class TrainableLLM(BaseModel):
         copy = self.model_copy()
         copy.parameters = dict(self.parameters)
         copy.base_url = engine
-        copy._fleet, copy._runner, copy._seed, copy._tokens = fleet, runner, seed, [0, 0]
-        copy._requests = copy._calls = 0
+        copy._use = _Use(fleet, runner, seed)
         return copy
 
     @property
     def fleet(self) -> Fleet | None:
         """The run's engines; None outside a run."""
-        return self._fleet
+        return self._use.fleet
 
     @property
     def runner(self) -> Runner | None:
-        return self._runner
+        return self._use.runner
 
     def load_tokenizer(self) -> Any:
         if self.tokenizer is None:
@@ -245,7 +254,8 @@ class TrainableLLM(BaseModel):
 
     def get_stats(self) -> dict[str, float]:
         """Totals of this copy: calls, prompt tokens, output tokens."""
-        return {"calls": self._calls, "prompt_tokens": self._tokens[0], "output_tokens": self._tokens[1]}
+        use = self._use
+        return {"calls": use.calls, "prompt_tokens": use.prompt_tokens, "output_tokens": use.output_tokens}
 
     def render(self, prompt: Prompt, generation_prompt: bool = True) -> str:
         return render_chat(
@@ -283,7 +293,8 @@ class TrainableLLM(BaseModel):
 
         Raises ValueError for a parameter that is not about sampling, and for a prompt that fills the context.
         """
-        if unknown := sorted(set(self.parameters) - set(SAMPLING_KEYS)):
+        if not self.parameters.keys() <= _SAMPLING_KEYS:
+            unknown = sorted(self.parameters.keys() - _SAMPLING_KEYS)
             raise ValueError(
                 f"llm.parameters.{unknown[0]} is no sampling parameter; allowed: {', '.join(SAMPLING_KEYS)}"
             )
@@ -297,16 +308,18 @@ class TrainableLLM(BaseModel):
         chosen["max_tokens"] = min(int(wanted), room)
         if "stop_token_ids" in chosen:
             chosen["stop_token_ids"] = tuple(chosen["stop_token_ids"])
-        if self._seed is not None and "seed" not in chosen:
+        use = self._use
+        if use.seed is not None and "seed" not in chosen:
             # Counted when a call starts: calls that run side by side must not draw the same tokens.
-            chosen["seed"] = (self._seed + self._requests * 0x9E3779B1) & 0x7FFFFFFF
-        self._requests += 1
+            chosen["seed"] = (use.seed + use.requests * 0x9E3779B1) & 0x7FFFFFFF
+        use.requests += 1
         return SamplingParams(**chosen)
 
     def count_call(self, prompt_tokens: int, output_tokens: int) -> None:
-        self._calls += 1
-        self._tokens[0] += prompt_tokens
-        self._tokens[1] += output_tokens
+        use = self._use
+        use.calls += 1
+        use.prompt_tokens += prompt_tokens
+        use.output_tokens += output_tokens
 
     def log_output(self, prompt: Prompt, output: LLMOutput) -> LLMCall:
         """An `LLMCall` for an answer that came from elsewhere."""

@@ -15,6 +15,8 @@ MASKED_TOKEN_ID = -100
 
 def _to_array(dtype: type[np.generic]) -> Callable[[Any], np.ndarray]:
     def convert(value: Any) -> np.ndarray:
+        if type(value) is np.ndarray and value.dtype == dtype and value.ndim == 1:
+            return np.ascontiguousarray(value)
         array = np.asarray(value if value is not None else [])
         if array.ndim != 1:
             raise ValueError(f"expected one dimension, got shape {array.shape}")

@@ -122,7 +122,10 @@ def _generation(choice: _Choice, prompt_ids: np.ndarray, announced_version: int 
     content = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
     if len(content) != len(token_ids):
         raise InvalidAnswer(f"{len(content)} log-probabilities for {len(token_ids)} tokens")
-    beside = np.asarray([_entry_id(entry) for entry in content], dtype=np.int64)
+    named = [entry.token_id for entry in content]
+    if None in named:
+        named = [_entry_id(entry) for entry in content]
+    beside = np.asarray(named, dtype=np.int64)
     if not np.array_equal(beside, token_ids):
         position = int(np.flatnonzero(beside != token_ids)[0])
         raise InvalidAnswer(

@@ -5,16 +5,19 @@ cancellation closes the connection, which every engine treats as an abort.
 """
 
 import asyncio
+import itertools
 import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import aiohttp
 import msgspec
 import numpy as np
+from yarl import URL
 
 from pipelinerl.inference.answers import (
     UNVERSIONED,
@@ -38,6 +41,7 @@ __all__ = [
 ]
 
 DECODE_IN_THREAD_BYTES = 64 * 1024
+_JSON = {"Content-Type": "application/json"}
 
 
 class EngineError(RuntimeError):
@@ -119,6 +123,12 @@ class SamplingParams:
         return fields
 
 
+@lru_cache(maxsize=256)
+def _encoded(sampling: SamplingParams) -> msgspec.Raw:
+    """`sampling_params` as JSON; requests of a run repeat a few."""
+    return msgspec.Raw(msgspec.json.encode(sampling.body()))
+
+
 @dataclass(slots=True)
 class RequestCounts:
     """What was asked and how it ended, to be compared with the engines' own counters.
@@ -165,6 +175,8 @@ class EngineClient:
         self.deadlines = deadlines or Deadlines()
         self.max_model_len: int | None = None
         """Context length; known after `load_model_info`, and checked from then on."""
+        self._generate_url = URL(f"{self.base_url}/inference/v1/generate")
+        self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         self._session = session
         self._announced_version = announced_version
 
@@ -258,8 +270,8 @@ class EngineClient:
             )
         fields = {
             "token_ids": prompt.tolist(),
-            "sampling_params": sampling.body(),
-            "request_id": request_id or uuid.uuid4().hex,
+            "sampling_params": _encoded(sampling),
+            "request_id": request_id or f"{self._name}-{next(self._numbers)}",
             "stream": False,
         }
         return msgspec.json.encode(fields)
@@ -271,10 +283,7 @@ class EngineClient:
         self.counts.sent += 1
         try:
             async with self._session.post(
-                f"{self.base_url}/inference/v1/generate",
-                data=body,
-                headers={"Content-Type": "application/json"},
-                timeout=timeout,
+                self._generate_url, data=body, headers=_JSON, timeout=timeout
             ) as answer:
                 content = await answer.read()
                 self._raise_for_status(answer.status, content)
