@@ -16,6 +16,8 @@ from domains.privacy_hopqa.trace import CallRecord, ChooseFacts, PlanFacts
 POLICY_ROLE = "policy"
 ANCHOR_ROLE = "anchor"
 MAX_METADATA_BYTES = 8192
+_LATER_BYTES = 512
+"""Room for what the scheduler and the situations add."""
 _MAX_QUERIES = 8
 _QUERY_CHARS = 400
 _DECISION_STAGES = (Stage.PLAN, Stage.CHOOSE)
@@ -136,6 +138,6 @@ def _metadata(
             }
         case ChooseFacts() as facts:
             metadata |= {"gold_visible": facts.gold_visible, "gold_selected": facts.gold_selected}
-    if len(json.dumps(metadata).encode()) > MAX_METADATA_BYTES:
-        metadata["web_queries"] = []
+    if len(json.dumps(metadata)) > MAX_METADATA_BYTES - _LATER_BYTES:
+        metadata["web_queries_left_out"] = len(metadata.pop("web_queries"))
     return metadata

@@ -83,6 +83,10 @@ def test_it_is_a_domain():
             {"engine__max_model_len": 512},
             "engine.max_model_len=512 is below privacy_hopqa.generation_context",
         ),
+        (
+            {"engine__kind": "vllm", "vllm_config__vllm_kwargs__max_model_len": 1000},
+            "vllm_config.vllm_kwargs.max_model_len=1000 is below privacy_hopqa.generation_context",
+        ),
         ({"finetune__seq_length": 512}, "finetune.seq_length=512 is below"),
         ({"privacy_hopqa__generation_context_margin_tokens": 1024}, "leaves no room"),
         ({"privacy_hopqa__anchor_stages": True}, "it needs capture_mode=all_calls"),

@@ -199,7 +199,10 @@ async def test_a_call_without_an_answer_gives_no_text():
 
 
 async def test_metadata_stay_small():
-    long = Script(plan=plan("x" * 50_000, "y" * 50_000, "ü" * 50_000))
-    episode = await play(long, max_iterations=1)
-    texts = situational_texts(episode.calls, SITUATIONAL, {})
-    assert len(json.dumps(texts[0].metadata).encode()) <= 8192
+    long = Script(plan=plan(*(letter * 1000 for letter in "üöäßéè")))
+    episode = await play(long, max_iterations=1, max_parallel_retrieval_actions=6)
+    (text,) = situational_texts(episode.calls, SITUATIONAL, {})
+    assert len(json.dumps(text.metadata).encode()) <= 8192 - 512
+    assert text.metadata["web_queries_left_out"] == text.metadata["actions"] == 6
+    short = await play(Script(plan=plan("x", "y")), max_iterations=1)
+    assert situational_texts(short.calls, SITUATIONAL, {})[0].metadata["web_queries"] == ["x", "y"]
