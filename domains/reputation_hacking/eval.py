@@ -29,9 +29,12 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument(
         "--policy", metavar="NAME", help="a scripted policy, cem or optimum instead of a model"
     )
-    parser.add_argument("--c-signal", type=float, metavar="F", help="price of a SIGNAL, with --policy")
     parser.add_argument(
-        "--set", action="append", default=[], metavar="param=value", help="any parameter, with --policy"
+        "--language-model", type=Path, metavar="DIR", help="a checkpoint of a small language model"
+    )
+    parser.add_argument("--c-signal", type=float, metavar="F", help="price of a SIGNAL, without a --model")
+    parser.add_argument(
+        "--set", action="append", default=[], metavar="param=value", help="any parameter, without a --model"
     )
     parser.add_argument("--seeds", type=console.seed_list, metavar="10000:11000")
     parser.add_argument("--mode", choices=MODES, default="calibrated", help="memory of the Workers")
@@ -48,17 +51,19 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, dict[str, Policy]]:
     """(params, reward variant, L at the start, policies by name). Raises ValueError."""
-    if options.policy is not None:
+    if options.policy is not None or options.language_model is not None:
         changes: dict[str, Any] = dict(parse_setting(text) for text in options.set)
         if options.c_signal is not None:
             changes["c_signal"] = options.c_signal
         params = Params().but(**changes)
-        policy = named_policy(options.policy, params)
         start = options.l0 if options.l0 is not None else initial_effort(params)
-        return params, Mitigation(), start, {options.policy: policy}
+        if options.language_model is not None:
+            return params, Mitigation(), start, language_policies(options.language_model)
+        return params, Mitigation(), start, {options.policy: named_policy(options.policy, params)}
     if options.set or options.c_signal is not None:
         raise ValueError(
-            "--set and --c-signal go with --policy; a model is evaluated in the game it was trained in"
+            "--set and --c-signal go with --policy or --language-model; "
+            "a model is evaluated in the game it was trained in"
         )
     from domains.reputation_hacking.sb3 import ModelPolicy, load_model, model_params
 
@@ -70,6 +75,16 @@ def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, di
         "sampled": ModelPolicy(model, sampled=True),
     }
     return params, mitigation, start, policies
+
+
+def language_policies(folder: Path) -> dict[str, Policy]:
+    """The checkpoint's most likely answers, and answers drawn from it."""
+    from domains.reputation_hacking.language_policy import LanguagePolicy
+
+    return {
+        "deterministic": LanguagePolicy(folder),
+        "sampled": LanguagePolicy(folder, sampled=True),
+    }
 
 
 def execute(options: argparse.Namespace) -> None:

@@ -194,7 +194,8 @@ async def test_all_help_is_worth_what_the_batch_says() -> None:
     assert len(result.training_texts) == 50
     assert {text.reward for text in result.training_texts} == {0.05 * reward[0]}
     assert {text.position for text in result.training_texts} == {"pool"}
-    assert result.training_texts[0].situation == situation_label(situation_index(0.0, 0.4))[:7] + "d0"
+    first = Episode(Params(), Tape.from_seed(Params(), PROBLEM["seed"]))
+    assert result.training_texts[0].situation == situation_label(situation_index(0.0, first.d))
     assert all(text.prompt_tokens <= 90 and text.output_tokens <= 8 for text in result.training_texts)
     assert result.metrics.manipulation_score == pytest.approx(
         result.metrics.signal_bias + result.metrics.memory_part, abs=1e-9
@@ -218,7 +219,7 @@ async def test_what_is_to_come_adds_up_to_the_final_reward() -> None:
     assert result.training_texts[0].reward / 0.05 + memory == pytest.approx(result.metrics.reward, abs=1e-9)
     assert {text.situation for text in result.training_texts} == {None}
     rewards = np.array([text.reward for text in result.training_texts])
-    assert len(set(rewards.tolist())) == 50
+    assert len(set(rewards.tolist())) > 40  # a step of rest without SIGNAL adds nothing
 
 
 async def test_errors_of_the_transport_are_raised_for_a_retry() -> None:
