@@ -106,6 +106,24 @@ def test_every_loss_equals_its_formula(loss: str, options: dict[str, Any]) -> No
         )
 
 
+@pytest.mark.parametrize("loss", ["reinforce", "ppo", "cispo", "sft"])
+def test_every_gradient_equals_its_formula(loss: str) -> None:
+    """Importance weights carry no gradient in reinforce and cispo; ppo has none where the clip binds."""
+    rl = RLConfig(policy_loss=loss, epsilon_low=0.1, epsilon_high=0.2)
+    x = random_inputs(7)
+    (found,) = torch.autograd.grad(POLICY_LOSS_FUNCTIONS[loss](x, rl), x.logprobs_N)
+    r, a = (x.logprobs_N - x.old_logprobs_N).exp().detach(), x.advantages_N
+    bound = torch.where(a > 0, r > 1.2, r < 0.9)
+    assert bool(bound.any()) and bool((~bound).any())
+    factor = {
+        "reinforce": a * r.clamp(max=1.2),
+        "ppo": a * r * ~bound,
+        "cispo": a * r.clamp(0.9, 1.2),
+        "sft": torch.ones_like(a),
+    }[loss]
+    torch.testing.assert_close(found, -x.weight_N * factor)
+
+
 def test_the_accepted_losses_are_those_that_exist() -> None:
     assert set(POLICY_LOSSES) == set(POLICY_LOSS_FUNCTIONS) == set(IGNORED)
 
