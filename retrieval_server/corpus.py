@@ -113,7 +113,7 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
 
 def _holds_answers(relative: Path) -> bool:
     """Whether the file, or a folder above it, bears the name of an answer file, whatever its extension."""
-    return any(part.split(".", 1)[0].strip().lower() in ANSWER_STEMS for part in relative.parts)
+    return any(part.lstrip(".").split(".", 1)[0].strip().lower() in ANSWER_STEMS for part in relative.parts)
 
 
 def _read_text(path: Path) -> str:

@@ -73,7 +73,6 @@ class Group:
         self._board = Board(arguments.workers)
         self._alive, self._hold = os.pipe()  # its write end closes when this process ends, however it ends
         self._running: dict[str, Process] = {}
-        self._stopping = False
 
     async def run(self) -> None:
         """Until a signal. Raises `ServerEnded`, and `CorpusError` for an index of another corpus."""
@@ -131,7 +130,7 @@ class Group:
         while True:
             await asyncio.sleep(_WATCH_S)
             for number, row in enumerate(self._board):
-                if row.state is State.OK and row.beat_age_s > STALL_S:
+                if row.state is not State.STARTING and row.beat_age_s > STALL_S:
                     print(
                         f"retrieval_server: worker {number} has not moved for {row.beat_age_s:.0f} s; killed",
                         file=sys.stderr,

@@ -72,7 +72,7 @@ def test_answer_files_binaries_and_outside_files_are_never_found(data: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "name", ["QA_DICT.md", "eval.json.txt", "dr_question.v2.csv", "Eval/page.md", "file_dict .md"]
+    "name", ["QA_DICT.md", "eval.json.txt", "dr_question.v2.csv", "Eval/page.md", "file_dict .md", ".eval.md"]
 )
 def test_answers_under_other_extensions_and_in_folders_are_never_found(name: str, data: Path) -> None:
     path = data / "tasks" / "DR90001" / "files" / "IN009" / name
