@@ -94,6 +94,11 @@ class AgentLoop:
         return state.answer is not None and not self._judge.correct(state.hop_number, state.answer)
 
     async def _iterate(self, state: HopState, iteration: int) -> None:
+        """Plan, search, choose, read, resolve.
+
+        A plan without searches goes through the unread windows of memory, and the resolution then sees the
+        hop's earlier reads too; with nothing unread, only these are resolved.
+        """
         view = self._view(state, iteration)
         record, plan = await self._plan(state, view)
         searches = self._retrieval.searches(state, view, plan)

@@ -6,6 +6,7 @@ The fourth death of one server ends the run by its name.
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -35,7 +36,7 @@ RUN = [
 SERVERS = {
     "services/retrieval": "retrieval_server",
     "services/scoring": "domains.privacy_hopqa.scorer",
-    "actor_llm": "pipelinerl.inference.embedded",
+    "actor_vllm_0": "pipelinerl.inference.embedded",
 }
 
 
@@ -52,19 +53,27 @@ def steps(run: LauncherProcess) -> int:
     return path.read_bytes().count(b"stats/completed_steps") if path.is_file() else 0
 
 
-def server(run: LauncherProcess, module: str, after: set[int]) -> psutil.Process | None:
-    """The process that runs the module, other than those of `after`."""
-    found = [p for p in run.children() if module in p.cmdline() and p.pid not in after]
-    return found[0] if found else None
+def running(run: LauncherProcess, module: str) -> list[psutil.Process]:
+    """Living processes of the run that run a module."""
+    found = []
+    for process in run.children():
+        # One that dies at this moment has no command line any more.
+        with contextlib.suppress(psutil.NoSuchProcess):
+            if module in process.cmdline():
+                found.append(process)
+    return found
 
 
 def kill(run: LauncherProcess, module: str, killed: set[int]) -> None:
     """Kill the server as soon as it runs again."""
-    run.until(lambda: server(run, module, killed) is not None, f"the next start of {module}")
-    process = server(run, module, killed)
-    assert process is not None
-    killed.add(process.pid)
-    process.kill()
+
+    def next_ones() -> list[psutil.Process]:
+        return [process for process in running(run, module) if process.pid not in killed]
+
+    run.until(lambda: bool(next_ones()), f"the next start of {module}")
+    for process in next_ones():
+        killed.add(process.pid)
+        process.kill()
 
 
 def failures(output_dir: Path) -> Counter[str]:

@@ -12,6 +12,7 @@ import pytest
 from domains.privacy_hopqa.leakage.__main__ import main
 from pipelinerl.accounting import Outcome, reconcile
 from tests.pipeline.conftest import ROOT, LauncherProcess
+from tests.pipeline.test_dead_services import running
 
 EXAMPLES = ROOT / "domains" / "privacy_hopqa" / "examples"
 SCORER = "domains.privacy_hopqa.scorer"
@@ -40,7 +41,7 @@ def run(tmp_path: Path) -> Iterator[LauncherProcess]:
 
 
 def scorers(run: LauncherProcess) -> list[psutil.Process]:
-    return [process for process in run.children() if SCORER in process.cmdline()]
+    return running(run, SCORER)
 
 
 @pytest.mark.slow
