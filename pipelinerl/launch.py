@@ -31,7 +31,6 @@ from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.report import report_run
 from pipelinerl.state import begin_session
 from pipelinerl.supervisor import ChildFailed
-from pipelinerl.weights.directory import remove_shared_directory
 
 COMPLETED, FAILED, REFUSED = 0, 1, 2
 
@@ -116,11 +115,7 @@ def _run(
             log.info(line)
             display.say(line)
 
-        try:
-            supervise(plan, say, display.tick)
-        finally:
-            # A trainer that was killed could not give its weight files back.
-            remove_shared_directory(folder.path)
+        supervise(plan, say, display.tick)
     if cfg.debug.mode == "":
         folder.mark_completed(last)
     report_run(folder.path, domain)

@@ -5,11 +5,13 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 
 from pipelinerl.launcher.plan import Plan
 from pipelinerl.observe.waits import Wait, WaitExpired
 from pipelinerl.supervisor import Phase, Supervisor
+from pipelinerl.weights.directory import shared_directory
 
 PREPROCESS_END_S = 60.0
 
@@ -86,7 +88,9 @@ def supervise(plan: Plan, say: Callable[[str], None], progress: Callable[[], Non
 
     Raises ChildFailed, WaitExpired or Interrupted.
     """
-    with interruptible(), Supervisor(plan.children, announce=say) as supervisor:
+    # Weights in shared memory would outlive a trainer, or a launcher, that was killed.
+    leftovers = [shared_directory(Path(str(plan.cfg.output_dir)))]
+    with interruptible(), Supervisor(plan.children, announce=say, leftovers=leftovers) as supervisor:
         try:
             supervisor.start(tick=progress)
             ending = Ending(plan, supervisor)

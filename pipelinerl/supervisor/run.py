@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -62,9 +62,9 @@ _Event = _Exited | _Healthy | _Silent
 class _Guard:
     """The process that cleans up after a supervisor that was killed."""
 
-    def __init__(self) -> None:
+    def __init__(self, leftovers: Sequence[Path]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", guard_module.__file__],
+            [sys.executable, "-I", "-S", guard_module.__file__, *map(str, leftovers)],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -92,7 +92,8 @@ class _Guard:
 class Supervisor:
     """Starts and watches children. All methods belong to one thread, which must live as long as they do.
 
-    `on_restart(name)` is called when a child is started again; `announce(line)` gets one line per event.
+    `on_restart(name)` is called when a child is started again; `announce(line)` gets one line per event;
+    the folders `leftovers` are removed when all is over, also after a kill -9 of this process.
     """
 
     def __init__(
@@ -101,6 +102,7 @@ class Supervisor:
         *,
         on_restart: Callable[[str], None] | None = None,
         announce: Callable[[str], None] | None = None,
+        leftovers: Sequence[Path] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
@@ -112,6 +114,7 @@ class Supervisor:
         self._running: dict[str, RunningChild] = {}
         self._waits: dict[str, Wait] = {}
         self._thread = threading.get_ident()
+        self._leftovers = leftovers
         self._guard: _Guard | None = None
 
     def pids(self) -> dict[str, int]:
@@ -128,7 +131,7 @@ class Supervisor:
         """
         if threading.get_ident() != self._thread:
             raise RuntimeError("the supervisor must be used by the thread that made it")
-        self._guard = _Guard()
+        self._guard = _Guard(self._leftovers)
         for spec in self._specs.values():
             write_start_script(spec)
         self._run_until(lambda: self._core.all_ready, tick, tick_s)
@@ -230,7 +233,7 @@ class Supervisor:
         """Someone killed the guard: a new one takes over the groups that run now."""
         if self._guard is not None and not self._guard.alive:
             log.warning("the guard process died; a new one takes over")
-            self._guard = _Guard()
+            self._guard = _Guard(self._leftovers)
             for child in self._running.values():
                 self._guard.tell("+", child.pid)
 

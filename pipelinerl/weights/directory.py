@@ -31,8 +31,3 @@ def weights_directory(output_dir: Path, model_bytes: int, configured: Path | Non
     for leftover in chosen.glob("weights-*"):
         leftover.unlink()
     return chosen
-
-
-def remove_shared_directory(output_dir: Path) -> None:
-    """Give the shared memory of a run back; for whoever outlives its trainer."""
-    shutil.rmtree(shared_directory(output_dir), ignore_errors=True)

@@ -91,7 +91,7 @@ from pipelinerl.supervisor import ChildSpec, HealthCheck, Supervisor
 out, port, code = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 spec = ChildSpec(name="engine", argv=[sys.executable, "-c", code, port], log_dir=out / "engine",
                  health=HealthCheck(url=f"http://127.0.0.1:{port}/", start_deadline_s=30))
-with Supervisor([spec]) as supervisor:
+with Supervisor([spec], leftovers=[out / "shared"]) as supervisor:
     supervisor.start()
     print("ready", flush=True)
     supervisor.watch()
@@ -101,6 +101,12 @@ with Supervisor([spec]) as supervisor:
 @pytest.mark.parametrize("guard_dies_first", [False, True])
 def test_kill_9_of_the_launcher_leaves_no_process_and_no_port(tmp_path: Path, guard_dies_first: bool) -> None:
     port = free_port()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "weights-1").touch()
+    later = shared / "of-a-later-run"
+    later.touch()
+    os.utime(later, (time.time() + 3600,) * 2)
     launcher = subprocess.Popen(
         [sys.executable, "-c", LAUNCHER, str(tmp_path), str(port), SERVER], stdout=subprocess.PIPE
     )
@@ -129,6 +135,8 @@ def test_kill_9_of_the_launcher_leaves_no_process_and_no_port(tmp_path: Path, gu
         launcher.stdout.close()
     until(lambda: not any(alive(pid) for pid in pids), "the end of every descendant")
     assert not bound(port)
+    until(lambda: not (shared / "weights-1").exists(), "the end of what it left in shared memory")
+    assert later.exists()
 
 
 def test_stop_takes_the_workers_of_a_child_along(tmp_path: Path) -> None:
