@@ -142,7 +142,9 @@ def written(tmp_path, *records, name="data.jsonl"):
 
 
 def test_any_questions_and_answers_from_a_file(tmp_path):
-    path = written(tmp_path, {"question": "q", "expert_answer": " a  b "}, {"question": "r", "expert_answer": 4})
+    path = written(
+        tmp_path, {"question": "q", "expert_answer": " a  b "}, {"question": "r", "expert_answer": 4}
+    )
     problems = load_problems(["train"], {"source": "jsonl", "files": {"train": str(path)}})
     assert [p["expert_answer"] for p in problems] == ["a b", "4"]
     again = load_problems(["train"], {"source": "jsonl", "files": {"train": str(path)}})

@@ -43,14 +43,21 @@ def test_a_tie_that_never_or_always_beats_a_guess_is_refused(tau):
     assert RaroSettings(tau_crit=tau, allow_degenerate_tau=True).tau_crit == tau
 
 
-@pytest.mark.parametrize("values", [{"tau_crit": 0.51}, {"tau_crit": 1.0}, {"tau_pol": 0.0}, {"tau_pol": 1.0}])
+@pytest.mark.parametrize(
+    "values", [{"tau_crit": 0.51}, {"tau_crit": 1.0}, {"tau_pol": 0.0}, {"tau_pol": 1.0}]
+)
 def test_edges_that_are_accepted(values):
     RaroSettings(**values)
 
 
 @pytest.mark.parametrize(
     "values",
-    [{"tau_pol": 1.1}, {"replay": {"fraction": 1.0}}, {"replay": {"fraction": -0.1}}, {"critic_group_size": 1}],
+    [
+        {"tau_pol": 1.1},
+        {"replay": {"fraction": 1.0}},
+        {"replay": {"fraction": -0.1}},
+        {"critic_group_size": 1},
+    ],
 )
 def test_ranges(values):
     with pytest.raises(ValidationError):
@@ -97,7 +104,9 @@ def test_verdicts(text, verdict):
     assert parse_verdict(text) == verdict
 
 
-_pieces = st.sampled_from([*VERDICTS, "<think>", "</think>", "\n", "[", "<answer>", "</answer>", "ß", "\ud83d"])
+_pieces = st.sampled_from(
+    [*VERDICTS, "<think>", "</think>", "\n", "[", "<answer>", "</answer>", "ß", "\ud83d"]
+)
 
 
 @given(st.one_of(st.text(), st.lists(_pieces).map("".join)))
@@ -196,7 +205,9 @@ def _loosely(tree, rng):
     return f"( {text})" if rng.random() < 0.2 else text
 
 
-@pytest.mark.parametrize("text", ["", "1+", "(1", "1)", "1**2", "1//2", "-1", "+1", "x", "1 2", "1.5", "1,2", "²"])
+@pytest.mark.parametrize(
+    "text", ["", "1+", "(1", "1)", "1**2", "1//2", "-1", "+1", "x", "1 2", "1.5", "1,2", "²"]
+)
 def test_what_is_no_expression(text):
     with pytest.raises(ExpressionError):
         parse(text)

@@ -1,0 +1,204 @@
+"""Does a critic replace the verifier? More SFT, RARO and verifier RL from one warm checkpoint.
+
+    python -m benchmarks.raro [--seeds 0 1 2] [--arms sft raro rlvr no_replay no_tie] [--parallel 1]
+                              [--steps 120] [--out results/raro] [key=value ...]
+
+Countdown in miniature on the CPU. Every arm sees the same training questions and the same held-out ones
+(numbers that neither training nor warm-up saw); the RL arms have equal policy completions. Each run is
+evaluated with the exact verifier. Runs that are finished are not repeated and interrupted ones go on, so the
+same command continues after a break; the table of what is there is written after every run. `--small`
+makes a smoke test of it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from pathlib import Path
+from threading import Lock
+from typing import Any
+
+import numpy as np
+
+from benchmarks._raro_table import Arm, RunResult, lines, table
+from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
+
+COMPLETIONS_PER_STEP = 64
+DEADLINE_S = 4 * 3600
+RESULT = Path(__file__).parent / "results" / "raro.json"
+METRICS = {"sampled": "raro/eval_accuracy", "greedy": "raro/eval_accuracy_greedy"}
+
+ARMS: dict[str, Arm] = {
+    "sft": Arm("more SFT", "raro_sft", (), best_validation=True),
+    "raro": Arm("RARO", "raro_tiny", ()),
+    "rlvr": Arm("verifier RL", "raro_rlvr", ()),
+    "no_replay": Arm("RARO without replay", "raro_tiny", ("raro.replay.fraction=0",)),
+    "no_tie": Arm("RARO without ties", "raro_tiny", ("raro.allow_tie=false",)),
+}
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What all runs share."""
+
+    out: Path
+    steps: int
+    evaluations: int
+    sizes: dict[str, int]
+    overrides: tuple[str, ...]
+
+
+def command(plan: Plan, name: str, seed: int) -> list[str]:
+    """The launcher's command of one run."""
+    arm = ARMS[name]
+    texts = texts_per_step(name)
+    sizes = ", ".join(f"{split}: {size}" for split, size in plan.sizes.items())
+    return [
+        sys.executable, "-m", "pipelinerl.launch", f"+domain={arm.domain}", "hardware=cpu",
+        f"output_dir={plan.out / f'{name}_{seed}'}", f"seed={seed}", "wandb.use_wandb=false",
+        f"finetune.max_train_steps={plan.steps}", f"finetune.gradient_accumulation_passes={texts}",
+        f"eval_every_n_versions={max(1, plan.steps // plan.evaluations) * texts}",
+        "test_dataset_names=[val,test]", f"raro.data.countdown.sizes={{{sizes}}}",
+        *arm.overrides, *plan.overrides,
+    ]  # fmt: skip
+
+
+def texts_per_step(name: str) -> int:
+    """Texts that 64 policy completions bring: with G = 4 one, five or nine each."""
+    if ARMS[name].domain != "raro_tiny":
+        return COMPLETIONS_PER_STEP
+    return COMPLETIONS_PER_STEP * (5 if name == "no_replay" else 9)
+
+
+def run(plan: Plan, name: str, seed: int) -> RunResult:
+    """One run to its end, or what it left when it was finished earlier. Raises RuntimeError if it fails."""
+    out = plan.out / f"{name}_{seed}"
+    if not finished(out, plan.steps):
+        env = {**os.environ, "OMP_NUM_THREADS": "1", "OMP_WAIT_POLICY": "PASSIVE", "CUDA_VISIBLE_DEVICES": ""}
+        done = subprocess.run(
+            command(plan, name, seed),
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=False,
+            env=env,
+        )
+        if done.returncode:
+            said = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+            raise RuntimeError(f"{out}: exit {done.returncode}: {said[-1]}")
+    return read(plan, name, seed)
+
+
+def finished(out: Path, steps: int) -> bool:
+    """Whether a run of so many steps is complete in this folder."""
+    mark = out / "launcher" / "completed.json"
+    return mark.is_file() and int(json.loads(mark.read_text())["steps"]) >= steps
+
+
+def read(plan: Plan, name: str, seed: int) -> RunResult:
+    """Accuracies before and after, and what the run cost, from the files of a finished run."""
+    out = plan.out / f"{name}_{seed}"
+    evaluations, validation = read_evaluations(out), plan.sizes["val"]
+    chosen = best(evaluations, validation) if ARMS[name].best_validation else evaluations[-1]
+    actor, finetune = read_metrics(out, "actor"), read_metrics(out, "finetune")
+    tokens = series(finetune, "stats/tokens")
+    return RunResult(
+        arm=name,
+        seed=seed,
+        before={m: accuracy(evaluations[0], key, validation) for m, key in METRICS.items()},
+        after={m: accuracy(chosen, key, validation) for m, key in METRICS.items()},
+        curve={str(e.version): accuracy(e, METRICS["sampled"], validation) for e in evaluations},
+        questions=sum(v is not None for v in evaluations[-1].values[METRICS["sampled"]][validation:]),
+        trained_tokens=float(tokens.y[-1]) if len(tokens) else 0.0,
+        completions=sum(float(record.get("actor/rollouts_done", 0.0)) for record in actor),
+        seconds=actor[-1]["time"] - actor[0]["time"],
+    )
+
+
+def accuracy(evaluation: Evaluation, metric: str, first: int) -> float:
+    """Percent right among the test questions, which stand behind `first` validation questions."""
+    values = [value for value in evaluation.values[metric][first:] if value is not None]
+    return 100.0 * float(np.mean(values))
+
+
+def best(evaluations: Sequence[Evaluation], validation: int) -> Evaluation:
+    """The evaluation with the best greedy accuracy on the validation questions, the earliest among equals."""
+
+    def score(evaluation: Evaluation) -> float:
+        values = evaluation.values[METRICS["greedy"]][:validation]
+        return float(np.mean([value for value in values if value is not None]))
+
+    return max(evaluations, key=score)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Run what is missing, print and write the table; exit status 1 if a run failed."""
+    options = parser().parse_args(argv)
+    small = options.small
+    plan = Plan(
+        out=options.out,
+        steps=3 if small else options.steps,
+        evaluations=1 if small else 4,
+        sizes={"train": 100, "val": 10, "test": 20} if small else {"train": 1500, "val": 100, "test": 1000},
+        overrides=tuple(options.overrides),
+    )
+    results, failed, lock = list[RunResult](), list[str](), Lock()
+    # The slow runs first, so that they do not end alone.
+    order = sorted(options.arms, key=lambda name: -texts_per_step(name))
+    with ThreadPoolExecutor(options.parallel) as pool:
+        jobs = {pool.submit(run, plan, name, seed): (name, seed) for seed in options.seeds for name in order}
+        for job in as_completed(jobs):
+            try:
+                result = job.result()
+            except (RuntimeError, subprocess.TimeoutExpired) as error:
+                failed.append(str(error))
+                print(f"failed: {error}", file=sys.stderr, flush=True)
+                continue
+            with lock:
+                results.append(result)
+                print(f"{result.arm} seed {result.seed}: {result.after['sampled']:.1f} %", flush=True)
+                write(options.result or plan.out / "table.json", results, plan)
+    for line in lines(table(results, ARMS), ARMS):
+        print(line)
+    if not small and not failed:
+        write(RESULT, results, plan)
+    return 1 if failed else 0
+
+
+def write(path: Path, results: Sequence[RunResult], plan: Plan) -> None:
+    """The table and every run's numbers."""
+    content: dict[str, Any] = {
+        "steps": plan.steps,
+        "policy completions per step": COMPLETIONS_PER_STEP,
+        "overrides": list(plan.overrides),
+        "table": table(results, ARMS),
+        "runs": [vars(result) for result in sorted(results, key=lambda r: (r.arm, r.seed))],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
+
+
+def parser() -> argparse.ArgumentParser:
+    """The command line."""
+    found = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    found.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
+    found.add_argument("--arms", nargs="+", choices=ARMS, default=["sft", "raro", "rlvr"])
+    found.add_argument(
+        "--parallel", type=int, default=1, help="runs at a time; each keeps about three cores busy"
+    )
+    found.add_argument("--steps", type=int, default=120, help="optimizer steps of every run")
+    found.add_argument("--out", type=Path, default=Path("results/raro"), help="folder of the runs")
+    found.add_argument("--result", type=Path, help="JSON of the partial table; default OUT/table.json")
+    found.add_argument("--small", action="store_true", help="three steps on few questions")
+    found.add_argument("overrides", nargs="*", help="overrides of every run, key=value")
+    return found
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

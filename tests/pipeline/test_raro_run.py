@@ -1,0 +1,79 @@
+"""RARO on the CPU, all processes real: a killed run goes on, and everything that it should log is there."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from domains.raro.metrics import CRITIC_RATES, PREFIX, SOURCES
+from domains.raro.replay import ReplayBuffer, intact
+from pipelinerl.observe.history import read_evaluations, read_metrics
+from tests.pipeline.conftest import LauncherProcess
+
+RUN = [
+    "+domain=raro_tiny",
+    "hardware=cpu",
+    "finetune.max_train_steps=4",
+    "finetune.gradient_accumulation_passes=72",
+    "finetune.attempts=4",
+    "finetune.save_checkpoint_steps=1",
+    "max_lag=144",
+    "raro.replay.checkpoint_every_s=0.01",
+    "raro.data.countdown.sizes={train: 40, val: 5, test: 8}",
+    "wandb.use_wandb=false",
+]
+
+
+@pytest.fixture
+def start(tmp_path: Path) -> Iterator[LauncherProcess]:
+    started = []
+
+    def launch() -> LauncherProcess:
+        started.append(LauncherProcess(tmp_path / "run", RUN))
+        return started[-1]
+
+    yield launch
+    for process in started:
+        process.close()
+
+
+def logged(output_dir: Path, role: str) -> set[str]:
+    return {name for record in read_metrics(output_dir, role) for name in record}
+
+
+@pytest.mark.timeout(600)
+def test_a_killed_run_goes_on_and_logs_every_metric_of_the_game(start) -> None:
+    first = start()
+    out = first.output_dir
+    checkpoint = out / "finetune" / "current" / "config.json"
+    backup = out / "raro" / "replay.checkpoint.sqlite3"
+    first.until(lambda: checkpoint.is_file() and backup.is_file(), "a checkpoint with a copy of the buffer")
+    first.send(signal.SIGKILL)
+    first.wait()
+    rows = ReplayBuffer(out / "raro" / "replay.sqlite3").size()
+    assert rows > 0 and intact(backup)
+
+    second = start()
+    assert second.wait() == 0, second.err
+    assert ReplayBuffer(out / "raro" / "replay.sqlite3").size() >= rows
+
+    actor = logged(out, "actor")
+    names = [f"{source}/{name}" for source in SOURCES for name in CRITIC_RATES]
+    names += [
+        "policy_reward", "answerless_rate", "identical_rate", "length_rule_accuracy", "replay_size",
+        "replay_dup_rate", "replay_age", "replay_age_s", "policy_truncated", "policy_answer_too_long",
+        "policy_answerless", "policy_unjudged", "replay_empty", "critic_truncated", "critic_parse_fail",
+        "critic_zero_advantage_groups", "policy_tokens", "critic_tokens",
+    ]  # fmt: skip
+    assert {f"actor/{PREFIX}{name}_mean" for name in names} <= actor
+    roles = ("policy", "critic")
+    assert {f"adv/role/{role}/mass" for role in roles} <= logged(out, "preprocess")
+    assert {f"rl/role/{role}/kl" for role in roles} <= logged(out, "finetune")
+    evaluations = read_evaluations(out)
+    assert len(evaluations) >= 2
+    assert {PREFIX + "eval_accuracy", PREFIX + "eval_accuracy_greedy"} <= set(evaluations[-1].values)
+    assert (out / "report" / "raro.png").is_file()
+    assert "RARO" in second.out and "warning" not in second.err

@@ -1,0 +1,185 @@
+"""Hooks: configuration checks, presets, warnings, report, demonstrations."""
+
+import copy
+import json
+import random
+from collections import Counter
+from functools import cache
+
+import pytest
+import yaml
+from omegaconf import OmegaConf
+
+from domains.raro.countdown import verify
+from domains.raro.demonstrations import evaluation
+from domains.raro.domain import RaroDomain
+from domains.raro.expressions import parse
+from domains.raro.generator import split_of
+from domains.raro.metrics import CRITIC_RATES, length_rule
+from domains.raro.parser import ANSWER_1, TIE, extract_answer, parse_verdict
+from domains.raro.report import checks, first_accuracy, sections
+from domains.raro.watch import WINDOW, Watch
+from pipelinerl.config.compose import Request, compose
+
+
+@cache
+def composed(domain, hardware):
+    return compose(Request(overrides=[f"+domain={domain}", f"hardware={hardware}"])).tree
+
+
+def tree(*overrides, domain="raro", hardware="cpu"):
+    chosen = copy.deepcopy(composed(domain, hardware))
+    for override in overrides:
+        key, _, value = override.partition("=")
+        OmegaConf.update(chosen, key, yaml.safe_load(value), merge=False, force_add=True)
+    return chosen
+
+
+@pytest.mark.parametrize("domain", ["raro", "raro_tiny", "raro_rlvr", "raro_sft"])
+@pytest.mark.parametrize("hardware", ["cpu", "gpu"])
+def test_presets_are_valid(domain, hardware):
+    assert RaroDomain().validate(tree(domain=domain, hardware=hardware)) == []
+
+
+def test_reference_values_of_the_method():
+    cfg = tree(hardware="gpu")
+    assert (cfg.raro.tau_pol, cfg.raro.tau_crit, cfg.raro.replay.fraction) == (0.6, 0.55, 0.5)
+    assert (cfg.finetune.attempts, cfg.raro.critic_group_size, cfg.raro.replay.capacity) == (16, 16, 20_000)
+    assert (cfg.finetune.rl.kl_coef, cfg.finetune.learning_rate) == (1e-3, 1e-6)
+    assert dict(cfg.finetune.rl.role_weights) == {"policy": "1/9", "critic": "8/9"}
+    assert not cfg.finetune.rl.divide_advantage_by_std and not cfg.finetune.rl.filter_zero_advantage_groups
+    assert dict(cfg.finetune.rl.role_lengths) == {"policy": 2048, "critic": 1024}
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("raro.tau_crit=0.5", "tau_crit=0.5 must lie in"),
+        ("raro.replay.fraction=1", "raro.replay.fraction"),
+        ("raro.critic_group_size=1", "raro.critic_group_size"),
+        ("finetune.attempts=1", "finetune.attempts=1: the policy's baseline needs at least 2"),
+        ("finetune.rl.step_reward_advantages=false", "policy and critic have rewards of their own"),
+        ("finetune.rl.role_weights={policy: 1, critic: 1, other: 1}", 'set {policy: "1/9", critic: "8/9"}'),
+        ("raro.reward=verifier", "set {policy: 1}"),
+        ("raro.reward=expert", "belong together"),
+        ("engine.max_model_len=150", "engine.max_model_len=150: a critic call needs up to 160 tokens"),
+        ("finetune.seq_length=159", "finetune.seq_length=159: a critic call needs up to 160"),
+        ("raro.replay.backend=redis", "backend=redis needs redis://"),
+        ("raro.data.source=deepmath", "answer_form"),
+        ("raro.replay.path=/no/such/folder/x.sqlite3", "its folder does not exist"),
+    ],
+)
+def test_problems_are_found_before_anything_starts(override, message):
+    assert any(message in line for line in RaroDomain().validate(tree(override))), override
+
+
+def test_several_nodes_need_redis(monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert any("2 nodes cannot share a file" in line for line in RaroDomain().validate(tree()))
+    remedy = ("raro.replay.backend=redis", "raro.replay.path=redis://:secret@10.0.0.1:6379/0")
+    assert RaroDomain().validate(tree(*remedy)) == []
+    assert RaroDomain().validate(tree(domain="raro_rlvr")) == []
+
+
+def test_the_hooks_restore_and_back_up_the_buffer(tmp_path):
+    from raro_harness import pair
+
+    cfg = OmegaConf.create(
+        OmegaConf.to_container(tree("raro.replay.checkpoint_every_s=0.001"), resolve=False)
+    )
+    cfg.output_dir = str(tmp_path)
+    domain = RaroDomain()
+    assert domain.prepare(cfg, tmp_path) == {}
+    domain.attach(cfg, tmp_path)
+    domain._keeper.buffer.put(pair("a"))
+    assert domain.checkpoint() == {}
+    domain._keeper.wait(20)
+    assert (tmp_path / "raro" / "replay.checkpoint.sqlite3").is_file()
+    domain._keeper.buffer.close()
+    for path in (tmp_path / "raro").glob("replay.sqlite3*"):
+        path.unlink()
+    again = RaroDomain()
+    again.prepare(cfg, tmp_path)
+    again.attach(cfg, tmp_path)
+    assert again._keeper.buffer.size() == 1
+
+
+def test_warnings_when_the_game_degenerates(tmp_path):
+    def warned(verdicts, lengths=()):
+        watch = Watch(tmp_path / "w.jsonl")
+        found = watch.add(verdicts)
+        for length in lengths:
+            found += watch.add([], length)
+        return " | ".join(found)
+
+    fair = random.Random(0).choices([ANSWER_1, "[Answer 2]", TIE], k=WINDOW)
+    assert warned(fair) == "" and warned(fair[:-1] * 1) == ""
+    assert "could not be read" in warned([None] * 201 + fair[:799])
+    assert "ties" in warned([TIE] * 960 + fair[:40])
+    assert "name answer 1" in warned([ANSWER_1] * 900 + [TIE] * 100)
+    assert "giveaway" in warned(fair, [1.0] * WINDOW)
+    kinds = [json.loads(line)["kind"] for line in (tmp_path / "w.jsonl").read_text().splitlines()]
+    assert {"parse", "tie", "position", "form"} <= set(kinds)
+
+
+def test_a_warning_comes_once_per_window():
+    watch = Watch(None)
+    assert watch.add([None] * WINDOW) and not watch.add([None] * (WINDOW - 1)) and watch.add([None])
+
+
+def test_the_length_rule():
+    assert [length_rule("ab", x) for x in ("abc", "ab", "a")] == [1.0, 0.5, 0.0]
+
+
+def test_demonstrations_never_look_at_the_truth_and_stay_on_training_numbers():
+    cfg, verdicts, right = tree(), Counter(), []
+    spec_tree = OmegaConf.to_container(cfg.raro.data, resolve=True)
+    from domains.raro.data import data_settings
+
+    spec = data_settings(spec_tree).countdown
+    for seed in range(6):
+        made = list(RaroDomain().demonstrations(cfg, seed, "play"))
+        assert made == list(RaroDomain().demonstrations(cfg, seed, "play"))
+        for one in made:
+            numbers = [int(n) for n in one.prompt.split("=")[0].split()[1:]]
+            assert split_of(spec, numbers) == "train"
+            if one.kind == "critic":
+                verdicts[parse_verdict(one.completion)] += 1
+            else:
+                target = int(one.prompt.split("=")[1])
+                right.append(verify(extract_answer(one.completion), numbers, target))
+    shares = [count / sum(verdicts.values()) for count in verdicts.values()]
+    assert len(verdicts) == 3 and all(0.28 < share < 0.39 for share in shares)
+    assert 0.35 < sum(right) / len(right) < 0.45
+
+
+def test_evaluations_are_written_step_by_step():
+    assert evaluation(parse("8*(11-8)")) == "11-8=3,8*3=24"
+    assert evaluation(parse("3-8")) == "3-8=-5" and evaluation(parse("7/2+1")) == "7/2=?"
+
+
+def records(n):
+    rows = []
+    for step in range(n):
+        row = {"step": step, "actor/rollouts_done": 8.0, "actor/raro/fresh/committed_mean": 4.0}
+        row |= {f"actor/raro/fresh/{name}_mean": 0.5 for name in CRITIC_RATES}
+        rows.append(row | {"actor/raro/policy_reward_mean": step / n, "actor/raro/replay_age_mean": 3.0})
+    return rows
+
+
+def test_sanity_checks_of_a_run():
+    assert first_accuracy(records(13)) == pytest.approx(0.5) and first_accuracy(records(12)) is None
+    text = "\n".join(checks(records(20)))
+    assert "0.50 (0.40 to 0.60" in text and "0.025, 0.925" in text and "changed by 0.000" in text
+
+
+def test_the_report_has_a_table_warnings_and_a_figure(tmp_path):
+    assert sections(tmp_path) == []
+    (tmp_path / "actor").mkdir()
+    (tmp_path / "actor" / "metrics.jsonl").write_text("\n".join(map(json.dumps, records(20))) + "\n")
+    (tmp_path / "raro").mkdir()
+    (tmp_path / "raro" / "warnings.jsonl").write_text('{"kind": "tie", "text": "only ties"}\n')
+    (section,) = sections(tmp_path)
+    assert ("critic accuracy, fresh", "0.500", "0.500") in section.rows
+    assert "warning: only ties" in section.text
+    assert (tmp_path / "report" / "raro.png").stat().st_size > 10_000

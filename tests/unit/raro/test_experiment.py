@@ -1,0 +1,65 @@
+"""The experiment's table and commands; nothing is trained here."""
+
+import math
+from pathlib import Path
+
+import pytest
+
+from benchmarks import raro
+from benchmarks._raro_table import RunResult, gain_ratio, lines, t_interval, table
+
+
+def result(arm, seed, before, after):
+    ways = ("sampled", "greedy")
+    return RunResult(
+        arm, seed, dict.fromkeys(ways, before), dict.fromkeys(ways, after), {}, 1000, 1e6, 640.0, 60.0
+    )
+
+
+def test_the_interval_of_five_seeds():
+    mean, half = t_interval([50, 53, 51, 55, 52])
+    assert mean == pytest.approx(52.2) and half == pytest.approx(2.4, abs=0.05)
+    assert t_interval([1.0])[1] == math.inf
+
+
+def test_the_gain_ratio():
+    ratio, low, high = gain_ratio([54.4] * 3, [57.7] * 3, [2.0] * 3)
+    assert (
+        ratio == pytest.approx(52.4 / 55.7) and low == pytest.approx(ratio) and high == pytest.approx(ratio)
+    )
+    assert gain_ratio([54.0] * 3, [6.0] * 3, [2.0] * 3) is None
+
+
+def test_the_table_pairs_seeds_and_survives_missing_runs():
+    runs = [result("sft", s, 20, 30 + s) for s in range(3)] + [
+        result("raro", s, 20, 50 + s) for s in range(3)
+    ]
+    found = table(runs, raro.ARMS)
+    assert found["sampled"]["raro - sft"]["mean"] == pytest.approx(20.0)
+    assert found["sampled"]["raro - sft"]["half_width"] == pytest.approx(0.0)
+    assert "gain ratio" not in found["sampled"] and found["sampled"]["warm"]["mean"] == 20
+    runs += [result("rlvr", s, 20, 60 + s) for s in range(3)]
+    said = "\n".join(lines(table(runs, raro.ARMS), raro.ARMS))
+    assert "gain ratio RARO / verifier RL: 0.76" in said and "RARO" in said and "more SFT" in said
+    assert lines(table([], raro.ARMS), raro.ARMS)
+
+
+def test_rl_arms_have_equal_policy_completions():
+    assert [raro.texts_per_step(name) for name in ("raro", "no_tie", "no_replay", "rlvr", "sft")] == [
+        576, 576, 320, 64, 64,
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("arm", list(raro.ARMS))
+def test_every_command_is_a_valid_run(arm, tmp_path):
+    from domains.raro.domain import RaroDomain
+    from pipelinerl.config.compose import compose
+    from pipelinerl.launcher.arguments import parse
+
+    sizes = {"train": 100, "val": 10, "test": 20}
+    plan = raro.Plan(out=tmp_path, steps=8, evaluations=2, sizes=sizes, overrides=("max_lag=null",))
+    command = raro.command(plan, arm, 1)
+    cfg = compose(parse(command[3:]).request).tree
+    assert RaroDomain().validate(cfg) == []
+    assert cfg.eval_every_n_versions == 4 * raro.texts_per_step(arm)
+    assert dict(cfg.raro.data.countdown.sizes) == sizes and Path(cfg.output_dir) == tmp_path / f"{arm}_1"
