@@ -217,9 +217,7 @@ class TrainableLLM(BaseModel):
         With a seed, its n-th call samples with a seed of its own. `runner` runs a call on the run's event
         loop from another thread, for rollouts that are plain functions.
         """
-        copy = self.model_copy()
-        copy.parameters = dict(self.parameters)
-        copy.base_url = engine
+        copy = self.model_copy(update={"parameters": dict(self.parameters), "base_url": engine})
         copy._use = _Use(fleet, runner, seed)
         return copy
 

@@ -36,6 +36,8 @@ def resolve(name: str, typed: Any, key: str, metadata: dict[str, Any], text: str
     Raises ValueError naming `text` if both are present and differ, or if a string is empty.
     """
     other = metadata.get(key)
+    if typed is None and other is None:
+        return None
     given = [value for value in (typed, other) if not absent(value)]
     if any(value == "" for value in given):
         raise ValueError(f"text {text}: {name} is the empty string; leave it out instead")
