@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fractions import Fraction
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
@@ -59,6 +59,12 @@ class RLConfig(Section):
     """Weight of the value head's loss."""
     temperature: float = Field(1.0, ge=0)
     """Temperature at which log-probabilities are recomputed; that of the sampling."""
+
+    @field_validator("role_weights", "role_lengths", mode="before")
+    @classmethod
+    def _null_is_empty(cls, given: Any) -> Any:
+        """On a command line a mapping can be emptied by null only; `{}` adds nothing to it."""
+        return {} if given is None else given
 
     @field_validator("role_weights")
     @classmethod

@@ -1,0 +1,48 @@
+"""Runs of the privacy agent as child processes, their evaluations, and paired intervals over seeds."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from pipelinerl.observe.intervals import Interval, bootstrap
+from pipelinerl.streams import SingleStreamSpec, read_stream
+
+DEADLINE_S = 3600
+
+Values = dict[str, list[float | None]]
+"""Of one evaluation: a value per held-out chain for each metric; None where the metric does not apply."""
+
+
+def launch(out: Path, overrides: Sequence[str]) -> None:
+    """One run to its end; a finished one is left alone. Raises RuntimeError with the launcher's last line."""
+    if (out / "launcher" / "completed.json").is_file():
+        return
+    command = [sys.executable, "-m", "pipelinerl.launch", "+domain=privacy_hopqa", "hardware=cpu"]
+    command += [f"output_dir={out}", "wandb.use_wandb=false", *overrides]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    if done.returncode:
+        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        raise RuntimeError(f"{out}: exit {done.returncode}: {lines[-1]}")
+
+
+def evaluations(out: Path) -> list[tuple[int, Values]]:
+    """(weight version, values per held-out chain) of each evaluation of a run, in order."""
+    with read_stream(SingleStreamSpec(out, "stats_test")) as reader:
+        return [(int(record["version"]), record["values"]) for record in reader.read_available()]
+
+
+def paired(pairs: Sequence[tuple[Values, Values]], metric: str) -> tuple[Interval, Interval, Interval]:
+    """Before, after and difference over the chains of all seeds that have both values."""
+    columns = [
+        (b, a)
+        for before, after in pairs
+        for b, a in zip(before.get(metric, []), after.get(metric, []), strict=True)
+        if b is not None and a is not None
+    ]
+    table = np.array(columns, np.float64).reshape(-1, 2)
+    return bootstrap(table[:, 0]), bootstrap(table[:, 1]), bootstrap(table[:, 1] - table[:, 0])
