@@ -34,6 +34,12 @@ def test_a_dry_run_writes_every_start_script_and_starts_nothing(dry_run: DryRun,
         assert subject in out
 
 
+def test_the_back_end_of_retrieval_is_among_the_choices(dry_run: DryRun) -> None:
+    status, out, _ = dry_run("+domain=privacy_hopqa", "privacy_hopqa.world.size=tiny")
+    assert status == 0
+    assert "rank_bm25" in out
+
+
 def test_a_dry_run_removes_nothing(dry_run: DryRun, tmp_path: Path) -> None:
     dry_run("+domain=guessing")
     checkpoint = tmp_path / "run/finetune/current/model.safetensors"
