@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._raro_table import Arm, RunResult, lines, table
-from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
+from pipelinerl.observe.history import read_metrics, series
 
 COMPLETIONS_PER_STEP = 64
 DEADLINE_S = 4 * 3600
@@ -102,39 +102,28 @@ def finished(out: Path, steps: int) -> bool:
 
 
 def read(plan: Plan, name: str, seed: int) -> RunResult:
-    """Accuracies before and after, and what the run cost, from the files of a finished run."""
+    """Accuracies before and after, and what the run cost, from the metrics of a finished run.
+
+    Metrics outlive an interruption; a version that was evaluated twice counts once, the later.
+    """
     out = plan.out / f"{name}_{seed}"
-    evaluations, validation = read_evaluations(out), plan.sizes["val"]
-    chosen = best(evaluations, validation) if ARMS[name].best_validation else evaluations[-1]
     actor, finetune = read_metrics(out, "actor"), read_metrics(out, "finetune")
+    curves = {way: series(actor, f"actor/test/{metric}_mean") for way, metric in METRICS.items()}
+    chosen = len(curves["greedy"]) - 1
+    if ARMS[name].best_validation:
+        chosen = int(np.argmax(series(actor, f"actor/val/{METRICS['greedy']}_mean").y))
     tokens = series(finetune, "stats/tokens")
     return RunResult(
         arm=name,
         seed=seed,
-        before={m: accuracy(evaluations[0], key, validation) for m, key in METRICS.items()},
-        after={m: accuracy(chosen, key, validation) for m, key in METRICS.items()},
-        curve={str(e.version): accuracy(e, METRICS["sampled"], validation) for e in evaluations},
-        questions=sum(v is not None for v in evaluations[-1].values[METRICS["sampled"]][validation:]),
+        before={way: 100 * float(curve.y[0]) for way, curve in curves.items()},
+        after={way: 100 * float(curve.y[chosen]) for way, curve in curves.items()},
+        curve={f"{x:.0f}": 100 * float(y) for x, y in zip(curves["sampled"].x, curves["sampled"].y)},
+        questions=plan.sizes["test"],
         trained_tokens=float(tokens.y[-1]) if len(tokens) else 0.0,
         completions=sum(float(record.get("actor/rollouts_done", 0.0)) for record in actor),
         seconds=actor[-1]["time"] - actor[0]["time"],
     )
-
-
-def accuracy(evaluation: Evaluation, metric: str, first: int) -> float:
-    """Percent right among the test questions, which stand behind `first` validation questions."""
-    values = [value for value in evaluation.values[metric][first:] if value is not None]
-    return 100.0 * float(np.mean(values))
-
-
-def best(evaluations: Sequence[Evaluation], validation: int) -> Evaluation:
-    """The evaluation with the best greedy accuracy on the validation questions, the earliest among equals."""
-
-    def score(evaluation: Evaluation) -> float:
-        values = evaluation.values[METRICS["greedy"]][:validation]
-        return float(np.mean([value for value in values if value is not None]))
-
-    return max(evaluations, key=score)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -26,9 +26,9 @@ from pipelinerl.bootstrap.demonstrations import Demonstration
 PER_SEED = 400
 CRITIC_SHARE = 0.45
 """Share of demonstrations that show the critic."""
-MORE_TRIES = 0.5
+MORE_TRIES = 0.8
 """Probability of one more try before the last."""
-MAX_TRIES = 4
+MAX_TRIES = 10
 LARGEST_STEP = 200
 """Steps of tries that come out larger are drawn again."""
 FOREIGN_NUMBER = 0.15
