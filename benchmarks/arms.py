@@ -46,7 +46,7 @@ ARMS: Mapping[str, Sequence[str]] = {
 }
 METRICS = ("success", "leak", "success_if_well_formed", "plan_gold_retrieved", "choose_correct")
 RESULTS = Path(__file__).parent / "results"
-EVALUATIONS = 4
+EVALUATIONS = 3
 """On the way from the first to the last model."""
 
 
