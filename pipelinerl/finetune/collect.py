@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
 
 from pipelinerl.accounting import Ledger, Outcome, rollout_id
 from pipelinerl.finetune.labels import TextStatistics, label_statistics
 from pipelinerl.finetune.metrics import StepStatistics
+from pipelinerl.finetune.session import stream_end
 from pipelinerl.finetune.step import MicroStatistics
 from pipelinerl.finetune.targets import Targets
 from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.state import discarded_stream
+from pipelinerl.streams import read_stream
 
 Measured = tuple[PipelineBatchEncoding, Targets, MicroStatistics | None]
 
@@ -35,6 +39,30 @@ class StepBooks:
         ledger.record(Outcome.TRAINED, sorted(self.trained))
         ledger.record(Outcome.STALE, sorted(self.stale), "max_lag")
         ledger.record(Outcome.FILTERED, sorted(self.unweighted), "no_weight")
+
+
+class StaleInQueue:
+    """Texts that preprocess drops as too old before the trainer gets them; a context manager."""
+
+    def __init__(self, output_dir: Path) -> None:
+        spec = discarded_stream(output_dir, "preprocess")
+        self._reader = read_stream(spec, stream_end(spec))
+        self._last = 0
+
+    def take(self) -> int:
+        """How many since the last call."""
+        new = 0
+        for record in self._reader.read_available():
+            count = int(record["counts"].get("stale", 0))
+            new += count - self._last if count >= self._last else count  # it counts from its own start
+            self._last = count
+        return new
+
+    def __enter__(self) -> StaleInQueue:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._reader.close()
 
 
 def count_batch(statistics: StepStatistics, batch: PipelineBatchEncoding, targets: Targets) -> None:

@@ -20,7 +20,7 @@ from torch import nn
 from pipelinerl.accounting import Ledger
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
 from pipelinerl.finetune.checkpoints import load_state, save_checkpoint, settle
-from pipelinerl.finetune.collect import Measured, StepBooks, count_batch, fetch
+from pipelinerl.finetune.collect import Measured, StaleInQueue, StepBooks, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
 from pipelinerl.finetune.model import load_model
@@ -100,6 +100,7 @@ class Trainer:
         self._update_metrics: dict[str, float] = {}
         self._announcements: TrainerAnnouncements | None = None
         self._status: StatusFile | None = None
+        self._stale_in_queue: StaleInQueue | None = None
 
     def _default_broadcaster(self) -> Broadcaster:
         if self.settings.engine_urls and self.ranks.is_main:
@@ -121,6 +122,7 @@ class Trainer:
             if self.ranks.is_main:
                 self._announcements = stack.enter_context(TrainerAnnouncements(settings.output_dir))
                 self._status = stack.enter_context(StatusFile(settings.output_dir, "finetune"))
+                self._stale_in_queue = stack.enter_context(StaleInQueue(settings.output_dir))
             self._broadcaster.start()
             self._say_samples(self.counters.samples)
             self._publish()
@@ -185,6 +187,8 @@ class Trainer:
         counters.samples += step.texts
         counters.tokens += sum(step.tokens)
         counters.samples_too_old_to_train += step.stale_texts
+        if self._stale_in_queue is not None:
+            counters.samples_too_old_to_queue += self._stale_in_queue.take()
         counters.tokens_too_old_to_train += step.stale_tokens
         counters.grad_norm, counters.lr = grad_norm, self.learner.learning_rate
         counters.min_actor_version = min(step.versions, default=counters.min_actor_version)
