@@ -44,6 +44,7 @@ def logged(output_dir: Path, role: str) -> set[str]:
     return {name for record in read_metrics(output_dir, role) for name in record}
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_killed_run_goes_on_and_logs_every_metric_of_the_game(start: Callable[[], LauncherProcess]) -> None:
     first = start()

@@ -137,7 +137,7 @@ def test_demonstrations_never_look_at_the_truth_and_stay_on_training_numbers():
     from domains.raro.data import data_settings
 
     spec = data_settings(spec_tree).countdown
-    for seed in range(6):
+    for seed in range(4):
         made = list(RaroDomain().demonstrations(cfg, seed, "play"))
         assert made == list(RaroDomain().demonstrations(cfg, seed, "play"))
         for one in made:
@@ -149,8 +149,8 @@ def test_demonstrations_never_look_at_the_truth_and_stay_on_training_numbers():
                 target = int(one.prompt.split("=")[1])
                 right.append(verify(extract_answer(one.completion), numbers, target))
     shares = [count / sum(verdicts.values()) for count in verdicts.values()]
-    assert len(verdicts) == 3 and all(0.28 < share < 0.39 for share in shares)
-    assert 0.35 < sum(right) / len(right) < 0.45
+    assert len(verdicts) == 3 and all(0.26 < share < 0.41 for share in shares)
+    assert 0.34 < sum(right) / len(right) < 0.46
 
 
 def test_evaluations_are_written_step_by_step():
