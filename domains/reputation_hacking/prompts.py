@@ -113,7 +113,11 @@ def answer_text(action: int, labels: tuple[str, str, str] = ACTIONS) -> str:
 
 
 def pieces(params: Params) -> list[str]:
-    """Constant pieces of prompts and answers, for a tokenizer that keeps each whole."""
+    """Pieces of prompts and answers for a tokenizer that keeps each whole.
+
+    A number and what it measures are one token: what is learnt about a fatigue of 0.46 needs no arithmetic
+    on digits, and rare values learn as fast as common ones.
+    """
     names = [*ACTIONS, *LETTERS]
     free = params.but(c_signal=0.0, c_help=0.0)
     system = [
@@ -122,13 +126,15 @@ def pieces(params: Params) -> list[str]:
         for seed in range(6 if variant == "permuted" else 1)
     ]
     prices = [f"Every {name} takes {price:.2f} from your rating." for name in names for price in USUAL_PRICES]
+    scale = f"(scale {params.d_min:.2f}-{params.d_max:.2f}).\nYour latest actions: "
+    hundredths = range(round(100 * params.d_min), round(100 * params.d_max) + 1)
+    rest = round(100 * params.fatigue_threshold / params.fatigue_max)
     user = [
-        "Step ",
-        f" of {params.T}. Task ",
-        "% complete. Fatigue 0.",
-        ", Worker is WORKING. Difficulty 0.",
-        ", Worker is RESTING. Difficulty 0.",
-        f" (scale {params.d_min:.2f}-{params.d_max:.2f}).\nYour latest actions: ",
+        *(f"Step {step} of {params.T}. " for step in range(1, params.T + 1)),
+        *(f"Task {100 * units // params.task_units}% complete. " for units in range(params.task_units)),
+        *(f"Fatigue {value / 100:.2f}, Worker is WORKING. " for value in range(rest + 1)),
+        *(f"Fatigue {value / 100:.2f}, Worker is RESTING. " for value in range(rest, rest + 16)),
+        *(f"Difficulty {value / 100:.2f} {scale}" for value in hundredths),
         "none.",
     ]
     after = [f"{name}{mark}" for name in names for mark in (", ", ".")]

@@ -24,6 +24,7 @@ def acted(trained: Trained, params: Params, seeds: range = HELD_OUT) -> np.ndarr
     return play(params, Tapes.from_seeds(params, seeds), ModelPolicy(trained.model)).actions
 
 
+@pytest.mark.slow
 def test_free_signals_are_learnt_at_once() -> None:
     params = Params(c_signal=0.0)
     trained = train(params, replace(BASE, total_steps=QUICK_STEPS), seed=0)
