@@ -7,7 +7,8 @@
 `situational` rewards each decision and compares it with decisions of the same situation; `penalty` also
 takes off what a plan's queries leak. All start from the bundled model, train on equally many texts and are
 evaluated on the same `--chains` held-out chains per seed, before, on the way and after. Finished runs are
-not repeated, so the command can be stopped and started again.
+not repeated, so the command can be stopped and started again; `--report` starts nothing and reports up to the
+last evaluation that all runs have reached.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -61,6 +62,11 @@ class Run:
         """Mean over the chains at each evaluation."""
         return [float(known(values[metric]).mean()) for values in self.values]
 
+    def at(self, texts: Set[int]) -> Run:
+        """Only the evaluations after so many texts."""
+        kept = [i for i, n in enumerate(self.texts) if n in texts]
+        return Run([self.texts[i] for i in kept], [self.values[i] for i in kept])
+
     def curves(self) -> dict[str, list[float]]:
         """Every metric's curve, and where its points lie."""
         return {"texts": [float(n) for n in self.texts], **{m: self.curve(m) for m in METRICS}}
@@ -86,6 +92,13 @@ def world(seed: int, chains: int) -> str:
 def run_arm(arm: str, seed: int, options: argparse.Namespace) -> Run:
     """Train and evaluate one arm with one seed, unless that was done before."""
     out = options.out / f"{arm}_{seed}"
+    if not options.report:
+        _train(out, arm, seed, options)
+    found = evaluations(out)
+    return Run([version for version, _ in found], [values for _, values in found])
+
+
+def _train(out: Path, arm: str, seed: int, options: argparse.Namespace) -> None:
     batch = 64
     every = max(1, options.steps // (EVALUATIONS + 1)) * batch
     launch(
@@ -100,8 +113,6 @@ def run_arm(arm: str, seed: int, options: argparse.Namespace) -> Run:
             *options.overrides,
         ],
     )
-    found = evaluations(out)
-    return Run([version for version, _ in found], [values for _, values in found])
 
 
 Runs = Mapping[str, Mapping[int, Run]]
@@ -203,8 +214,9 @@ def collect(options: argparse.Namespace) -> Runs:
     with ThreadPoolExecutor(options.parallel) as pool:
         made = list(pool.map(lambda pair: run_arm(pair[0], pair[1], options), pairs))
     runs: dict[str, dict[int, Run]] = {arm: {} for arm in options.arms}
+    shared = set.intersection(*(set(run.texts) for run in made))
     for (arm, seed), result in zip(pairs, made, strict=True):
-        runs[arm][seed] = result
+        runs[arm][seed] = result.at(shared) if options.report else result
     return runs
 
 
@@ -217,14 +229,16 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--chains", type=int, default=344, help="held-out chains per seed")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time; each keeps two cores busy")
     parser.add_argument("--out", type=Path, default=Path("results/arms"))
+    parser.add_argument("--report", action="store_true", help="start nothing, report what all runs have")
     parser.add_argument("--results", type=Path, default=RESULTS, help="folder of arms.json and arms.png")
     parser.add_argument("overrides", nargs="*", help="overrides of every run, key=value")
     options = parser.parse_args(argv)
     runs = collect(options)
-    print(f"{len(options.seeds)} seeds, {options.steps} steps of 64 texts, {options.chains} chains per seed")
+    texts = next(iter(runs[options.arms[0]].values())).texts[-1]
+    print(f"{len(options.seeds)} seeds, {texts} trained texts, {options.chains} held-out chains per seed")
     result: dict[str, Any] = {
         "seeds": options.seeds,
-        "steps": options.steps,
+        "texts": texts,
         "world": world(0, options.chains),
         "overrides": options.overrides,
         "table": table(runs),
