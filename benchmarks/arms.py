@@ -1,6 +1,6 @@
 """The privacy agent under different rewards, from the same start: a table, curves, and which gates hold.
 
-    python -m benchmarks.arms [--arms outcome situational penalty] [--seeds 0 1 2] [--steps 110]
+    python -m benchmarks.arms [--arms outcome situational penalty] [--seeds 0 1 2] [--steps 80]
                               [--chains 344] [--parallel 1] [--out results/arms] [key=value ...]
 
 `outcome` gives every plan and choice the reward of the whole rollout and compares whole rollouts;
@@ -225,7 +225,7 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=110, help="optimizer steps of 64 texts")
+    parser.add_argument("--steps", type=int, default=80, help="optimizer steps of 64 texts")
     parser.add_argument("--chains", type=int, default=344, help="held-out chains per seed")
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time; each keeps two cores busy")
     parser.add_argument("--out", type=Path, default=Path("results/arms"))
