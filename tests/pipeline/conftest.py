@@ -16,7 +16,6 @@ import psutil
 import pytest
 from tiny_model import build_tokenizer, causal_lm
 
-
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0
 
