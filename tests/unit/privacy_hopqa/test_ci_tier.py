@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from benchmarks.privacy_ci.arena import Arena
-from benchmarks.privacy_ci.experiment import gates, run_seed, samples_to_target
+from benchmarks.privacy_ci.experiment import gates, samples_to_target
 from benchmarks.privacy_ci.policy import MALFORMED, RULES, TEMPLATES, Policy, Sampled, kind_of, plan_text
 from benchmarks.privacy_ci.training import Recipe, arms, train
 from benchmarks.privacy_ci_tier import main, run, table
@@ -16,7 +16,7 @@ from domains.privacy_hopqa.errors import StageError
 from domains.privacy_hopqa.interfaces import AnsweredHop, HopView, PlanContext
 from domains.privacy_hopqa.stages.plan import parse_plan
 
-TINY = Recipe(size="tiny", steps=2, groups=3, attempts=4, evaluate_every=2, final_attempts=1)
+TINY = Recipe(size="tiny", steps=2, groups=2, attempts=4, evaluate_every=2, final_attempts=1)
 EARLIER = AnsweredHop(1, "How many crates were leased by Harlow Foods?", "191", "")
 TEMPTING = HopView(
     2, 2, 1, "Which region near Northmere counts 191 crates?", "(1) ...", (EARLIER,), "Harlow Foods", ""
@@ -124,9 +124,13 @@ def test_samples_to_target_are_those_of_the_first_point_that_reaches_it():
     assert samples_to_target(curves) == {"outcome": 20, "situational": 4, "penalty": None}
 
 
-def test_an_arm_trains_through_parsing_buckets_and_filter(tmp_path):
+@pytest.fixture(scope="module")
+def arena():
+    return Arena("tiny", 0)
+
+
+def test_an_arm_trains_through_parsing_buckets_and_filter(arena, tmp_path):
     outcome, situational, _ = arms()
-    arena = Arena("tiny", 0)
     for arm in (outcome, situational):
         training = train(arm, arena, TINY, 0, tmp_path / arm.name)
         assert training.rollouts == TINY.steps * TINY.groups * TINY.attempts
@@ -134,20 +138,23 @@ def test_an_arm_trains_through_parsing_buckets_and_filter(tmp_path):
         assert [point.samples for point in training.points] == sorted({p.samples for p in training.points})
         assert training.policy.as_dict() != Policy.base().as_dict()
     assert training.baseline_only > 0
+    again = train(situational, arena, TINY, 0, tmp_path / "again")
+    assert again.policy.as_dict() == training.policy.as_dict()
 
 
-def test_a_seed_is_repeatable_and_kept(tmp_path, capsys):
+@pytest.mark.timeout(600)
+def test_a_seed_that_is_kept_is_not_run_again(tmp_path, capsys, monkeypatch):
     out = tmp_path / "result.json"
-    one = replace(TINY, steps=1)
-    run([0], one, out)
+    once = replace(TINY, steps=1, groups=1, attempts=2)
+    run([0], once, out)
     first = json.loads(out.read_text())["seeds"][0]
     assert "proves the plumbing" in capsys.readouterr().out
-    run([0], one, out)
+    monkeypatch.setattr("benchmarks.privacy_ci_tier.run_seed", None)
+    run([0], once, out)
     assert json.loads(out.read_text())["seeds"] == [first]
-    again = run_seed(0, one, tmp_path / "again")
-    assert again | {"cpu_s": 0} == first | {"cpu_s": 0}
     assert MALFORMED not in "\n".join(table([first]))
     assert first["fingerprint"] and first["recipe"]["size"] == "tiny"
+    assert all(found["requests_logged"] == found["requests_made"] for found in first["policies"].values())
 
 
 @pytest.mark.slow
