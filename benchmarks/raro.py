@@ -58,12 +58,13 @@ def command(plan: Plan, name: str, seed: int) -> list[str]:
     """The launcher's command of one run."""
     arm = ARMS[name]
     texts = texts_per_step(name)
+    evaluations = max(4, plan.evaluations) if arm.best_validation else plan.evaluations
     sizes = ", ".join(f"{split}: {size}" for split, size in plan.sizes.items())
     return [
         sys.executable, "-m", "pipelinerl.launch", f"+domain={arm.domain}", "hardware=cpu",
         f"output_dir={plan.out / f'{name}_{seed}'}", f"seed={seed}", "wandb.use_wandb=false",
         f"finetune.max_train_steps={plan.steps}", f"finetune.gradient_accumulation_passes={texts}",
-        f"eval_every_n_versions={max(1, plan.steps // plan.evaluations) * texts}",
+        f"eval_every_n_versions={max(1, -(-plan.steps // evaluations)) * texts}",
         "test_dataset_names=[val,test]", f"raro.data.countdown.sizes={{{sizes}}}",
         *arm.overrides, *plan.overrides,
     ]  # fmt: skip
@@ -133,7 +134,7 @@ def main(argv: Sequence[str]) -> int:
     plan = Plan(
         out=options.out,
         steps=3 if small else options.steps,
-        evaluations=1 if small else 4,
+        evaluations=1 if small else options.evaluations,
         sizes={"train": 100, "val": 10, "test": 20} if small else {"train": 1500, "val": 100, "test": 1000},
         overrides=tuple(options.overrides),
     )
@@ -182,6 +183,9 @@ def parser() -> argparse.ArgumentParser:
         "--parallel", type=int, default=1, help="runs at a time; each keeps about three cores busy"
     )
     found.add_argument("--steps", type=int, default=120, help="optimizer steps of every run")
+    found.add_argument(
+        "--evaluations", type=int, default=2, help="after the first, per run (SFT: 4 at least)"
+    )
     found.add_argument("--out", type=Path, default=Path("results/raro"), help="folder of the runs")
     found.add_argument("--result", type=Path, help="JSON of the partial table; default OUT/table.json")
     found.add_argument("--small", action="store_true", help="three steps on few questions")

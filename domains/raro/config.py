@@ -97,8 +97,6 @@ class RaroSettings(_Block):
     """The shared buffer of earlier pairs."""
     data: dict[str, Any] = Field(default_factory=dict)
     """Where questions come from; keys in `domains.raro.data.DataSettings`."""
-    wrong_demonstrations: float = Field(0.6, ge=0.0, le=1.0)
-    """Share of wrong final answers in the warm-up's policy demonstrations."""
 
     @model_validator(mode="after")
     def _tau_is_worth_playing(self) -> RaroSettings:

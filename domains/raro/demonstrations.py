@@ -1,14 +1,15 @@
 """Scripted play of both roles for a small model to imitate, on training numbers only.
 
 The policy tries combinations of the numbers step by step and often answers with one that misses the target.
-The critic writes out how both answers are evaluated, a stand-in for what pretraining would have taught, and
-then gives a verdict drawn without looking: which answer is the expert's is left to be learnt.
+The critic writes out how both answers are evaluated and how far they are from the target, a stand-in for what
+pretraining would have taught, and then gives a verdict drawn without looking: what all that says about which
+answer is the expert's is left to be learnt.
 """
 
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from fractions import Fraction
 from functools import lru_cache
 
@@ -26,11 +27,15 @@ from pipelinerl.bootstrap.demonstrations import Demonstration
 PER_SEED = 400
 CRITIC_SHARE = 0.45
 """Share of demonstrations that show the critic."""
-MORE_TRIES = 0.8
-"""Probability of one more try before the last."""
+GIVES_UP = 0.15
+"""Probability that a try that missed becomes the answer nevertheless."""
+INSIGHT = 0.05
+"""Probability that a try is a solution."""
 MAX_TRIES = 10
 LARGEST_STEP = 200
 """Steps of tries that come out larger are drawn again."""
+MAX_DRAWS = 2000
+"""Random combinations tried for one that fits."""
 FOREIGN_NUMBER = 0.15
 """Share of shown answers that use another number than the given ones."""
 UNREADABLE = "?"
@@ -46,13 +51,10 @@ def demonstrations(cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstra
         numbers, target, solution = _problem(spec, rng)
         text = question(spec, numbers, target)
         if rng.random() < CRITIC_SHARE:
-            yield _critic(settings.prompt_set, text, numbers, solution, rng)
+            yield _critic(settings.prompt_set, text, numbers, target, solution, rng)
         else:
-            wrong = rng.random() < settings.wrong_demonstrations
             prompt = policy_prompt(settings.prompt_set, text)
-            yield _demonstration(
-                "policy", prompt.messages, policy_trace(numbers, target, solution, wrong, rng)
-            )
+            yield _demonstration("policy", prompt.messages, policy_trace(numbers, target, solution, rng))
 
 
 def _demonstration(kind: str, messages: list[dict[str, str]], completion: str) -> Demonstration:
@@ -77,25 +79,33 @@ def _problem(spec: CountdownSpec, rng: random.Random) -> tuple[tuple[int, ...], 
             return numbers, target, rng.choice(found)
 
 
-def policy_trace(
-    numbers: tuple[int, ...], target: int, solution: str, wrong: bool, rng: random.Random
-) -> str:
-    """Tries that miss the target, then the answer: the solution, or with `wrong` one more miss."""
+def policy_trace(numbers: tuple[int, ...], target: int, solution: str, rng: random.Random) -> str:
+    """Random tries until one hits the target or the player gives up; the last one is the answer.
+
+    Tries are not steered away from the target, or the model would learn to miss it.
+    """
     tries: list[Expression] = []
-    while len(tries) < MAX_TRIES - 1 and rng.random() < MORE_TRIES:
-        tries.append(random_expression(numbers, target, rng))
-    tries.append(random_expression(numbers, target, rng) if wrong else parse(solution))
+    seen: set[Fraction] = set()
+    while len(tries) < MAX_TRIES:
+        if rng.random() < INSIGHT:
+            tree, result = parse(solution), Fraction(target)
+        else:
+            tree, result = random_expression(numbers, seen, rng)
+        tries.append(tree)
+        seen.add(result)  # a value that was tried is not tried again
+        if result == target or rng.random() < GIVES_UP:
+            break
     steps = "".join(f"{evaluation(tree)};" for tree in tries)
     return f"{steps}{ANSWER_OPEN}{render(tries[-1])}{ANSWER_CLOSE}"
 
 
 def _critic(
-    prompt_set: str, text: str, numbers: tuple[int, ...], solution: str, rng: random.Random
+    prompt_set: str, text: str, numbers: tuple[int, ...], target: int, solution: str, rng: random.Random
 ) -> Demonstration:
     shown = shown_answer(numbers, solution, rng)
     answers = ordered(solution, render(shown), rng.choice((1, 2)))
     prompt = critic_prompt(prompt_set, text, *answers)
-    lines = [critic_line(parse(answer)) for answer in answers]
+    lines = [critic_line(parse(answer), target) for answer in answers]
     return _demonstration("critic", prompt.messages, "\n".join([*lines, rng.choice(VERDICTS)]))
 
 
@@ -104,29 +114,42 @@ def shown_answer(numbers: tuple[int, ...], solution: str, rng: random.Random) ->
     used = list(numbers)
     if rng.random() < FOREIGN_NUMBER:
         used[rng.randrange(len(used))] = rng.randint(1, max(numbers))
-    return parse(solution) if rng.random() < 0.25 else random_expression(tuple(used), None, rng)
+    return parse(solution) if rng.random() < 0.25 else random_expression(tuple(used), (), rng)[0]
 
 
-def random_expression(numbers: tuple[int, ...], missed: int | None, rng: random.Random) -> Expression:
-    """A random way to combine all numbers, with moderate integer steps, that does not give `missed`."""
-    while True:
-        parts: list[tuple[Expression, Fraction]] = [(Number(n), Fraction(n)) for n in numbers]
-        while len(parts) > 1:
-            (a, x), (b, y) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
-            op = rng.choice("+-*/") if rng.random() < 0.7 else "+-"[rng.random() < 0.5]
-            result = combine(op, x, y)
-            if result is None or result.denominator != 1 or not 0 <= result <= LARGEST_STEP:
-                break
-            parts.append((Operation(op, a, b), result))
-        else:
-            tree, result = parts[0]
-            if result != missed:
-                return tree
+def random_expression(
+    numbers: tuple[int, ...], missed: Collection[Fraction], rng: random.Random
+) -> tuple[Expression, Fraction]:
+    """A random way to combine all numbers with moderate integer steps, and its value, none of `missed`.
+
+    After MAX_DRAWS draws the last one is taken whatever its value: few numbers give few values.
+    """
+    for draw in range(MAX_DRAWS):
+        found = _combined(numbers, rng)
+        if found is not None and (found[1] not in missed or draw > MAX_DRAWS // 2):
+            return found
+    raise ValueError(f"no moderate integer steps combine {numbers}")
 
 
-def critic_line(tree: Expression) -> str:
-    """The numbers an answer uses, sorted, and its evaluation."""
-    return f"{' '.join(map(str, sorted(literals(tree))))}:{evaluation(tree)}"
+def _combined(numbers: tuple[int, ...], rng: random.Random) -> tuple[Expression, Fraction] | None:
+    parts: list[tuple[Expression, Fraction]] = [(Number(n), Fraction(n)) for n in numbers]
+    while len(parts) > 1:
+        (a, x), (b, y) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
+        op = rng.choice("+-*/") if rng.random() < 0.7 else "+-"[rng.random() < 0.5]
+        result = combine(op, x, y)
+        if result is None or result.denominator != 1 or not 0 <= result <= LARGEST_STEP:
+            return None
+        parts.append((Operation(op, a, b), result))
+    return parts[0]
+
+
+def critic_line(tree: Expression, target: int) -> str:
+    """The numbers an answer uses, sorted, its evaluation, and the distance of its value to the target."""
+    steps: list[str] = []
+    result = _evaluate(parse(render(tree)), steps)
+    if result is not None:
+        steps.append(f"{result}-{target}={result - target}")
+    return f"{' '.join(map(str, sorted(literals(tree))))}:{','.join(steps)}"
 
 
 def evaluation(tree: Expression) -> str:

@@ -61,5 +61,6 @@ def test_every_command_is_a_valid_run(arm, tmp_path):
     command = raro.command(plan, arm, 1)
     cfg = compose(parse(command[3:]).request).tree
     assert RaroDomain().validate(cfg) == []
-    assert cfg.eval_every_n_versions == 4 * raro.texts_per_step(arm)
+    every = 2 if raro.ARMS[arm].best_validation else 4
+    assert cfg.eval_every_n_versions == every * raro.texts_per_step(arm)
     assert dict(cfg.raro.data.countdown.sizes) == sizes and Path(cfg.output_dir) == tmp_path / f"{arm}_1"

@@ -179,7 +179,7 @@ def test_the_normaliser_keeps_the_verifiers_verdict_on_random_expressions():
     rng, right = random.Random(3), 0
     for _ in range(1_000):
         numbers = tuple(rng.randint(1, 9) for _ in range(rng.randint(2, 4)))
-        tree = random_expression(numbers, None, rng)
+        tree, _ = random_expression(numbers, (), rng)
         loose = _loosely(tree, rng)
         target = rng.choice([24, int(_value(tree)), 7])
         verdict = verify(loose, numbers, target)
