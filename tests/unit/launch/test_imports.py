@@ -21,6 +21,8 @@ ROLES = [
     ("pipelinerl.preprocess.__main__", ["torch", "vllm", "domains"]),
     ("pipelinerl.finetune.__main__", ["domains", "vllm"]),
     ("domains.guessing", ["torch", "vllm"]),
+    ("domains.reputation_hacking.domain", ["torch", "vllm", "stable_baselines3"]),
+    ("domains.reputation_hacking.llm", ["torch", "vllm", "stable_baselines3"]),
     ("domains.privacy_hopqa.domain", ["torch", "vllm"]),
     ("domains.privacy_hopqa.rollouts", ["torch", "vllm"]),
     ("domains.privacy_hopqa.scorer.__main__", ["torch", "vllm", "transformers"]),
