@@ -81,8 +81,7 @@ class ReplayBuffer:
             elif self.mode == "fifo":
                 _delete(db, "SELECT MIN(seq) FROM pairs")
                 _insert(db, pair)
-            elif self._rng.random() < self.capacity / arrivals:
-                place = self._rng.randrange(rows)
+            elif (place := reservoir_place(self._rng, self.capacity, arrivals)) is not None:
                 _delete(db, f"SELECT seq FROM pairs ORDER BY seq LIMIT 1 OFFSET {place}")
                 _insert(db, pair)
             return True
@@ -171,6 +170,14 @@ class ReplayBuffer:
                 db.execute("ROLLBACK")
                 raise
             db.execute("COMMIT")
+
+
+def reservoir_place(rng: random.Random, capacity: int, arrivals: int) -> int | None:
+    """Which of `capacity` rows the newest of `arrivals` replaces; None if it is not kept.
+
+    Every arrival so far is then kept with probability capacity / arrivals (Vitter 1985, algorithm R).
+    """
+    return rng.randrange(capacity) if rng.random() < capacity / arrivals else None
 
 
 def _open(path: Path, run_id: str) -> sqlite3.Connection:

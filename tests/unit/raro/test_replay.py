@@ -14,7 +14,7 @@ from raro_harness import pair
 
 from domains.raro.keeper import Keeper
 from domains.raro.pairs import Pair
-from domains.raro.replay import ReplayBuffer, intact, recover
+from domains.raro.replay import ReplayBuffer, intact, recover, reservoir_place
 
 
 @pytest.fixture
@@ -70,13 +70,16 @@ def test_sampling_is_uniform_over_rows_with_gaps(tmp_path):
     assert set(drawn) == set(range(1, 61, 6)) and all(640 < n < 960 for n in drawn.values())
 
 
-@pytest.mark.slow
-def test_a_reservoir_keeps_every_arrival_with_equal_chance(tmp_path):
+def test_a_reservoir_keeps_every_arrival_with_equal_chance():
     kept: Counter[int] = Counter()
     runs, capacity, arrivals = 3_000, 50, 300
-    for run in range(runs):
-        kept.update(reservoir(tmp_path / f"{run}.sqlite3", capacity, arrivals, run))
-        (tmp_path / f"{run}.sqlite3").unlink()
+    rng = random.Random(1)
+    for _ in range(runs):
+        rows = list(range(capacity))
+        for arrival in range(capacity, arrivals):
+            if (place := reservoir_place(rng, capacity, arrival + 1)) is not None:
+                rows[place] = arrival
+        kept.update(rows)
     assert all(abs(kept[i] / runs - capacity / arrivals) <= 0.035 for i in range(arrivals))
 
 
