@@ -5,8 +5,9 @@
 `generate` writes a checked world to disk; `build` makes one in memory, without checks in milliseconds.
 """
 
-from .build import World, build
+from .build import build
 from .config import WorldConfig, WorldError, world_config
+from .model import World
 from .queries import keyword_query, leaky_query, safe_query
 from .write import generate
 

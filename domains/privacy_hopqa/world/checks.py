@@ -12,10 +12,10 @@ from typing import Final
 from domains.privacy_hopqa.scorer import rules
 from retrieval_server.bm25 import BM25Index
 
-from .build import World, draw_split
 from .chains import Candidate, answer, gold_id
 from .companies import Fact
 from .config import SPLITS, WorldError
+from .model import World, draw_split
 from .pages import Page
 from .queries import keyword_query
 

@@ -12,8 +12,9 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Final
 
-from .build import World, build
+from .build import build
 from .config import GENERATOR_VERSION, SPLITS, WorldConfig, WorldError
+from .model import World
 
 MANIFEST: Final = "manifest.json"
 LONG_CHARS: Final = 12_000
