@@ -38,7 +38,7 @@ class RLConfig(Section):
     role_weights: dict[str, float | str] = {}
     """Weight of each role's objective, a number or a fraction such as `1/9`; empty = off."""
     role_lengths: dict[str, Annotated[float, Field(gt=0)]] = {}
-    """Constant length normalisation: what each token's loss is divided by, per role; empty = 1."""
+    """Constant length normalisation: what each token's loss is divided by, for every role; empty = 1."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL to the reference at the first step."""
     final_kl_coef: float = Field(0.0, ge=0)

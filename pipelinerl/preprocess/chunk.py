@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 
 import numpy as np
 
@@ -32,8 +33,8 @@ def process_chunk(texts: Sequence[Record], rl: RLConfig, eos_token_ids: Collecti
     """Order: masked texts aside, advantages, baseline-only texts and zero-advantage groups out, weights.
 
     Expects valid texts of whole groups with `ref_logprobs` filled. Raises ValueError naming the text for
-    contradictory labels, for a role without a weight, and for unequal rewards within a rollout on the
-    default path.
+    contradictory labels, for a role without a weight or a length, and for unequal rewards within a rollout
+    on the default path.
     """
     result = ChunkResult()
     records = list(texts)
@@ -58,7 +59,8 @@ def process_chunk(texts: Sequence[Record], rl: RLConfig, eos_token_ids: Collecti
     result.dropped += [(records[i], "baseline_only") for i in np.flatnonzero(only_baseline)]
     result.dropped += [(records[i], "zero_advantage") for i in np.flatnonzero(zero)]
     kept = np.flatnonzero(~only_baseline & ~zero)
-    check_roles(table.select(kept), rl.role_weights)
+    check_roles(table.select(kept), "role_weights", rl.role_weights)
+    check_roles(table.select(kept), "role_lengths", rl.role_lengths)
     result.ready = [_ready(records[i], i, table, advantages, eos_token_ids) for i in kept.tolist()]
     if rl.loss_scale_scope == "chunk":
         apply_scales(result.ready, table.select(kept), rl)
@@ -68,12 +70,12 @@ def process_chunk(texts: Sequence[Record], rl: RLConfig, eos_token_ids: Collecti
 def split_bad_groups(
     groups: Sequence[Sequence[Record]], rl: RLConfig, eos_token_ids: Collection[int] = ()
 ) -> tuple[list[Sequence[Record]], list[tuple[Sequence[Record], str]]]:
-    """Groups that `process_chunk` takes, and the others with its message."""
+    """Groups that `process_chunk` takes together, and the others with its message."""
     good: list[Sequence[Record]] = []
     bad: list[tuple[Sequence[Record], str]] = []
     for group in groups:
         try:
-            process_chunk(group, rl, eos_token_ids)
+            process_chunk([*chain.from_iterable(good), *group], rl, eos_token_ids)
             good.append(group)
         except ValueError as error:
             bad.append((group, str(error)))
@@ -94,7 +96,7 @@ def apply_scales(ready: Sequence[ReadyText], table: TextTable, rl: RLConfig) -> 
     counted = is_counted(labels, overflow, rl.overlong_filtering)
     scales = loss_scales(table, counted, rl.batch_size_normalization, rl.role_weights, rl.loss_scale_scope)
     for text, policy, kl in zip(ready, scales.policy.tolist(), scales.kl.tolist()):
-        constant = rl.role_lengths.get(text.role or "", 1.0)
+        constant = rl.role_lengths[text.role or ""] if rl.role_lengths else 1.0
         text.loss_scale, text.kl_scale = policy / constant, kl / constant
     metrics = {f"adv/role/{role}/mass": mass for role, mass in scales.role_mass.items()}
     metrics |= {f"adv/role/{role}/texts": float(n) for role, n in scales.role_texts.items()}

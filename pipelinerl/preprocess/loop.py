@@ -131,7 +131,7 @@ class Preprocess:
                 self._books.dropped([(text, "bad_labels") for text in group])
                 self._rejections.rejected(message)
             result, groups = process_chunk(list(chain.from_iterable(good)), rl, eos), [list(g) for g in good]
-        self._rejections.accepted(len(groups))
+        self._rejections.accepted(sum(map(bool, groups)))
         return result
 
     def _with_reference(self, groups: list[list[Record]]) -> list[list[Record]]:

@@ -80,7 +80,7 @@ def _base_scale(table: TextTable, counted: np.ndarray, normalisation: str) -> np
 def _apply_roles(
     table: TextTable, scale: np.ndarray, counted: np.ndarray, role_weights: Mapping[str, float], scope: str
 ) -> LossScales:
-    column = _weight_columns(table, role_weights)
+    column = _columns(table, "role_weights", role_weights)
     names = list(role_weights)
     weights = np.array([role_weights[name] for name in names])
     mass = np.bincount(column, weights=scale, minlength=len(names))
@@ -103,20 +103,18 @@ def _apply_roles(
     )
 
 
-def check_roles(table: TextTable, role_weights: Mapping[str, float]) -> None:
-    """Raise ValueError naming the first text whose role has no weight; no weights switch roles off."""
-    if role_weights:
-        _weight_columns(table, role_weights)
+def check_roles(table: TextTable, key: str, by_role: Mapping[str, float]) -> None:
+    """Raise ValueError naming the first text whose role `finetune.rl.<key>` lacks; empty asks for none."""
+    if by_role:
+        _columns(table, key, by_role)
 
 
-def _weight_columns(table: TextTable, role_weights: Mapping[str, float]) -> np.ndarray:
-    """Index into `role_weights` for each text."""
-    names = list(role_weights)
-    lookup = np.array([names.index(r) if r in role_weights else NONE for r in table.role_names] + [NONE])
+def _columns(table: TextTable, key: str, by_role: Mapping[str, float]) -> np.ndarray:
+    """Index into `by_role`, the value of `finetune.rl.<key>`, for each text."""
+    names = list(by_role)
+    lookup = np.array([names.index(r) if r in by_role else NONE for r in table.role_names] + [NONE])
     column = lookup[table.role]  # NONE = -1 picks the last entry
     for row in np.flatnonzero(column == NONE)[:1].tolist():
         role = "no role" if table.role[row] == NONE else f"role {table.role_names[table.role[row]]!r}"
-        raise ValueError(
-            f"text {table.name(row)} has {role}; finetune.rl.role_weights knows {', '.join(names)}"
-        )
+        raise ValueError(f"text {table.name(row)} has {role}; finetune.rl.{key} knows {', '.join(names)}")
     return column

@@ -212,7 +212,7 @@ def test_everything_off_is_bit_for_bit_the_default_path(std: bool, monkeypatch: 
 
     for module, names in (
         (advantages_module, ("_by_bucket", "_front_padding", "_tail_padding", "_tokens_per_rollout")),
-        (loss_scale_module, ("_base_scale", "_apply_roles", "_weight_columns")),
+        (loss_scale_module, ("_base_scale", "_apply_roles", "_columns")),
         (chunk_module, ("is_counted", "loss_scales")),
     ):
         for name in names:

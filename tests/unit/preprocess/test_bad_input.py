@@ -171,6 +171,29 @@ def test_labels_that_need_another_flag_are_named_in_the_log(
 
 
 @pytest.mark.parametrize(
+    "bench", [{"rl": {"role_lengths": {"policy": 16.0}}}], indirect=True, ids=["lengths"]
+)
+def test_a_role_without_a_length_costs_its_group_instead_of_weighing_many_times_more(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
+    groups = [group(number) for number in range(3)]
+    for text in [text for texts in groups for text in texts]:
+        text["role"] = "policy"
+    groups[1][2]["role"] = None
+    bench.preprocess.take_groups(groups)
+    assert bench.discarded.counts == {"bad_labels": 4}
+    assert "text g1/2/0 has no role; finetune.rl.role_lengths knows policy" in caplog.text
+    assert bench.preprocess.write_steps()
+    assert all(float(batch.loss_weight_scale.max()) == 1 / 16 for batch in bench.batches())
+
+
+def test_a_group_that_arrives_twice_costs_the_second_only(bench: Bench) -> None:
+    bench.preprocess.take_groups([group(0), group(0), group(1)])
+    assert bench.discarded.counts == {"bad_labels": 4}
+    assert bench.preprocess.write_steps()
+
+
+@pytest.mark.parametrize(
     "bench", [{"rl": {"role_weights": {"policy": 1.0, "critic": 1.0}}}], indirect=True, ids=["roles"]
 )
 def test_a_role_without_a_weight_costs_its_group_only(bench: Bench) -> None:
