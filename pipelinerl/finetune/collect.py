@@ -90,5 +90,6 @@ def fetch(
     for batch, targets, micro in measured:
         if micro is not None:
             statistics.vectors.append(micro.vector.tolist())
-            for label, values in label_statistics(batch, targets, micro.kl_S.cpu().numpy()).items():
+            kl_S, advantage_S = micro.texts_2S.cpu().numpy()
+            for label, values in label_statistics(batch, targets, kl_S, advantage_S).items():
                 statistics.labels.setdefault(label, TextStatistics()).add(values)

@@ -54,22 +54,22 @@ def capped_families(labels: Mapping[str, TextStatistics]) -> dict[str, TextStati
 
 
 def label_statistics(
-    batch: PipelineBatchEncoding, targets: Targets, kl_S: np.ndarray
+    batch: PipelineBatchEncoding, targets: Targets, kl_S: np.ndarray, advantage_S: np.ndarray
 ) -> dict[str, TextStatistics]:
     """Sums over the micro-batch's texts per `role/<role>` and `situation/<family>`.
 
-    kl_S float `[S]`: each text's mean KL to the reference.
+    kl_S, advantage_S float `[S]`: each text's mean KL to the reference and mean advantage, as the loss has it
+    (with a value head that is not the advantage in the record).
     """
     if not (any(batch.roles) or any(batch.situations)):
         return {}
     labels = np.maximum(np.bincount(targets.text, minlength=targets.n_texts), 1)
     reward = np.bincount(targets.text, weights=targets.rewards, minlength=targets.n_texts) / labels
-    advantage = np.bincount(targets.text, weights=targets.advantages, minlength=targets.n_texts) / labels
     out: dict[str, TextStatistics] = {}
     for row, (role, situation) in enumerate(zip(batch.roles, batch.situations)):
         names = [f"role/{role}"] if role else []
         names += [_SITUATION + situation_family(situation)] if situation else []
-        here = float(advantage[row])
+        here = float(advantage_S[row])
         value = TextStatistics(1.0, float(reward[row]), here, abs(here), float(kl_S[row]))
         for name in names:
             out.setdefault(name, TextStatistics()).add(value)

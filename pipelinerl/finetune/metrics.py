@@ -12,6 +12,7 @@ import torch
 from pipelinerl.finetune.labels import TextStatistics, capped_families
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses.base import LOG_RATIO_BOUND, Coefficients, LossInputs, kl_N
+from pipelinerl.finetune.rl.losses.gspo import text_ratio_S
 
 
 class Reducer(Enum):
@@ -94,10 +95,20 @@ def ratio_quantiles(counts: np.ndarray) -> dict[str, float]:
 
 
 @torch.no_grad()
-def text_kl(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch.Tensor:
-    """float32 `[S]`: mean KL to the reference over each text's tokens."""
-    kl = kl_N(inputs, rl) / count_N
-    return kl.new_zeros(inputs.n_texts).index_add(0, inputs.text_N, kl)
+def text_means(inputs: LossInputs, count_N: torch.Tensor, rl: RLConfig) -> torch.Tensor:
+    """float32 `[2, S]`: means over each text's tokens of the KL to the reference and of the advantage."""
+    values = torch.stack([kl_N(inputs, rl), inputs.advantages_N]) / count_N
+    return values.new_zeros(2, inputs.n_texts).index_add(1, inputs.text_N, values)
+
+
+@torch.no_grad()
+def beyond_clip(inputs: LossInputs, rl: RLConfig) -> torch.Tensor:
+    """float32 `[N]`: 1 where the ratio that the loss uses (for `gspo` the text's) is beyond its clip."""
+    ratio = text_ratio_S(inputs)[inputs.text_N] if rl.policy_loss == "gspo" else inputs.ratio_N
+    above, below = ratio > 1 + rl.epsilon_high, ratio < 1 - rl.epsilon_low
+    if rl.policy_loss == "sft":
+        return torch.zeros_like(ratio)
+    return (above if rl.policy_loss == "reinforce" else above | below).float()
 
 
 @torch.no_grad()
@@ -114,11 +125,6 @@ def token_statistics(
     ratio = difference.exp()
     to_reference = inputs.ref_logprobs_N - inputs.logprobs_N
     bound = rl.clamp_log_ratio_ref_new_value
-    outside = (ratio > 1 + rl.epsilon_high) | (
-        (ratio < 1 - rl.epsilon_low)
-        if rl.policy_loss in ("ppo", "cispo")
-        else torch.zeros_like(ratio, dtype=torch.bool)
-    )
     tokens = {
         "reward": inputs.rewards_N,
         "advantage": inputs.advantages_N,
@@ -134,7 +140,7 @@ def token_statistics(
         "ratio_ref_new": to_reference.exp(),
         "ratio_ref_old": (inputs.ref_logprobs_N - inputs.old_logprobs_N).exp(),
         "clamp_log_ratio_ref_new_indicator": (to_reference.abs() > bound).float(),
-        "clamp_log_ratio_new_old_indicator": outside.float(),
+        "clamp_log_ratio_new_old_indicator": beyond_clip(inputs, rl),
         "token_weight": inputs.weight_N,
     }
     values = torch.full_like(ratio, np.nan) if inputs.values_N is None else inputs.values_N

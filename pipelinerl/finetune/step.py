@@ -12,7 +12,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from pipelinerl.finetune.logprobs import token_scores
-from pipelinerl.finetune.metrics import text_kl, token_statistics
+from pipelinerl.finetune.metrics import text_means, token_statistics
 from pipelinerl.finetune.model import hidden_states, output_head
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
@@ -25,10 +25,10 @@ from pipelinerl.finetune.value_head import values_of
 
 @dataclass(frozen=True, slots=True)
 class MicroStatistics:
-    """float32 on the device: the vector of `token_statistics`, and the mean KL of each text `[S]`."""
+    """float32 on the device: the vector of `token_statistics`, and `text_means` `[2, S]`."""
 
     vector: torch.Tensor
-    kl_S: torch.Tensor
+    texts_2S: torch.Tensor
 
 
 @dataclass(slots=True)
@@ -70,7 +70,7 @@ class Learner:
         loss.backward()
         count = self._move(targets.count)
         vector = token_statistics(inputs, count, loss.detach(), self.rl, batch.n_tokens)
-        return MicroStatistics(vector, text_kl(inputs, count, self.rl))
+        return MicroStatistics(vector, text_means(inputs, count, self.rl))
 
     def apply(self) -> float:
         """Sum gradients over ranks, clip, step optimizer and scheduler; returns the norm before clipping.

@@ -11,14 +11,15 @@ import torch
 from transformers import PreTrainedModel
 
 from pipelinerl.finetune.labels import label_statistics
-from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, rl_metrics
+from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, beyond_clip, rl_metrics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.rl.losses import Coefficients, LossInputs
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.targets import targets_of
 from pipelinerl.finetune.types import PipelineBatchEncoding, sentinel_batch
+from pipelinerl.finetune.value_head import build_value_head
 from pipelinerl.preprocess.assemble import assemble_step, encode
 from pipelinerl.preprocess.ready import ReadyText
 from tests.unit.finetune.builders import ready
@@ -197,8 +198,38 @@ def test_role_and_situation_statistics(model: PreTrainedModel) -> None:
     targets = targets_of(batch, one.rl)
     measured = one.accumulate(batch, targets, Coefficients())
     assert measured is not None
-    found = label_statistics(batch, targets, measured.kl_S.numpy())
+    found = label_statistics(batch, targets, *measured.texts_2S.numpy())
     assert found.keys() == {"role/a", "role/b", "situation/hop:plan"}
     assert found["role/b"].texts == 2 and found["role/b"].advantage == pytest.approx(4.0)
     whole = dict(zip(REDUCERS, measured.vector.tolist()))
     assert found["situation/hop:plan"].kl == pytest.approx(whole["kl"], rel=1e-5)
+
+
+def test_by_role_the_advantage_is_that_of_the_loss_also_with_a_value_head(model: PreTrainedModel) -> None:
+    one = learner(model, RLConfig(value_loss_coef=0.5))
+    one.value_head = build_value_head(model)
+    torch.nn.init.constant_(one.value_head.bias, 0.25)
+    batch = encode([ready(i, 3.0, role="a", reward=1.0) for i in range(2)], 0, 2)
+    targets = targets_of(batch, one.rl)
+    measured = one.accumulate(batch, targets, Coefficients())
+    assert measured is not None
+    found = label_statistics(batch, targets, *measured.texts_2S.numpy())
+    assert found["role/a"].advantage == pytest.approx(2 * 0.75)
+
+
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    [
+        ("reinforce", [0, 1, 1, 0]),
+        ("ppo", [1, 1, 1, 0]),
+        ("cispo", [1, 1, 1, 0]),
+        ("gspo", [0, 0, 1, 1]),
+        ("sft", [0, 0, 0, 0]),
+    ],
+)
+def test_a_token_counts_as_clipped_where_its_loss_clips(loss: str, expected: list[int]) -> None:
+    """Both ratios of text 0 are beyond the clip, not their mean; of text 1 one ratio and the mean."""
+    new, zeros = torch.tensor([-0.5, 0.5, 0.15, 0.05]), torch.zeros(4)
+    inputs = LossInputs(new, *[zeros] * 7, torch.tensor([0, 0, 1, 1]), 2)
+    rl = RLConfig(policy_loss=loss, epsilon_low=0.2, epsilon_high=0.1)
+    assert beyond_clip(inputs, rl).tolist() == expected
