@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -19,8 +20,18 @@ Values = dict[str, list[float | None]]
 
 
 def launch(out: Path, overrides: Sequence[str]) -> None:
-    """One run to its end; a finished one is left alone. Raises RuntimeError with the launcher's last line."""
+    """One run to its end; a finished one is left alone.
+
+    Raises RuntimeError with the launcher's last line, or when the finished run was asked for with others.
+    """
+    asked = out / "launcher" / "asked.json"
     if (out / "launcher" / "completed.json").is_file():
+        before = json.loads(asked.read_text()) if asked.is_file() else list(overrides)
+        if before != list(overrides):
+            changed = sorted(set(before) ^ set(overrides))
+            raise RuntimeError(
+                f"{out}: finished with other settings ({', '.join(changed)}); use another --out"
+            )
         return
     command = [sys.executable, "-m", "pipelinerl.launch", "+domain=privacy_hopqa", "hardware=cpu"]
     command += [f"output_dir={out}", "wandb.use_wandb=false", *overrides]
@@ -28,6 +39,7 @@ def launch(out: Path, overrides: Sequence[str]) -> None:
     if done.returncode:
         lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
         raise RuntimeError(f"{out}: exit {done.returncode}: {lines[-1]}")
+    asked.write_text(json.dumps(list(overrides)))
 
 
 def evaluations(out: Path) -> list[tuple[int, Values]]:

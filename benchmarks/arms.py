@@ -145,7 +145,7 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         shares = []
         for seed, run in runs["outcome"].items():
             target = run.curve("success")[-1]
-            shares.append(runs["situational"][seed].texts_to(target) / run.texts_to(target))
+            shares.append(share_of(runs["situational"][seed].texts_to(target), run.texts_to(target)))
         shown = "share of the texts per seed: " + ", ".join(f"{share:.2f}" for share in shares)
         found["O3 situational needs fewer texts, every seed"] = max(shares) < 1, shown
         found["O3 goal: a third of the texts"] = float(np.mean(shares)) <= 1 / 3, shown
@@ -162,6 +162,11 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         cost = against(runs, "penalty", best, "success")
         found[f"O5 goal: not 5 points below {best}"] = cost.low > -0.05, text(cost)
     return found
+
+
+def share_of(texts: float, of: float) -> float:
+    """`texts / of`; inf where training gained nothing (`of` is 0): there is nothing to be faster at."""
+    return texts / of if of > 0 else float("inf")
 
 
 def mean_of(evaluations: Sequence[Values], metric: str) -> float:
@@ -243,11 +248,7 @@ def main(argv: Sequence[str]) -> int:
         "overrides": options.overrides,
         "table": table(runs),
         "curves": {
-            arm: {
-                str(seed): {"texts": run.texts, **{m: run.curve(m) for m in METRICS}}
-                for seed, run in by_seed.items()
-            }
-            for arm, by_seed in runs.items()
+            arm: {str(seed): run.curves() for seed, run in by_seed.items()} for arm, by_seed in runs.items()
         },
         "gates": {},
     }

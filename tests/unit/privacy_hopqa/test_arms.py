@@ -1,0 +1,51 @@
+"""What the comparison of rewards concludes from curves, and that it does not mix up runs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks._runs import launch
+from benchmarks.arms import METRICS, Run, gates
+
+CHAINS = 40
+
+
+def run(*success: float, leak: float = 0.0) -> Run:
+    """Evaluations every 100 texts with these shares of successful chains."""
+    values = []
+    for share in success:
+        right = [float(i < share * CHAINS) for i in range(CHAINS)]
+        leaks = [float(i < leak * CHAINS) for i in range(CHAINS)]
+        values.append(dict.fromkeys(METRICS, right) | {"leak": leaks})
+    return Run([100 * i for i in range(len(success))], values)
+
+
+def test_texts_are_interpolated_and_never_reached_is_infinite() -> None:
+    one = run(0.2, 0.4, 0.8)
+    assert one.texts_to(0.6) == pytest.approx(150) and one.texts_to(0.1) == 0
+    assert one.texts_to(0.9) == float("inf")
+
+
+def test_situational_is_faster_only_where_it_reaches_the_same_success_earlier() -> None:
+    outcome = run(0.2, 0.4, 0.8)
+    for other, holds in ((run(0.2, 0.8, 0.8), True), (run(0.2, 0.3, 0.7), False)):
+        found = gates({"outcome": {0: outcome}, "situational": {0: other}})
+        assert found["O3 situational needs fewer texts, every seed"][0] is holds
+
+
+def test_a_run_that_gained_nothing_is_no_measure_of_speed() -> None:
+    found = gates({"outcome": {0: run(0.5, 0.6, 0.5)}, "situational": {0: run(0.5, 0.7, 0.8)}})
+    assert found["O3 situational needs fewer texts, every seed"][0] is False
+    assert found["O1 outcome raises success"][0] is False
+
+
+def test_a_finished_run_with_other_settings_is_not_taken_for_this_one(tmp_path: Path) -> None:
+    (tmp_path / "launcher").mkdir()
+    (tmp_path / "launcher" / "completed.json").write_text("{}")
+    (tmp_path / "launcher" / "asked.json").write_text(json.dumps(["seed=0", "finetune.max_train_steps=80"]))
+    launch(tmp_path, ["seed=0", "finetune.max_train_steps=80"])
+    with pytest.raises(RuntimeError, match=r"finished with other settings \(.*max_train_steps=160"):
+        launch(tmp_path, ["seed=0", "finetune.max_train_steps=160"])
