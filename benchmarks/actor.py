@@ -185,6 +185,16 @@ def wait_for_reports(
     return found
 
 
+@contextmanager
+def ended(process: "subprocess.Popen[bytes]") -> Iterator["subprocess.Popen[bytes]"]:
+    """The process, which does not outlive the block: waiting for it would otherwise hide the error."""
+    with process:
+        try:
+            yield process
+        finally:
+            process.kill()
+
+
 def measure(policy: str, url: str, model: Path, in_flight: int, seconds: float) -> dict[str, float]:
     """Announce two versions `seconds` apart; the actor's reports at both tell what it did between them."""
     with tempfile.TemporaryDirectory() as folder:
@@ -193,11 +203,11 @@ def measure(policy: str, url: str, model: Path, in_flight: int, seconds: float) 
         begin_session(output_dir)
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", "1"]
-        with TrainerAnnouncements(output_dir) as trainer, subprocess.Popen(argv, env=env) as process:
+        with TrainerAnnouncements(output_dir) as trainer, ended(subprocess.Popen(argv, env=env)) as process:
             trainer.weight_update_success(0)
-            stream = output_dir / "streams" / "actor"
+            stream, deadline = output_dir / "streams" / "actor", time.monotonic() + 120
             while not any(path.stat().st_size for path in stream.rglob("*") if path.is_file()):
-                if process.poll() is not None:
+                if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"the actor did not begin (exit code {process.poll()})")
                 time.sleep(0.05)
             time.sleep(2.0)

@@ -19,7 +19,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
@@ -135,26 +135,35 @@ def read_all(way: str, folder: Path, count: int) -> None:
     print(json.dumps({"seconds": seconds, "delays": delays}), flush=True)
 
 
+@contextlib.contextmanager
+def reading_process(command: list[str]) -> Iterator[IO[str]]:
+    """Lines that the other process prints once it is ready; it is ended with the block, whatever happens."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
+        try:
+            assert process.stdout is not None
+            if process.stdout.readline() != "ready\n":
+                raise RuntimeError(f"the reading process ended with {process.wait()}")
+            yield process.stdout
+        finally:
+            process.kill()
+
+
 def measure_stream(way: str, samples: int) -> dict[str, float]:
     """Two processes, one writer and one reader: first as fast as possible, then one sample every 5 ms."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         options = ["--reader", name, "--way", way, "--samples", str(samples)]
         command = [sys.executable, "-m", "benchmarks.streams", *options]
-        other = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT)
-        assert other.stdout is not None
-        if other.stdout.readline() != "ready\n":
-            raise RuntimeError(f"the reading process ended with {other.wait()}")
-        tree = sample()
-        with WAYS[way][0](folder) as write:
-            for _ in range(samples):
-                write(tree)
-            time.sleep(1.0)
-            for _ in range(PACED_SAMPLES):
-                time.sleep(PACE_S)
-                write(tree | {"sent": time.monotonic()})
-        answer = json.loads(other.stdout.readline())
-        other.wait()
+        with reading_process(command) as answers:
+            tree = sample()
+            with WAYS[way][0](folder) as write:
+                for _ in range(samples):
+                    write(tree)
+                time.sleep(1.0)
+                for _ in range(PACED_SAMPLES):
+                    time.sleep(PACE_S)
+                    write(tree | {"sent": time.monotonic()})
+            answer = json.loads(answers.readline())
     delays = np.array(answer["delays"]) * 1e3
     return {
         "samples_per_s": (samples - 1) / answer["seconds"],
