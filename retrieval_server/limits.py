@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-import math
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -66,9 +66,9 @@ def parse_local_search(fields: dict[str, Any]) -> LocalSearch:
     threshold = fields.get("threshold", 0.0)
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
         raise RequestError(400, "wrong_type", f"threshold is a {type(threshold).__name__}; send a number")
-    if isinstance(threshold, float) and not math.isfinite(threshold):
-        raise RequestError(400, "out_of_range", "threshold must be finite")
-    return LocalSearch(task_id, _query(fields), _k(fields), threshold)
+    if not abs(threshold) <= sys.float_info.max:  # also true of NaN, and of integers that no double holds
+        raise RequestError(400, "out_of_range", "threshold must be a finite double")
+    return LocalSearch(task_id, _query(fields), _k(fields), float(threshold))
 
 
 def parse_web_search(fields: dict[str, Any]) -> WebSearch:
