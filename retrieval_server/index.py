@@ -21,7 +21,7 @@ from retrieval_server import manifest
 from retrieval_server.backends import default_index
 from retrieval_server.corpus import CorpusError
 from retrieval_server.manifest import Corpus, IndexMismatch, Manifest, check_parameters
-from retrieval_server.merge import merge
+from retrieval_server.merge import FILES, merge
 from retrieval_server.progress import Progress, shown, silent
 from retrieval_server.segments import POSTINGS_AT_A_TIME, Counts, make_segments
 
@@ -38,7 +38,8 @@ def build(
     """Build the index of `web` in the folder `index`; one that is there and fits is left as it is.
 
     `replace` discards a finished or half-built index that does not fit. Raises `CorpusError` for a broken
-    corpus, `IndexMismatch` for an index that does not fit or is being built by another process, `OSError`.
+    corpus, `IndexMismatch` for an index that does not fit or is being built by another process and for a
+    folder that holds anything else, `OSError`.
     """
     index.parent.mkdir(parents=True, exist_ok=True)
     working = index.with_name(f"{index.name}.building")
@@ -75,8 +76,19 @@ def _finished(index: Path, web: Path, replace: bool) -> Manifest | None:
     except IndexMismatch:
         if not replace:
             raise
+        _check_replaceable(index)
         return None
     return found
+
+
+def _check_replaceable(index: Path) -> None:
+    """A folder that is named by mistake is never removed. Raises `IndexMismatch` naming a file of it."""
+    strangers = sorted({path.name for path in index.iterdir()} - FILES - {manifest.NAME})
+    if strangers:
+        raise IndexMismatch(
+            f"{index} holds {strangers[0]!r}, which belongs to no index, so it is not replaced; "
+            "pass --index DIR for a folder of its own"
+        )
 
 
 @contextmanager

@@ -23,6 +23,14 @@ from retrieval_server.segments import Segment, Vocabulary
 
 DENSE_SHARE = 0.5  # adding a row of all documents is several times faster than adding that many postings
 _CSC = ("data", "indices", "indptr")
+FILES = frozenset(
+    {
+        *(f"{name}.csc.index.npy" for name in _CSC),
+        *("params.index.json", "dense_terms.npy", "dense.npy", "terms.bin", "term_ends.npy", "term_ids.npy"),
+        *("id_ranks.npy", "offsets.npy", "sizes.npy"),
+    }
+)
+"""Every file of an index but its manifest."""
 _LOW_32 = np.int64(0xFFFFFFFF)
 
 

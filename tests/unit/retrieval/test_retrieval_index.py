@@ -18,6 +18,7 @@ from retrieval_server.corpus import CorpusError
 from retrieval_server.index import build, main
 from retrieval_server.manifest import IndexMismatch, Manifest
 from retrieval_server.mapped import MappedIndex
+from retrieval_server.merge import FILES
 from retrieval_server.progress import lines
 from retrieval_server.store import Store
 
@@ -146,6 +147,33 @@ def test_another_corpus_is_refused_until_it_may_replace(web: Path, tmp_path: Pat
         build(web, index)
     build(web, index, replace=True)
     assert len(MappedIndex(index, web).search("page9", 50)) > 0
+
+
+@pytest.mark.parametrize("name", ["thesis.txt", "photos/one.npy", ".hidden"])
+def test_a_folder_that_holds_anything_else_is_never_replaced(name: str, web: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    build(web, index)
+    write_corpus(web, 61)
+    (index / name).parent.mkdir(exist_ok=True)
+    (index / name).write_text("precious")
+    with pytest.raises(IndexMismatch, match=r"belongs to no index, so it is not replaced; pass --index"):
+        build(web, index, replace=True)
+    assert (index / name).read_text() == "precious"
+    with pytest.raises(IndexMismatch, match="holds 'index"):
+        build(web, tmp_path, replace=True)
+    assert web.is_file()
+
+
+def test_a_file_in_the_place_of_the_index_is_kept(web: Path) -> None:
+    before = web.read_bytes()
+    with pytest.raises(OSError, match="Not a directory"):
+        build(web, web, replace=True)
+    assert web.read_bytes() == before
+
+
+def test_the_files_of_an_index_are_known_by_name(web: Path, tmp_path: Path) -> None:
+    build(web, tmp_path / "index")
+    assert set(content(tmp_path / "index")) == FILES | {manifest.NAME}
 
 
 def test_a_copy_of_the_corpus_is_the_same_corpus(web: Path, tmp_path: Path) -> None:
