@@ -73,11 +73,13 @@ class RetrievalService:
     async def health(self, request: web.Request) -> web.Response:
         """`GET /health`: state, sizes and counters of the whole server, also while it loads.
 
-        Without the token of a server that has one, only the state is told.
+        Without the token of a server that has one, only the state is told, and that the token is missing.
         """
         body: dict[str, Any] = {"status": "ok" if self.board.all_ok else "loading", "version": __version__}
         if self._gate.admits(request.headers.get("Authorization")):
             body |= self._details()
+        else:
+            body["authorized"] = False
         return web.json_response(body)
 
     async def ready(self, _: web.Request) -> web.Response:
@@ -104,7 +106,7 @@ class RetrievalService:
     async def search_local(self, request: web.Request) -> web.Response:
         """`POST /local/search`: one task's private documents."""
         store = self._loaded_store()
-        search = parse_local_search(parse_object(await _body(request)))
+        search = parse_local_search(parse_object(await read_body(request)))
         try:
             return await self._answer(
                 store.search_local, search.task_id, search.query, search.k, search.threshold
@@ -115,7 +117,7 @@ class RetrievalService:
     async def search_web(self, request: web.Request) -> web.Response:
         """`POST /browsecomp/search`: the public corpus."""
         store = self._loaded_store()
-        search = parse_web_search(parse_object(await _body(request)))
+        search = parse_web_search(parse_object(await read_body(request)))
         return await self._answer(store.search_web, search.query, search.k, search.max_chars)
 
     def _loaded_store(self) -> Store:
@@ -165,8 +167,8 @@ class RetrievalService:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
 
-async def _body(request: web.Request) -> bytes:
-    """Raises `RequestError` 408 when the body does not arrive in time."""
+async def read_body(request: web.Request) -> bytes:
+    """The whole body. Raises `RequestError` 408 when it does not arrive in time."""
     try:
         async with asyncio.timeout(BODY_DEADLINE_S):
             return await request.read()

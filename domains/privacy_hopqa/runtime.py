@@ -90,8 +90,17 @@ def helper_headers() -> dict[str, str]:
 
 
 async def check_fingerprint(url: str, settings: PrivacyHopQASettings, session: aiohttp.ClientSession) -> None:
-    """Compare the fingerprint of the service with that of the data, if both have one. Raises ValueError."""
-    served = (await with_retries(partial(_health, url, settings, session), HEALTH_RETRIES)).get("fingerprint")
+    """Compare the fingerprint of the service with that of the data, if both have one.
+
+    Raises ValueError if they differ and for a service that asks for another token: its refusals would look
+    like searches that found nothing.
+    """
+    health = await with_retries(partial(_health, url, settings, session), HEALTH_RETRIES)
+    if health.get("authorized") is False:
+        raise ValueError(
+            f"the retrieval service at {url} asks for a token; set {TOKEN_VARIABLE} to the server's own"
+        )
+    served = health.get("fingerprint")
     manifest = data_manifest(settings)
     expected = manifest.get("fingerprint") if manifest else None
     if served and expected and served != expected:
@@ -104,7 +113,9 @@ async def check_fingerprint(url: str, settings: PrivacyHopQASettings, session: a
 async def _health(url: str, settings: PrivacyHopQASettings, session: aiohttp.ClientSession) -> dict[str, Any]:
     timeout, headers = aiohttp.ClientTimeout(total=settings.helper_timeout_s), helper_headers()
     try:
-        async with session.get(f"{url.rstrip('/')}/health", timeout=timeout, headers=headers) as response:
+        async with session.get(
+            f"{url.rstrip('/')}/health", timeout=timeout, headers=headers, allow_redirects=False
+        ) as response:
             body = await response.json(content_type=None)
     except (aiohttp.ClientError, TimeoutError, ValueError) as error:
         raise Unavailable(f"{url}/health: {type(error).__name__}: {error}") from None

@@ -24,6 +24,7 @@ from domains.privacy_hopqa.scorer.protocol import (
     checked_probabilities,
     parse_request,
 )
+from retrieval_server.app import error_response, read_body
 from retrieval_server.limits import RequestError, SearchQueue
 
 logger = logging.getLogger(__name__)
@@ -58,7 +59,7 @@ class ScoringService:
 
     async def score(self, request: web.Request) -> web.Response:
         """`POST /score`: exactly one probability per example, in the order of the request."""
-        examples = parse_request(await request.read())
+        examples = parse_request(await read_body(request))
         async with self.queue.slot():
             body = await asyncio.get_running_loop().run_in_executor(
                 self._threads, scored, self.classifier, examples
@@ -107,15 +108,6 @@ def scored(classifier: Classifier, examples: list[Example]) -> bytes:
     by_id = {example.id: value for example, value in zip(asked, values, strict=True)}
     scores = [{"id": example.id, "prob_yes": by_id.get(example.id, 0.0)} for example in examples]
     return json.dumps({"scores": scores, "scorer": classifier.name, "version": classifier.version}).encode()
-
-
-def error_response(error: RequestError, allow: str | None = None) -> web.Response:
-    """The JSON answer for an error, with `Retry-After` and `Allow` where they apply."""
-    headers = {} if error.retry_after_s is None else {"Retry-After": str(error.retry_after_s)}
-    if allow:
-        headers["Allow"] = allow
-    body = {"error": {"code": error.code, "message": str(error)}}
-    return web.json_response(body, status=error.status, headers=headers)
 
 
 def _from_http(request: web.Request, error: web.HTTPException) -> RequestError:

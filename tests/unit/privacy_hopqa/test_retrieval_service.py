@@ -60,6 +60,8 @@ async def test_the_token_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPa
         monkeypatch.delenv("RETRIEVAL_TOKEN", raising=False)
         with pytest.raises(RequestRefused, match="401"):
             await search()
+        with pytest.raises(ValueError, match="asks for a token; set RETRIEVAL_TOKEN"):
+            await check_fingerprint(url, settings, session)
         monkeypatch.setenv("RETRIEVAL_TOKEN", TOKEN)
         assert await search()
         with pytest.raises(ValueError, match="serves world served, the chains belong to another"):

@@ -19,6 +19,7 @@ from domains.privacy_hopqa.scorer.app import ScoringService, build_app, scored
 from domains.privacy_hopqa.scorer.classifiers import FunctionClassifier, RulesClassifier, load_classifier
 from domains.privacy_hopqa.scorer.protocol import MAX_BODY_BYTES, parse_request
 from pipelinerl.world import is_free
+from retrieval_server import app
 from retrieval_server.limits import SearchQueue
 
 FACT = {
@@ -144,6 +145,20 @@ async def test_wrong_paths_methods_and_sizes(post):
     assert (response.status, answer["error"]["code"]) == (413, "too_large")
     response, _ = await post(json.dumps({"examples": []}).encode() + b" " * (MAX_BODY_BYTES - 16))
     assert response.status == 200
+
+
+async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch):
+    monkeypatch.setattr(app, "BODY_DEADLINE_S", 0.05)
+    release = asyncio.Event()
+
+    async def slow():
+        yield b"{"
+        await release.wait()
+
+    async with TestClient(TestServer(build_app(ScoringService(RulesClassifier())))) as client:
+        async with client.post("/score", data=slow()) as response:
+            assert (response.status, (await response.json())["error"]["code"]) == (408, "slow_body")
+        release.set()
 
 
 async def test_health_names_the_classifier(post):

@@ -186,7 +186,7 @@ def test_no_process_outlives_its_parent(data: Path, start: Callable[..., Server]
 
 def test_a_token_of_the_environment_is_asked_for(data: Path, start: Callable[..., Server]) -> None:
     server = start("--web", str(data / "web.jsonl"), RETRIEVAL_TOKEN="0123456789abcdef")
-    assert set(server.until_ok()) == {"status", "version"}
+    assert set(server.until_ok()) == {"status", "version", "authorized"}
     assert server.ask(WEB, {"query": "cold"})[0] == 401
 
 
