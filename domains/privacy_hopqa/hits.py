@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Mapping
 from typing import Any
 
@@ -81,6 +82,6 @@ def _text(hit: Mapping[str, Any], key: str) -> str:
 
 def _number(hit: Mapping[str, Any], key: str) -> float:
     value = hit.get(key)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise SearchActionError(f"a hit has {key}={value!r:.40}, expected a number")
+    if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= sys.float_info.max:
+        raise SearchActionError(f"a hit has {key}={value!r:.40}, expected a finite number")
     return float(value)

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class RequestRefused(Exception):
-    """The service will not answer this request (4xx other than 429, or no JSON); trying again is useless."""
+    """The service will not answer this request (3xx, 4xx but 429, no JSON); trying again is useless."""
 
 
 class Unavailable(Exception):
@@ -86,7 +86,10 @@ class JsonClient:
         url = self._base_url + path
         try:
             async with asyncio.timeout(self._timeout_s):
-                async with self._session.post(url, json=body, headers=self._headers) as response:
+                # A redirect would carry queries and keys to an address that nobody named or audited.
+                async with self._session.post(
+                    url, json=body, headers=self._headers, allow_redirects=False
+                ) as response:
                     return await self._answer(url, response)
         except TimeoutError:
             raise Unavailable(f"{url} did not answer within {self._timeout_s:g} s") from None
@@ -106,7 +109,7 @@ class JsonClient:
 
 def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
     value = response.headers.get("Retry-After", "")
-    return float(value) if value.isdigit() else None
+    return float(value) if value.isdecimal() else None
 
 
 class HttpSearcher:

@@ -29,7 +29,7 @@ def parse_arguments(argv: Sequence[str], description: str | None) -> argparse.Na
     model.add_argument("--judge-url", metavar="URL", help="default: the adversary's")
     model.add_argument("--judge-model", metavar="NAME", help="default: the adversary's")
     model.add_argument("--api-key-env", metavar="VAR", help="environment variable with the adversary's key")
-    model.add_argument("--judge-api-key-env", metavar="VAR", help="default: --api-key-env")
+    model.add_argument("--judge-api-key-env", metavar="VAR", help="default: that one, without --judge-url")
     model.add_argument("--prompts", type=Path, default=PROMPTS, metavar="DIR", help="six template files")
     model.add_argument("--concurrency", type=int, default=8, metavar="N", help="requests at a time")
     model.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="of one attempt")
@@ -50,10 +50,12 @@ def endpoints(arguments: argparse.Namespace) -> tuple[Endpoint, Endpoint]:
     """Adversary and judge."""
     common = {"timeout_s": arguments.timeout_s, "max_tokens": arguments.max_tokens}
     adversary = Endpoint(arguments.adversary_url, arguments.adversary_model, arguments.api_key_env, **common)
+    # The adversary's key is the adversary's server's: another address never gets it unasked.
+    shared_key = arguments.api_key_env if arguments.judge_url is None else None
     judge = Endpoint(
         arguments.judge_url or adversary.url,
         arguments.judge_model or adversary.model,
-        arguments.judge_api_key_env or arguments.api_key_env,
+        arguments.judge_api_key_env or shared_key,
         **common,
     )
     return adversary, judge

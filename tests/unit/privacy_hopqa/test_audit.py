@@ -43,6 +43,8 @@ class Service:
             return web.json_response({"error": {}}, status=answer, headers={"Retry-After": "0"})
         if isinstance(answer, str):
             return web.Response(text=answer)
+        if isinstance(answer, web.Response):
+            return answer
         return web.json_response(answer)
 
 
@@ -171,6 +173,8 @@ async def test_what_may_pass_is_retried_three_times_and_then_fails_the_rollout(t
         {},
         {"hits": [{}]},
         {"hits": [{"docid": "web/1", "text": "t"}]},
+        {"hits": [WEB_HIT | LOCAL_HIT | {"score": float("nan"), "similarity_score": 10**400}]},
+        {"hits": [WEB_HIT | LOCAL_HIT | {"score": 10**400, "similarity_score": float("inf")}]},
     ],
 )
 async def test_a_refusal_or_a_malformed_hit_fails_this_search_at_once(tmp_path, source, answer):
@@ -179,6 +183,15 @@ async def test_a_refusal_or_a_malformed_hit_fails_this_search_at_once(tmp_path, 
         with pytest.raises(SearchActionError):
             await searcher.search(search(source))
     assert len(service.requests) == 1
+
+
+@pytest.mark.parametrize("status", [302, 307, 308])
+async def test_a_redirect_is_refused_so_that_queries_go_nowhere_else(tmp_path, status):
+    service = Service(web.Response(status=status, headers={"Location": "/elsewhere"}), {"hits": [WEB_HIT]})
+    async with searcher_on(service, tmp_path / "1.jsonl") as (searcher, _):
+        with pytest.raises(SearchActionError, match=f"answered {status}"):
+            await searcher.search(search())
+    assert [path for path, _ in service.requests] == ["/browsecomp/search"]
 
 
 async def test_no_connection_fails_the_rollout(tmp_path):

@@ -13,6 +13,7 @@ from domains.privacy_hopqa.leakage import chat
 from domains.privacy_hopqa.leakage.__main__ import main
 from domains.privacy_hopqa.leakage.chat import Endpoint
 from domains.privacy_hopqa.leakage.llm import PLACEHOLDERS, PROMPTS, Templates
+from domains.privacy_hopqa.leakage.options import endpoints, parse_arguments
 from domains.privacy_hopqa.leakage.rules import PrivateQuestion
 from domains.privacy_hopqa.transport import Retries
 
@@ -318,6 +319,15 @@ async def test_keys_come_from_the_environment_and_stay_out_of_the_files(run_dir,
     monkeypatch.delenv("JUDGE_KEY")
     assert (await command(run_dir, stub, *more))[0] == 1
     assert "JUDGE_KEY holds no key" in capsys.readouterr().err
+
+
+def test_a_judge_at_another_address_does_not_get_the_key_of_the_adversary():
+    argv = ["run", "--adversary-url", "http://a", "--adversary-model", "m", "--api-key-env", "A"]
+    assert [end.api_key_env for end in endpoints(parse_arguments(argv, None))] == ["A", "A"]
+    argv += ["--judge-url", "http://b"]
+    assert [end.api_key_env for end in endpoints(parse_arguments(argv, None))] == ["A", None]
+    argv += ["--judge-api-key-env", "B"]
+    assert [end.api_key_env for end in endpoints(parse_arguments(argv, None))] == ["A", "B"]
 
 
 async def test_a_part_of_the_rollouts_can_be_chosen(run_dir, stub):
