@@ -7,7 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Any
 
 from retrieval_server.identity import strip_extensions
@@ -103,7 +103,7 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
             originals.setdefault(strip_extensions(rest).lower(), f"{task_id}/files/{rest}")
     for path in paths:
         relative = path.relative_to(files)
-        if path.suffix.lower() not in TEXT_SUFFIXES or _holds_answers(relative) or not path.is_file():
+        if path.suffix.lower() not in TEXT_SUFFIXES or holds_answers(relative) or not path.is_file():
             continue
         text = _read_text(path)
         if text.strip():
@@ -111,7 +111,7 @@ def read_task(task_id: str, folder: Path) -> Iterator[LocalDocument]:
             yield LocalDocument(task_id, rest, text, originals.get(strip_extensions(rest).lower()))
 
 
-def _holds_answers(relative: Path) -> bool:
+def holds_answers(relative: PurePath) -> bool:
     """Whether the file, or a folder above it, bears the name of an answer file, whatever its extension."""
     return any(part.lstrip(".").split(".", 1)[0].strip().lower() in ANSWER_STEMS for part in relative.parts)
 
@@ -133,8 +133,13 @@ def _original_paths(task_id: str, folder: Path) -> dict[str, str]:
         sources = [str(entry["source"]).replace("\\", "/") for entry in entries]
     except (ValueError, KeyError, TypeError) as error:
         raise CorpusError(f"{source} is not a list of env_files with a source each: {error!r}") from error
-    rests = [text.rpartition("files/")[2] for text in sources if ".." not in text.split("/")]
+    rests = [path_in_files(text) for text in sources if ".." not in text.split("/")]
     return {strip_extensions(rest).lower(): f"{task_id}/files/{rest}" for rest in rests}
+
+
+def path_in_files(source: str) -> str:
+    """The part of an original's path below the task's `files` folder: `files/a/x.pdf` -> `a/x.pdf`."""
+    return f"/{source}".rpartition("/files/")[2].removeprefix("/")
 
 
 def parse_web_line(line: bytes, where: str) -> WebDocument:

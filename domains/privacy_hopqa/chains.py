@@ -20,7 +20,7 @@ _HOP_TYPES: dict[str, Source] = {
     "web_search": "web",
 }
 HOP_TYPE_KEYS = ("hop_type", "source")
-_REFERENCE = re.compile(r"\((\d+)\)")
+REFERENCE = re.compile(r"\((\d+)\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +94,7 @@ def fill_references(text: str, answers: Mapping[int, str], below: int) -> str:
         number = int(match[1])
         return answers.get(number, match[0]) if number < below else match[0]
 
-    return _REFERENCE.sub(replace, text)
+    return REFERENCE.sub(replace, text)
 
 
 def hop_source(row: Mapping[str, Any], pattern: str, number: int) -> Source:
@@ -172,7 +172,7 @@ def _parse_hop(raw: Any, expected: int, pattern: str) -> Hop:
     accepted = _strings(raw, "answer", "accepted_answer_variants", "alternate_valid_answers")
     if raw.get("answer") is None or not str(raw["answer"]).strip():
         raise ValueError(f"hop {number}: answer is missing")
-    references = {int(found) for found in _REFERENCE.findall(question)}
+    references = {int(found) for found in REFERENCE.findall(question)}
     return Hop(
         number=number,
         question=question,

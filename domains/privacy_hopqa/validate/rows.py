@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from domains.privacy_hopqa.chains import HOP_TYPE_KEYS, Chain, known_hop_type
+from domains.privacy_hopqa.chains import HOP_TYPE_KEYS, REFERENCE, Chain, known_hop_type
 from domains.privacy_hopqa.dataset import lines_of, parse_row, problem_of, split_of
 from domains.privacy_hopqa.validate.problems import GoldReference, Problem
-
-_REFERENCE = re.compile(r"\((\d+)\)")
 
 
 @dataclass(slots=True)
@@ -82,7 +79,7 @@ def _row_problems(row: Mapping[str, Any], chain: Chain) -> Iterator[str]:
         for key in HOP_TYPE_KEYS:
             if raw.get(key) is not None and known_hop_type(raw[key]) is None:
                 yield f"hop {hop.number}: {key}={raw[key]!r} is no hop type and counts as absent"
-        late = [n for n in map(int, _REFERENCE.findall(hop.question)) if hop.number <= n <= count]
+        late = [n for n in map(int, REFERENCE.findall(hop.question)) if hop.number <= n <= count]
         if late:
             yield f"hop {hop.number} refers to ({late[0]}), which is not answered before it: unanswerable"
         wrong_source = _gold_of_other_source(hop.gold_values, letter)

@@ -5,17 +5,20 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
 
 from domains.privacy_hopqa.identity import alias_set
 from domains.privacy_hopqa.validate.problems import GoldReference, Problem
 from retrieval_server.corpus import (
-    ANSWER_STEMS,
     ORIGINAL_SUFFIXES,
     TASK_ID,
     TEXT_SUFFIXES,
+    CorpusError,
     LocalDocument,
+    find_tasks,
+    holds_answers,
+    path_in_files,
     read_task,
 )
 from retrieval_server.identity import shared_aliases, strip_extensions
@@ -39,6 +42,10 @@ def check_trees(
     """
     problems: list[Problem] = []
     trees: dict[str, TaskTree] = {}
+    try:
+        find_tasks(root)
+    except CorpusError as error:
+        problems.append(Problem(root, 1, str(error)))
     for folder in sorted(path for path in root.iterdir() if path.is_dir()):
         if not TASK_ID.fullmatch(folder.name):
             if (folder / "files").is_dir():
@@ -138,7 +145,7 @@ def _file_problems(folder: Path, tree: TaskTree) -> Iterator[Problem]:
     for path in sorted(path for path in files.rglob("*") if path.is_file()):
         rest = path.relative_to(files).as_posix()
         suffix = path.suffix.lower()
-        if path.name.split(".", 1)[0].lower() in ANSWER_STEMS:
+        if holds_answers(path.relative_to(files)):
             continue
         if suffix in ORIGINAL_SUFFIXES and strip_extensions(rest).lower() not in texts:
             copies = ", ".join(strip_extensions(path.name) + known for known in TEXT_SUFFIXES)
@@ -157,8 +164,8 @@ def _environment_problems(folder: Path, tree: TaskTree) -> Iterator[Problem]:
     entries: list[Any] = json.loads(text)["env_files"]
     for entry in entries:
         source = str(entry["source"]).replace("\\", "/")
-        rest = source.rpartition("files/")[2]
-        if rest.rpartition("/")[2].split(".", 1)[0].lower() in ANSWER_STEMS:
+        rest = path_in_files(source)
+        if holds_answers(PurePosixPath(rest)):
             continue
         if strip_extensions(rest).lower() not in known:
             yield Problem(path, _line_of(text, str(entry["source"])), f"{source!r} has no document in files/")

@@ -229,6 +229,18 @@ def test_a_missing_files_folder_and_a_folder_that_is_no_task(data, capsys):
     assert any(line.startswith("tasks/not a task:1: its name must match") for line in found)
 
 
+def test_what_the_server_refuses_or_leaves_out_is_judged_alike(data, capsys):
+    task = data / "tasks/DR90001"
+    put(task / "files/Eval/page.md", "answers in a folder of that name")
+    put(task / "files/DI1_files/x.txt", "text copy")
+    put(task / "config/env.json", {"env_files": [{"source": "files/DI1_files/x.pdf"}]})
+    assert lines(data, capsys) == []
+    put(data / "tasks/DR90002/config/task.json", TASK)
+    (data / "tasks/DR90002/files").symlink_to(task / "files", target_is_directory=True)
+    (line,) = lines(data, capsys)
+    assert line.startswith("tasks:1:") and "leads into the folder of task DR90001" in line
+
+
 @pytest.mark.parametrize(
     ("pages", "expected"),
     [
