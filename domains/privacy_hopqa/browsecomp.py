@@ -15,6 +15,7 @@ import importlib
 import json
 import os
 import sys
+import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import blake2b
@@ -93,8 +94,8 @@ def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
             for number, line in enumerate(file, 1):
                 if line.strip():
                     yield number, line
-        except EOFError as error:
-            raise ValueError(f"{path}: cut short ({error})") from None
+        except (EOFError, zlib.error) as error:
+            raise ValueError(f"{path}: cut short or damaged ({error})") from None
 
 
 def _parquet_rows(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -174,7 +174,7 @@ def _task_company(task: Path) -> tuple[str, str]:
     if not config.is_file():
         return "", ""
     try:
-        info = json.loads(config.read_text(encoding="utf-8")).get("company_info") or {}
+        info = json.loads(config.read_text(encoding="utf-8-sig")).get("company_info") or {}
         return str(info.get("name") or ""), str(info.get("description") or "")
     except (ValueError, AttributeError) as error:
         raise ValueError(f"{config}: company_info cannot be read ({error})") from None

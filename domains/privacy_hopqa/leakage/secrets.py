@@ -77,8 +77,9 @@ def provenance_of_run(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The same for a run, with its seed, model and, for a generated world, the world's fingerprint."""
     block = tree.get("privacy_hopqa") or {}
     files = [block[key] for key in _DATASET_KEYS if key.endswith("dataset_path") and block.get(key)]
-    manifest = Path(str(block.get("task_data_root") or "")).parent / MANIFEST
-    world = json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else {}
+    root = block.get("task_data_root")
+    manifest = Path(str(root)).parent / MANIFEST
+    world = json.loads(manifest.read_text(encoding="utf-8")) if root and manifest.is_file() else {}
     return provenance_of_files(files) | {
         "output_dir": str(tree.get("output_dir")),
         "seed": tree.get("seed"),

@@ -83,11 +83,16 @@ def test_files_that_are_cut_short_or_of_another_kind(tmp_path, capsys):
     whole.write_bytes(whole.read_bytes()[:-40])
     (tmp_path / "b.jsonl").write_text('{"docid": "1"\n')
     (tmp_path / "c.txt").write_text("x")
-    for name in ("a.jsonl.gz", "b.jsonl", "c.txt", "absent.jsonl"):
+    damaged = write(tmp_path / "d.jsonl.gz", page("1"))
+    damaged.write_bytes(damaged.read_bytes()[:10] + b"\xff" * 40)
+    for name in ("a.jsonl.gz", "b.jsonl", "d.jsonl.gz", "c.txt", "absent.jsonl"):
         assert main([str(tmp_path / name), "--out", str(tmp_path / "web.jsonl")]) == 1
     lines = capsys.readouterr().err.splitlines()
-    assert [("cut short" in lines[0]), ("b.jsonl:1: not JSON" in lines[1])] == [True, True]
-    assert all("no file that ends in .jsonl" in line for line in lines[2:])
+    assert "a.jsonl.gz: cut short" in lines[0]
+    assert "b.jsonl:1: not JSON" in lines[1]
+    assert "d.jsonl.gz: cut short or damaged" in lines[2]
+    assert all("no file that ends in .jsonl" in line for line in lines[3:])
+    assert len(lines) == 5
 
 
 def test_parquet_files_are_read_in_batches(tmp_path):
