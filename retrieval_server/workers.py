@@ -35,7 +35,9 @@ class ServerEnded(RuntimeError):
 def listeners(host: str, port: int, count: int) -> list[socket.socket]:
     """`count` listening sockets on one address; port 0 lets the system choose. Raises `OSError`."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        family, kind, proto, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[
+            0
+        ]
         probe = _bound(family, kind, proto, address, shared=False)  # fails if somebody else listens there
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error
@@ -135,7 +137,8 @@ class Group:
                         f"retrieval_server: worker {number} has not moved for {row.beat_age_s:.0f} s; killed",
                         file=sys.stderr,
                     )
-                    self._running[f"worker {number}"].kill()
+                    with contextlib.suppress(ProcessLookupError):  # it ended by itself meanwhile
+                        self._running[f"worker {number}"].kill()
 
     async def _stop(self, tasks: Sequence["asyncio.Future[Any]"]) -> None:
         """Ask all children to end, kill those that have not after `STOP_S` seconds."""
