@@ -42,11 +42,11 @@ class RunResult:
     seconds: float
 
 
-def t_interval(values: Sequence[float]) -> tuple[float, float]:
-    """Mean and half width of the 95 % t interval; infinite for one value."""
+def t_interval(values: Sequence[float]) -> tuple[float, float | None]:
+    """Mean and half width of the 95 % t interval; None for one value."""
     array = np.asarray(values, np.float64)
     if len(array) < 2:
-        return float(array.mean()), math.inf
+        return float(array.mean()), None
     quantile = _T[len(array) - 2] if len(array) - 2 < len(_T) else 1.96
     return float(array.mean()), float(quantile * array.std(ddof=1) / math.sqrt(len(array)))
 
@@ -123,7 +123,8 @@ def lines(found: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
             if name in rows:
                 title = arms[name].title if name in arms else name
                 row = rows[name]
-                out.append(f"  {title:<22}{row['mean']:7.1f} +- {row['half_width']:<6.1f} n={row['seeds']}")
+                half = "-" if row["half_width"] is None else f"{row['half_width']:.1f}"
+                out.append(f"  {title:<22}{row['mean']:7.1f} +- {half:<6} n={row['seeds']}")
         if "gain ratio" in rows:
             ratio = rows["gain ratio"]
             said = ratio if isinstance(ratio, str) else "{ratio:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)

@@ -1,6 +1,5 @@
 """The experiment's table and commands; nothing is trained here."""
 
-import math
 from pathlib import Path
 
 import pytest
@@ -19,7 +18,7 @@ def result(arm, seed, before, after):
 def test_the_interval_of_five_seeds():
     mean, half = t_interval([50, 53, 51, 55, 52])
     assert mean == pytest.approx(52.2) and half == pytest.approx(2.4, abs=0.05)
-    assert t_interval([1.0])[1] == math.inf
+    assert t_interval([1.0]) == (1.0, None)
 
 
 def test_the_gain_ratio():
