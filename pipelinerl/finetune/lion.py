@@ -31,7 +31,9 @@ class Lion(torch.optim.Optimizer):
                 if parameter.grad is None:
                     continue
                 state = self.state[parameter]
-                momentum = state.setdefault("exp_avg", torch.zeros_like(parameter))
+                if not state:
+                    state["exp_avg"] = torch.zeros_like(parameter)
+                momentum = state["exp_avg"]
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
                 parameter.add_(momentum.lerp(parameter.grad, 1 - fast).sign_(), alpha=-group["lr"])
                 momentum.lerp_(parameter.grad, 1 - slow)
