@@ -11,11 +11,12 @@ import os
 import shutil
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from retrieval_server import manifest
 from retrieval_server.backends import default_index
@@ -26,6 +27,7 @@ from retrieval_server.progress import Progress, shown, silent
 from retrieval_server.segments import POSTINGS_AT_A_TIME, Counts, make_segments
 
 _PLAN = "build.json"
+_LOCK_POLL_S = 0.2
 
 
 def build(
@@ -34,16 +36,18 @@ def build(
     replace: bool = False,
     progress: Progress = silent,
     postings_at_a_time: int = POSTINGS_AT_A_TIME,
+    wait_s: float = 0.0,
 ) -> Manifest:
     """Build the index of `web` in the folder `index`; one that is there and fits is left as it is.
 
-    `replace` discards a finished or half-built index that does not fit. Raises `CorpusError` for a broken
+    `replace` discards a finished or half-built index that does not fit. If another process builds this index,
+    it is awaited for `wait_s` seconds. Raises `CorpusError` for a broken
     corpus, `IndexMismatch` for an index that does not fit or is being built by another process and for a
     folder that holds anything else, `OSError`.
     """
     index.parent.mkdir(parents=True, exist_ok=True)
     working = index.with_name(f"{index.name}.building")
-    with _only_builder(index):
+    with _only_builder(index, wait_s):
         if (found := _finished(index, web, replace)) is not None:
             shutil.rmtree(working, ignore_errors=True)  # left by a kill right after the publication
             return found
@@ -92,19 +96,28 @@ def _check_replaceable(index: Path) -> None:
 
 
 @contextmanager
-def _only_builder(index: Path) -> Iterator[None]:
+def _only_builder(index: Path, wait_s: float) -> Iterator[None]:
     """Hold the build's lock, which the system frees when the process ends, however it ends."""
+    deadline = time.monotonic() + wait_s
     path = index.with_name(f"{index.name}.lock")
     try:
         opened = path.open("w")
     except OSError as error:
         raise OSError(f"cannot write {path}: {error.strerror}; pass --index DIR for another place") from error
     with opened as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise IndexMismatch(f"{index} is being built by another process; wait until it is done") from None
+        while not _locked(lock):
+            if time.monotonic() >= deadline:
+                raise IndexMismatch(f"{index} is being built by another process; wait until it is done")
+            time.sleep(_LOCK_POLL_S)
         yield
+
+
+def _locked(lock: IO[str]) -> bool:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _open_working_folder(working: Path, corpus: Corpus, replace: bool) -> None:
@@ -164,6 +177,9 @@ def parse_arguments(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--replace", action="store_true", help="discard an index that does not fit")
     parser.add_argument("--quiet", action="store_true", help="no progress")
+    parser.add_argument(
+        "--wait-s", type=float, default=0.0, help="for another process that builds this index"
+    )
     parser.add_argument("--parent", type=int, help=argparse.SUPPRESS)
     arguments = parser.parse_args(argv)
     if not arguments.web.is_file():
@@ -184,7 +200,7 @@ def main(argv: list[str]) -> int:
         threading.Thread(target=_end_with_parent, args=(arguments.parent,), daemon=True).start()
     try:
         progress = silent if arguments.quiet else shown()
-        made = build(arguments.web, arguments.index, arguments.replace, progress)
+        made = build(arguments.web, arguments.index, arguments.replace, progress, wait_s=arguments.wait_s)
     except (OSError, ValueError) as error:
         print(f"retrieval_server.index: {error}", file=sys.stderr)
         return 1

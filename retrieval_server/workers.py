@@ -16,6 +16,7 @@ from collections.abc import Coroutine, Sequence
 from typing import Any
 
 from retrieval_server.arguments import Arguments
+from retrieval_server.backends import start_deadline_s
 from retrieval_server.board import Board, State
 from retrieval_server.manifest import Manifest
 from retrieval_server.serve import BACKLOG
@@ -99,7 +100,8 @@ class Group:
         if index is not None and web is not None:
             if not index.exists():
                 module = ("-m", "retrieval_server.index", "--web", str(web), "--index", str(index))
-                builder = await self._start("builder", *module, "--parent", str(self._alive))
+                wait = ("--wait-s", str(start_deadline_s(web)))  # servers that start together share one build
+                builder = await self._start("builder", *module, *wait, "--parent", str(self._alive))
                 if status := await builder.wait():
                     raise ServerEnded(f"{index} was not built: the builder ended with status {status}")
             else:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -255,7 +256,25 @@ def test_two_builders_do_not_meet(web: Path, tmp_path: Path) -> None:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(IndexMismatch, match="being built by another process"):
             build(web, tmp_path / "index")
+        with pytest.raises(IndexMismatch, match="being built by another process"):
+            build(web, tmp_path / "index", wait_s=0.3)
     build(web, tmp_path / "index")
+
+
+def test_a_build_of_another_process_is_awaited_and_taken_over(web: Path, tmp_path: Path) -> None:
+    index = tmp_path / "index"
+    build(web, tmp_path / "elsewhere")
+    with (tmp_path / "index.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with ThreadPoolExecutor(1) as pool:
+            waiting = pool.submit(build, web, index, wait_s=60.0)
+            time.sleep(0.5)
+            assert not waiting.done()
+            (tmp_path / "elsewhere").rename(index)
+            inode = index.stat().st_ino
+            fcntl.flock(lock, fcntl.LOCK_UN)
+            assert waiting.result(60) == Manifest.read(index)
+    assert index.stat().st_ino == inode
 
 
 def test_a_corpus_that_changes_under_the_build_is_refused(web: Path, tmp_path: Path) -> None:
