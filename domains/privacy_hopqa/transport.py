@@ -61,7 +61,11 @@ async def with_retries(attempt_once: Callable[[], Awaitable[T]], retries: Retrie
 
 
 class JsonClient:
-    """POSTs JSON to one service."""
+    """POSTs JSON to one service.
+
+    A refusal is told by its status alone, because its text may quote queries and private facts and failures
+    of rollouts are logged; `quote_refusals` adds the text.
+    """
 
     def __init__(
         self,
@@ -70,11 +74,13 @@ class JsonClient:
         timeout_s: float,
         retries: Retries | None = None,
         headers: Mapping[str, str] | None = None,
+        quote_refusals: bool = False,
     ) -> None:
         self._base_url = base_url.rstrip("/")
         self._session = session
         self._timeout_s = timeout_s
         self._headers = headers
+        self._quote_refusals = quote_refusals
         self.retries = retries or Retries()
 
     async def post(self, path: str, body: object) -> Any:
@@ -100,7 +106,8 @@ class JsonClient:
         if response.status == 429 or response.status >= 500:
             raise Unavailable(f"{url} answered {response.status}", _retry_after_s(response))
         if response.status != 200:
-            raise RequestRefused(f"{url} answered {response.status}: {(await response.text())[:200]}")
+            text = f": {(await response.text())[:200]}" if self._quote_refusals else ""
+            raise RequestRefused(f"{url} answered {response.status}{text}")
         try:
             return await response.json(content_type=None)
         except (ValueError, RecursionError):

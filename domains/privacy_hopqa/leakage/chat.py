@@ -122,7 +122,9 @@ class ChatModel:
         concurrency: int = 8,
     ) -> None:
         self._endpoint = endpoint
-        self._client = JsonClient(endpoint.base_url, session, endpoint.timeout_s, RETRIES)
+        self._client = JsonClient(
+            endpoint.base_url, session, endpoint.timeout_s, RETRIES, quote_refusals=True
+        )
         self._replies = replies
         self._concurrency = concurrency
         self.counts = Counts()

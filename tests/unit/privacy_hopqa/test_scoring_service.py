@@ -127,6 +127,13 @@ async def test_an_answer_that_is_no_score_per_log_is_a_failure_and_not_repeated(
     assert len(stub.bodies) == 1
 
 
+async def test_a_refusal_that_quotes_the_request_is_told_by_its_status(stub):
+    """Reasons of failures stand in logs and books, where no query and no private answer may stand."""
+    stub.answers = [lambda body: web.Response(text=f"invalid input: {body.decode()}", status=422)]
+    with pytest.raises(PrivacyScoreFailure, match=r"/score answered 422$"):
+        await stub.scorer.score(TWO_HOPS, FACTS, requests())
+
+
 async def test_passing_trouble_is_retried_and_lasting_trouble_fails_the_rollout(stub):
     stub.answers = [partial(raw, status=500), partial(raw, status=429), partial(raw, status=503), rows]
     assert await stub.scorer.score(TWO_HOPS, FACTS, requests(1)) == {"log0": 0.5}
