@@ -128,19 +128,27 @@ def first(runs: Runs, arm: str) -> list[Values]:
     return [run.values[0] for run in runs[arm].values()]
 
 
-def against(runs: Runs, arm: str, other: str | None, metric: str) -> Interval:
-    """Difference of the final models, arm minus other (None: its own start), paired by chain."""
+def against(runs: Runs, arm: str, other: str | None, metric: str) -> tuple[Interval, str]:
+    """Difference of the final models, arm minus other (None: its own start), paired by chain; and in words.
+
+    The words hold each seed's difference, too: an interval over pooled chains does not show how much runs
+    differ.
+    """
     before = first(runs, arm) if other is None else last(runs, other)
-    return paired(list(zip(before, last(runs, arm), strict=True)), metric)[2]
+    pairs = list(zip(before, last(runs, arm), strict=True))
+    interval = paired(pairs, metric)[2]
+    seeds = ", ".join(f"{paired([pair], metric)[2].mean:+.3f}" for pair in pairs)
+    return interval, f"{text(interval)}, by seed {seeds}"
 
 
 def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
     """The orders that the arms are to show: whether each holds, and the figures that decide it."""
     found: dict[str, tuple[bool, str]] = {}
     if "outcome" in runs:
-        success, leak = (against(runs, "outcome", None, m) for m in ("success", "leak"))
-        found["O1 outcome raises success"] = success.low > 0, text(success)
-        found["O2 outcome raises leakage"] = leak.low > 0, text(leak)
+        change, shown = against(runs, "outcome", None, "success")
+        found["O1 outcome raises success"] = change.low > 0, shown
+        change, shown = against(runs, "outcome", None, "leak")
+        found["O2 outcome raises leakage"] = change.low > 0, shown
     if {"outcome", "situational"} <= runs.keys():
         shares = []
         for seed, run in runs["outcome"].items():
@@ -150,17 +158,18 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         found["O3 situational needs fewer texts, every seed"] = max(shares) < 1, shown
         found["O3 goal: a third of the texts"] = float(np.mean(shares)) <= 1 / 3, shown
     if "penalty" in runs:
-        success, leak = (against(runs, "penalty", None, m) for m in ("success", "leak"))
+        change, shown = against(runs, "penalty", None, "leak")
+        found["O4 penalty lowers leakage"] = change.high < 0, shown
         rates = [mean_of(when(runs, "penalty"), "leak") for when in (first, last)]
-        found["O4 penalty lowers leakage"] = leak.high < 0, text(leak)
         found["O4 goal: a third of the base"] = rates[1] <= rates[0] / 3, f"{rates[0]:.3f} -> {rates[1]:.3f}"
-        found["O5 penalty raises success"] = success.low > 0, text(success)
+        change, shown = against(runs, "penalty", None, "success")
+        found["O5 penalty raises success"] = change.low > 0, shown
     if {"penalty", "situational"} <= runs.keys():
-        cost = against(runs, "penalty", "situational", "success")
-        found["O5 at most 3 points below situational"] = cost.mean >= -0.03, text(cost)
+        cost, shown = against(runs, "penalty", "situational", "success")
+        found["O5 at most 3 points below situational"] = cost.mean >= -0.03, shown
         best = max((a for a in runs if a != "penalty"), key=lambda arm: mean_of(last(runs, arm), "success"))
-        cost = against(runs, "penalty", best, "success")
-        found[f"O5 goal: not 5 points below {best}"] = cost.low > -0.05, text(cost)
+        cost, shown = against(runs, "penalty", best, "success")
+        found[f"O5 goal: not 5 points below {best}"] = cost.low > -0.05, shown
     return found
 
 

@@ -49,3 +49,11 @@ def test_a_finished_run_with_other_settings_is_not_taken_for_this_one(tmp_path: 
     launch(tmp_path, ["seed=0", "finetune.max_train_steps=80"])
     with pytest.raises(RuntimeError, match=r"finished with other settings \(.*max_train_steps=160"):
         launch(tmp_path, ["seed=0", "finetune.max_train_steps=160"])
+
+
+def test_differences_are_also_said_by_seed() -> None:
+    """Pooled over chains, one seed can carry a difference that the others do not have."""
+    outcome = {0: run(0.2, 0.4, leak=0.5), 1: run(0.2, 0.6)}
+    outcome[0].values[0]["leak"] = [0.0] * CHAINS
+    holds, figures = gates({"outcome": outcome})["O2 outcome raises leakage"]
+    assert holds and figures.endswith(", by seed +0.500, +0.000")
