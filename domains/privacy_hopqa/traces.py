@@ -35,8 +35,12 @@ class Traces:
             "calls": [_call(record) for record in episode.calls],
         }
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with self._path.open("a", encoding="utf-8", errors="replace") as file:
+        with open(self._path, "a", encoding="utf-8", errors="replace", opener=_for_its_owner) as file:
             file.write(json.dumps(line, ensure_ascii=False) + "\n")
+
+
+def _for_its_owner(path: str, flags: int) -> int:
+    return os.open(path, flags, 0o600)
 
 
 def _call(record: CallRecord) -> dict[str, str | int | None]:

@@ -101,6 +101,7 @@ async def test_a_rollout_returns_texts_metrics_and_leaves_its_records(run):
     assert (result.domain, result.dataset_name) == ("privacy_hopqa", "toy")
     log = read_audit_log(audit_files(output))
     assert [r.queries for r in log.rollouts] == [["region coverage"]]
+    assert all(path.stat().st_mode & 0o077 == 0 for path in (output / "traces").iterdir())
     (trace,) = [json.loads(x) for p in (output / "traces").iterdir() for x in p.read_text().splitlines()]
     assert trace["calls"][0]["prompt"].startswith("plan")
 
