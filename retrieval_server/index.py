@@ -41,9 +41,8 @@ def build(
     """Build the index of `web` in the folder `index`; one that is there and fits is left as it is.
 
     `replace` discards a finished or half-built index that does not fit. If another process builds this index,
-    it is awaited for `wait_s` seconds. Raises `CorpusError` for a broken
-    corpus, `IndexMismatch` for an index that does not fit or is being built by another process and for a
-    folder that holds anything else, `OSError`.
+    it is awaited for `wait_s` seconds. Raises `CorpusError` for a broken corpus, `IndexMismatch` for an index
+    that does not fit or is being built by another process and for a folder that holds anything else, `OSError`.
     """
     index.parent.mkdir(parents=True, exist_ok=True)
     working = index.with_name(f"{index.name}.building")

@@ -36,9 +36,8 @@ class ServerEnded(RuntimeError):
 def listeners(host: str, port: int, count: int) -> list[socket.socket]:
     """`count` listening sockets on one address; port 0 lets the system choose. Raises `OSError`."""
     try:
-        family, kind, proto, _, address = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)[
-            0
-        ]
+        places = socket.getaddrinfo(host.strip("[]"), port, type=socket.SOCK_STREAM)
+        family, kind, proto, _, address = places[0]
         probe = _bound(family, kind, proto, address, shared=False)  # fails if somebody else listens there
     except OSError as error:
         raise OSError(f"cannot listen on {host}:{port}: {error.strerror}; choose another --port") from error

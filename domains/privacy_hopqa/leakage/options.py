@@ -29,7 +29,9 @@ def parse_arguments(argv: Sequence[str], description: str | None) -> argparse.Na
     model.add_argument("--judge-url", metavar="URL", help="default: the adversary's")
     model.add_argument("--judge-model", metavar="NAME", help="default: the adversary's")
     model.add_argument("--api-key-env", metavar="VAR", help="environment variable with the adversary's key")
-    model.add_argument("--judge-api-key-env", metavar="VAR", help="default: that one, without --judge-url")
+    model.add_argument(
+        "--judge-api-key-env", metavar="VAR", help="default: --api-key-env, if there is no --judge-url"
+    )
     model.add_argument("--prompts", type=Path, default=PROMPTS, metavar="DIR", help="six template files")
     model.add_argument("--concurrency", type=int, default=8, metavar="N", help="requests at a time")
     model.add_argument("--timeout-s", type=float, default=120.0, metavar="S", help="of one attempt")
