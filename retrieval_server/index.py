@@ -42,7 +42,7 @@ def build(
 
     `replace` discards a finished or half-built index that does not fit. If another process builds this index,
     it is awaited for `wait_s` seconds. Raises `CorpusError` for a broken corpus, `IndexMismatch` for an index
-    that does not fit or is being built by another process and for a folder that holds anything else, `OSError`.
+    that does not fit or is being built by another process, and for a folder that holds more; `OSError`.
     """
     index.parent.mkdir(parents=True, exist_ok=True)
     working = index.with_name(f"{index.name}.building")
