@@ -1,5 +1,6 @@
 """Rollouts of both roles with a scripted model: texts, rewards, masks, counters, buffer."""
 
+import asyncio
 import itertools
 import random
 from collections import Counter
@@ -223,12 +224,24 @@ async def test_drawing_comes_before_inserting_and_stays_below_the_watermark(mode
         assert all(seq <= mark for seq in sampled[2])
 
 
-async def test_siblings_that_started_together_do_not_see_each_other(model, tmp_path):
+async def test_siblings_that_started_together_do_not_see_each_other(model, tmp_path, monkeypatch):
     from domains.raro.critic import together
 
     running = runtime(tmp_path)
+
+    def watermarks() -> list[int]:
+        return [event[1] for event in running.buffer.events if event[0] == "watermark"]
+
+    async def after_all_have_started(*args):
+        async with asyncio.timeout(60):
+            while len(watermarks()) < 6:
+                await asyncio.sleep(0.001)
+        return await attempt(*args)
+
+    attempt = rollout.attempt_question
+    monkeypatch.setattr(rollout, "attempt_question", after_all_have_started)
     results = await together([play(model, running) for _ in range(6)])
-    marks = [event[1] for event in running.buffer.events if event[0] == "watermark"]
+    marks = watermarks()
     assert marks == [0] * 6 and all(not by_source(result, "replay") for result in results)
 
 
