@@ -227,21 +227,17 @@ async def test_drawing_comes_before_inserting_and_stays_below_the_watermark(mode
 async def test_siblings_that_started_together_do_not_see_each_other(model, tmp_path, monkeypatch):
     from domains.raro.critic import together
 
-    running = runtime(tmp_path)
-
-    def watermarks() -> list[int]:
-        return [event[1] for event in running.buffer.events if event[0] == "watermark"]
+    running, started = runtime(tmp_path), asyncio.Barrier(6)
 
     async def after_all_have_started(*args):
         async with asyncio.timeout(60):
-            while len(watermarks()) < 6:
-                await asyncio.sleep(0.001)
+            await started.wait()
         return await attempt(*args)
 
     attempt = rollout.attempt_question
     monkeypatch.setattr(rollout, "attempt_question", after_all_have_started)
     results = await together([play(model, running) for _ in range(6)])
-    marks = watermarks()
+    marks = [event[1] for event in running.buffer.events if event[0] == "watermark"]
     assert marks == [0] * 6 and all(not by_source(result, "replay") for result in results)
 
 
