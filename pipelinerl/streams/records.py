@@ -183,9 +183,9 @@ def record_decoder() -> Callable[[Header, memoryview], Tree]:
         if code != _ARRAY:
             raise CorruptRecord(f"extension {code} is not known")
         dtype, shape, size = _described_by(name.tobytes())
-        if size == 0:
+        if not size:
             return np.zeros(shape, dtype)
-        start = end + -end % _ALIGN
+        start = (end + 7) & -8  # the next multiple of _ALIGN
         try:
             array: np.ndarray = new_array(shape, dtype, payload, start)
         except (TypeError, ValueError):
