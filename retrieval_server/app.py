@@ -33,6 +33,7 @@ Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LOCAL_ROUTE, WEB_ROUTE, _ = ROUTES
 OPEN_ROUTES = ("/health", "/ready")  # supervisors ask without a token
 BODY_DEADLINE_S = 30.0
+PATHS = f"/health, {LOCAL_ROUTE} or {WEB_ROUTE}"
 
 
 class RetrievalService:
@@ -151,7 +152,7 @@ class RetrievalService:
         except RequestError as error:
             return error_response(error)
         except web.HTTPException as error:
-            return error_response(_from_http(request, error), error.headers.get("Allow"))
+            return error_response(http_error(request, error, PATHS), error.headers.get("Allow"))
         except Exception as error:
             logger.exception("%s %s failed", request.method, request.path)
             return error_response(RequestError(500, "internal", f"internal error: {type(error).__name__}"))
@@ -177,13 +178,16 @@ async def read_body(request: web.Request) -> bytes:
         raise RequestError(408, "slow_body", message) from error
 
 
-def _from_http(request: web.Request, error: web.HTTPException) -> RequestError:
+def http_error(
+    request: web.Request, error: web.HTTPException, paths: str, most_bytes: int = MAX_BODY_BYTES
+) -> RequestError:
+    """What aiohttp refused, in the words of this protocol; `paths` names those that exist."""
     if error.status == 404:
-        return RequestError(404, "unknown_path", f"no such path; use /health, {LOCAL_ROUTE} or {WEB_ROUTE}")
+        return RequestError(404, "unknown_path", f"no such path; use {paths}")
     if error.status == 405:
         return RequestError(405, "method_not_allowed", f"{request.method} is not allowed here")
     if error.status == 413:
-        return RequestError(413, "too_large", f"the body exceeds {MAX_BODY_BYTES} bytes")
+        return RequestError(413, "too_large", f"the body exceeds {most_bytes} bytes")
     return RequestError(error.status, "http_error", error.reason)
 
 

@@ -24,7 +24,7 @@ from domains.privacy_hopqa.scorer.protocol import (
     checked_probabilities,
     parse_request,
 )
-from retrieval_server.app import error_response, read_body
+from retrieval_server.app import error_response, http_error, read_body
 from retrieval_server.limits import RequestError, SearchQueue
 
 logger = logging.getLogger(__name__)
@@ -84,7 +84,8 @@ class ScoringService:
         except RequestError as error:
             return error_response(error)
         except web.HTTPException as error:
-            return error_response(_from_http(request, error), error.headers.get("Allow"))
+            refused = http_error(request, error, f"/health or {ROUTE}", MAX_BODY_BYTES)
+            return error_response(refused, error.headers.get("Allow"))
         except ClassifierError as error:
             logger.error("%s", error)
             return error_response(RequestError(500, "bad_classifier", str(error)))
@@ -108,16 +109,6 @@ def scored(classifier: Classifier, examples: list[Example]) -> bytes:
     by_id = {example.id: value for example, value in zip(asked, values, strict=True)}
     scores = [{"id": example.id, "prob_yes": by_id.get(example.id, 0.0)} for example in examples]
     return json.dumps({"scores": scores, "scorer": classifier.name, "version": classifier.version}).encode()
-
-
-def _from_http(request: web.Request, error: web.HTTPException) -> RequestError:
-    if error.status == 404:
-        return RequestError(404, "unknown_path", f"no such path; use /health or {ROUTE}")
-    if error.status == 405:
-        return RequestError(405, "method_not_allowed", f"{request.method} is not allowed here")
-    if error.status == 413:
-        return RequestError(413, "too_large", f"the body exceeds {MAX_BODY_BYTES} bytes")
-    return RequestError(error.status, "http_error", error.reason)
 
 
 def build_app(service: ScoringService) -> web.Application:
