@@ -1,7 +1,8 @@
 """The privacy agent under different rewards, from the same start: a table, curves, and which gates hold.
 
     python -m benchmarks.arms [--arms outcome situational penalty] [--seeds 0 1 2] [--steps 80]
-                              [--chains 344] [--parallel 1] [--out results/arms] [key=value ...]
+                              [--batch 64] [--chains 344] [--patterns LWLW ...] [--evaluations 7]
+                              [--parallel 1] [--out results/arms] [key=value ...]
 
 `outcome` gives every plan and choice the reward of the whole rollout and compares whole rollouts;
 `situational` rewards each decision and compares it with decisions of the same situation; `penalty` also
@@ -32,23 +33,24 @@ from benchmarks._runs import Values, evaluations, launch, paired
 from pipelinerl.observe.intervals import Interval, bootstrap, known
 from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS
 
-SITUATIONAL = ("privacy_hopqa.training_reward_mode=hop_step_situational",)
+DECISIONS = (
+    "privacy_hopqa.capture_mode=planning_only",
+    "privacy_hopqa.anchor_stages=false",
+    "finetune.rl.role_weights=null",
+)
+SITUATIONAL = (*DECISIONS, "privacy_hopqa.training_reward_mode=hop_step_situational")
 ARMS: Mapping[str, Sequence[str]] = {
     "outcome": (
+        *DECISIONS,
         "privacy_hopqa.training_reward_mode=outcome",
-        "privacy_hopqa.capture_mode=planning_only",
-        "privacy_hopqa.anchor_stages=false",
         "privacy_hopqa.privacy_reward_weight=0",
         "finetune.rl.step_reward_advantages=false",
-        "finetune.rl.role_weights=null",
     ),
     "situational": (*SITUATIONAL, "privacy_hopqa.privacy_reward_weight=0"),
     "penalty": (*SITUATIONAL, "privacy_hopqa.privacy_reward_weight=1"),
 }
 METRICS = ("success", "leak", "success_if_well_formed", "plan_gold_retrieved", "choose_correct")
 RESULTS = Path(__file__).parent / "results"
-EVALUATIONS = 3
-"""On the way from the first to the last model."""
 
 
 @dataclass(frozen=True)
@@ -83,10 +85,15 @@ class Run:
         return float("inf")
 
 
-def world(seed: int, chains: int) -> str:
-    """The override for a world with many held-out chains, about six companies that are never trained on."""
+def world(seed: int, chains: int, patterns: Sequence[str]) -> str:
+    """The override for a world with many held-out chains, about six companies that are never trained on.
+
+    `patterns`: hop patterns, one `L` (private) or `W` (web) per hop, equally often; none: the world's own.
+    """
     counts = "companies:4,test_companies:6,private_docs:40,web_docs:1200,train_chains:192,val_chains:8"
-    return f"privacy_hopqa.world={{seed:{seed},size:custom,{counts},test_chains:{chains}}}"
+    weights = ",".join(f"{pattern}:1" for pattern in patterns)
+    mixture = f",patterns:{{{weights}}}" if patterns else ""
+    return f"privacy_hopqa.world={{seed:{seed},size:custom,{counts},test_chains:{chains}{mixture}}}"
 
 
 def run_arm(arm: str, seed: int, options: argparse.Namespace) -> Run:
@@ -99,14 +106,13 @@ def run_arm(arm: str, seed: int, options: argparse.Namespace) -> Run:
 
 
 def _train(out: Path, arm: str, seed: int, options: argparse.Namespace) -> None:
-    batch = 64
-    every = max(1, options.steps // (EVALUATIONS + 1)) * batch
+    every = max(1, options.steps // (options.evaluations + 1)) * options.batch
     launch(
         out,
         [
             f"seed={seed}",
-            world(seed, options.chains),
-            f"finetune.gradient_accumulation_passes={batch}",
+            world(seed, options.chains, options.patterns),
+            f"finetune.gradient_accumulation_passes={options.batch}",
             f"finetune.max_train_steps={options.steps}",
             f"eval_every_n_versions={every}",
             *ARMS[arm],
@@ -239,8 +245,15 @@ def main(argv: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=80, help="optimizer steps of 64 texts")
+    parser.add_argument("--steps", type=int, default=80, help="optimizer steps")
+    parser.add_argument("--batch", type=int, default=64, help="texts of a step")
+    parser.add_argument(
+        "--evaluations", type=int, default=7, help="on the way from the first to the last model"
+    )
     parser.add_argument("--chains", type=int, default=344, help="held-out chains per seed")
+    parser.add_argument(
+        "--patterns", nargs="*", default=[], help="hop patterns such as LWLW; none: the world's"
+    )
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time; each keeps two cores busy")
     parser.add_argument("--out", type=Path, default=Path("results/arms"))
     parser.add_argument("--report", action="store_true", help="start nothing, report what all runs have")
@@ -253,7 +266,7 @@ def main(argv: Sequence[str]) -> int:
     result: dict[str, Any] = {
         "seeds": options.seeds,
         "texts": texts,
-        "world": world(0, options.chains),
+        "world": world(0, options.chains, options.patterns),
         "overrides": options.overrides,
         "table": table(runs),
         "curves": {
