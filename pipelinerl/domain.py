@@ -58,6 +58,7 @@ class Domain(Protocol):
     settings: type[BaseModel] | None
     settings_key: str | None
     report_focus: ReportFocus
+    folders: Sequence[str]
 
     def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]: ...
     def services(self, cfg: DictConfig) -> list[ServiceSpec]: ...
@@ -80,6 +81,8 @@ class BaseDomain:
     """Top-level key of that block."""
     report_focus: ReportFocus = ReportFocus()
     """Evaluation metrics that the final report shows first."""
+    folders: Sequence[str] = ()
+    """What runs of this domain make below `output_dir`; `force_restart` removes them with the rest."""
 
     def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]:
         """Make data the run needs, such as a synthetic world.

@@ -92,7 +92,7 @@ def _run(
 ) -> int:
     print(f"output_dir={folder.path}", flush=True)
     if cfg.force_restart and not dry_run:
-        folder.start_over()
+        folder.start_over(domain.folders)
     steps, last = folder.completed_steps, cfg.finetune.last_step
     if steps is not None and steps >= last and not dry_run:
         print(f"this run completed its {steps} steps; force_restart=true starts over", flush=True)

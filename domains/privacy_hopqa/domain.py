@@ -36,6 +36,7 @@ class PrivacyHopQADomain(BaseDomain):
 
     settings = PrivacyHopQASettings
     settings_key = KEY
+    folders = ("audit", "traces", WORLD_FOLDER)
     report_focus = ReportFocus(
         headline=(
             "success",
@@ -123,6 +124,8 @@ def _retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
         argv += ["--web", str(web), "--backend", backend]
     if fingerprint := (data_manifest(settings) or {}).get("fingerprint"):
         argv += ["--fingerprint", str(fingerprint)]
+    if settings.retrieval_workers > 1:
+        argv += ["--workers", str(settings.retrieval_workers)]
     return ServiceSpec(
         name="retrieval",
         argv=argv,
@@ -144,6 +147,11 @@ def _scoring_server(options: Sequence[str]) -> ServiceSpec:
 
 
 def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
+    if settings.helper_service_url is not None and settings.retrieval_workers > 1:
+        yield (
+            f"{KEY}.retrieval_workers={settings.retrieval_workers} is for the server that a run starts, but "
+            f"{KEY}.helper_service_url names one; leave one of them out"
+        )
     if not settings.has_dataset:
         try:
             world_config(**settings.world)

@@ -66,6 +66,8 @@ class PrivacyHopQASettings(_Block):
     helper_service_url: str | None = None
     privacy_reward_service_url: str | None = None
     helper_timeout_s: PositiveFloat = 180.0
+    retrieval_workers: PositiveInt = 1
+    """Processes of the retrieval server that the launcher starts; one index, one port."""
     privacy_reward_timeout_s: PositiveFloat = 30.0
     scoring_server_options: list[str] | None = None
     """Null: the deterministic scorer in each worker. A list starts a scoring server with these options."""

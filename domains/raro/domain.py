@@ -16,7 +16,7 @@ from domains.raro.keeper import Keeper
 from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
 from domains.raro.replay import recover
 from domains.raro.report import sections
-from domains.raro.runtime import backup_path, open_buffer, replay_path
+from domains.raro.runtime import FOLDER, backup_path, open_buffer, replay_path
 from pipelinerl.domain import BaseDomain, ReportSection
 from pipelinerl.observe.focus import ReportFocus
 
@@ -28,6 +28,7 @@ class RaroDomain(BaseDomain):
 
     settings = RaroSettings
     settings_key = KEY
+    folders = (FOLDER,)
     report_focus = ReportFocus(headline=("raro/eval_accuracy", "raro/eval_accuracy_greedy", "no_answer"))
 
     def __init__(self) -> None:

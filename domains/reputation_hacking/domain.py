@@ -19,6 +19,7 @@ class ReputationDomain(BaseDomain):
 
     settings = ReputationSettings
     settings_key = KEY
+    folders = (KEY,)
     report_focus = ReportFocus(
         headline=(
             "reward",

@@ -6,6 +6,7 @@ import fcntl
 import json
 import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
@@ -19,23 +20,20 @@ MADE_BY_A_RUN = (
     "accounting",
     "actor",
     "actor_vllm_*",
-    "audit",
     "conf",
     "environment_*",
     "finetune",
     "launcher",
     "preprocess",
-    "raro",
     "ref_vllm_*",
     "report",
     "report.md",
     "services",
     "streams",
     "streams_*",
-    "traces",
     "weights",
-    "world",
 )
+"""By the core. What a domain makes besides, it names itself (`Domain.folders`)."""
 
 
 class RunFolder:
@@ -86,9 +84,9 @@ class RunFolder:
         if streams.is_dir():
             streams.rename(self.path / f"streams_{attempt - 1}")
 
-    def start_over(self) -> None:
-        """Remove what runs made here, and nothing else."""
-        for pattern in MADE_BY_A_RUN:
+    def start_over(self, also: Iterable[str]) -> None:
+        """Remove what runs made here, with the domain's folders `also`, and nothing else."""
+        for pattern in (*MADE_BY_A_RUN, *also):
             for path in self.path.glob(pattern):
                 if path.is_dir() and not path.is_symlink():
                     shutil.rmtree(path)

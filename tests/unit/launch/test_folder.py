@@ -36,8 +36,10 @@ def test_streams_of_the_last_attempt_are_set_aside(folder: RunFolder, tmp_path: 
 
 
 def test_starting_over_removes_only_what_a_run_made(folder: RunFolder, tmp_path: Path) -> None:
-    folder.start_over()
-    assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+    for name in ("world", "theirs"):
+        (tmp_path / name).mkdir()
+    folder.start_over(["world"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "theirs"]
 
 
 def test_a_checkpoint_counts_only_when_it_is_whole(folder: RunFolder, tmp_path: Path) -> None:

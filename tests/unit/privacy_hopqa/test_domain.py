@@ -49,6 +49,10 @@ def test_it_is_a_domain():
         ({"privacy_hopqa__prompt_set": "long"}, "privacy_hopqa.prompt_set"),
         ({"privacy_hopqa__constrained_resolver": True}, "constrained_resolver=true needs prompt_set=full"),
         ({"privacy_hopqa__max_candidate_cards": 20}, "max_candidate_cards=20 must be at most 9"),
+        (
+            {"privacy_hopqa__retrieval_workers": 2, "privacy_hopqa__helper_service_url": "http://h"},
+            "retrieval_workers=2 is for the server that a run starts",
+        ),
         ({"privacy_hopqa__log_prompts": True}, "log_prompts is not a setting here; use trace_fraction"),
         ({"privacy_hopqa__reader_window_overlap_chars": 10_000}, "must be smaller than reader_window_chars"),
         (
@@ -213,6 +217,11 @@ def test_a_scoring_server_is_started_on_request():
     assert [service.name for service in services] == ["retrieval", "scoring"]
     assert services[1].argv[-2:] == ["--workers", "1"]
     assert services[1].url_key == "privacy_hopqa.privacy_reward_service_url"
+
+
+def test_several_retrieval_processes_on_request():
+    (service,) = DOMAIN.services(config(privacy_hopqa__retrieval_workers=3))
+    assert service.argv[-2:] == ["--workers", "3"]
 
 
 def test_a_configured_service_or_dataset_is_used_as_it_is(tmp_path):
