@@ -1,4 +1,4 @@
-# make setup | test | test-all | bench | quickstart | lint        (everything happens in .venv)
+# make setup | test | test-all | bench | experiments | quickstart | lint        (everything happens in .venv)
 #
 # TORCH chooses the build, e.g. TORCH="torch==2.13.0 --index-url ..." for CUDA.
 # ARGS goes to the launcher: make quickstart ARGS="finetune.max_train_steps=10"
@@ -14,7 +14,7 @@ export OMP_NUM_THREADS ?= 1
 export OMP_WAIT_POLICY ?= PASSIVE
 export TOKENIZERS_PARALLELISM ?= false
 
-.PHONY: setup test test-all bench quickstart lint format clean
+.PHONY: setup test test-all bench experiments quickstart lint format clean
 
 setup: $(STAMP)
 
@@ -43,8 +43,16 @@ test: lint
 test-all: lint
 	$(PY) -m pytest -q -n 2 --dist worksteal tests
 
+# Figures of speed, minutes in all. Every script runs, though one may miss a goal (exit status 1).
+FIGURES := advantages streams packing dialogue actor trainer engine retrieval
 bench: setup
-	@set -e; for script in benchmarks/[a-z]*.py; do echo "== $$script"; $(PY) -m benchmarks.$$(basename $$script .py); done
+	@missed=; for name in $(FIGURES); do echo "== $$name"; $(PY) -m benchmarks.$$name || missed="$$missed $$name"; done; \
+	if [ -n "$$missed" ]; then echo "a goal was missed or a script failed:$$missed"; exit 1; fi
+
+# Learning, hours on two cores. Each can be stopped and started again.
+EXPERIMENTS := privacy_ci_tier learning arms raro reputation
+experiments: setup
+	@set -e; for name in $(EXPERIMENTS); do echo "== $$name"; $(PY) -m benchmarks.$$name; done
 
 quickstart: setup
 	$(PY) -m pipelinerl.launch +domain=privacy_hopqa hardware=cpu output_dir=$(OUT) $(ARGS)

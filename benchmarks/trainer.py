@@ -1,0 +1,159 @@
+"""Training tokens per second on a CPU beside a plain loop: `python -m benchmarks.trainer [--sizes 1M 5M]`.
+
+One optimizer step is 8 texts of 512 tokens, float32, one thread unless `--threads` says otherwise. *Ours*
+is `Learner.accumulate` and `apply` on packed micro-batches: ratios, clipping, entropy, statistics and all.
+*Plain* is what one would write first: transformers' forward on padded rows with its own attention, logits
+of all tokens, log_softmax, the policy gradient, AdamW. Both are also measured on texts of very different
+lengths (log-normal, mean 256), where padding costs. Steps of both alternate; ratios are medians of pairs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks._figures import Figure, at_least, report
+from benchmarks.engine import SIZES, build_model
+from pipelinerl.finetune.data import MASKED_TOKEN_ID
+from pipelinerl.finetune.model import load_model
+from pipelinerl.finetune.optimiser import build_optimiser
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.schedulers import build_scheduler
+from pipelinerl.finetune.step import Learner
+from pipelinerl.finetune.targets import targets_of
+from pipelinerl.preprocess.assemble import assemble_step
+from pipelinerl.preprocess.ready import ReadyText
+
+PROMPT = 64
+SEQ_LENGTH = 2048
+LEARNING_RATE = 1e-5
+
+
+def texts_of(lengths: Sequence[int], vocab: int) -> list[ReadyText]:
+    """One random text per length; all but the prompt is trained on."""
+    rng = np.random.default_rng(0)
+    made = []
+    for index, length in enumerate(lengths):
+        ids = rng.integers(0, vocab, length).astype(np.int32)
+        labels = ids.copy()
+        labels[: min(PROMPT, length // 2)] = MASKED_TOKEN_ID
+        sampled = int((labels != MASKED_TOKEN_ID).sum())
+        made.append(
+            ReadyText(
+                group_id="g",
+                rollout_index=index,
+                step_index=0,
+                input_ids=ids,
+                labels=labels,
+                logprobs=np.full(sampled, -np.log(vocab), np.float32),
+                ref_logprobs=np.full(sampled, -np.log(vocab), np.float32),
+                versions=np.zeros(sampled, np.int32),
+                reward=float(index % 2),
+                advantage=1.0 if index % 2 else -1.0,
+                group_tokens=float(sum(lengths)),
+                overflow=False,
+                loss_weight=1.0,
+                role=None,
+                situation=None,
+            )
+        )
+    return made
+
+
+def our_step(model: PreTrainedModel, texts: Sequence[ReadyText]) -> Callable[[], None]:
+    """One optimizer step of the trainer, batches already assembled as preprocess delivers them."""
+    rl = RLConfig(epsilon_high=4.0)
+    optimiser = build_optimiser(model, learning_rate=LEARNING_RATE)
+    learner = Learner(model, optimiser, build_scheduler(optimiser, "constant", 0, 1), rl, Ranks())
+    batches = assemble_step(list(texts), 0, SEQ_LENGTH)[0]
+
+    def step() -> None:
+        for batch in batches:
+            learner.accumulate(batch, targets_of(batch, rl), Coefficients(0.0, 0.0))
+        learner.apply()
+
+    return step
+
+
+def plain_step(model: PreTrainedModel, texts: Sequence[ReadyText]) -> Callable[[], None]:
+    """The same texts as padded rows, full logits and the policy gradient."""
+    longest = max(len(text.input_ids) for text in texts)
+    ids = torch.zeros(len(texts), longest, dtype=torch.int64)
+    labels = torch.full_like(ids, MASKED_TOKEN_ID)
+    mask = torch.zeros_like(ids)
+    for row, text in enumerate(texts):
+        length = len(text.input_ids)
+        ids[row, :length] = torch.from_numpy(text.input_ids.astype(np.int64))
+        labels[row, :length] = torch.from_numpy(text.labels.astype(np.int64))
+        mask[row, :length] = 1
+    advantage = torch.tensor([[text.advantage] for text in texts])
+    optimiser = torch.optim.AdamW(model.parameters(), lr=LEARNING_RATE)
+
+    def step() -> None:
+        logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1]
+        target = labels[:, 1:]
+        logprobs = logits.log_softmax(-1).gather(2, target.clamp(min=0)[..., None])[..., 0]
+        (-(logprobs * advantage * (target >= 0)).sum() / len(texts)).backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 0.3)
+        optimiser.step()
+        optimiser.zero_grad(set_to_none=True)
+
+    return step
+
+
+def seconds(step: Callable[[], None]) -> float:
+    """Of one call."""
+    started = time.perf_counter()
+    step()
+    return time.perf_counter() - started
+
+
+def compare(folder: Path, lengths: Sequence[int], rounds: int) -> tuple[float, float, float]:
+    """Tokens per second of ours and of the plain loop, and the median ratio of neighbouring steps."""
+    plain_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
+    texts = texts_of(lengths, plain_model.config.vocab_size)
+    ours, plain = our_step(load_model(folder), texts), plain_step(plain_model, texts)
+    ours(), plain()
+    pairs = [(seconds(ours), seconds(plain)) for _ in range(rounds)]
+    tokens = sum(lengths)
+    best = [tokens / min(column) for column in zip(*pairs, strict=True)]
+    return best[0], best[1], statistics.median(slow / fast for fast, slow in pairs)
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, print, write `benchmarks/results/trainer.json`."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--sizes", nargs="+", default=["1M", "5M"], choices=sorted(SIZES))
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--threads", type=int, default=1)
+    options = parser.parse_args(argv)
+    torch.set_num_threads(options.threads)
+    varied = np.random.default_rng(1).lognormal(np.log(200), 0.7, 16).clip(32, 2000).astype(int).tolist()
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as temporary:
+        for size in options.sizes:
+            folder = Path(temporary) / size
+            build_model(size, folder)
+            for name, lengths in (("8 x 512", [512] * 8), ("varied lengths", varied)):
+                ours, plain, ratio = compare(folder, lengths, options.rounds)
+                figures += [
+                    Figure(f"{size}, {name}: ours", ours, "tok/s"),
+                    Figure(f"{size}, {name}: plain loop", plain, "tok/s"),
+                    at_least(f"{size}, {name}: ratio", ratio, "x", 1.0),
+                ]
+    return min(1, report("trainer", figures, {"threads": options.threads, "rounds": options.rounds}))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
