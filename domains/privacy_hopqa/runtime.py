@@ -15,9 +15,10 @@ from omegaconf import DictConfig
 from domains.privacy_hopqa.audit import AuditLog
 from domains.privacy_hopqa.prompts import PromptSet, load_prompts
 from domains.privacy_hopqa.scoring import EmbeddedScorer, Scorer, ServiceScorer
-from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of_run
 from domains.privacy_hopqa.traces import Traces
 from domains.privacy_hopqa.transport import JsonClient, Retries, Unavailable, with_retries
+from pipelinerl.per_tree import PerTree
 from retrieval_server.access import TOKEN_VARIABLE
 
 HEALTH_RETRIES = Retries()
@@ -43,9 +44,6 @@ class Runtime:
         return ServiceScorer(JsonClient(self.score_url, session, self.score_timeout_s))
 
 
-_RUNTIMES: dict[int, tuple[DictConfig, Runtime]] = {}
-
-
 async def runtime_of(
     cfg: DictConfig, settings: PrivacyHopQASettings, session: aiohttp.ClientSession
 ) -> Runtime:
@@ -54,18 +52,15 @@ async def runtime_of(
     Raises ValueError for a missing address or a service that serves another world, TransportFailure if it
     does not answer.
     """
-    cached = _RUNTIMES.get(id(cfg))
-    if cached is None or cached[0] is not cfg:
-        _RUNTIMES.clear()
-        cached = _RUNTIMES[id(cfg)] = (cfg, _make(cfg, settings))
-    runtime = cached[1]
+    runtime = _RUNTIMES.of(cfg)
     if not runtime.fingerprint_checked:
         await check_fingerprint(runtime.helper_url, settings, session)
         runtime.fingerprint_checked = True
     return runtime
 
 
-def _make(cfg: DictConfig, settings: PrivacyHopQASettings) -> Runtime:
+def _make(cfg: DictConfig) -> Runtime:
+    settings = settings_of_run(cfg)
     if settings.helper_service_url is None:
         raise ValueError(
             "privacy_hopqa.helper_service_url is null and no embedded retrieval server was started; "
@@ -81,6 +76,9 @@ def _make(cfg: DictConfig, settings: PrivacyHopQASettings) -> Runtime:
         score_url=settings.privacy_reward_service_url,
         score_timeout_s=settings.privacy_reward_timeout_s,
     )
+
+
+_RUNTIMES = PerTree(_make)
 
 
 def helper_headers() -> dict[str, str]:

@@ -18,6 +18,8 @@ from pydantic import (
     model_validator,
 )
 
+from pipelinerl.per_tree import PerTree
+
 Probability = Field(ge=0.0, le=1.0)
 
 REPLACED_KEYS = {
@@ -229,16 +231,12 @@ def settings_of(cfg: DictConfig) -> PrivacyHopQASettings:
     return parse_settings({} if block is None else OmegaConf.to_container(block, resolve=True))
 
 
-_PARSED: dict[int, tuple[DictConfig, PrivacyHopQASettings]] = {}
+_PARSED = PerTree(settings_of)
 
 
 def settings_of_run(cfg: DictConfig) -> PrivacyHopQASettings:
     """`settings_of` for a tree that does not change any more, parsed once."""
-    cached = _PARSED.get(id(cfg))
-    if cached is None or cached[0] is not cfg:
-        _PARSED.clear()
-        cached = _PARSED[id(cfg)] = (cfg, settings_of(cfg))
-    return cached[1]
+    return _PARSED.of(cfg)
 
 
 def parse_settings(values: Any) -> PrivacyHopQASettings:

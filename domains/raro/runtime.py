@@ -13,6 +13,7 @@ from domains.raro.config import RaroSettings, settings_of
 from domains.raro.pairs import PairBuffer
 from domains.raro.replay import ReplayBuffer
 from domains.raro.watch import Watch
+from pipelinerl.per_tree import PerTree
 
 FOLDER = "raro"
 WARNINGS = "warnings.jsonl"
@@ -29,16 +30,9 @@ class Runtime:
     watch: Watch
 
 
-_RUNTIMES: dict[int, tuple[DictConfig, Runtime]] = {}
-
-
 def runtime_of(cfg: DictConfig) -> Runtime:
     """The runtime of this tree, made on first use."""
-    cached = _RUNTIMES.get(id(cfg))
-    if cached is None or cached[0] is not cfg:
-        _RUNTIMES.clear()
-        cached = _RUNTIMES[id(cfg)] = (cfg, _make(cfg))
-    return cached[1]
+    return _RUNTIMES.of(cfg)
 
 
 def _make(cfg: DictConfig) -> Runtime:
@@ -50,6 +44,9 @@ def _make(cfg: DictConfig) -> Runtime:
         critic_slots=asyncio.Semaphore(settings.max_critic_requests),
         watch=Watch(output_dir / FOLDER / WARNINGS),
     )
+
+
+_RUNTIMES = PerTree(_make)
 
 
 def replay_path(settings: RaroSettings, output_dir: Path) -> Path:
