@@ -133,3 +133,11 @@ async def play(
     config = settings(**changes)
     loop = AgentLoop(chain, config, load_prompts(config.prompt_set), script, searches or Searches())
     return await loop.run()
+
+
+AUDIT = document(GOLD_LOCAL, "# Audit\n\nIn the audit 15% of stores passed.")
+REGION = document(GOLD_WEB, "# Regions\n\nNorthmere reports 15% coverage.")
+
+
+def others(count: int, kind: str = "web/1") -> list:
+    return [document(f"{kind}{n}") for n in range(count)]
