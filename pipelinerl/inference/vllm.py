@@ -1,18 +1,20 @@
-"""Everything about starting vLLM that depends on its version: the command line and the environment.
+"""Everything about vLLM that depends on its version: command line, environment, weight-transfer messages.
 
-No other module branches on the kind or version of an engine, and this one imports no vLLM.
+No other module branches on the kind or version of an engine, and importing this one imports no vLLM.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from importlib import metadata
+from importlib import import_module, metadata
 from typing import Any
 
 OLDEST = (0, 26)
 SCALE_OUT_SINCE = (0, 32)
+PACKED_AT_INIT_SINCE = (0, 32)
 DEFAULT_VERSION = "0.32.0"
 """Flags are written for this version where vLLM is not installed, as in a dry run."""
 
@@ -44,6 +46,17 @@ class VllmVersion:
     def has_scale_out(self) -> bool:
         """Whether token-in/token-out routes need `--enable-scale-out`."""
         return (self.major, self.minor) >= SCALE_OUT_SINCE
+
+    @property
+    def packed_at_init(self) -> bool:
+        """Whether the packing of NCCL broadcasts is agreed on once, in `init_info`.
+
+        Before, it is part of each `update_info`. Each version refuses the other's place.
+        """
+        return (self.major, self.minor) >= PACKED_AT_INIT_SINCE
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}"
 
 
 def installed_version() -> str | None:
@@ -105,7 +118,11 @@ def kwargs_problems(kwargs: Mapping[str, Any]) -> list[str]:
 
 
 def serve_argv(options: VllmOptions) -> list[str]:
-    """`vllm serve MODEL ...` for one engine. User flags come last and win over the fixed ones."""
+    """The API server for one engine. User flags come last and win over the fixed ones.
+
+    It is started as a module of this interpreter, which is what `vllm serve` does: a `vllm` found on the PATH
+    may belong to another environment. Several front-ends need the command itself.
+    """
     flags: dict[str, Any] = {
         "served-model-name": options.served_model_name,
         "host": options.host,
@@ -129,7 +146,11 @@ def serve_argv(options: VllmOptions) -> list[str]:
             flags[name] = {**flags.get(name, {}), **value}
         else:
             flags[name] = value
-    argv = ["vllm", "serve", options.model]
+    argv = [sys.executable, "-m"]
+    if int(flags.get("api-server-count") or 1) > 1 or int(flags.get("data-parallel-size") or 1) > 1:
+        argv += ["vllm.entrypoints.cli.main", "serve", options.model]
+    else:
+        argv += ["vllm.entrypoints.openai.api_server", "--model", options.model]
     for name, value in flags.items():
         argv += flag(name, value)
     return argv
@@ -142,3 +163,27 @@ def serve_env(gpus: Sequence[str]) -> dict[str, str]:
         "VLLM_SERVER_DEV_MODE": "1",  # the weight-update routes exist only then
         "VLLM_NO_USAGE_STATS": "1",
     }
+
+
+def packing(buffer_bytes: int, buffers: int) -> dict[str, Any]:
+    """How NCCL broadcasts are packed, in the words of every version."""
+    return {"packed": True, "packed_buffer_size_bytes": buffer_bytes, "packed_num_buffers": buffers}
+
+
+def trainer_endpoint() -> Callable[[dict[str, Any]], Any]:
+    """vLLM's own function with which a trainer joins the group of its stock NCCL back-end, as rank 0.
+
+    It takes `master_address`, `master_port` and `world_size`, blocks until every engine has joined, uses the
+    current CUDA device and returns the communicator. ImportError, with what to do, where there is no vLLM.
+    """
+    try:
+        engine = import_module("vllm.distributed.weight_transfer.nccl_engine").NCCLWeightTransferEngine
+        static = getattr(engine, "trainer_init", None)  # until 0.31
+        common = import_module("vllm.distributed.weight_transfer.nccl_common")
+    except ImportError as error:
+        raise ImportError(
+            f"weights.transport=nccl: the trainer cannot import vLLM ({error}); "
+            "install pipelinerl[vllm] in its environment or set weights.transport=file"
+        ) from error
+    endpoint: Callable[[dict[str, Any]], Any] = static or common.trainer_init
+    return endpoint

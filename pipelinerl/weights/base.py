@@ -1,6 +1,6 @@
 """What the publisher needs from a transport: one interface for files, NCCL and whatever comes later."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -20,11 +20,30 @@ class StagedUpdate:
     """Name to (shape, dtype), which must be the same for every version of a run."""
 
 
+@dataclass(frozen=True, slots=True)
+class Member:
+    """An engine as a transport sees it."""
+
+    url: str
+    ranks: int
+    """Processes of the engine that hold weights: tensor x pipeline x data parallel."""
+    version: str | None
+    """What the engine says about its own version; None from one that has no such route."""
+
+
+class TransportError(RuntimeError):
+    """The transport could not send or join, within its deadline or at all."""
+
+
 class Transport(Protocol):
     """Moves the tensors of one version to every participating engine."""
 
-    def init_info(self, world_sizes: list[int]) -> list[dict[str, Any]]:
-        """`init_info` for each engine, given the ranks each of them has."""
+    collective: bool
+    """Whether all engines take part in each transfer together: one that is missing stops the others, and a
+    change of membership needs a new rendezvous of everybody."""
+
+    def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
+        """`init_info` for each engine; begins a new rendezvous."""
         ...
 
     def join(self, deadline_s: float) -> None:
@@ -37,6 +56,10 @@ class Transport(Protocol):
 
     def send(self, staged: StagedUpdate, deadline_s: float) -> None:
         """Runs while the engines are in /update_weights; nothing to do when they read by themselves."""
+        ...
+
+    def abort(self) -> None:
+        """Free a `send` or `join` that hangs, from another thread; a new rendezvous is needed afterwards."""
         ...
 
     def close(self) -> None:

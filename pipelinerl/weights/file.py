@@ -2,14 +2,14 @@
 
 import os
 import shutil
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import save
 
-from pipelinerl.weights.base import NamedTensor, StagedUpdate
+from pipelinerl.weights.base import Member, NamedTensor, StagedUpdate
 from pipelinerl.weights.checksum import checksum
 from pipelinerl.weights.directory import SHARED_MEMORY
 
@@ -19,14 +19,16 @@ VERSIONS_KEPT = 2
 class FileTransport:
     """Writes each version to `directory`, in `dtype`; works for any engine that sees the same file system."""
 
+    collective = False
+
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
         self.directory = directory
         self.dtype = dtype
         self._written: list[Path] = []
 
-    def init_info(self, world_sizes: list[int]) -> list[dict[str, Any]]:
+    def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """Nothing to agree on."""
-        return [{} for _ in world_sizes]
+        return [{} for _ in members]
 
     def join(self, deadline_s: float) -> None:
         """No rendezvous."""
@@ -50,6 +52,9 @@ class FileTransport:
 
     def send(self, staged: StagedUpdate, deadline_s: float) -> None:
         """The engines read the file themselves."""
+
+    def abort(self) -> None:
+        """Nothing here ever waits."""
 
     def close(self) -> None:
         """Remove what was written, and the folder if it lies in shared memory."""

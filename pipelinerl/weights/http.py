@@ -1,7 +1,9 @@
 """Blocking JSON over HTTP for the publisher, with a deadline on every call."""
 
+import contextlib
 import http.client
 import json
+import socket
 from typing import Any
 from urllib.parse import urlsplit
 
@@ -15,25 +17,69 @@ class CallFailed(RuntimeError):
         self.body = body
 
 
+class EngineConnection:
+    """One connection to an engine, kept open over several calls; for one thread, except `cut`."""
+
+    def __init__(self, url: str) -> None:
+        parts = urlsplit(url)
+        self._prefix = parts.path.rstrip("/")
+        self._http = http.client.HTTPConnection(parts.hostname or "", parts.port or 80)
+        self._cut = False
+
+    def open(self, deadline_s: float) -> None:
+        """Connect now, so that the next call need not; CallFailed if nobody listens."""
+        self._http.timeout = deadline_s
+        try:
+            self._http.connect()
+        except OSError as error:
+            raise CallFailed(None, f"connect: {type(error).__name__}: {error}") from None
+
+    def call(self, method: str, path: str, deadline_s: float, body: bytes | None = None) -> bytes:
+        """The body of the 200 answer; CallFailed otherwise. Connects again after a lost connection."""
+        connection = self._http
+        connection.timeout = deadline_s
+        if connection.sock is not None:
+            connection.sock.settimeout(deadline_s)
+        headers = {} if body is None else {"Content-Type": "application/json"}
+        try:
+            connection.request(method, self._prefix + path, body=body, headers=headers)
+            answer = connection.getresponse()
+            content = answer.read()
+        except TimeoutError:
+            connection.close()
+            raise CallFailed(None, f"{method} {path}: no answer within {deadline_s:g} s") from None
+        except (OSError, http.client.HTTPException) as error:
+            connection.close()
+            reason = "given up" if self._cut else f"{type(error).__name__}: {error}"
+            raise CallFailed(None, f"{method} {path}: {reason}") from None
+        if answer.status != 200:
+            raise CallFailed(answer.status, " ".join(content[:1000].decode(errors="replace").split()))
+        return content
+
+    def cut(self) -> None:
+        """End a call that another thread is in; it fails at once."""
+        self._cut = True
+        sock = self._http.sock
+        if sock is not None:
+            with contextlib.suppress(OSError):  # it may be closed already
+                sock.shutdown(socket.SHUT_RDWR)
+
+    def close(self) -> None:
+        self._http.close()
+
+
+def encode(body: Any) -> bytes:
+    """JSON of a request."""
+    return json.dumps(body).encode()
+
+
 def call(method: str, url: str, path: str, deadline_s: float, body: Any = None) -> bytes:
-    """The body of the 200 answer of `url` + `path`; CallFailed otherwise."""
-    parts = urlsplit(url)
-    connection = http.client.HTTPConnection(parts.hostname or "", parts.port or 80, timeout=deadline_s)
+    """The body of the 200 answer of `url` + `path` over a connection of its own; CallFailed otherwise."""
+    connection = EngineConnection(url)
     try:
-        data = None if body is None else json.dumps(body).encode()
-        headers = {"Connection": "close"} | ({} if data is None else {"Content-Type": "application/json"})
-        connection.request(method, parts.path.rstrip("/") + path, body=data, headers=headers)
-        answer = connection.getresponse()
-        content = answer.read()
-    except TimeoutError:
-        raise CallFailed(None, f"{method} {path}: no answer within {deadline_s:g} s") from None
-    except (OSError, http.client.HTTPException) as error:
-        raise CallFailed(None, f"{method} {path}: {type(error).__name__}: {error}") from None
+        return connection.call(method, path, deadline_s, None if body is None else encode(body))
     finally:
         connection.close()
-    if answer.status != 200:
-        raise CallFailed(answer.status, " ".join(content[:1000].decode(errors="replace").split()))
-    return content
 
 
 def get_json(url: str, path: str, deadline_s: float) -> Any:

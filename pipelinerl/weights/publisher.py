@@ -7,37 +7,25 @@ only as a new process. On any error nothing may be announced.
 
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
 from pipelinerl.inference.answers import read_prompt_logprobs
-from pipelinerl.weights.base import NamedTensor, StagedUpdate, Transport
-from pipelinerl.weights.http import CallFailed, call, get_json
+from pipelinerl.weights.base import Member, NamedTensor, StagedUpdate, Transport, TransportError
+from pipelinerl.weights.exchange import Exchange, PublishDeadlines, in_thread
+from pipelinerl.weights.http import CallFailed, call, encode, get_json
+
+__all__ = ["PublishDeadlines", "Publisher", "SenderStuck", "UpdateReport", "WeightUpdateError"]
 
 KvPolicy = Literal["keep", "recompute"]
-TRIES = 3
-"""Attempts at the idempotent steps, pause and resume, after an HTTP error."""
 BYTES_PER_SECOND = 1e9
 """Slowest transport that still counts as working."""
 READY_INTERVAL_S = 0.1
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PublishDeadlines:
-    """Seconds each step may take."""
-
-    health_s: float = 2.0
-    init_s: float = 900.0
-    pause_s: float = 30.0
-    start_s: float = 30.0
-    update_s: float = 30.0
-    """Beside one second for each GB."""
-    finish_s: float = 60.0
-    resume_s: float = 10.0
-    parity_s: float = 60.0
+START_TIME = "process_start_time_seconds"
+"""Metric by which an engine that reports no label is recognised as a new process."""
 
 
 class WeightUpdateError(RuntimeError):
@@ -49,6 +37,10 @@ class WeightUpdateError(RuntimeError):
         super().__init__(f"weight update failed at {step} of {engine}: {body}{lost}")
 
 
+class SenderStuck(RuntimeError):
+    """A transfer could not be ended even by aborting it; only a new trainer process helps."""
+
+
 @dataclass(slots=True)
 class UpdateReport:
     """What one update took."""
@@ -56,11 +48,13 @@ class UpdateReport:
     version: int
     bytes: int
     seconds: dict[str, float] = field(default_factory=dict)
-    """Longest time of each step over the engines; `stage` and `total` are the publisher's own."""
+    """Longest time of each step over the engines; `stage`, `send` and `total` are the publisher's own."""
     paused_s: dict[str, float] = field(default_factory=dict)
     """Per engine, from sending the pause to the answer of resume."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Engines that did not take part, with the reason."""
+    joined: list[str] = field(default_factory=list)
+    """Engines that were new and agreed on the transport just before."""
 
 
 class Publisher:
@@ -82,11 +76,11 @@ class Publisher:
         """Last version that every participant confirmed."""
         self.broken: set[str] = set()
         self._transport = transport
-        self._clear_cache = "true" if kv == "recompute" else "false"
+        self._clear_cache = kv == "recompute"
         self._deadlines = deadlines or PublishDeadlines()
-        self._initialised: set[str] = set()
+        self._initialised: dict[str, float | None] = {}
+        """Engines that agreed on the transport, with the start time of their process if they say it."""
         self._layout: dict[str, tuple[tuple[int, ...], str]] | None = None
-        self._pool = ThreadPoolExecutor(len(self.engine_urls) + 1, thread_name_prefix="publish")
 
     def wait_ready(self, deadline_s: float) -> None:
         """Until every engine is healthy, then agree on the transport with all of them."""
@@ -115,9 +109,14 @@ class Publisher:
         self._check_layout(staged)
         report.bytes = staged.bytes
         report.seconds["stage"] = time.perf_counter() - started
-        exchanges = [_Exchange(url, self._deadlines, self._clear_cache) for url in participants]
-        self._pause(exchanges, report)
-        self._transfer([one for one in exchanges if one.paused_at], staged, version, report)
+        update_body = encode({"update_info": staged.info})
+        exchanges = [Exchange(url, self._deadlines, self._clear_cache) for url in participants]
+        try:
+            self._pause(exchanges, report)
+            self._transfer([one for one in exchanges if one.paused_at], staged, update_body, report)
+        finally:
+            for one in exchanges:
+                one.close()
         report.seconds["total"] = time.perf_counter() - started
         self.version = version
         return report
@@ -126,13 +125,7 @@ class Publisher:
         """Healthy engines that do not have the last published version, such as one started again."""
         if self.version is None:
             return []
-        candidates = [url for url in self.engine_urls if not self._health_problem(url)]
-        return [
-            url
-            for url in candidates
-            if self._label(url) not in (None, str(self.version))
-            and (url not in self.broken or self._is_new(url))
-        ]
+        return [url for url in self.engine_urls if not self._health_problem(url) and self._is_stale(url)]
 
     def prompt_logprobs(self, token_ids: np.ndarray) -> dict[str, np.ndarray]:
         """For each participating engine, float32 [P - 1]: log-probabilities of prompt tokens 1 … P - 1."""
@@ -141,7 +134,7 @@ class Publisher:
         body = {"token_ids": prompt.tolist(), "sampling_params": sampling, "stream": False}
         urls = [url for url in self.engine_urls if url in self._initialised]
         futures = [
-            self._pool.submit(call, "POST", url, "/inference/v1/generate", self._deadlines.parity_s, body)
+            in_thread(call, "POST", url, "/inference/v1/generate", self._deadlines.parity_s, body)
             for url in urls
         ]
         scores = {}
@@ -155,11 +148,10 @@ class Publisher:
     def mark_broken(self, url: str) -> None:
         """Never talk to this process again; a new one at the same URL is admitted."""
         self.broken.add(url)
-        self._initialised.discard(url)
+        self._initialised.pop(url, None)
 
     def close(self) -> None:
-        """Give up threads and files."""
-        self._pool.shutdown(wait=False, cancel_futures=True)
+        """Give up files and connections."""
         self._transport.close()
 
     def _participants(self, report: UpdateReport) -> list[str]:
@@ -171,62 +163,84 @@ class Publisher:
                 problem = "broken by a failed update and not restarted yet"
             if problem:
                 report.excluded[url] = problem
-                self._initialised.discard(url)
+                self._initialised.pop(url, None)
                 continue
             found.append(url)
-            restarted = self.version is not None and self._label(url) == "default"
-            if restarted or url not in self._initialised:
+            if url not in self._initialised or self._restarted(url):
                 new.append(url)
         if not found:
             reasons = "; ".join(f"{url}: {reason}" for url, reason in report.excluded.items())
             raise WeightUpdateError(self.engine_urls[0], "health", f"no engine can take part ({reasons})")
+        if self._transport.collective and (new or set(found) != set(self._initialised)):
+            new = found
         if new:
             self._initialise(new)
+        report.joined = new
         return found
 
     def _initialise(self, urls: list[str]) -> None:
         """Rendezvous of the engines and the publisher, all at the same time."""
-        health, deadline = self._deadlines.health_s, self._deadlines.init_s
+        deadline = self._deadlines.init_s
         try:
-            sizes = [get_json(url, "/get_world_size", health)["world_size"] for url in urls]
-        except CallFailed as error:
-            raise WeightUpdateError(urls[0], "get_world_size", str(error)) from error
-        joined = self._pool.submit(self._transport.join, deadline)
-        futures = [
-            self._pool.submit(
-                call, "POST", url, "/init_weight_transfer_engine", deadline, {"init_info": info}
-            )
-            for url, info in zip(urls, self._transport.init_info(sizes), strict=True)
-        ]
-        for url, future in zip(urls, futures, strict=True):
-            try:
-                future.result(deadline)
-            except (CallFailed, TimeoutError) as error:
-                raise WeightUpdateError(url, "init_weight_transfer_engine", str(error)) from error
-        joined.result(deadline)
-        self._initialised.update(urls)
+            infos = self._transport.init_info([self._member(url) for url in urls])
+        except (CallFailed, TransportError) as error:
+            raise WeightUpdateError(urls[0], "init_weight_transfer_engine", str(error)) from error
+        joined = in_thread(self._transport.join, deadline)
+        path = "/init_weight_transfer_engine"
+        futures = {
+            in_thread(call, "POST", url, path, deadline, {"init_info": info}): url
+            for url, info in zip(urls, infos, strict=True)
+        }
+        pending: set[Future[Any]] = {joined, *futures}
+        end = time.monotonic() + deadline
+        while pending:
+            done, pending = wait(pending, max(0.0, end - time.monotonic()), return_when=FIRST_COMPLETED)
+            failed = next((one for one in done if one.exception() is not None), None)
+            if failed is None and done:
+                continue
+            if failed is None and not pending:
+                break
+            # Whoever is still in the rendezvous waits for one that does not come.
+            self._transport.abort()
+            stuck = [url for future, url in futures.items() if future in pending]
+            for url in stuck if self._transport.collective else ():
+                self.mark_broken(url)
+            url = next((url for future, url in futures.items() if future is failed), "the trainer")
+            reason = f"no answer within {deadline:g} s" if failed is None else str(failed.exception())
+            raise WeightUpdateError(url, "init_weight_transfer_engine", reason, stuck)
+        for url in urls:
+            self._initialised[url] = self._started_at(url)
         self.broken.difference_update(urls)
 
-    def _pause(self, exchanges: list["_Exchange"], report: UpdateReport) -> None:
-        """Step 1. A lost engine is excluded; one that refuses ends the update, the others are resumed."""
-        self._each(exchanges, _Exchange.pause)
+    def _pause(self, exchanges: list[Exchange], report: UpdateReport) -> None:
+        """Step 1. A lost engine is excluded; one that refuses ends the update, the others are resumed.
+
+        A transport that needs everybody cannot do without the lost one either.
+        """
+        self._each(exchanges, Exchange.pause)
         refused = next((one for one in exchanges if one.error and one.error.status is not None), None)
         paused = [one for one in exchanges if one.error is None]
-        for one in exchanges:
-            if one.error is not None:
-                report.excluded[one.url] = str(one.error)
+        lost = [one for one in exchanges if one.error is not None]
+        if refused is None and lost and self._transport.collective:
+            refused = lost[0]
+        for one in lost:
+            report.excluded[one.url] = str(one.error)
         if refused is not None or not paused:
-            self._each(paused, _Exchange.resume)
+            self._each(paused, Exchange.resume)
             culprit = refused or exchanges[0]
             raise WeightUpdateError(culprit.url, culprit.step, str(culprit.error))
 
     def _transfer(
-        self, exchanges: list["_Exchange"], staged: StagedUpdate, version: int, report: UpdateReport
+        self, exchanges: list[Exchange], staged: StagedUpdate, update_body: bytes, report: UpdateReport
     ) -> None:
         """Steps 2 to 5: each engine on its own thread, the transport's send on another."""
         deadline = self._deadlines.update_s + staged.bytes / BYTES_PER_SECOND
-        sent = self._pool.submit(self._transport.send, staged, deadline)
-        self._each(exchanges, lambda one: one.transfer(staged.info, version, deadline))
+        self._each(exchanges, Exchange.start)
+        failure: BaseException | None = None
+        if not (self._transport.collective and any(one.error for one in exchanges)):
+            sent = in_thread(self._timed_send, staged, deadline, report)
+            futures = [in_thread(one.complete, update_body, report.version, deadline) for one in exchanges]
+            failure = self._finish_or_abort(exchanges, futures, sent)
         for one in exchanges:
             for step, seconds in one.seconds.items():
                 report.seconds[step] = max(seconds, report.seconds.get(step, 0.0))
@@ -234,14 +248,51 @@ class Publisher:
         broken = [one.url for one in exchanges if not one.finished]
         for url in broken:
             self.mark_broken(url)
+        if failure is not None and self._transport.collective:
+            self._initialised.clear()
         for one in exchanges:
-            if one.error is not None:
-                raise WeightUpdateError(one.url, one.step, str(one.error), broken)
-        sent.result(deadline)
+            if one.error is not None and not one.was_cut:
+                raise WeightUpdateError(one.url, one.step, str(one.error), broken) from failure
+        if failure is not None:
+            raise WeightUpdateError("the trainer", "send", str(failure), broken) from failure
 
-    def _each(self, exchanges: list["_Exchange"], step: Callable[["_Exchange"], None]) -> None:
+    def _timed_send(self, staged: StagedUpdate, deadline_s: float, report: UpdateReport) -> None:
+        started = time.perf_counter()
+        self._transport.send(staged, deadline_s)
+        report.seconds["send"] = time.perf_counter() - started
+
+    def _finish_or_abort(
+        self, exchanges: list[Exchange], futures: list[Future[None]], sent: Future[None]
+    ) -> BaseException | None:
+        """Wait for sender and engines; the failure of one ends the others where all depend on all.
+
+        Returns what the sender died of, if it did. Raises SenderStuck when it cannot be freed.
+        """
+        pending: set[Future[None]] = {sent, *futures}
+        given_up = False
+        while pending - {sent}:
+            done, pending = wait(pending, return_when=FIRST_COMPLETED)
+            failed = sent in done and sent.exception() is not None
+            failed = failed or any(one.error is not None and not one.finished for one in exchanges)
+            if failed and self._transport.collective and not given_up:
+                given_up = True
+                self._transport.abort()
+                for one in exchanges:
+                    if one.step == "update" and one.error is None:
+                        one.cut()
+        limit = self._deadlines.abort_s
+        if not wait([sent], limit).done:
+            self._transport.abort()
+            if not wait([sent], limit).done:
+                raise SenderStuck(
+                    f"the sender of version weights does not end {limit:g} s after its transfer was aborted; "
+                    "the trainer has to be started again"
+                )
+        return sent.exception()
+
+    def _each(self, exchanges: list[Exchange], step: Callable[[Exchange], None]) -> None:
         """Run a step for all engines at the same time; every call inside has its own deadline."""
-        for future in [self._pool.submit(step, one) for one in exchanges]:
+        for future in [in_thread(step, one) for one in exchanges]:
             future.result()
 
     def _check_layout(self, staged: StagedUpdate) -> None:
@@ -271,60 +322,41 @@ class Publisher:
         except CallFailed:
             return False
 
+    def _is_stale(self, url: str) -> bool:
+        if url in self.broken and not self._is_new(url):
+            return False
+        label = self._label(url)
+        if label is not None:
+            return label != str(self.version)
+        return url not in self._initialised or self._restarted(url)
+
+    def _restarted(self, url: str) -> bool:
+        """Whether the process at `url` is another one than the one that was initialised."""
+        if self.version is not None and self._label(url) == "default":
+            return True
+        return self._started_at(url) != self._initialised[url]
+
+    def _started_at(self, url: str) -> float | None:
+        """When the engine's process started, in seconds since 1970; None from an engine that does not say."""
+        try:
+            metrics = call("GET", url, "/metrics", self._deadlines.health_s).decode(errors="replace")
+        except CallFailed:
+            return None
+        values = [line.split()[-1] for line in metrics.splitlines() if line.startswith(START_TIME)]
+        return float(values[0]) if values else None
+
+    def _member(self, url: str) -> Member:
+        health = self._deadlines.health_s
+        ranks = int(get_json(url, "/get_world_size", health)["world_size"])
+        try:
+            version = str(get_json(url, "/version", health)["version"])
+        except (CallFailed, KeyError):
+            version = None
+        return Member(url, ranks, version)
+
     def _label(self, url: str) -> str | None:
         """Version label in force; None from an engine that does not say."""
         try:
             return get_json(url, "/weight_info", self._deadlines.health_s)["weight_version"]
         except CallFailed:
             return None
-
-
-class _Exchange:
-    """The protocol with one engine: where it stands, how long each step took, what went wrong."""
-
-    def __init__(self, url: str, deadlines: PublishDeadlines, clear_cache: str) -> None:
-        self.url = url
-        self.step = ""
-        self.seconds: dict[str, float] = {}
-        self.error: CallFailed | None = None
-        self.paused_at = 0.0
-        self.paused_s = 0.0
-        self.finished = False
-        self._deadlines = deadlines
-        self._clear_cache = clear_cache
-
-    def pause(self) -> None:
-        self.paused_at = time.perf_counter()
-        path = f"/pause?mode=keep&clear_cache={self._clear_cache}"
-        if not self._do("pause", path, self._deadlines.pause_s, tries=TRIES):
-            self.paused_at = 0.0
-
-    def transfer(self, info: dict[str, Any], version: int, update_deadline_s: float) -> None:
-        limits = self._deadlines
-        if not self._do("start", "/start_weight_update", limits.start_s):
-            return
-        if not self._do("update", "/update_weights", update_deadline_s, {"update_info": info}):
-            return
-        label = {"weight_version": str(version)}
-        if not self._do("finish", "/finish_weight_update", limits.finish_s, label):
-            return
-        self.finished = True
-        self.resume()
-
-    def resume(self) -> None:
-        self._do("resume", "/resume", self._deadlines.resume_s, tries=TRIES)
-        self.paused_s = time.perf_counter() - self.paused_at
-
-    def _do(self, step: str, path: str, deadline_s: float, body: Any = None, *, tries: int = 1) -> bool:
-        """One call; True on 200. An HTTP error is tried again `tries` times, a lost connection is not."""
-        self.step, started = step, time.perf_counter()
-        for attempt in range(1, tries + 1):
-            try:
-                call("POST", self.url, path, deadline_s, body)
-                self.seconds[step] = time.perf_counter() - started
-                return True
-            except CallFailed as error:
-                if error.status is None or attempt == tries:
-                    self.error = error
-                    return False
-        return False

@@ -121,7 +121,9 @@ def test_every_engine_goes_through_the_protocol_once(engines: Pair, tmp_path: Pa
     for one in engines[0]:
         assert one.calls == ["/init_weight_transfer_engine", *CYCLE]
         assert one.label == "1" and not one.paused
-    assert set(report.seconds) == {"stage", "pause", "start", "update", "finish", "resume", "total"}
+    assert set(report.seconds) == {
+        *("stage", "pause", "start", "update", "send", "finish", "resume", "total")
+    }
     assert set(report.paused_s) == set(engines[1]) and min(report.paused_s.values()) > 0
     assert report.bytes == next(tmp_path.iterdir()).stat().st_size
     publisher.close()

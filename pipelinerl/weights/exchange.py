@@ -1,0 +1,125 @@
+"""The update protocol with one engine: where it stands, how long each step took, what went wrong."""
+
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from pipelinerl.weights.http import CallFailed, EngineConnection, encode
+
+T = TypeVar("T")
+TRIES = 3
+"""Attempts at the idempotent steps, pause and resume, after an HTTP error."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PublishDeadlines:
+    """Seconds each step may take."""
+
+    health_s: float = 2.0
+    init_s: float = 900.0
+    pause_s: float = 30.0
+    start_s: float = 30.0
+    update_s: float = 30.0
+    """Beside one second for each GB."""
+    finish_s: float = 60.0
+    resume_s: float = 10.0
+    parity_s: float = 60.0
+    abort_s: float = 10.0
+    """From aborting a transfer until its sender must be free."""
+
+
+class Exchange:
+    """Pause, start, update, finish, resume of one engine over one connection.
+
+    Every method records a failure in `error` instead of raising it. An engine that was started and has not
+    `finished` may hold half a model.
+    """
+
+    def __init__(self, url: str, deadlines: PublishDeadlines, clear_cache: bool) -> None:
+        self.url = url
+        self.step = ""
+        self.seconds: dict[str, float] = {}
+        self.error: CallFailed | None = None
+        self.paused_at = 0.0
+        """When the pause was asked for; 0 if it was not granted."""
+        self.paused_s = 0.0
+        self.finished = False
+        """The engine has confirmed the new version."""
+        self.was_cut = False
+        self._deadlines = deadlines
+        self._pause_path = f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}"
+        self._connection = EngineConnection(url)
+
+    def pause(self) -> None:
+        """Step 1. The connection is opened before the clock starts."""
+        self.step = "pause"
+        try:
+            self._connection.open(self._deadlines.pause_s)
+        except CallFailed as error:
+            self.error = error
+            return
+        self.paused_at = time.perf_counter()
+        if not self._do("pause", self._pause_path, self._deadlines.pause_s, tries=TRIES):
+            self.paused_at = 0.0
+
+    def start(self) -> None:
+        """Step 2."""
+        self._do("start", "/start_weight_update", self._deadlines.start_s)
+
+    def complete(self, update_body: bytes, version: int, update_deadline_s: float) -> None:
+        """Steps 3 to 5, unless an earlier one failed."""
+        if self.error is not None:
+            return
+        if not self._do("update", "/update_weights", update_deadline_s, update_body):
+            return
+        label = encode({"weight_version": str(version)})
+        if not self._do("finish", "/finish_weight_update", self._deadlines.finish_s, label):
+            return
+        self.finished = True
+        self.resume()
+
+    def resume(self) -> None:
+        """Step 5; also after a pause that led to nothing."""
+        self._do("resume", "/resume", self._deadlines.resume_s, tries=TRIES)
+        self.paused_s = time.perf_counter() - self.paused_at
+
+    def cut(self) -> None:
+        """Make a call under way fail at once, because another engine or the sender failed."""
+        self.was_cut = True
+        self._connection.cut()
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _do(
+        self, step: str, path: str, deadline_s: float, body: bytes | None = None, *, tries: int = 1
+    ) -> bool:
+        """One call; True on 200. An HTTP error is tried again `tries` times, a lost connection is not."""
+        self.step, started = step, time.perf_counter()
+        for attempt in range(1, tries + 1):
+            try:
+                self._connection.call("POST", path, deadline_s, body)
+                self.seconds[step] = time.perf_counter() - started
+                return True
+            except CallFailed as error:
+                if error.status is None or attempt == tries:
+                    self.error = error
+                    return False
+        return False
+
+
+def in_thread(work: Callable[..., T], *arguments: Any) -> Future[T]:
+    """Run `work` in a daemon thread of its own: one that hangs for ever does not keep the process alive."""
+    future: Future[T] = Future()
+
+    def run() -> None:
+        try:
+            future.set_result(work(*arguments))
+        except BaseException as error:  # handed to whoever asks the future
+            future.set_exception(error)
+
+    threading.Thread(target=run, name=f"publish-{getattr(work, '__name__', 'step')}", daemon=True).start()
+    return future
