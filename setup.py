@@ -39,6 +39,7 @@ EXTRAS = {
         "pytest-xdist>=3.6",
         "hypothesis>=6.100",
         "psutil>=6",
+        "openai>=2",
         "ruff>=0.12",
         "mypy>=1.16",
         "types-PyYAML",
@@ -73,5 +74,6 @@ setup(
     },
     include_package_data=False,
     install_requires=CORE,
+    entry_points={"vllm.general_plugins": ["pipelinerl = pipelinerl.inference.vllm:register_plugins"]},
     extras_require=EXTRAS,
 )

@@ -14,12 +14,13 @@ from typing import TypeVar
 
 import torch
 
+from pipelinerl import faults
 from pipelinerl.inference.embedded.metrics import EngineMetrics
 from pipelinerl.inference.embedded.model import PackedModel
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.sampling import sample, score
 from pipelinerl.inference.embedded.scheduler import Chunk, Plan, Scheduler
-from pipelinerl.inference.embedded.sequence import Request, Sequence
+from pipelinerl.inference.embedded.sequence import Request, Sequence, TokenEvent
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder, UpdateState
 from pipelinerl.inference.embedded.weight_loader import WeightLoader, WeightsRefused
@@ -39,12 +40,14 @@ class Engine:
         settings: EngineSettings,
         model: PackedModel,
         *,
+        on_tokens: Callable[[list[tuple[Request, TokenEvent]]], None],
         on_finished: Callable[[list[Request]], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        """`on_finished` gets the requests that ended, `on_failed` the reason why the thread died.
+        """What the engine thread calls, in this order.
 
-        Both are called in the engine thread.
+        `on_tokens` gets the tokens of a step that belong to requests that are streamed, `on_finished` the
+        requests that ended, `on_failed` the reason why the thread died.
         """
         self.settings = settings
         self.metrics = EngineMetrics()
@@ -57,6 +60,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         self._draining: list[Future[None]] = []
         """Pauses of mode `wait` that are to be answered when the last running sequence has ended."""
+        self._on_tokens = on_tokens
         self._on_finished = on_finished
         self._on_failed = on_failed
         self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
@@ -102,6 +106,7 @@ class Engine:
         Raises OutOfOrder, or WeightsRefused when nothing was changed.
         """
         self.transition(lambda state: state.loading(info.version)).result(COMMAND_DEADLINE_S)
+        faults.hit("engine:mid_update")
         try:
             tensors = self._loader.read(info)
         except WeightsRefused:
@@ -205,17 +210,22 @@ class Engine:
         ids, logprobs = sample(logits, sequences)
         version = self.update.version
         ended: dict[str, Request] = {}
+        events: list[tuple[Request, TokenEvent]] = []
         for one, token, logprob in zip(sequences, ids, logprobs, strict=True):
             request = one.request
             if not logprob > -float("inf"):  # NaN or an impossible token: the weights are not numbers
                 request.error = f"the model gave log-probability {logprob} with weights {version}"
             else:
                 one.append(token, logprob, version)
+                if request.streams:
+                    events.append((request, one.last_event()))
             if request.error or one.finish_reason:
                 self._scheduler.remove(one)
                 if request.finished:
                     ended[request.request_id] = request
         self.metrics.generation_tokens += len(sequences)
+        if events:
+            self._on_tokens(events)
         return list(ended.values())
 
     def _admit(self, request: Request) -> None:

@@ -5,10 +5,15 @@ from typing import Any
 import msgspec
 
 LOGPROB_FLOOR = -9999.0
+NO_TEXT = "this model has no tokenizer.json, hence no text; send token ids and detokenize: false"
 
 
 class BadRequest(ValueError):
     """The request cannot be served as asked; the message says why (HTTP 400)."""
+
+
+class UnknownModel(BadRequest):
+    """The request names another model than the one that is served (HTTP 404)."""
 
 
 class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -24,9 +29,20 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     stop_token_ids: list[int] | None = None
     ignore_eos: bool = False
     n: int = 1
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: str | list[str] | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     detokenize: bool = False
+
+    @property
+    def stops(self) -> tuple[str, ...]:
+        """The stop strings."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
 
 
 class GenerateFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
@@ -108,7 +124,7 @@ class Choice(msgspec.Struct):
     index: int
     token_ids: list[int]
     finish_reason: str
-    stop_reason: int | None
+    stop_reason: int | str | None
     logprobs: ChoiceLogprobs | None
     weight_versions: list[VersionSpan]
 
@@ -147,15 +163,32 @@ def version_number(text: str) -> int:
     return int(text)
 
 
-def check_generate(fields: GenerateFields, *, max_model_len: int, max_num_seqs: int, vocab_size: int) -> int:
+class Limits(msgspec.Struct, frozen=True, kw_only=True):
+    """What the model and the slots of an engine allow."""
+
+    max_model_len: int
+    max_num_seqs: int
+    vocab_size: int
+    has_text: bool
+    """Whether there is a tokeniser, so that ids can become text."""
+
+
+def check_generate(fields: GenerateFields, limits: Limits) -> int:
     """Refuse what this engine can never serve; returns `max_tokens` with its default filled in."""
-    sampling, prompt = fields.sampling_params, fields.token_ids
     if fields.stream:
         raise BadRequest("stream: true is not supported on this route; send stream: false")
+    if fields.sampling_params.stops and not fields.sampling_params.detokenize:
+        raise BadRequest("stop strings need text; send detokenize: true with them")
+    return check_prompt(fields.token_ids, fields.sampling_params, limits)
+
+
+def check_prompt(prompt: list[int], sampling: SamplingFields, limits: Limits) -> int:
+    """Refuse ids and sampling values that cannot be served; `max_tokens` with its default filled in."""
     if not prompt:
-        raise BadRequest("token_ids is empty; at least one id is needed")
-    if min(prompt) < 0 or max(prompt) >= vocab_size:
-        raise BadRequest(f"token_ids must lie in [0, {vocab_size}), got {min(prompt)}..{max(prompt)}")
+        raise BadRequest("the prompt is empty; at least one token id is needed")
+    if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
+        raise BadRequest(f"token ids must lie in [0, {limits.vocab_size}), got {min(prompt)}..{max(prompt)}")
+    max_model_len = limits.max_model_len
     room = max_model_len - len(prompt)
     max_tokens = room if sampling.max_tokens is None else sampling.max_tokens
     if max_tokens < 1 or max_tokens > room:
@@ -163,12 +196,13 @@ def check_generate(fields: GenerateFields, *, max_model_len: int, max_num_seqs: 
             f"{len(prompt)} prompt tokens and max_tokens {max_tokens} "
             f"do not fit max_model_len {max_model_len}"
         )
-    _check_sampling(sampling, max_tokens=max_tokens, max_num_seqs=max_num_seqs, vocab_size=vocab_size)
+    _check_sampling(sampling, max_tokens, limits)
     return max_tokens
 
 
-def _check_sampling(fields: SamplingFields, *, max_tokens: int, max_num_seqs: int, vocab_size: int) -> None:
-    stops = fields.stop_token_ids or []
+def _check_sampling(fields: SamplingFields, max_tokens: int, limits: Limits) -> None:
+    stops, vocab_size, max_num_seqs = fields.stop_token_ids or [], limits.vocab_size, limits.max_num_seqs
+    penalties = (fields.presence_penalty, fields.frequency_penalty)
     rules: list[tuple[bool, str]] = [
         (0.0 <= fields.temperature <= 100.0, f"temperature {fields.temperature} is not in [0, 100]"),
         (0.0 < fields.top_p <= 1.0, f"top_p {fields.top_p} is not in (0, 1]"),
@@ -181,7 +215,16 @@ def _check_sampling(fields: SamplingFields, *, max_tokens: int, max_num_seqs: in
             fields.prompt_logprobs in (None, 0),
             f"prompt_logprobs {fields.prompt_logprobs} is not supported; send 0 or null",
         ),
-        (not fields.detokenize, "detokenize: true is not supported; decode the ids in the client"),
+        (
+            0.0 < fields.repetition_penalty <= 100.0,
+            f"repetition_penalty {fields.repetition_penalty} is not in (0, 100]",
+        ),
+        (
+            all(-2.0 <= penalty <= 2.0 for penalty in penalties),
+            f"presence_penalty {penalties[0]} and frequency_penalty {penalties[1]} must lie in [-2, 2]",
+        ),
+        (all(fields.stops), "a stop string is empty; leave it out"),
+        (limits.has_text or not fields.detokenize, NO_TEXT),
         (
             all(0 <= token < vocab_size for token in stops),
             f"stop_token_ids {stops} must lie in [0, {vocab_size})",

@@ -18,6 +18,7 @@ def sample(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> tuple[list[
 
     Temperature 0 takes the most likely id and reports its log-probability at temperature 1.
     """
+    _penalise(logits, sequences)
     temperatures = np.array([one.request.sampling.temperature for one in sequences], dtype=np.float32)
     greedy = temperatures == 0.0
     if (temperatures[~greedy] != 1.0).any():
@@ -55,6 +56,24 @@ def _noise(vocab_size: int, sequences: SequenceOf[Sequence], greedy: np.ndarray)
     if greedy.any():
         noise[torch.from_numpy(greedy)] = 0.0
     return noise
+
+
+def _penalise(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> None:
+    """Lower, in place, logits of ids that occurred, before the temperature, as vLLM does.
+
+    Repetition (Keskar et al. 2019) counts prompt and output, presence and frequency the output alone.
+    """
+    for row, one in enumerate(sequences):
+        fields, prompt = one.request.sampling, one.request.prompt_length
+        if fields.repetition_penalty != 1.0:
+            seen = torch.from_numpy(np.unique(one.tokens[: one.length]))
+            values = logits[row, seen]
+            penalty = fields.repetition_penalty
+            logits[row, seen] = torch.where(values > 0, values / penalty, values * penalty)
+        if fields.presence_penalty or fields.frequency_penalty:
+            ids, counts = np.unique(one.tokens[prompt : one.length], return_counts=True)
+            lowered = fields.presence_penalty + fields.frequency_penalty * counts.astype(np.float32)
+            logits[row, torch.from_numpy(ids)] -= torch.from_numpy(lowered)
 
 
 def _reshape(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> None:

@@ -4,6 +4,7 @@ from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
 import numpy as np
+from tokenizers import Tokenizer
 
 from pipelinerl.inference.embedded.protocol import (
     LOGPROB_FLOOR,
@@ -13,8 +14,23 @@ from pipelinerl.inference.embedded.protocol import (
     TokenLogprob,
     VersionSpan,
 )
+from pipelinerl.inference.embedded.text import OutputText, TextOptions
 
 NO_SLOT = -1
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """One sampled token of a request that is streamed; `text` may lag behind the tokens."""
+
+    index: int
+    token_id: int
+    logprob: float
+    version: str
+    position: int
+    text: str
+    finish_reason: str | None
+    stop_reason: int | str | None
 
 
 @dataclass(slots=True, eq=False)
@@ -34,7 +50,9 @@ class Sequence:
     spans: list[list] = field(default_factory=list)
     """[version, start, end] over output positions."""
     finish_reason: str | None = None
-    stop_reason: int | None = None
+    stop_reason: int | str | None = None
+    output: OutputText | None = None
+    """Text of the tokens, where it is asked for."""
 
     @property
     def remaining(self) -> int:
@@ -68,6 +86,29 @@ class Sequence:
             self.finish_reason, self.stop_reason = "stop", token
         elif position + 1 >= request.max_tokens:
             self.finish_reason = "length"
+        if self.output is not None:
+            self._append_text(self.output, token)
+
+    def _append_text(self, output: OutputText, token: int) -> None:
+        stop = output.add(token, ends=self.finish_reason == "stop")
+        if stop is not None:
+            self.finish_reason, self.stop_reason = "stop", stop
+        if self.finish_reason:
+            output.close()
+
+    def last_event(self) -> TokenEvent:
+        """The token appended last, for a stream; its text is handed out once."""
+        last = self.length - 1
+        return TokenEvent(
+            index=self.index,
+            token_id=int(self.tokens[last]),
+            logprob=self.logprobs[-1],
+            version=self.spans[-1][0],
+            position=self.output_length - 1,
+            text=self.output.take() if self.output is not None else "",
+            finish_reason=self.finish_reason,
+            stop_reason=self.stop_reason,
+        )
 
     def choice(self) -> Choice:
         """The answer of this sequence."""
@@ -97,8 +138,12 @@ class Request:
         *,
         max_tokens: int,
         eos_ids: frozenset[int],
+        tokenizer: Tokenizer | None = None,
+        streams: bool = False,
     ) -> None:
+        """A `tokenizer` makes the sequences collect their text; `streams` asks for an event per token."""
         self.request_id = request_id
+        self.streams = streams
         self.sampling = sampling
         self.prompt_length = len(prompt)
         self.max_tokens = max_tokens
@@ -109,6 +154,15 @@ class Request:
         """(logprob, rank) of prompt tokens 1, 2, … as far as they are scored."""
         self.error: str | None = None
         self.sequences = [self._sequence(index, prompt) for index in range(sampling.n)]
+        if tokenizer is not None:
+            options = TextOptions(
+                stops=sampling.stops,
+                include_stop=sampling.include_stop_str_in_output,
+                skip_special=sampling.skip_special_tokens,
+                min_tokens=sampling.min_tokens,
+            )
+            for sequence in self.sequences:
+                sequence.output = OutputText(tokenizer, options)
 
     def _sequence(self, index: int, prompt: SequenceOf[int]) -> Sequence:
         tokens = np.zeros(self.prompt_length + self.max_tokens, dtype=np.int64)
@@ -118,6 +172,11 @@ class Request:
         entropy = None if seed is None else [seed & 0xFFFFFFFFFFFFFFFF, index]
         generator = np.random.Generator(np.random.SFC64(entropy))
         return Sequence(self, index, tokens, self.prompt_length, generator)
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt as it is computed."""
+        return self.sequences[0].tokens[: self.prompt_length].tolist()
 
     @property
     def finished(self) -> bool:

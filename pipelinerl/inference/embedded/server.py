@@ -13,10 +13,13 @@ import msgspec
 from aiohttp import web
 
 from pipelinerl.inference.embedded import protocol
+from pipelinerl.inference.embedded.desk import Desk, QueueFull, RequestFailed, error_body
 from pipelinerl.inference.embedded.engine import COMMAND_DEADLINE_S, Engine
 from pipelinerl.inference.embedded.model import PackedModel
-from pipelinerl.inference.embedded.protocol import BadRequest
+from pipelinerl.inference.embedded.openai.routes import OpenAIRoutes
+from pipelinerl.inference.embedded.protocol import BadRequest, UnknownModel
 from pipelinerl.inference.embedded.sequence import Request
+from pipelinerl.inference.embedded.served import Served
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder
 from pipelinerl.inference.embedded.weight_loader import WeightsRefused
@@ -29,15 +32,8 @@ STOP_DEADLINE_S = 2.0
 PAUSE_MODES = ("abort", "keep", "wait")
 
 
-class QueueFull(RuntimeError):
-    """As many sequences wait as may wait (HTTP 503)."""
-
-
-class RequestFailed(RuntimeError):
-    """The engine accepted the request and could not finish it (HTTP 500)."""
-
-
 STATUS: dict[type[Exception], int] = {
+    UnknownModel: 404,
     BadRequest: 400,
     WeightsRefused: 400,
     OutOfOrder: 409,
@@ -55,15 +51,15 @@ class EngineServer:
         """Set when the engine thread died; the process should end."""
         self._loop = asyncio.get_running_loop()
         self._model = model
+        self._served = Served(settings, model)
         self.engine = Engine(
             settings,
             model,
-            on_finished=lambda requests: self._to_loop(self._deliver, requests),
+            on_tokens=lambda events: self._to_loop(self._desk.tell, events),
+            on_finished=lambda requests: self._to_loop(self._desk.deliver, requests),
             on_failed=lambda _: self._to_loop(self.failed.set),
         )
-        self._pending: dict[str, asyncio.Future[Request]] = {}
-        self._sequences_in_flight = 0
-        self._capacity = settings.max_num_seqs + settings.max_waiting
+        self._desk = Desk(settings.max_num_seqs, settings.max_waiting)
         self.app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
         self.app.add_routes(self._routes())
 
@@ -74,6 +70,7 @@ class EngineServer:
             web.get("/v1/models", self.models),
             web.get("/get_world_size", self.world_size),
             web.post("/inference/v1/generate", self.generate),
+            *OpenAIRoutes(self.engine, self._desk, self._served).routes(),
             web.post("/pause", self.pause),
             web.post("/resume", self.resume),
             web.get("/is_paused", self.is_paused),
@@ -109,22 +106,7 @@ class EngineServer:
         self.engine.metrics.requests_received += 1
         request = self._accept(protocol.parse(await http.read(), protocol.GenerateFields))
         created = int(time.time())
-        future: asyncio.Future[Request] = self._loop.create_future()
-        self._pending[request.request_id] = future
-        self._sequences_in_flight += len(request.sequences)
-        self.engine.submit(request)
-        try:
-            # No deadline here: the client's is the only one that knows what the answer is worth, and a
-            # closed connection cancels this handler.
-            await future
-        except asyncio.CancelledError:
-            self.engine.abort([request.request_id])
-            raise
-        finally:
-            del self._pending[request.request_id]
-            self._sequences_in_flight -= len(request.sequences)
-        if request.error:
-            raise RequestFailed(request.error)
+        await self._desk.run(self.engine, [request])
         return _json(self._answer(request, created))
 
     async def pause(self, http: web.Request) -> web.Response:
@@ -198,29 +180,15 @@ class EngineServer:
         return _json({"weight_version": update.version, "state": str(update.state)})
 
     def _accept(self, fields: protocol.GenerateFields) -> Request:
-        """Checks and limits of section "requests"; raises BadRequest or QueueFull."""
-        settings = self.settings
-        if fields.model not in (None, settings.served_model_name):
-            raise BadRequest(f"model {fields.model!r} is not served; this is {settings.served_model_name!r}")
-        max_tokens = protocol.check_generate(
-            fields,
-            max_model_len=settings.max_model_len,
-            max_num_seqs=settings.max_num_seqs,
-            vocab_size=self._model.vocab_size,
-        )
-        request_id = fields.request_id or uuid.uuid4().hex
-        if request_id in self._pending:
-            raise BadRequest(f"request_id {request_id!r} is in flight already; ids must be unique")
-        if not self.engine.healthy:
-            raise QueueFull("the engine cannot generate any more")
-        if self._sequences_in_flight + fields.sampling_params.n > self._capacity:
-            raise QueueFull(f"{settings.max_waiting} sequences are waiting already; try again later")
-        return Request(
-            request_id,
+        """The checked request. Raises BadRequest."""
+        self._served.check_model(fields.model)
+        max_tokens = protocol.check_generate(fields, self._served.limits)
+        return self._served.request(
+            fields.request_id or uuid.uuid4().hex,
             fields.token_ids,
             fields.sampling_params,
-            max_tokens=max_tokens,
-            eos_ids=self._model.eos_ids,
+            max_tokens,
+            text=fields.sampling_params.detokenize,
         )
 
     def _answer(self, request: Request, created: int) -> protocol.GenerateAnswer:
@@ -235,12 +203,6 @@ class EngineServer:
             usage=protocol.Usage(request.prompt_length, sampled, total),
             prompt_logprobs=request.prompt_logprobs(),
         )
-
-    def _deliver(self, requests: list[Request]) -> None:
-        for request in requests:
-            future = self._pending.get(request.request_id)
-            if future is not None and not future.done():
-                future.set_result(request)
 
     def _to_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
         """From the engine thread; a loop that is closing needs no results any more."""
@@ -297,7 +259,11 @@ async def _errors_as_json(
         return await handler(request)
     except tuple(STATUS) as error:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
-        return _json({"error": {"message": str(error), "type": type(error).__name__, "code": status}}, status)
+        return _json(error_body(error, status), status)
+    except web.HTTPException as error:
+        # aiohttp's own refusals: unknown routes, wrong methods, bodies that are too large.
+        problem = ValueError(f"{request.method} {request.path}: {error.reason}")
+        return _json(error_body(problem, error.status, "HTTPError"), error.status)
 
 
 def _json(value: Any, status: int = 200) -> web.Response:

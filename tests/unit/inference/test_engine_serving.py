@@ -100,7 +100,10 @@ BAD: dict[str, dict[str, Any]] = {
     "top_p": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "top_p": 0}},
     "logprobs": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "logprobs": 5}},
     "stream": {"token_ids": [1], "sampling_params": {"max_tokens": 1}, "stream": True},
-    "other model": {"token_ids": [1], "sampling_params": {"max_tokens": 1}, "model": "gpt"},
+    "stop without text": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "stop": "a"}},
+    "no tokeniser": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "detokenize": True}},
+    "repetition_penalty": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "repetition_penalty": 0}},
+    "presence_penalty": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "presence_penalty": 3}},
 }
 
 
@@ -110,6 +113,11 @@ async def test_what_cannot_be_served_is_refused_at_once_with_one_line(tied_model
             answer = await engine.post("/inference/v1/generate", body, expect=400)
             message = answer["error"]["message"]
             assert message and "\n" not in message, name
+        other = {"token_ids": [1], "sampling_params": {"max_tokens": 1}, "model": "gpt"}
+        answer = await engine.post("/inference/v1/generate", other, expect=404)
+        assert answer["error"]["message"] == "model 'gpt' is not served; this is 'model'"
+        answer = await engine.post("/v1/embeddings", {}, expect=404)
+        assert answer["error"]["message"] == "POST /v1/embeddings: Not Found"
         with pytest.raises(EngineRequestError, match="do not fit max_model_len 512"):
             await engine.client.generate([1] * 512, SamplingParams(max_tokens=1))
         await engine.client.load_model_info()

@@ -1,0 +1,150 @@
+"""Bodies of `/v1/completions` and `/v1/chat/completions`: closed, and checked before anything is sampled.
+
+Names and defaults are OpenAI's and, where OpenAI has none, vLLM's.
+"""
+
+from typing import Any
+
+import msgspec
+
+from pipelinerl.inference.embedded.protocol import BadRequest, SamplingFields
+
+COMPLETION_MAX_TOKENS = 16
+"""OpenAI's default of `/v1/completions`; a chat fills the context."""
+
+
+class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
+    """`stream_options`."""
+
+    include_usage: bool = False
+
+
+class SharedFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
+    """What both routes take; null stands for the default."""
+
+    model: str | None = None
+    request_id: str | None = None
+    user: str | None = None
+    max_tokens: int | None = None
+    min_tokens: int = 0
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
+    seed: int | None = None
+    n: int | None = None
+    stop: str | list[str] | None = None
+    stop_token_ids: list[int] | None = None
+    ignore_eos: bool = False
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    return_token_ids: bool | None = None
+    return_tokens_as_token_ids: bool | None = None
+
+    def sampling(self, max_tokens: int | None) -> SamplingFields:
+        """The same values as the engine takes them; text and log-probabilities are always collected."""
+        return SamplingFields(
+            max_tokens=max_tokens,
+            min_tokens=self.min_tokens,
+            temperature=_or(self.temperature, 1.0),
+            top_p=_or(self.top_p, 1.0),
+            top_k=int(_or(self.top_k, 0)),
+            min_p=_or(self.min_p, 0.0),
+            seed=self.seed,
+            stop_token_ids=self.stop_token_ids,
+            ignore_eos=self.ignore_eos,
+            n=1 if self.n is None else self.n,
+            repetition_penalty=_or(self.repetition_penalty, 1.0),
+            presence_penalty=_or(self.presence_penalty, 0.0),
+            frequency_penalty=_or(self.frequency_penalty, 0.0),
+            stop=self.stop,
+            include_stop_str_in_output=self.include_stop_str_in_output,
+            skip_special_tokens=self.skip_special_tokens,
+            logprobs=0,
+            detokenize=True,
+        )
+
+    @property
+    def includes_usage(self) -> bool:
+        """Whether a stream ends with the token counts."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+
+class CompletionFields(SharedFields, kw_only=True):
+    """Body of `POST /v1/completions`."""
+
+    prompt: str | list[int | str | list[int]]
+    logprobs: int | None = None
+    echo: bool = False
+    add_special_tokens: bool = True
+
+    def prompts(self) -> list[str | list[int]]:
+        """One entry per prompt. Raises BadRequest for a list of mixed kinds."""
+        prompt = self.prompt
+        if isinstance(prompt, str):
+            return [prompt]
+        kinds = {type(one) for one in prompt}
+        if len(kinds) != 1:
+            raise BadRequest("prompt must be text, ids, or a list of either; it is empty or mixes them")
+        return [prompt] if kinds == {int} else prompt  # type: ignore[list-item, return-value]
+
+    def check(self) -> None:
+        """Raises BadRequest for what this engine does not do."""
+        _refuse(
+            (self.echo, "echo: true is not supported; the prompt is known to the caller"),
+            (self.logprobs not in (None, 0), f"logprobs {self.logprobs} is not supported; send 0 or null"),
+            *_stream_problems(self),
+        )
+
+
+class ChatFields(SharedFields, kw_only=True):
+    """Body of `POST /v1/chat/completions`."""
+
+    messages: list[dict[str, Any]]
+    max_completion_tokens: int | None = None
+    logprobs: bool | int | None = None
+    """True or 1: the log-probability of each sampled token."""
+    top_logprobs: int | None = None
+    tools: list[dict[str, Any]] | None = None
+    tool_choice: str | dict[str, Any] | None = None
+    parallel_tool_calls: bool | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool = True
+    add_special_tokens: bool = False
+
+    def check(self) -> None:
+        """Raises BadRequest for what this engine does not do."""
+        kind = (self.response_format or {}).get("type", "text")
+        _refuse(
+            (not self.messages, "messages is empty; at least one is needed"),
+            (self.logprobs not in (None, 0, 1), f"logprobs {self.logprobs} is not supported; send true"),
+            (bool(self.top_logprobs), f"top_logprobs {self.top_logprobs} is not supported; send 0 or null"),
+            (
+                self.tool_choice not in (None, "auto", "none"),
+                f"tool_choice {self.tool_choice!r} is not supported; send auto or none",
+            ),
+            (self.parallel_tool_calls is False, "parallel_tool_calls: false is not supported; leave it out"),
+            (kind != "text", f"response_format {kind!r} is not supported; this engine samples freely"),
+            *_stream_problems(self),
+        )
+
+
+def _stream_problems(fields: SharedFields) -> list[tuple[bool, str]]:
+    idle = fields.stream_options is not None and not fields.stream
+    return [(idle, "stream_options without stream: true has no effect; leave it out")]
+
+
+def _refuse(*rules: tuple[bool, str]) -> None:
+    for broken, message in rules:
+        if broken:
+            raise BadRequest(message)
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,93 @@
+"""Text of a sequence while its ids arrive: what is settled already, and whether a stop string ended it.
+
+An id can end in the middle of a character, so the last few ids are decoded again together with the next one;
+the text of a sequence is the concatenation of its pieces, streamed or not.
+"""
+
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass
+
+from tokenizers import Tokenizer
+
+REPLACEMENT = "\ufffd"
+MAX_OPEN_IDS = 4
+"""A character has at most four bytes: what is still incomplete after so many ids stays incomplete."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextOptions:
+    """How ids become text, and what ends it."""
+
+    stops: tuple[str, ...] = ()
+    include_stop: bool = False
+    """Keep the stop string, and the text of the id that ended the sequence."""
+    skip_special: bool = True
+    min_tokens: int = 0
+    """No stop string counts before so many ids."""
+
+
+class OutputText:
+    """Text of one sequence; `add` for every id, `close` at its end."""
+
+    def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
+        self._tokenizer = tokenizer
+        self._options = options
+        self._window: list[int] = []
+        self._settled = 0
+        """Ids at the beginning of the window whose text was taken; they are context for the others."""
+        self._count = 0
+        self._searched = 0
+        """Characters in which no stop string is looked for again."""
+        self._taken = 0
+        self._closed = False
+        self._held = 0 if options.include_stop else max((len(one) for one in options.stops), default=1) - 1
+        self.text = ""
+
+    def add(self, token: int, *, ends: bool) -> str | None:
+        """Take an id; `ends` if it is an end id. Returns the stop string that it completes."""
+        self._count += 1
+        if ends and not self._options.include_stop:
+            return None
+        self._window.append(token)
+        self._settle(final=False)
+        return None if ends else self._find_stop()
+
+    def close(self) -> str:
+        """No further id comes; the whole text."""
+        if not self._closed:
+            self._settle(final=True)
+            self._closed = True
+        return self.text
+
+    def take(self) -> str:
+        """Text since the last call, without what may yet turn out to be part of a stop string."""
+        end = len(self.text) if self._closed else max(self._taken, len(self.text) - self._held)
+        piece, self._taken = self.text[self._taken : end], end
+        return piece
+
+    def _settle(self, *, final: bool) -> None:
+        known = self._decode(self._window[: self._settled])
+        whole = self._decode(self._window)
+        incomplete = whole.endswith(REPLACEMENT) and len(self._window) - self._settled < MAX_OPEN_IDS
+        if final or not incomplete:
+            self.text += whole[len(known) :]
+            self._window = self._window[self._settled :]
+            self._settled = len(self._window)
+
+    def _find_stop(self) -> str | None:
+        stops = self._options.stops
+        if self._count <= self._options.min_tokens:
+            self._searched = len(self.text)
+            return None
+        found = [(at, stop) for stop in stops if (at := self.text.find(stop, self._searched)) >= 0]
+        if not found:
+            longest = max((len(stop) for stop in stops), default=1)
+            self._searched = max(self._searched, len(self.text) - longest + 1)
+            return None
+        at, stop = min(found, key=lambda one: one[0])
+        self.text = self.text[: at + len(stop) if self._options.include_stop else at]
+        self._closed = True
+        return stop
+
+    def _decode(self, ids: SequenceOf[int]) -> str:
+        return self._tokenizer.decode(ids, skip_special_tokens=self._options.skip_special) if ids else ""
