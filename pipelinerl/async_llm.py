@@ -5,7 +5,8 @@ answer; text is for people.
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
 
 import aiohttp
 import numpy as np
@@ -22,6 +23,7 @@ from pipelinerl.rollouts import MASKED_TOKEN_ID, TrainingText
 from pipelinerl.tokenizing import decode
 
 ABORTS_BEFORE_GIVING_UP = 2
+T = TypeVar("T")
 
 
 class RetryableAbortedCompletionError(TimeoutError):
@@ -99,19 +101,25 @@ def _call(llm: TrainableLLM, prompt: Prompt, generation: Generation) -> LLMCall:
     )
 
 
-def generate_blocking(llm: TrainableLLM, prompt: Prompt) -> LLMCall:
-    """`llm_async_generate` for code without a loop: on the run's loop if `llm` is bound to one.
+def run_blocking(llm: TrainableLLM, request: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
+    """A request for code without a loop: on the run's loop if `llm` is bound to one.
 
     Raises RuntimeError on an event loop's own thread, which it would block.
     """
     if llm.runner is not None:
-        return llm.runner(lambda session: llm_async_generate(llm, prompt, session))
+        answer: T = llm.runner(request)
+        return answer
 
-    async def alone() -> LLMCall:
+    async def alone() -> T:
         async with aiohttp.ClientSession() as session:
-            return await llm_async_generate(llm, prompt, session)
+            return await request(session)
 
     return asyncio.run(alone())
+
+
+def generate_blocking(llm: TrainableLLM, prompt: Prompt) -> LLMCall:
+    """`llm_async_generate` for code without a loop; RuntimeError on an event loop's own thread."""
+    return run_blocking(llm, lambda session: llm_async_generate(llm, prompt, session))
 
 
 def make_training_text(llm: TrainableLLM, llm_call: LLMCall) -> TrainingText:

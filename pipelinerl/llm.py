@@ -13,6 +13,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PrivateAttr
 
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.fleet import Fleet
+from pipelinerl.llm_logprobs import Scores, batch_logprobs, chat_ids, text_ids
 from pipelinerl.rollouts import Int32Array, VersionSpan
 from pipelinerl.tokenizing import continue_dialogue, encode, load_tokenizer, render_chat
 
@@ -170,7 +171,7 @@ class LLMStream:
         return content
 
 
-Runner = Callable[[Callable[[aiohttp.ClientSession], Awaitable[LLMCall]]], LLMCall]
+Runner = Callable[[Callable[[aiohttp.ClientSession], Awaitable[Any]]], Any]
 
 
 @dataclass(slots=True)
@@ -335,6 +336,39 @@ class TrainableLLM(BaseModel):
 
         call = generate_blocking(self, prompt)
         return LLMStream(iter([LLMEvent(output=call.output, llm_call=call)]), prompt)
+
+    def get_batch_logprobs_token_ids(
+        self, prompt_token_ids: list[list[int]], completion_token_ids: list[list[int]]
+    ) -> list[Scores]:
+        """Log-probabilities of completions at temperature 1; see `pipelinerl.llm_logprobs`.
+
+        Like the four methods below, for code without an event loop.
+        """
+        from pipelinerl.async_llm import run_blocking
+
+        return run_blocking(
+            self, lambda session: batch_logprobs(self, prompt_token_ids, completion_token_ids, session)
+        )
+
+    def get_logprobs_token_ids(self, prompt_token_ids: list[int], completion_token_ids: list[int]) -> Scores:
+        (scores,) = self.get_batch_logprobs_token_ids([prompt_token_ids], [completion_token_ids])
+        return scores
+
+    def get_logprobs_complete(self, prompt: str, output: str) -> Scores:
+        return self.get_logprobs_token_ids(*text_ids(self, prompt, output))
+
+    def get_logprobs_chat_complete(self, prompt: Prompt, output: LLMOutput) -> Scores:
+        return self.get_logprobs_token_ids(*chat_ids(self, prompt, output))
+
+    def get_logprobs(self, prompt: str | Prompt, output: str | LLMOutput) -> Scores:
+        """Of a plain text after a plain prompt, or of a message after a chat prompt."""
+        if isinstance(prompt, str):
+            return self.get_logprobs_complete(
+                prompt, output if isinstance(output, str) else output.content or ""
+            )
+        return self.get_logprobs_chat_complete(
+            prompt, LLMOutput(content=output) if isinstance(output, str) else output
+        )
 
     def quick_response(self, text: str) -> str:
         return self.generate(Prompt.from_user_message(text)).get_text()

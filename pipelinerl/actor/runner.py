@@ -6,6 +6,7 @@ import inspect
 import itertools
 import logging
 import pickle
+import threading
 import time
 from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -15,12 +16,13 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
+from pipelinerl import faults
 from pipelinerl.actor.messages import Assignment, Ending, Outcome
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
 from pipelinerl.actor.texts import Stamp, metric_values, stamped_records
 from pipelinerl.inference.client import EngineUnavailable
 from pipelinerl.inference.fleet import Fleet
-from pipelinerl.llm import LLMCall, TrainableLLM
+from pipelinerl.llm import Runner, TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin, RolloutResult, summarize_training_texts
 
 log = logging.getLogger(__name__)
@@ -103,6 +105,7 @@ class RolloutRunner:
         llm = self._llms[assignment.training].bind(
             self._fleet, assignment.engine, assignment.seed, self._on_loop
         )
+        faults.hit("worker:mid_rollout")
         if self._plain:
             loop = asyncio.get_running_loop()
             inside = contextvars.copy_context().run
@@ -123,14 +126,15 @@ class RolloutRunner:
         return result
 
     @property
-    def _on_loop(self) -> Callable[[Callable[[aiohttp.ClientSession], Awaitable[LLMCall]]], LLMCall] | None:
+    def _on_loop(self) -> Runner:
         """Lets a plain function in a thread ask an engine on this loop."""
-        if not self._plain:
-            return None
-        loop = asyncio.get_running_loop()
+        loop, home = asyncio.get_running_loop(), threading.get_ident()
 
-        def ask(request: Callable[[aiohttp.ClientSession], Awaitable[LLMCall]]) -> LLMCall:
-            async def asked() -> LLMCall:
+        def ask(request: Callable[[aiohttp.ClientSession], Awaitable[Any]]) -> Any:
+            if threading.get_ident() == home:
+                raise RuntimeError("a blocking call on the event loop; await llm_async_generate instead")
+
+            async def asked() -> Any:
                 return await request(self._session)
 
             return asyncio.run_coroutine_threadsafe(asked(), loop).result(self._rules.deadline_s)

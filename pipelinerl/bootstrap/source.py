@@ -10,6 +10,8 @@ from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import load_domain
 
 
-def demonstrations_of(hooks: str, tree: dict[str, Any], seed: int, phase: str) -> list[Demonstration]:
+def demonstrations_of(
+    hooks: str | list[str], tree: dict[str, Any], seed: int, phase: str
+) -> list[Demonstration]:
     """The demonstrations of a domain; a function of plain values, so that worker processes can call it."""
     return list(load_domain(hooks).demonstrations(OmegaConf.create(tree), seed, phase))

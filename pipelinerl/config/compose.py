@@ -19,6 +19,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipelinerl.config.detect import visible_devices
 from pipelinerl.config.errors import ConfigError, first_line, suggestion
+from pipelinerl.config.installed import installed_conf_dirs
 from pipelinerl.config.keys import apply, domain_keys, leaves
 from pipelinerl.config.paths import conf_dir, resolve_bundled
 
@@ -56,7 +57,8 @@ class Composition:
 
 def compose(request: Request) -> Composition:
     """Compose the tree. Raises ConfigError, one line per problem, for anything hydra would refuse."""
-    roots = [Path(root) for root in (request.config_dir, conf_dir()) if root is not None]
+    own = [] if request.config_dir is None else [Path(request.config_dir)]
+    roots = [*own, *installed_conf_dirs(), conf_dir()]
     if not roots[0].is_dir():
         raise ConfigError(f"--config-dir {roots[0]}: no such folder")
     overrides = _parse(request.overrides)
@@ -95,6 +97,7 @@ def compose(request: Request) -> Composition:
     with open_dict(tree):
         tree.domain_name = tree.get("domain_name") or domain
         tree.domain_keys = brought
+        _name_datasets(tree)
         _resolve_bundled_paths(tree)
     return Composition(
         tree=tree,
@@ -217,6 +220,15 @@ def _keep_user_overlays(
     for key, value in leaves(chosen).items():
         if key not in plain or plain[key] != value:
             OmegaConf.update(tree, key, value, force_add=True)
+
+
+def _name_datasets(tree: DictConfig) -> None:
+    """A loader that nobody gave a name to is asked for `train` and `test`."""
+    keys = ("train_dataset_names", "test_dataset_names")
+    unnamed = all(tree.get(key) is None for key in keys)
+    for key in keys:
+        if tree.get(key) is None:
+            tree[key] = [key.partition("_")[0]] if unnamed else []
 
 
 def _resolve_bundled_paths(tree: DictConfig) -> None:

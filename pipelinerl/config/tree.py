@@ -16,6 +16,7 @@ from pipelinerl.config.machine import (
     Job,
     StreamsConfig,
     WandbConfig,
+    WatchdogConfig,
     WorldConfig,
 )
 from pipelinerl.config.roles import (
@@ -65,14 +66,14 @@ class Config(OpenSection):
     """Dotted path of `load_problems(dataset_names, **params) -> list[dict]`."""
     dataset_loader_params: dict[str, Any] = {}
     """Further arguments of the loader."""
-    train_dataset_names: list[str] = []
+    train_dataset_names: list[str] = ["train"]
     """Names given to the loader for training."""
-    test_dataset_names: list[str] = []
-    """Names given to the loader for evaluation."""
+    test_dataset_names: list[str] = ["test"]
+    """Names given to the loader for evaluation; none if only training names are given."""
     domain_name: str | None = None
     """Name chosen with `+domain=NAME`."""
-    domain_hooks: str | None = None
-    """Dotted path of a `pipelinerl.domain.Domain` object; null = none."""
+    domain_hooks: str | list[str] | None = None
+    """Dotted path of a `pipelinerl.domain.Domain` object, or of several; null = none."""
     domain_keys: list[str] = []
     """Keys that the domain's own file brought into open groups."""
     accelerate_config: str | None = None
@@ -111,6 +112,8 @@ class Config(OpenSection):
     """Record transport."""
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""
+    watchdog: WatchdogConfig = WatchdogConfig()
+    """Deadlines of a run that is stuck."""
     debug: DebugConfig = DebugConfig()
     """Partial runs."""
     bootstrap: BootstrapConfig = BootstrapConfig()

@@ -9,6 +9,7 @@ from pathlib import Path
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
+from pipelinerl.combined import parts_of
 from pipelinerl.config.checks import data, machine, sampling, training
 from pipelinerl.config.errors import ConfigError, explain
 from pipelinerl.config.files import config_path, typed
@@ -43,7 +44,11 @@ def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:
 
 
 def domain_problems(tree: DictConfig, domain: Domain) -> list[str]:
-    """Problems of the domain's block: unknown keys, wrong values, then its own checks."""
+    """Problems of each domain's block: unknown keys, wrong values, then its own checks."""
+    return [problem for part in parts_of(domain) for problem in _problems_of_one(tree, part)]
+
+
+def _problems_of_one(tree: DictConfig, domain: Domain) -> list[str]:
     if domain.settings is not None and domain.settings_key is not None:
         block = tree.get(domain.settings_key)
         values = {} if block is None else OmegaConf.to_container(block, resolve=True)

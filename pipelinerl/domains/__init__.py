@@ -1,4 +1,7 @@
-"""`pipelinerl.domains.X` is `domains.X`: the same module objects under the name configurations use."""
+"""`pipelinerl.domains.X` is `domains.X`: the same module objects under the name configurations use.
+
+Where no bundled domain has the name, X is the package that an installed distribution registered for it.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +14,7 @@ from collections.abc import Sequence
 from types import ModuleType
 
 import domains
+from pipelinerl.config.installed import installed_domains
 
 ALIAS = __name__ + "."
 CANONICAL = "domains."
@@ -34,6 +38,15 @@ class _AliasLoader(importlib.abc.Loader):
         module.__package__ = self.spec.parent
 
 
+def _canonical(name: str) -> str:
+    """`domains.NAME`, or the module that a package registered for the first part of `name`."""
+    first, dot, rest = name.partition(".")
+    entry = installed_domains().get(first)
+    if entry is None or importlib.util.find_spec(CANONICAL + first) is not None:
+        return CANONICAL + name
+    return entry.module + dot + rest
+
+
 class _AliasFinder(importlib.abc.MetaPathFinder):
     """Finds `pipelinerl.domains.X` wherever `domains.X` is found."""
 
@@ -42,7 +55,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if not fullname.startswith(ALIAS):
             return None
-        canonical_name = CANONICAL + fullname.removeprefix(ALIAS)
+        canonical_name = _canonical(fullname.removeprefix(ALIAS))
         if importlib.util.find_spec(canonical_name) is None:
             return None
         canonical = importlib.import_module(canonical_name)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,6 +50,7 @@ def choices(
             "latest checkpoint" if checkpoint else why("model_path", "default of this domain"),
             "model_path=DIR",
         ),
+        _datasets(cfg, why),
         _engine(cfg),
         Choice(
             "weight updates",
@@ -97,6 +98,12 @@ def _hardware(cfg: Config, composition: Composition, devices: Sequence[str]) -> 
     used = f"{cfg.hardware.kind}, {len(devices)} GPUs" if cfg.hardware.kind == "gpu" else "cpu"
     because = found if composition.detected else f"given ({found})"
     return Choice("hardware", used, because, "hardware=cpu|gpu")
+
+
+def _datasets(cfg: Config, why: Callable[[str, str], str]) -> Choice:
+    train, test = (", ".join(names) or "none" for names in (cfg.train_dataset_names, cfg.test_dataset_names))
+    because = why("train_dataset_names", "of this domain" if cfg.domain_name else "none are named")
+    return Choice("datasets", f"{train}; evaluation: {test}", because, "train_dataset_names=[...]")
 
 
 def _engine(cfg: Config) -> Choice:

@@ -13,6 +13,7 @@ from pipelinerl.config.errors import suggestion
 from pipelinerl.config.tree import Config
 
 HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
+MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
@@ -28,6 +29,8 @@ def check(cfg: Config, roles: frozenset[str]) -> Iterator[str]:
             yield "test_dataset_names=[]: nothing to evaluate; name a dataset or set eval_every_n_versions=0"
     for domain, path in cfg.actor.domain_rollouts.items():
         yield from _dotted(f"actor.domain_rollouts.{domain}", path, "the function of a rollout")
+    if "actor" in roles:
+        yield from _domains(cfg)
     subset = cfg.train_subset
     if subset is not None and subset.end is not None and subset.begin >= subset.end:
         yield f"train_subset: begin={subset.begin} is not below end={subset.end}; it would be empty"
@@ -40,6 +43,27 @@ def check(cfg: Config, roles: frozenset[str]) -> Iterator[str]:
     directory = cfg.weights.directory
     if directory is not None and not (Path(directory).is_dir() and os.access(directory, os.W_OK)):
         yield f"weights.directory={directory}: not a writable folder; create it or set weights.directory=null"
+
+
+def _domains(cfg: Config) -> Iterator[str]:
+    """Names of domains that no dataset has, where the entries of the datasets say their domains."""
+    if not (cfg.dataset_loader or "").endswith(MULTIDOMAIN_LOADER):
+        return
+    for entry in (*cfg.train_dataset_names, *cfg.test_dataset_names):
+        if "::" not in entry:
+            yield f"dataset {entry}: names no domain; write <domain>::<dataset>"
+    train = {entry.partition("::")[0] for entry in cfg.train_dataset_names}
+    both = train | {entry.partition("::")[0] for entry in cfg.test_dataset_names}
+    params = cfg.dataset_loader_params.get("per_domain_params") or {}
+    loaders = cfg.dataset_loader_params.get("domain_loaders") or {}
+    for key, named, there in (
+        ("actor.domain_mix", cfg.actor.domain_mix or {}, train),
+        ("actor.domain_rollouts", cfg.actor.domain_rollouts, both),
+        ("dataset_loader_params.per_domain_params", params, both),
+        ("dataset_loader_params.domain_loaders", loaders, both),
+    ):
+        for domain in sorted(set(map(str, named)) - there):
+            yield f"{key}.{domain}: no dataset is of that domain; {suggestion(domain, there)}"
 
 
 def model_problems(cfg: Config) -> Iterator[str]:

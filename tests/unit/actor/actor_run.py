@@ -28,7 +28,7 @@ def write_config(output_dir: Path, model: Path, engines: list[FakeEngine], **cha
     placed.append(Job(kind="actor", idx=len(engines), name="actor"))
     jobs = [job.model_dump() for job in placed]
     config = OmegaConf.create(Config(output_dir=str(output_dir)).model_dump(mode="json", by_alias=True))
-    basic = {
+    basic: dict[str, Any] = {
         "model_path": str(model),
         "attempts": 2,
         "max_lag": 0,
@@ -48,6 +48,8 @@ def write_config(output_dir: Path, model: Path, engines: list[FakeEngine], **cha
         "wandb": {"use_wandb": False},
         "jobs": jobs,
     }
+    if "dataset_loader" in changes:
+        del basic["dataset_loader_params"]
     merged = OmegaConf.merge(config, basic, changes)
     save(merged, output_dir)  # type: ignore[arg-type]
 

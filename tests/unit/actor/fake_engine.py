@@ -82,7 +82,14 @@ class FakeEngine:
             return web.json_response(odd)
         self.counts["answered"] += 1
         self.sampling.append(body["sampling_params"])
+        if "prompt_logprobs" in body["sampling_params"]:
+            return web.json_response(self.scores(body["token_ids"]))
         return web.json_response(self.reply(self.answer(body["token_ids"])))
+
+    def scores(self, ids: list[int]) -> dict[str, Any]:
+        """The body of an answer that scores a prompt: token at position p has log-probability -p."""
+        entries = [{str(token): {"logprob": -float(at)}} if at else None for at, token in enumerate(ids)]
+        return {**self.reply([]), "prompt_logprobs": entries}
 
     def reply(self, ids: list[int], finish_reason: str = "stop", spans: Any = None) -> dict[str, Any]:
         """The body of an answer with these ids, each at log-probability -0.5."""

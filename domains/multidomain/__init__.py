@@ -1,0 +1,1 @@
+"""Several domains in one run: one loader that gathers their problems."""

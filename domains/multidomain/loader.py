@@ -1,0 +1,105 @@
+"""Problems of several domains in one list.
+
+dataset_loader: pipelinerl.domains.multidomain.loader.load_datasets
+train_dataset_names: [math::train.jsonl, guessing::numbers@train]
+test_dataset_names: [math::test.jsonl, guessing::numbers@test]
+dataset_loader_params:
+  per_domain_params: {guessing: {highest: 50}}
+"""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from domains.registry import find_loader, resolve_callable
+
+Problem = dict[str, Any]
+Split = Literal["train", "test", "all"]
+SPLITS: tuple[Split, ...] = ("train", "test", "all")
+TEST_SHARE = 0.1
+"""Part of a dataset that `@test` names where its loader knows no splits."""
+
+
+@dataclass(frozen=True)
+class DatasetSpec:
+    """One entry: which dataset of which domain, and which part of it (None: as the loader gives it)."""
+
+    domain: str
+    dataset: str
+    split: Split | None = None
+
+    @classmethod
+    def parse(cls, entry: str) -> DatasetSpec:
+        """Read `<domain>::<dataset>[@train|test|all]`; raises ValueError with the entry in it.
+
+        An `@` that no split follows belongs to the dataset's name.
+        """
+        domain, colons, rest = str(entry).partition("::")
+        if not colons or not domain.strip() or not rest.strip():
+            raise ValueError(
+                f"dataset {entry!r}: write <domain>::<dataset>, optionally with @train, @test or @all"
+            )
+        dataset, _, tail = rest.rpartition("@")
+        for split in SPLITS:
+            if tail == split and dataset:
+                return cls(domain.strip(), dataset.strip(), split)
+        return cls(domain.strip(), rest.strip())
+
+
+def load_datasets(
+    dataset_names: Sequence[str],
+    per_domain_params: Mapping[str, Mapping[str, Any]] | None = None,
+    domain_loaders: Mapping[str, str | Callable[..., Any]] | None = None,
+) -> list[Problem]:
+    """Problems of all entries in their order, each with `domain` and `dataset`.
+
+    `per_domain_params` are further arguments of a domain's loader, `domain_loaders` the loaders of domains
+    that have none by convention. A loader with a parameter `split` is asked for the part; where it has none,
+    a tenth of the problems, drawn by the dataset's name alone, is `@test` and the rest `@train`. Raises
+    ValueError for an entry that cannot be read, or a parameter that a domain's loader does not take.
+    """
+    specs = [DatasetSpec.parse(entry) for entry in dataset_names]
+    params = {domain: dict(values or {}) for domain, values in (per_domain_params or {}).items()}
+    loaders = dict(domain_loaders or {})
+    problems: list[Problem] = []
+    for spec in specs:
+        key = f"dataset_loader_params.domain_loaders.{spec.domain}"
+        target = loaders.get(spec.domain)
+        loader = find_loader(spec.domain, key) if target is None else resolve_callable(target, key)
+        problems += _labelled(_loaded(spec, loader, params.get(spec.domain, {})), spec)
+    return problems
+
+
+def _loaded(spec: DatasetSpec, loader: Callable[..., Any], params: dict[str, Any]) -> list[Problem]:
+    accepted = inspect.signature(loader).parameters
+    splits = "split" in accepted
+    if spec.split is not None and splits:
+        params = {**params, "split": spec.split}
+    catches_all = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in accepted.values())
+    foreign = [] if catches_all else [name for name in params if name not in accepted]
+    if foreign:
+        takes = ", ".join(list(accepted)[1:]) or "none"
+        key = f"per_domain_params.{spec.domain}.{foreign[0]}"
+        raise ValueError(f"{key}: its loader has no such parameter; it takes {takes}")
+    found = loader([spec.dataset], **params)
+    if not isinstance(found, Sequence) or not all(isinstance(problem, dict) for problem in found):
+        raise ValueError(f"dataset {spec.domain}::{spec.dataset}: its loader returned no list of dicts")
+    return list(found) if splits else _part(list(found), spec)
+
+
+def _part(problems: list[Problem], spec: DatasetSpec) -> list[Problem]:
+    if spec.split in (None, "all"):
+        return problems
+    order = list(range(len(problems)))
+    random.Random(f"{spec.domain}::{spec.dataset}").shuffle(order)
+    test = set(order[: max(1, round(len(problems) * TEST_SHARE))]) if len(problems) > 1 else set()
+    return [problem for index, problem in enumerate(problems) if (index in test) == (spec.split == "test")]
+
+
+def _labelled(problems: list[Problem], spec: DatasetSpec) -> list[Problem]:
+    """Copies with the labels that sampling and statistics read; a problem's own dataset is kept."""
+    return [{"dataset": spec.dataset, **problem, "domain": spec.domain} for problem in problems]
