@@ -114,6 +114,10 @@ class Engine:
             raise
         self._call(lambda: self._copy(tensors)).result(COMMAND_DEADLINE_S)
 
+    def checksums(self) -> Future[dict[str, str]]:
+        """Checksum of every parameter in use, by name."""
+        return self._call(self._loader.checksums)
+
     def _call(self, function: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
 

@@ -81,6 +81,9 @@ class EngineServer:
             web.post("/update_weights", self.update_weights),
             web.post("/finish_weight_update", self.finish_update),
             web.get("/weight_info", self.weight_info),
+            web.post("/update_weight_version", self.update_version),
+            web.post("/weight_checker", self.weight_checker),
+            web.post("/shutdown_weight_transfer_engine", self.shutdown_transfer),
         ]
 
     async def health(self, _: web.Request) -> web.Response:
@@ -178,6 +181,29 @@ class EngineServer:
         """Label in force and where the engine stands in an update."""
         update = self.engine.update
         return _json({"weight_version": update.version, "state": str(update.state)})
+
+    async def update_version(self, http: web.Request) -> web.Response:
+        """Another label for the weights in use."""
+        version = protocol.parse(await http.read(), protocol.FinishFields).weight_version
+        protocol.version_number(version)
+        await _engine_wait(
+            self.engine.transition(lambda state: state.relabel(version)), "update_weight_version"
+        )
+        return _json({"message": "Weight version updated", "weight_version": version})
+
+    async def weight_checker(self, http: web.Request) -> web.Response:
+        """Checksums of the weights in use, to be compared with another engine's or the trainer's."""
+        protocol.parse(await http.read(), protocol.NoFields)
+        checksums = await _engine_wait(self.engine.checksums(), "weight_checker")
+        return _json({"weight_version": self.engine.update.version, "checksums": checksums})
+
+    async def shutdown_transfer(self, http: web.Request) -> web.Response:
+        """Forget the transport."""
+        protocol.parse(await http.read(), protocol.NoFields)
+        await _engine_wait(
+            self.engine.transition(lambda state: state.leave()), "shutdown_weight_transfer_engine"
+        )
+        return _json({"message": "Weight transfer shut down"})
 
     def _accept(self, fields: protocol.GenerateFields) -> Request:
         """The checked request. Raises BadRequest."""

@@ -66,8 +66,7 @@ class UpdateState:
     def loading(self, version: str) -> None:
         """The weights of `version` are being read; versions only grow."""
         self._require("update_weights", State.UPDATING)
-        if self.version != UNVERSIONED and int(version) < int(self.version):
-            raise OutOfOrder(f"weight version {version} is older than {self.version}; versions only grow")
+        self._require_growth(version)
         self.state, self._loading_version = State.LOADING, version
 
     def loaded(self) -> None:
@@ -89,6 +88,21 @@ class UpdateState:
         if version != self._loading_version:
             raise OutOfOrder(f"finish_weight_update {version}, but {self._loading_version} was loaded")
         self.state, self.version = State.PAUSED, version
+
+    def relabel(self, version: str) -> None:
+        """Another label for the same weights, such as after a restore; versions only grow."""
+        self._require("update_weight_version", State.SERVING, State.PAUSED)
+        self._require_growth(version)
+        self.version = version
+
+    def leave(self) -> None:
+        """The transport is given up; another update needs init_weight_transfer_engine first."""
+        self._require("shutdown_weight_transfer_engine", State.SERVING, State.PAUSED, State.REFUSED)
+        self.initialised = False
+
+    def _require_growth(self, version: str) -> None:
+        if self.version != UNVERSIONED and int(version) < int(self.version):
+            raise OutOfOrder(f"weight version {version} is older than {self.version}; versions only grow")
 
     def _require(self, call: str, *states: State) -> None:
         if self.state not in states:

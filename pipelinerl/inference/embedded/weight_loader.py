@@ -5,6 +5,7 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load as load_safetensors
+from xxhash import xxh3_64_hexdigest
 
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.weights.checksum import checksum
@@ -66,6 +67,13 @@ class WeightLoader:
             parameter.copy_(tensors[name])
         # In-place copies keep ties; this repairs a model whose head is a copy that should be tied.
         self._module.tie_weights()
+
+    def checksums(self) -> dict[str, str]:
+        """XXH3 of the bytes of every distinct parameter, by name; call between two steps only."""
+        return {
+            name: f"xxh3:{xxh3_64_hexdigest(one.detach().contiguous().view(-1).view(torch.uint8).numpy())}"
+            for name, one in self._parameters.items()
+        }
 
 
 def _some(names: list[str]) -> str:

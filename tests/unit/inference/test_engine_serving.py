@@ -1,21 +1,26 @@
 """Queueing, limits, refusals, aborts and counters of the engine."""
 
 import asyncio
+import os
+import signal
 import socket
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
-from engine_harness import random_prompt, running_engine, until
+from engine_harness import random_prompt, reference, running_engine, until
 
-from pipelinerl.inference.client import EngineRequestError, EngineUnavailable, SamplingParams
+from pipelinerl.inference.client import EngineClient, EngineRequestError, EngineUnavailable, SamplingParams
 from pipelinerl.inference.embedded.__main__ import main
 from pipelinerl.inference.embedded.protocol import SamplingFields
 from pipelinerl.inference.embedded.scheduler import Scheduler
 from pipelinerl.inference.embedded.sequence import Request, Sequence
+from pipelinerl.weights.base import StagedUpdate
+from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
 
 
 def sequence(prompt_length: int) -> Sequence:
@@ -106,6 +111,21 @@ BAD: dict[str, dict[str, Any]] = {
     "presence_penalty": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "presence_penalty": 3}},
 }
 
+BAD_CONTROL: dict[str, Any] = {
+    "/pause?mode=keep&clear=1": None,
+    "/resume?now=1": None,
+    "/reset_prefix_cache?all=1": None,
+    "/reset_prefix_cache?reset_running_requests=maybe": None,
+    "/abort_requests": {"ids": []},
+    "/init_weight_transfer_engine": {"init_info": {"world_size": 2}},
+    "/start_weight_update": {"version": "1"},
+    "/update_weights": {"update_info": {"names": []}},
+    "/finish_weight_update": {"version": "1"},
+    "/update_weight_version": {"weight_version": "one"},
+    "/weight_checker": {"action": "snapshot"},
+    "/shutdown_weight_transfer_engine": {"now": True},
+}
+
 
 async def test_what_cannot_be_served_is_refused_at_once_with_one_line(tied_model: Path) -> None:
     async with running_engine(tied_model) as engine:
@@ -123,9 +143,9 @@ async def test_what_cannot_be_served_is_refused_at_once_with_one_line(tied_model
         await engine.client.load_model_info()
         with pytest.raises(EngineRequestError, match="exceed max_model_len 512"):
             await engine.client.generate([1] * 512, SamplingParams(max_tokens=1))
-        await engine.post("/finish_weight_update", {"version": "1"}, expect=400)
-        await engine.post("/init_weight_transfer_engine", {"init_info": {"world_size": 2}}, expect=400)
-        await engine.post("/abort_requests", {"ids": []}, expect=400)
+        for path, body in BAD_CONTROL.items():
+            answer = await engine.post(path, body, expect=400)
+            assert "\n" not in answer["error"]["message"], path
         assert engine.server.engine.metrics.generation_tokens == 0
 
 
@@ -220,19 +240,53 @@ def test_command_line_says_in_one_line_what_is_wrong(
     ]
 
 
-def test_command_line_serves_until_sigterm(tied_model: Path) -> None:
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(tied_model), "--port", "0"],
-        stdout=subprocess.PIPE,
-        text=True,
-    )
+def engine_process(model: Path) -> subprocess.Popen[str]:
+    command = [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(model), "--port", "0"]
+    return subprocess.Popen([*command, "--max-model-len", "4096"], stdout=subprocess.PIPE, text=True)
+
+
+class StoppingTransport(FileTransport):
+    """Stops the engine's process while the weights are sent."""
+
+    def __init__(self, root: Path, pid: int) -> None:
+        super().__init__(root)
+        self._pid = pid
+
+    def send(self, staged: StagedUpdate, deadline_s: float) -> None:
+        os.kill(self._pid, signal.SIGSTOP)
+        super().send(staged, deadline_s)
+
+
+async def test_a_stopped_process_is_named_at_the_deadline_and_one_that_goes_on_ends_at_sigterm(
+    tied_model: Path, tmp_path: Path
+) -> None:
+    process = engine_process(tied_model)
     try:
         assert process.stdout is not None
-        assert "serving model on http://127.0.0.1:" in process.stdout.readline()
-        started = time.monotonic()
+        line = await asyncio.to_thread(process.stdout.readline)
+        assert "serving model on http://127.0.0.1:" in line
+        url = next(word for word in line.split() if word.startswith("http"))
+        sampling = SamplingParams(max_tokens=4000, ignore_eos=True)
+        async with aiohttp.ClientSession() as session:
+            client = EngineClient(url, session)
+            call = asyncio.ensure_future(client.generate([1], sampling, deadline_s=2.0))
+            while not (await client.metrics())["vllm:generation_tokens_total"]:
+                assert not call.done()
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(EngineUnavailable, match="timeout") as stopped:
+                await call
+            assert stopped.value.engine == url
+            process.send_signal(signal.SIGCONT)
+        deadlines = PublishDeadlines(pause_s=30, start_s=30, update_s=1, finish_s=1, resume_s=1)
+        publisher = Publisher([url], StoppingTransport(tmp_path, process.pid), deadlines=deadlines)
+        await asyncio.to_thread(publisher.wait_ready, 30.0)
+        with pytest.raises(WeightUpdateError, match=rf"of {url}: .*no answer within 1\.?\d* s"):
+            await asyncio.to_thread(publisher.publish, 1, list(reference(tied_model).named_parameters()))
+        assert publisher.version is None
+        publisher.close()
+        process.send_signal(signal.SIGCONT)
         process.terminate()
-        assert process.wait(30) == 0
-        assert time.monotonic() - started < 15
+        assert await asyncio.to_thread(process.wait, 30) == 0
     finally:
         process.kill()
         process.wait()

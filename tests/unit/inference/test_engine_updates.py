@@ -161,6 +161,56 @@ async def test_calls_out_of_order_are_refused_and_generation_goes_on(
         await engine.post("/update_weights", older, expect=409)
 
 
+async def test_label_checksums_and_the_end_of_the_transport(
+    tied_model: Path, other_tied_model: Path, tmp_path: Path
+) -> None:
+    transport = FileTransport(tmp_path)
+    new = reference(other_tied_model)
+    async with running_engine(tied_model) as engine, running_engine(other_tied_model) as other:
+        assert await engine.get("/weight_info") == {"weight_version": "default", "state": "serving"}
+        expected = (await other.post("/weight_checker"))["checksums"]
+        before = (await engine.post("/weight_checker"))["checksums"]
+        assert before.keys() == expected.keys() and before != expected
+        await update(engine, transport, new, 4, "false")
+        assert await engine.post("/weight_checker") == {"weight_version": "4", "checksums": expected}
+        await engine.post("/update_weight_version", {"weight_version": "3"}, expect=409)
+        await engine.post("/update_weight_version", {"weight_version": "6"})
+        one = await engine.client.generate(random_prompt(5), SamplingParams(max_tokens=3, ignore_eos=True))
+        assert one.versions == [(6, 0, 3)]
+        await engine.post("/pause?mode=keep&clear_cache=false")
+        await engine.post("/start_weight_update")
+        for path, body in (
+            ("/update_weight_version", {"weight_version": "7"}),
+            ("/shutdown_weight_transfer_engine", None),
+            ("/init_weight_transfer_engine", {"init_info": {}}),
+        ):
+            await engine.post(path, body, expect=409)
+        info = transport.stage(7, new.named_parameters()).info
+        await engine.post("/update_weights", {"update_info": info})
+        await engine.post("/finish_weight_update", {"weight_version": "7"})
+        await engine.post("/shutdown_weight_transfer_engine")
+        await engine.post("/start_weight_update", expect=409)  # no transport any more
+        await engine.post("/resume")
+        assert await engine.get("/weight_info") == {"weight_version": "7", "state": "serving"}
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+async def test_a_prompt_asked_again_after_an_update_is_answered_as_by_a_fresh_engine(
+    kind: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
+    folder: Path = request.getfixturevalue(f"{kind}_model")
+    other: Path = request.getfixturevalue(f"other_{kind}_model")
+    prompt, short = random_prompt(80), SamplingParams(max_tokens=30, temperature=0.0, ignore_eos=True)
+    async with running_engine(folder) as engine, running_engine(other) as fresh:
+        old = await engine.client.generate(prompt, short)
+        await update(engine, FileTransport(tmp_path), reference(other), 1, "false")
+        assert (await engine.post("/reset_prefix_cache"))["success"] is True
+        again = await engine.client.generate(prompt, short)
+        expected = await fresh.client.generate(prompt, short)
+    assert old.token_ids.tolist() != again.token_ids.tolist() == expected.token_ids.tolist()
+    np.testing.assert_allclose(again.logprobs, expected.logprobs, atol=2e-5)
+
+
 async def test_a_damaged_file_is_refused_before_any_tensor_changes(
     tied_model: Path, other_tied_model: Path, untied_model: Path, tmp_path: Path
 ) -> None:
