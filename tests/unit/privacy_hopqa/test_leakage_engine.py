@@ -1,0 +1,80 @@
+"""The language-model adversary and judge against the chat route of a real engine with a random model."""
+
+import pytest
+import torch
+from engine_harness import running_engine
+from text_model import build_text_model, byte_tokenizer
+
+from domains.privacy_hopqa.leakage.chat import ChatModel, Endpoint, Replies
+from domains.privacy_hopqa.leakage.llm import LanguageModelEvaluation, Templates
+from domains.privacy_hopqa.leakage.report import Secrets
+from domains.privacy_hopqa.leakage.rules import PrivateQuestion
+from domains.privacy_hopqa.transport import RequestRefused
+
+QUESTION = "What percentage of Harlow Foods stores completed the cold-chain audit in 2023?"
+SECRETS = Secrets("Harlow Foods", (PrivateQuestion(QUESTION, "15%", ("15%",)),))
+JOBS = [(("cold chain audit 15% stores", "refrigeration rules"), SECRETS), (("frozen food",), SECRETS)]
+TOKENS = 100
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    torch.set_num_threads(1)
+    return build_text_model(tmp_path_factory.mktemp("text"))
+
+
+async def evaluation(engine, replies):
+    endpoint = Endpoint(engine.url, "model", timeout_s=60.0, max_tokens=TOKENS)
+    models = [ChatModel(endpoint, engine.session, replies) for _ in range(2)]
+    found = LanguageModelEvaluation(*models, Templates())
+    await found.run(JOBS)
+    return found
+
+
+async def test_what_a_random_model_says_is_counted_and_makes_the_evaluation_invalid(folder, tmp_path):
+    replies = tmp_path / "replies.jsonl"
+    async with running_engine(folder, max_model_len=4096, max_prefill_tokens=2048) as engine:
+        found = await evaluation(engine, Replies(replies))
+        served = engine.server.engine.metrics
+    counts = found.counts()
+    # Two logs, three levels; each question is asked once more before it is given up.
+    assert counts["adversary"] == {
+        "asked": 6,
+        "replies": 12,
+        "kept": 0,
+        "asked_again": 6,
+        "unparseable": 6,
+    }
+    assert counts["judge"]["asked"] == 0
+    assert counts["unparseable_share"] == 1.0 and counts["valid"] is False
+    assert served.requests_received == sum(served.finished.values()) == 12
+    assert not replies.exists(), "only good replies are kept"
+    assert not found.levels_of(*JOBS[0]).answer
+
+
+async def test_replies_in_the_form_asked_for_reach_the_levels(folder, tmp_path, monkeypatch):
+    """The sampler is made to say one JSON object; prompt, route and answer are the engine's own."""
+    tokenizer = byte_tokenizer()
+    said = '{"questions": ["Q?"], "answer": "15%", "claims": ["15% passed"], "match": true}'
+    ids = [*tokenizer.backend_tokenizer.encode(said).ids, tokenizer.eos_token_id]
+
+    def speak(logits, sequences):
+        return [ids[one.output_length] for one in sequences], [-1.0] * len(sequences)
+
+    monkeypatch.setattr("pipelinerl.inference.embedded.engine.sample", speak)
+    async with running_engine(folder, max_model_len=4096, max_prefill_tokens=2048) as engine:
+        found = await evaluation(engine, Replies(tmp_path / "replies.jsonl"))
+        again = await evaluation(engine, Replies(tmp_path / "replies.jsonl"))
+    counts = found.counts()
+    assert counts["valid"] is True and counts["unparseable_share"] == 0.0
+    assert (counts["adversary"]["asked"], counts["judge"]["asked"]) == (6, 3)
+    levels = found.levels_of(*JOBS[0])
+    assert levels.intent and levels.answer and levels.full
+    assert levels.questions[0].guess == "15%"
+    assert again.counts()["adversary"] == {**counts["adversary"], "replies": 0, "kept": 6}
+
+
+async def test_a_prompt_that_does_not_fit_is_refused_with_the_engines_words(folder):
+    async with running_engine(folder, max_model_len=256) as engine:
+        with pytest.raises(RequestRefused, match="do not fit max_model_len 256"):
+            await evaluation(engine, Replies())
