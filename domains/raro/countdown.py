@@ -33,6 +33,12 @@ def solutions(numbers: Sequence[int], target: int, integer_only: bool = True) ->
     return sorted(text for text, (result, _) in found.items() if result == target)
 
 
+def expressions(numbers: Sequence[int], integer_only: bool = True) -> dict[str, Fraction]:
+    """Every printed expression that uses each number once, with its value."""
+    found = _expressions(tuple(sorted(numbers)), integer_only)
+    return {text: result for text, (result, _) in found.items()}
+
+
 @lru_cache(maxsize=4096)
 def _expressions(numbers: tuple[int, ...], integer_only: bool) -> dict[str, tuple[Fraction, int]]:
     """Printed expression -> (value, precedence of its last operator), over sorted numbers."""

@@ -1,6 +1,6 @@
 """Scripted play of both roles for a small model to imitate, on training numbers only.
 
-The policy tries combinations of the numbers step by step and often answers with one that misses the target.
+The policy tries combinations of the numbers at random and often answers with one that misses the target.
 The critic writes out how both answers are evaluated and how far they are from the target, a stand-in for what
 pretraining would have taught, and then gives a verdict drawn without looking: what all that says about which
 answer is the expert's is left to be learnt.
@@ -9,147 +9,189 @@ answer is the expert's is left to be learnt.
 from __future__ import annotations
 
 import random
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from fractions import Fraction
-from functools import lru_cache
+from functools import cache, lru_cache
+from typing import NamedTuple
 
 from omegaconf import DictConfig
 
 from domains.raro.config import settings_of
-from domains.raro.countdown import multisets, solutions
+from domains.raro.countdown import expressions, multisets
 from domains.raro.data import data_settings
-from domains.raro.expressions import Expression, Number, Operation, combine, literals, parse, render
+from domains.raro.expressions import Expression, Number, combine, literals, parse, render
 from domains.raro.generator import CountdownSpec, question, split_of
 from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
-from domains.raro.prompts import critic_prompt, ordered, policy_prompt
+from domains.raro.prompts import critic_prompt, policy_prompt
 from pipelinerl.bootstrap.demonstrations import Demonstration
 
 PER_SEED = 400
+RULES = "rules"
+"""Name of the phase whose critic says what it goes by."""
 CRITIC_SHARE = 0.45
 """Share of demonstrations that show the critic."""
-GIVES_UP = 0.15
-"""Probability that a try that missed becomes the answer nevertheless."""
+PERSISTENT = 0.25
+"""Share of policy traces of a player who never gives up."""
+GIVES_UP = 0.5
+"""Probability that a try of the others that missed becomes the answer nevertheless."""
 INSIGHT = 0.05
 """Probability that a try is a solution."""
 MAX_TRIES = 10
-LARGEST_STEP = 200
-"""Steps of tries that come out larger are drawn again."""
-MAX_DRAWS = 2000
-"""Random combinations tried for one that fits."""
-FOREIGN_NUMBER = 0.15
-"""Share of shown answers that use another number than the given ones."""
+LARGEST_VALUE = 200
+"""Combinations with a larger value are not tried."""
+SOLVED, FOREIGN_NUMBER, MISSING_NUMBER = 0.25, 0.1, 0.05
+"""Shares of shown answers that hit the target, use another number than the given ones, or one number less."""
+VERDICT_WEIGHTS = (0.4, 0.4, 0.2)
 UNREADABLE = "?"
-"""Result of a step that is no integer."""
+"""Result of a step that is no integer, and the distance of such an answer."""
+
+
+class Try(NamedTuple):
+    """One way to combine the numbers: as printed, its value, and its evaluation step by step."""
+
+    text: str
+    value: int
+    steps: str
 
 
 def demonstrations(cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
-    """Play of one seed; equal arguments give equal play. Both roles come mixed, whatever the phase."""
+    """Play of one seed; equal arguments give equal play. Both roles come mixed."""
     settings = settings_of(cfg)
     spec = data_settings(settings.data).countdown
     rng = random.Random(f"raro demonstrations {spec.salt} {seed}")
+    questions = _training_questions(spec.model_dump_json())
     for _ in range(PER_SEED):
-        numbers, target, solution = _problem(spec, rng)
+        numbers, target = rng.choice(questions)
         text = question(spec, numbers, target)
         if rng.random() < CRITIC_SHARE:
-            yield _critic(settings.prompt_set, text, numbers, target, solution, rng)
+            answers = [shown_answer(spec, numbers, target, rng) for _ in range(2)]
+            if rng.random() < 0.8:  # one of the two is mostly a solution, as in the game
+                answers[rng.randrange(2)] = rng.choice(_hits(numbers, target)).text
+            yield _critic(settings.prompt_set, text, target, answers, rng, phase == RULES)
         else:
             prompt = policy_prompt(settings.prompt_set, text)
-            yield _demonstration("policy", prompt.messages, policy_trace(numbers, target, solution, rng))
+            yield _demonstration("policy", prompt.messages, policy_trace(numbers, target, rng))
 
 
-def _demonstration(kind: str, messages: list[dict[str, str]], completion: str) -> Demonstration:
+def _demonstration(
+    kind: str, messages: list[dict[str, str]], completion: str, fixed: str | None = None
+) -> Demonstration:
     if len(messages) != 1:
         raise ValueError("demonstrations have no system prompt; set raro.prompt_set=tiny")
-    return Demonstration(kind, messages[0]["content"], completion, exact=False)
+    return Demonstration(kind, messages[0]["content"], completion, exact=fixed is not None, fixed=fixed)
 
 
 @lru_cache(maxsize=4)
-def _training_numbers(spec_json: str) -> list[tuple[int, ...]]:
+def _training_numbers(spec_json: str) -> frozenset[tuple[int, ...]]:
     spec = CountdownSpec.model_validate_json(spec_json)
     rows = multisets(spec.n_numbers, *spec.number_range).tolist()
-    return [tuple(row) for row in rows if split_of(spec, row) == "train"]
+    return frozenset(tuple(row) for row in rows if split_of(spec, row) == "train")
 
 
-def _problem(spec: CountdownSpec, rng: random.Random) -> tuple[tuple[int, ...], int, str]:
-    """(numbers, target, a solution) of a random solvable training question."""
-    candidates = _training_numbers(spec.model_dump_json())
-    while True:
-        numbers, target = rng.choice(candidates), rng.choice(spec.targets)
-        if found := solutions(numbers, target, spec.integer_only):
-            return numbers, target, rng.choice(found)
+@lru_cache(maxsize=4)
+def _training_questions(spec_json: str) -> list[tuple[tuple[int, ...], int]]:
+    """(numbers, target) of every solvable training question."""
+    spec = CountdownSpec.model_validate_json(spec_json)
+    targets = spec.targets
+    return [
+        (numbers, target)
+        for numbers in sorted(_training_numbers(spec_json))
+        for target in sorted({t.value for t in tries_of(numbers)} & set(targets))
+    ]
 
 
-def policy_trace(numbers: tuple[int, ...], target: int, solution: str, rng: random.Random) -> str:
+@cache
+def tries_of(numbers: tuple[int, ...]) -> tuple[Try, ...]:
+    """All ways to combine the sorted numbers through non-negative integers, none above LARGEST_VALUE."""
+    return tuple(
+        Try(text, int(value), evaluation(parse(text)))
+        for text, value in sorted(expressions(numbers).items())
+        if value <= LARGEST_VALUE
+    )
+
+
+def _hits(numbers: tuple[int, ...], target: int) -> list[Try]:
+    return [found for found in tries_of(numbers) if found.value == target]
+
+
+def policy_trace(numbers: tuple[int, ...], target: int, rng: random.Random) -> str:
     """Random tries until one hits the target or the player gives up; the last one is the answer.
 
-    Tries are not steered away from the target, or the model would learn to miss it.
+    Tries are not steered away from the target, or the model would learn to miss it. A value that was tried
+    is not tried again.
     """
-    tries: list[Expression] = []
-    seen: set[Fraction] = set()
-    while len(tries) < MAX_TRIES:
-        if rng.random() < INSIGHT:
-            tree, result = parse(solution), Fraction(target)
-        else:
-            tree, result = random_expression(numbers, seen, rng)
-        tries.append(tree)
-        seen.add(result)  # a value that was tried is not tried again
-        if result == target or rng.random() < GIVES_UP:
-            break
-    steps = "".join(f"{evaluation(tree)};" for tree in tries)
-    return f"{steps}{ANSWER_OPEN}{render(tries[-1])}{ANSWER_CLOSE}"
+    gives_up = 0.0 if rng.random() < PERSISTENT else GIVES_UP
+    left, steps = list(tries_of(numbers)), list[str]()
+    while True:
+        one = rng.choice(_hits(numbers, target) if rng.random() < INSIGHT else left)
+        steps.append(f"{one.steps};")
+        left = [other for other in left if other.value != one.value]
+        stops = not left or len(steps) == MAX_TRIES or rng.random() < gives_up
+        if one.value == target or stops:
+            return f"{''.join(steps)}{ANSWER_OPEN}{one.text}{ANSWER_CLOSE}"
+
+
+def shown_answer(spec: CountdownSpec, numbers: tuple[int, ...], target: int, rng: random.Random) -> str:
+    """An answer a model could have given: mostly some combination, sometimes of other numbers."""
+    kind = rng.random()
+    if kind < SOLVED:
+        return rng.choice(_hits(numbers, target)).text
+    used = numbers
+    if kind < SOLVED + FOREIGN_NUMBER:
+        used = _with_foreign(spec, numbers, rng)
+    elif kind < SOLVED + FOREIGN_NUMBER + MISSING_NUMBER:
+        at = rng.randrange(len(numbers))
+        used = numbers[:at] + numbers[at + 1 :]
+    return rng.choice(tries_of(used)).text
+
+
+def _with_foreign(spec: CountdownSpec, numbers: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
+    """Training numbers that differ in one place; the given ones where a hundred draws find none."""
+    known = _training_numbers(spec.model_dump_json())
+    for _ in range(100):
+        used = list(numbers)
+        used[rng.randrange(len(used))] = rng.randint(*spec.number_range)
+        if (found := tuple(sorted(used))) != numbers and found in known:
+            return found
+    return numbers
 
 
 def _critic(
-    prompt_set: str, text: str, numbers: tuple[int, ...], target: int, solution: str, rng: random.Random
+    prompt_set: str, text: str, target: int, answers: list[str], rng: random.Random, rules: bool
 ) -> Demonstration:
-    shown = shown_answer(numbers, solution, rng)
-    answers = ordered(solution, render(shown), rng.choice((1, 2)))
     prompt = critic_prompt(prompt_set, text, *answers)
-    lines = [critic_line(parse(answer), target) for answer in answers]
-    return _demonstration("critic", prompt.messages, "\n".join([*lines, rng.choice(VERDICTS)]))
+    trees = [parse(answer) for answer in answers]
+    distances = [distance(tree, target) for tree in trees]
+    lines = [critic_line(tree) for tree in trees]
+    fixed = "\n".join([*lines, " ".join(map(_shown, distances))])
+    verdict = rng.choices(VERDICTS, VERDICT_WEIGHTS)[0]
+    if rules:
+        verdict = _by_rule(distances, rng)
+    return _demonstration("critic", prompt.messages, f"{fixed}\n{verdict}", fixed)
 
 
-def shown_answer(numbers: tuple[int, ...], solution: str, rng: random.Random) -> Expression:
-    """An answer a model could have given: mostly some expression, sometimes with a foreign number."""
-    used = list(numbers)
-    if rng.random() < FOREIGN_NUMBER:
-        used[rng.randrange(len(used))] = rng.randint(1, max(numbers))
-    return parse(solution) if rng.random() < 0.25 else random_expression(tuple(used), (), rng)[0]
+def _by_rule(distances: list[int | None], rng: random.Random) -> str:
+    rule = rng.choice(("near", "far", "any"))
+    size = [10_000 if d is None else abs(d) for d in distances]
+    verdict = rng.choices(VERDICTS, VERDICT_WEIGHTS)[0]
+    if rule != "any" and size[0] != size[1]:
+        verdict = VERDICTS[(size[0] > size[1]) ^ (rule == "far")]
+    return f"{rule}:{verdict}"
 
 
-def random_expression(
-    numbers: tuple[int, ...], missed: Collection[Fraction], rng: random.Random
-) -> tuple[Expression, Fraction]:
-    """A random way to combine all numbers with moderate integer steps, and its value, none of `missed`.
-
-    After MAX_DRAWS draws the last one is taken whatever its value: few numbers give few values.
-    """
-    for draw in range(MAX_DRAWS):
-        found = _combined(numbers, rng)
-        if found is not None and (found[1] not in missed or draw > MAX_DRAWS // 2):
-            return found
-    raise ValueError(f"no moderate integer steps combine {numbers}")
+def _shown(distance: int | None) -> str:
+    return UNREADABLE if distance is None else str(distance)
 
 
-def _combined(numbers: tuple[int, ...], rng: random.Random) -> tuple[Expression, Fraction] | None:
-    parts: list[tuple[Expression, Fraction]] = [(Number(n), Fraction(n)) for n in numbers]
-    while len(parts) > 1:
-        (a, x), (b, y) = (parts.pop(rng.randrange(len(parts))) for _ in range(2))
-        op = rng.choice("+-*/") if rng.random() < 0.7 else "+-"[rng.random() < 0.5]
-        result = combine(op, x, y)
-        if result is None or result.denominator != 1 or not 0 <= result <= LARGEST_STEP:
-            return None
-        parts.append((Operation(op, a, b), result))
-    return parts[0]
+def distance(tree: Expression, target: int) -> int | None:
+    """Value minus target; None where a step is no integer."""
+    result = _evaluate(tree, [])
+    return None if result is None else int(result) - target
 
 
-def critic_line(tree: Expression, target: int) -> str:
-    """The numbers an answer uses, sorted, its evaluation, and the distance of its value to the target."""
-    steps: list[str] = []
-    result = _evaluate(parse(render(tree)), steps)
-    if result is not None:
-        steps.append(f"{result}-{target}={result - target}")
-    return f"{' '.join(map(str, sorted(literals(tree))))}:{','.join(steps)}"
+def critic_line(tree: Expression) -> str:
+    """The numbers an answer uses, sorted, and its evaluation."""
+    return f"{' '.join(map(str, sorted(literals(tree))))}:{evaluation(tree)}"
 
 
 def evaluation(tree: Expression) -> str:

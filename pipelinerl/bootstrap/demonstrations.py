@@ -27,13 +27,15 @@ class Demonstration:
     """One call: what the model reads and what it should answer.
 
     `kind` names the skill for the gates; `exact` says whether this answer is the only right one (the gates
-    measure exact ones only; an imperfect or freely chosen answer is trained, not measured).
+    measure exact ones only; an imperfect or freely chosen answer is trained, not measured). `fixed` is the
+    beginning of the completion that has to be so when the rest is free; the gates then measure it alone.
     """
 
     kind: str
     prompt: str
     completion: str
     exact: bool = True
+    fixed: str | None = None
 
 
 class TokenPack(NamedTuple):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from pipelinerl.bootstrap.demonstrations import MASKED, Demonstration, encode
+from pipelinerl.bootstrap.demonstrations import MASKED, Demonstration, Encoded, encode
 from pipelinerl.finetune.model import hidden_states, output_head
 from pipelinerl.finetune.segments import Segments
 from pipelinerl.finetune.supervised import PackedBatch
@@ -43,7 +43,8 @@ def measure(
     """Greedy exact match per kind, on demonstrations that have one right answer.
 
     An answer is the greedy one if each of its tokens is the most likely after the ones before it, so one
-    forward pass decides without decoding. A kind in `minimums` that was never seen counts as accuracy 0.
+    forward pass decides without decoding. Of an answer with a fixed beginning that one counts. A kind in
+    `minimums` that was never seen counts as accuracy 0.
     """
     right: dict[str, int] = defaultdict(int)
     seen: dict[str, int] = defaultdict(int)
@@ -57,11 +58,21 @@ def measure(
     return [GateResult(k, right[k] / max(seen[k], 1), seen[k], minimums.get(k)) for k in kinds]
 
 
+def measured(tokenizer: Tokenizer, batch: list[Demonstration], max_length: int) -> list[Encoded]:
+    """What has to be so of each demonstration: its answer and the end, or the fixed beginning alone."""
+    whole = [d if d.fixed is None else replace(d, completion=d.fixed) for d in batch]
+    encoded = list(encode(tokenizer, whole, max_length, prompt_loss=0.0))
+    for demonstration, one in zip(batch, encoded):
+        if demonstration.fixed is not None:
+            one.labels[-1] = MASKED  # the end that encoding adds
+    return encoded
+
+
 @torch.no_grad()
 def _greedy_hits(
     model: PreTrainedModel, tokenizer: Tokenizer, batch: list[Demonstration], max_length: int
 ) -> list[bool]:
-    encoded = encode(tokenizer, batch, max_length, prompt_loss=0.0)
+    encoded = measured(tokenizer, batch, max_length)
     packed = PackedBatch.from_texts([(e.input_ids, e.labels) for e in encoded])
     device = next(model.parameters()).device
 

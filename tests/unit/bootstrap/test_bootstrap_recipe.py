@@ -23,6 +23,7 @@ from pipelinerl.bootstrap.demonstrations import (
     shuffled,
 )
 from pipelinerl.bootstrap.formats import ASSISTANT, END, SPECIAL_TOKENS, USER
+from pipelinerl.bootstrap.gates import measured
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
 
 SKELETON = ('{"answer":"', '"}', "d1", "d2")
@@ -163,6 +164,14 @@ def test_a_failing_source_is_named(tokenizer, tmp_path):
             next(iter(packs))
     finally:
         packs.close()
+
+
+def test_gates_measure_the_fixed_beginning_of_an_answer_that_ends_freely(tokenizer):
+    fast = tokenizer.backend_tokenizer
+    free = Demonstration("plan", "cold?", "store growth", fixed="store")
+    whole = Demonstration("echo", "cold?", "store growth")
+    labels = [one.labels[one.labels != MASKED].tolist() for one in measured(fast, [free, whole], 64)]
+    assert labels == [fast.encode("store").ids, fast.encode("store growth" + END).ids]
 
 
 def test_a_run_trains_measures_and_saves(tmp_path):

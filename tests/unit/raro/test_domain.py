@@ -1,6 +1,7 @@
 """Hooks: configuration checks, presets, warnings, report, demonstrations."""
 
 import copy
+import itertools
 import json
 import random
 from collections import Counter
@@ -11,9 +12,10 @@ import yaml
 from omegaconf import OmegaConf
 
 from domains.raro.countdown import verify
-from domains.raro.demonstrations import critic_line, evaluation
+from domains.raro.data import data_settings
+from domains.raro.demonstrations import critic_line, distance, evaluation
 from domains.raro.domain import RaroDomain
-from domains.raro.expressions import parse
+from domains.raro.expressions import literals, parse
 from domains.raro.generator import split_of
 from domains.raro.metrics import CRITIC_RATES, length_rule
 from domains.raro.parser import ANSWER_1, TIE, extract_answer, parse_verdict
@@ -132,32 +134,38 @@ def test_the_length_rule():
 
 
 def test_demonstrations_never_look_at_the_truth_and_stay_on_training_numbers():
-    cfg, verdicts, right = tree(), Counter(), []
-    spec_tree = OmegaConf.to_container(cfg.raro.data, resolve=True)
-    from domains.raro.data import data_settings
-
-    spec = data_settings(spec_tree).countdown
-    for seed in range(4):
-        made = list(RaroDomain().demonstrations(cfg, seed, "play"))
-        assert made == list(RaroDomain().demonstrations(cfg, seed, "play"))
+    cfg, verdicts, judged, right = tree(), Counter(), Counter(), []
+    spec = data_settings(OmegaConf.to_container(cfg.raro.data, resolve=True)).countdown
+    for seed, phase in itertools.product(range(4), ("play", "rules")):
+        made = list(RaroDomain().demonstrations(cfg, seed, phase))
+        assert made == list(RaroDomain().demonstrations(cfg, seed, phase))
         for one in made:
-            numbers = [int(n) for n in one.prompt.split("=")[0].split()[1:]]
+            first, *answers = one.prompt.splitlines()
+            numbers, target = [int(n) for n in first.split("=")[0].split()[1:]], int(first.split("=")[1])
             assert split_of(spec, numbers) == "train"
-            if one.kind == "critic":
-                verdicts[parse_verdict(one.completion)] += 1
-            else:
-                target = int(one.prompt.split("=")[1])
+            if one.kind == "policy":
                 right.append(verify(extract_answer(one.completion), numbers, target))
-    shares = [count / sum(verdicts.values()) for count in verdicts.values()]
-    assert len(verdicts) == 3 and all(0.26 < share < 0.41 for share in shares)
-    assert 0.42 < sum(right) / len(right) < 0.54
+                continue
+            shown = [answer.split(": ")[1] for answer in answers]
+            used = [tuple(sorted(literals(parse(answer)))) for answer in shown]
+            assert all(split_of(spec, list(row)) == "train" for row in used if len(row) == 3)
+            verdict = parse_verdict(one.completion)
+            verdicts[verdict] += 1
+            good = [verify(answer, numbers, target) for answer in shown]
+            if verdict != TIE and good[0] != good[1]:
+                judged[good[0] == (verdict == ANSWER_1)] += 1
+    share = {verdict: count / verdicts.total() for verdict, count in verdicts.items()}
+    assert 0.1 < share[TIE] < 0.25 and abs(share[ANSWER_1] - share["[Answer 2]"]) < 0.08
+    assert judged.total() > 400 and 0.44 < judged[True] / judged.total() < 0.56
+    assert 0.25 < sum(right) / len(right) < 0.45
 
 
 def test_evaluations_are_written_step_by_step():
-    assert critic_line(parse("8*(11-8)"), 24) == "8 8 11:11-8=3,8*3=24,24-24=0"
-    assert critic_line(parse("7/2+1"), 24) == "1 2 7:7/2=?"
+    assert critic_line(parse("8*(11-8)")) == "8 8 11:11-8=3,8*3=24"
+    assert critic_line(parse("7/2+1")) == "1 2 7:7/2=?"
     assert evaluation(parse("8*(11-8)")) == "11-8=3,8*3=24"
     assert evaluation(parse("3-8")) == "3-8=-5" and evaluation(parse("7/2+1")) == "7/2=?"
+    assert distance(parse("3-8"), 24) == -29 and distance(parse("7/2+1"), 24) is None
 
 
 def records(n):
