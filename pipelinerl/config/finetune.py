@@ -134,8 +134,11 @@ class FinetuneConfig(Section):
     """Optimizer steps of a complete run."""
     interrupt_train_steps: int = Field(-1, ge=-1)
     """Stop after so many steps without changing the schedule; -1 = off."""
-    gradient_checkpointing: bool = True
-    """Recompute activations in the backward pass."""
+    gradient_checkpointing: bool | Literal["selective"] | Annotated[int, Field(ge=2)] = True
+    """Recompute activations in the backward pass: of every layer, of every n-th (a number), or `selective`,
+    which keeps attention and the narrow matrix products of each layer."""
+    compile: bool = False
+    """Compile the decoder layers (GPU only; half a minute at the start)."""
     reentrant_checkpointing: bool = False
     """Use torch's reentrant variant of it."""
     seq_length: int = Field(12_000, ge=8)

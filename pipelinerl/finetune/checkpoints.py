@@ -18,6 +18,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
+from pipelinerl import faults
+from pipelinerl.finetune.masters import MasterWeights
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.finetune.value_head import save_value_head
@@ -95,7 +97,7 @@ def save_checkpoint(
     step = counters.completed_steps
     root.mkdir(parents=True, exist_ok=True)
     beside = _fresh(root / f"~{MODEL}")
-    save_model(learner.model, beside, tokenizer_from)
+    save_model(learner.model, beside, tokenizer_from, learner.masters)
     if learner.value_head is not None:
         save_value_head(learner.value_head, beside)
     _mark(beside, step)
@@ -103,11 +105,13 @@ def save_checkpoint(
         kept = _fresh(root / INTERMEDIATE / f"~{step}")
         shutil.copytree(beside, kept, dirs_exist_ok=True)
         _replace(kept, root / INTERMEDIATE / str(step))
+    faults.hit("finetune:mid_checkpoint")
     if with_state:
         state = _fresh(root / f"~{STATE}")
         _save_state(state, learner, counters, extra)
         _mark(state, step)
         _swap(root, MODEL)
+        faults.hit("finetune:between_swaps")
         _swap(root, STATE)
     else:
         shutil.rmtree(root / STATE, ignore_errors=True)
@@ -116,9 +120,21 @@ def save_checkpoint(
         shutil.rmtree(root / f"~old-{name}", ignore_errors=True)
 
 
-def save_model(model: PreTrainedModel, folder: Path, tokenizer_from: Path | None = None) -> None:
+def save_model(
+    model: PreTrainedModel,
+    folder: Path,
+    tokenizer_from: Path | None = None,
+    masters: MasterWeights | None = None,
+) -> None:
     """Save in Hugging Face format (safetensors, float32), with the tokenizer of another folder."""
-    model.save_pretrained(folder)
+    if masters is None:
+        model.save_pretrained(folder)
+    else:
+        weights = masters.master_of()
+        state = {
+            name: weights.get(id(tensor), tensor) for name, tensor in model.state_dict(keep_vars=True).items()
+        }
+        model.save_pretrained(folder, state_dict=state)
     if tokenizer_from is not None:
         for pattern in ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja"):
             for file in tokenizer_from.glob(pattern):

@@ -1,13 +1,25 @@
-"""Token log-probabilities and entropies from hidden states, without ever holding `[N, V]` logits."""
+"""Token log-probabilities and entropies from hidden states, without ever holding `[N, V]` logits.
+
+The vocabulary is walked in blocks. The forward merges each block into running sums of the softmax (Milakov &
+Gimelshein 2018); the backward computes the logits of a block again and turns them into gradients. Blocks of
+the vocabulary, not of the tokens, because then each row of the head's gradient is written once; only the
+gradient of the hidden states, V/D times smaller, is added up.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 
 CHUNK_ELEMENTS = 1 << 24
-"""Most logits held at a time (64 MiB in float32)."""
+"""Most logits held at a time on the CPU (64 MiB in float32)."""
+CUDA_CHUNK_ELEMENTS = 96 << 20
+"""The same on a GPU: 384 MiB in float32, and 192 MiB for their gradient in bfloat16."""
+_COLUMNS = 256
+"""On a GPU blocks are a multiple of this wide, for the sake of matrix kernels."""
 
 
 class TokenScores(NamedTuple):
@@ -23,29 +35,125 @@ def token_scores(
     targets: torch.Tensor,
     temperature: float = 1.0,
     head_bias: torch.Tensor | None = None,
-    chunk_elements: int = CHUNK_ELEMENTS,
+    chunk_elements: int | None = None,
 ) -> TokenScores:
     """Score `targets` under softmax(hidden @ head_weight.T / temperature), in float32 whatever the inputs.
 
-    hidden `[N, D]` predicts targets int64 `[N]`; head_weight `[V, D]`, head_bias `[V]`. Differentiable in
-    hidden, weight and bias through both results; logits are recomputed chunk by chunk in the backward.
-    Raises ValueError when temperature is not positive or shapes disagree.
+    hidden `[N, D]` predicts targets int64 `[N]`; head_weight `[V, D]`, head_bias `[V]`. Logits are always
+    float32 sums: with a bfloat16 head on a GPU their factors are bfloat16 (whose products are exact in
+    float32), otherwise float32. Differentiable in hidden, weight and bias through both results. At most
+    `chunk_elements` logits are held at a time. Raises ValueError when temperature is not positive or shapes
+    disagree.
     """
     if temperature <= 0:
         raise ValueError(f"temperature must be positive, got {temperature}")
     if hidden.dim() != 2 or targets.shape != hidden.shape[:1]:
         raise ValueError(f"hidden {tuple(hidden.shape)} and targets {tuple(targets.shape)} disagree")
-    chunk = max(1, chunk_elements // head_weight.shape[0])
-    return TokenScores(*_TokenScores.apply(hidden, head_weight, head_bias, targets, 1.0 / temperature, chunk))
+    width = _block_width(len(targets), hidden.is_cuda, chunk_elements)
+    return TokenScores(*_TokenScores.apply(hidden, head_weight, head_bias, targets, 1.0 / temperature, width))
+
+
+def _block_width(rows: int, cuda: bool, chunk_elements: int | None) -> int:
+    limit = chunk_elements or (CUDA_CHUNK_ELEMENTS if cuda else CHUNK_ELEMENTS)
+    width = max(1, limit // max(rows, 1))
+    return width // _COLUMNS * _COLUMNS if cuda and width > _COLUMNS else width
+
+
+def _blocks(vocabulary: int, width: int) -> Iterator[slice]:
+    return (slice(at, min(at + width, vocabulary)) for at in range(0, vocabulary, width))
+
+
+def _factor_dtype(hidden: torch.Tensor, weight: torch.Tensor) -> torch.dtype:
+    """bfloat16 where a GPU multiplies it into float32 sums; float32 otherwise."""
+    on_tensor_cores = hidden.is_cuda and weight.dtype == torch.bfloat16
+    return torch.bfloat16 if on_tensor_cores else torch.float32
+
+
+def _product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """a @ b with float32 sums."""
+    return a @ b if a.dtype == torch.float32 else torch.mm(a, b, out_dtype=torch.float32)
 
 
 def _logits(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, scale: float
 ) -> torch.Tensor:
-    logits = hidden.float() @ weight.T
+    logits = _product(hidden, weight.to(hidden.dtype).T)
     if bias is not None:
-        logits = logits + bias.float()
+        logits.add_(bias.float())
     return logits.mul_(scale) if scale != 1.0 else logits
+
+
+class _Sums(NamedTuple):
+    """Of some columns, float32 `[N]` each: m = max z, sum e^(z-m), sum e^(z-m) (z-m), and z of the target.
+
+    The last is 0 when the target is not among the columns.
+    """
+
+    top: torch.Tensor
+    total: torch.Tensor
+    weighted: torch.Tensor
+    chosen: torch.Tensor
+
+
+def _merged(one: _Sums, other: _Sums) -> _Sums:
+    top = torch.maximum(one.top, other.top)
+    parts = []
+    for sums in (one, other):
+        shift = sums.top - top
+        parts.append((shift.exp() * sums.total, shift.exp() * (sums.weighted + shift * sums.total)))
+    (total, weighted), (more, more_weighted) = parts
+    return _Sums(top, total + more, weighted + more_weighted, one.chosen + other.chosen)
+
+
+def _block_sums(logits: torch.Tensor, local: torch.Tensor) -> _Sums:
+    """Sums of one block; `local` is the target's column, which may lie outside."""
+    top = logits.amax(-1)
+    centred = logits - top[:, None]
+    weights = centred.exp()
+    inside = (local >= 0) & (local < logits.shape[1])
+    column = local.clamp(0, logits.shape[1] - 1)
+    chosen = torch.where(inside, logits.gather(1, column[:, None])[:, 0], 0.0)
+    return _Sums(top, weights.sum(-1), torch.linalg.vecdot(weights, centred), chosen)
+
+
+def _block_gradient(
+    logits: torch.Tensor,
+    local: torch.Tensor,
+    log_normaliser: torch.Tensor,
+    entropy: torch.Tensor,
+    grad_logprobs: torch.Tensor,
+    grad_entropy: torch.Tensor | None,
+    scale: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Gradient by the unscaled logits of one block, `[N, width]` in `dtype`.
+
+    d logp_t / d z = onehot_t - p;  d H / d z = -p * (log p + H).
+    """
+    logp = logits - log_normaliser[:, None]
+    if grad_entropy is None:
+        upstream = grad_logprobs[:, None]
+    else:
+        upstream = grad_logprobs[:, None] + grad_entropy[:, None] * (logp + entropy[:, None])
+    if torch.compiler.is_compiling():  # one kernel: compare instead of scatter
+        columns = torch.arange(logits.shape[1], device=logits.device)
+        at_target = torch.where(columns == local[:, None], grad_logprobs[:, None], 0.0)
+        return ((at_target - logp.exp() * upstream) * scale).to(dtype)
+    grad = logp.exp_().mul_(upstream).neg_()
+    inside = (local >= 0) & (local < logits.shape[1])
+    column = local.clamp(0, logits.shape[1] - 1)
+    grad.scatter_add_(1, column[:, None], torch.where(inside, grad_logprobs, 0.0)[:, None])
+    return grad.mul_(scale).to(dtype)
+
+
+@lru_cache(maxsize=1)
+def _fused() -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The two block functions as one kernel each."""
+    return torch.compile(_block_sums, dynamic=True), torch.compile(_block_gradient, dynamic=True)
+
+
+def _block_functions(cuda: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    return _fused() if cuda else (_block_sums, _block_gradient)
 
 
 class _TokenScores(torch.autograd.Function):
@@ -57,26 +165,26 @@ class _TokenScores(torch.autograd.Function):
         bias: torch.Tensor | None,
         targets: torch.Tensor,
         scale: float,
-        chunk: int,
+        width: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs = torch.empty(targets.shape, dtype=torch.float32, device=hidden.device)
-        entropy = torch.empty_like(logprobs)
-        log_normaliser = torch.empty_like(logprobs)
+        block_sums, _ = _block_functions(hidden.is_cuda)
+        sums: _Sums | None = None
         with torch.autocast(hidden.device.type, enabled=False):
-            weight32 = weight.float()
-            for at in range(0, len(targets), chunk):
-                rows = slice(at, at + chunk)
-                logits = _logits(hidden[rows], weight32, bias, scale)
-                lse = logits.logsumexp(-1)
-                log_normaliser[rows] = lse
-                logprobs[rows] = logits.gather(1, targets[rows, None])[:, 0] - lse
-                probs = (logits - lse[:, None]).exp_()
-                entropy[rows] = lse - (probs.mul_(logits)).sum(-1)
+            factors = hidden.to(_factor_dtype(hidden, weight))
+            for block in _blocks(len(weight), width):
+                logits = _logits(factors, weight[block], None if bias is None else bias[block], scale)
+                found = _Sums(*block_sums(logits, targets - block.start))
+                sums = found if sums is None else _merged(sums, found)
+                del logits  # or two blocks are held at a time
+        assert sums is not None
+        log_total = sums.total.log()
+        log_normaliser = sums.top + log_total
+        entropy = log_total - sums.weighted / sums.total
         ctx.save_for_backward(hidden, weight, bias, targets, log_normaliser, entropy)
-        ctx.scale, ctx.chunk = scale, chunk
+        ctx.scale, ctx.width = scale, width
         # Without an entropy bonus its gradient is None, not zeros that would cost a pass over the logits.
         ctx.set_materialize_grads(False)
-        return logprobs, entropy
+        return sums.chosen - log_normaliser, entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
@@ -84,29 +192,29 @@ class _TokenScores(torch.autograd.Function):
         grad_logprobs, grad_entropy = grads
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(log_normaliser)
+        _, block_gradient = _block_functions(hidden.is_cuda)
         with torch.autocast(hidden.device.type, enabled=False):
-            weight32 = weight.float()
-            grad_hidden = torch.empty_like(hidden)
-            grad_weight = torch.zeros_like(weight32) if ctx.needs_input_grad[1] else None
-            grad_bias = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
-            for at in range(0, len(targets), ctx.chunk):
-                rows = slice(at, at + ctx.chunk)
-                logits = _logits(hidden[rows], weight32, bias, ctx.scale)
-                logp = logits.sub_(log_normaliser[rows, None])
-                # d logp_t / d z = onehot_t - p;  d H / d z = -p * (log p + H)
-                upstream = grad_logprobs[rows, None]
-                if grad_entropy is None:
-                    grad = logp.exp_().mul_(-upstream)
-                else:
-                    upstream = upstream + grad_entropy[rows, None] * (logp + entropy[rows, None])
-                    grad = logp.exp_().mul_(upstream).neg_()
-                grad.scatter_add_(1, targets[rows, None], grad_logprobs[rows, None])
-                grad.mul_(ctx.scale)
-                grad_hidden[rows] = (grad @ weight32).to(hidden.dtype)
+            factors = hidden.to(_factor_dtype(hidden, weight))
+            grad_hidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
+            grad_weight = torch.empty_like(weight) if ctx.needs_input_grad[1] else None
+            grad_bias = None if bias is None else torch.empty_like(bias)
+            for block in _blocks(len(weight), ctx.width):
+                part = weight[block].to(factors.dtype)
+                logits = _logits(factors, part, None if bias is None else bias[block], ctx.scale)
+                grad = block_gradient(
+                    logits,
+                    targets - block.start,
+                    log_normaliser,
+                    entropy,
+                    grad_logprobs,
+                    grad_entropy,
+                    ctx.scale,
+                    factors.dtype,
+                )
+                del logits
+                grad_hidden += _product(grad, part)
                 if grad_weight is not None:
-                    grad_weight.addmm_(grad.T, hidden[rows].float())
+                    grad_weight[block] = grad.T @ factors
                 if grad_bias is not None:
-                    grad_bias += grad.sum(0)
-            weight_out = None if grad_weight is None else grad_weight.to(weight.dtype)
-            bias_out = None if grad_bias is None or bias is None else grad_bias.to(bias.dtype)
-            return grad_hidden, weight_out, bias_out, None, None, None
+                    grad_bias[block] = grad.sum(0, dtype=torch.float32)
+            return grad_hidden.to(hidden.dtype), grad_weight, grad_bias, None, None, None

@@ -16,12 +16,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from transformers import PreTrainedModel
 
 from pipelinerl.accounting import Ledger
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
 from pipelinerl.finetune.checkpoints import load_state, save_checkpoint, settle
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepBooks, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
+from pipelinerl.finetune.masters import MasterWeights
 from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
 from pipelinerl.finetune.model import load_model
 from pipelinerl.finetune.optimiser import build_optimiser
@@ -43,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 def build_learner(settings: TrainerSettings, ranks: Ranks, model_path: str | Path) -> Learner:
-    """Load the policy, make its value head, optimizer and scheduler (horizon `max_train_steps`)."""
+    """Load the policy and what changes it."""
     device = torch.device(settings.device, ranks.index) if settings.device == "cuda" else torch.device("cpu")
     model = load_model(
         model_path,
@@ -51,22 +53,29 @@ def build_learner(settings: TrainerSettings, ranks: Ranks, model_path: str | Pat
         settings.gradient_checkpointing,
         settings.reentrant_checkpointing,
         settings.trust_remote_code,
+        settings.compile,
     )
+    learner = learner_of(model, settings, ranks)
+    if learner.value_head is not None and not load_value_head(learner.value_head, Path(model_path)):
+        log.info("%s has no value head; a new one starts at 0", model_path)
+    return learner
+
+
+def learner_of(model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks) -> Learner:
+    """Value head, optimizer, scheduler (horizon `max_train_steps`) and compute type of a float32 policy."""
     value_head = build_value_head(model) if settings.value_head else None
     trained: nn.Module = model if value_head is None else nn.ModuleList([model, value_head])
     optimiser = build_optimiser(trained, settings.optim, settings.learning_rate, settings.weight_decay)
     scheduler = build_scheduler(
         optimiser, settings.lr_scheduler_type, settings.num_warmup_steps, settings.max_train_steps
     )
-    if value_head is not None and not load_value_head(value_head, Path(model_path)):
-        log.info("%s has no value head; a new one starts at 0", model_path)
     return Learner(
         model,
         optimiser,
         scheduler,
         settings.rl,
         ranks,
-        torch.bfloat16 if settings.bfloat16 else torch.float32,
+        MasterWeights(model) if settings.bfloat16 else None,
         settings.gradient_clipping_threshold,
         value_head,
     )
@@ -114,7 +123,8 @@ class Trainer:
             settings.streams_from or settings.output_dir, settings.input_topic, partition=self.ranks.index
         )
         offset = self._first_record(spec)
-        feed = Feed(spec, offset, settings.data_deadline_s, self._broadcaster.refresh)
+        name = "finetune" if settings.follows_preprocess else ""
+        feed = Feed(spec, offset, settings.data_deadline_s, self._broadcaster.refresh, name)
         with ExitStack() as stack:
             stack.callback(self._broadcaster.close)
             stack.callback(feed.close)

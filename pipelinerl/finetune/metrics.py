@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -69,10 +70,16 @@ LOG_RATIO_EDGES = np.concatenate([-_HALF[::-1], _HALF])
 RATIO_PERCENTILES = (1, 5, 50, 95, 99)
 
 
+@lru_cache(maxsize=4)
+def _edges(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
+    """LOG_RATIO_EDGES on the device: copied once, because a copy would wait for it."""
+    return torch.as_tensor(LOG_RATIO_EDGES, dtype=dtype, device=device)
+
+
 @torch.no_grad()
 def ratio_histogram(log_ratio_N: torch.Tensor) -> torch.Tensor:
     """float32 `[len(LOG_RATIO_EDGES) + 1]`: tokens by log importance ratio, not clipped."""
-    edges = torch.as_tensor(LOG_RATIO_EDGES, dtype=log_ratio_N.dtype, device=log_ratio_N.device)
+    edges = _edges(log_ratio_N.dtype, log_ratio_N.device)
     bins = torch.bucketize(log_ratio_N, edges)
     return log_ratio_N.new_zeros(len(edges) + 1).index_add(0, bins, torch.ones_like(log_ratio_N))
 
@@ -147,15 +154,17 @@ def token_statistics(
     tokens |= {"value_mean": values, "value_mse": (values - inputs.rewards_N).square()}
     means = [(tokens[name] / count_N).sum() for name in _TEXT_MEANS]
     histogram = ratio_histogram(difference)
-    n_tokens = ratio.new_tensor(float(len(ratio)))
+    n_tokens = ratio.new_full((), float(len(ratio)))
     squares = inputs.weight_N * 0.5 * tokens["value_mse"]
     sums = [loss.float(), squares.sum(), ratio.sum(), ratio.square().sum(), n_tokens]
-    sums.append(ratio.new_tensor(float(input_size)))
+    sums.append(ratio.new_full((), float(input_size)))
     empty = len(ratio) == 0
     extremes = tokens | {"loss": loss.float().reshape(1), "ratio_new_old": ratio}
-    high = [ratio.new_tensor(-np.inf) if empty else extremes[name].max() for name in _EXTREMES]
-    low = [ratio.new_tensor(np.inf) if empty else extremes[name].min() for name in _EXTREMES]
-    limits = [ratio.new_tensor(-np.inf), ratio.new_tensor(np.inf)] if empty else [values.max(), values.min()]
+    high = [ratio.new_full((), -np.inf) if empty else extremes[name].max() for name in _EXTREMES]
+    low = [ratio.new_full((), np.inf) if empty else extremes[name].min() for name in _EXTREMES]
+    limits = (
+        [ratio.new_full((), -np.inf), ratio.new_full((), np.inf)] if empty else [values.max(), values.min()]
+    )
     return torch.cat([torch.stack([*means, *sums, *high, *low, *limits]), histogram])
 
 

@@ -10,8 +10,10 @@ from torch import nn
 from transformers import AutoModelForCausalLM, PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from pipelinerl.finetune.activations import checkpoint_layers, compile_layers
 from pipelinerl.finetune.attention import ATTENTION_NAME
 from pipelinerl.finetune.segments import Segments
+from pipelinerl.finetune.settings import Checkpointing
 
 # Output of a role is a log file, in which a progress bar is noise.
 disable_progress_bar()
@@ -20,9 +22,10 @@ disable_progress_bar()
 def load_model(
     path: str | Path,
     device: torch.device | str = "cpu",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Checkpointing = False,
     reentrant_checkpointing: bool = False,
     trust_remote_code: bool = False,
+    compile: bool = False,
 ) -> PreTrainedModel:
     """Load a causal LM from a folder or hub name in float32 with packed attention, in training mode."""
     model = AutoModelForCausalLM.from_pretrained(
@@ -31,20 +34,26 @@ def load_model(
         attn_implementation=ATTENTION_NAME,
         trust_remote_code=trust_remote_code,
     )
-    return prepare_model(model, device, gradient_checkpointing, reentrant_checkpointing)
+    return prepare_model(model, device, gradient_checkpointing, reentrant_checkpointing, compile)
 
 
 def prepare_model(
     model: PreTrainedModel,
     device: torch.device | str = "cpu",
-    gradient_checkpointing: bool = False,
+    gradient_checkpointing: Checkpointing = False,
     reentrant_checkpointing: bool = False,
+    compile: bool = False,
 ) -> PreTrainedModel:
-    """Give a freshly built causal LM packed attention and float32 weights, and move it."""
+    """Give a freshly built causal LM packed attention and float32 weights, and move it.
+
+    `compile` compiles the decoder layers for any length of row; it is for GPUs, where the attention of a row
+    is one operation whatever its segments.
+    """
     model.set_attn_implementation(ATTENTION_NAME)
     model.to(device=device, dtype=torch.float32)
-    if gradient_checkpointing:
-        model.gradient_checkpointing_enable({"use_reentrant": reentrant_checkpointing})
+    checkpoint_layers(model, gradient_checkpointing, reentrant_checkpointing)
+    if compile:
+        compile_layers(model)
     model.config.use_cache = False
     return model.train()
 

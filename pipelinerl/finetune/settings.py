@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from pipelinerl.finetune.rl.config import RLConfig
+
+Checkpointing = bool | int | Literal["selective"]
+"""False: keep every activation. True: keep each layer's input only. An integer n: the same for every n-th
+layer. "selective": keep attention and narrow matrix products, recompute the wide ones and what is cheap."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +30,8 @@ class TrainerSettings:
     gradient_clipping_threshold: float | None = 0.3
     lr_scheduler_type: str = "cosine"
     num_warmup_steps: int = 50
-    gradient_checkpointing: bool = False
+    gradient_checkpointing: Checkpointing = False
+    compile: bool = False
     reentrant_checkpointing: bool = False
     trust_remote_code: bool = False
     bfloat16: bool = False
@@ -51,7 +56,7 @@ class TrainerSettings:
     engine_dtype: str = "float32"
     start_deadline_s: float = 900.0
     weights: dict[str, Any] = field(default_factory=dict)
-    """transport, kv, parity_every, parity_max_abs, parity_mean_abs, directory."""
+    """The configuration's `weights`, and `group_port`, the first port tried for an NCCL group."""
 
     @property
     def folder(self) -> Path:
@@ -81,6 +86,7 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         lr_scheduler_type=finetune.lr_scheduler_type,
         num_warmup_steps=finetune.num_warmup_steps,
         gradient_checkpointing=finetune.gradient_checkpointing,
+        compile=finetune.compile and on_gpu,
         reentrant_checkpointing=finetune.reentrant_checkpointing,
         trust_remote_code=finetune.trust_remote_code,
         bfloat16=finetune.load_as_bf16,
@@ -97,12 +103,15 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         input_topic=finetune.input,
         actor_topic=cfg.preprocess.input,
         streams_from=Path(streams_from) if streams_from else None,
-        data_deadline_s=cfg.actor.rollout_deadline_s,
+        data_deadline_s=cfg.watchdog.input_deadline_s,
         follows_preprocess=any(job.kind == "preprocessor" for job in cfg.jobs),
         engine_urls=engines if finetune.send_weight_updates else (),
         engine_dtype=_engine_dtype(cfg),
         start_deadline_s=cfg.engine.start_deadline_s,
-        weights={name: getattr(cfg.weights, name) for name in type(cfg.weights).model_fields},
+        weights={
+            **{name: getattr(cfg.weights, name) for name in type(cfg.weights).model_fields},
+            "group_port": cfg.world.actor_group_port,
+        },
     )
 
 

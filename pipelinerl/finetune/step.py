@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +11,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
 from pipelinerl.finetune.logprobs import token_scores
+from pipelinerl.finetune.masters import MasterWeights
 from pipelinerl.finetune.metrics import text_means, token_statistics
 from pipelinerl.finetune.model import hidden_states, output_head
 from pipelinerl.finetune.ranks import Ranks
@@ -35,8 +35,9 @@ class MicroStatistics:
 class Learner:
     """The policy and what changes it.
 
-    compute_dtype other than float32 runs the forward under autocast; weights, logits, losses and optimizer
-    state stay float32. With a value head the advantage is R - V, V at the position that predicts the token.
+    With `masters` the model computes in bfloat16 and the optimizer changes its float32 masters; logits,
+    losses and optimizer state are float32 either way. With a value head the advantage is R - V, V at the
+    position that predicts the token.
     """
 
     model: PreTrainedModel
@@ -44,7 +45,7 @@ class Learner:
     scheduler: LambdaLR
     rl: RLConfig
     ranks: Ranks
-    compute_dtype: torch.dtype = torch.float32
+    masters: MasterWeights | None = None
     gradient_clipping_threshold: float | None = None
     value_head: nn.Linear | None = None
 
@@ -84,6 +85,8 @@ class Learner:
         if not np.isfinite(norm):
             raise FloatingPointError(f"gradient norm is {norm}; the weights were not changed")
         self.optimiser.step()
+        if self.masters is not None:
+            self.masters.publish()
         self.scheduler.step()
         self.optimiser.zero_grad(set_to_none=True)
         return norm
@@ -94,8 +97,7 @@ class Learner:
         rows = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
         positions = torch.arange(rows.shape[1], device=self.device).expand_as(rows)
         self.model.eval()
-        with self._autocast():
-            hidden = hidden_states(self.model, rows, positions, None)[:, :-1]
+        hidden = hidden_states(self.model, rows, positions, None)[:, :-1]
         self.model.train()
         weight, bias = output_head(self.model)
         scores = token_scores(
@@ -107,8 +109,7 @@ class Learner:
         input_ids = self._move(batch.input_ids.astype(np.int64))
         position_ids = self._move(batch.position_ids.astype(np.int64))
         segments = Segments.from_offsets(batch.seq_boundaries, self.device)
-        with self._autocast():
-            hidden = hidden_states(self.model, input_ids, position_ids, segments)[0]
+        hidden = hidden_states(self.model, input_ids, position_ids, segments)[0]
         weight, bias = output_head(self.model)
         predictors = hidden[self._move(targets.positions - 1)]
         scores = token_scores(predictors, weight, self._move(targets.labels), self.rl.temperature, bias)
@@ -134,8 +135,3 @@ class Learner:
         if self.device.type == "cuda":
             return tensor.pin_memory().to(self.device, non_blocking=True)
         return tensor
-
-    def _autocast(self) -> torch.autocast | nullcontext[None]:
-        if self.compute_dtype == torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, self.compute_dtype)

@@ -10,6 +10,7 @@ import torch
 
 from pipelinerl.finetune.data import MASKED_TOKEN_ID
 from pipelinerl.finetune.logprobs import token_scores
+from pipelinerl.finetune.masters import MasterWeights
 from pipelinerl.finetune.model import hidden_states, load_model, output_head
 from pipelinerl.finetune.packing import best_fit_decreasing
 from pipelinerl.finetune.segments import Segments
@@ -31,7 +32,9 @@ class ReferenceScorer:
         torch.set_num_threads(threads)
         self._model = load_model(model_path, device).eval().requires_grad_(False)
         self._temperature, self._seq_length = temperature, seq_length
-        self._device, self._bfloat16 = torch.device(device), bfloat16
+        self._device = torch.device(device)
+        if bfloat16:
+            MasterWeights(self._model)  # of frozen parameters it keeps none
 
     @torch.inference_mode()
     def score(self, texts: Sequence[Record]) -> list[np.ndarray | None]:
@@ -50,13 +53,12 @@ class ReferenceScorer:
         learned = labels != MASKED_TOKEN_ID
         at = np.flatnonzero(learned & (positions > 0))
         ids = np.concatenate([np.asarray(text["input_ids"]) for text in texts])
-        with torch.autocast(self._device.type, torch.bfloat16, enabled=self._bfloat16):
-            hidden = hidden_states(
-                self._model,
-                self._tensor(ids)[None],
-                self._tensor(positions)[None],
-                Segments.from_offsets(offsets, self._device),
-            )[0]
+        hidden = hidden_states(
+            self._model,
+            self._tensor(ids)[None],
+            self._tensor(positions)[None],
+            Segments.from_offsets(offsets, self._device),
+        )[0]
         weight, bias = output_head(self._model)
         predictors = hidden[self._tensor(at - 1)]
         scores = token_scores(predictors, weight, self._tensor(labels[at]), self._temperature, bias)

@@ -39,7 +39,7 @@ class PreprocessSettings:
     threads: int = 1
     reference_device: str = "cpu"
     bfloat16: bool = False
-    """Compute the reference as the policy is computed, under autocast to bfloat16."""
+    """Compute the reference as the policy is computed, in bfloat16."""
     reference_urls: tuple[str, ...] = ()
     """Engines that serve the reference model; empty: it is loaded into this process."""
 
@@ -72,7 +72,7 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
         input_topic=preprocess.input,
         output_topic=preprocess.output,
         streams_from=Path(cfg.debug.streams_from) if cfg.debug.streams_from else None,
-        data_deadline_s=cfg.actor.rollout_deadline_s,
+        data_deadline_s=cfg.watchdog.input_deadline_s,
         start_deadline_s=cfg.engine.start_deadline_s * 2,
         threads=cfg.hardware.threads_per_process,
         reference_device="cuda" if any(job.gpus for job in jobs) else "cpu",

@@ -1,0 +1,1 @@
+"""Figures that need a GPU; one script per group of rows."""

@@ -1,0 +1,151 @@
+"""The trainer on a CUDA device beside float32 on the CPU, or float64. Skipped without one."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from pipelinerl.finetune.attention import varlen_attention
+from pipelinerl.finetune.logprobs import token_scores
+from pipelinerl.finetune.loop import Trainer, learner_of
+from pipelinerl.finetune.model import prepare_model
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.segments import Segments
+from pipelinerl.finetune.settings import Checkpointing
+from pipelinerl.finetune.step import Learner
+from pipelinerl.finetune.targets import targets_of
+from pipelinerl.preprocess.assemble import encode
+from tests.tiny_model import causal_lm
+from tests.unit.finetune.builders import ready, settings, write_steps
+from tests.unit.finetune.conftest import VOCAB, tiny_model
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+]
+RL = RLConfig(epsilon_high=4.0, kl_coef=0.1, entropy_bonus=0.01)
+
+
+def distance(found: torch.Tensor, expected: torch.Tensor) -> float:
+    """Norm of the difference over the norm of what is expected."""
+    expected = expected.double().cpu()
+    return float((found.double().cpu() - expected).norm() / expected.norm())
+
+
+def small_model() -> PreTrainedModel:
+    """Heads of 64, which the attention kernels of a GPU take."""
+    return causal_lm(VOCAB, hidden=256, heads=4, kv_heads=2, spread=0.05)
+
+
+def learner(folder: Path, model: PreTrainedModel, **fields: object) -> Learner:
+    return learner_of(model, settings(folder, model, rl=RL, **fields), Ranks())
+
+
+def gradient(one: Learner) -> torch.Tensor:
+    batch = encode([ready(i, (-1.0) ** i) for i in range(12)], 0, 12)
+    one.accumulate(batch, targets_of(batch, one.rl), Coefficients(0.1, 0.01))
+    parameters = [p for group in one.optimiser.param_groups for p in group["params"]]
+    return torch.cat([p.grad.flatten().float().cpu() for p in parameters if p.grad is not None])
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "mode", "compiled", "tolerance"),
+    [
+        (False, False, False, 1e-3),
+        (True, False, False, 0.05),
+        (True, True, True, 0.05),
+        (True, 2, True, 0.05),
+        (True, "selective", False, 0.05),
+        (True, "selective", True, 0.05),
+    ],
+)
+def test_gradients_match_float32_on_the_cpu(
+    tmp_path: Path, bfloat16: bool, mode: Checkpointing, compiled: bool, tolerance: float
+) -> None:
+    model = small_model()
+    expected = gradient(learner(tmp_path, prepare_model(copy.deepcopy(model))))
+    fast = prepare_model(model, "cuda", mode, compile=compiled)
+    found = gradient(learner(tmp_path, fast, bfloat16=bfloat16, device="cuda"))
+    assert distance(found, expected) < tolerance
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_scores_and_their_gradients_match_float64(dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(700, 128, generator=generator).to(dtype)
+    weight = (torch.randn(20_011, 128, generator=generator) / 3).to(dtype)
+    targets = torch.randint(0, len(weight), (700,), generator=generator)
+    upstream = torch.randn(2, 700, generator=generator)
+    ours = [x.cuda().requires_grad_() for x in (hidden, weight)]
+    scores = token_scores(ours[0], ours[1], targets.cuda(), 0.8, None, 700 * 4096)
+    (upstream.cuda() * torch.stack([scores.logprobs, scores.entropy])).sum().backward()
+    exact = [x.double().requires_grad_() for x in (hidden, weight)]
+    logp = (exact[0] @ exact[1].T / 0.8).log_softmax(-1)
+    plain = torch.stack([logp.gather(1, targets[:, None])[:, 0], -(logp.exp() * logp).sum(-1)])
+    (upstream * plain).sum().backward()
+    assert float((scores.logprobs.cpu() - plain[0]).abs().max()) < 1e-3
+    assert float((scores.entropy.cpu() - plain[1]).abs().max()) < 1e-3
+    for found, expected in zip(ours, exact):
+        assert found.grad is not None and expected.grad is not None
+        assert distance(found.grad, expected.grad) < (1e-2 if dtype == torch.bfloat16 else 1e-5)
+
+
+def test_the_loss_of_a_large_pack_stays_below_a_gigabyte() -> None:
+    hidden = torch.randn(16_384, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = (torch.randn(151_936, 2048, device="cuda") * 0.02).bfloat16().requires_grad_()
+    targets = torch.randint(0, len(weight), (len(hidden),), device="cuda")
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_allocated()
+    token_scores(hidden, weight, targets).logprobs.sum().backward()
+    assert weight.grad is not None
+    used = torch.cuda.max_memory_allocated() - before - weight.grad.nbytes
+    assert used <= 1e9
+
+
+@pytest.mark.parametrize("kv_heads", [1, 4])
+def test_packed_attention_matches_float32_and_its_gradients(kv_heads: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    offsets = np.array([0, 5, 6, 200, 333], np.int32)
+    shapes = [(1, heads, 333, 64) for heads in (4, kv_heads, kv_heads)]
+    plain = [torch.randn(shape, generator=generator).requires_grad_() for shape in shapes]
+    fast = [x.detach().cuda().bfloat16().requires_grad_() for x in plain]
+    upstream = torch.randn(1, 333, 4, 64, generator=generator)
+    module = torch.nn.Module()
+    expected, _ = varlen_attention(module, *plain, None, segments=Segments.from_offsets(offsets))
+    found, _ = varlen_attention(module, *fast, None, segments=Segments.from_offsets(offsets, "cuda"))
+    (expected * upstream).sum().backward()
+    (found * upstream.cuda()).sum().backward()
+    assert distance(found, expected) < 0.02
+    for ours, theirs in zip(fast, plain):
+        assert ours.grad is not None and theirs.grad is not None
+        assert distance(ours.grad, theirs.grad) < 0.02
+
+
+def test_a_micro_batch_never_waits_for_the_device(tmp_path: Path) -> None:
+    one = learner(tmp_path, prepare_model(small_model(), "cuda", True), bfloat16=True, device="cuda")
+    gradient(one)
+    batch = encode([ready(i, (-1.0) ** i) for i in range(12)], 0, 12)
+    targets = targets_of(batch, one.rl)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        one.accumulate(batch, targets, Coefficients(0.1, 0.01))
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_a_bfloat16_run_trains_and_resumes(tmp_path: Path) -> None:
+    write_steps(tmp_path, 4, 6)
+    chosen = settings(tmp_path, tiny_model(), device="cuda", bfloat16=True)
+    Trainer(chosen, Ranks()).run()
+    again = Trainer(chosen, Ranks())
+    assert again.counters.completed_steps == 4
+    assert again.learner.masters is not None
+    assert all(master.dtype == torch.float32 for master in again.learner.masters)
