@@ -15,6 +15,7 @@ from hydra.utils import instantiate
 from omegaconf import DictConfig
 
 from pipelinerl.config import ConfigError, load_tree
+from pipelinerl import faults
 from pipelinerl.environment_keys import environment_specs
 from pipelinerl.observe.logs import setup_logging
 
@@ -43,6 +44,7 @@ def main() -> int:
         setup_logging(arguments.output_dir, str(job.name))
         make_environment(cfg, str(job.environment_key)).launch(int(job.port))
     except Exception as error:
+        faults.hit("environment:start")
         print(f"environment: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0

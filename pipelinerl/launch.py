@@ -6,6 +6,7 @@ everything in order. Exit status 0 means a completed run; otherwise one line nam
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -15,6 +16,8 @@ from datetime import datetime
 from omegaconf import OmegaConf
 
 from pipelinerl.config.compose import Composition, compose
+from pipelinerl import faults
+from pipelinerl.accounting import reconcile
 from pipelinerl.config.errors import ConfigError
 from pipelinerl.config.tree import Config
 from pipelinerl.config.validate import checked, output_dir_problem
@@ -47,6 +50,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(failure_line(error), file=sys.stderr)
         return FAILED
     except Interrupted as error:
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        print(f"launcher: {error}; free some space, then the same command resumes", file=sys.stderr)
+        return FAILED
         print(f"launcher: {error}; the same command resumes", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
@@ -61,6 +69,8 @@ def launch(argv: Sequence[str]) -> int:
         print(USAGE)
         return COMPLETED
     composition = compose(arguments.request)
+    if (fault := faults.problem()) is not None:
+        raise ConfigError(fault)
     if arguments.show:
         print(OmegaConf.to_yaml(composition.tree), end="")
         return COMPLETED
@@ -115,7 +125,11 @@ def _run(
             log.info(line)
             display.say(line)
 
-        supervise(plan, say, display.tick)
+        try:
+            supervise(plan, say, display.tick)
+        except (ChildFailed, WaitExpired, Interrupted):
+            print_sums(folder.path)
+            raise
     if cfg.debug.mode == "":
         folder.mark_completed(last)
     report_run(folder.path, domain)
@@ -123,4 +137,10 @@ def _run(
 
 
 if __name__ == "__main__":
+def print_sums(output_dir: Path) -> None:
+    """Where every rollout went, also when the run ends early."""
+    for line in reconcile(output_dir).lines():
+        print(line, flush=True)
+
+
     sys.exit(main())

@@ -6,11 +6,13 @@ import logging
 import sys
 from pathlib import Path
 
+from pipelinerl import faults
 from pipelinerl.actor.pool import WorkerDied
 from pipelinerl.actor.retries import reason_of
 from pipelinerl.actor.run import run_actor
 from pipelinerl.actor.scheduler import RunFailed
 from pipelinerl.config import ConfigError, load
+from pipelinerl.observe.heartbeat import start_heartbeat
 from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.waits import WaitExpired
 
@@ -25,7 +27,11 @@ def main() -> int:
     output_dir = Path(args.output_dir)
     setup_logging(output_dir, "actor")
     try:
-        asyncio.run(run_actor(load(output_dir), output_dir, args.job))
+        start_heartbeat(output_dir, "actor")
+        faults.hit("actor:start")
+        cfg = load(output_dir)
+        set_streams_backend(**cfg.streams.settings)
+        asyncio.run(run_actor(cfg, output_dir, args.job))
     except Exception as error:
         logging.getLogger(__name__).info("the actor ends", exc_info=error)
         text = str(error) if isinstance(error, MEANT_FOR_PEOPLE) else reason_of(error)

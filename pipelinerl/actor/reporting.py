@@ -39,6 +39,11 @@ class Reporter:
         self._lags.add(pulse.loop_lags_s)
         self._requests[pulse.worker] = pulse.requests
 
+    def stage(self, scheduler: Scheduler) -> None:
+        """What the actor is at, for the status file."""
+        out = ", ".join(sorted(scheduler.table.slots.out))
+        self._status.set(active=scheduler.table.active, engines_out=out or None)
+
     def report(self, scheduler: Scheduler, queued: int) -> None:
         """One record of training since the last one."""
         now_s = time.monotonic()

@@ -247,6 +247,7 @@ class Actor:
         while True:
             await asyncio.sleep(CHECK_EVERY_S)
             try:
+                self.reporter.stage(self.scheduler)
                 self.pool.check_alive(limit_s)
                 self._check_idle(limit_s)
             except Exception as error:

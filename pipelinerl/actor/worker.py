@@ -16,6 +16,7 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
+from pipelinerl import faults
 from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import (
     Announced,
@@ -195,6 +196,7 @@ def main() -> int:
     die_with_parent(args.parent)
     setup_logging(Path(args.output_dir), "actor", f"worker_{args.worker}")
     try:
+        faults.hit("worker:start")
         asyncio.run(serve(args.output_dir, args.job, args.worker, args.fd))
     except Exception as error:
         print(f"actor worker {args.worker}: {reason_of(error)}", file=sys.stderr, flush=True)

@@ -125,3 +125,17 @@ class DebugConfig(Section):
     """Use engines that already listen on the configured ports instead of starting them."""
     place_inference_workers: bool = True
     """Reserve devices for engines even in a mode that starts none."""
+class WatchdogConfig(Section):
+    """When the launcher ends a run that is stuck. Engines and services have `engine.stall_deadline_s`."""
+
+    silent_deadline_s: float = Field(120, gt=0)
+    """A role without a server that shows no sign of life for so long is killed, and the run ends by name."""
+    progress_deadline_s: float = Field(7200, gt=0)
+    """No rollout and no optimizer step for so long: the run ends and names the stage that is stuck."""
+
+    @property
+    def input_deadline_s(self) -> float:
+        """How long a role waits for its input: the launcher, which sees every stage, speaks first."""
+        return self.progress_deadline_s + 60.0
+
+

@@ -15,6 +15,7 @@ from pipelinerl.finetune.step import Learner
 from pipelinerl.observe.waits import waiting
 from pipelinerl.weights.directory import weights_directory
 from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.replacements import ask_for_replacement
 from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids
 from pipelinerl.weights.publisher import Publisher, UpdateReport, WeightUpdateError
 
@@ -80,6 +81,8 @@ class EngineBroadcaster:
             while True:
                 try:
                     report = self._publisher.publish(version, distinct_parameters(self._learner.model))
+                    if error.broken:
+                        ask_for_replacement(self._settings.output_dir, error.broken, str(error))
                     parity = self._parity()
                     break
                 except WeightUpdateError as error:

@@ -26,6 +26,7 @@ from pipelinerl.inference.answers import (
     read_generations,
     read_prompt_logprobs,
 )
+from pipelinerl.inference.engine_metrics import parse_prometheus
 
 __all__ = [
     "UNVERSIONED",
@@ -38,6 +39,7 @@ __all__ = [
     "Generation",
     "RequestCounts",
     "SamplingParams",
+    "parse_prometheus",
 ]
 
 DECODE_IN_THREAD_BYTES = 64 * 1024
@@ -254,6 +256,13 @@ class EngineClient:
             return None
         return UNVERSIONED if not str(label).isdigit() else int(label)
 
+    async def is_paused(self) -> bool:
+        """Whether sampling is stopped, as during a weight update; False from an engine that does not say."""
+        try:
+            return bool(msgspec.json.decode(await self._get("/is_paused")).get("is_paused"))
+        except EngineRequestError:
+            return False
+
     async def load_model_info(self) -> None:
         """Learn the engine's context length."""
         models = msgspec.json.decode(await self._get("/v1/models"))["data"]
@@ -349,21 +358,6 @@ class EngineClient:
         raise EngineUnavailable(
             self.base_url, "busy" if status == 503 else "server_error", f"HTTP {status}: {message}"
         )
-
-
-def parse_prometheus(text: str) -> dict[str, float]:
-    """Samples of the Prometheus text format: by name with labels, and summed over labels by bare name."""
-    values: dict[str, float] = {}
-    for line in text.splitlines():
-        if not line or line.startswith("#"):
-            continue
-        series, _, number = line.rpartition(" ")
-        value = float(number)
-        values[series] = value
-        name, brace, _ = series.partition("{")
-        if brace:
-            values[name] = values.get(name, 0.0) + value
-    return values
 
 
 def _error_message(content: bytes) -> str:

@@ -24,26 +24,12 @@ from pipelinerl.inference.client import (
     RequestCounts,
     SamplingParams,
 )
+from pipelinerl.inference.engine_metrics import StallWatch, running_and_tokens
 
 log = logging.getLogger(__name__)
 MAX_TRIES = 8
 BACKOFF_S = (0.05, 2.0)
 """First and longest pause before a request goes to an engine that was busy or aborted it."""
-
-
-class StallWatch:
-    """Decides, from counters seen over time, whether an engine has stopped producing. Pure."""
-
-    def __init__(self, stall_s: float) -> None:
-        self._stall_s = stall_s
-        self._tokens = -1.0
-        self._since = 0.0
-
-    def stalled(self, running: float, tokens: float, now: float) -> bool:
-        """True when requests have been running for `stall_s` without a new token; call it regularly."""
-        if tokens != self._tokens or running == 0:
-            self._tokens, self._since = tokens, now
-        return now - self._since >= self._stall_s
 
 
 class _Member:
@@ -253,12 +239,11 @@ class Fleet:
         version = await client.weight_version() if announced is not None else None
         if version is not None and announced is not None and version < announced:
             return f"has weights {version}, announced are {announced}"
-        metrics = await client.metrics()
-        running = metrics.get("vllm:num_requests_running", 0.0)
-        tokens = metrics.get("vllm:generation_tokens_total", 0.0) + metrics.get(
-            "vllm:prompt_tokens_total", 0.0
-        )
+        running, tokens = running_and_tokens(await client.metrics())
         if member.watch.stalled(running, tokens, time.monotonic()):
+            if await client.is_paused():
+                member.watch.restart(time.monotonic())
+                return ""
             for call in list(member.calls):
                 call.cancel()
             return f"no new token for {self.deadlines.stall_s:g} s with {running:g} requests running"

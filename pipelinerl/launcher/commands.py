@@ -18,7 +18,10 @@ from pipelinerl.inference.vllm import (
     serve_argv,
     serve_env,
 )
-from pipelinerl.supervisor import NEVER, ChildSpec, HealthCheck, RestartPolicy
+from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
+from pipelinerl.launcher.streams_server import server_child, server_job
+from pipelinerl.observe.heartbeat import heartbeat_path
+from pipelinerl.supervisor import NEVER, ChildSpec, HealthCheck, Pulse, RestartPolicy
 
 ROLE_MODULES = {
     "actor": "pipelinerl.actor",
@@ -109,6 +112,8 @@ def _server(
         restart=RestartPolicy(max_restarts=cfg.engine.max_restarts),
     )
 
+            metrics_url=f"{job.url}/metrics" if job.kind in ENGINES else None,
+            paused_url=f"{job.url}/is_paused" if job.kind in ENGINES else None,
 
 def _service(cfg: Config, output_dir: Path, job: Job, spec: ServiceSpec) -> ChildSpec:
     values = {"port": str(job.port), "host": job.hostname, "output_dir": str(output_dir)}
@@ -186,5 +191,15 @@ def _role(
     # The trainer loads its model while the engines load theirs; only rollouts need every server.
     depends = servers if job.kind == "actor" else ()
     return ChildSpec(
-        name=job.name, argv=argv, env=env, log_dir=output_dir / job.name, depends=depends, restart=NEVER
+        name=job.name,
+        argv=argv,
+        env=env,
+        log_dir=output_dir / job.name,
+        depends=depends,
+        restart=NEVER,
+        pulse=Pulse(
+            path=heartbeat_path(output_dir, job.name),
+            start_deadline_s=cfg.engine.start_deadline_s,
+            silent_deadline_s=cfg.watchdog.silent_deadline_s,
+        ),
     )

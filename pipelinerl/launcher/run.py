@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
+from pipelinerl import faults
 from pipelinerl.launcher.plan import Plan
+from pipelinerl.observe.stages import ProgressWatch
 from pipelinerl.observe.waits import Wait, WaitExpired
-from pipelinerl.supervisor import Phase, Supervisor
+from pipelinerl.supervisor import ChildFailed, Phase, Supervisor
 from pipelinerl.weights.directory import shared_directory
+from pipelinerl.weights.replacements import Replacements
 
 PREPROCESS_END_S = 60.0
+WATCH_EVERY_S = 2.0
+FULL_BELOW_BYTES = 64 * 1024
 
 
 class Interrupted(Exception):
@@ -83,6 +89,29 @@ class Ending:
             self._waits.pop(name).__exit__(None, None, None)
 
 
+class Watchdog:
+    """What no process can tell by its own death: no progress, and engines that the trainer gave up."""
+
+    def __init__(self, plan: Plan, supervisor: Supervisor) -> None:
+        output_dir = Path(str(plan.cfg.output_dir))
+        self._supervisor = supervisor
+        started = {child.name for child in plan.children}
+        engines = plan.cfg.jobs_of("actor_llm")
+        self._engines = {job.url.rstrip("/"): job.name for job in engines if job.name in started}
+        self._trainers = [job.name for job in plan.cfg.jobs if job.kind == "finetune"]
+        self._replacements = Replacements(output_dir)
+        self._progress = ProgressWatch(output_dir, plan.cfg.watchdog.progress_deadline_s)
+
+    def check(self) -> None:
+        """Replace broken engines. Raises WaitExpired with the stuck stage while the trainer works."""
+        for url, cause in self._replacements.take().items():
+            if url in self._engines:
+                self._supervisor.replace(self._engines[url], cause)
+        phases = self._supervisor.phases()
+        if not any(phases[name] is Phase.ENDED for name in self._trainers):
+            self._progress.check()
+
+
 def supervise(plan: Plan, say: Callable[[str], None], progress: Callable[[], None]) -> None:
     """Start everything, watch until complete, stop everything; nothing is left, however this ends.
 
@@ -90,11 +119,18 @@ def supervise(plan: Plan, say: Callable[[str], None], progress: Callable[[], Non
     """
     # Weights in shared memory would outlive a trainer, or a launcher, that was killed.
     leftovers = [shared_directory(Path(str(plan.cfg.output_dir)))]
+    faults.hit("launcher:start")
     with interruptible(), Supervisor(plan.children, announce=say, leftovers=leftovers) as supervisor:
         try:
             supervisor.start(tick=progress)
             ending = Ending(plan, supervisor)
-            supervisor.watch(until=ending.reached, tick=progress)
+            watchdog = Watchdog(plan, supervisor)
+
+            def tick() -> None:
+                progress()
+                watchdog.check()
+
+            supervisor.watch(until=ending.reached, tick=tick, tick_s=WATCH_EVERY_S)
         finally:
             supervisor.stop(plan.cfg.engine.shutdown_deadline_s)
 
@@ -103,4 +139,7 @@ def failure_line(error: Exception) -> str:
     """One line that names the process and the cause."""
     if isinstance(error, WaitExpired):
         return f"launcher: {error}"
-    return " ".join(str(error).split())
+    line = " ".join(str(error).split())
+    if isinstance(error, ChildFailed) and shutil.disk_usage(error.log_path.parent).free < FULL_BELOW_BYTES:
+        line += f"; no space is left at {error.log_path.parent}"  # its last words may not have fitted
+    return line

@@ -10,6 +10,22 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _ours: list[logging.Handler] = []
 
 
+class _LogFile(logging.FileHandler):
+    """A log that cannot be written (a full disk) is said once on stderr; the work goes on."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__(path, mode="a", encoding="utf-8")
+        self._said = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._said:
+            self._said = True
+            print(f"{self.baseFilename} cannot be written: {error}", file=sys.stderr)
+
+
 def log_path(output_dir: Path, role: str, process: str = "") -> Path:
     """`<output_dir>/<role>/<role>.log`, or `<process>.log` for a worker of the role."""
     return Path(output_dir) / role / f"{process or Path(role).name}.log"
@@ -34,7 +50,7 @@ def setup_logging(output_dir: Path, role: str, process: str = "", level: str = "
     _ours.clear()
     console = logging.StreamHandler(sys.stderr)
     console.setLevel(logging.WARNING)
-    handlers: list[logging.Handler] = [logging.FileHandler(path, mode="a", encoding="utf-8"), console]
+    handlers: list[logging.Handler] = [_LogFile(path), console]
     for handler in handlers:
         handler.setFormatter(logging.Formatter(_FORMAT))
         _ours.append(handler)

@@ -7,7 +7,9 @@ import logging
 import sys
 from pathlib import Path
 
+from pipelinerl import faults
 from pipelinerl.config import load
+from pipelinerl.observe.heartbeat import start_heartbeat
 from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.loop import run
@@ -23,6 +25,8 @@ def main() -> int:
     parser.add_argument("--job", type=int, default=None, help="index of this process in the run's jobs")
     arguments = parser.parse_args()
     try:
+        start_heartbeat(arguments.output_dir, "preprocess")
+        faults.hit("preprocess:start")
         _run(arguments.output_dir)
     except Exception as error:
         log.exception("preprocess ends with an error")

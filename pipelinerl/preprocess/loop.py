@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelinerl import faults
 from pipelinerl.accounting import Ledger
 from pipelinerl.finetune.session import Session, read_session
 from pipelinerl.observe.metrics import MetricsWriter
@@ -177,6 +178,7 @@ class Preprocess:
         for rank, batches in enumerate(plan):
             for batch in batches:
                 self._training_data.write(batch.to_record(), rank)
+                faults.hit("preprocess:mid_step")
         self._books.published(texts)
         self._first = False
         self.step += 1

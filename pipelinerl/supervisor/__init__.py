@@ -13,7 +13,14 @@ the start of each, so that they do not depend on either. Only a process that lea
 from pipelinerl.supervisor.child import die_with_parent
 from pipelinerl.supervisor.core import Phase, SupervisorCore
 from pipelinerl.supervisor.run import ChildFailed, Supervisor
-from pipelinerl.supervisor.spec import NEVER, ChildSpec, HealthCheck, RestartPolicy, write_start_script
+from pipelinerl.supervisor.spec import (
+    NEVER,
+    ChildSpec,
+    HealthCheck,
+    Pulse,
+    RestartPolicy,
+    write_start_script,
+)
 
 __all__ = [
     "NEVER",
@@ -21,6 +28,7 @@ __all__ = [
     "ChildSpec",
     "HealthCheck",
     "Phase",
+    "Pulse",
     "RestartPolicy",
     "Supervisor",
     "SupervisorCore",

@@ -137,12 +137,12 @@ class SupervisorCore:
         if child.phase is Phase.STARTING and generation == child.generation and not child.killed_for:
             child.phase, child.timer = Phase.READY, None
 
-    def unresponsive(self, name: str, generation: int, seconds: float) -> list[Action]:
-        """A healthy child has not answered for `seconds`."""
+    def unresponsive(self, name: str, generation: int, cause: str) -> list[Action]:
+        """A child that is ready has to be killed for `cause`; its restarts count as after any death."""
         child = self._children[name]
         if child.phase is not Phase.READY or generation != child.generation or child.killed_for:
             return []
-        child.killed_for = f"no answer from its health check for {seconds:.0f} s"
+        child.killed_for = cause
         return [Kill(name)]
 
     def exited(self, name: str, generation: int, code: int, now: float) -> list[Action]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import http.client
 import os
 import signal
 import subprocess
@@ -12,14 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
-from urllib.parse import urlsplit
 
 from pipelinerl.supervisor import child as child_module
-from pipelinerl.supervisor.spec import ChildSpec, HealthCheck
-
-_PROBE_TIMEOUT_S = 2.0
-_FIRST_PROBE_S = 0.05
-_LATER_PROBE_S = 0.5
+from pipelinerl.supervisor.liveness import beat, watch_health, watch_pulse
+from pipelinerl.supervisor.spec import ChildSpec
 
 
 def start_process(argv: list[str], spec: ChildSpec) -> subprocess.Popen[bytes]:
@@ -72,38 +67,27 @@ def last_lines(path: Path, count: int = 20) -> list[str]:
     return [line for line in text.splitlines() if line.strip()][-count:]
 
 
-def answers(url: str, timeout_s: float = _PROBE_TIMEOUT_S) -> bool:
-    """Whether GET `url` gives 200; proxies of the environment are not asked."""
-    parts = urlsplit(url)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
-    try:
-        connection.request("GET", parts.path or "/")
-        return connection.getresponse().status == 200
-    except (OSError, http.client.HTTPException):
-        return False
-    finally:
-        connection.close()
-
-
 class RunningChild:
-    """A started process. `on_exit(code)`, `on_healthy()` and `on_silent(seconds)` come from threads."""
+    """A started process. `on_exit(code)`, `on_healthy()` and `on_silent(cause)` come from threads."""
 
     def __init__(
         self,
         spec: ChildSpec,
         on_exit: Callable[[int], None],
         on_healthy: Callable[[], None],
-        on_silent: Callable[[float], None],
+        on_silent: Callable[[str], None],
     ) -> None:
         self.spec = spec
         self._log_start = spec.stderr.stat().st_size if spec.stderr.exists() else 0
+        last_beat = spec.pulse and beat(spec.pulse.path)
         self._process = start_process(spec.argv, spec)
         self.pid = self._process.pid
         self._gone = threading.Event()
         self._start_thread(self._watch_exit, on_exit)
         if spec.health is not None:
-            self._start_thread(self._probe, spec.health, on_healthy, on_silent)
+            self._start_thread(watch_health, spec.health, self._gone, on_healthy, on_silent)
+        if spec.pulse is not None:
+            self._start_thread(watch_pulse, spec.pulse, last_beat, self._gone, on_silent)
 
     def _start_thread(self, target: Callable[..., None], *args: object) -> None:
         threading.Thread(target=target, args=args, name=f"{self.spec.name}-watch", daemon=True).start()
@@ -115,25 +99,6 @@ class RunningChild:
         self._gone.set()
         assert info is not None
         on_exit(info.si_status if info.si_code == os.CLD_EXITED else -info.si_status)
-
-    def _probe(
-        self, health: HealthCheck, on_healthy: Callable[[], None], on_silent: Callable[[float], None]
-    ) -> None:
-        pause = _FIRST_PROBE_S
-        while not answers(health.url):
-            if self._gone.wait(pause):
-                return
-            pause = min(pause * 1.3, _LATER_PROBE_S)
-        on_healthy()
-        if health.liveness_deadline_s is None:
-            return
-        last = time.monotonic()
-        while not self._gone.wait(health.interval_s):
-            if answers(health.url):
-                last = time.monotonic()
-            elif (silent := time.monotonic() - last) > health.liveness_deadline_s:
-                on_silent(silent)
-                return
 
     def terminate(self) -> None:
         """SIGTERM to the child itself, which stops its own workers."""

@@ -53,7 +53,7 @@ class _Healthy:
 class _Silent:
     name: str
     generation: int
-    seconds: float
+    cause: str
 
 
 _Event = _Exited | _Healthy | _Silent
@@ -124,6 +124,10 @@ class Supervisor:
     def phases(self) -> dict[str, Phase]:
         return {name: self._core.phase(name) for name in self._specs}
 
+    def replace(self, name: str, cause: str) -> None:
+        """Kill a child that is ready, and start it again if its policy allows; nothing for any other."""
+        self._carry_out(self._core.unresponsive(name, self._core.generation(name), cause))
+
     def start(self, tick: Callable[[], None] | None = None, tick_s: float = 5.0) -> None:
         """Start every child in the order of dependencies and wait until all are ready; raises ChildFailed.
 
@@ -176,7 +180,7 @@ class Supervisor:
             self._announce(f"{event.name} is healthy")
             return []
         if isinstance(event, _Silent):
-            return self._core.unresponsive(event.name, event.generation, event.seconds)
+            return self._core.unresponsive(event.name, event.generation, event.cause)
         child = self._forget(event.name)
         actions = self._core.exited(event.name, event.generation, event.code, self._clock())
         for action in actions:
@@ -213,7 +217,7 @@ class Supervisor:
             spec,
             on_exit=lambda code: put(_Exited(name, generation, code)),
             on_healthy=lambda: put(_Healthy(name, generation)),
-            on_silent=lambda seconds: put(_Silent(name, generation, seconds)),
+            on_silent=lambda cause: put(_Silent(name, generation, cause)),
         )
         self._running[name] = child
         if self._guard is not None and self._guard.alive:

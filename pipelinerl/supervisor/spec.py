@@ -34,6 +34,23 @@ class HealthCheck:
     liveness_deadline_s: float | None = None
     """Once healthy: seconds without an answer after which the child is killed (None: never)."""
     interval_s: float = 5.0
+    metrics_url: str | None = None
+    """Prometheus counters of an inference engine; one that runs requests without a new token for
+    `liveness_deadline_s`, and is not paused, is killed too."""
+    paused_url: str | None = None
+    """Answers `{"is_paused": bool}`; asked before an engine is called stalled."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pulse:
+    """A file whose modification time a child without a server renews as long as it is alive."""
+
+    path: Path
+    start_deadline_s: float
+    """From the start to the first beat."""
+    silent_deadline_s: float
+    """Without a beat for so long the child is killed."""
+    interval_s: float = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,6 +65,7 @@ class ChildSpec:
     cwd: Path | None = None
     restart: RestartPolicy = NEVER
     health: HealthCheck | None = None
+    pulse: Pulse | None = None
     depends: tuple[str, ...] = ()
     """Children that must be ready (healthy, or started if they have no check) before this one starts."""
 

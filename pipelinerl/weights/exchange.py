@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from pipelinerl import faults
 from pipelinerl.weights.http import CallFailed, EngineConnection, encode
 
 T = TypeVar("T")
@@ -73,6 +74,7 @@ class Exchange:
         """Steps 3 to 5, unless an earlier one failed."""
         if self.error is not None:
             return
+        faults.hit("finetune:mid_update")
         if not self._do("update", "/update_weights", update_deadline_s, update_body):
             return
         label = encode({"weight_version": str(version)})

@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -34,7 +34,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 class LauncherProcess:
     """A launcher in a process of its own, and everything that it started."""
 
-    def __init__(self, output_dir: Path, arguments: list[str]) -> None:
+    def __init__(self, output_dir: Path, arguments: list[str], env: Mapping[str, str] | None = None) -> None:
         self.output_dir = output_dir
         self._process = subprocess.Popen(
             [sys.executable, "-m", "pipelinerl.launch", f"output_dir={output_dir}", *arguments],
@@ -42,9 +42,13 @@ class LauncherProcess:
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **(env or {})},
         )
         self.out = self.err = ""
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
 
     def wait(self) -> int:
         """The exit status, after everything was printed."""

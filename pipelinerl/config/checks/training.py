@@ -105,6 +105,11 @@ def _batches(cfg: Config) -> Iterator[str]:
             f"finetune.interrupt_train_steps={tune.interrupt_train_steps}: beyond "
             f"finetune.max_train_steps={tune.max_train_steps}; lower it or set -1"
         )
+    if cfg.watchdog.progress_deadline_s < cfg.actor.rollout_deadline_s:
+        yield (
+            f"watchdog.progress_deadline_s={cfg.watchdog.progress_deadline_s:g}: one rollout may take "
+            f"actor.rollout_deadline_s={cfg.actor.rollout_deadline_s:g}; raise the former or lower the latter"
+        )
     if cfg.use_fsdp and cfg.use_deepspeed:
         yield "use_fsdp=true and use_deepspeed=true: two ways of sharding; choose one"
     for key in ("use_fsdp", "use_deepspeed"):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+from pipelinerl import faults
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
 from pipelinerl.inference.embedded.server import EngineServer, listening
 from pipelinerl.inference.embedded.settings import DTYPES, EngineSettings
@@ -18,6 +19,7 @@ from pipelinerl.inference.embedded.settings import DTYPES, EngineSettings
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code, with one line on stderr when it is not 0."""
     options = _parser().parse_args(arguments)
+    faults.hit("engine:start")
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     values = vars(options)
     host, port = values.pop("host"), values.pop("port")

@@ -103,7 +103,7 @@ def test_an_engine_that_falls_silent_is_killed_and_restarted() -> None:
     core = SupervisorCore([engine()])
     core.tick(0.0)
     core.healthy("engine", 0)
-    assert core.unresponsive("engine", 0, 125.0) == [Kill("engine")]
+    assert core.unresponsive("engine", 0, "no answer from its health check for 125 s") == [Kill("engine")]
     (action,) = core.exited("engine", 0, -9, 1.0)
     assert isinstance(action, Restart) and "no answer" in action.cause
 

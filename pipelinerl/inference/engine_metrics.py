@@ -1,0 +1,45 @@
+"""What an engine's own counters say: the Prometheus text, and whether it has stopped producing. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+
+def parse_prometheus(text: str) -> dict[str, float]:
+    """Samples of the Prometheus text format: by name with labels, and summed over labels by bare name."""
+    values: dict[str, float] = {}
+    for line in text.splitlines():
+        if not line or line.startswith("#"):
+            continue
+        series, _, number = line.rpartition(" ")
+        value = float(number)
+        values[series] = value
+        name, brace, _ = series.partition("{")
+        if brace:
+            values[name] = values.get(name, 0.0) + value
+    return values
+
+
+def running_and_tokens(metrics: Mapping[str, float]) -> tuple[float, float]:
+    """Requests that run now, and tokens processed since the start."""
+    tokens = metrics.get("vllm:generation_tokens_total", 0.0) + metrics.get("vllm:prompt_tokens_total", 0.0)
+    return metrics.get("vllm:num_requests_running", 0.0), tokens
+
+
+class StallWatch:
+    """Decides, from counters seen over time, whether an engine has stopped producing."""
+
+    def __init__(self, stall_s: float) -> None:
+        self._stall_s = stall_s
+        self._tokens = -1.0
+        self._since = 0.0
+
+    def stalled(self, running: float, tokens: float, now: float) -> bool:
+        """True when requests have been running for `stall_s` without a new token; call it regularly."""
+        if tokens != self._tokens or running == 0:
+            self._tokens, self._since = tokens, now
+        return now - self._since >= self._stall_s
+
+    def restart(self, now: float) -> None:
+        """There is a reason for the silence, such as a pause for new weights; count from now."""
+        self._since = now

@@ -1,0 +1,75 @@
+"""Is the run getting anywhere, and if not, which stage holds up the others?
+
+Every role writes what it waits for (`status.json`). Data flows one way, so the stage that is stuck is the
+first one, seen from the trainer, that does not wait for data from the stage before it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pipelinerl.observe.history import read_status
+from pipelinerl.observe.waits import Wait
+
+Status = Mapping[str, Mapping[str, Any]]
+WAITS_FOR_DATA = {"finetune": "texts of step", "preprocess": "groups of rollouts"}
+"""How the wait for the stage before begins, for the stages that have one."""
+
+
+def stuck_stage(status: Status) -> str:
+    """The stage that holds up the run and what it does, from the status of each role."""
+    for role in ("finetune", "preprocess"):
+        if role in status:
+            wait = longest_wait(status[role])
+            if not wait.startswith(WAITS_FOR_DATA[role]):
+                return f"{role} waits for {wait}" if wait else f"{role} is busy and does not come to an end"
+    actor = status.get("actor")
+    if actor is None:
+        return "actor has not begun"
+    if wait := longest_wait(actor):
+        return f"actor waits for {wait}"
+    out = f"; engines out of rotation: {actor['engines_out']}" if actor.get("engines_out") else ""
+    return f"actor: {actor.get('active', 0)} rollouts are in flight and none ends{out}"
+
+
+def longest_wait(status: Mapping[str, Any]) -> str:
+    """The name of the longest of a role's waits, empty without any."""
+    waits = status.get("waits") or []
+    return str(max(waits, key=lambda wait: wait["waited_s"])["name"]) if waits else ""
+
+
+class ProgressWatch:
+    """Raises WaitExpired once no rollout and no optimizer step has left a trace for `deadline_s` seconds."""
+
+    def __init__(
+        self, output_dir: Path, deadline_s: float, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._output_dir, self._deadline_s, self._clock = output_dir, deadline_s, clock
+        self._began = time.time()
+        self._seen: tuple[int, ...] = ()
+        self._wait = self._fresh()
+
+    def check(self) -> None:
+        """Look at the books and the trainer's metrics; call it every few seconds."""
+        seen = self._trace()
+        if seen != self._seen:
+            self._seen, self._wait = seen, self._fresh()
+        elif self._wait.expired:
+            raise self._wait.expire(stuck_stage(self._status()))
+
+    def _fresh(self) -> Wait:
+        return Wait("a rollout or an optimizer step", self._deadline_s, self._clock)
+
+    def _trace(self) -> tuple[int, ...]:
+        """Sizes of the files that grow with every rollout and every step."""
+        files = [*sorted((self._output_dir / "accounting").glob("*.jsonl"))]
+        files += [self._output_dir / role / "metrics.jsonl" for role in ("finetune", "preprocess", "actor")]
+        return tuple(path.stat().st_size if path.exists() else 0 for path in files)
+
+    def _status(self) -> Status:
+        """What the roles of this start say; files of an earlier one are left out."""
+        status = read_status(self._output_dir)
+        return {role: fields for role, fields in status.items() if fields.get("time", 0) >= self._began}

@@ -1,0 +1,134 @@
+"""Is a child alive? Its health check over HTTP, an engine's own counters, or the beat of a file.
+
+Each watch is a thread of one child's start. It ends when the child is gone, or with a cause for killing it.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from pipelinerl.inference.engine_metrics import StallWatch, parse_prometheus, running_and_tokens
+from pipelinerl.supervisor.spec import HealthCheck, Pulse
+
+_PROBE_TIMEOUT_S = 2.0
+_FIRST_PROBE_S = 0.05
+_LATER_PROBE_S = 0.5
+
+
+class Silence:
+    """Seconds without a sign of life, as far as the watcher was awake itself.
+
+    A launcher that was stopped and goes on must not blame its children for the time it missed, so no pause
+    between two looks counts more than `longest_s`. Pure.
+    """
+
+    def __init__(self, now: float, longest_s: float) -> None:
+        self.seconds = 0.0
+        self._looked, self._longest_s = now, longest_s
+
+    def look(self, sign: bool, now: float) -> float:
+        """What the watcher sees at `now`; returns the silence so far."""
+        self.seconds = 0.0 if sign else self.seconds + min(now - self._looked, self._longest_s)
+        self._looked = now
+        return self.seconds
+
+
+def get(url: str, timeout_s: float = _PROBE_TIMEOUT_S) -> bytes | None:
+    """The body of a 200 answer, else None; proxies of the environment are not asked."""
+    parts = urlsplit(url)
+    if parts.scheme == "redis":
+        return _ping(parts.hostname or "127.0.0.1", parts.port or 6379, timeout_s)
+    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
+    connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
+    try:
+        connection.request("GET", parts.path or "/")
+        answer = connection.getresponse()
+        return answer.read() if answer.status == 200 else None
+    except (OSError, http.client.HTTPException):
+        return None
+    finally:
+        connection.close()
+
+
+def _ping(host: str, port: int, timeout_s: float) -> bytes | None:
+    """What a redis server says to a ping; one that asks for a password is alive too."""
+    try:
+        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+            connection.sendall(b"PING\r\n")
+            answer = connection.recv(64)
+    except OSError:
+        return None
+    return answer if answer.startswith((b"+PONG", b"-NOAUTH")) else None
+
+
+def watch_health(
+    health: HealthCheck,
+    gone: threading.Event,
+    on_healthy: Callable[[], None],
+    on_silent: Callable[[str], None],
+) -> None:
+    """Report the first good answer, then a cause once the answers, or an engine's tokens, stay away."""
+    pause = _FIRST_PROBE_S
+    while get(health.url) is None:
+        if gone.wait(pause):
+            return
+        pause = min(pause * 1.3, _LATER_PROBE_S)
+    on_healthy()
+    limit_s = health.liveness_deadline_s
+    if limit_s is None:
+        return
+    silence = Silence(time.monotonic(), health.interval_s + 2 * _PROBE_TIMEOUT_S)
+    tokens = StallWatch(limit_s)
+    while not gone.wait(health.interval_s):
+        silent_s = silence.look(get(health.url) is not None, time.monotonic())
+        if silent_s > limit_s:
+            on_silent(f"no answer from its health check for {silent_s:.0f} s")
+            return
+        if silent_s == 0 and (running := _stalled(health, tokens)):
+            on_silent(f"no new token for {limit_s:g} s with {running:g} requests running")
+            return
+
+
+def _stalled(health: HealthCheck, watch: StallWatch) -> float:
+    """Requests that run without getting tokens; 0 for an engine that works, is paused or does not say."""
+    body = get(health.metrics_url) if health.metrics_url else None
+    if body is None:
+        return 0.0
+    running, tokens = running_and_tokens(parse_prometheus(body.decode()))
+    if not watch.stalled(running, tokens, time.monotonic()):
+        return 0.0
+    answer = get(health.paused_url) if health.paused_url else None
+    if answer is not None and json.loads(answer).get("is_paused"):
+        watch.restart(time.monotonic())
+        return 0.0
+    return running
+
+
+def beat(path: Path) -> int:
+    """When the file was renewed, in nanoseconds; 0 if it does not exist."""
+    try:
+        return path.stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def watch_pulse(pulse: Pulse, last: int, gone: threading.Event, on_silent: Callable[[str], None]) -> None:
+    """Report a cause once the beats stay away; `last` is that of an earlier start."""
+    silence, alive = Silence(time.monotonic(), 3 * pulse.interval_s), False
+    while not gone.wait(pulse.interval_s):
+        now = beat(pulse.path)
+        silent_s = silence.look(now != last, time.monotonic())
+        alive, last = alive or now != last, now
+        if alive and silent_s > pulse.silent_deadline_s:
+            on_silent(f"no sign of life for {silent_s:.0f} s")
+            return
+        if not alive and silent_s > pulse.start_deadline_s:
+            on_silent(f"no sign of life {silent_s:.0f} s after its start")
+            return

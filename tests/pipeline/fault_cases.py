@@ -1,0 +1,239 @@
+"""The kill matrix: which process dies or is stopped, when, and how the run must end.
+
+A fault point (`pipelinerl.faults`) holds some process at the phase; then the victim gets its signal and the
+held one is released. So every case happens at the same place each time, without sleeps.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from pipelinerl.accounting import reconcile
+from pipelinerl.config import load
+from pipelinerl.faults import FAULT, FOLDER, HIT, RELEASE
+from pipelinerl.weights.directory import shared_directory
+from pipelinerl.world import is_free
+from tests.pipeline.conftest import LauncherProcess
+
+STEPS = 6
+END_S = 30.0
+"""From the fault to the recovery or the named end."""
+GONE_S = 10.0
+RUN = [
+    "+domain=guessing",
+    "hardware=cpu",
+    "actor.rollout_policy=tests.pipeline.umpire.umpired_rollout",
+    "environment={_target_: tests.pipeline.umpire.Umpire}",
+    "dataset_loader_params={count: 6, max_guesses: 2}",
+    f"finetune.max_train_steps={STEPS}",
+    "finetune.gradient_accumulation_passes=16",
+    "finetune.attempts=4",
+    "finetune.save_checkpoint_steps=1",
+    "max_lag=64",
+    "eval_every_n_versions=0",
+    "eval_at_end=false",
+    "wandb.use_wandb=false",
+    "engine.start_deadline_s=20",
+    "engine.stall_deadline_s=4",
+    "actor.rollout_deadline_s=9",
+    "actor.max_failed_fraction=1",
+    "watchdog.silent_deadline_s=5",
+    "watchdog.progress_deadline_s=13",
+]
+PROGRAMS = {
+    "engine": "pipelinerl.inference.embedded",
+    "actor": "pipelinerl.actor",
+    "worker": "pipelinerl.actor.worker",
+    "preprocess": "pipelinerl.preprocess",
+    "finetune": "pipelinerl.finetune",
+    "environment": "pipelinerl.environment",
+}
+ROLES = ("launcher", *PROGRAMS)
+SERVERS = ("engine", "environment")
+PHASES = {
+    "rollout": "worker:mid_rollout:hold:20",
+    "update": "finetune:mid_update:hold:3",
+    "checkpoint": "finetune:mid_checkpoint:hold:2",
+}
+SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
+
+
+@dataclass(frozen=True)
+class Case:
+    """`role` gets `how` while the run is in `phase`."""
+
+    role: str
+    phase: str
+    how: str
+
+    @property
+    def name(self) -> str:
+        return f"{self.role}-{self.phase}-{self.how}"
+
+    @property
+    def fault(self) -> str:
+        return f"{self.role}:start:hold" if self.phase == "start" else PHASES[self.phase]
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a case ended: `outcome` is `recovered` or `named`, `line` the launcher's last word."""
+
+    outcome: str
+    seconds: float
+    line: str
+
+
+CASES = [Case(role, phase, how) for role in ROLES for phase in ("start", *PHASES) for how in SIGNALS]
+
+
+def run_case(case: Case, folder: Path) -> Ended:
+    """Play a case to its end and check everything that must hold; a failed run is then resumed."""
+    mark = folder / "fault"
+    mark.mkdir()
+    launcher = LauncherProcess(folder / "run", RUN, {FAULT: case.fault, FOLDER: str(mark)})
+    try:
+        launcher.until(lambda: (mark / HIT).exists(), f"the fault point {case.fault}")
+        ended = _strike(case, launcher, mark)
+    finally:
+        launcher.close()
+        for process in launcher.children():
+            process.kill()
+    if ended.outcome == "named":
+        _resume(folder / "run")
+    return ended
+
+
+def _strike(case: Case, launcher: LauncherProcess, mark: Path) -> Ended:
+    family = launcher.children()
+    victim = _victim(case.role, launcher)
+    began = time.monotonic()
+    victim.send_signal(SIGNALS[case.how])
+    (mark / RELEASE).touch()
+    if case.role == "launcher":
+        ended = _launcher_gone(launcher, began) if case.how == "kill" else _goes_on(launcher, victim, began)
+    else:
+        ended = _watched(case, launcher, began)
+    nothing_left(family, launcher.output_dir)
+    counts = reconcile(launcher.output_dir)
+    assert counts.adds_up, counts.lines()
+    assert ended.seconds < END_S, f"{case.name} took {ended.seconds:.1f} s: {ended.line}"
+    return ended
+
+
+def _victim(role: str, launcher: LauncherProcess) -> psutil.Process:
+    if role == "launcher":
+        return psutil.Process(launcher.pid)
+    found: list[psutil.Process] = []
+
+    def there() -> bool:
+        found[:] = [p for p in launcher.children() if runs(p, PROGRAMS[role])]
+        return bool(found)
+
+    launcher.until(there, f"the start of {role}")
+    return found[0]
+
+
+def runs(process: psutil.Process, module: str) -> bool:
+    """Whether a process runs a module; one that dies at this moment does not."""
+    try:
+        words = process.cmdline()
+    except psutil.NoSuchProcess:
+        return False
+    return "-m" in words and words[words.index("-m") + 1] == module
+
+
+def _launcher_gone(launcher: LauncherProcess, began: float) -> Ended:
+    """Kill -9 of the launcher: the guard ends everybody."""
+    assert launcher.wait() == -signal.SIGKILL
+    return Ended("named", time.monotonic() - began, "killed by SIGKILL; the guard ended the others")
+
+
+def _goes_on(launcher: LauncherProcess, victim: psutil.Process, began: float) -> Ended:
+    """A stopped launcher holds up nobody, and goes on where it was when it is continued."""
+    time.sleep(2 * 5 + 1)  # longer than `watchdog.silent_deadline_s`: it must not blame the others
+    victim.resume()
+    status = launcher.wait()
+    assert status == 0, launcher.err
+    return Ended("recovered", time.monotonic() - began, "went on when it was continued")
+
+
+def _watched(case: Case, launcher: LauncherProcess, began: float) -> Ended:
+    status = launcher.wait()
+    seconds = time.monotonic() - began
+    if status == 0:
+        assert case.role in SERVERS, f"the run went on without {case.role}"
+        restarts = [line for line in launcher.out.splitlines() if "; restart " in line]
+        assert restarts, launcher.out
+        return Ended("recovered", seconds, restarts[0])
+    lines = launcher.err.splitlines()
+    assert status == 1 and len(lines) == 1, launcher.err
+    assert ("worker" if case.role == "worker" else case.role) in lines[0], lines[0]
+    return Ended("named", seconds, lines[0])
+
+
+def nothing_left(family: list[psutil.Process], output_dir: Path) -> None:
+    """No process of the run, no bound port, no shared memory."""
+    _, alive = psutil.wait_procs(family, timeout=GONE_S)
+    assert alive == [], [process.cmdline() for process in alive]
+    if not (output_dir / "conf").is_dir():
+        return
+    ports = [job.port for job in load(output_dir).jobs if job.port]
+    end = time.monotonic() + GONE_S
+    while not all(map(is_free, ports)) or shared_directory(output_dir).exists():
+        assert time.monotonic() < end, f"a port of {ports} is bound, or shared memory is left"
+        time.sleep(0.05)
+
+
+def _resume(output_dir: Path) -> None:
+    """The same command completes the run."""
+    before = completed_steps(output_dir)
+    again = LauncherProcess(output_dir, RUN)
+    try:
+        assert again.wait() == 0, again.err
+    finally:
+        again.close()
+    assert json.loads((output_dir / "finetune" / "summary.json").read_text())["completed_steps"] == STEPS
+    counts = reconcile(output_dir)
+    assert counts.adds_up, counts.lines()
+    assert before <= STEPS
+
+
+def completed_steps(output_dir: Path) -> int:
+    """Steps of the newest checkpoint; 0 before the first."""
+    marker = output_dir / "finetune" / "current" / "checkpoint.json"
+    return int(json.loads(marker.read_text())["step"]) if marker.exists() else 0
+
+
+def record(path: Path, case: Case, ended: Ended) -> None:
+    """Append the outcome of a case to the report that `benchmarks.faults` reads."""
+    row = {
+        "role": case.role,
+        "phase": case.phase,
+        "signal": case.how,
+        "outcome": ended.outcome,
+        "seconds": round(ended.seconds, 1),
+        "line": ended.line,
+    }
+    with path.open("a", encoding="utf-8") as file:
+        file.write(json.dumps(row) + "\n")
+
+
+def report_path() -> Path | None:
+    """Where to record outcomes, from the environment; None: nowhere."""
+    value = os.environ.get("FAULTS_REPORT")
+    return Path(value) if value else None
+
+
+def chosen(names: Iterator[str] | None = None) -> list[Case]:
+    """All cases, or those with these names."""
+    wanted = set(names or [])
+    return [case for case in CASES if not wanted or case.name in wanted]

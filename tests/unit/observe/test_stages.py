@@ -1,0 +1,96 @@
+"""Which stage is stuck, from what each role says it waits for."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelinerl.observe.stages import ProgressWatch, stuck_stage
+from pipelinerl.observe.waits import WaitExpired
+
+
+def waits(*names: str) -> dict[str, Any]:
+    return {
+        "waits": [{"name": name, "waited_s": 10.0 + i, "deadline_s": 60.0} for i, name in enumerate(names)]
+    }
+
+
+DATA = {"finetune": waits("texts of step 3"), "preprocess": waits("groups of rollouts for step 3")}
+
+
+@pytest.mark.parametrize(
+    ("status", "stage"),
+    [
+        ({}, "actor has not begun"),
+        (DATA | {"actor": waits("an engine in rotation")}, "actor waits for an engine in rotation"),
+        (
+            DATA | {"actor": waits("2 rollout workers to be ready")},
+            "actor waits for 2 rollout workers to be ready",
+        ),
+        (DATA | {"actor": {"active": 7}}, "actor: 7 rollouts are in flight and none ends"),
+        (
+            DATA | {"actor": {"active": 7, "engines_out": "http://e1"}},
+            "actor: 7 rollouts are in flight and none ends; engines out of rotation: http://e1",
+        ),
+        (DATA | {"preprocess": waits()}, "preprocess is busy and does not come to an end"),
+        (DATA | {"preprocess": waits("training_done")}, "preprocess waits for training_done"),
+        (
+            DATA | {"finetune": waits("the engines to take version 48")},
+            "finetune waits for the engines to take version 48",
+        ),
+        (
+            {"finetune": waits(), "actor": waits("a weight version after 48 from the trainer")},
+            "finetune is busy and does not come to an end",
+        ),
+    ],
+)
+def test_the_first_stage_that_does_not_wait_for_data_is_stuck(status: Any, stage: str) -> None:
+    assert stuck_stage(status) == stage
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def test_the_watch_speaks_at_its_deadline_and_any_progress_restarts_it(tmp_path: Path) -> None:
+    clock = Clock()
+    watch = ProgressWatch(tmp_path, 100.0, clock)
+    book = tmp_path / "accounting" / "actor.jsonl"
+    book.parent.mkdir()
+    status = tmp_path / "actor" / "status.json"
+    status.parent.mkdir()
+    for now in (0.0, 60.0, 120.0, 180.0):
+        clock.now = now
+        with book.open("a") as file:
+            file.write("a rollout\n")
+        watch.check()
+    said = {"time": time.time() + 1, **waits("an engine in rotation")}
+    status.write_text(json.dumps(said))
+    clock.now = 279.0
+    watch.check()
+    clock.now = 280.0
+    with pytest.raises(
+        WaitExpired, match=r"waited 100 s for a rollout or an optimizer step: actor waits for an"
+    ):
+        watch.check()
+
+
+def test_the_status_of_an_earlier_start_is_not_believed(tmp_path: Path) -> None:
+    clock = Clock()
+    status = tmp_path / "actor" / "status.json"
+    status.parent.mkdir()
+    status.write_text(json.dumps({"time": time.time() - 60, **waits("an engine in rotation")}))
+    watch = ProgressWatch(tmp_path, 1.0, clock)
+    clock.now = 2.0
+    watch.check()
+    clock.now = 4.0
+    with pytest.raises(WaitExpired, match="actor has not begun"):
+        watch.check()

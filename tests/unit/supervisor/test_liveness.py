@@ -1,0 +1,153 @@
+"""Who is alive: beats of a file, answers of a server, tokens of an engine."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from pipelinerl.observe.heartbeat import heartbeat_path, start_heartbeat
+from pipelinerl.supervisor import ChildSpec, HealthCheck, Pulse, Supervisor
+from pipelinerl.supervisor.liveness import Silence, beat, watch_health, watch_pulse
+from pipelinerl.supervisor.run import ChildFailed
+
+GONE_S = 20.0
+
+
+def test_silence_grows_while_nothing_is_seen_and_ends_with_a_sign() -> None:
+    silence = Silence(now=0.0, longest_s=3.0)
+    assert [silence.look(False, now) for now in (1.0, 2.0, 3.5)] == [1.0, 2.0, 3.5]
+    assert silence.look(True, 4.0) == 0.0
+    assert silence.look(False, 5.0) == 1.0
+
+
+def test_a_watcher_that_slept_itself_blames_nobody_for_it() -> None:
+    silence = Silence(now=0.0, longest_s=3.0)
+    assert silence.look(False, 3600.0) == 3.0
+
+
+def test_a_heartbeat_renews_its_file_until_it_is_stopped(tmp_path: Path) -> None:
+    stop = start_heartbeat(tmp_path, "finetune", interval_s=0.01)
+    path = heartbeat_path(tmp_path, "finetune")
+    first = beat(path)
+    assert first > 0
+    ended = threading.Event()
+    pulse = Pulse(path=path, start_deadline_s=GONE_S, silent_deadline_s=0.2, interval_s=0.02)
+    causes: list[str] = []
+    watch = threading.Thread(
+        target=lambda: (watch_pulse(pulse, first, ended, causes.append), ended.set()), daemon=True
+    )
+    watch.start()
+    assert not ended.wait(0.5), causes
+    stop.set()
+    assert ended.wait(GONE_S)
+    assert len(causes) == 1 and causes[0].startswith("no sign of life for ")
+
+
+def test_a_beat_of_an_earlier_start_is_no_sign_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat"
+    path.touch()
+    causes: list[str] = []
+    pulse = Pulse(path=path, start_deadline_s=0.05, silent_deadline_s=GONE_S, interval_s=0.01)
+    watch_pulse(pulse, beat(path), threading.Event(), causes.append)
+    assert len(causes) == 1 and causes[0].endswith("after its start")
+
+
+class Engine:
+    """Answers with counters that a test sets."""
+
+    def __init__(self) -> None:
+        self.tokens, self.running, self.paused, self.asked = 0, 0, False, threading.Semaphore(0)
+
+    def body(self, path: str) -> bytes:
+        if path == "/metrics":
+            self.asked.release()
+            counters = {"num_requests_running": self.running, "generation_tokens_total": self.tokens}
+            return "".join(f"vllm:{name} {value}\n" for name, value in counters.items()).encode()
+        return json.dumps({"is_paused": self.paused}).encode()
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Engine, str]]:
+    engine = Engine()
+
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            body = engine.body(self.path)
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield engine, f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_an_engine_without_new_tokens_is_reported_unless_it_is_paused(
+    served: tuple[Engine, str], paused: bool
+) -> None:
+    engine, url = served
+    engine.running, engine.paused = 3, paused
+    check = HealthCheck(
+        url=f"{url}/health",
+        metrics_url=f"{url}/metrics",
+        paused_url=f"{url}/is_paused",
+        liveness_deadline_s=0.1,
+        interval_s=0.02,
+    )
+    gone, causes, ended = threading.Event(), list[str](), threading.Event()
+    watch = threading.Thread(
+        target=lambda: (watch_health(check, gone, lambda: None, causes.append), ended.set()), daemon=True
+    )
+    watch.start()
+    if paused:
+        for _ in range(20):
+            assert engine.asked.acquire(timeout=GONE_S)
+        assert not causes
+        engine.paused = False
+    assert ended.wait(GONE_S)
+    assert causes == ["no new token for 0.1 s with 3 requests running"]
+    gone.set()
+
+
+STOPS = """
+import os, signal, sys, time
+from pathlib import Path
+from pipelinerl.observe.heartbeat import start_heartbeat
+start_heartbeat(Path(sys.argv[1]), "finetune", 0.05)
+os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(600)
+"""
+
+
+def test_a_stopped_role_is_killed_and_named(tmp_path: Path) -> None:
+    spec = ChildSpec(
+        name="finetune",
+        argv=[sys.executable, "-c", textwrap.dedent(STOPS), str(tmp_path)],
+        log_dir=tmp_path / "finetune",
+        pulse=Pulse(
+            path=heartbeat_path(tmp_path, "finetune"),
+            start_deadline_s=GONE_S,
+            silent_deadline_s=0.5,
+            interval_s=0.1,
+        ),
+    )
+    with Supervisor([spec]) as supervisor, pytest.raises(ChildFailed) as error:
+        supervisor.start()
+        supervisor.watch()
+    assert error.value.cause.startswith("no sign of life for ")
+    assert signal.Signals.SIGKILL.name not in error.value.cause
