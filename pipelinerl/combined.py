@@ -18,6 +18,7 @@ class CombinedDomain(BaseDomain):
     def __init__(self, parts: Mapping[str, Domain]) -> None:
         """`parts` by the dotted path that names them; snapshots are told apart by it."""
         self.parts = dict(parts)
+        self.folders = tuple(folder for part in parts.values() for folder in part.folders)
         self.report_focus = ReportFocus(
             headline=tuple(
                 dict.fromkeys(name for part in parts.values() for name in part.report_focus.headline)

@@ -11,12 +11,14 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from hydra.errors import HydraException
 from hydra.utils import instantiate
 from omegaconf import DictConfig
 
-from pipelinerl.config import ConfigError, load_tree
 from pipelinerl import faults
-from pipelinerl.environment_keys import environment_specs
+from pipelinerl.config import ConfigError, load_tree
+from pipelinerl.config.errors import first_line
+from pipelinerl.environment_keys import OWN_KEYS, environment_specs
 from pipelinerl.observe.logs import setup_logging
 
 
@@ -25,8 +27,11 @@ def make_environment(cfg: DictConfig, key: str) -> Any:
     specs = environment_specs(cfg)
     if key not in specs:
         raise ConfigError(f"environment {key}: not configured; there is {', '.join(specs) or 'none'}")
-    own = {"key", "mode", "replicas_per_actor"}
-    made = instantiate({name: value for name, value in specs[key].items() if name not in own})
+    target = {name: value for name, value in specs[key].items() if name not in OWN_KEYS}
+    try:
+        made = instantiate(target)
+    except HydraException as error:
+        raise ConfigError(f"environment {key}: {first_line(error)}") from None
     if not callable(getattr(made, "launch", None)):
         raise ConfigError(f"environment {key}: {type(made).__name__} has no launch(port)")
     return made
@@ -39,12 +44,12 @@ def main() -> int:
     parser.add_argument("--job", type=int, required=True, help="index of this process in the run's jobs")
     arguments = parser.parse_args()
     try:
+        faults.hit("environment:start")
         cfg = load_tree(arguments.output_dir, arguments.job)
         job = next(entry for entry in cfg.jobs if entry.idx == arguments.job)
         setup_logging(arguments.output_dir, str(job.name))
         make_environment(cfg, str(job.environment_key)).launch(int(job.port))
     except Exception as error:
-        faults.hit("environment:start")
         print(f"environment: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0

@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
+from pipelinerl.environment_keys import configured_keys
 from pipelinerl.inference.vllm import DEFAULT_VERSION, installed_version
 
 
@@ -77,6 +80,7 @@ def choices(
         )
         for job in cfg.jobs_of("service")
     ]
+    rows += _environments(cfg)
     if cfg.domain_keys:
         rows.append(
             Choice(
@@ -91,6 +95,19 @@ def choices(
             Choice("resuming", f"start number {cfg.attempt + 1}", "same output folder", "force_restart=true")
         )
     return rows
+
+
+def _environments(cfg: Config) -> list[Choice]:
+    """How many servers each environment got, with those that got none."""
+    tree = OmegaConf.create(
+        cfg.model_dump(mode="json", include={"environment", "environments", "environment_key"})
+    )
+    served = Counter(job.environment_key for job in cfg.jobs_of("environment"))
+    shown = [f"{key}: {served[key]} servers" for key in configured_keys(tree)]
+    if not shown:
+        return []
+    because = "shares of actor.domain_mix" if cfg.actor.domain_mix else f"mode {cfg.world.environment_mode}"
+    return [Choice("environments", ", ".join(shown), because, "world.env_replicas=N")]
 
 
 def _hardware(cfg: Config, composition: Composition, devices: Sequence[str]) -> Choice:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipelinerl.config.checks.dotted import dotted
 from pipelinerl.config.errors import suggestion
 from pipelinerl.config.tree import Config
 
@@ -21,14 +21,14 @@ def check(cfg: Config, roles: frozenset[str]) -> Iterator[str]:
     """Problems with paths and dotted names that the roles of this run need."""
     yield from model_problems(cfg)
     if "actor" in roles:
-        yield from _dotted("dataset_loader", cfg.dataset_loader, "the function that loads problems")
-        yield from _dotted("actor.rollout_policy", cfg.actor.rollout_policy, "the function of a rollout")
+        yield from dotted("dataset_loader", cfg.dataset_loader, "the function that loads problems")
+        yield from dotted("actor.rollout_policy", cfg.actor.rollout_policy, "the function of a rollout")
         if not cfg.train_dataset_names:
             yield "train_dataset_names=[]: nothing to train on; name at least one dataset"
         if cfg.eval_every_n_versions > 0 and not cfg.test_dataset_names:
             yield "test_dataset_names=[]: nothing to evaluate; name a dataset or set eval_every_n_versions=0"
     for domain, path in cfg.actor.domain_rollouts.items():
-        yield from _dotted(f"actor.domain_rollouts.{domain}", path, "the function of a rollout")
+        yield from dotted(f"actor.domain_rollouts.{domain}", path, "the function of a rollout")
     if "actor" in roles:
         yield from _domains(cfg)
     subset = cfg.train_subset
@@ -96,25 +96,3 @@ def _positions(cfg: Config, path: Path) -> Iterator[str]:
             f"engine.max_model_len={cfg.engine.max_model_len}: the model has {limit} positions; "
             f"set engine.max_model_len={limit} or lower"
         )
-
-
-def _dotted(key: str, path: str | None, what: str) -> Iterator[str]:
-    """Whether a dotted path leads to a name in an importable module, without importing that module."""
-    if not path:
-        yield f"{key}: missing; give the dotted path of {what}, or choose a domain with +domain=NAME"
-        return
-    module_name, _, name = path.rpartition(".")
-    if not module_name:
-        yield f"{key}={path}: not a dotted path; write package.module.name"
-        return
-    try:
-        spec = importlib.util.find_spec(module_name)
-    except ImportError:
-        spec = None
-    if spec is None:
-        yield f"{key}={path}: no module {module_name}; check the spelling or install it"
-        return
-    source = Path(spec.origin).read_text() if spec.origin and spec.origin.endswith(".py") else None
-    if source is not None and not re.search(rf"\b{re.escape(name)}\b", source):
-        defined = re.findall(r"^(?:async )?def (\w+)", source, re.MULTILINE)
-        yield f"{key}={path}: {module_name} has no {name}; {suggestion(name, defined)}"

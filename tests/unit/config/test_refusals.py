@@ -20,7 +20,7 @@ MISSPELT = [
     ("model_path.x=1", "model_path holds a value and no keys"),
     ("finetune=grop", "finetune=grop: no such choice; did you mean grpo?"),
     ("hardware=tpu", "hardware=tpu: no such profile"),
-    ("streams=redis", "streams=redis: no such choice"),
+    ("streams=kafka", "streams=kafka: no such choice"),
     ("+domain_hardware=guessing_cpu", "chosen by +domain and hardware"),
     ("finetune.lora.enabled=true", "all weights are trained"),
     ("finetune.rl.aggregate_loss=mean", "no longer exists"),
@@ -102,6 +102,18 @@ CONTRADICTIONS = [
     ("debug.mode=finetune", "set debug.streams_from=RUN_FOLDER"),
     ("debug.streams_from=/no/such", "no such path"),
     ("environment={key: a}", "has no _target_"),
+    ("environment={_target_: nothing.Env}", "environment._target_=nothing.Env: no module nothing"),
+    (
+        "environments=[{_target_: logging.Logger, key: a}, {_target_: logging.Logger, key: a}]",
+        "2 have the key a",
+    ),
+    (
+        "environments={a: {_target_: logging.Logger, replicas_per_actor: -1}}",
+        "environments.a.replicas_per_actor=-1: must be a whole number",
+    ),
+    ("world.env_replicas=3", "world.env_replicas=3: there is no environment"),
+    ("world.env_replicas_per_actor=1", "there is no environment; set environments or leave it at null"),
+    ("world.environment_mode=embedded", "world.environment_mode=embedded: there is no environment"),
     ("hardware=gpu", "no GPU is visible"),
 ]
 
@@ -121,6 +133,14 @@ def test_several_contradictions_are_reported_together(refusal: Callable[..., str
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [
+        (
+            ["environments={maze: {_target_: logging.Logger}}", "environment_key=mase"],
+            "environment_key=mase: no such environment; did you mean maze?",
+        ),
+        (
+            ["environments={maze: {_target_: logging.Logger}}", "environment={_target_: logging.Logger}"],
+            "both are set; use environments for several",
+        ),
         (
             ["preprocess.ring_buffer_size=100", "preprocess.dataset_buffer_size=100"],
             "not a multiple of the 64",

@@ -133,7 +133,11 @@ def test_debug_modes_start_only_their_roles(mode: str, kinds: list[str]) -> None
 
 def test_a_taken_port_moves_on_to_the_next_free_one() -> None:
     jobs = place(
-        config(**CPU), [], services=["a", "b"], environments=["e"], free=lambda port: port not in {7000, 8080}
+        config(**CPU),
+        [],
+        services=["a", "b"],
+        environments={"e": {}},
+        free=lambda port: port not in {7000, 8080},
     )
     ports = {job.name: job.port for job in jobs if job.port}
     assert ports == {"a": 7001, "b": 7002, "environment_0": 7777, "actor_vllm_0": 8081}
@@ -149,7 +153,7 @@ def test_environments_are_scaled_by_engine_when_asked() -> None:
     world = {"env_replicas_per_actor": 2}
     engine = {"kind": "embedded", "count": 3}
     cfg = config(hardware={"kind": "cpu"}, engine=engine, world=world)
-    jobs = place(cfg, [], environments=["e"], free=lambda port: True)
+    jobs = place(cfg, [], environments={"e": {}}, free=lambda port: True)
     assert [job.environment_index for job in jobs if job.kind == "environment"] == list(range(6))
 
 
