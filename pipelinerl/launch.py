@@ -15,9 +15,9 @@ from datetime import datetime
 
 from omegaconf import OmegaConf
 
-from pipelinerl.config.compose import Composition, compose
 from pipelinerl import faults
 from pipelinerl.accounting import reconcile
+from pipelinerl.config.compose import Composition, compose
 from pipelinerl.config.errors import ConfigError
 from pipelinerl.config.tree import Config
 from pipelinerl.config.validate import checked, output_dir_problem
@@ -49,12 +49,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ChildFailed, WaitExpired) as error:
         print(failure_line(error), file=sys.stderr)
         return FAILED
-    except Interrupted as error:
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         print(f"launcher: {error}; free some space, then the same command resumes", file=sys.stderr)
         return FAILED
+    except Interrupted as error:
         print(f"launcher: {error}; the same command resumes", file=sys.stderr)
         return error.status
     except KeyboardInterrupt:
@@ -68,9 +68,9 @@ def launch(argv: Sequence[str]) -> int:
     if arguments.help:
         print(USAGE)
         return COMPLETED
-    composition = compose(arguments.request)
     if (fault := faults.problem()) is not None:
         raise ConfigError(fault)
+    composition = compose(arguments.request)
     if arguments.show:
         print(OmegaConf.to_yaml(composition.tree), end="")
         return COMPLETED
@@ -136,11 +136,11 @@ def _run(
     return COMPLETED
 
 
-if __name__ == "__main__":
 def print_sums(output_dir: Path) -> None:
     """Where every rollout went, also when the run ends early."""
     for line in reconcile(output_dir).lines():
         print(line, flush=True)
 
 
+if __name__ == "__main__":
     sys.exit(main())

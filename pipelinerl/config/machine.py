@@ -112,19 +112,6 @@ class WandbConfig(Section):
     """Tags of the runs."""
 
 
-class DebugConfig(Section):
-    """Running part of the pipeline."""
-
-    mode: Literal[
-        "", "finetune", "actor", "preprocessor", "actor+preprocessor", "finetune+preprocessor", "open_loop"
-    ] = ""
-    """Roles to run; empty = all."""
-    streams_from: str | None = None
-    """Folder of an earlier run whose recorded streams are replayed."""
-    use_existing_llms: bool = False
-    """Use engines that already listen on the configured ports instead of starting them."""
-    place_inference_workers: bool = True
-    """Reserve devices for engines even in a mode that starts none."""
 class WatchdogConfig(Section):
     """When the launcher ends a run that is stuck. Engines and services have `engine.stall_deadline_s`."""
 
@@ -139,3 +126,16 @@ class WatchdogConfig(Section):
         return self.progress_deadline_s + 60.0
 
 
+class DebugConfig(Section):
+    """Running part of the pipeline."""
+
+    mode: Literal[
+        "", "finetune", "actor", "preprocessor", "actor+preprocessor", "finetune+preprocessor", "open_loop"
+    ] = ""
+    """Roles to run; empty = all."""
+    streams_from: str | None = None
+    """Folder of an earlier run whose recorded streams are replayed."""
+    use_existing_llms: bool = False
+    """Use engines that already listen on the configured ports instead of starting them."""
+    place_inference_workers: bool = True
+    """Reserve devices for engines even in a mode that starts none."""

@@ -7,13 +7,13 @@ import logging
 import sys
 from pathlib import Path
 
-from pipelinerl.config import load
 from pipelinerl import faults
+from pipelinerl.config import load
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import join_ranks
 from pipelinerl.finetune.settings import settings_from_config
-from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.heartbeat import start_heartbeat
+from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.streams import set_streams_backend
 
@@ -26,10 +26,10 @@ def main() -> int:
     parser.add_argument("--job", type=int, default=None, help="index of this process in the run's jobs")
     arguments = parser.parse_args()
     try:
-        _run(arguments.output_dir, arguments.job)
         if os.environ.get("RANK", "0") == "0":  # one beat for all ranks; the others hold up rank 0
             start_heartbeat(arguments.output_dir, "finetune")
         faults.hit("finetune:start")
+        _run(arguments.output_dir, arguments.job)
     except Exception as error:
         log.exception("the trainer ends with an error")
         print(f"finetune: {type(error).__name__}: {error}", file=sys.stderr)

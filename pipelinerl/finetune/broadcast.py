@@ -15,9 +15,9 @@ from pipelinerl.finetune.step import Learner
 from pipelinerl.observe.waits import waiting
 from pipelinerl.weights.directory import weights_directory
 from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.replacements import ask_for_replacement
 from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids
 from pipelinerl.weights.publisher import Publisher, UpdateReport, WeightUpdateError
+from pipelinerl.weights.replacements import ask_for_replacement
 
 log = logging.getLogger(__name__)
 RETRY_INTERVAL_S = 1.0
@@ -81,11 +81,11 @@ class EngineBroadcaster:
             while True:
                 try:
                     report = self._publisher.publish(version, distinct_parameters(self._learner.model))
-                    if error.broken:
-                        ask_for_replacement(self._settings.output_dir, error.broken, str(error))
                     parity = self._parity()
                     break
                 except WeightUpdateError as error:
+                    if error.broken:
+                        ask_for_replacement(self._settings.output_dir, error.broken, str(error))
                     if wait.expired or error.step == "parity":
                         raise
                     log.warning("%s; trying again", error)

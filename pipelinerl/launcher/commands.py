@@ -29,6 +29,7 @@ ROLE_MODULES = {
     "finetune": "pipelinerl.finetune",
     "environment": "pipelinerl.environment",
 }
+ENGINES = ("actor_llm", "preprocessor_llm")
 NEEDED_BY_ROLLOUTS = ("actor_llm", "environment", "service")
 
 
@@ -108,12 +109,12 @@ def _server(
             url=job.url + health,
             start_deadline_s=start_deadline_s,
             liveness_deadline_s=cfg.engine.stall_deadline_s,
+            metrics_url=f"{job.url}/metrics" if job.kind in ENGINES else None,
+            paused_url=f"{job.url}/is_paused" if job.kind in ENGINES else None,
         ),
         restart=RestartPolicy(max_restarts=cfg.engine.max_restarts),
     )
 
-            metrics_url=f"{job.url}/metrics" if job.kind in ENGINES else None,
-            paused_url=f"{job.url}/is_paused" if job.kind in ENGINES else None,
 
 def _service(cfg: Config, output_dir: Path, job: Job, spec: ServiceSpec) -> ChildSpec:
     values = {"port": str(job.port), "host": job.hostname, "output_dir": str(output_dir)}
