@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -29,7 +29,10 @@ class Arm:
 
 @dataclass(frozen=True)
 class RunResult:
-    """Percent right on held-out questions by way of sampling, and costs. `curve` is by trained texts."""
+    """Percent right on held-out questions by way of sampling, and costs.
+
+    `curve` (percent right, sampled) and the curves of the `game` are by policy completions.
+    """
 
     arm: str
     seed: int
@@ -40,6 +43,7 @@ class RunResult:
     trained_tokens: float
     completions: float
     seconds: float
+    game: dict[str, dict[str, float]] = field(default_factory=dict)
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float | None]:

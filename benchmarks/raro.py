@@ -6,8 +6,8 @@
 Countdown in miniature on the CPU. Every arm sees the same training questions and the same held-out ones
 (numbers that neither training nor warm-up saw); the RL arms have equal policy completions. Each run is
 evaluated with the exact verifier. Runs that are finished are not repeated and interrupted ones go on, so the
-same command continues after a break; the table of what is there is written after every run. `--small`
-makes a smoke test of it.
+same command continues after a break; the table of what is there is written after every run, a figure at the
+end. `--small` makes a smoke test of it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks._raro_figure import GAME, draw
 from benchmarks._raro_table import Arm, RunResult, lines, table
-from pipelinerl.observe.history import read_metrics, series
+from pipelinerl.observe.history import Series, read_metrics, series
 
 COMPLETIONS_PER_STEP = 64
 DEADLINE_S = 4 * 3600
@@ -119,12 +120,23 @@ def read(plan: Plan, name: str, seed: int) -> RunResult:
         seed=seed,
         before={way: 100 * float(curve.y[0]) for way, curve in curves.items()},
         after={way: 100 * float(curve.y[chosen]) for way, curve in curves.items()},
-        curve={f"{x:.0f}": 100 * float(y) for x, y in zip(curves["sampled"].x, curves["sampled"].y)},
+        curve=_by_completions(name, curves["sampled"], 100.0),
         questions=plan.sizes["test"],
         trained_tokens=float(tokens.y[-1]) if len(tokens) else 0.0,
         completions=sum(float(record.get("actor/rollouts_done", 0.0)) for record in actor),
         seconds=actor[-1]["time"] - actor[0]["time"],
+        game={
+            title: _by_completions(name, series(actor, f"actor/{metric}_mean"))
+            for title, metric in GAME.items()
+            if ARMS[name].domain == "raro_tiny"
+        },
     )
+
+
+def _by_completions(name: str, curve: Series, scale: float = 1.0) -> dict[str, float]:
+    """A curve over trained texts as one over policy completions."""
+    each = COMPLETIONS_PER_STEP / texts_per_step(name)
+    return {f"{x * each:.0f}": round(scale * float(y), 4) for x, y in zip(curve.x, curve.y)}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -156,19 +168,22 @@ def main(argv: Sequence[str]) -> int:
                 write(options.result or plan.out / "table.json", results, plan)
     for line in lines(table(results, ARMS), ARMS):
         print(line)
+    draw(results, ARMS, options.out / "curves.png")
     if not small and not failed:
         write(RESULT, results, plan)
+        draw(results, ARMS, RESULT.with_suffix(".png"))
     return 1 if failed else 0
 
 
 def write(path: Path, results: Sequence[RunResult], plan: Plan) -> None:
-    """The table and every run's numbers."""
+    """The table and every run's numbers, the same whatever the order in which the runs ended."""
+    results = sorted(results, key=lambda run: (run.arm, run.seed))
     content: dict[str, Any] = {
         "steps": plan.steps,
         "policy completions per step": COMPLETIONS_PER_STEP,
         "overrides": list(plan.overrides),
         "table": table(results, ARMS),
-        "runs": [vars(result) for result in sorted(results, key=lambda r: (r.arm, r.seed))],
+        "runs": [vars(result) for result in results],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")

@@ -1,11 +1,14 @@
 """The experiment's table and commands; nothing is trained here."""
 
+import json
 from pathlib import Path
 
 import pytest
 
 from benchmarks import raro
 from benchmarks._raro_table import RunResult, gain_ratio, lines, t_interval, table
+
+METRICS = raro.METRICS.values()
 
 
 def result(arm, seed, before, after):
@@ -41,6 +44,45 @@ def test_the_table_pairs_seeds_and_survives_missing_runs():
     said = "\n".join(lines(table(runs, raro.ARMS), raro.ARMS))
     assert "gain ratio RARO / verifier RL: 0.76" in said and "RARO" in said and "more SFT" in said
     assert lines(table([], raro.ARMS), raro.ARMS)
+
+
+def logged(out, arm, steps, before, after):
+    """What a finished run leaves: evaluations before and after, trained tokens, finished rollouts."""
+    for role in ("launcher", "actor", "finetune"):
+        (out / role).mkdir(parents=True)
+    (out / "launcher" / "completed.json").write_text(json.dumps({"steps": steps}))
+    rows = []
+    for turn, value in enumerate((before, after)):
+        split = {f"actor/{name}/{metric}_mean": value for name in ("val", "test") for metric in METRICS}
+        step = turn * steps * raro.texts_per_step(arm)
+        rows.append({"time": 100.0 + 60 * turn, "step": step, "actor/rollouts_done": 160, **split})
+        rows[-1]["actor/raro/fresh/critic_accuracy_mean"] = 0.5 + 0.4 * turn
+    (out / "actor" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (out / "finetune" / "metrics.jsonl").write_text('{"time": 1.0, "step": 1, "stats/tokens": 5000}\n')
+
+
+def test_the_table_and_the_figure_are_made_again_from_the_logs(tmp_path, monkeypatch, capsys):
+    def refuse(*_, **__):
+        raise AssertionError("a finished run was started again")
+
+    monkeypatch.setattr(raro.subprocess, "run", refuse)
+    monkeypatch.setattr(raro, "RESULT", tmp_path / "kept" / "raro.json")
+    for seed in range(3):
+        for arm, after in (("sft", 0.30), ("raro", 0.60 + seed / 100), ("rlvr", 0.62)):
+            logged(tmp_path / f"{arm}_{seed}", arm, 5, 0.25, after)
+    found = []
+    for _ in range(2):
+        assert raro.main(["--out", str(tmp_path), "--steps", "5"]) == 0
+        found.append((tmp_path / "table.json").read_text())
+    assert found[0] == found[1] == (tmp_path / "kept" / "raro.json").read_text()
+    rows = json.loads(found[0])["table"]["sampled"]
+    assert rows["raro - sft"]["mean"] == pytest.approx(31.0)
+    assert rows["gain ratio"]["ratio"] == pytest.approx(36 / 37)
+    run = next(r for r in json.loads(found[0])["runs"] if r["arm"] == "raro")
+    assert run["curve"] == {"0": 25.0, "320": 60.0}
+    assert run["game"]["critic accuracy"] == {"0": 0.5, "320": 0.9}
+    assert (tmp_path / "curves.png").stat().st_size > 5_000
+    assert "gain ratio RARO / verifier RL: 0.97" in capsys.readouterr().out
 
 
 def test_rl_arms_have_equal_policy_completions():
