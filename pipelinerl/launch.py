@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime
+from pathlib import Path
 
 from omegaconf import OmegaConf
 
