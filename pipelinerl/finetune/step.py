@@ -97,7 +97,8 @@ class Learner:
         rows = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
         positions = torch.arange(rows.shape[1], device=self.device).expand_as(rows)
         self.model.eval()
-        hidden = hidden_states(self.model, rows, positions, None)[:, :-1]
+        with torch.compiler.set_stance("force_eager"):  # a few rows are not worth another compilation
+            hidden = hidden_states(self.model, rows, positions, None)[:, :-1]
         self.model.train()
         weight, bias = output_head(self.model)
         scores = token_scores(
