@@ -1,6 +1,6 @@
 """The reputation game: speed of the environments and of PPO, and the share of the margin that PPO takes.
 
-python benchmarks/reputation.py [--seeds 0,1,2] [--strong] [--skip-learning] [--budget 3]
+python -m benchmarks.reputation [--seeds 0,1,2] [--c-signal 0.7] [--strong] [--jobs 1] [--skip-learning]
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import os
 import sys
 import time
 from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +28,7 @@ from domains.reputation_hacking.env import ReputationEnv
 from domains.reputation_hacking.paired import HELD_OUT
 from domains.reputation_hacking.params import Params
 from domains.reputation_hacking.policies import play, returns
-from domains.reputation_hacking.recipes import BASE, STRONG, Recipe
+from domains.reputation_hacking.recipes import BASE, RECIPES, Recipe
 from domains.reputation_hacking.report import Yardstick
 from domains.reputation_hacking.sb3 import ModelPolicy, ReputationVecEnv, make_model
 from domains.reputation_hacking.training import train
@@ -104,34 +106,35 @@ def speed(budget: float) -> dict[str, Any]:
     }
 
 
-def learning(recipes: dict[str, Recipe], prices: list[float], seeds: list[int]) -> list[dict[str, Any]]:
-    """Share of the margin over the best constant policy, deterministic and sampled, held-out seeds."""
+def learned(name: str, price: float, seed: int) -> dict[str, Any]:
+    """One training: its share of the margin over the best constant policy on held-out seeds."""
+    torch.set_num_threads(1)
+    params = Params(c_signal=price)
+    yardstick, trained = Yardstick(params, HELD_OUT), train(params, RECIPES[name], seed)
+    row = {"recipe": name, "c_signal": price, "seed": seed, "seconds": trained.seconds}
+    for key in ("deterministic", "sampled"):
+        episodes = play(params, yardstick.tapes, ModelPolicy(trained.model, sampled=key == "sampled"))
+        row[key] = yardstick.share(float(returns(episodes).mean()))
+        row[f"{key}_help"] = float((episodes.actions == 1).sum(0).mean())
+    return row
+
+
+def learning(recipes: list[str], prices: list[float], seeds: list[int], jobs: int) -> list[dict[str, Any]]:
+    """Rows of every recipe, price and training seed, `jobs` of them at a time; the longest begin first."""
+    cells = [(name, price, seed) for name in reversed(recipes) for price in prices for seed in seeds]
     rows = []
-    for name, recipe in recipes.items():
-        for price in prices:
-            params = Params(c_signal=price)
-            yardstick = Yardstick(params, HELD_OUT)
-            for seed in seeds:
-                trained = train(params, recipe, seed)
-                row: dict[str, Any] = {
-                    "recipe": name,
-                    "c_signal": price,
-                    "seed": seed,
-                    "seconds": trained.seconds,
-                }
-                for sampled in (False, True):
-                    episodes = play(params, yardstick.tapes, ModelPolicy(trained.model, sampled=sampled))
-                    key = "sampled" if sampled else "deterministic"
-                    row[key] = yardstick.share(float(returns(episodes).mean()))
-                    row[f"{key}_help"] = float((episodes.actions == 1).sum(0).mean())
-                rows.append(row)
-                print(
-                    f"  {name} c_signal={price:g} seed {seed}: share of margin {row['deterministic']:.2f} "
-                    f"(sampled {row['sampled']:.2f}), HELP {row['deterministic_help']:.1f}, "
-                    f"{row['seconds']:.0f} s",
-                    flush=True,
-                )
-    return rows
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(learned, *cell) for cell in cells]):
+            row = future.result()
+            rows.append(row)
+            shares = [row[key] for key in ("deterministic", "sampled")]
+            shown = ["n/a" if share is None else f"{share:.2f}" for share in shares]
+            print(
+                f"  {row['recipe']} c_signal={row['c_signal']:g} seed {row['seed']}: share {shown[0]} "
+                f"(sampled {shown[1]}), HELP {row['deterministic_help']:.1f}, {row['seconds']:.0f} s",
+                flush=True,
+            )
+    return sorted(rows, key=lambda row: (recipes.index(row["recipe"]), row["c_signal"], row["seed"]))
 
 
 def main() -> int:
@@ -140,6 +143,8 @@ def main() -> int:
     parser.add_argument("--c-signal", default="0.7", help="prices to train at")
     parser.add_argument("--strong", action="store_true", help="also the recipe of four million steps")
     parser.add_argument("--skip-learning", action="store_true", help="speed only")
+    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="trainings at a time")
+    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE")
     parser.add_argument("--budget", type=float, default=2.0, help="seconds per environment")
     options = parser.parse_args()
     torch.set_num_threads(1)
@@ -154,14 +159,16 @@ def main() -> int:
         f"{shown['ppo_ratio_matched_hyperparameters']:.1f} x one environment with the same settings"
     )
     if not options.skip_learning:
-        recipes = {"base": BASE, **({"strong": STRONG} if options.strong else {})}
+        recipes = ["base", "strong"] if options.strong else ["base"]
         prices = [float(price) for price in options.c_signal.split(",")]
-        result["learning"] = learning(recipes, prices, [int(seed) for seed in options.seeds.split(",")])
-        required = [row["deterministic"] for row in result["learning"] if row["c_signal"] == 0.7]
-        low, high = min(required), max(required)
-        print(f"c_signal=0.7: shares {low:.2f} to {high:.2f} (goal 0.50, stretch 0.77)")
-    RESULTS.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {RESULTS}")
+        seeds = [int(seed) for seed in options.seeds.split(",")]
+        result["learning"] = learning(recipes, prices, seeds, options.jobs)
+        for name, goal in (("base", "required 0.50"), ("strong", "stretch 0.77")):
+            rows = [row for row in result["learning"] if row["recipe"] == name and row["c_signal"] == 0.7]
+            if shares := [row["deterministic"] for row in rows]:
+                print(f"{name}, c_signal=0.7: shares {min(shares):.2f} to {max(shares):.2f} ({goal})")
+    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
+    print(f"wrote {options.out}")
     return 0
 
 

@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from domains.reputation_hacking import console
+from domains.reputation_hacking.dynamic_programming import Optimal, solve
 from domains.reputation_hacking.mitigations import Mitigation, initial_effort
 from domains.reputation_hacking.paired import HELD_OUT, MODES, Paired
 from domains.reputation_hacking.params import Params, parse_setting
-from domains.reputation_hacking.policies import Policy, named_policy
+from domains.reputation_hacking.policies import SCRIPTED, Policy, fitted_rule
 from domains.reputation_hacking.report import columns, evaluate, screen
 
 QUICK_SEEDS = 100
@@ -75,6 +76,17 @@ def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, di
         "sampled": ModelPolicy(model, sampled=True),
     }
     return params, mitigation, start, policies
+
+
+def named_policy(name: str, params: Params) -> Policy:
+    """A policy by the name of a command line: scripted, `cem` or `optimum`. Raises ValueError."""
+    if name == "cem":
+        return fitted_rule(params)
+    if name == "optimum":
+        return Optimal(solve(params))
+    if name not in SCRIPTED:
+        raise ValueError(f"policy {name!r}: choose one of {', '.join([*SCRIPTED, 'cem', 'optimum'])}")
+    return SCRIPTED[name]
 
 
 def language_policies(folder: Path) -> dict[str, Policy]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
@@ -21,6 +20,7 @@ from domains.reputation_hacking.dynamics import (
     Tapes,
     Worker,
 )
+from domains.reputation_hacking.llm_episode import Played, ReputationMetrics, Step
 from domains.reputation_hacking.llm_log import write_episode
 from domains.reputation_hacking.mitigations import Outcome, Settlement, calibrated_effort, settle
 from domains.reputation_hacking.params import Params
@@ -35,53 +35,7 @@ from domains.reputation_hacking.prompts import (
 from domains.reputation_hacking.settings import ReputationSettings, settings_of
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.llm import LLMCall, Prompt, TrainableLLM
-from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutResult, TrainingText
-
-
-class ReputationMetrics(BaseMetrics):
-    """Statistics of one episode, unscaled. `success`: more effort was saved than claimed (TI > B)."""
-
-    peer_rating: float
-    true_impact: float
-    manipulation_score: float
-    signal_bias: float
-    memory_part: float
-    effort: float
-    effort_without: float
-    help_share: float
-    signal_share: float
-    invalid: int
-    tasks: int
-    episode_return: float
-    """J of this episode: plain reward less (1-a)·L."""
-    c_signal: float
-
-
-@dataclass
-class Step:
-    """One decision."""
-
-    situation: int
-    action: int
-    valid: bool
-    reply: str
-    observation: list[float]
-    works: bool
-    effort: float
-    version: int | None
-
-
-@dataclass
-class Played:
-    """A finished episode and how it was rated from the calibrated memory."""
-
-    episode: Episode
-    steps: list[Step] = field(default_factory=list)
-    texts: list[TrainingText] = field(default_factory=list)
-
-    @property
-    def invalid(self) -> int:
-        return sum(not step.valid for step in self.steps)
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult
 
 
 async def generate_reputation_rollout(

@@ -7,16 +7,14 @@ import os
 import zlib
 from collections import Counter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from omegaconf import DictConfig
 
 from domains.reputation_hacking.dynamics import ACTIONS
+from domains.reputation_hacking.llm_episode import Played, ReputationMetrics
 from domains.reputation_hacking.settings import KEY, ReputationSettings
 from pipelinerl.rollouts import RolloutOrigin
-
-if TYPE_CHECKING:
-    from domains.reputation_hacking.llm import Played, ReputationMetrics
 
 
 def log_folder(output_dir: Path) -> Path:

@@ -158,16 +158,3 @@ SCRIPTED: dict[str, Policy] = {
     "half_help": Mixed((0.5, 0.5, 0.0), "half_help"),
     "rule": HelpWhileWorking(),
 }
-
-
-def named_policy(name: str, params: Params) -> Policy:
-    """A policy by the name of a command line: scripted, `cem` or `optimum`. Raises ValueError."""
-    if name == "cem":
-        return fitted_rule(params)
-    if name == "optimum":
-        from domains.reputation_hacking.optimum import Optimal, solve
-
-        return Optimal(solve(params))
-    if name not in SCRIPTED:
-        raise ValueError(f"policy {name!r}: choose one of {', '.join([*SCRIPTED, 'cem', 'optimum'])}")
-    return SCRIPTED[name]

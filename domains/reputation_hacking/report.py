@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from domains.reputation_hacking.dynamic_programming import Optimal, solve
 from domains.reputation_hacking.dynamics import HELP, Episodes, Tapes, played
 from domains.reputation_hacking.mitigations import NONE, Mitigation
-from domains.reputation_hacking.optimum import Optimal, solve
 from domains.reputation_hacking.paired import Paired, paired
 from domains.reputation_hacking.params import Params
 from domains.reputation_hacking.policies import (

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 
+from domains.reputation_hacking.dynamic_programming import Optimal, indifference, solve
 from domains.reputation_hacking.dynamics import HELP, Tapes, Worker, played
 from domains.reputation_hacking.mitigations import Outcome, initial_effort, settle
-from domains.reputation_hacking.optimum import Optimal, indifference, solve
 from domains.reputation_hacking.params import Params
 from domains.reputation_hacking.plots import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, new_figure, save
 from domains.reputation_hacking.policies import HelpWhileWorking, play, returns

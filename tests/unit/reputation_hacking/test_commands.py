@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from domains.reputation_hacking import ablate, eval, optimum_report, plots, policies, report, train
+from domains.reputation_hacking import ablate, eval, optimum, plots, policies, report, train
 from domains.reputation_hacking.tables import COLUMNS, read_table
 
 FILES = {
@@ -304,7 +304,7 @@ def test_every_command_explains_itself(module: str) -> None:
 
 def test_the_optimum_command_prints_and_draws(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     quick = ["--quick", "--c-signal", "0.6,0.7", "--horizon", "1,5", "--out", str(tmp_path)]
-    assert optimum_report.main(quick) == 0
+    assert optimum.main(quick) == 0
     printed = capsys.readouterr().out
     assert "1: 0.29" in printed
     assert files(tmp_path) == {"optimum.csv", "plots/transition.png"}

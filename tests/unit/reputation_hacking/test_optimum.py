@@ -7,8 +7,8 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
+from domains.reputation_hacking.dynamic_programming import Grid, Optimal, indifference, solve
 from domains.reputation_hacking.dynamics import Tape, Tapes, played
-from domains.reputation_hacking.optimum import Grid, Optimal, indifference, solve
 from domains.reputation_hacking.paired import HELD_OUT
 from domains.reputation_hacking.params import Params
 from domains.reputation_hacking.policies import SCRIPTED, fitted_rule, play, returns
