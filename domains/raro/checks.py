@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
@@ -76,5 +77,7 @@ def _buffer(settings: RaroSettings, environment: Mapping[str, str]) -> Iterator[
         )
     if replay.backend == "redis" and not str(replay.path or "").startswith(("redis://", "rediss://")):
         yield f"{KEY}.replay.path={replay.path}: backend=redis needs redis://:PASSWORD@HOST:PORT"
+    if replay.backend == "redis" and find_spec("redis") is None:
+        yield f"{KEY}.replay.backend=redis: the client is not installed; pip install 'pipelinerl[redis]'"
     if replay.backend == "sqlite" and replay.path and not Path(replay.path).absolute().parent.is_dir():
         yield f"{KEY}.replay.path={replay.path}: its folder does not exist"
