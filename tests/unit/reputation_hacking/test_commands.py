@@ -67,6 +67,20 @@ def test_exactly_the_named_files_are_left(run: Path) -> None:
             assert (run / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
+def test_quick_training_and_evaluation_leave_exactly_the_named_files(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (train.QUICK_STEPS, eval.QUICK_SEEDS) == (153_600, 100)
+    monkeypatch.setattr(train, "QUICK_STEPS", 1_600)
+    monkeypatch.setattr(eval, "QUICK_SEEDS", 10)
+    assert train.main(["--quick", "--n-envs", "16", "--out", str(tmp_path)]) == 0
+    assert eval.main(["--quick", "--out", str(tmp_path)]) == 0
+    assert files(tmp_path) == FILES
+    printed = capsys.readouterr().out
+    assert "1,600 steps" in printed
+    assert "calibrated evaluation, n=10" in printed
+
+
 def test_every_episode_is_a_row_that_adds_up(run: Path) -> None:
     table = read_table(run / "training_metrics.csv")
     assert tuple(table) == COLUMNS

@@ -47,12 +47,17 @@ def test_both_checkers_pass() -> None:
     check_for_sb3(ReputationEnv(FIXED))
 
 
-def test_importing_the_package_registers_the_game() -> None:
-    code = (
-        "import domains.reputation_hacking, gymnasium; "
-        "print(gymnasium.make('ReputationEnv-v0').unwrapped.params.T)"
-    )
-    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(
+    "code",
+    [
+        "import domains.reputation_hacking, gymnasium; env = gymnasium.make('ReputationEnv-v0')",
+        "import gymnasium; env = gymnasium.make('domains.reputation_hacking:ReputationEnv-v0')",
+    ],
+    ids=["after an import", "named with its module"],
+)
+def test_gymnasium_makes_the_game_in_a_fresh_process(code: str) -> None:
+    command = [sys.executable, "-c", f"{code}; print(env.unwrapped.params.T)"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.stdout.strip() == "50", answer.stderr
 
 
