@@ -74,7 +74,7 @@ class Reporter:
         for requests in self._requests.values():
             for name, value in requests.items():
                 totals[name] = totals.get(name, 0.0) + value
-        for name in ("bytes_per_token", "exact_versions"):
+        for name in ("bytes_per_token", "exact_versions", "engine_idle_share"):
             if name in totals:
                 totals[name] /= len(self._requests)
         return totals

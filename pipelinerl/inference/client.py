@@ -149,6 +149,10 @@ class RequestCounts:
     exact_tokens: int = 0
     """Tokens whose weight version the engine reported."""
     answer_bytes: int = 0
+    checks: int = 0
+    """How often an engine in rotation was looked at."""
+    idle_checks: int = 0
+    """Of these, how often no request was running on it."""
 
     def as_dict(self) -> dict[str, float]:
         """Flat numbers for a metrics record."""
@@ -156,6 +160,7 @@ class RequestCounts:
         flat.update({f"retries/{reason}": count for reason, count in sorted(self.retries.items())})
         flat["bytes_per_token"] = self.answer_bytes / max(1, self.tokens)
         flat["exact_versions"] = self.exact_tokens / max(1, self.tokens)
+        flat["engine_idle_share"] = self.idle_checks / max(1, self.checks)
         return flat
 
 

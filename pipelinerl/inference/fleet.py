@@ -240,6 +240,9 @@ class Fleet:
         if version is not None and announced is not None and version < announced:
             return f"has weights {version}, announced are {announced}"
         running, tokens = running_and_tokens(await client.metrics())
+        if member.in_rotation:
+            self.counts.checks += 1
+            self.counts.idle_checks += running == 0
         if member.watch.stalled(running, tokens, time.monotonic()):
             if await client.is_paused():
                 member.watch.restart(time.monotonic())

@@ -231,6 +231,16 @@ async def test_an_engine_behind_the_announced_version_is_out_of_rotation() -> No
         await until(lambda: first.url in fleet.in_rotation)
 
 
+async def test_the_idle_share_counts_looks_at_engines_in_rotation() -> None:
+    async with fake_engine() as engine, fake_engine() as sick, aiohttp.ClientSession() as session:
+        fleet, sick.healthy = Fleet([engine.url, sick.url], session, QUICK), False
+        for running in (0, 1, 0, 1, 1):  # before the first look no engine is in rotation
+            engine.running = running
+            await fleet._check_all()
+        assert (fleet.counts.checks, fleet.counts.idle_checks) == (4, 1)
+        assert fleet.counts.as_dict()["engine_idle_share"] == 0.25
+
+
 async def test_waiting_for_an_engine_ends_with_the_reason_of_each() -> None:
     async with fleet_of(1) as (fleet, (engine,)):
         engine.healthy = False
