@@ -29,7 +29,7 @@ CORE = [
 
 EXTRAS = {
     "vllm": ["vllm>=0.26"],
-    "redis": ["redis>=6"],
+    "redis": ["redis[hiredis]>=6"],
     "parquet": ["pyarrow>=18"],
     "reputation": ["gymnasium>=1.1", "stable-baselines3>=2.6"],
     "dev": [

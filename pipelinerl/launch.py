@@ -117,7 +117,7 @@ def _run(
             f"DRY_RUN: wrote {len(plan.children)} start.sh below {folder.path}; started nothing", flush=True
         )
         return COMPLETED
-    if any(job.kind == "finetune" for job in plan.cfg.jobs):
+    if plan.cfg.streams.backend == "files":
         begin_session(folder.path)
     log = logging.getLogger("pipelinerl.launch")
     with ProgressDisplay(folder.path, last * cfg.texts_per_step) as display:

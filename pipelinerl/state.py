@@ -9,7 +9,6 @@ resumed run start.
 from __future__ import annotations
 
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Mapping
@@ -19,7 +18,7 @@ from types import TracebackType
 from typing import Any, ClassVar, Self
 
 from pipelinerl.observe.waits import waiting
-from pipelinerl.streams import SingleStreamSpec, read_stream, wait_any, write_to_streams
+from pipelinerl.streams import SingleStreamSpec, read_stream, remove_stream, wait_any, write_to_streams
 
 TRAINER_TOPIC = "weight_update_request"
 DISCARDED_TOPIC = "discarded"
@@ -85,9 +84,7 @@ def discarded_stream(output_dir: Path, role: str) -> SingleStreamSpec:
 def begin_session(output_dir: Path) -> None:
     """Forget what an earlier session announced; the launcher calls this before it starts any role."""
     for topic in (TRAINER_TOPIC, DISCARDED_TOPIC):
-        folder = SingleStreamSpec(output_dir, topic).directory.parent.parent
-        if folder.exists():
-            shutil.rmtree(folder)
+        remove_stream(output_dir, topic)
 
 
 class TrainerAnnouncements:

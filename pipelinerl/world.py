@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from pipelinerl.config.errors import ConfigError
 from pipelinerl.config.machine import Job, JobKind
 from pipelinerl.config.tree import Config
+from pipelinerl.environment_keys import replicas
 
 __all__ = ["Job", "Ports", "Shares", "engine_devices", "is_free", "place", "roles_of", "split_devices"]
 
 LOOPBACK = "127.0.0.1"
+STREAMS_SERVICE = "redis"
+"""Name of the service that the core itself may start."""
 ROLES_OF_MODE: dict[str, frozenset[str]] = {
     "": frozenset({"actor_llm", "actor", "preprocessor", "finetune"}),
     "open_loop": frozenset({"actor_llm", "actor", "preprocessor", "finetune"}),
@@ -115,20 +119,22 @@ def place(
     cfg: Config,
     devices: Sequence[int],
     services: Iterable[str] = (),
-    environments: Iterable[str] = (),
+    environments: Mapping[str, Mapping[str, Any]] | None = None,
     free: Callable[[int], bool] = is_free,
 ) -> list[Job]:
     """Every process of the run on this node.
 
-    `devices` are the indices of the usable GPUs (none on the CPU), `services` and `environments` the names of
-    the servers to start. Raises ConfigError if the devices do not suffice.
+    `devices` are the indices of the usable GPUs (none on the CPU), `services` the names of the servers to
+    start, `environments` the specifications of those that need servers, by key. Raises ConfigError if the
+    devices do not suffice.
     """
     roles = roles_of(cfg.debug.mode)
     ports, jobs = Ports(free), _Jobs()
+    if cfg.streams.starts_server:
+        redis = jobs.add("service", STREAMS_SERVICE, ports.next(cfg.streams.port))
+        jobs.all[-1] = redis.model_copy(update={"url": f"redis://{LOOPBACK}:{redis.port}"})
     for name in services:
         jobs.add("service", name, ports.next(cfg.world.service_start_port))
-    for key in environments:
-        _add_environments(cfg, jobs, ports, key)
     trainer_gpus: Sequence[int] = ()
     if cfg.hardware.kind == "cpu":
         if "actor_llm" in roles:
@@ -139,6 +145,7 @@ def place(
     else:
         trainer_gpus = _add_gpu_engines(cfg, jobs, ports, list(devices), roles)
     if "actor" in roles:
+        _add_environments(cfg, jobs, ports, environments or {})
         jobs.add("actor", "actor")
     if "preprocessor" in roles:
         jobs.add("preprocessor", "preprocess", gpus=_reference_gpus(cfg, jobs, trainer_gpus))
@@ -201,11 +208,11 @@ def _add_gpu_engines(
     return devices[shares.actor + shares.preprocessor :] if needs_trainer else ()
 
 
-def _add_environments(cfg: Config, jobs: _Jobs, ports: Ports, key: str) -> None:
-    count = cfg.world.env_replicas
-    if cfg.world.env_replicas_per_actor is not None:
-        count = cfg.world.env_replicas_per_actor * cfg.engine.count
-    for index in range(count):
-        total = sum(job.kind == "environment" for job in jobs.all)
-        job = jobs.add("environment", f"environment_{total}", ports.next(cfg.world.environment_start_port))
-        jobs.all[-1] = job.model_copy(update={"environment_key": key, "environment_index": index})
+def _add_environments(cfg: Config, jobs: _Jobs, ports: Ports, specs: Mapping[str, Mapping[str, Any]]) -> None:
+    engines = sum(job.kind == "actor_llm" for job in jobs.all)
+    for key, count in replicas(cfg, specs, engines).items():
+        for index in range(count):
+            total = sum(job.kind == "environment" for job in jobs.all)
+            port = ports.next(cfg.world.environment_start_port)
+            job = jobs.add("environment", f"environment_{total}", port)
+            jobs.all[-1] = job.model_copy(update={"environment_key": key, "environment_index": index})

@@ -15,8 +15,9 @@ from pipelinerl.config import ConfigError, load
 from pipelinerl.observe.heartbeat import start_heartbeat
 from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.waits import WaitExpired
+from pipelinerl.streams import StreamError, set_streams_backend
 
-MEANT_FOR_PEOPLE = (RunFailed, WorkerDied, WaitExpired, ConfigError, ValueError)
+MEANT_FOR_PEOPLE = (RunFailed, WorkerDied, WaitExpired, ConfigError, StreamError, ValueError)
 
 
 def main() -> int:

@@ -35,6 +35,8 @@ def save(tree: DictConfig, output_dir: str | Path) -> Path:
     resolved = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
     beside = path.with_name(f"~{path.name}")
     OmegaConf.save(resolved, beside)
+    if OmegaConf.select(resolved, "streams.password"):
+        beside.chmod(0o600)
     os.replace(beside, path)
     return path
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from pipelinerl.config.base import Section
 
@@ -83,10 +83,48 @@ class Job(Section):
 
 
 class StreamsConfig(Section):
-    """Where records travel."""
+    """Where records travel. Chosen with the group override `streams=files` or `streams=redis`."""
 
-    backend: Literal["files"] = "files"
-    """Stream back-end."""
+    backend: Literal["files", "redis"] = "files"
+    """Stream back-end: files below `output_dir`, or a redis server."""
+    max_unread: int | None = Field(None, ge=1)
+    """Records that a writer may be ahead of the slowest reader before it waits; null = any number."""
+    trim: bool = False
+    """Free records once every reader has done with them (on disk: whole segments of 64 MB)."""
+    deadline_s: float = Field(3600.0, gt=0)
+    """Longest wait of a writer for the slowest reader, in seconds."""
+    host: str | None = None
+    """Host of an existing redis server; null = the launcher starts one on the loopback interface."""
+    port: int = Field(11000, ge=1, le=65535)
+    """Port of that server, or the first one tried for the launcher's own."""
+    save: str = "3600 1"
+    """When the launcher's own server writes its data to disk (redis' `save`); "" = never."""
+    password: SecretStr | None = None
+    """What the server asks for; needed where it listens beyond this machine."""
+    namespace: str | None = None
+    """Prefix of the keys; the run's folder when null. For a server that several machines share."""
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the server is reached over the loopback interface."""
+        return self.host in (None, "localhost", "::1") or str(self.host).startswith("127.")
+
+    @property
+    def starts_server(self) -> bool:
+        """Whether the launcher starts a redis server for this run."""
+        return self.backend == "redis" and self.host is None
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Arguments of `set_streams_backend`."""
+        chosen: dict[str, Any] = {
+            name: getattr(self, name) for name in ("backend", "max_unread", "trim", "deadline_s")
+        }
+        if self.backend == "redis":
+            password = self.password.get_secret_value() if self.password is not None else None
+            chosen |= {"host": self.host or "127.0.0.1", "port": self.port, "password": password}
+            chosen["namespace"] = self.namespace
+        return chosen
 
 
 class WandbConfig(Section):

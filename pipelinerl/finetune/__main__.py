@@ -42,7 +42,7 @@ def _run(output_dir: Path, job: int | None) -> None:
     cfg = load(output_dir)
     ranks = join_ranks(cpu=cfg.hardware.kind == "cpu")
     setup_logging(output_dir, "finetune", f"rank_{ranks.index}" if ranks.count > 1 else "")
-    set_streams_backend(**cfg.streams.model_dump())
+    set_streams_backend(**cfg.streams.settings)
     settings = settings_from_config(cfg, output_dir, job, ranks.count)
     writer = None
     if ranks.is_main:

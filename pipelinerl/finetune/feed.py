@@ -16,20 +16,35 @@ IDLE_INTERVAL_S = 2.0
 class Feed:
     """Reads one partition of `training_data`; a context manager.
 
-    While nothing comes, `on_idle` runs every two seconds, so that other duties of the trainer go on.
+    While nothing comes, `on_idle` runs every two seconds, so that other duties of the trainer go on. The
+    writer knows the reader as `name`; a recording has no writer, and its reader no name.
     """
 
     def __init__(
-        self, spec: SingleStreamSpec, offset: int, deadline_s: float, on_idle: Callable[[], None]
+        self,
+        spec: SingleStreamSpec,
+        offset: int,
+        deadline_s: float,
+        on_idle: Callable[[], None],
+        name: str = "",
     ) -> None:
-        self._reader = read_stream(spec, offset)
+        self._reader = read_stream(spec, offset, name)
         self._deadline_s, self._on_idle = deadline_s, on_idle
+        self._recording = not name
+        self._ahead: tuple[Any] | None = None
         self.waited_s = 0.0
 
     @property
     def position(self) -> int:
         """Records handed out: where a resumed trainer goes on."""
-        return self._reader.position
+        return self._reader.position - (self._ahead is not None)
+
+    @property
+    def exhausted(self) -> bool:
+        """Whether this is a recording and it has no further micro-batch."""
+        if self._recording and self._ahead is None:
+            self._ahead = self._reader.next_record()
+        return self._recording and self._ahead is None
 
     def step(self, step: int) -> Iterator[PipelineBatchEncoding]:
         """The micro-batches of one optimizer step; raises ValueError when another step arrives."""
@@ -45,9 +60,13 @@ class Feed:
                 return
 
     def _next(self, step: int) -> Any:
-        record = self._reader.next_record()
+        record, self._ahead = self._ahead or self._reader.next_record(), None
         if record is not None:
             return record[0]
+        if self._recording:
+            raise ValueError(
+                f"the recording {self._reader.spec} ends within step {step}; record the run again"
+            )
         started = time.monotonic()
         with waiting(f"texts of step {step}", self._deadline_s) as wait:
             while (record := self._reader.next_record()) is None:

@@ -11,7 +11,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from pipelinerl.streams import SingleStreamSpec, read_stream
+from pipelinerl.streams import EARLIEST, SingleStreamSpec, read_stream
 
 _CHUNK = 64
 
@@ -48,8 +48,8 @@ def read_session(output_dir: Path) -> Session:
 
 
 def stream_end(spec: SingleStreamSpec, offset: int = 0) -> int:
-    """Number of complete records of a partition."""
-    with read_stream(spec, offset) as reader:
+    """Number of complete records that a partition has had."""
+    with read_stream(spec, offset or EARLIEST) as reader:
         while reader.read_available(_CHUNK):
             pass
         return reader.position

@@ -49,12 +49,15 @@ def commands(
     model = str(checkpoint) if checkpoint is not None else cfg.model_path
     made: list[ChildSpec] = []
     servers = tuple(_process_name(job) for job in cfg.jobs if job.kind in NEEDED_BY_ROLLOUTS)
+    redis = server_job(cfg)
     if cfg.debug.use_existing_llms:
         servers = tuple(name for name in servers if not name.startswith("actor_vllm_"))
     for job in cfg.jobs:
         if job.kind == "actor_llm" and cfg.debug.use_existing_llms:
             continue
-        if job.kind == "service":
+        if job is redis:
+            made.append(server_child(cfg, output_dir, job))
+        elif job.kind == "service":
             made.append(_service(cfg, output_dir, job, specs[job.name]))
         elif job.kind == "actor_llm":
             made.append(_engine(cfg, output_dir, job, model, devices))
@@ -68,6 +71,20 @@ def commands(
 def common_env(cfg: Config) -> dict[str, str]:
     """Variables of every child. More than one thread per process is ruinous on few cores."""
     threads = str(cfg.hardware.threads_per_process)
+def _stand_in(cfg: Config, output_dir: Path) -> ChildSpec:
+    """A partial run without a trainer: somebody must announce a version and count texts."""
+    argv = [sys.executable, "-m", trainer_stand_in.__name__, str(output_dir)]
+    streams = () if server_job(cfg) is None else (STREAMS_CHILD,)
+    return ChildSpec(
+        name=trainer_stand_in.NAME,
+        argv=argv,
+        env=common_env(cfg),
+        log_dir=output_dir / trainer_stand_in.NAME,
+        depends=streams,
+        restart=NEVER,
+    )
+
+
     env = {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,
@@ -189,8 +206,11 @@ def _role(
         env["CUDA_VISIBLE_DEVICES"] = ",".join(_gpus(job, devices))
     if job.kind == "environment":
         return _server(cfg, output_dir, job, argv, env, "/health", cfg.engine.start_deadline_s)
-    # The trainer loads its model while the engines load theirs; only rollouts need every server.
-    depends = servers if job.kind == "actor" else ()
+    # The trainer loads its model while the engines load theirs; only rollouts need every server. On a GPU
+    # that both share, though, vLLM measures free memory while it starts.
+    depends = servers if job.kind == "actor" else tuple(name for name in servers if name == STREAMS_CHILD)
+    if job.kind == "finetune":
+        depends += tuple(other.name for other in cfg.jobs_of("actor_llm") if set(other.gpus) & set(job.gpus))
     return ChildSpec(
         name=job.name,
         argv=argv,

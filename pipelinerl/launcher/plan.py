@@ -20,9 +20,10 @@ from pipelinerl.domain import Domain, ServiceSpec
 from pipelinerl.environment_keys import environment_specs
 from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands
+from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.supervisor import ChildSpec, write_start_script
-from pipelinerl.world import is_free, place, roles_of
+from pipelinerl.world import STREAMS_SERVICE, is_free, place, roles_of
 
 REPLAYED = {"preprocessor": "actor", "finetune+preprocessor": "actor", "finetune": "training_data"}
 
@@ -84,6 +85,9 @@ def make_plan(
     jobs = place(cfg, range(len(devices)), [spec.name for spec in services], _environments(tree), free)
     urls = {job.name: job.url for job in jobs if job.kind == "service"}
     _set(tree, {spec.url_key: urls[spec.name] for spec in services})
+    if cfg.streams.starts_server:
+        redis = next(job for job in jobs if job.name == STREAMS_SERVICE)
+        _set(tree, {"streams.host": redis.hostname, "streams.port": redis.port})
     attempt = folder.next_attempt()
     with open_dict(tree):
         tree.attempt = attempt
@@ -93,8 +97,9 @@ def make_plan(
     children = commands(final, folder.path, services, devices, checkpoint)
     if not dry_run:
         folder.set_streams_aside(attempt)
-        _replay(final, folder.path)
+        forget_earlier_records(final, folder.path)
     save(tree, folder.path)
+    write_server_config(final, folder.path)
     for child in children:
         write_start_script(child)
     return Plan(

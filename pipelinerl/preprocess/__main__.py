@@ -38,7 +38,7 @@ def main() -> int:
 def _run(output_dir: Path) -> None:
     cfg = load(output_dir)
     setup_logging(output_dir, "preprocess")
-    set_streams_backend(**cfg.streams.model_dump())
+    set_streams_backend(**cfg.streams.settings)
     with MetricsWriter(output_dir, "preprocess", cfg.wandb, cfg.model_dump(mode="json")) as writer:
         run(settings_from_config(cfg, output_dir), writer)
 

@@ -230,8 +230,10 @@ def run(settings: PreprocessSettings, writer: MetricsWriter | None = None) -> No
         discarded = DiscardedTexts(settings.output_dir, "preprocess")
         preprocess = Preprocess(settings, state, Books(ledger, discarded), session, training_data, scorer)
         reporter = _Reporter(preprocess, writer, stats, status)
+        # A recording is nobody's to mark.
+        name = "" if settings.streams_from else "preprocess"
         try:
-            with read_stream(source, session.actor_position) as groups:
+            with read_stream(source, session.actor_position, name) as groups:
                 _loop(preprocess, state, groups, wakeup, reporter)
         finally:
             reporter.report()

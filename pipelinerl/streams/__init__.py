@@ -10,13 +10,18 @@
 `python -m pipelinerl.streams OUTPUT_DIR TOPIC` prints any stream as JSON.
 """
 
+from typing import Any
+
 from pipelinerl.streams.base import (
+    EARLIEST,
     Backend,
     PartitionWriter,
     StreamReader,
     StreamWriter,
+    list_streams,
     read_stream,
     register_backend,
+    remove_stream,
     set_streams_backend,
     wait_any,
     write_to_streams,
@@ -25,9 +30,18 @@ from pipelinerl.streams.errors import CorruptRecord, StreamBusy, StreamError, Un
 from pipelinerl.streams.files import FilesBackend
 from pipelinerl.streams.specs import SingleStreamSpec, StreamRangeSpec, StreamSpec, is_stats_topic
 
+
+def _redis(**settings: Any) -> Backend:
+    from pipelinerl.streams.redis_streams import RedisBackend  # the client is an extra
+
+    return RedisBackend(**settings)
+
+
 register_backend("files", FilesBackend)
+register_backend("redis", _redis)
 
 __all__ = [
+    "EARLIEST",
     "Backend",
     "CorruptRecord",
     "FilesBackend",
@@ -41,8 +55,10 @@ __all__ = [
     "StreamWriter",
     "UnsupportedValue",
     "is_stats_topic",
+    "list_streams",
     "read_stream",
     "register_backend",
+    "remove_stream",
     "set_streams_backend",
     "wait_any",
     "write_to_streams",

@@ -4,14 +4,32 @@ from __future__ import annotations
 
 import argparse
 import os
+import shutil
+import socket
+import subprocess
 import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
+from omegaconf import OmegaConf
 
-from pipelinerl.streams import SingleStreamSpec, StreamError, read_stream
+from pipelinerl.config.files import config_path
+from pipelinerl.config.machine import StreamsConfig
+from pipelinerl.observe.waits import waiting
+from pipelinerl.streams import (
+    EARLIEST,
+    SingleStreamSpec,
+    StreamError,
+    list_streams,
+    read_stream,
+    set_streams_backend,
+)
 
 
 def _json_value(value: Any) -> Any:
@@ -20,34 +38,82 @@ def _json_value(value: Any) -> Any:
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
-def _numbered_folders(parent: Path, only: int | None) -> list[int]:
-    numbers = sorted(int(p.name) for p in parent.iterdir() if p.is_dir() and p.name.isdigit())
-    return [n for n in numbers if only is None or n == only]
-
-
 def find_partitions(
     output_dir: Path, topic: str, instance: int | None, partition: int | None
 ) -> list[SingleStreamSpec]:
-    """All partitions of a topic on disk; FileNotFoundError names the topics there are."""
-    root = output_dir / "streams"
-    topic_dir = root / topic
-    if not topic_dir.is_dir():
-        known = sorted(p.name for p in root.iterdir()) if root.is_dir() else []
+    """All partitions of a topic; FileNotFoundError names the topics there are."""
+    all_specs = list_streams(output_dir)
+    specs = [spec for spec in all_specs if spec.topic == topic]
+    if not specs:
+        known = sorted({spec.topic for spec in all_specs})
         raise FileNotFoundError(
             f"there is no stream {topic} in {output_dir}; "
-            + (f"there are {', '.join(known)}" if known else "")
+            + (f"there are {', '.join(known)}" if known else "there is none at all")
         )
     return [
-        SingleStreamSpec(output_dir, topic, i, p)
-        for i in _numbered_folders(topic_dir, instance)
-        for p in _numbered_folders(topic_dir / str(i), partition)
+        spec for spec in specs if instance in (None, spec.instance) and partition in (None, spec.partition)
     ]
+
+
+@contextmanager
+def backend_of(output_dir: Path) -> Iterator[None]:
+    """Use the streams of the run in `output_dir` as its configuration says; files where it has none."""
+    if not config_path(output_dir).is_file():
+        yield
+        return
+    streams = OmegaConf.select(OmegaConf.load(config_path(output_dir)), "streams")
+    settings = StreamsConfig.model_validate(OmegaConf.to_container(streams)).settings
+    saved = output_dir / "streams" / "redis" / "dump.rdb"
+    if settings["backend"] != "redis" or answers(settings["host"], settings["port"]):
+        set_streams_backend(**settings)
+        yield
+    elif saved.is_file():
+        with saved_server(saved) as port:
+            set_streams_backend("redis", port=port, namespace=settings["namespace"])
+            yield
+    else:
+        raise StreamError(
+            f"redis at {settings['host']}:{settings['port']} does not answer, and {saved} does not exist"
+        )
+
+
+def answers(host: str, port: int) -> bool:
+    try:
+        socket.create_connection((host, port), timeout=2).close()
+    except OSError:
+        return False
+    return True
+
+
+@contextmanager
+def saved_server(saved: Path) -> Iterator[int]:
+    """A server over a copy of what an ended run's own server has saved; yields its port on the loopback."""
+    binary = shutil.which("redis-server")
+    if binary is None:
+        raise StreamError(f"{saved} needs redis-server to be read; install it")
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    with tempfile.TemporaryDirectory() as folder:
+        shutil.copy2(saved, folder)
+        options = {"--bind": "127.0.0.1", "--port": str(port), "--dir": folder, "--save": ""}
+        argv = [binary, *(word for option in options.items() for word in option)]
+        server = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
+        try:
+            with waiting(f"redis-server to read {saved}", 60.0) as wait:
+                while not answers("127.0.0.1", port):
+                    wait.check()
+                    time.sleep(0.02)
+            yield port
+        finally:
+            server.kill()
+            server.wait()
 
 
 def print_streams(specs: list[SingleStreamSpec], follow: bool, limit: int | None) -> None:
     """Write the records of all partitions to stdout, partition after partition; with `follow`, for ever."""
     encoder = msgspec.json.Encoder(enc_hook=_json_value)
-    readers = [read_stream(spec) for spec in specs]
+    readers = [read_stream(spec, EARLIEST) for spec in specs]
     printed = 0
     try:
         while True:
@@ -77,11 +143,12 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--partition", type=int, default=None)
     args = parser.parse_args(argv)
     try:
-        specs = find_partitions(args.output_dir, args.topic, args.instance, args.partition)
-        if not specs:
-            print(f"stream {args.topic} has no such instance or partition", file=sys.stderr)
-            return 1
-        print_streams(specs, args.follow, args.limit)
+        with backend_of(args.output_dir):
+            specs = find_partitions(args.output_dir, args.topic, args.instance, args.partition)
+            if not specs:
+                print(f"stream {args.topic} has no such instance or partition", file=sys.stderr)
+                return 1
+            print_streams(specs, args.follow, args.limit)
     except (StreamError, FileNotFoundError, ValueError) as error:
         print(f"streams: {error}", file=sys.stderr)
         return 1

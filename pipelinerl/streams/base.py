@@ -1,7 +1,7 @@
 """What every stream backend offers: readers that block with a deadline, writers, and the backend registry.
 
-A backend knows one partition at a time; ranges of partitions are put together here. Only `files` exists;
-another one registers itself with `register_backend` and implements `Backend`.
+A backend knows one partition at a time; ranges of partitions are put together here. `files` and `redis`
+exist; another one registers itself with `register_backend` and implements `Backend`.
 """
 
 from __future__ import annotations
@@ -10,18 +10,34 @@ import select
 import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self
 
 from pipelinerl.observe.waits import Wait, waiting
+from pipelinerl.streams.errors import StreamError
 from pipelinerl.streams.records import Tree
 from pipelinerl.streams.specs import SingleStreamSpec, StreamRangeSpec, StreamSpec
 
 DEFAULT_DEADLINE_S = 3600.0
+EARLIEST = -1
+"""Offset of a reader that begins with the first record that has not been freed."""
+
+
+def freed(spec: SingleStreamSpec, wanted: int, first: int) -> StreamError:
+    """The error of a reader that comes too late."""
+    return StreamError(
+        f"record {wanted} of stream {spec} was freed, the first one left is {first}; read under a name to "
+        "keep records, or set streams.trim=false"
+    )
 
 
 class StreamReader(ABC):
-    """Reads one partition in order. `position` counts the records handed out: the offset to resume from."""
+    """Reads one partition in order. `position` counts the records handed out: the offset to resume from.
+
+    A reader with a name holds the records that it has not done with; asking for the next record says that it
+    has done with those before.
+    """
 
     spec: SingleStreamSpec
     position: int
@@ -44,6 +60,11 @@ class StreamReader(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
+
+    @property
+    def buffered(self) -> bool:
+        """Whether a record is here already, of which no descriptor will tell."""
+        return False
 
     def fileno(self) -> int | None:
         """A descriptor that becomes readable when the stream changes; None where there is none."""
@@ -107,7 +128,13 @@ class PartitionWriter(ABC):
 class Backend(Protocol):
     def open_writer(self, spec: SingleStreamSpec, mode: str) -> PartitionWriter: ...
 
-    def open_reader(self, spec: SingleStreamSpec, offset: int) -> StreamReader: ...
+    def open_reader(self, spec: SingleStreamSpec, offset: int, name: str) -> StreamReader: ...
+
+    def partitions(self, exp_path: Path) -> list[SingleStreamSpec]: ...
+
+    def remove(self, exp_path: Path, topic: str) -> None: ...
+
+    def close(self) -> None: ...
 
 
 class StreamWriter:
@@ -164,7 +191,10 @@ def set_streams_backend(backend: str = "files", **settings: Any) -> None:
     if backend not in _factories:
         allowed = ", ".join(sorted(_factories))
         raise ValueError(f"streams.backend={backend} is not available; use one of: {allowed}")
-    _current[:] = [_factories[backend](**settings)]
+    chosen = _factories[backend](**settings)
+    for before in _current:
+        before.close()
+    _current[:] = [chosen]
 
 
 def _backend() -> Backend:
@@ -178,11 +208,25 @@ def write_to_streams(spec: StreamSpec, mode: str = "a") -> StreamWriter:
     return StreamWriter(spec, mode)
 
 
-def read_stream(spec: SingleStreamSpec, offset: int = 0) -> StreamReader:
-    """Open one partition for reading, from record number `offset` on."""
+def read_stream(spec: SingleStreamSpec, offset: int = 0, reader: str = "") -> StreamReader:
+    """Open one partition for reading, from record number `offset` on (EARLIEST: what is there).
+
+    With `reader` the writer knows this reader by name: it keeps what the reader has not done with, and does
+    not run further ahead than `streams.max_unread` records. StreamError where the offset does not exist.
+    """
     if isinstance(spec, StreamRangeSpec):
         raise ValueError(f"{spec.topic} is a range of partitions; read one of them with SingleStreamSpec")
-    return _backend().open_reader(spec, offset)
+    return _backend().open_reader(spec, offset, reader)
+
+
+def list_streams(exp_path: Path) -> list[SingleStreamSpec]:
+    """Every partition that a run has, by topic, instance and partition."""
+    return _backend().partitions(Path(exp_path))
+
+
+def remove_stream(exp_path: Path, topic: str) -> None:
+    """Forget all partitions of a topic; nobody may be writing it."""
+    _backend().remove(Path(exp_path), topic)
 
 
 _POLL_S = 0.02
@@ -193,6 +237,8 @@ def wait_any(readers: Sequence[StreamReader], timeout_s: float, wake: int | None
 
     `wake` is a descriptor that ends the wait when it becomes readable.
     """
+    if any(getattr(reader, "buffered", False) for reader in readers):
+        return
     poller = select.poll()
     if wake is not None:
         poller.register(wake, select.POLLIN)

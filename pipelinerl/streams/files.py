@@ -9,178 +9,65 @@ then reports and skips it.
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
-import re
-from collections.abc import Sequence
+import shutil
 from pathlib import Path
-from typing import NamedTuple
 
-from pipelinerl.streams.base import PartitionWriter, StreamReader
-from pipelinerl.streams.errors import CorruptRecord, StreamBusy, StreamError
-from pipelinerl.streams.records import Buffer, Tree
-from pipelinerl.streams.segments import JsonLinesFormat, RecordFormat, SegmentFormat
-from pipelinerl.streams.specs import SingleStreamSpec, is_stats_topic
+from pipelinerl.streams.base import EARLIEST, StreamReader, freed
+from pipelinerl.streams.errors import CorruptRecord, StreamError
+from pipelinerl.streams.file_writer import FileWriter
+from pipelinerl.streams.layout import Segment, format_of, list_segments, skip_records
+from pipelinerl.streams.limits import Limits
+from pipelinerl.streams.positions import ReaderMark
+from pipelinerl.streams.records import Tree
+from pipelinerl.streams.specs import SingleStreamSpec
 from pipelinerl.streams.wakeup import DirectoryWatch
 
 log = logging.getLogger(__name__)
 
 SEGMENT_BYTES = 64 << 20
-_NAME = re.compile(r"^(\d{6,})-(\d{12,})\.(rec|jsonl)$")
-_IOV_MAX = 512
-
-
-class Segment(NamedTuple):
-    sequence: int
-    first: int
-    path: Path
-
-
-def list_segments(directory: Path) -> list[Segment]:
-    """The segments of a partition in order; empty if the folder does not exist."""
-    try:
-        names = os.listdir(directory)
-    except FileNotFoundError:
-        return []
-    found = [(match, name) for name in names if (match := _NAME.match(name))]
-    return sorted(Segment(int(m[1]), int(m[2]), directory / name) for m, name in found)
-
-
-def _format_of(spec: SingleStreamSpec) -> SegmentFormat:
-    return JsonLinesFormat() if is_stats_topic(spec.topic) else RecordFormat()
-
-
-def _skip_records(fmt: SegmentFormat, fd: int, path: Path, limit: int | None = None) -> tuple[int, int]:
-    """Complete records of a segment, at most `limit`, and where the last one ends; CorruptRecord names it."""
-    count = end = 0
-    try:
-        while count != limit and (after := fmt.skip_at(fd, end)) is not None:
-            count, end = count + 1, after
-    except CorruptRecord as error:
-        raise CorruptRecord(f"record {count} of {path} is corrupt ({error})") from error
-    return count, end
-
-
-def _write_all(fd: int, buffers: Sequence[Buffer]) -> int:
-    """Write every byte, also when the kernel takes only a part of them; returns how many there were."""
-    total = 0
-    pending = [memoryview(b).cast("B") for b in buffers]
-    while pending:
-        written = os.writev(fd, pending[:_IOV_MAX])
-        total += written
-        while pending and written >= len(pending[0]):
-            written -= len(pending.pop(0))
-        if written:
-            pending[0] = pending[0][written:]
-    return total
-
-
-class FileWriter(PartitionWriter):
-    """Appends to the last segment and opens the next one when it is full."""
-
-    def __init__(self, spec: SingleStreamSpec, mode: str, segment_bytes: int) -> None:
-        self._spec = spec
-        self._format = _format_of(spec)
-        self._segment_bytes = segment_bytes
-        self._directory = spec.directory
-        self._directory.mkdir(parents=True, exist_ok=True)
-        self._fd = -1
-        self._lock = self._take_lock()
-        try:
-            if mode == "w":
-                for segment in list_segments(self._directory):
-                    segment.path.unlink()
-            self._continue()
-        except BaseException:
-            self.close()
-            raise
-
-    def _take_lock(self) -> int:
-        lock = os.open(self._directory / "writer.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            os.close(lock)
-            raise StreamBusy(
-                f"stream {self._spec} already has a writer; a partition takes one, close the other or use "
-                "another partition"
-            ) from None
-        return lock
-
-    def _continue(self) -> None:
-        """Go on behind the last complete record; a torn one is left alone in its segment."""
-        segments = list_segments(self._directory)
-        if not segments:
-            self._open(sequence=0, first=0)
-            return
-        last = segments[-1]
-        fd = os.open(last.path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            count, end = _skip_records(self._format, fd, last.path)
-            torn = os.fstat(fd).st_size - end
-        finally:
-            os.close(fd)
-        self._index = last.first + count
-        if torn:
-            log.warning("stream %s ended in an incomplete record of %d bytes; left out", self._spec, torn)
-            self._open(last.sequence + 1, self._index)
-        else:
-            self._sequence, self._size = last.sequence, end
-            self._fd = os.open(last.path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
-
-    def _open(self, sequence: int, first: int) -> None:
-        path = self._directory / f"{sequence:06d}-{first:012d}{self._format.suffix}"
-        fd = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o644)
-        if self._fd >= 0:
-            os.close(self._fd)
-        self._fd, self._sequence, self._index, self._size = fd, sequence, first, 0
-
-    def append(self, tree: Tree) -> None:
-        if self._fd < 0:
-            raise StreamError(f"stream {self._spec} is closed")
-        buffers = self._format.encode(tree)
-        if self._size >= self._segment_bytes:
-            self._open(self._sequence + 1, self._index)
-        try:
-            self._size += _write_all(self._fd, buffers)
-        except OSError as error:
-            raise StreamError(f"stream {self._spec} cannot be written: {error}") from error
-        self._index += 1
-
-    def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
+_MARK_EVERY = 32
 
 
 class FileReader(StreamReader):
     """Follows the segments of one partition. `torn_records` counts records that were never completed."""
 
-    def __init__(self, spec: SingleStreamSpec, offset: int, use_inotify: bool | None) -> None:
+    def __init__(self, spec: SingleStreamSpec, offset: int, name: str, use_inotify: bool | None) -> None:
         self.spec = spec
         self.position = 0
         self.torn_records = 0
-        self._format = _format_of(spec)
+        self._format = format_of(spec)
         self._directory = spec.directory
         self._segment: Segment | None = None
         self._fd = -1
         self._at = 0
+        self._mark: ReaderMark | None = None
         if not self._directory.is_dir():
             self._directory.mkdir(parents=True, exist_ok=True)
         self._watch = DirectoryWatch(self._directory, use_inotify)
-        if offset:
+        try:
             self._seek(offset)
+            if name:
+                self._mark = ReaderMark(self._directory, name, self.position)
+        except BaseException:
+            self.close()
+            raise
 
     def _seek(self, offset: int) -> None:
-        candidates = [s for s in list_segments(self._directory) if s.first <= offset]
+        segments = list_segments(self._directory)
+        if offset == EARLIEST:
+            self.position = segments[0].first if segments else 0
+            return
+        if segments and segments[0].first > offset:
+            raise freed(self.spec, offset, segments[0].first)
+        if offset == 0:
+            return
+        candidates = [s for s in segments if s.first <= offset]
         if candidates:
             segment = candidates[-1]
             self._enter(segment)
-            count, self._at = _skip_records(self._format, self._fd, segment.path, offset - segment.first)
+            count, self._at = skip_records(self._format, self._fd, segment.path, offset - segment.first)
             self.position += count
         if self.position != offset:
             raise StreamError(
@@ -194,8 +81,13 @@ class FileReader(StreamReader):
         self._fd, self._segment, self._at, self.position = fd, segment, 0, segment.first
 
     def next_record(self) -> tuple[Tree] | None:
+        if self._mark is not None and self.position - self._mark.position >= _MARK_EVERY:
+            self._mark.move(self.position)
         record = self._read_here()
         if record is None:
+            # Who asks for more has done with what was handed out.
+            if self._mark is not None:
+                self._mark.move(self.position)
             # What is written from here on wakes the wait that follows, so nothing falls between the two.
             self._watch.drain()
             record = self._read_here()
@@ -239,6 +131,8 @@ class FileReader(StreamReader):
                     self.spec,
                     torn,
                 )
+        if later[0].first > self.position:
+            raise freed(self.spec, self.position, later[0].first)
         self._enter(later[0])
         return True
 
@@ -270,6 +164,8 @@ class FileReader(StreamReader):
         return self._watch.fileno()
 
     def close(self) -> None:
+        if self._mark is not None:
+            self._mark.close()
         self._watch.close()
         if self._fd >= 0:
             os.close(self._fd)
@@ -279,14 +175,42 @@ class FileReader(StreamReader):
 class FilesBackend:
     """`segment_bytes`: size from which a new segment is begun. `use_inotify`: None decides by file system."""
 
-    def __init__(self, segment_bytes: int = SEGMENT_BYTES, use_inotify: bool | None = None) -> None:
+    def __init__(
+        self,
+        segment_bytes: int = SEGMENT_BYTES,
+        use_inotify: bool | None = None,
+        max_unread: int | None = None,
+        trim: bool = False,
+        deadline_s: float = 3600.0,
+    ) -> None:
         if segment_bytes < 1:
             raise ValueError(f"segment_bytes must be at least 1, not {segment_bytes}")
         self._segment_bytes = segment_bytes
         self._use_inotify = use_inotify
+        self._limits = Limits(max_unread=max_unread, trim=trim, deadline_s=deadline_s)
 
     def open_writer(self, spec: SingleStreamSpec, mode: str) -> FileWriter:
-        return FileWriter(spec, mode, self._segment_bytes)
+        return FileWriter(spec, mode, self._segment_bytes, self._limits)
 
-    def open_reader(self, spec: SingleStreamSpec, offset: int) -> FileReader:
-        return FileReader(spec, offset, self._use_inotify)
+    def open_reader(self, spec: SingleStreamSpec, offset: int, name: str = "") -> FileReader:
+        return FileReader(spec, offset, name, self._use_inotify)
+
+    def partitions(self, exp_path: Path) -> list[SingleStreamSpec]:
+        """Every partition below `<exp_path>/streams`."""
+        root = exp_path / "streams"
+        folders = [path.relative_to(root).parts for path in sorted(root.glob("*/*/*")) if path.is_dir()]
+        found = [
+            SingleStreamSpec(exp_path, topic, int(instance), int(partition))
+            for topic, instance, partition in folders
+            if instance.isdigit() and partition.isdigit()
+        ]
+        return sorted(found, key=lambda spec: (spec.topic, spec.instance, spec.partition))
+
+    def remove(self, exp_path: Path, topic: str) -> None:
+        """Forget a topic, all of its instances and partitions."""
+        folder = SingleStreamSpec(exp_path, topic).directory.parent.parent
+        if folder.exists():
+            shutil.rmtree(folder)
+
+    def close(self) -> None:
+        """Nothing is held between streams."""

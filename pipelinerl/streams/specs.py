@@ -11,9 +11,24 @@ def is_stats_topic(topic: str) -> bool:
     return topic == "stats" or topic.startswith("stats_") or topic.endswith("_stats")
 
 
+def is_for_people(topic: str) -> bool:
+    """Topics that no process of the run reads; they stay on disk whatever the backend."""
+    return is_stats_topic(topic) or topic == "actor_test"
+
+
+def _is_plain(name: str) -> bool:
+    return bool(name) and name == name.strip() and "/" not in name and not name.startswith((".", "~"))
+
+
 def _check_topic(topic: str) -> None:
-    if not topic or topic != topic.strip() or "/" in topic or topic.startswith("."):
+    if not _is_plain(topic):
         raise ValueError(f"stream topic {topic!r} is not a plain name; use letters, digits and underscores")
+
+
+def check_name(reader: str) -> None:
+    """ValueError for a reader's name that cannot be the name of a file."""
+    if not _is_plain(reader):
+        raise ValueError(f"stream reader {reader!r} is not a plain name; use letters, digits and underscores")
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,7 @@ class DirectoryWatch:
     def wait(self, timeout_s: float) -> None:
         """Block until a change, at most `timeout_s` seconds (less where the directory is polled)."""
         if self._inotify is not None:
-            # poll and not select, which refuses descriptors above 1023.
-            poller = select.poll()
-            poller.register(self._inotify.fileno(), select.POLLIN)
-            poller.poll(min(timeout_s, BACKSTOP_S) * 1000)
+            wait_readable(self._inotify.fileno(), timeout_s)
         else:
             time.sleep(self._next_pause(timeout_s))
 
@@ -102,16 +99,8 @@ class DirectoryWatch:
         """`wait` without blocking the event loop."""
         if self._inotify is None:
             await asyncio.sleep(self._next_pause(timeout_s))
-            return
-        loop = asyncio.get_running_loop()
-        changed: asyncio.Future[None] = loop.create_future()
-        descriptor = self._inotify.fileno()
-        loop.add_reader(descriptor, _resolve, changed)
-        try:
-            await asyncio.wait({changed}, timeout=min(timeout_s, BACKSTOP_S))
-        finally:
-            loop.remove_reader(descriptor)
-            changed.cancel()
+        else:
+            await wait_readable_async(self._inotify.fileno(), timeout_s)
 
     def _next_pause(self, timeout_s: float) -> float:
         pause = min(self._pause_s, timeout_s)
@@ -122,6 +111,26 @@ class DirectoryWatch:
         if self._inotify is not None:
             self._inotify.close()
             self._inotify = None
+
+
+def wait_readable(descriptor: int, timeout_s: float) -> bool:
+    """Block until a descriptor is readable, at most `timeout_s` seconds and never longer than BACKSTOP_S."""
+    # poll and not select, which refuses descriptors above 1023.
+    poller = select.poll()
+    poller.register(descriptor, select.POLLIN)
+    return bool(poller.poll(min(timeout_s, BACKSTOP_S) * 1000))
+
+
+async def wait_readable_async(descriptor: int, timeout_s: float) -> None:
+    """`wait_readable` without blocking the event loop."""
+    loop = asyncio.get_running_loop()
+    changed: asyncio.Future[None] = loop.create_future()
+    loop.add_reader(descriptor, _resolve, changed)
+    try:
+        await asyncio.wait({changed}, timeout=min(timeout_s, BACKSTOP_S))
+    finally:
+        loop.remove_reader(descriptor)
+        changed.cancel()
 
 
 def _resolve(future: asyncio.Future[None]) -> None:

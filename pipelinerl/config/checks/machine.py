@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from importlib.util import find_spec
 
 from pipelinerl.config.tree import Config
 from pipelinerl.inference.vllm import VllmVersion, installed_version, kwargs_problems
@@ -31,18 +33,24 @@ def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
         yield "hardware=gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES or use hardware=cpu"
     if engine.kind == "vllm":
         yield from _vllm(cfg, dry_run)
-    if cfg.debug.mode in ("finetune", "preprocessor", "finetune+preprocessor") and not cfg.debug.streams_from:
-        yield f"debug.mode={cfg.debug.mode}: nothing produces its input; set debug.streams_from=RUN_FOLDER"
-    if cfg.environment is not None and cfg.environments:
-        yield "environment and environments: both are set; use environments for several"
-    specs = [("environment", cfg.environment)] if cfg.environment is not None else []
-    if isinstance(cfg.environments, dict):
-        specs += [(f"environments.{key}", spec) for key, spec in cfg.environments.items()]
-    elif cfg.environments:
-        specs += [(f"environments.{index}", spec) for index, spec in enumerate(cfg.environments)]
-    for key, spec in specs:
-        if spec is not None and "_target_" not in spec:
-            yield f"{key}: has no _target_; give the dotted path of the environment's class"
+    yield from _streams(cfg, dry_run)
+
+
+def _streams(cfg: Config, dry_run: bool) -> Iterator[str]:
+    streams = cfg.streams
+    if streams.backend == "files":
+        for key in ("host", "port", "save", "password", "namespace"):
+            if getattr(streams, key) != type(streams).model_fields[key].default:
+                yield f"streams.{key}: files have no server; leave it at its default or choose streams=redis"
+        return
+    if cfg.debug.streams_from:
+        yield f"debug.streams_from={cfg.debug.streams_from}: recordings are files; set streams=files"
+    if find_spec("redis") is None:
+        yield "streams.backend=redis: the Python client is not installed; pip install 'pipelinerl[redis]'"
+    if streams.starts_server and not dry_run and shutil.which("redis-server") is None:
+        yield "streams.backend=redis: no redis-server on this machine; install it or set streams.host"
+    if not streams.is_local and streams.password is None:
+        yield f"streams.host={streams.host}: beyond this machine; set streams.password"
 
 
 def _vllm(cfg: Config, dry_run: bool) -> Iterator[str]:

@@ -101,6 +101,8 @@ CONTRADICTIONS = [
     ("weights.transport=nccl", "the embedded engine reads files"),
     ("debug.mode=finetune", "set debug.streams_from=RUN_FOLDER"),
     ("debug.streams_from=/no/such", "no such path"),
+    ("streams.host=a", "streams.host: files have no server"),
+    ("streams.port=1", "streams.port: files have no server"),
     ("environment={key: a}", "has no _target_"),
     ("environment={_target_: nothing.Env}", "environment._target_=nothing.Env: no module nothing"),
     (
@@ -157,6 +159,8 @@ def test_several_contradictions_are_reported_together(refusal: Callable[..., str
             ["finetune.rl.role_weights={a: 1}", "finetune.rl.loss_scale_scope=chunk"],
             "set loss_scale_scope=batch",
         ),
+        (["streams=redis", "streams.host=10.0.0.1"], "set streams.password"),
+        (["streams=redis", "debug.streams_from=conf"], "recordings are files; set streams=files"),
         (["engine.max_model_len=5000", "finetune.seq_length=5000"], "the model has 4096 positions"),
         (
             ["world.preprocessor_fraction=1", "finetune.rl.kl_coef=0.1", "llm.parameters.temperature=0.7"],

@@ -1,0 +1,79 @@
+"""The redis server that a run with `streams=redis` starts for itself: loopback only, gone with the run."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from pipelinerl.config.errors import ConfigError
+from pipelinerl.config.machine import Job
+from pipelinerl.config.tree import Config
+from pipelinerl.supervisor import NEVER, ChildSpec, HealthCheck
+from pipelinerl.world import LOOPBACK, STREAMS_SERVICE
+
+CHILD = f"services/{STREAMS_SERVICE}"
+START_DEADLINE_S = 60.0
+
+
+def server_job(cfg: Config) -> Job | None:
+    """The job of the server, if this run starts one."""
+    jobs = [job for job in cfg.jobs_of("service") if job.url.startswith("redis://")]
+    return jobs[0] if jobs else None
+
+
+def server_child(cfg: Config, output_dir: Path, job: Job) -> ChildSpec:
+    """Its death ends the run: what it held cannot be read any more."""
+    return ChildSpec(
+        name=CHILD,
+        argv=["redis-server", str(_config_path(output_dir))],
+        log_dir=output_dir / CHILD,
+        restart=NEVER,
+        health=HealthCheck(
+            url=job.url, start_deadline_s=START_DEADLINE_S, liveness_deadline_s=cfg.engine.stall_deadline_s
+        ),
+    )
+
+
+def write_server_config(cfg: Config, output_dir: Path) -> None:
+    """The server's configuration, readable by its owner only, because it may hold a password."""
+    job = server_job(cfg)
+    if job is None:
+        return
+    data = output_dir / "streams" / "redis"
+    data.mkdir(parents=True, exist_ok=True)
+    save = cfg.streams.save or '""'
+    lines = [
+        f"bind {LOOPBACK}",
+        f"port {job.port}",
+        "protected-mode yes",
+        "daemonize no",
+        f'dir "{data}"',
+        f"save {save}",
+        "appendonly no",
+        "maxmemory-policy noeviction",
+    ]
+    if cfg.streams.password is not None:
+        lines.append(f'requirepass "{cfg.streams.password.get_secret_value()}"')
+    path = _config_path(output_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
+        file.write("\n".join(lines) + "\n")
+
+
+def forget_earlier_records(cfg: Config, output_dir: Path) -> None:
+    """Empty a server that outlives the run. Raises ConfigError when it cannot be reached."""
+    if cfg.streams.backend != "redis" or server_job(cfg) is not None:
+        return
+    from pipelinerl.streams import StreamError, list_streams, remove_stream, set_streams_backend
+    from pipelinerl.streams.specs import is_for_people
+
+    set_streams_backend(**cfg.streams.settings)
+    try:
+        for topic in {spec.topic for spec in list_streams(output_dir) if not is_for_people(spec.topic)}:
+            remove_stream(output_dir, topic)
+    except StreamError as error:
+        raise ConfigError(f"streams.host={cfg.streams.host}: {error}") from error
+
+
+def _config_path(output_dir: Path) -> Path:
+    return output_dir / CHILD / "redis.conf"

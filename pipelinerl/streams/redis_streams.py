@@ -1,0 +1,257 @@
+"""Streams in redis: one redis stream per partition, the same binary records as on disk, no pickles.
+
+Record number `i` is the entry `<i + 1>-<epoch>` with the single field `r`. The epoch counts how often the
+partition was started over. Beside the entries lie a hash with the epoch and a hash with the positions of the
+named readers. A partition's writer is recognised by the name of its connection, which the server forgets when
+the writer dies. Topics for people (statistics, evaluation texts) stay on disk.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from pipelinerl.streams.base import EARLIEST, PartitionWriter, StreamReader, freed
+from pipelinerl.streams.errors import CorruptRecord, StreamError
+from pipelinerl.streams.files import FilesBackend
+from pipelinerl.streams.limits import Limits
+from pipelinerl.streams.records import (
+    HEADER_SIZE,
+    Tree,
+    check_start,
+    parse_header,
+    record_decoder,
+)
+from pipelinerl.streams.redis_link import Address, RedisLink
+from pipelinerl.streams.redis_writer import FIELD, Keys, RedisWriter, ends, index_of
+from pipelinerl.streams.specs import SingleStreamSpec, check_name, is_for_people
+from pipelinerl.streams.wakeup import wait_readable_async
+
+_LAST = (1 << 64) - 1
+# A reader fetches about so much at once.
+_FETCH_BYTES, _FETCH_RECORDS = 8 << 20, 256
+
+
+class RedisReader(StreamReader):
+    """Keeps a blocking read at the server while nothing is there, so that a record wakes it at once."""
+
+    def __init__(
+        self,
+        address: Address,
+        namespace: str,
+        spec: SingleStreamSpec,
+        offset: int,
+        name: str,
+        side: RedisLink,
+    ) -> None:
+        self.spec, self._name, self._side = spec, name, side
+        self._keys = Keys.of(namespace, spec)
+        self._decode = record_decoder()
+        self._fetched: deque[tuple[bytes, list[bytes]]] = deque()
+        self._asked = False
+        self._mean_bytes = _FETCH_BYTES
+        self._marked = -1
+        if name:
+            check_name(name)
+        self._link = RedisLink(address)
+        try:
+            self.position = self._seek(offset)
+            self._epoch = self._current_epoch()
+            self._mark()
+        except BaseException:
+            self.close()
+            raise
+
+    def _seek(self, offset: int) -> int:
+        first, written = ends(self._side, self._keys.entries)
+        if offset == EARLIEST:
+            return first
+        if offset < first:
+            raise freed(self.spec, offset, first)
+        if offset > written:
+            raise StreamError(
+                f"record {offset} of stream {self.spec} does not exist, it holds {written} records"
+            )
+        return offset
+
+    def _current_epoch(self) -> int | None:
+        """None as long as nobody has written."""
+        answer = self._side.call("HGET", self._keys.about, "epoch")
+        return None if answer is None else int(answer)
+
+    def _mark(self) -> None:
+        """Who asks for more has done with what was handed out."""
+        if self._name and self.position != self._marked:
+            self._side.call("HSET", self._keys.readers, self._name, self.position)
+            self._marked = self.position
+
+    def next_record(self) -> tuple[Tree] | None:
+        if not self._fetched:
+            self._mark()
+            self._fetch()
+        if not self._fetched:
+            self._check_not_replaced()
+            return None
+        tree = self._read(*self._fetched[0])
+        self._fetched.popleft()
+        self.position += 1
+        return (tree,)
+
+    def _command(self, *block: Any) -> tuple[Any, ...]:
+        count = max(1, min(_FETCH_RECORDS, _FETCH_BYTES // self._mean_bytes))
+        after = f"{self.position}-{_LAST}"
+        return ("XREAD", "COUNT", count, *block, "STREAMS", self._keys.entries, after)
+
+    def _fetch(self) -> None:
+        if self._asked:
+            if not self._link.readable(0):
+                return
+            self._asked = False
+            self._take(self._link.receive())
+        if not self._fetched:
+            self._take(self._link.call(*self._command()))
+        if not self._fetched:
+            self._ask()
+
+    def _ask(self) -> None:
+        """Leave a read at the server that is answered when there is a record."""
+        if not self._asked:
+            self._link.send(*self._command("BLOCK", 0))
+            self._asked = True
+
+    def _take(self, answer: Any) -> None:
+        if answer:
+            self._fetched.extend(answer[0][1])
+            size = sum(sum(map(len, fields)) for _, fields in self._fetched)
+            self._mean_bytes = max(1, size // len(self._fetched))
+
+    def _read(self, entry_id: bytes, fields: list[bytes]) -> Tree:
+        index, epoch = index_of(entry_id)
+        if self._epoch is None and self.position == 0:
+            self._epoch = epoch
+        if epoch != self._epoch:
+            raise self._replaced()
+        if index > self.position:
+            raise freed(self.spec, self.position, index)
+        try:
+            if len(fields) != 2 or fields[0] != FIELD:
+                raise CorruptRecord("its fields are not those of a record")
+            return self._tree(fields[1])
+        except CorruptRecord as error:
+            raise CorruptRecord(
+                f"record {self.position} of stream {self.spec} is corrupt ({error}); "
+                f"redis at {self._link.address}, entry {entry_id.decode()}"
+            ) from error
+
+    def _tree(self, data: bytes) -> Tree:
+        if len(data) < HEADER_SIZE:
+            check_start(data)
+            raise CorruptRecord(f"{len(data)} bytes are no record")
+        # Arrays are views of the payload, and whoever reads them may write into them.
+        payload = np.empty(len(data) - HEADER_SIZE, np.uint8).data
+        payload[:] = memoryview(data)[HEADER_SIZE:]
+        return self._decode(parse_header(data), payload)
+
+    def _check_not_replaced(self) -> None:
+        if self._epoch is not None and self._current_epoch() != self._epoch:
+            raise self._replaced()
+
+    def _replaced(self) -> StreamError:
+        return StreamError(f"stream {self.spec} was started over while it was read; open it again")
+
+    def describe_end(self) -> str:
+        if self._current_epoch() is None:
+            return "no writer has opened it"
+        return f"it holds {ends(self._side, self._keys.entries)[1]} records"
+
+    def wait(self, timeout_s: float) -> None:
+        if not self._fetched:
+            self._ask()
+            self._link.readable(timeout_s)
+
+    async def wait_async(self, timeout_s: float) -> None:
+        if not self._fetched:
+            self._ask()
+            await wait_readable_async(self._link.descriptor, timeout_s)
+
+    @property
+    def buffered(self) -> bool:
+        return bool(self._fetched)
+
+    def fileno(self) -> int | None:
+        if not self._fetched:
+            self._ask()
+        return self._link.descriptor
+
+    def close(self) -> None:
+        self._link.close()
+
+
+class RedisBackend:
+    """`namespace` begins the names of all keys; the run's folder when None."""
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 11000,
+        password: str | None = None,
+        namespace: str | None = None,
+        max_unread: int | None = 1024,
+        trim: bool = True,
+        deadline_s: float = 3600.0,
+    ) -> None:
+        self._address = Address(host, port, password)
+        self._namespace = namespace
+        self._limits = Limits(max_unread=max_unread, trim=trim, deadline_s=deadline_s)
+        self._files = FilesBackend()
+        self._side_link: RedisLink | None = None
+
+    def _named(self, exp_path: Path) -> str:
+        return f"pipelinerl:{self._namespace or exp_path.absolute()}"
+
+    @property
+    def _side(self) -> RedisLink:
+        """The connection for short questions, shared by all readers of this process."""
+        if self._side_link is None:
+            self._side_link = RedisLink(self._address)
+        return self._side_link
+
+    def open_writer(self, spec: SingleStreamSpec, mode: str) -> PartitionWriter:
+        if is_for_people(spec.topic):
+            return self._files.open_writer(spec, mode)
+        return RedisWriter(self._address, self._named(spec.exp_path), spec, mode, self._limits)
+
+    def open_reader(self, spec: SingleStreamSpec, offset: int, name: str = "") -> StreamReader:
+        if is_for_people(spec.topic):
+            return self._files.open_reader(spec, offset, name)
+        namespace = self._named(spec.exp_path)
+        return RedisReader(self._address, namespace, spec, offset, name, self._side)
+
+    def partitions(self, exp_path: Path) -> list[SingleStreamSpec]:
+        """Every partition that has had a writer, and those on disk."""
+        found = [spec for spec in self._files.partitions(exp_path) if is_for_people(spec.topic)]
+        for member in self._side.call("SMEMBERS", f"{self._named(exp_path)}:partitions"):
+            topic, instance, partition = member.decode().split("/")
+            found.append(SingleStreamSpec(exp_path, topic, int(instance), int(partition)))
+        return sorted(found, key=lambda spec: (spec.topic, spec.instance, spec.partition))
+
+    def remove(self, exp_path: Path, topic: str) -> None:
+        """Forget a topic, all of its instances and partitions."""
+        if is_for_people(topic):
+            self._files.remove(exp_path, topic)
+            return
+        namespace = self._named(exp_path)
+        for spec in self.partitions(exp_path):
+            if spec.topic == topic:
+                keys = Keys.of(namespace, spec)
+                self._side.call("DEL", keys.entries, keys.readers)
+                self._side.call("HINCRBY", keys.about, "epoch", 1)
+                self._side.call("SREM", f"{namespace}:partitions", str(spec))
+
+    def close(self) -> None:
+        if self._side_link is not None:
+            self._side_link.close()
+            self._side_link = None

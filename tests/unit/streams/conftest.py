@@ -1,0 +1,44 @@
+"""Every backend of streams behind one fixture."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from redis_server import redis_server
+
+from pipelinerl.streams import SingleStreamSpec, set_streams_backend
+
+Choose = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture(scope="session")
+def redis_port(tmp_path_factory: pytest.TempPathFactory) -> Iterator[int]:
+    with redis_server(tmp_path_factory.mktemp("redis")) as port:
+        yield port
+
+
+@pytest.fixture(params=["inotify", "poll", "redis"])
+def choose(request: pytest.FixtureRequest) -> Iterator[Choose]:
+    """Selects the backend under test with further settings, and returns all of them."""
+    if request.param == "redis":
+        fixed = {"backend": "redis", "port": request.getfixturevalue("redis_port")}
+    else:
+        fixed = {"backend": "files", "use_inotify": request.param == "inotify"}
+
+    def chosen(**settings: Any) -> dict[str, Any]:
+        if fixed["backend"] == "redis":
+            settings.pop("segment_bytes", None)
+        set_streams_backend(**fixed, **settings)
+        return fixed | settings
+
+    chosen()
+    yield chosen
+    set_streams_backend("files")
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> SingleStreamSpec:
+    return SingleStreamSpec(tmp_path, "actor")
