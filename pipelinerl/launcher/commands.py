@@ -48,8 +48,8 @@ def commands(
     specs = {spec.name: spec for spec in services}
     model = str(checkpoint) if checkpoint is not None else cfg.model_path
     made: list[ChildSpec] = []
-    servers = tuple(_process_name(job) for job in cfg.jobs if job.kind in NEEDED_BY_ROLLOUTS)
     redis = server_job(cfg)
+    servers = tuple(_process_name(job) for job in cfg.jobs if job.kind in NEEDED_BY_ROLLOUTS)
     if cfg.debug.use_existing_llms:
         servers = tuple(name for name in servers if not name.startswith("actor_vllm_"))
     for job in cfg.jobs:
@@ -68,9 +68,6 @@ def commands(
     return made
 
 
-def common_env(cfg: Config) -> dict[str, str]:
-    """Variables of every child. More than one thread per process is ruinous on few cores."""
-    threads = str(cfg.hardware.threads_per_process)
 def _stand_in(cfg: Config, output_dir: Path) -> ChildSpec:
     """A partial run without a trainer: somebody must announce a version and count texts."""
     argv = [sys.executable, "-m", trainer_stand_in.__name__, str(output_dir)]
@@ -85,6 +82,9 @@ def _stand_in(cfg: Config, output_dir: Path) -> ChildSpec:
     )
 
 
+def common_env(cfg: Config) -> dict[str, str]:
+    """Variables of every child. More than one thread per process is ruinous on few cores."""
+    threads = str(cfg.hardware.threads_per_process)
     env = {
         "OMP_NUM_THREADS": threads,
         "MKL_NUM_THREADS": threads,

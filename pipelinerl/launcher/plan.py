@@ -20,8 +20,8 @@ from pipelinerl.domain import Domain, ServiceSpec
 from pipelinerl.environment_keys import environment_specs
 from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands
-from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
 from pipelinerl.launcher.folder import RunFolder
+from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
 from pipelinerl.supervisor import ChildSpec, write_start_script
 from pipelinerl.world import STREAMS_SERVICE, is_free, place, roles_of
 
