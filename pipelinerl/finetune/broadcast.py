@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import time
-from pathlib import Path
 from typing import Protocol
 
 import torch
@@ -13,14 +12,15 @@ from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.finetune.step import Learner
 from pipelinerl.observe.waits import waiting
-from pipelinerl.weights.directory import weights_directory
-from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.choose import build_transport
 from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids
 from pipelinerl.weights.publisher import Publisher, UpdateReport, WeightUpdateError
 from pipelinerl.weights.replacements import ask_for_replacement
 
 log = logging.getLogger(__name__)
 RETRY_INTERVAL_S = 1.0
+PARITY_REQUEST = "check_parity"
+"""A file of this name in the trainer's folder asks for a comparison after the next update."""
 
 
 class Broadcaster(Protocol):
@@ -59,14 +59,10 @@ class EngineBroadcaster:
 
     def __init__(self, learner: Learner, settings: TrainerSettings) -> None:
         options = settings.weights
-        if options["transport"] != "file":
-            raise ValueError(f"weights.transport={options['transport']} is not available; use file")
         self._learner, self._settings = learner, settings
         self._dtype = torch.bfloat16 if settings.engine_dtype == "bfloat16" else torch.float32
-        size = sum(p.numel() * self._dtype.itemsize for _, p in distinct_parameters(learner.model))
-        configured = Path(options["directory"]) if options["directory"] else None
-        directory = weights_directory(settings.output_dir, size, configured)
-        transport = FileTransport(directory, self._dtype)
+        elements = sum(p.numel() for _, p in distinct_parameters(learner.model))
+        transport = build_transport(options, settings.output_dir, elements, self._dtype, learner.device)
         self._publisher = Publisher(settings.engine_urls, transport, options["kv"])
         self._updates = 0
         self._checked = False
@@ -81,6 +77,7 @@ class EngineBroadcaster:
             while True:
                 try:
                     report = self._publisher.publish(version, distinct_parameters(self._learner.model))
+                    self._checked = self._checked and not report.joined
                     parity = self._parity()
                     break
                 except WeightUpdateError as error:
@@ -104,9 +101,12 @@ class EngineBroadcaster:
         self._publisher.close()
 
     def _parity(self) -> dict[str, float]:
+        """After the first update since a start of either side, every so often, and when asked for."""
         every = self._settings.weights["parity_every"]
-        if self._checked and not (every and self._updates % every == 0):
+        asked = self._settings.folder / PARITY_REQUEST
+        if self._checked and not (every and self._updates % every == 0) and not asked.exists():
             return {}
+        asked.unlink(missing_ok=True)
         options = self._settings.weights
         exact = self._dtype == torch.float32 and not self._settings.bfloat16
         limits = ParityLimits(
@@ -116,8 +116,9 @@ class EngineBroadcaster:
         results = check_parity(self._publisher, probe_ids(vocabulary), self._learner.score_rows, limits)
         self._checked = True
         worst = max(result.max_abs for result in results)
-        log.info("parity: log-probabilities of engine and trainer differ by at most %.2g", worst)
-        return {"weights/parity_max_abs": worst}
+        mean = max(result.mean_abs for result in results)
+        log.info("parity of engine and trainer: |delta| %.2g at most, %.2g on average", worst, mean)
+        return {"weights/parity_max_abs": worst, "weights/parity_mean_abs": mean}
 
 
 def _report_metrics(report: UpdateReport) -> dict[str, float]:

@@ -5,6 +5,7 @@ No other module branches on the kind or version of an engine, and importing this
 
 from __future__ import annotations
 
+import contextlib
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -15,6 +16,8 @@ from typing import Any
 OLDEST = (0, 26)
 SCALE_OUT_SINCE = (0, 32)
 PACKED_AT_INIT_SINCE = (0, 32)
+FILE_BACKEND = "file"
+"""Name of the weight-transfer back-end that this package brings to vLLM."""
 DEFAULT_VERSION = "0.32.0"
 """Flags are written for this version where vLLM is not installed, as in a dry run."""
 
@@ -187,3 +190,13 @@ def trainer_endpoint() -> Callable[[dict[str, Any]], Any]:
         ) from error
     endpoint: Callable[[dict[str, Any]], Any] = static or common.trainer_init
     return endpoint
+
+
+def register_plugins() -> None:
+    """Entry point `vllm.general_plugins`: vLLM calls it in each of its processes, perhaps more than once."""
+    factory = import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
+    # It refuses a name that it knows already.
+    with contextlib.suppress(ValueError):
+        factory.register_engine(
+            FILE_BACKEND, "pipelinerl.inference.vllm_file_transfer", "FileWeightTransferEngine"
+        )

@@ -130,7 +130,9 @@ def _engine(cfg: Config) -> Choice:
     if cfg.engine.kind == "vllm":
         version = cfg.vllm_config.version or installed_version()
         source = "installed" if version else "not installed"
-        return Choice("engines", f"{text}, {version or DEFAULT_VERSION}", source, "vllm_config.version=V")
+        memory = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization")
+        text += f", {version or DEFAULT_VERSION}, {memory} of each card's memory"
+        return Choice("engines", text, source, "vllm_config.version=V")
     return Choice("engines", text, f"hardware={cfg.hardware.kind}", "engine.count=N")
 
 

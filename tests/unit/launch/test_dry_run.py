@@ -59,7 +59,7 @@ def test_a_gpu_profile_dry_runs_on_a_machine_without_one(dry_run: DryRun, tmp_pa
     status, _, err = dry_run("+domain=guessing", *GPU, "vllm_config.version=0.32.0")
     assert (status, err) == (0, "")
     engine = (tmp_path / "run/actor_vllm_3/start.sh").read_text()
-    assert "exec vllm serve" in engine and "--enable-scale-out" in engine
+    assert "-m vllm.entrypoints.openai.api_server" in engine and "--enable-scale-out" in engine
     assert "export CUDA_VISIBLE_DEVICES=3" in engine and "VLLM_SERVER_DEV_MODE=1" in engine
     trainer = (tmp_path / "run/finetune/start.sh").read_text()
     assert "accelerate.commands.launch --num_processes 4" in trainer

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,8 +15,11 @@ from pipelinerl.inference.vllm import (
     VllmVersion,
     flag,
     kwargs_problems,
+    packing,
+    register_plugins,
     serve_argv,
     serve_env,
+    trainer_endpoint,
 )
 
 
@@ -33,7 +39,8 @@ def options(version: str, **changes: Any) -> VllmOptions:
 
 def test_the_flags_of_0_26() -> None:
     assert serve_argv(options("0.26.1")) == [
-        *("vllm", "serve", "/models/x", "--served-model-name", "x", "--host", "127.0.0.1", "--port", "8080"),
+        *(sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", "/models/x"),
+        *("--served-model-name", "x", "--host", "127.0.0.1", "--port", "8080"),
         *("--max-model-len", "4096", "--logprobs-mode", "processed_logprobs"),
         *("--generation-config", "vllm", "--weight-transfer-config", '{"backend": "nccl"}'),
         *("--hf-overrides", '{"head_dtype": "float32"}'),
@@ -76,6 +83,64 @@ def test_options_that_are_off_leave_no_flag() -> None:
     assert "--trust-remote-code" not in argv
     argv = serve_argv(options("0.32.0", api_server_count=4, trust_remote_code=True))
     assert argv[argv.index("--api-server-count") + 1] == "4" and "--trust-remote-code" in argv
+
+
+@pytest.mark.parametrize(
+    "several",
+    [{"api_server_count": 4}, {"kwargs": {"data-parallel-size": 2}}],
+    ids=["front-ends", "replicas"],
+)
+def test_several_front_ends_need_the_command_itself(several: dict[str, Any]) -> None:
+    argv = serve_argv(options("0.26.0", **several))
+    assert argv[:5] == [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "/models/x"]
+
+
+def test_every_version_agrees_on_the_packing_in_one_place_only() -> None:
+    assert [VllmVersion.parse(text).packed_at_init for text in ("0.26.0", "0.31.9", "0.32.0", "0.33.0")] == [
+        *(False, False, True, True)
+    ]
+    assert packing(5, 2) == {"packed": True, "packed_buffer_size_bytes": 5, "packed_num_buffers": 2}
+
+
+@pytest.fixture
+def stand_in(monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """The modules of vLLM that are reached for, holding whatever a test puts there."""
+    parts = SimpleNamespace(engine=SimpleNamespace(), registered=[])
+
+    class Factory:
+        @staticmethod
+        def register_engine(*arguments: str) -> None:
+            if arguments in parts.registered:
+                raise ValueError("already registered")
+            parts.registered.append(arguments)
+
+    package = "vllm.distributed.weight_transfer"
+    contents: dict[str, dict[str, Any]] = {
+        "vllm": {},
+        "vllm.distributed": {},
+        package: {},
+        f"{package}.nccl_engine": {"NCCLWeightTransferEngine": parts.engine},
+        f"{package}.nccl_common": {"trainer_init": lambda info: ("common", info)},
+        f"{package}.factory": {"WeightTransferEngineFactory": Factory},
+    }
+    for name, attributes in contents.items():
+        module = ModuleType(name)
+        module.__dict__.update(attributes)
+        monkeypatch.setitem(sys.modules, name, module)
+    yield parts
+
+
+def test_the_trainer_joins_through_the_function_that_its_version_offers(stand_in: SimpleNamespace) -> None:
+    assert trainer_endpoint()({"world_size": 2}) == ("common", {"world_size": 2})
+    stand_in.engine.trainer_init = lambda info: ("static", info)
+    assert trainer_endpoint()({"world_size": 2}) == ("static", {"world_size": 2})
+
+
+def test_the_plug_in_registers_the_file_back_end_once(stand_in: SimpleNamespace) -> None:
+    register_plugins()
+    register_plugins()
+    ((name, module, _),) = stand_in.registered
+    assert (name, module) == ("file", "pipelinerl.inference.vllm_file_transfer")
 
 
 def test_flags_of_the_launcher_are_refused() -> None:

@@ -1,0 +1,358 @@
+"""Stock vLLM as the pipeline uses it: generation through the actor's client, weights in flight over NCCL.
+
+    python -m benchmarks.gpu.engine [--size 1.7B] [--rows update parity throughput failure] [--out FILE]
+
+Random weights of a Qwen3 architecture. Needs two GPUs: one for the engine, one for the trainer's side.
+
+- `update`: updates while requests are in flight, by size of the packets and by what happens to the KV cache;
+  seconds of each step, and the share of the time in which nothing was generated.
+- `parity`: log-probabilities of the engine after an update against transformers' forward, tied weights.
+- `throughput`: 512 + 512 tokens with log-probabilities, against the offline engine with the same flags, which
+  runs in this call on the other GPU, after the server.
+- `failure`: the engine is stopped with SIGSTOP in the middle of a broadcast; the publisher has to name it at
+  its deadline and to free its sender.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import signal
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
+
+from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
+from benchmarks.gpu.offline import Offline
+from benchmarks.gpu.served import engine_argv, model_folder, serving
+from pipelinerl.finetune.model import distinct_parameters
+from pipelinerl.inference.client import SamplingParams
+from pipelinerl.inference.fleet import Fleet
+from pipelinerl.inference.vllm import installed_version
+from pipelinerl.weights.nccl import NcclTransport
+from pipelinerl.weights.parity import check_parity, limits_for, probe_ids
+from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
+
+PROMPT = OUTPUT = 512
+STREAMS = 256
+UPDATES = 5
+BETWEEN_S = 1.0
+MIB = 2**20
+ROWS = ("parity", "update", "throughput", "failure")
+PORT = 8300
+
+
+class Load:
+    """Requests that keep an engine busy from a thread of their own, through the actor's client."""
+
+    def __init__(self, url: str, in_flight: int, vocab: int) -> None:
+        self._url, self._in_flight, self._vocab = url, in_flight, vocab
+        self._stop = threading.Event()
+        self.tokens = 0
+        self.errors: list[str] = []
+        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
+
+    def __enter__(self) -> Load:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stop.set()
+        self._thread.join(30)
+
+    async def _run(self) -> None:
+        generator = np.random.default_rng(0)
+        async with _session() as session, Fleet([self._url], session) as fleet:
+
+            async def stream() -> None:
+                while not self._stop.is_set():
+                    ids = generator.integers(0, self._vocab, PROMPT)
+                    answer = await fleet.generate(ids, SamplingParams(max_tokens=OUTPUT, ignore_eos=True))
+                    self.tokens += len(answer.token_ids)
+
+            tasks = [asyncio.create_task(stream()) for _ in range(self._in_flight)]
+            await asyncio.to_thread(self._stop.wait)
+            for task in tasks:
+                task.cancel()
+            ended = await asyncio.gather(*tasks, return_exceptions=True)
+            self.errors = [str(one) for one in ended if isinstance(one, Exception)]
+
+
+def _session() -> aiohttp.ClientSession:
+    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
+
+
+async def _wave(url: str, in_flight: int, vocab: int, output: int = OUTPUT) -> float:
+    """Tokens per second of `in_flight` requests sent together."""
+    generator = np.random.default_rng(1)
+    prompts = [generator.integers(0, vocab, PROMPT) for _ in range(in_flight)]
+    async with _session() as session, Fleet([url], session) as fleet:
+        started = time.perf_counter()
+        answers = await asyncio.gather(
+            *(fleet.generate(ids, SamplingParams(max_tokens=output, ignore_eos=True)) for ids in prompts)
+        )
+        return sum(len(one.token_ids) for one in answers) / (time.perf_counter() - started)
+
+
+def random_model(folder: Path, device: torch.device) -> PreTrainedModel:
+    """bfloat16, random, on the trainer's GPU."""
+    torch.manual_seed(0)
+    with device:
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+    return model.eval()
+
+
+@torch.no_grad()
+def scores_of(model: PreTrainedModel, ids: np.ndarray) -> np.ndarray:
+    """float32 [N, P - 1]: log-probabilities of the forward of this side."""
+    rows = torch.as_tensor(ids, dtype=torch.int64, device=model.device)
+    hidden = model.get_decoder()(input_ids=rows, use_cache=False).last_hidden_state[:, :-1]
+    logits = hidden.float() @ model.get_output_embeddings().weight.float().T
+    return logits.log_softmax(-1).gather(-1, rows[:, 1:, None])[..., 0].cpu().numpy()
+
+
+def publisher_for(
+    url: str,
+    device: torch.device,
+    megabytes: int,
+    kv: Any = "keep",
+    deadlines: PublishDeadlines | None = None,
+) -> Publisher:
+    transport = NcclTransport(device, torch.bfloat16, buffer_bytes=megabytes * MIB, first_port=9100)
+    publisher = Publisher([url], transport, kv, deadlines)
+    publisher.wait_ready(60)
+    return publisher
+
+
+def update_row(
+    url: str, model: PreTrainedModel, vocab: int, name: str, in_flight: int, publisher: Publisher, first: int
+) -> dict[str, Any]:
+    """Medians of the steps of several updates, in milliseconds, and the share of the time that was paused."""
+    reports = []
+    begun = time.perf_counter()
+    for version in range(first, first + UPDATES):
+        time.sleep(BETWEEN_S)
+        reports.append(publisher.publish(version, distinct_parameters(model)))
+    wall = time.perf_counter() - begun
+    steady = reports[1:]
+    steps = {step: statistics.median(one.seconds[step] for one in steady) * 1e3 for step in steady[0].seconds}
+    paused = [max(one.paused_s.values()) * 1e3 for one in steady]
+    row = {
+        "name": name,
+        "in_flight": in_flight,
+        "bytes": reports[0].bytes,
+        "paused_ms": statistics.median(paused),
+        "paused_ms_max": max(paused),
+        "steps_ms": steps,
+        "first_paused_ms": max(reports[0].paused_s.values()) * 1e3,
+        "idle_share": sum(max(one.paused_s.values()) for one in reports) / wall,
+    }
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def updates(url: str, model: PreTrainedModel, device: torch.device, vocab: int) -> list[dict[str, Any]]:
+    """Rows by load, packet size and KV policy; each publisher makes a group of its own."""
+    rows: list[dict[str, Any]] = []
+    version = 100
+    for name, in_flight, megabytes, kv in (
+        ("idle, packets of 256 MiB", 0, 256, "keep"),
+        ("keep, packets of 256 MiB", STREAMS, 256, "keep"),
+        ("keep, packets of 64 MiB", STREAMS, 64, "keep"),
+        ("keep, packets of 1 GiB", STREAMS, 1024, "keep"),
+        ("recompute, packets of 256 MiB", STREAMS, 256, "recompute"),
+    ):
+        publisher = publisher_for(url, device, megabytes, kv)
+        try:
+            if in_flight:
+                with Load(url, in_flight, vocab) as load:
+                    time.sleep(4)
+                    rows.append(update_row(url, model, vocab, name, in_flight, publisher, version))
+                rows[-1]["errors"] = load.errors
+            else:
+                rows.append(update_row(url, model, vocab, name, in_flight, publisher, version))
+        finally:
+            publisher.close()
+        version += 100
+    return rows
+
+
+def parity(url: str, model: PreTrainedModel, device: torch.device, vocab: int) -> dict[str, float]:
+    """Differences after one and after two updates with other weights in between."""
+    publisher = publisher_for(url, device, 256)
+    found: dict[str, float] = {}
+    try:
+        for version in (1, 2):
+            with torch.no_grad():
+                for _, parameter in distinct_parameters(model):
+                    parameter.mul_(1.0 + 0.01 * version)
+            publisher.publish(version, distinct_parameters(model))
+            results = check_parity(
+                publisher, probe_ids(vocab), lambda ids: scores_of(model, ids), limits_for("bfloat16")
+            )
+            found = {"max": results[0].max_abs, "mean": results[0].mean_abs}
+            print(f"parity after update {version}: {found}", flush=True)
+    finally:
+        publisher.close()
+    return found
+
+
+def failure(url: str, group: int, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
+    """Stop the engine's processes while it should receive; the error has to come at the deadline."""
+    deadlines = PublishDeadlines(update_s=4.0, start_s=10.0, pause_s=10.0)
+    publisher = publisher_for(url, device, 16, deadlines=deadlines)
+    publisher.publish(9000, distinct_parameters(model))
+    transport: Any = publisher._transport
+    send = transport.send
+
+    def stop_then_send(*arguments: Any) -> None:
+        os.killpg(group, signal.SIGSTOP)
+        send(*arguments)
+
+    transport.send = stop_then_send
+    started = time.perf_counter()
+    said = "no error was raised"
+    try:
+        publisher.publish(9001, distinct_parameters(model))
+    except WeightUpdateError as error:
+        said = str(error)
+    seconds = time.perf_counter() - started
+    threads = [one.name for one in threading.enumerate() if "send" in one.name]
+    publisher.close()
+    row = {"seconds": seconds, "said": said, "threads_left": threads}
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def throughput(url: str, vocab: int, in_flight: list[int]) -> dict[int, float]:
+    """Tokens per second through the client, by requests in flight, after one wave to warm up."""
+    asyncio.run(_wave(url, min(in_flight), vocab, output=64))
+    rates = {}
+    for count in in_flight:
+        rates[count] = asyncio.run(_wave(url, count, vocab))
+        print(f"served, {count} in flight: {rates[count]:.0f} tokens/s", flush=True)
+    return rates
+
+
+def figures(found: dict[str, Any]) -> Iterator[Figure]:
+    """The rows of the table, with goals where there are some."""
+    for row in found.get("update", []):
+        goal = row["name"].startswith("keep, packets of 256")
+        name = f"paused: {row['name']}, {row['in_flight']} in flight"
+        yield at_most(name, row["paused_ms"], "ms", 100.0) if goal else Figure(name, row["paused_ms"], "ms")
+        if goal:
+            for step, value in row["steps_ms"].items():
+                yield Figure(
+                    f"  of it {step}" if step not in ("stage", "total") else f"  {step}", value, "ms"
+                )
+    if "parity" in found:
+        yield at_most("parity in bfloat16, mean |delta|", found["parity"]["mean"], "nats", 0.02)
+        yield Figure("parity in bfloat16, max |delta|", found["parity"]["max"], "nats")
+    served, offline = found.get("served", {}), found.get("offline", {})
+    for count, rate in served.items():
+        yield Figure(f"client, {count} in flight", rate, "tok/s")
+        if count in offline:
+            yield Figure(f"offline engine, {count} requests", offline[count], "tok/s")
+            yield at_least(f"client / offline, {count}", rate / offline[count], "", 0.95)
+    if "failure" in found:
+        yield at_most("stopped engine named after", found["failure"]["seconds"], "s", 30.0)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default="1.7B")
+    parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
+    parser.add_argument("--gpus", nargs=2, default=["0", "1"], help="of the engine and of the trainer's side")
+    parser.add_argument("--in-flight", nargs="+", type=int, default=[256, 1024])
+    parser.add_argument("--api-servers", type=int, default=1)
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/pipelinerl-bench"))
+    parser.add_argument("--port", type=int, default=PORT)
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_engine.json")
+    options = parser.parse_args()
+    # The trainer's side uses the second GPU alone, as the launcher would give it.
+    os.environ["CUDA_VISIBLE_DEVICES"] = options.gpus[1]
+    device = torch.device("cuda", 0)
+    folder = model_folder(options.size, options.folder / options.size)
+    vocab = int(json.loads((folder / "config.json").read_text())["vocab_size"])
+    kwargs = {
+        "max-model-len": PROMPT + OUTPUT + 16,
+        "max-num-seqs": max(options.in_flight),
+        "max-num-batched-tokens": 8192,
+        "gpu-memory-utilization": 0.85,
+    }
+    argv = engine_argv(folder, options.port, "nccl", kwargs, options.api_servers)
+    print(" ".join(argv), flush=True)
+    found: dict[str, Any] = {}
+    logs = options.out.parent
+    offline = None
+    if "throughput" in options.rows:
+        shared = {**kwargs, "gpu-memory-utilization": 0.6}
+        load = {"counts": options.in_flight, "vocab": vocab, "prompt": PROMPT, "output": OUTPUT}
+        offline = Offline(folder, options.gpus[1], shared, load, logs / "offline.log")
+    try:
+        with serving(argv, options.gpus[0], options.port, logs / "engine.log") as (url, group):
+            _rows(options, url, group, folder, device, vocab, found)
+        if offline is not None:
+            _guarded(found, "offline", offline.measure)
+    finally:
+        if offline is not None:
+            offline.close()
+    settings = {
+        "card": torch.cuda.get_device_name(device),
+        "vllm": installed_version(),
+        "model": options.size,
+    }
+    settings |= {"api servers": options.api_servers, "torch": torch.__version__, "rows": found}
+    shown = {key: value for key, value in settings.items() if key != "rows"}
+    missed = report("gpu_engine", list(figures(found)), shown, options.out)
+    record = json.loads(options.out.read_text())
+    options.out.write_text(json.dumps(record | {"rows": found}, indent=1) + "\n")
+    return min(missed, 1)
+
+
+def _rows(
+    options: argparse.Namespace,
+    url: str,
+    group: int,
+    folder: Path,
+    device: torch.device,
+    vocab: int,
+    found: dict[str, Any],
+) -> None:
+    """Each row by itself: what fails is said and does not cost the others."""
+    if "throughput" in options.rows:
+        _guarded(found, "served", lambda: throughput(url, vocab, options.in_flight))
+    if not {"parity", "update", "failure"} & set(options.rows):
+        return
+    model = random_model(folder, device)
+    if "parity" in options.rows:
+        _guarded(found, "parity", lambda: parity(url, model, device, vocab))
+    if "update" in options.rows:
+        _guarded(found, "update", lambda: updates(url, model, device, vocab))
+    if "failure" in options.rows:
+        _guarded(found, "failure", lambda: failure(url, group, model, device))
+
+
+def _guarded(found: dict[str, Any], name: str, work: Any) -> None:
+    try:
+        found[name] = work()
+    except Exception as error:
+        found.setdefault("errors", {})[name] = f"{type(error).__name__}: {error}"
+        print(f"{name} FAILED: {type(error).__name__}: {error}", flush=True)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

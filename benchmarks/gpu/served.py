@@ -1,0 +1,145 @@
+"""vLLM as a server process for the benchmarks: a model folder without weights, start, wait, stop."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
+from pipelinerl.weights.http import CallFailed, call
+
+ROOT = Path(__file__).resolve().parents[2]
+TOKENIZER = ROOT / "domains/guessing/checkpoint"
+READY_DEADLINE_S = 300.0
+STOP_DEADLINE_S = 20.0
+QWEN3: dict[str, dict[str, int]] = {
+    "tiny": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512},
+    "0.6B": {
+        "hidden_size": 1024,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "intermediate_size": 3072,
+    },
+    "1.7B": {
+        "hidden_size": 2048,
+        "num_hidden_layers": 28,
+        "num_attention_heads": 16,
+        "intermediate_size": 6144,
+    },
+    "4B": {
+        "hidden_size": 2560,
+        "num_hidden_layers": 36,
+        "num_attention_heads": 32,
+        "intermediate_size": 9728,
+    },
+}
+"""Shapes of Qwen3; 8 key heads of 128, vocabulary 151,936, tied."""
+
+
+def model_config(size: str) -> dict[str, Any]:
+    """`config.json` of a Qwen3 of this size."""
+    shape = QWEN3[size]
+    return {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "dtype": "bfloat16",
+        "head_dim": 64 if size == "tiny" else 128,
+        "hidden_act": "silu",
+        "initializer_range": 0.02,
+        "max_position_embeddings": 40960,
+        "num_key_value_heads": 2 if size == "tiny" else 8,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+        "tie_word_embeddings": True,
+        "use_sliding_window": False,
+        "vocab_size": 2048 if size == "tiny" else 151936,
+        **shape,
+    }
+
+
+def model_folder(size: str, folder: Path) -> Path:
+    """A folder that vLLM starts from with `--load-format dummy`: a configuration and a small tokenizer."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(model_config(size), indent=1))
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(TOKENIZER / name, folder / name)
+    return folder
+
+
+def engine_argv(
+    model: Path, port: int, transport: str, kwargs: Mapping[str, Any], api_servers: int = 1
+) -> list[str]:
+    """The command line that the launcher would write, with dummy weights."""
+    version = installed_version()
+    if version is None:
+        raise SystemExit("vLLM is not installed here")
+    options = VllmOptions(
+        model=str(model),
+        served_model_name="bench",
+        host="127.0.0.1",
+        port=port,
+        max_model_len=int(kwargs.get("max-model-len", 2048)),
+        transport=transport,
+        version=VllmVersion.parse(version),
+        kwargs={"load-format": "dummy", "dtype": "bfloat16", "enable-prefix-caching": False, **kwargs},
+        api_server_count=api_servers if api_servers > 1 else None,
+    )
+    return serve_argv(options)
+
+
+@contextmanager
+def serving(argv: list[str], gpu: str, port: int, log: Path) -> Iterator[tuple[str, int]]:
+    """URL and process group of a started engine; it and its workers are gone afterwards."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as out:
+        process = subprocess.Popen(
+            argv,
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **serve_env([gpu])},
+            start_new_session=True,
+        )
+    url = f"http://127.0.0.1:{port}"
+    try:
+        _wait_ready(process, url, log)
+        yield url, process.pid
+    finally:
+        stop(process)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    end = time.monotonic() + READY_DEADLINE_S
+    while True:
+        try:
+            call("GET", url, "/health", 2.0)
+            return
+        except CallFailed:
+            if process.poll() is not None:
+                raise SystemExit(f"the engine ended with status {process.returncode}; see {log}") from None
+            if time.monotonic() > end:
+                raise SystemExit(f"the engine is not ready after {READY_DEADLINE_S:g} s; see {log}") from None
+            time.sleep(0.5)
+
+
+def stop(process: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, then SIGKILL to the whole group."""
+    for number, seconds in ((signal.SIGCONT, 0.0), (signal.SIGTERM, STOP_DEADLINE_S), (signal.SIGKILL, 10.0)):
+        try:
+            os.killpg(process.pid, number)
+        except ProcessLookupError:
+            return
+        if seconds:
+            try:
+                process.wait(seconds)
+            except subprocess.TimeoutExpired:
+                continue

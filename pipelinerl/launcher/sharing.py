@@ -1,0 +1,117 @@
+"""Engine and trainer on one GPU: how much of its memory the engine may have, and how weights travel."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from omegaconf import OmegaConf
+
+from pipelinerl.config.compose import Composition
+from pipelinerl.config.errors import ConfigError
+from pipelinerl.world import roles_of
+
+GIB = 2**30
+UTILIZATION = "vllm_config.vllm_kwargs.gpu-memory-utilization"
+TRANSPORT = "weights.transport"
+TRAINER_BYTES_PER_PARAMETER = 16
+"""float32 weights, gradients and AdamW's two moments."""
+ACTIVATIONS = (4 * GIB, 0.12)
+"""The trainer's activations: at least so much, and at least this share of the card."""
+ENGINE_BYTES_PER_PARAMETER = 2.2
+"""bfloat16 weights and what is laid out beside them."""
+ENGINE_OTHER = 4 * GIB
+"""CUDA context, graphs and the smallest useful KV cache."""
+MOST = 0.9
+QUERY_DEADLINE_S = 10.0
+
+
+@dataclass(frozen=True)
+class CardMemory:
+    """Bytes of one GPU."""
+
+    total: int
+    free: int
+
+
+def card_memory(device: str) -> CardMemory | None:
+    """What `nvidia-smi` says about a device, named as in `CUDA_VISIBLE_DEVICES`; None if it says nothing."""
+    program = shutil.which("nvidia-smi")
+    if program is None:
+        return None
+    query = ["--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits", "-i", device]
+    try:
+        answer = subprocess.run(
+            [program, *query], capture_output=True, text=True, timeout=QUERY_DEADLINE_S, check=False
+        )
+        total, free = (int(part) * 2**20 for part in answer.stdout.split(","))
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return None
+    return CardMemory(total, free)
+
+
+def model_parameters(model: Path) -> int | None:
+    """Parameters of a model folder, from the headers of its safetensors files; None if it has none."""
+    count = 0
+    for path in sorted(model.glob("*.safetensors")):
+        with path.open("rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+        for name, tensor in header.items():
+            if name != "__metadata__":
+                size = 1
+                for length in tensor["shape"]:
+                    size *= length
+                count += size
+    return count or None
+
+
+def engine_share(memory: CardMemory, parameters: int) -> float:
+    """Share of the card for the engine, rounded down to hundredths, such that the trainer fits beside it.
+
+    Raises ConfigError when both do not fit.
+    """
+    floor, share = ACTIVATIONS
+    trainer = parameters * TRAINER_BYTES_PER_PARAMETER + max(floor, int(share * memory.total))
+    fraction = int(min(MOST, (memory.free - trainer) / memory.total) * 100) / 100
+    needed = parameters * ENGINE_BYTES_PER_PARAMETER + ENGINE_OTHER
+    if fraction * memory.total < needed:
+        raise ConfigError(
+            f"world.share_device=true: trainer ({trainer / GIB:.0f} GiB) and engine ({needed / GIB:.0f} GiB) "
+            f"do not fit into {memory.free / GIB:.0f} GiB free; use a smaller model or two GPUs"
+        )
+    return fraction
+
+
+def share_one_device(
+    composition: Composition,
+    devices: Sequence[str],
+    memory_of: Callable[[str], CardMemory | None] = card_memory,
+) -> None:
+    """On one GPU shared by engine and trainer, write into the tree what the user left open.
+
+    Weights travel through files, because NCCL does not connect two processes on one GPU. Raises ConfigError
+    when NCCL was asked for or the memory does not suffice.
+    """
+    tree, given = composition.tree, set(composition.user_keys)
+    roles = roles_of(str(tree.debug.mode))
+    shared = tree.hardware.kind == "gpu" and len(devices) == 1 and tree.world.share_device
+    if not shared or not {"actor_llm", "finetune"} <= roles:
+        return
+    if TRANSPORT not in given:
+        OmegaConf.update(tree, TRANSPORT, "file")
+    elif tree.weights.transport == "nccl":
+        raise ConfigError("weights.transport=nccl: NCCL does not connect processes on one GPU; set file")
+    if UTILIZATION in given:
+        return
+    memory = memory_of(devices[0])
+    parameters = model_parameters(Path(str(tree.model_path)))
+    if memory is None or parameters is None:
+        unknown = "the card's memory" if memory is None else f"the size of {tree.model_path}"
+        raise ConfigError(
+            f"world.share_device=true: {unknown} cannot be read; set {UTILIZATION} (such as 0.3)"
+        )
+    tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] = engine_share(memory, parameters)
