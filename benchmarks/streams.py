@@ -4,8 +4,8 @@
 
 Microseconds to encode and to decode one sample of 4096 tokens from and to arrays, its checksum written and
 checked; samples per second through a file stream from one process to another; and the median time from
-`write` in the one to the record in the other. The same with lists of numbers as JSON lines and a reader that
-looks every 100 ms, which is how upstream's file streams work.
+`write` in the one to the record in the other. The same over a redis server on this machine, and with lists of
+numbers as JSON lines and a reader that looks every 100 ms, which is how upstream's file streams work.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ from typing import IO, Any
 import numpy as np
 
 from benchmarks._figures import ROOT, Figure, at_least, at_most, best_us, report
-from pipelinerl.streams import SingleStreamSpec, read_stream, records, write_to_streams
+from pipelinerl.streams import SingleStreamSpec, read_stream, records, set_streams_backend, write_to_streams
+from pipelinerl.streams.local_server import local_server
 
 TOKENS = 4096
 PACED_SAMPLES, PACE_S = 300, 0.005
@@ -116,7 +117,23 @@ def polled_json_reader(folder: Path) -> Iterator[dict[str, Any]]:
                 time.sleep(POLL_S)
 
 
-WAYS = {"records": (record_writer, record_reader), "polled JSON": (polled_json_writer, polled_json_reader)}
+WAYS = {
+    "records": (record_writer, record_reader),
+    "redis": (record_writer, record_reader),
+    "polled JSON": (polled_json_writer, polled_json_reader),
+}
+
+
+@contextlib.contextmanager
+def redis_server(way: str) -> Iterator[int]:
+    """The port of a server for the way `redis`, 0 for the others."""
+    if way != "redis":
+        set_streams_backend("files")
+        yield 0
+        return
+    with tempfile.TemporaryDirectory() as name, local_server(Path(name)) as port:
+        set_streams_backend("redis", port=port)
+        yield port
 
 
 def read_all(way: str, folder: Path, count: int) -> None:
@@ -150,9 +167,9 @@ def reading_process(command: list[str]) -> Iterator[IO[str]]:
 
 def measure_stream(way: str, samples: int) -> dict[str, float]:
     """Two processes, one writer and one reader: first as fast as possible, then one sample every 5 ms."""
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, redis_server(way) as port:
         folder = Path(name)
-        options = ["--reader", name, "--way", way, "--samples", str(samples)]
+        options = ["--reader", name, "--way", way, "--samples", str(samples), "--port", str(port)]
         command = [sys.executable, "-m", "benchmarks.streams", *options]
         with reading_process(command) as answers:
             tree = sample()
@@ -176,19 +193,31 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--samples", type=int, default=5000)
     parser.add_argument("--reader", type=Path, default=None, help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     parser.add_argument("--way", choices=list(WAYS), default="records", help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.reader is not None:
+        if args.port:
+            set_streams_backend("redis", port=args.port)
         read_all(args.way, args.reader, args.samples)
         return 0
     codec = measure_codec()
     ours = measure_stream("records", args.samples)
+    server = measure_stream("redis", args.samples)
     polled = measure_stream("polled JSON", max(args.samples // 10, 100))
     figures = [
         *codec,
         at_least("stream between two processes", ours["samples_per_s"], "samples/s", 2500),
         at_most("delivery, median", ours["median_ms"], "ms", 5.0),
         Figure("delivery, 99th percentile", ours["p99_ms"], "ms"),
+        Figure("redis: stream", server["samples_per_s"], "samples/s"),
+        Figure("redis: delivery, median", server["median_ms"], "ms"),
+        Figure("redis: delivery, 99th percentile", server["p99_ms"], "ms"),
+        Figure(
+            "ratio of samples per second, redis over files",
+            server["samples_per_s"] / ours["samples_per_s"],
+            "x",
+        ),
         Figure("polled JSON: stream", polled["samples_per_s"], "samples/s"),
         Figure("polled JSON: delivery, median", polled["median_ms"], "ms"),
         Figure("ratio of samples per second", ours["samples_per_s"] / polled["samples_per_s"], "x"),

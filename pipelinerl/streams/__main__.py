@@ -5,11 +5,8 @@ from __future__ import annotations
 import argparse
 import os
 import shutil
-import socket
-import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -21,7 +18,6 @@ from omegaconf import OmegaConf
 
 from pipelinerl.config.files import config_path
 from pipelinerl.config.machine import StreamsConfig
-from pipelinerl.observe.waits import waiting
 from pipelinerl.streams import (
     EARLIEST,
     SingleStreamSpec,
@@ -30,6 +26,7 @@ from pipelinerl.streams import (
     read_stream,
     set_streams_backend,
 )
+from pipelinerl.streams.local_server import answers, local_server
 
 
 def _json_value(value: Any) -> Any:
@@ -68,46 +65,15 @@ def backend_of(output_dir: Path) -> Iterator[None]:
         set_streams_backend(**settings)
         yield
     elif saved.is_file():
-        with saved_server(saved) as port:
-            set_streams_backend("redis", port=port, namespace=settings["namespace"])
-            yield
+        with tempfile.TemporaryDirectory() as folder:
+            shutil.copy2(saved, folder)
+            with local_server(Path(folder)) as port:
+                set_streams_backend("redis", port=port, namespace=settings["namespace"])
+                yield
     else:
         raise StreamError(
             f"redis at {settings['host']}:{settings['port']} does not answer, and {saved} does not exist"
         )
-
-
-def answers(host: str, port: int) -> bool:
-    try:
-        socket.create_connection((host, port), timeout=2).close()
-    except OSError:
-        return False
-    return True
-
-
-@contextmanager
-def saved_server(saved: Path) -> Iterator[int]:
-    """A server over a copy of what an ended run's own server has saved; yields its port on the loopback."""
-    binary = shutil.which("redis-server")
-    if binary is None:
-        raise StreamError(f"{saved} needs redis-server to be read; install it")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
-    with tempfile.TemporaryDirectory() as folder:
-        shutil.copy2(saved, folder)
-        options = {"--bind": "127.0.0.1", "--port": str(port), "--dir": folder, "--save": ""}
-        argv = [binary, *(word for option in options.items() for word in option)]
-        server = subprocess.Popen(argv, stdout=subprocess.DEVNULL)
-        try:
-            with waiting(f"redis-server to read {saved}", 60.0) as wait:
-                while not answers("127.0.0.1", port):
-                    wait.check()
-                    time.sleep(0.02)
-            yield port
-        finally:
-            server.kill()
-            server.wait()
 
 
 def print_streams(specs: list[SingleStreamSpec], follow: bool, limit: int | None) -> None:

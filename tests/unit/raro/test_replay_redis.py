@@ -1,13 +1,10 @@
-"""The buffer on redis behaves as the file does. Needs the extra `redis` and a server or an imitation of one.
+"""The buffer on redis behaves as the file does. Needs the extra `redis` and the binary `redis-server`."""
 
-`RARO_TEST_REDIS=redis://...` names an empty database; without it `fakeredis` with Lua is used if installed.
-"""
-
-import os
 import random
 
 import pytest
 from raro_harness import pair
+from redis_server import redis_server
 
 redis = pytest.importorskip("redis")
 
@@ -15,21 +12,18 @@ from domains.raro.replay import ReplayBuffer  # noqa: E402
 from domains.raro.replay_redis import RedisReplayBuffer  # noqa: E402
 
 
+@pytest.fixture(scope="module")
+def url(tmp_path_factory):
+    with redis_server(tmp_path_factory.mktemp("redis")) as port:
+        yield f"redis://127.0.0.1:{port}/0"
+
+
 @pytest.fixture
-def connect(monkeypatch):
-    url = os.environ.get("RARO_TEST_REDIS")
-    if url is None:
-        fakeredis = pytest.importorskip("fakeredis")
-        pytest.importorskip("lupa")
-        server = fakeredis.FakeServer()
-        monkeypatch.setattr(
-            "domains.raro.replay_redis.redis.Redis.from_url",
-            lambda url, **kwargs: fakeredis.FakeRedis(server=server, **kwargs),
-        )
+def connect(url):
     name = f"test-{random.SystemRandom().getrandbits(64):x}"
 
     def made(capacity=5, mode="fifo", seed=0, run=name):
-        return RedisReplayBuffer(url or "redis://fake", run, capacity, mode, random.Random(seed))
+        return RedisReplayBuffer(url, run, capacity, mode, random.Random(seed))
 
     return made
 
