@@ -30,6 +30,7 @@ CORE = [
 EXTRAS = {
     "vllm": ["vllm>=0.26"],
     "redis": ["redis[hiredis]>=6"],
+    "dashboard": ["wandb-workspaces>=0.4"],
     "parquet": ["pyarrow>=18"],
     "reputation": ["gymnasium>=1.1", "stable-baselines3>=2.6"],
     "dev": [
@@ -72,7 +73,7 @@ setup(
             "**/*.png",
         ],
         "retrieval_server": ["**/*.md"],
-        "pipelinerl": ["**/*.json"],
+        "pipelinerl": ["**/*.json", "**/*.yaml"],
     },
     include_package_data=False,
     install_requires=CORE,

@@ -42,6 +42,32 @@ def rows() -> list[Row]:
     return found
 
 
+def unknown(key: str, domain_metrics: Iterable[str] = ()) -> bool:
+    """Whether no row describes this key, given by name or with a row's own placeholders.
+
+    What stands in place of a placeholder must be a word that the row's definition names, or a metric of the
+    domain; a misspelt metric would otherwise pass as a value of some rollout.
+    """
+    return not any(_describes(row, key, set(domain_metrics)) for row in rows())
+
+
+def _describes(row: Row, key: str, domain_metrics: set[str]) -> bool:
+    if row.name == key:
+        return True
+    pattern = "(.+)".join(re.escape(part) for part in _PLACEHOLDER.split(row.name))
+    found = re.fullmatch(pattern, key)
+    if found is None or not found.groups() or "<" in key:
+        return False
+    named = _words(row) | domain_metrics
+    if "as above" in row.definition:
+        named |= {name for one in rows() if one.name == "actor/<metric>_mean" for name in _words(one)}
+    return named.issuperset(found.groups())
+
+
+def _words(row: Row) -> set[str]:
+    return set(re.findall(r"`([^`]+)`", row.definition))
+
+
 def names_in(output_dir: Path, role: str) -> set[str]:
     """Names of all metrics in a role's records."""
     lines = (output_dir / role / "metrics.jsonl").read_text().splitlines()
