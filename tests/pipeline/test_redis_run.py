@@ -1,0 +1,70 @@
+"""A whole run whose records travel over a redis server that the launcher starts and stops."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelinerl.accounting import reconcile
+from pipelinerl.config import load
+from tests.pipeline.conftest import ROOT, LauncherProcess
+
+pytestmark = pytest.mark.skipif(
+    shutil.which("redis-server") is None, reason="redis-server is not installed (Debian package redis-server)"
+)
+
+
+def listening(processes: list[psutil.Process]) -> set[tuple[str, int]]:
+    """Addresses at which the redis server among these processes can be reached."""
+    servers = [process for process in processes if "redis-server" in process.name()]
+    assert len(servers) == 1, servers
+    return {
+        (c.laddr.ip, c.laddr.port)
+        for c in servers[0].net_connections(kind="inet")
+        if c.status == psutil.CONN_LISTEN
+    }
+
+
+def printed(output_dir: Path, topic: str) -> list[object]:
+    done = subprocess.run(
+        [sys.executable, "-m", "pipelinerl.streams", str(output_dir), topic],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+def test_a_run_over_redis_completes_resumes_and_leaves_no_server(
+    launch: Callable[..., LauncherProcess],
+) -> None:
+    first = launch("streams=redis", "finetune.max_train_steps=2")
+    run = first.output_dir
+    first.until(lambda: (run / "finetune" / "metrics.jsonl").is_file(), "the first step")
+    port = load(run).streams.port
+    assert listening(first.children()) == {("127.0.0.1", port)}
+    assert first.wait() == 0, first.err
+    assert not first.children()
+    assert not list((run / "streams").glob("actor/*")), "groups of rollouts were written to disk"
+    counts = reconcile(run)
+    assert counts.adds_up and sum(counts.ends.values()) > 0
+
+    messages = printed(run, "weight_update_request")
+    assert messages[-1]["kind"] == "training_done"  # type: ignore[index]
+    assert printed(run, "stats_test")
+
+    more = launch("streams=redis", "finetune.max_train_steps=3")
+    assert more.wait() == 0, more.err
+    assert json.loads((run / "finetune" / "summary.json").read_text())["completed_steps"] == 3
+    assert (run / "streams_0" / "redis" / "dump.rdb").is_file()
+    assert reconcile(run).adds_up
