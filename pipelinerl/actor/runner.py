@@ -56,6 +56,8 @@ class RolloutRunner:
     ):
         self._policy, self._cfg, self._session, self._fleet, self._rules = policy, cfg, session, fleet, rules
         self._llms = {True: train_llm, False: test_llm}
+        self.frozen_version: int | None = None
+        """Version of all texts in a run whose engines keep the weights they started with."""
         self._plain = not inspect.iscoroutinefunction(policy)
         self._executor = ThreadPoolExecutor(threads, "rollout") if self._plain else None
 
@@ -147,7 +149,7 @@ class RolloutRunner:
             outcome.reason = result.failed
             return outcome
         assert result.metrics is not None
-        stamp = Stamp(assignment.group_id, assignment.rollout_index, assignment.version)
+        stamp = Stamp(assignment.group_id, assignment.rollout_index, assignment.version, self.frozen_version)
         outcome.texts, outcome.inexact_texts = stamped_records(result.training_texts, stamp)
         outcome.metrics = metric_values(result.metrics)
         summary = summarize_training_texts(result.training_texts)

@@ -18,6 +18,8 @@ class Stamp:
     group_id: str
     rollout_index: int
     version: int
+    frozen: int | None = None
+    """Version of the engines' weights where no trainer sends any, so that engines know of none."""
 
 
 def stamped_records(texts: Sequence[TrainingText], stamp: Stamp) -> tuple[list[dict[str, Any]], int]:
@@ -33,6 +35,8 @@ def stamped_records(texts: Sequence[TrainingText], stamp: Stamp) -> tuple[list[d
         name = f"{rollout}/{step}"
         _check_numbers(text, name)
         outputs = _check_lengths(text, name)
+        if stamp.frozen is not None:
+            text.weight_versions = [(stamp.frozen, 0, outputs)]
         if text.weight_versions:
             _check_spans(text.weight_versions, outputs, name)
         else:

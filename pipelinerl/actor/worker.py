@@ -28,6 +28,7 @@ from pipelinerl.actor.messages import (
     Pulse,
     Stop,
 )
+from pipelinerl.actor.pool import worker_role
 from pipelinerl.actor.retries import reason_of
 from pipelinerl.actor.runner import RetryRules, RolloutRunner
 from pipelinerl.config import Config, load, load_tree
@@ -36,6 +37,7 @@ from pipelinerl.domain import resolve_dotted
 from pipelinerl.inference.client import Deadlines, EngineClient
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
+from pipelinerl.observe.heartbeat import start_heartbeat
 from pipelinerl.observe.logs import setup_logging
 from pipelinerl.supervisor import die_with_parent
 
@@ -50,10 +52,17 @@ class Worker:
     """Connects a runner to the scheduler."""
 
     def __init__(
-        self, index: int, channel: Channel, fleet: Fleet, runner: RolloutRunner, version: list[int | None]
+        self,
+        index: int,
+        channel: Channel,
+        fleet: Fleet,
+        runner: RolloutRunner,
+        version: list[int | None],
+        frozen: bool = False,
     ):
+        """`frozen`: engines keep the weights of the first announced version."""
         self._index, self._channel, self._fleet, self._runner = index, channel, fleet, runner
-        self._version = version
+        self._version, self._frozen = version, frozen
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, engines: list[str]) -> None:
@@ -83,6 +92,8 @@ class Worker:
             self._tasks[message.key] = asyncio.create_task(self._run(message), name=name)
         elif isinstance(message, Announced):
             self._version[0] = message.version
+            if self._frozen and self._runner.frozen_version is None:
+                self._runner.frozen_version = message.version
         elif isinstance(message, Cancel):
             for key in message.keys:
                 if key in self._tasks:
@@ -182,7 +193,8 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
         train_llm, test_llm = make_llm(cfg, False, size), make_llm(cfg, True, size)
         threads = cfg.actor.llm_max_rollouts * len(engines)
         runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, rules, threads)
-        await Worker(index, channel, fleet, runner, version).serve(engines)
+        frozen = not cfg.updates_engines
+        await Worker(index, channel, fleet, runner, version, frozen).serve(engines)
 
 
 def main() -> int:
@@ -196,6 +208,7 @@ def main() -> int:
     die_with_parent(args.parent)
     setup_logging(Path(args.output_dir), "actor", f"worker_{args.worker}")
     try:
+        start_heartbeat(Path(args.output_dir), worker_role(args.worker))
         faults.hit("worker:start")
         asyncio.run(serve(args.output_dir, args.job, args.worker, args.fd))
     except Exception as error:

@@ -144,6 +144,11 @@ class Config(OpenSection):
         """B: texts of one optimizer step."""
         return self.finetune.texts_per_step
 
+    @property
+    def updates_engines(self) -> bool:
+        """Whether the trainer sends weights to this run's engines; otherwise they keep their first ones."""
+        return self.finetune.send_weight_updates and self.debug.mode == ""
+
     def jobs_of(self, kind: str) -> list[Job]:
         """The jobs of one kind, in order."""
         return [job for job in self.jobs if job.kind == kind]

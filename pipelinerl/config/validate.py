@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
 from pipelinerl.combined import parts_of
-from pipelinerl.config.checks import data, environments, machine, sampling, training
+from pipelinerl.config.checks import data, environments, machine, partial, sampling, training
 from pipelinerl.config.errors import ConfigError, explain
 from pipelinerl.config.files import config_path, typed
 from pipelinerl.config.tree import Config
@@ -42,6 +42,7 @@ def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:
     yield from training.check(cfg)
     yield from machine.check(cfg, devices, dry_run)
     yield from environments.check(cfg)
+    yield from partial.check(cfg)
 
 
 def domain_problems(tree: DictConfig, domain: Domain) -> list[str]:

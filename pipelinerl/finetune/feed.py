@@ -17,7 +17,7 @@ class Feed:
     """Reads one partition of `training_data`; a context manager.
 
     While nothing comes, `on_idle` runs every two seconds, so that other duties of the trainer go on. The
-    writer knows the reader as `name`; a recording has no writer, and its reader no name.
+    writer knows the reader as `name`. A recording has no writer: where it ends, nothing is waited for.
     """
 
     def __init__(
@@ -27,10 +27,11 @@ class Feed:
         deadline_s: float,
         on_idle: Callable[[], None],
         name: str = "",
+        recording: bool = False,
     ) -> None:
         self._reader = read_stream(spec, offset, name)
         self._deadline_s, self._on_idle = deadline_s, on_idle
-        self._recording = not name
+        self._recording = recording
         self._ahead: tuple[Any] | None = None
         self.waited_s = 0.0
 

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from pipelinerl import trainer_stand_in
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
@@ -29,6 +30,7 @@ ROLE_MODULES = {
     "finetune": "pipelinerl.finetune",
     "environment": "pipelinerl.environment",
 }
+LONGEST_PROBE_INTERVAL_S = 5.0
 ENGINES = ("actor_llm", "preprocessor_llm")
 NEEDED_BY_ROLLOUTS = ("actor_llm", "environment", "service")
 
@@ -40,7 +42,7 @@ def commands(
     devices: Sequence[str],
     checkpoint: Path | None,
 ) -> list[ChildSpec]:
-    """One child process per job, in the order of `cfg.jobs`.
+    """One child process per job, in the order of `cfg.jobs`, and the trainer's stand-in where it is needed.
 
     `checkpoint` is the folder that engines load instead of `model_path`, `devices` are the ids of the GPUs
     that `job.gpus` counts.
@@ -65,6 +67,8 @@ def commands(
             made.append(_engine(cfg, output_dir, job, cfg.model_path, devices))
         else:
             made.append(_role(cfg, output_dir, job, devices, servers))
+    if trainer_stand_in.needed(cfg):
+        made.append(_stand_in(cfg, output_dir))
     return made
 
 
@@ -126,6 +130,7 @@ def _server(
             url=job.url + health,
             start_deadline_s=start_deadline_s,
             liveness_deadline_s=cfg.engine.stall_deadline_s,
+            interval_s=min(LONGEST_PROBE_INTERVAL_S, cfg.engine.stall_deadline_s / 4),
             metrics_url=f"{job.url}/metrics" if job.kind in ENGINES else None,
             paused_url=f"{job.url}/is_paused" if job.kind in ENGINES else None,
         ),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
@@ -17,7 +16,7 @@ from pipelinerl.config.files import save, typed
 from pipelinerl.config.paths import default_output_dir
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, ServiceSpec
-from pipelinerl.environment_keys import environment_specs
+from pipelinerl.environment_keys import remote_specs
 from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.folder import RunFolder
@@ -79,6 +78,7 @@ def make_plan(
 
     `free` says whether a port may be used. Streams of an earlier attempt are set aside, except in a dry run.
     """
+    check_recording(cfg)
     tree = composition.tree
     _set(tree, _prepared(tree, domain, folder.path))
     services = _missing_services(tree, domain)
@@ -139,20 +139,15 @@ def _missing_services(tree: DictConfig, domain: Domain) -> list[ServiceSpec]:
     return [spec for spec in specs if not OmegaConf.select(tree, spec.url_key)]
 
 
-def _environments(tree: DictConfig) -> list[str]:
-    """Keys of the environments that need servers."""
-    if tree.world.environment_mode != "remote" or "actor" not in roles_of(tree.debug.mode):
-        return []
-    specs = environment_specs(tree)
-    return [key for key, spec in specs.items() if spec.get("mode", "remote") == "remote"]
+def _environments(tree: DictConfig) -> dict[str, Any]:
+    """Specifications of the environments that need servers, by key."""
+    return remote_specs(_resolved(tree)) if "actor" in roles_of(tree.debug.mode) else {}
 
 
-def _replay(cfg: Config, output_dir: Path) -> None:
-    """Put the recorded stream that this debug mode reads where its reader looks."""
+def check_recording(cfg: Config) -> None:
+    """Raises ConfigError if the stream that this debug mode replays was not recorded in its folder."""
     source, topic = cfg.debug.streams_from, REPLAYED.get(cfg.debug.mode)
     if source is None or topic is None:
         return
-    recorded = Path(source) / "streams" / topic
-    if not recorded.is_dir():
+    if not (Path(source) / "streams" / topic).is_dir():
         raise ConfigError(f"debug.streams_from={source}: has no streams/{topic}; give the folder of a run")
-    shutil.copytree(recorded, output_dir / "streams" / topic, dirs_exist_ok=True)

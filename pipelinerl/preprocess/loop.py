@@ -264,10 +264,22 @@ def _loop(
                 reporter.tick()
                 if batch or wrote:
                     break
+                if settings.streams_from and reads and not preprocess.trainer_is_behind:
+                    _recording_ends(preprocess)
+                    return
                 wait.check(groups.describe_end() if wait.expired else "")
                 # Unread groups keep their descriptor readable, so it is left out while nothing is read.
                 sources: list[Any] = [groups, wakeup] if reads else [wakeup]
                 wait_any(sources, min(POLL_S, wait.remaining_s))
+
+
+def _recording_ends(preprocess: Preprocess) -> None:
+    """Without a trainer the work is done; a trainer would wait for ever, so the run ends by name."""
+    settings = preprocess.settings
+    said = f"the recording {settings.streams_from} ends after {preprocess.step} of {settings.last_step} steps"
+    if settings.has_trainer:
+        raise ValueError(f"{said}; set finetune.max_train_steps={preprocess.step} or lower")
+    log.warning("%s; %d texts are left over", said, preprocess.gauges()["queue/output_samples"])
 
 
 class _Reporter:

@@ -34,6 +34,9 @@ class PreprocessSettings:
     input_topic: str = "actor"
     output_topic: str = "training_data"
     streams_from: Path | None = None
+    """Folder of an earlier run whose groups are replayed."""
+    has_trainer: bool = True
+    """Whether this run's own trainer takes the steps."""
     data_deadline_s: float = 3600.0
     start_deadline_s: float = 900.0
     threads: int = 1
@@ -71,7 +74,8 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
         log_every_n_samples=preprocess.log_every_n_samples,
         input_topic=preprocess.input,
         output_topic=preprocess.output,
-        streams_from=Path(cfg.debug.streams_from) if cfg.debug.streams_from else None,
+        streams_from=_recording(cfg),
+        has_trainer=any(job.kind == "finetune" for job in cfg.jobs),
         data_deadline_s=cfg.watchdog.input_deadline_s,
         start_deadline_s=cfg.engine.start_deadline_s * 2,
         threads=cfg.hardware.threads_per_process,
@@ -79,6 +83,13 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
         bfloat16=finetune.load_as_bf16,
         reference_urls=tuple(job.url for job in cfg.jobs if job.kind == "preprocessor_llm"),
     )
+
+
+def _recording(cfg: Any) -> Path | None:
+    """The folder whose groups are replayed, where no actor makes any."""
+    if cfg.debug.streams_from is None or any(job.kind == "actor" for job in cfg.jobs):
+        return None
+    return Path(cfg.debug.streams_from)
 
 
 def model_vocabulary(model_path: str) -> tuple[int, tuple[int, ...]]:
