@@ -80,6 +80,8 @@ class Publisher:
         self._deadlines = deadlines or PublishDeadlines()
         self._initialised: dict[str, float | None] = {}
         """Engines that agreed on the transport, with the start time of their process if they say it."""
+        self._group: frozenset[str] = frozenset()
+        """Engines of the last rendezvous."""
         self._layout: dict[str, tuple[tuple[int, ...], str]] | None = None
 
     def wait_ready(self, deadline_s: float) -> None:
@@ -171,7 +173,7 @@ class Publisher:
         if not found:
             reasons = "; ".join(f"{url}: {reason}" for url, reason in report.excluded.items())
             raise WeightUpdateError(self.engine_urls[0], "health", f"no engine can take part ({reasons})")
-        if self._transport.collective and (new or set(found) != set(self._initialised)):
+        if self._transport.collective and (new or set(found) != self._group):
             new = found
         if new:
             self._initialise(new)
@@ -208,6 +210,7 @@ class Publisher:
             url = next((url for future, url in futures.items() if future is failed), "the trainer")
             reason = f"no answer within {deadline:g} s" if failed is None else str(failed.exception())
             raise WeightUpdateError(url, "init_weight_transfer_engine", reason, stuck)
+        self._group = frozenset(urls)
         for url in urls:
             self._initialised[url] = self._started_at(url)
         self.broken.difference_update(urls)

@@ -1,0 +1,271 @@
+"""A server with vLLM's rules about weight updates, in the shapes of 0.26 and of 0.32, without a model."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+import torch
+
+from tests.unit.weights.fake_group import FakeGroup, unpack
+
+PACKING = {"packed", "packed_buffer_size_bytes", "packed_num_buffers"}
+RENDEZVOUS = {"master_address", "master_port", "rank_offset", "world_size"}
+TENSORS = {"names", "dtype_names", "shapes"}
+WAIT_S = 10.0
+
+
+class Refused(Exception):
+    """An answer other than 200."""
+
+    def __init__(self, status: int, message: str) -> None:
+        super().__init__(message)
+        self.status = status
+
+
+class Always(dict[str, int]):
+    """Faults that stay."""
+
+    def pop(self, key: str, *default: int) -> int:  # type: ignore[override]
+        return self[key]
+
+
+class Meeting:
+    """Where the fake engines find the group that the transport under test has opened."""
+
+    def __init__(self) -> None:
+        self.groups: list[FakeGroup] = []
+        self._changed = threading.Condition()
+
+    def connect(self, rendezvous: dict[str, Any]) -> FakeGroup:
+        group = FakeGroup(rendezvous)
+        with self._changed:
+            self.groups.append(group)
+            self._changed.notify_all()
+        return group
+
+    def find(self, init_info: dict[str, Any]) -> FakeGroup:
+        def found() -> FakeGroup | None:
+            wanted = {key: init_info[key] for key in ("master_port", "world_size")}
+            for group in reversed(self.groups):
+                if wanted.items() <= group.rendezvous.items():
+                    return group
+            return None
+
+        with self._changed:
+            if not self._changed.wait_for(lambda: found() is not None, WAIT_S):
+                raise Refused(500, "the trainer did not come to the rendezvous")
+        group = found()
+        assert group is not None
+        return group
+
+
+class FakeVllm:
+    """One engine: serving, paused or updating; a call out of order is answered as vLLM does."""
+
+    def __init__(self, version: str, meeting: Meeting, *, scale_out: bool = True) -> None:
+        self.version, self.meeting, self.scale_out = version, meeting, scale_out
+        self.modern = tuple(int(part) for part in version.split(".")[:2]) >= (0, 32)
+        self.started_at = time.time()
+        self.calls: list[str] = []
+        self.faults: dict[str, int] = {}
+        """Path to the status with which its next call is answered."""
+        self.hangs: set[str] = set()
+        self.released = threading.Event()
+        self._resumed = threading.Condition()
+        self.restart()
+
+    def restart(self) -> None:
+        """A new process: nothing is left of the former one."""
+        self.started_at += 1.0
+        self.paused = self.updating = self.dead = False
+        self.label = "default"
+        self.weights: dict[str, torch.Tensor] = {}
+        self.group: FakeGroup | None = None
+        self.packing: dict[str, Any] = {}
+        self._taken = 0
+        self.calls.clear()
+
+    def answer(self, path: str, query: str, body: Any) -> Any:
+        if path in ROUTES:
+            self.calls.append(path)
+        if path in self.hangs:
+            self.released.wait(30)
+        if path in self.faults:
+            raise Refused(self.faults.pop(path), f"fault at {path}")
+        if self.dead:
+            raise Refused(503 if path == "/health" else 500, "EngineDeadError")
+        work = ROUTES.get(path) or READS.get(path)
+        if work is None or (path == "/weight_info" and not self.modern):
+            raise Refused(404, "Not Found")
+        return work(self, query, body)
+
+    def health(self, query: str, body: Any) -> Any:
+        return {}
+
+    def metrics(self, query: str, body: Any) -> str:
+        text = f"process_start_time_seconds {self.started_at!r}\n"
+        return text + 'vllm:num_requests_running{engine="0"} 0\nvllm:generation_tokens_total{engine="0"} 1\n'
+
+    def pause(self, query: str, body: Any) -> Any:
+        assert "mode=keep" in query and "clear_cache=" in query
+        self.paused = True
+        return {"status": "paused"}
+
+    def resume(self, query: str, body: Any) -> Any:
+        with self._resumed:
+            self.paused = False
+            self._resumed.notify_all()
+        return {"status": "resumed"}
+
+    def init(self, query: str, body: Any) -> Any:
+        info = body["init_info"]
+        allowed = RENDEZVOUS | (PACKING if self.modern else set())
+        self._only(allowed, info, "init_info")
+        self.packing = {key: info[key] for key in PACKING & info.keys()}
+        self.group, self._taken = self.meeting.find(info), 0
+        return {"message": "Weight transfer initialized"}
+
+    def start(self, query: str, body: Any) -> Any:
+        if not self.paused:
+            self.dead = True
+            raise Refused(500, "the forward pass met parameters on the meta device")
+        if self.updating:
+            raise Refused(500, "start_weight_update called while a weight update is already active")
+        self.updating = True
+        return {"message": "Weight update started"}
+
+    def update(self, query: str, body: Any) -> Any:
+        info = body["update_info"]
+        self._only(TENSORS | (set() if self.modern else PACKING), info, "update_info")
+        if not self.updating:
+            raise Refused(500, "start_weight_update must be called before update_weights.")
+        if self.group is None:
+            raise Refused(500, "NCCL weight transfer not initialized.")
+        packing = self.packing if self.modern else {key: info[key] for key in PACKING}
+        assert packing["packed"] is True
+        limit, end = packing["packed_buffer_size_bytes"], time.monotonic() + WAIT_S
+        total = sum(torch.Size(shape).numel() for shape in info["shapes"]) * 2
+        while sum(one.numel() for one in self.group.received[self._taken :]) < total:
+            if self.group.destroyed.is_set() or time.monotonic() > end:
+                raise Refused(500, "NCCL error: remote process exited")
+            time.sleep(0.002)
+        received = self.group.received[self._taken :]
+        self._taken += len(received)
+        self.weights, _ = unpack(received, info, limit)
+        return {"message": "Weights updated"}
+
+    def finish(self, query: str, body: Any) -> Any:
+        if not self.updating:
+            raise Refused(500, "finish_weight_update called without a matching start_weight_update.")
+        self.updating = False
+        if self.modern:
+            self.label = body["weight_version"]
+        return {"message": "Weight update finished"}
+
+    def generate(self, query: str, body: Any) -> Any:
+        """Two tokens: one under the label at the start, one under the label when generation goes on."""
+        if self.modern and not self.scale_out:
+            message = (
+                "Scale-out endpoints are disabled. Restart vllm serve with --enable-scale-out to enable them."
+            )
+            raise Refused(403, message)
+        first = self.label
+        with self._resumed:
+            if not self._resumed.wait_for(lambda: not self.paused, WAIT_S):
+                raise Refused(500, "paused for ever")
+        logprob = float(self.weights["w"][0]) if self.weights else -1.0
+        ids = [11, 12]
+        entries: list[dict[str, Any]] = [
+            {"token_id": one, "logprob": logprob}
+            if self.modern
+            else {"token": f"token_id:{one}", "logprob": logprob, "bytes": None, "top_logprobs": []}
+            for one in ids
+        ]
+        choice: dict[str, Any] = {"index": 0, "token_ids": ids, "finish_reason": "length"}
+        choice["logprobs"] = {"content": entries}
+        if self.modern:
+            spans = [first] if first == self.label else [first, self.label]
+            choice["weight_versions"] = [
+                {"version": label, "start": at, "end": at + 1 if len(spans) == 2 else 2}
+                for at, label in enumerate(spans)
+            ]
+        scored = None
+        if body["sampling_params"].get("prompt_logprobs") is not None:
+            scored = [None, *({str(one): {"logprob": logprob}} for one in body["token_ids"][1:])]
+        return {"choices": [choice], "prompt_logprobs": scored}
+
+    @staticmethod
+    def _only(allowed: set[str], info: dict[str, Any], name: str) -> None:
+        for key in info.keys() - allowed:
+            raise Refused(500, f"Invalid {name}: unexpected keyword argument {key!r}")
+
+
+Work = Callable[[FakeVllm, str, Any], Any]
+ROUTES: dict[str, Work] = {
+    "/pause": FakeVllm.pause,
+    "/resume": FakeVllm.resume,
+    "/init_weight_transfer_engine": FakeVllm.init,
+    "/start_weight_update": FakeVllm.start,
+    "/update_weights": FakeVllm.update,
+    "/finish_weight_update": FakeVllm.finish,
+    "/inference/v1/generate": FakeVllm.generate,
+}
+READS: dict[str, Work] = {
+    "/health": FakeVllm.health,
+    "/metrics": FakeVllm.metrics,
+    "/version": lambda engine, query, body: {"version": engine.version},
+    "/get_world_size": lambda engine, query, body: {"world_size": 1},
+    "/is_paused": lambda engine, query, body: {"is_paused": engine.paused},
+    "/weight_info": lambda engine, query, body: {"weight_version": engine.label},
+    "/v1/models": lambda engine, query, body: {"data": [{"id": "m", "max_model_len": 64}]},
+}
+
+
+@contextmanager
+def serving(engine: FakeVllm) -> Iterator[str]:
+    """The engine's URL; connections are kept open between requests, as vLLM does."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_GET(self) -> None:
+            path, _, query = self.path.partition("?")
+            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
+            try:
+                status, content = 200, engine.answer(path, query, body)
+            except Refused as error:
+                status, content = error.status, {"error": {"message": str(error)}}
+            data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data)
+
+        do_POST = do_GET
+
+        def log_message(self, *_: object) -> None:
+            return
+
+    class Server(ThreadingHTTPServer):
+        daemon_threads = True
+
+        def handle_error(self, request: Any, client_address: Any) -> None:
+            """A publisher that gives up closes its connection; that is no error of the server."""
+
+    server = Server(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        engine.released.set()
+        engine.resume("", None)
+        server.shutdown()
+        server.server_close()
+        thread.join()

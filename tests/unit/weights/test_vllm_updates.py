@@ -1,0 +1,210 @@
+"""Publisher, NCCL transport and client against servers with the rules of vLLM 0.26 and of 0.32."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any
+
+import aiohttp
+import numpy as np
+import pytest
+import torch
+
+from pipelinerl.inference.client import EngineClient, EngineRequestError, SamplingParams
+from pipelinerl.weights.base import TransportError
+from pipelinerl.weights.nccl import NcclTransport
+from pipelinerl.weights.publisher import PublishDeadlines, Publisher, SenderStuck, WeightUpdateError
+from tests.unit.weights.fake_vllm import Always, FakeVllm, Meeting, serving
+
+VERSIONS = ("0.26.0", "0.32.0")
+DEADLINES = PublishDeadlines(
+    health_s=5, init_s=5, pause_s=5, start_s=5, update_s=1, finish_s=5, resume_s=5, abort_s=0.5
+)
+UPDATE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
+IN_BETWEEN = UPDATE[1:4]
+
+
+@dataclass
+class Setup:
+    engines: list[FakeVllm]
+    urls: list[str]
+    meeting: Meeting
+    transport: NcclTransport
+    publisher: Publisher
+
+    def publish(self, version: int) -> Any:
+        return self.publisher.publish(version, tensors(version))
+
+
+def tensors(version: int) -> list[tuple[str, torch.Tensor]]:
+    torch.manual_seed(version)
+    return [("w", torch.full((2,), -float(version))), ("a", torch.randn(5, 3)), ("b", torch.randn(7))]
+
+
+@pytest.fixture(params=VERSIONS)
+def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
+    meeting = Meeting()
+    engines = [FakeVllm(request.param, meeting) for _ in range(2)]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(one)) for one in engines]
+        transport = NcclTransport(
+            torch.device("cpu"), torch.bfloat16, buffer_bytes=20, connect=meeting.connect, first_port=19600
+        )
+        publisher = Publisher(urls, transport, deadlines=DEADLINES)
+        publisher.wait_ready(5)
+        yield Setup(engines, urls, meeting, transport, publisher)
+        publisher.close()
+
+
+def assert_serves(engine: FakeVllm, version: int) -> None:
+    assert not engine.paused and not engine.updating
+    for name, tensor in tensors(version):
+        assert torch.equal(engine.weights[name], tensor.to(torch.bfloat16)), name
+
+
+def test_a_version_reaches_every_engine_packed(setup: Setup) -> None:
+    for version in (1, 2):
+        report = setup.publish(version)
+        for engine in setup.engines:
+            assert_serves(engine, version)
+            assert engine.label == (str(version) if engine.modern else "default")
+        assert report.excluded == {} and report.bytes == 2 * (2 + 15 + 7)
+        assert {"send", "pause", "start", "update", "finish", "resume"} <= report.seconds.keys()
+    assert setup.engines[0].calls == ["/init_weight_transfer_engine", *UPDATE, *UPDATE]
+    assert len(setup.meeting.groups) == 1
+
+
+@pytest.mark.parametrize("step", IN_BETWEEN)
+def test_a_failure_in_between_costs_all_without_a_confirmed_finish(setup: Setup, step: str) -> None:
+    first, second = setup.engines
+    first.faults[step] = 500
+    setup.meeting.groups[0].hang = step == "/update_weights"  # the broadcast needs everybody
+    with pytest.raises(WeightUpdateError, match=f"fault at {step}") as error:
+        setup.publish(1)
+    assert error.value.engine == setup.urls[0] and setup.urls[0] in error.value.broken
+    assert first.paused and "/resume" not in first.calls
+    if step == "/finish_weight_update":  # the other one had everything
+        assert_serves(second, 1)
+        assert error.value.broken == [setup.urls[0]]
+    else:
+        assert error.value.broken == sorted(setup.urls) and second.paused
+    assert not [one for one in threading.enumerate() if "send" in one.name], "the sender is free"
+    assert setup.publisher.version is None
+    for engine in setup.engines:
+        engine.restart()
+    setup.publish(2)
+    for engine in setup.engines:
+        assert_serves(engine, 2)
+    assert len(setup.meeting.groups) == 2 and setup.meeting.groups[0].destroyed.is_set()
+
+
+def test_an_engine_that_hangs_is_named_and_the_others_do_not_wait_for_it(setup: Setup) -> None:
+    first, second = setup.engines
+    first.hangs.add("/update_weights")
+    setup.meeting.groups[0].hang = True  # the broadcast needs everybody
+    started = time.monotonic()
+    with pytest.raises(WeightUpdateError, match=r"update of .*no answer within 1 s") as error:
+        setup.publish(1)
+    assert time.monotonic() - started < 15
+    assert error.value.broken == sorted(setup.urls)
+    assert "/resume" not in first.calls + second.calls
+
+
+def test_a_sender_that_fails_ends_the_engines_calls_at_once(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise TransportError("ncclUnhandledCudaError")
+
+    monkeypatch.setattr(setup.meeting.groups[0], "broadcast", fail)
+    with pytest.raises(WeightUpdateError, match="send of the trainer: ncclUnhandledCudaError") as error:
+        setup.publish(1)
+    assert error.value.broken == sorted(setup.urls)
+
+
+def test_a_sender_that_cannot_be_freed_is_said_so(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    release = threading.Event()
+    monkeypatch.setattr(setup.transport, "send", lambda staged, deadline_s: release.wait(20))
+    setup.engines[0].faults["/update_weights"] = 500
+    with pytest.raises(SenderStuck, match=r"does not end 0\.5 s after its transfer was aborted"):
+        setup.publish(1)
+    release.set()
+
+
+def test_without_its_pause_nobody_is_started(setup: Setup) -> None:
+    setup.engines[0].faults = Always({"/pause": 400})
+    with pytest.raises(WeightUpdateError, match=r"failed at pause of .*fault at /pause"):
+        setup.publish(1)
+    assert setup.engines[0].calls.count("/pause") == 3
+    assert all("/start_weight_update" not in one.calls and not one.dead for one in setup.engines)
+    assert not setup.engines[1].paused, "the other one goes on"
+
+
+def test_an_engine_that_is_gone_is_left_out_of_a_new_group(setup: Setup) -> None:
+    setup.publish(1)
+    setup.engines[0].dead = True
+    report = setup.publish(2)
+    assert list(report.excluded) == [setup.urls[0]]
+    assert_serves(setup.engines[1], 2)
+    assert setup.meeting.groups[-1].rendezvous["world_size"] == 2
+    setup.engines[0].restart()
+    assert setup.publisher.stale_engines() == [setup.urls[0]]
+    report = setup.publish(3)
+    assert setup.meeting.groups[-1].rendezvous["world_size"] == 3 and sorted(report.joined) == sorted(
+        setup.urls
+    )
+    for engine in setup.engines:
+        assert_serves(engine, 3)
+    assert setup.publisher.stale_engines() == []
+
+
+def test_an_engine_restarted_between_two_updates_is_recognised(setup: Setup) -> None:
+    setup.publish(1)
+    setup.engines[1].restart()
+    assert setup.publisher.stale_engines() == [setup.urls[1]]
+    setup.publish(2)
+    for engine in setup.engines:
+        assert_serves(engine, 2)
+
+
+def test_an_engine_that_refuses_the_rendezvous_is_named(setup: Setup) -> None:
+    setup.engines[0].restart()
+    setup.engines[0].faults["/init_weight_transfer_engine"] = 500
+    with pytest.raises(WeightUpdateError, match="fault at /init_weight_transfer_engine") as error:
+        setup.publish(1)
+    assert error.value.step == "init_weight_transfer_engine"
+    setup.publish(2)
+    assert_serves(setup.engines[0], 2)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+async def test_a_request_that_was_frozen_ends_with_the_new_weights(version: str) -> None:
+    meeting = Meeting()
+    engine = FakeVllm(version, meeting)
+    with serving(engine) as url:
+        async with aiohttp.ClientSession() as session:
+            client = EngineClient(url, session, announced_version=lambda: 3)
+            engine.label = "3" if engine.modern else "default"
+            before = await client.generate([1, 2], SamplingParams(max_tokens=2))
+            assert before.versions == [(3, 0, 2)] and before.exact_versions == engine.modern
+            assert before.token_ids.tolist() == [11, 12]
+            engine.paused = True
+            resume = threading.Timer(0.1, lambda: (setattr(engine, "label", "4"), engine.resume("", None)))
+            resume.start()
+            after = await client.generate([1, 2], SamplingParams(max_tokens=2))
+            expected = [(3, 0, 1), (4, 1, 2)] if engine.modern else [(3, 0, 2)]
+            assert after.versions == expected
+            scores = await client.prompt_logprobs(np.array([1, 2, 3]))
+            assert scores.tolist() == [-1.0, -1.0]
+
+
+async def test_a_server_without_token_routes_names_the_flag_it_was_started_without() -> None:
+    engine = FakeVllm("0.32.0", Meeting(), scale_out=False)
+    with serving(engine) as url:
+        async with aiohttp.ClientSession() as session:
+            with pytest.raises(EngineRequestError, match=r"HTTP 403: .*--enable-scale-out"):
+                await EngineClient(url, session).generate([1], SamplingParams(max_tokens=1))
