@@ -27,6 +27,10 @@ SAMPLING_KEYS = (
     "stop_token_ids",
     "ignore_eos",
     "min_tokens",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
 )
 _SAMPLING_KEYS = frozenset(SAMPLING_KEYS)
 
@@ -305,8 +309,9 @@ class TrainableLLM(BaseModel):
         chosen = dict(self.parameters)
         wanted = max_tokens_override or chosen.get("max_tokens") or room
         chosen["max_tokens"] = min(int(wanted), room)
-        if "stop_token_ids" in chosen:
-            chosen["stop_token_ids"] = tuple(chosen["stop_token_ids"])
+        for name in ("stop_token_ids", "stop"):
+            if name in chosen:
+                chosen[name] = tuple(chosen[name])
         use = self._use
         if use.seed is not None and "seed" not in chosen:
             # Counted when a call starts: calls that run side by side must not draw the same tokens.

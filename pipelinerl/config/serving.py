@@ -30,6 +30,14 @@ class SamplingParameters(Section):
     """Go on after the end token."""
     stop_token_ids: list[int] = []
     """Ids that end a completion besides the end token."""
+    stop: list[str] = []
+    """Texts that end a completion; their tokens belong to it."""
+    repetition_penalty: float = Field(1.0, gt=0, le=100)
+    """Divides the logits of ids in prompt and completion; 1 = off (evaluation only)."""
+    presence_penalty: float = Field(0.0, ge=-2, le=2)
+    """Taken off the logits of ids in the completion; 0 = off (evaluation only)."""
+    frequency_penalty: float = Field(0.0, ge=-2, le=2)
+    """The same for each time an id is there; 0 = off (evaluation only)."""
 
 
 class LLMConfig(Section):

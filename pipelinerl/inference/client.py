@@ -101,6 +101,11 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer; their ids belong to it."""
     n: int = 1
 
     def body(self) -> dict[str, Any]:
@@ -109,7 +114,7 @@ class SamplingParams:
             "max_tokens": self.max_tokens,
             "temperature": self.temperature,
             "logprobs": 0,
-            "detokenize": False,
+            "detokenize": bool(self.stop),  # an engine looks for stop strings in the text
         }
         optional: dict[str, tuple[Any, Any]] = {
             "top_p": (self.top_p, 1.0),
@@ -119,6 +124,10 @@ class SamplingParams:
             "stop_token_ids": (list(self.stop_token_ids), []),
             "ignore_eos": (self.ignore_eos, False),
             "min_tokens": (self.min_tokens, 0),
+            "repetition_penalty": (self.repetition_penalty, 1.0),
+            "presence_penalty": (self.presence_penalty, 0.0),
+            "frequency_penalty": (self.frequency_penalty, 0.0),
+            "stop": (list(self.stop), []),
             "n": (self.n, 1),
         }
         fields.update({name: value for name, (value, default) in optional.items() if value != default})

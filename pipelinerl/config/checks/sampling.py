@@ -23,6 +23,9 @@ def training_sampling(cfg: Config) -> Iterator[str]:
         ("top_k", p.top_k, "0", p.top_k in (0, -1)),
         ("min_p", p.min_p, "0", p.min_p == 0),
         ("min_tokens", p.min_tokens, "0", p.min_tokens == 0),
+        ("repetition_penalty", p.repetition_penalty, "1", p.repetition_penalty == 1),
+        ("presence_penalty", p.presence_penalty, "0", p.presence_penalty == 0),
+        ("frequency_penalty", p.frequency_penalty, "0", p.frequency_penalty == 0),
     ):
         if not is_off:
             yield f"llm.parameters.{name}={value}: {reason}; set {off} (test_llm is free)"

@@ -16,13 +16,13 @@ MISSPELT = [
     ("finetune.rl.polcy_loss=ppo", "did you mean finetune.rl.policy_loss?"),
     ("learning_rate=1", "did you mean finetune.learning_rate?"),
     ("llm.parameters.max_token=3", "did you mean llm.parameters.max_tokens?"),
-    ("+llm.parameters.presence_penalty=1", "llm.parameters.presence_penalty: unknown key"),
+    ("+llm.parameters.logit_bias=1", "llm.parameters.logit_bias: unknown key"),
     ("model_path.x=1", "model_path holds a value and no keys"),
     ("finetune=grop", "finetune=grop: no such choice; did you mean grpo?"),
     ("hardware=tpu", "hardware=tpu: no such profile"),
     ("streams=kafka", "streams=kafka: no such choice"),
     ("+domain_hardware=guessing_cpu", "chosen by +domain and hardware"),
-    ("finetune.lora.enabled=true", "all weights are trained"),
+    ("finetune.lora.base_model_4bit=true", "is not available"),
     ("finetune.rl.aggregate_loss=mean", "no longer exists"),
     ("finetune.fp32_lm_head=true", "use fp32_layer_prefix=lm_head"),
     (
@@ -71,6 +71,10 @@ CONTRADICTIONS = [
     ("llm.parameters.top_k=50", "llm.parameters.top_k=50"),
     ("llm.parameters.min_p=0.1", "llm.parameters.min_p=0.1"),
     ("llm.parameters.min_tokens=4", "llm.parameters.min_tokens=4"),
+    ("llm.parameters.repetition_penalty=1.1", "llm.parameters.repetition_penalty=1.1: the trainer cannot"),
+    ("llm.parameters.presence_penalty=0.5", "llm.parameters.presence_penalty=0.5"),
+    ("llm.parameters.frequency_penalty=-1", "llm.parameters.frequency_penalty=-1"),
+    ("test_llm.parameters.repetition_penalty=0", "test_llm.parameters.repetition_penalty"),
     ("finetune.rl.temperature=0.7", "set llm.parameters.temperature only"),
     ("llm.parameters.max_tokens=1024", "leaves no room for a prompt"),
     ("test_llm.parameters.max_tokens=2000", "test_llm.parameters.max_tokens=2000"),
@@ -90,6 +94,10 @@ CONTRADICTIONS = [
     ),
     ("finetune.interrupt_train_steps=21", "beyond finetune.max_train_steps=20"),
     ("use_fsdp=true", "sharding needs several GPUs"),
+    ("fsdp.param_dtype=bf16", "set finetune.load_as_bf16=true"),
+    ("fsdp.buffer_dtype=bf16", "buffers keep their type"),
+    ("finetune.compile=true", "layers are compiled for GPUs only"),
+    ("finetune.gradient_checkpointing=some", "finetune.gradient_checkpointing"),
     ("preprocess.dataset_buffer_size=100", "must be 0 or equal to preprocess.ring_buffer_size"),
     ("preprocess.input=other", "no other role uses this topic"),
     ("finetune.input=other", "preprocess writes training_data"),
@@ -217,4 +225,12 @@ def test_every_objective_can_be_chosen(validated: Callable[..., object], overrid
 
 
 def test_a_sound_configuration_passes(validated: Callable[..., object]) -> None:
-    validated("test_llm.parameters.top_p=0.5", "test_llm.parameters.temperature=0", "max_lag=0")
+    validated(
+        "test_llm.parameters.top_p=0.5",
+        "test_llm.parameters.temperature=0",
+        "test_llm.parameters.repetition_penalty=1.2",
+        "test_llm.parameters.presence_penalty=0.5",
+        "test_llm.parameters.frequency_penalty=0.5",
+        "test_llm.parameters.stop=[END]",
+        "max_lag=0",
+    )

@@ -53,6 +53,19 @@ async def test_equal_seeds_give_equal_tokens_and_n_gives_different_ones(tied_mod
     assert unseeded[0].token_ids.tolist() != unseeded[1].token_ids.tolist()
 
 
+async def test_company_in_the_batch_moves_a_logprob_by_1e_5_at_most(tied_model: Path) -> None:
+    sampling = SamplingParams(max_tokens=60, seed=7, ignore_eos=True)
+    async with running_engine(tied_model) as engine:
+        alone = await engine.client.generate(random_prompt(30), sampling)
+        others = [
+            engine.client.generate(random_prompt(10 + 9 * seed, seed), SamplingParams(max_tokens=50))
+            for seed in range(1, 8)
+        ]
+        together, *_ = await asyncio.gather(engine.client.generate(random_prompt(30), sampling), *others)
+    np.testing.assert_array_equal(together.token_ids, alone.token_ids)
+    np.testing.assert_allclose(together.logprobs, alone.logprobs, atol=1e-5)
+
+
 async def test_filters_keep_the_most_likely_ids_and_renormalise(tied_model: Path) -> None:
     prompt = random_prompt(6)
     probabilities = next_token_probabilities(tied_model, prompt, 1.0)

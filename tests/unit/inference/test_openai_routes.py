@@ -12,7 +12,7 @@ import pytest
 from engine_harness import RunningEngine, running_engine, until
 from text_model import build_text_model, byte_tokenizer
 
-from pipelinerl.inference.client import SamplingParams
+from pipelinerl.inference.client import Generation, SamplingParams
 from pipelinerl.inference.embedded.openai.chat import read_tool_calls
 
 TOKENIZER = byte_tokenizer()
@@ -143,6 +143,25 @@ async def test_stop_strings_end_the_text_but_keep_the_ids(folder: Path) -> None:
     assert pieces == expected
     assert choice.token_ids == kept.choices[0].token_ids == token_route["choices"][0]["token_ids"]  # type: ignore[attr-defined]
     assert token_route["choices"][0]["stop_reason"] == stop
+
+
+async def test_the_projects_own_client_sends_stop_strings_and_penalties(folder: Path) -> None:
+    async with asked(folder) as (engine, _):
+
+        async def sampled(**values: Any) -> Generation:
+            return await engine.client.generate(ids_of("Once"), SamplingParams(ignore_eos=True, **values))
+
+        free = await sampled(max_tokens=60, seed=1)
+        text = TOKENIZER.decode(free.token_ids, skip_special_tokens=True)
+        stop = next(one for one in text[5:] if one.isascii())
+        cut = await sampled(max_tokens=60, seed=1, stop=(stop,))
+        greedy = await sampled(max_tokens=60, temperature=0.0)
+        penalised = await sampled(max_tokens=60, temperature=0.0, frequency_penalty=2.0, presence_penalty=1.0)
+    assert (cut.finish_reason, cut.stop_reason) == ("stop", stop)
+    assert cut.token_ids.tolist() == free.token_ids[: len(cut.token_ids)].tolist()
+    found = TOKENIZER.decode(cut.token_ids, skip_special_tokens=True)
+    assert found == text.partition(stop)[0] + stop
+    assert len(set(penalised.token_ids.tolist())) > len(set(greedy.token_ids.tolist()))
 
 
 async def test_end_ids_special_ids_and_token_names(folder: Path) -> None:
