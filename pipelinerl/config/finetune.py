@@ -101,6 +101,21 @@ class FsdpConfig(Section):
     """Buffers."""
 
 
+class LoraConfig(Section):
+    """Low-rank adapters instead of all weights (needs the extra `lora`)."""
+
+    enabled: bool = False
+    """Train adapters; engines receive merged weights."""
+    r: int = Field(16, ge=1)
+    """Rank."""
+    alpha: float = Field(16.0, gt=0)
+    """The adapters' product is scaled by alpha / r."""
+    dropout: float = Field(0.0, ge=0, lt=1)
+    """Dropout before the adapters."""
+    target_modules: list[str] = []
+    """Names of linear layers, such as `q_proj`; empty = all of the decoder."""
+
+
 class FinetuneConfig(Section):
     """Model, optimiser, batch, checkpoints and loss of the trainer."""
 
@@ -171,6 +186,8 @@ class FinetuneConfig(Section):
     """Rollouts per training problem."""
     input: str = "training_data"
     """Topic that is read."""
+    lora: LoraConfig = LoraConfig()
+    """Adapters."""
     memory_debug: MemoryDebugConfig = MemoryDebugConfig()
     """Memory reports."""
     rl: RLConfig = RLConfig()

@@ -52,7 +52,8 @@ def checkpoint_layers(model: PreTrainedModel, mode: Checkpointing, reentrant: bo
 def compile_layers(model: PreTrainedModel, dynamic: bool | None = True) -> None:
     """Compile the decoder layers, in place and after `checkpoint_layers`; all share one piece of code."""
     for layer in decoder_layers(model):
-        layer.compile(dynamic=dynamic)
+        # Of the forward alone: hooks of the module, such as those that gather its shards, stay outside.
+        layer.forward = torch.compile(layer.forward, dynamic=dynamic)
 
 
 def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

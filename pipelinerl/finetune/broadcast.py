@@ -8,7 +8,6 @@ from typing import Protocol
 
 import torch
 
-from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.finetune.step import Learner
 from pipelinerl.observe.waits import waiting
@@ -61,7 +60,7 @@ class EngineBroadcaster:
         options = settings.weights
         self._learner, self._settings = learner, settings
         self._dtype = torch.bfloat16 if settings.engine_dtype == "bfloat16" else torch.float32
-        elements = sum(p.numel() for _, p in distinct_parameters(learner.model))
+        elements = learner.elements
         transport = build_transport(options, settings.output_dir, elements, self._dtype, learner.device)
         self._publisher = Publisher(settings.engine_urls, transport, options["kv"])
         self._updates = 0
@@ -76,7 +75,7 @@ class EngineBroadcaster:
         with waiting(f"the engines to take version {version}", self._settings.start_deadline_s) as wait:
             while True:
                 try:
-                    report = self._publisher.publish(version, distinct_parameters(self._learner.model))
+                    report = self._publisher.publish(version, self._learner.weights())
                     self._checked = self._checked and not report.joined
                     parity = self._parity()
                     break

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,10 @@ from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
 from pipelinerl import faults
-from pipelinerl.finetune.masters import MasterWeights
+from pipelinerl.finetune.lora import FOLDER as ADAPTER_FOLDER
+from pipelinerl.finetune.lora import adapter_tensors, save_adapters
+from pipelinerl.finetune.model import distinct_parameters
+from pipelinerl.finetune.sharding import shard_like, whole
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.finetune.value_head import save_value_head
@@ -89,17 +92,23 @@ def save_checkpoint(
     keep_intermediate: bool = False,
     with_state: bool = True,
 ) -> None:
-    """Write a checkpoint of `counters.completed_steps` below `root` (called on the main rank).
+    """Write a checkpoint of `counters.completed_steps` below `root`.
 
+    Called on the main rank, and with a sharded policy on all of them; files hold whole tensors either way.
     `extra` holds plain values that the loop wants back, such as stream positions. `tokenizer_from` is a
     folder whose tokenizer files are copied beside the weights.
     """
     step = counters.completed_steps
+    tensors = collect_tensors(learner, with_state)
+    if not learner.ranks.is_main:
+        return
     root.mkdir(parents=True, exist_ok=True)
     beside = _fresh(root / f"~{MODEL}")
-    save_model(learner.model, beside, tokenizer_from, learner.masters)
-    if learner.value_head is not None:
-        save_value_head(learner.value_head, beside)
+    save_model(learner.model, beside, tokenizer_from, tensors.model)
+    if tensors.adapters:
+        save_adapters(learner.model, tensors.adapters, beside / ADAPTER_FOLDER)
+    if tensors.value_head:
+        save_value_head(tensors.value_head, beside)
     _mark(beside, step)
     if keep_intermediate:
         kept = _fresh(root / INTERMEDIATE / f"~{step}")
@@ -108,7 +117,7 @@ def save_checkpoint(
     faults.hit("finetune:mid_checkpoint")
     if with_state:
         state = _fresh(root / f"~{STATE}")
-        _save_state(state, learner, counters, extra)
+        _save_state(state, tensors.optimiser, learner, counters, extra)
         _mark(state, step)
         _swap(root, MODEL)
         faults.hit("finetune:between_swaps")
@@ -120,21 +129,56 @@ def save_checkpoint(
         shutil.rmtree(root / f"~old-{name}", ignore_errors=True)
 
 
+@dataclass(frozen=True, slots=True)
+class CheckpointTensors:
+    """Whole tensors of one step; of other ranks than the main one, empty."""
+
+    model: dict[str, torch.Tensor]
+    adapters: dict[str, torch.Tensor]
+    value_head: dict[str, torch.Tensor]
+    optimiser: dict[str, torch.Tensor]
+
+
+@torch.no_grad()
+def collect_tensors(learner: Learner, with_state: bool = True) -> CheckpointTensors:
+    """Float32 masters of the model (adapters merged), adapters, value head and optimizer state.
+
+    Collective with a sharded policy: each tensor is put together on all ranks, and kept on the main one's
+    host.
+    """
+    main, masters = learner.ranks.is_main, learner.masters.master_of() if learner.masters else {}
+
+    def exact(tensor: torch.Tensor) -> torch.Tensor:
+        return whole(masters.get(id(tensor), tensor)).detach()
+
+    def kept(named: Iterable[tuple[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        return {name: tensor.cpu() if learner.sharded else tensor for name, tensor in named if main}
+
+    head = learner.value_head
+    states = learner.optimiser.state_dict()["state"] if with_state else {}
+    return CheckpointTensors(
+        kept(distinct_parameters(learner.model, exact)),
+        kept(adapter_tensors(learner.model, exact).items()),
+        kept((name, exact(p)) for name, p in ([] if head is None else head.named_parameters())),
+        kept(
+            (f"optimiser.{index}.{name}", whole(value))
+            for index, values in states.items()
+            for name, value in values.items()
+        ),
+    )
+
+
 def save_model(
     model: PreTrainedModel,
     folder: Path,
     tokenizer_from: Path | None = None,
-    masters: MasterWeights | None = None,
+    tensors: dict[str, torch.Tensor] | None = None,
 ) -> None:
-    """Save in Hugging Face format (safetensors, float32), with the tokenizer of another folder."""
-    if masters is None:
-        model.save_pretrained(folder)
-    else:
-        weights = masters.master_of()
-        state = {
-            name: weights.get(id(tensor), tensor) for name, tensor in model.state_dict(keep_vars=True).items()
-        }
-        model.save_pretrained(folder, state_dict=state)
+    """Save in Hugging Face format (safetensors, float32), with the tokenizer of another folder.
+
+    `tensors` are saved in place of the model's own.
+    """
+    model.save_pretrained(folder, state_dict=tensors)
     if tokenizer_from is not None:
         for pattern in ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja"):
             for file in tokenizer_from.glob(pattern):
@@ -161,6 +205,9 @@ def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[st
             _, index, name = key.split(".", 2)
             state.setdefault(int(index), {})[name] = tensor
     groups = learner.optimiser.state_dict()["param_groups"]
+    parameters = [p for group in learner.optimiser.param_groups for p in group["params"]]
+    for number, values in state.items():
+        values.update({name: shard_like(value, parameters[number]) for name, value in values.items()})
     learner.optimiser.load_state_dict({"state": state, "param_groups": groups})
     _restore_schedule(learner, int(described["completed_schedule_steps"]))
     torch.set_rng_state(tensors["rng.cpu"])
@@ -183,13 +230,14 @@ def _restore_schedule(learner: Learner, completed: int) -> None:
         group["lr"] = base * factor(completed)
 
 
-def _save_state(folder: Path, learner: Learner, counters: TrainingMetrics, extra: Mapping[str, Any]) -> None:
-    optimiser = learner.optimiser.state_dict()
-    tensors = {
-        f"optimiser.{index}.{name}": value.contiguous().clone()
-        for index, values in optimiser["state"].items()
-        for name, value in values.items()
-    }
+def _save_state(
+    folder: Path,
+    optimiser: dict[str, torch.Tensor],
+    learner: Learner,
+    counters: TrainingMetrics,
+    extra: Mapping[str, Any],
+) -> None:
+    tensors = {name: value.contiguous().clone() for name, value in optimiser.items()}
     tensors["rng.cpu"] = torch.get_rng_state()
     if learner.device.type == "cuda":
         tensors["rng.cuda"] = torch.cuda.get_rng_state(learner.device)

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import time
+from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -23,49 +24,66 @@ from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngi
 from pipelinerl.finetune.checkpoints import load_state, save_checkpoint, settle
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepBooks, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
+from pipelinerl.finetune.lora import FOLDER as ADAPTER_FOLDER
+from pipelinerl.finetune.lora import add_adapters, load_adapters
 from pipelinerl.finetune.masters import MasterWeights
 from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
 from pipelinerl.finetune.model import load_model
 from pipelinerl.finetune.optimiser import build_optimiser
+from pipelinerl.finetune.policy import Policy
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.session import Session, stream_end, write_session
 from pipelinerl.finetune.settings import TrainerSettings
+from pipelinerl.finetune.sharding import shard_policy
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.targets import targets_of
-from pipelinerl.finetune.types import TrainingMetrics
+from pipelinerl.finetune.types import PipelineBatchEncoding, TrainingMetrics, sentinel_batch
 from pipelinerl.finetune.value_head import build_value_head, load_value_head
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.state import TrainerAnnouncements
 from pipelinerl.streams import SingleStreamSpec
+from pipelinerl.weights.parity import probe_ids
 
 log = logging.getLogger(__name__)
 
 
 def build_learner(settings: TrainerSettings, ranks: Ranks, model_path: str | Path) -> Learner:
-    """Load the policy and what changes it."""
+    """Load the policy and what changes it; `model_path` is a folder or the model of a checkpoint.
+
+    Adapters go onto the model that the configuration names, a checkpoint brings only themselves.
+    """
     device = torch.device(settings.device, ranks.index) if settings.device == "cuda" else torch.device("cpu")
     model = load_model(
-        model_path,
+        model_path if settings.lora is None else settings.model_path,
         device,
         settings.gradient_checkpointing,
         settings.reentrant_checkpointing,
         settings.trust_remote_code,
         settings.compile,
     )
-    learner = learner_of(model, settings, ranks)
-    if learner.value_head is not None and not load_value_head(learner.value_head, Path(model_path)):
-        log.info("%s has no value head; a new one starts at 0", model_path)
-    return learner
-
-
-def learner_of(model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks) -> Learner:
-    """Value head, optimizer, scheduler (horizon `max_train_steps`) and compute type of a float32 policy."""
+    if settings.lora is not None:
+        add_adapters(model, settings.lora)
+        if (saved := Path(model_path) / ADAPTER_FOLDER).is_dir():
+            load_adapters(model, saved)
     value_head = build_value_head(model) if settings.value_head else None
-    trained: nn.Module = model if value_head is None else nn.ModuleList([model, value_head])
-    optimiser = build_optimiser(trained, settings.optim, settings.learning_rate, settings.weight_decay)
+    if value_head is not None and not load_value_head(value_head, Path(model_path)):
+        log.info("%s has no value head; a new one starts at 0", model_path)
+    return learner_of(model, settings, ranks, value_head)
+
+
+def learner_of(
+    model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks, value_head: nn.Linear | None = None
+) -> Learner:
+    """Sharding, optimizer, scheduler (horizon `max_train_steps`) and compute type of a float32 policy."""
+    policy = Policy(model, value_head)
+    sharding = settings.sharding if ranks.count > 1 else None
+    if sharding is not None:
+        shard_policy(policy, sharding, settings.bfloat16)
+        log.info("policy sharded over %d ranks: %s", ranks.count, sharding)
+    optimiser = build_optimiser(policy, settings.optim, settings.learning_rate, settings.weight_decay)
     scheduler = build_scheduler(
         optimiser, settings.lr_scheduler_type, settings.num_warmup_steps, settings.max_train_steps
     )
@@ -75,9 +93,10 @@ def learner_of(model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks) 
         scheduler,
         settings.rl,
         ranks,
-        MasterWeights(model) if settings.bfloat16 else None,
+        MasterWeights(model) if settings.bfloat16 and sharding is None else None,
         settings.gradient_clipping_threshold,
         value_head,
+        policy,
     )
 
 
@@ -124,7 +143,8 @@ class Trainer:
         )
         offset = self._first_record(spec)
         name = "finetune" if settings.follows_preprocess else ""
-        feed = Feed(spec, offset, settings.data_deadline_s, self._broadcaster.refresh, name)
+        replays = settings.streams_from is not None
+        feed = Feed(spec, offset, settings.data_deadline_s, self._broadcaster.refresh, name, replays)
         with ExitStack() as stack:
             stack.callback(self._broadcaster.close)
             stack.callback(feed.close)
@@ -136,10 +156,18 @@ class Trainer:
             self._broadcaster.start()
             self._say_samples(self.counters.samples)
             self._publish()
-            while self.counters.completed_steps < settings.last_step:
+            while self.counters.completed_steps < settings.last_step and not self._recording_ends(feed):
                 self._train_step(feed, ledger)
                 self._after_step(feed)
             self._finish(feed)
+
+    def _recording_ends(self, feed: Feed) -> bool:
+        """Whether some rank of a replaying trainer has nothing left; they end together."""
+        if self.settings.streams_from is None or not any(self.ranks.gather(feed.exhausted)):
+            return False
+        steps, last = self.counters.completed_steps, self.settings.last_step
+        log.warning("the recording ends after step %d of %d", steps, last)
+        return True
 
     def _first_record(self, spec: SingleStreamSpec) -> int:
         """Where to read on, and the session file that tells preprocess the same."""
@@ -164,7 +192,7 @@ class Trainer:
         statistics, books = StepStatistics(), StepBooks()
         measured: list[Measured] = []
         feed.waited_s, started = 0.0, time.monotonic()
-        for batch in feed.step(counters.completed_steps):
+        for batch in self._micro_batches(feed):
             targets = targets_of(batch, settings.rl, counters.last_broadcasted_version, settings.max_lag)
             measured.append((batch, targets, self.learner.accumulate(batch, targets, coefficients)))
             books.add(batch, targets)
@@ -185,6 +213,16 @@ class Trainer:
         self._count_step(total, grad_norm)
         if self.ranks.is_main and counters.completed_steps % settings.log_each_n_steps == 0:
             self._log(total, coefficients)
+
+    def _micro_batches(self, feed: Feed) -> Iterator[PipelineBatchEncoding]:
+        """The step's; with a sharded policy a rank that is done goes on with sentinels until all are."""
+        step, texts = self.counters.completed_steps, self.settings.texts_per_step
+        batches = feed.step(step)
+        if not self.learner.sharded:
+            yield from batches
+            return
+        while self.ranks.any((batch := next(batches, None)) is not None):
+            yield sentinel_batch(step, texts) if batch is None else batch
 
     def _coefficients(self) -> Coefficients:
         done, final, rl = self.counters.completed_steps, self.settings.last_step, self.settings.rl
@@ -250,6 +288,7 @@ class Trainer:
     def _publish(self) -> None:
         """Move the weights, then announce; nothing is announced when moving them fails."""
         version = self.counters.samples
+        self.learner.prepare_publishing(probe_ids(int(self.learner.model.config.vocab_size)))
         if self.ranks.is_main:
             self._update_metrics = self._broadcaster.publish(version)
         self.ranks.gather(version)
@@ -263,8 +302,8 @@ class Trainer:
 
     def _save(self, feed: Feed, keep: bool, with_state: bool) -> None:
         positions = dict(enumerate(self.ranks.gather(feed.position)))
-        if self.ranks.is_main:
-            extra = {"positions": {str(rank): at for rank, at in positions.items()}}
+        extra = {"positions": {str(rank): at for rank, at in positions.items()}}
+        if self.ranks.is_main or self.learner.sharded:
             save_checkpoint(
                 self.settings.folder, self.learner, self.counters, extra, self._source, keep, with_state
             )

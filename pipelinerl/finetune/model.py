@@ -12,6 +12,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from pipelinerl.finetune.activations import checkpoint_layers, compile_layers
 from pipelinerl.finetune.attention import ATTENTION_NAME
+from pipelinerl.finetune.lora import Exact, is_adapter, merged_name, merged_weight
 from pipelinerl.finetune.segments import Segments
 from pipelinerl.finetune.settings import Checkpointing
 
@@ -73,10 +74,16 @@ def output_head(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | No
     return head.weight, getattr(head, "bias", None)
 
 
-def distinct_parameters(model: nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
-    """Named parameters with ties removed by identity: what an engine has to receive."""
+@torch.no_grad()
+def distinct_parameters(
+    model: nn.Module, exact: Exact = torch.Tensor.detach
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Named parameters with ties removed by identity and adapters merged: what an engine has to receive.
+
+    `exact` maps a parameter to the tensor that is handed out in its place, such as its float32 master.
+    """
     seen: set[int] = set()
     for name, parameter in model.named_parameters(remove_duplicate=False):
-        if id(parameter) not in seen:
+        if id(parameter) not in seen and not is_adapter(name):
             seen.add(id(parameter))
-            yield name, parameter.detach()
+            yield merged_name(name), merged_weight(model, name, parameter, exact)

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable
-from typing import TypeVar
+from datetime import timedelta
+from typing import Any, TypeVar
 
 import torch
 
 T = TypeVar("T")
+HOST_DEADLINE = timedelta(hours=2)
+"""How long a rank waits for the others' data; above any deadline of the data itself."""
 
 
 class Ranks:
@@ -25,6 +28,10 @@ class Ranks:
         """The value of every rank, in order, on every rank."""
         return [value]
 
+    def any(self, flag: bool) -> bool:
+        """Whether some rank says so."""
+        return flag
+
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace each gradient by its sum over ranks."""
 
@@ -33,24 +40,39 @@ class Ranks:
 
 
 class AccelerateRanks(Ranks):
-    """Ranks started by `accelerate launch` or torchrun: gloo on the CPU, NCCL on GPUs."""
+    """Ranks started by `accelerate launch` or torchrun: gloo on the CPU, NCCL on GPUs.
+
+    What the hosts tell each other goes over gloo in any case: it must not wait for the devices, and a rank
+    whose texts come late must not run into NCCL's short patience.
+    """
 
     def __init__(self, cpu: bool) -> None:
+        import torch.distributed as dist
         from accelerate import PartialState
 
         self._state = PartialState(cpu=cpu)
         self.index = self._state.process_index
         self.count = self._state.num_processes
+        self._hosts = dist.new_group(backend="gloo", timeout=HOST_DEADLINE)
 
     def gather(self, value: T) -> list[T]:
-        from accelerate.utils import gather_object
+        import torch.distributed as dist
 
-        gathered: list[T] = gather_object([value])
+        gathered: list[Any] = [None] * self.count
+        dist.all_gather_object(gathered, value, group=self._hosts)
         return gathered
+
+    def any(self, flag: bool) -> bool:
+        import torch.distributed as dist
+
+        said = torch.tensor([int(flag)])
+        dist.all_reduce(said, dist.ReduceOp.MAX, group=self._hosts)
+        return bool(said)
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         import torch.distributed as dist
 
+        dist.barrier(self._hosts)
         for parameter in parameters:
             if not parameter.requires_grad:
                 continue

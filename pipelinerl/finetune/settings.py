@@ -13,6 +13,28 @@ Checkpointing = bool | int | Literal["selective"]
 layer. "selective": keep attention and narrow matrix products, recompute the wide ones and what is cheap."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoraSettings:
+    """Low-rank adapters; names are those of the configuration."""
+
+    r: int = 16
+    alpha: float = 16.0
+    dropout: float = 0.0
+    target_modules: tuple[str, ...] = ()
+    """Names of linear layers; none: all of the decoder."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How several ranks share parameters, gradients and optimizer state."""
+
+    keep_gathered: bool = False
+    """Keep a layer's weights between forward and backward: gradients and optimizer state alone are sharded,
+    which saves half of the gathering."""
+    reduce_bfloat16: bool = False
+    """Sum gradients over ranks in bfloat16."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
     """Names are those of the configuration; B = texts_per_step."""
@@ -35,6 +57,10 @@ class TrainerSettings:
     reentrant_checkpointing: bool = False
     trust_remote_code: bool = False
     bfloat16: bool = False
+    sharding: Sharding | None = None
+    """None: every rank holds everything."""
+    lora: LoraSettings | None = None
+    """None: all weights are trained."""
     device: str = "cpu"
     threads: int = 1
     seed: int = 42
@@ -70,7 +96,8 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
     job = next((job for job in cfg.jobs if job.idx == job_idx), None)
     on_gpu = cfg.hardware.kind == "gpu" and (job is None or bool(job.gpus))
     texts = finetune.train_batch_size * finetune.gradient_accumulation_passes
-    streams_from = cfg.debug.streams_from
+    follows_preprocess = any(job.kind == "preprocessor" for job in cfg.jobs)
+    streams_from = None if follows_preprocess else cfg.debug.streams_from
     return TrainerSettings(
         output_dir=output_dir,
         model_path=str(finetune.config_name or cfg.model_path),
@@ -90,6 +117,8 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         reentrant_checkpointing=finetune.reentrant_checkpointing,
         trust_remote_code=finetune.trust_remote_code,
         bfloat16=finetune.load_as_bf16,
+        sharding=_sharding(cfg) if on_gpu else None,
+        lora=_lora(finetune.lora),
         device="cuda" if on_gpu else "cpu",
         threads=cfg.hardware.threads_per_process,
         seed=cfg.seed,
@@ -104,8 +133,8 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         actor_topic=cfg.preprocess.input,
         streams_from=Path(streams_from) if streams_from else None,
         data_deadline_s=cfg.watchdog.input_deadline_s,
-        follows_preprocess=any(job.kind == "preprocessor" for job in cfg.jobs),
-        engine_urls=engines if finetune.send_weight_updates else (),
+        follows_preprocess=follows_preprocess,
+        engine_urls=engines if cfg.updates_engines else (),
         engine_dtype=_engine_dtype(cfg),
         start_deadline_s=cfg.engine.start_deadline_s,
         weights={
@@ -113,6 +142,23 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
             "group_port": cfg.world.actor_group_port,
         },
     )
+
+
+def _sharding(cfg: Any) -> Sharding | None:
+    """FSDP as configured; DeepSpeed's stages by what they shard: 1 nothing here, 2 all but weights, 3 all."""
+    reduce_bfloat16 = cfg.fsdp.reduce_dtype == "bf16"
+    if cfg.use_fsdp:
+        return Sharding(reduce_bfloat16=reduce_bfloat16)
+    if not cfg.use_deepspeed or "stage1" in cfg.deepspeed_config:
+        return None
+    return Sharding(keep_gathered="stage2" in cfg.deepspeed_config, reduce_bfloat16=reduce_bfloat16)
+
+
+def _lora(lora: Any) -> LoraSettings | None:
+    if not lora.enabled:
+        return None
+    targets = tuple(lora.target_modules)
+    return LoraSettings(r=lora.r, alpha=lora.alpha, dropout=lora.dropout, target_modules=targets)
 
 
 def _engine_dtype(cfg: Any) -> str:

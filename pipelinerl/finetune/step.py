@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.logprobs import token_scores
+from pipelinerl.finetune.lora import is_adapter
 from pipelinerl.finetune.masters import MasterWeights
 from pipelinerl.finetune.metrics import text_means, token_statistics
-from pipelinerl.finetune.model import hidden_states, output_head
+from pipelinerl.finetune.model import distinct_parameters
+from pipelinerl.finetune.policy import Policy
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.finetune.segments import Segments
+from pipelinerl.finetune.sharding import gathered_weights, is_sharded, reshard, whole
 from pipelinerl.finetune.targets import Targets
 from pipelinerl.finetune.types import PipelineBatchEncoding
-from pipelinerl.finetune.value_head import values_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +51,24 @@ class Learner:
     masters: MasterWeights | None = None
     gradient_clipping_threshold: float | None = None
     value_head: nn.Linear | None = None
+    policy: Policy = None  # type: ignore[assignment]
+    """Model and value head as one module; made here unless they were sharded as one."""
+
+    _gathered: list[tuple[str, torch.Tensor]] = field(default_factory=list, init=False)
+    _scored: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
+
+    def __post_init__(self) -> None:
+        if self.policy is None:
+            self.policy = Policy(self.model, self.value_head)
 
     @property
     def device(self) -> torch.device:
         return next(self.model.parameters()).device
+
+    @property
+    def sharded(self) -> bool:
+        """Whether this rank holds shards; if so, every method here is collective."""
+        return is_sharded(self.policy)
 
     @property
     def learning_rate(self) -> float:
@@ -62,13 +79,17 @@ class Learner:
     ) -> MicroStatistics | None:
         """Add one micro-batch's gradient; returns its statistics, still on the device.
 
-        A batch without targets (a sentinel) adds nothing, costs no forward and gives None.
+        A batch without targets (a sentinel) adds nothing and gives None; a sharded policy takes part in its
+        forward and backward all the same, because the other ranks need its shards.
         """
         if len(targets.positions) == 0:
+            if self.sharded:
+                self._take_part(batch)
             return None
         inputs = self._loss_inputs(batch, targets)
         loss = total_loss(inputs, self.rl, coefficients)
-        loss.backward()
+        # Sharded, gradients are averaged over ranks; the objective is their sum.
+        (loss * self.ranks.count if self.sharded else loss).backward()
         count = self._move(targets.count)
         vector = token_statistics(inputs, count, loss.detach(), self.rl, batch.n_tokens)
         return MicroStatistics(vector, text_means(inputs, count, self.rl))
@@ -79,9 +100,10 @@ class Learner:
         Raises FloatingPointError, leaving the weights alone, when the norm is not finite.
         """
         parameters = [p for group in self.optimiser.param_groups for p in group["params"]]
-        self.ranks.sum_gradients(parameters)
+        if not self.sharded:
+            self.ranks.sum_gradients(parameters)
         limit = self.gradient_clipping_threshold
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, float("inf") if limit is None else limit))
+        norm = float(whole(clip_grad_norm_(parameters, float("inf") if limit is None else limit)))
         if not np.isfinite(norm):
             raise FloatingPointError(f"gradient norm is {norm}; the weights were not changed")
         self.optimiser.step()
@@ -91,30 +113,51 @@ class Learner:
         self.optimiser.zero_grad(set_to_none=True)
         return norm
 
-    @torch.no_grad()
+    @property
+    def elements(self) -> int:
+        """Numbers that `weights` holds."""
+        return sum(p.numel() for name, p in self.model.named_parameters() if not is_adapter(name))
+
+    def prepare_publishing(self, probe: np.ndarray) -> None:
+        """Collective, before the main rank calls `weights` or `score_rows(probe)`; no effect unless sharded.
+
+        The main rank keeps a whole copy of the weights, so that it can publish the same version again.
+        """
+        if not self.sharded:
+            return
+        main = self.ranks.is_main
+        self._gathered = [(name, tensor) for name, tensor in gathered_weights(self.policy) if main]
+        self._scored = {probe.tobytes(): self._score_rows(probe)}
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names and tensors that an engine has to receive, in the type that the trainer computes with."""
+        return iter(self._gathered) if self.sharded else distinct_parameters(self.model)
+
     def score_rows(self, ids: np.ndarray) -> np.ndarray:
         """Log-probabilities at temperature 1 of tokens 1.. of equal-length rows: `[N, P]` to `[N, P - 1]`."""
+        known = self._scored.get(ids.tobytes())
+        return self._score_rows(ids) if known is None else known
+
+    @torch.no_grad()
+    def _score_rows(self, ids: np.ndarray) -> np.ndarray:
         rows = torch.as_tensor(ids, dtype=torch.int64, device=self.device)
         positions = torch.arange(rows.shape[1], device=self.device).expand_as(rows)
         self.model.eval()
+        predictors = torch.arange(rows.numel(), device=self.device).reshape(rows.shape)[:, :-1].reshape(-1)
         with torch.compiler.set_stance("force_eager"):  # a few rows are not worth another compilation
-            hidden = hidden_states(self.model, rows, positions, None)[:, :-1]
+            scores, _ = self.policy(rows, positions, None, predictors, rows[:, 1:].reshape(-1))
         self.model.train()
-        weight, bias = output_head(self.model)
-        scores = token_scores(
-            hidden.reshape(-1, hidden.shape[-1]), weight, rows[:, 1:].reshape(-1), 1.0, bias
-        )
-        return scores.logprobs.reshape(rows.shape[0], -1).float().cpu().numpy()
+        reshard(self.policy)
+        return scores.logprobs.reshape(rows.shape[0], -1).cpu().numpy()
 
     def _loss_inputs(self, batch: PipelineBatchEncoding, targets: Targets) -> LossInputs:
         input_ids = self._move(batch.input_ids.astype(np.int64))
         position_ids = self._move(batch.position_ids.astype(np.int64))
         segments = Segments.from_offsets(batch.seq_boundaries, self.device)
-        hidden = hidden_states(self.model, input_ids, position_ids, segments)[0]
-        weight, bias = output_head(self.model)
-        predictors = hidden[self._move(targets.positions - 1)]
-        scores = token_scores(predictors, weight, self._move(targets.labels), self.rl.temperature, bias)
-        values = None if self.value_head is None else values_of(self.value_head, predictors)
+        predictors, labels = self._move(targets.positions - 1), self._move(targets.labels)
+        scores, values = self.policy(
+            input_ids, position_ids, segments, predictors, labels, self.rl.temperature
+        )
         rewards = self._move(targets.rewards)
         advantages = self._move(targets.advantages) if values is None else rewards - values.detach()
         return LossInputs(
@@ -130,6 +173,15 @@ class Learner:
             n_texts=targets.n_texts,
             values_N=values,
         )
+
+    def _take_part(self, batch: PipelineBatchEncoding) -> None:
+        """A forward and backward whose gradients are 0."""
+        input_ids = self._move(batch.input_ids.astype(np.int64))
+        position_ids = self._move(batch.position_ids.astype(np.int64))
+        segments = Segments.from_offsets(batch.seq_boundaries, self.device)
+        scores, values = self.policy(input_ids, position_ids, segments, position_ids[0, :2], input_ids[0, :2])
+        loss = scores.logprobs.sum() if values is None else scores.logprobs.sum() + values.sum()
+        (0.0 * loss).backward()
 
     def _move(self, array: np.ndarray) -> torch.Tensor:
         tensor = torch.from_numpy(np.ascontiguousarray(array))

@@ -21,13 +21,13 @@ def build_value_head(model: PreTrainedModel) -> nn.Linear:
 
 
 def values_of(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-    """Float32 `[N]` values of hidden states `[N, D]`, whatever the autocast."""
-    with torch.autocast(hidden.device.type, enabled=False):
-        return head(hidden.float())[:, 0]
+    """Float32 `[N]` values of hidden states `[N, D]`, whatever type they and the head have."""
+    return nn.functional.linear(hidden.float(), head.weight.float(), head.bias.float())[:, 0]
 
 
-def save_value_head(head: nn.Linear, folder: Path) -> None:
-    torch.save({name: tensor.cpu() for name, tensor in head.state_dict().items()}, folder / FILE)
+def save_value_head(tensors: dict[str, torch.Tensor], folder: Path) -> None:
+    """Write the head's state dict."""
+    torch.save({name: tensor.cpu() for name, tensor in tensors.items()}, folder / FILE)
 
 
 def load_value_head(head: nn.Linear, folder: Path) -> bool:

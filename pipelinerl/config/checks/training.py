@@ -112,6 +112,16 @@ def _batches(cfg: Config) -> Iterator[str]:
         )
     if cfg.use_fsdp and cfg.use_deepspeed:
         yield "use_fsdp=true and use_deepspeed=true: two ways of sharding; choose one"
+    if cfg.fsdp.param_dtype == "bf16" and not tune.load_as_bf16:
+        yield "fsdp.param_dtype=bf16: set finetune.load_as_bf16=true, which decides how weights compute"
+    if cfg.fsdp.buffer_dtype == "bf16":
+        yield "fsdp.buffer_dtype=bf16: buffers keep their type; set fp32"
+    if cfg.use_deepspeed and not any(f"stage{n}" in cfg.deepspeed_config for n in (1, 2, 3)):
+        yield f"deepspeed_config={cfg.deepspeed_config}: names no stage; use one of stage1, stage2 or stage3"
+    if tune.gradient_checkpointing == "selective" and tune.reentrant_checkpointing:
+        yield "finetune.gradient_checkpointing=selective: needs finetune.reentrant_checkpointing=false"
+    if tune.compile and cfg.hardware.kind == "cpu":
+        yield "finetune.compile=true: layers are compiled for GPUs only; set finetune.compile=false on a CPU"
     for key in ("use_fsdp", "use_deepspeed"):
         if getattr(cfg, key) and cfg.hardware.kind == "cpu":
             yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"

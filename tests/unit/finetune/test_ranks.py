@@ -1,4 +1,4 @@
-"""Two ranks do what one does: same gradient norm, same weights, same books."""
+"""Two ranks do what one does: same gradient norm, same weights, same books; whole or in shards."""
 
 from __future__ import annotations
 
@@ -8,15 +8,19 @@ import socket
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
 
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.settings import LoraSettings
 from tests.unit.finetune.builders import settings, write_steps
 from tests.unit.finetune.conftest import tiny_model
+from tests.unit.finetune.recorder import Recorder
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 300
@@ -28,7 +32,7 @@ def results(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, float]]:
     return load_file(folder / "finetune/current/model.safetensors"), summary
 
 
-def start_ranks(folder: Path, count: int) -> list[tuple[int, str]]:
+def start_ranks(folder: Path, count: int, **fields: Any) -> list[tuple[int, str]]:
     """Exit code and stderr of each rank; the variables are those that a distributed launcher sets."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
@@ -38,7 +42,7 @@ def start_ranks(folder: Path, count: int) -> list[tuple[int, str]]:
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = [
         subprocess.Popen(
-            [sys.executable, script, str(folder)],
+            [sys.executable, script, str(folder), json.dumps(fields)],
             env=os.environ | shared | {"RANK": str(rank), "LOCAL_RANK": str(rank)},
             cwd=ROOT,
             stderr=subprocess.PIPE,
@@ -53,18 +57,54 @@ def start_ranks(folder: Path, count: int) -> list[tuple[int, str]]:
             process.kill()
 
 
+def one_rank(folder: Path, **fields: Any) -> None:
+    trainer = Trainer(settings(folder, tiny_model(), **fields), Ranks())
+    trainer._broadcaster = Recorder(trainer.learner, folder)
+    trainer.run()
+
+
+def prepare(folder: Path, ranks: int) -> Path:
+    folder.mkdir()
+    write_steps(folder, 4, 6, ranks=ranks)
+    tiny_model().save_pretrained(folder / "model")
+    return folder
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "replicated": {},
+    "sharded and resumed": {"sharding": {}, "ends": [2, 4]},
+    "gradients sharded, bfloat16": {"sharding": {"keep_gathered": True}, "bfloat16": True},
+    "sharded, with a value head": {"sharding": {}, "value_head": True},
+    "sharded and resumed adapters": {"sharding": {}, "lora": {"r": 4}, "ends": [2, 4]},
+}
+QUICK = ("replicated", "sharded and resumed")
+
+
 @pytest.mark.timeout(2 * DEADLINE_S)
-def test_two_ranks_equal_one(tmp_path: Path) -> None:
-    one, two = tmp_path / "one", tmp_path / "two"
-    for folder, ranks in ((one, 1), (two, 2)):
-        folder.mkdir()
-        write_steps(folder, 4, 6, ranks=ranks)
-        tiny_model().save_pretrained(folder / "model")
-    Trainer(settings(one, tiny_model()), Ranks()).run()
-    for code, said in start_ranks(two, 2):
+@pytest.mark.parametrize(
+    "case", [pytest.param(case, marks=[] if case in QUICK else [pytest.mark.slow]) for case in CASES]
+)
+def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
+    fields = dict(CASES[case])
+    one, two = prepare(tmp_path / "one", 1), prepare(tmp_path / "two", 2)
+    alone = {name: value for name, value in fields.items() if name not in ("sharding", "ends", "lora")}
+    if "lora" in fields:
+        pytest.importorskip("peft")
+        alone["lora"] = LoraSettings(**fields["lora"])
+    one_rank(one, **alone)
+    for code, said in start_ranks(two, 2, **fields):
         assert code == 0, said[-2000:]
+    tolerance = 0.02 if "bfloat16" in fields else 1e-4
     (expected, summary), (found, other) = results(one), results(two)
-    assert other["grad_norm"] == pytest.approx(summary["grad_norm"], rel=1e-4)
+    assert other["grad_norm"] == pytest.approx(summary["grad_norm"], rel=10 * tolerance)
     assert (other["samples"], other["completed_steps"]) == (24, 4)
+    assert found.keys() == expected.keys()
     for name, tensor in expected.items():
-        torch.testing.assert_close(found[name], tensor, atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(found[name], tensor, atol=tolerance, rtol=tolerance)
+    published, here = (load_file(folder / "published.safetensors") for folder in (two, one))
+    assert published.keys() == here.keys()
+    for name, tensor in here.items():
+        assert published[name].dtype == tensor.dtype
+        torch.testing.assert_close(published[name], tensor, atol=tolerance, rtol=tolerance)
+    scores, theirs = (np.load(folder / "scores.npy") for folder in (two, one))
+    assert float(np.abs(scores - theirs).mean()) < 10 * tolerance

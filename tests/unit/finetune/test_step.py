@@ -207,7 +207,8 @@ def test_role_and_situation_statistics(model: PreTrainedModel) -> None:
 
 def test_by_role_the_advantage_is_that_of_the_loss_also_with_a_value_head(model: PreTrainedModel) -> None:
     one = learner(model, RLConfig(value_loss_coef=0.5))
-    one.value_head = build_value_head(model)
+    one = replace(one, value_head=build_value_head(model), policy=None)
+    assert one.value_head is not None
     torch.nn.init.constant_(one.value_head.bias, 0.25)
     batch = encode([ready(i, 3.0, role="a", reward=1.0) for i in range(2)], 0, 2)
     targets = targets_of(batch, one.rl)

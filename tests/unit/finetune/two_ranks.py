@@ -1,21 +1,36 @@
-"""One of two trainer ranks; started by test_ranks through torch's launcher: `two_ranks.py OUTPUT_DIR`."""
+"""One of two trainer ranks; started by test_ranks like torch's launcher does: `two_ranks.py OUTPUT_DIR JSON`.
+
+JSON holds further fields of the settings; `sharding` and `lora` are objects of theirs.
+"""
 
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import join_ranks
+from pipelinerl.finetune.settings import LoraSettings, Sharding
 from tests.unit.finetune.builders import settings
 from tests.unit.finetune.conftest import tiny_model
+from tests.unit.finetune.recorder import Recorder
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
     ranks = join_ranks(cpu=True)
     assert ranks.count == 2
-    trainer = Trainer(settings(Path(sys.argv[1]), tiny_model()), ranks)
-    trainer.run()
+    folder, fields = Path(sys.argv[1]), json.loads(sys.argv[2])
+    for name, kind in (("sharding", Sharding), ("lora", LoraSettings)):
+        if fields.get(name) is not None:
+            fields[name] = kind(**fields[name])
+    ends: list[int] = fields.pop("ends", [4])
+    for end in ends:
+        chosen: dict[str, Any] = fields | {"last_step": end}
+        trainer = Trainer(settings(folder, tiny_model(), **chosen), ranks)
+        trainer._broadcaster = Recorder(trainer.learner, folder)
+        trainer.run()
     ranks.close()
