@@ -29,6 +29,7 @@ from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.plan import fix_output_dir, make_plan, usable_devices
 from pipelinerl.launcher.ports import ReservedPorts
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
+from pipelinerl.launcher.sharing import share_one_device
 from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.observe.waits import WaitExpired
@@ -80,6 +81,8 @@ def launch(argv: Sequence[str]) -> int:
     dry_run = os.environ.get("DRY_RUN", "").lower() not in ("", "0", "false")
     output_dir = fix_output_dir(composition.tree, datetime.now())
     devices = usable_devices(composition, dry_run)
+    if not dry_run:
+        share_one_device(composition, devices)
     domain = load_domain(composition.tree.domain_hooks)
     cfg = checked(composition.tree, domain, len(composition.devices), dry_run)
     problem = output_dir_problem(output_dir)

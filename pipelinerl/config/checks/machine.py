@@ -1,4 +1,4 @@
-"""Engines, devices, partial runs."""
+"""Engines and devices."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from importlib.util import find_spec
 from pipelinerl.config.tree import Config
 from pipelinerl.inference.vllm import VllmVersion, installed_version, kwargs_problems
 
+ENGINE_DTYPES = ("bfloat16", "float32")
+
 
 def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
     """Problems with engines and devices; `devices` counts the visible GPUs."""
@@ -17,13 +19,6 @@ def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
         yield "engine.kind=vllm: needs a GPU; set engine.kind=embedded or hardware=gpu"
     if engine.kind == "embedded" and cfg.weights.transport != "file":
         yield f"weights.transport={cfg.weights.transport}: the embedded engine reads files; set file"
-    if engine.kind == "vllm" and cfg.weights.transport == "file":
-        yield "weights.transport=file: vLLM engines take nccl; set weights.transport=nccl"
-    if cfg.weights.transport == "nccl" and not dry_run:
-        yield (
-            "weights.transport=nccl: this version trains with file transport and embedded engines only; "
-            "use hardware=cpu (DRY_RUN=1 shows the commands of a GPU run)"
-        )
     if kind == "gpu" and engine.count != 1:
         yield f"engine.count={engine.count}: on GPUs world.actor_fraction decides; leave it at 1"
     if kind == "gpu" and not dry_run and cfg.hardware.devices > devices:
@@ -73,6 +68,11 @@ def _vllm(cfg: Config, dry_run: bool) -> Iterator[str]:
         yield (
             "vllm_config.vllm_kwargs.enable-prefix-caching=true: blocks of old weights would be "
             "reused; set false or weights.kv=recompute"
+        )
+    if kwargs.get("dtype") not in ENGINE_DTYPES:
+        yield (
+            f"vllm_config.vllm_kwargs.dtype={kwargs.get('dtype')}: weights are sent in one known type; "
+            f"set {' or '.join(ENGINE_DTYPES)}"
         )
     yield from kwargs_problems(cfg.vllm_config.vllm_kwargs)
     version = cfg.vllm_config.version or installed_version()
