@@ -8,14 +8,22 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from pipelinerl.actor.messages import Channel, Died, Hello, Stop
+from pipelinerl.observe.heartbeat import INTERVAL_S, heartbeat_path
 from pipelinerl.observe.waits import wait_for, waiting
+from pipelinerl.supervisor.liveness import BeatWatch
 
 log = logging.getLogger(__name__)
 
 STOP_DEADLINE_S = 10.0
+
+
+def worker_role(index: int) -> str:
+    """Where a worker's heartbeat lies, below the folder of the run."""
+    return f"actor/worker_{index}"
 
 
 class WorkerDied(Exception):
@@ -41,6 +49,8 @@ class WorkerPool:
         self._readers: list[asyncio.Task[None]] = []
         self._ready = [asyncio.Event() for _ in range(count)]
         self._heard: list[float] = []
+        self._output_dir = Path(output_dir)
+        self._beats: list[BeatWatch] = []
         self._last_words: dict[int, str] = {}
         self._stopping = False
 
@@ -69,6 +79,7 @@ class WorkerPool:
         theirs.close()
         self._channels.append(await Channel.open(ours))
         self._heard.append(time.monotonic())
+        self._beats.append(BeatWatch(heartbeat_path(self._output_dir, worker_role(index)), INTERVAL_S))
         self._readers.append(asyncio.create_task(self._read(index), name=f"messages of worker {index}"))
 
     @staticmethod
@@ -117,10 +128,16 @@ class WorkerPool:
         for channel in self._channels:
             channel.send(message)
 
-    def check_alive(self, silent_limit_s: float) -> None:
-        """Raises WorkerDied for a worker without a pulse; its log names the rollout that blocks its loop."""
+    def check_alive(self, blocked_limit_s: float, silent_limit_s: float) -> None:
+        """Raises WorkerDied for a worker that was stopped or whose loop is blocked; call it every second.
+
+        The log of a blocked worker names the rollout.
+        """
+        for index, watch in enumerate(self._beats):
+            if (silent := watch.look()) > silent_limit_s and watch.alive:
+                raise WorkerDied(f"rollout worker {index} shows no sign of life for {silent:.0f} s")
         for index, heard in enumerate(self._heard):
-            if (silent := time.monotonic() - heard) > silent_limit_s:
+            if (silent := time.monotonic() - heard) > blocked_limit_s:
                 raise WorkerDied(
                     f"rollout worker {index} gave no sign for {silent:.0f} s; its log names what blocks it"
                 )

@@ -5,6 +5,7 @@ import logging
 import math
 import signal
 import time
+from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +140,7 @@ class Actor:
             self.loop.add_signal_handler(number, self._fail, RunFailed(f"stopped by {number.name}"))
         checks = asyncio.create_task(self._check_regularly(), name="checks")
         try:
-            await self.pool.start(self.cfg.engine.start_deadline_s + CLOSE_DEADLINE_S)
+            await self._unless_failed(self.pool.start(self.cfg.engine.start_deadline_s + CLOSE_DEADLINE_S))
             self.pool.broadcast(Announced(self.version))
             self._snapshot()
             self.state.subscribe(self._wake_from_thread)
@@ -151,6 +152,16 @@ class Actor:
             self.finished.cancel()
             await self.pool.stop()
             self.reporter.report(self.scheduler, self.writer.size)
+
+    async def _unless_failed(self, work: Coroutine[Any, Any, None]) -> None:
+        """Await `work`, or raise what ends the run before it is done."""
+        task = asyncio.ensure_future(work)
+        await asyncio.wait({task, self.finished}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+            self.finished.result()
+        task.result()
 
     def close(self) -> None:
         """Flush and close what was opened; after `run`."""
@@ -248,7 +259,7 @@ class Actor:
             await asyncio.sleep(CHECK_EVERY_S)
             try:
                 self.reporter.stage(self.scheduler)
-                self.pool.check_alive(limit_s)
+                self.pool.check_alive(limit_s, self.cfg.watchdog.silent_deadline_s)
                 self._check_idle(limit_s)
             except Exception as error:
                 self._fail(error)

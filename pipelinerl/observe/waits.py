@@ -101,12 +101,17 @@ def current_waits() -> list[dict[str, Any]]:
 
 
 async def wait_for(awaitable: Awaitable[T], name: str, deadline_s: float) -> T:
-    """Await with a name and a deadline; raises WaitExpired instead of a bare TimeoutError."""
+    """Await with a name and a deadline; raises WaitExpired instead of a bare TimeoutError.
+
+    What is awaited ends with the wait, also when the wait itself is cancelled.
+    """
     with waiting(name, deadline_s) as wait:
         task = asyncio.ensure_future(awaitable)
-        done, _ = await asyncio.wait({task}, timeout=deadline_s)
-        if task in done:
-            return task.result()
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        raise wait.expire()
+        try:
+            done, _ = await asyncio.wait({task}, timeout=deadline_s)
+            if task in done:
+                return task.result()
+            raise wait.expire()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)

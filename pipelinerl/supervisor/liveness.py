@@ -119,16 +119,32 @@ def beat(path: Path) -> int:
         return 0
 
 
+class BeatWatch:
+    """How long a file has not been renewed since its first beat; before that, since the watch began."""
+
+    def __init__(self, path: Path, interval_s: float, last: int | None = None) -> None:
+        """`last` is the beat of an earlier start, that of now if not given; look every `interval_s`."""
+        self._path, self._last = path, beat(path) if last is None else last
+        self._silence = Silence(time.monotonic(), 3 * interval_s)
+        self.alive = False
+        """Whether there was a beat yet."""
+
+    def look(self) -> float:
+        """Seconds of silence so far."""
+        now = beat(self._path)
+        silent_s = self._silence.look(now != self._last, time.monotonic())
+        self.alive, self._last = self.alive or now != self._last, now
+        return silent_s
+
+
 def watch_pulse(pulse: Pulse, last: int, gone: threading.Event, on_silent: Callable[[str], None]) -> None:
     """Report a cause once the beats stay away; `last` is that of an earlier start."""
-    silence, alive = Silence(time.monotonic(), 3 * pulse.interval_s), False
+    watch = BeatWatch(pulse.path, pulse.interval_s, last)
     while not gone.wait(pulse.interval_s):
-        now = beat(pulse.path)
-        silent_s = silence.look(now != last, time.monotonic())
-        alive, last = alive or now != last, now
-        if alive and silent_s > pulse.silent_deadline_s:
+        silent_s = watch.look()
+        if watch.alive and silent_s > pulse.silent_deadline_s:
             on_silent(f"no sign of life for {silent_s:.0f} s")
             return
-        if not alive and silent_s > pulse.start_deadline_s:
+        if not watch.alive and silent_s > pulse.start_deadline_s:
             on_silent(f"no sign of life {silent_s:.0f} s after its start")
             return

@@ -43,10 +43,10 @@ RUN = [
     "wandb.use_wandb=false",
     "engine.start_deadline_s=20",
     "engine.stall_deadline_s=4",
-    "actor.rollout_deadline_s=9",
+    "actor.rollout_deadline_s=25",
     "actor.max_failed_fraction=1",
-    "watchdog.silent_deadline_s=5",
-    "watchdog.progress_deadline_s=13",
+    "watchdog.silent_deadline_s=8",
+    "watchdog.progress_deadline_s=26",
 ]
 PROGRAMS = {
     "engine": "pipelinerl.inference.embedded",
@@ -159,7 +159,7 @@ def _launcher_gone(launcher: LauncherProcess, began: float) -> Ended:
 
 def _goes_on(launcher: LauncherProcess, victim: psutil.Process, began: float) -> Ended:
     """A stopped launcher holds up nobody, and goes on where it was when it is continued."""
-    time.sleep(2 * 5 + 1)  # longer than `watchdog.silent_deadline_s`: it must not blame the others
+    time.sleep(12.0)  # longer than `watchdog.silent_deadline_s`: it must not blame the others
     victim.resume()
     status = launcher.wait()
     assert status == 0, launcher.err
@@ -175,9 +175,10 @@ def _watched(case: Case, launcher: LauncherProcess, began: float) -> Ended:
         assert restarts, launcher.out
         return Ended("recovered", seconds, restarts[0])
     lines = launcher.err.splitlines()
-    assert status == 1 and len(lines) == 1, launcher.err
-    assert ("worker" if case.role == "worker" else case.role) in lines[0], lines[0]
-    return Ended("named", seconds, lines[0])
+    assert status == 1 and "Traceback" not in launcher.err, launcher.err
+    assert all(" WARNING " in line for line in lines[:-1]), launcher.err
+    assert case.role in lines[-1], lines[-1]
+    return Ended("named", seconds, lines[-1])
 
 
 def nothing_left(family: list[psutil.Process], output_dir: Path) -> None:

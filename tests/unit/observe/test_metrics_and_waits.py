@@ -174,3 +174,12 @@ def test_each_process_logs_into_its_own_file(tmp_path: Path) -> None:
     assert path == tmp_path / "actor" / "worker_1.log"
     assert "from the worker" in path.read_text() and "parent" not in path.read_text()
     assert "from the parent" in (tmp_path / "actor" / "actor.log").read_text()
+
+
+async def test_a_cancelled_wait_ends_what_it_awaits() -> None:
+    inner = asyncio.ensure_future(asyncio.Event().wait())
+    outer = asyncio.ensure_future(wait_for(inner, "something that never comes", 60))
+    await asyncio.sleep(0)
+    outer.cancel()
+    await asyncio.gather(outer, return_exceptions=True)
+    assert outer.cancelled() and inner.cancelled() and current_waits() == []
