@@ -40,6 +40,9 @@ def main(arguments: list[str] | None = None) -> int:
     gc.freeze()
     try:
         return asyncio.run(_serve(settings, model, host, port))
+    except UnsupportedModel as error:
+        print(f"engine: cannot load {settings.model}: {_one_line(error)}", file=sys.stderr)
+        return 1
     except OSError as error:
         print(f"engine: cannot listen on {host}:{port}: {_one_line(error)}", file=sys.stderr)
         return 1

@@ -1,8 +1,10 @@
 """The one model of an engine as requests see it: its name, its limits, its tokeniser."""
 
+from pathlib import Path
+
 from transformers import PreTrainedTokenizerFast
 
-from pipelinerl.inference.embedded.model import PackedModel
+from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
 from pipelinerl.inference.embedded.protocol import (
     NO_TEXT,
     BadRequest,
@@ -15,6 +17,13 @@ from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.tokenizing import load_tokenizer
 
 
+def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    try:
+        return load_tokenizer(str(folder))
+    except Exception as error:  # tokenizers raises nothing more exact
+        raise UnsupportedModel(f"{folder / 'tokenizer.json'} cannot be read: {error}") from error
+
+
 class Served:
     """Builds checked requests for the engine."""
 
@@ -23,7 +32,7 @@ class Served:
         self.max_model_len = settings.max_model_len
         self._eos_ids = model.eos_ids
         has_text = (settings.model / "tokenizer.json").is_file()
-        self._tokenizer = load_tokenizer(str(settings.model)) if has_text else None
+        self._tokenizer = _tokenizer(settings.model) if has_text else None
         self.limits = Limits(
             max_model_len=settings.max_model_len,
             max_num_seqs=settings.max_num_seqs,

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -228,6 +229,18 @@ def test_a_port_in_use_is_one_line(
         assert main(["--model", str(tied_model), "--port", str(port)]) == 1
     (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("engine:")]
     assert f"cannot listen on 127.0.0.1:{port}" in line and "in use" in line
+
+
+def test_a_tokeniser_that_cannot_be_read_is_one_line(
+    tied_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
+    folder = tmp_path / "model"
+    shutil.copytree(tied_model, folder)
+    (folder / "tokenizer.json").write_text("{}")
+    assert main(["--model", str(folder), "--port", "0"]) == 1
+    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("engine:")]
+    assert "tokenizer.json cannot be read" in line
 
 
 def test_command_line_says_in_one_line_what_is_wrong(

@@ -57,7 +57,7 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> str:
             generation_prompt=fields.add_generation_prompt,
             template_kwargs=extra,
         )
-    except (TemplateError, ValueError, TypeError, KeyError) as error:
+    except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
         # A template runs the caller's data: what it trips over is the request's fault.
         raise BadRequest(f"the chat template refuses the messages: {error}") from None
 
