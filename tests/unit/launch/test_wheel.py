@@ -12,7 +12,16 @@ from wheel_build import build_wheel, data_files
 
 from tests.unit.launch.conftest import ROOT, python
 
-EXTRAS = "vllm redis pyarrow gymnasium stable_baselines3 math_verify peft wandb_workspaces".split()
+EXTRAS = [
+    "vllm",
+    "redis",
+    "pyarrow",
+    "gymnasium",
+    "stable_baselines3",
+    "math_verify",
+    "peft",
+    "wandb_workspaces",
+]
 DRY_RUNS = """
 import importlib, os, sys
 from importlib.machinery import PathFinder
