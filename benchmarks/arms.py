@@ -8,8 +8,8 @@
 `situational` rewards each decision and compares it with decisions of the same situation; `penalty` also
 takes off what a plan's queries leak. All start from the bundled model, train on equally many texts and are
 evaluated on the same `--chains` held-out chains per seed, before, on the way and after. Finished runs are
-not repeated, so the command can be stopped and started again; `--report` starts nothing and reports up to the
-last evaluation that all runs have reached.
+not repeated, so the command can be stopped and started again; `--report` starts nothing and reports what runs
+that are not at their end have in common: evaluations up to the fewest texts that a run was last evaluated at.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -64,9 +64,9 @@ class Run:
         """Mean over the chains at each evaluation."""
         return [float(known(values[metric]).mean()) for values in self.values]
 
-    def at(self, texts: Set[int]) -> Run:
-        """Only the evaluations after so many texts."""
-        kept = [i for i, n in enumerate(self.texts) if n in texts]
+    def until(self, texts: int) -> Run:
+        """Only the evaluations of models trained on at most so many texts."""
+        kept = [i for i, n in enumerate(self.texts) if n <= texts]
         return Run([self.texts[i] for i in kept], [self.values[i] for i in kept])
 
     def curves(self) -> dict[str, list[float]]:
@@ -217,8 +217,8 @@ def draw(runs: Runs, path: Path) -> None:
             style: dict[str, Any] = {"color": COLOURS[index], "linestyle": DASHES[index]}
             for run in seeds.values():
                 axis.plot(run.texts, run.curve(metric), alpha=0.3, linewidth=0.8, **style)
-            mean = np.mean([run.curve(metric) for run in seeds.values()], axis=0)
-            texts = next(iter(seeds.values())).texts
+            texts = np.linspace(0, min(run.texts[-1] for run in seeds.values()), 8)
+            mean = np.mean([np.interp(texts, run.texts, run.curve(metric)) for run in seeds.values()], axis=0)
             axis.plot(texts, mean, marker=MARKERS[index], label=arm, linewidth=2, **style)
         axis.set(xlabel="texts trained on", ylabel=f"{metric}, held-out chains", ylim=(0, 1))
         axis.grid(alpha=0.3)
@@ -234,9 +234,12 @@ def collect(options: argparse.Namespace) -> Runs:
     with ThreadPoolExecutor(options.parallel) as pool:
         made = list(pool.map(lambda pair: run_arm(pair[0], pair[1], options), pairs))
     runs: dict[str, dict[int, Run]] = {arm: {} for arm in options.arms}
-    shared = set.intersection(*(set(run.texts) for run in made))
     for (arm, seed), result in zip(pairs, made, strict=True):
-        runs[arm][seed] = result.at(shared) if options.report else result
+        if not result.texts:
+            raise SystemExit(f"{options.out / f'{arm}_{seed}'}: no evaluation yet; leave the run out or wait")
+    budget = min(run.texts[-1] for run in made)
+    for (arm, seed), result in zip(pairs, made, strict=True):
+        runs[arm][seed] = result.until(budget + options.batch)
     return runs
 
 

@@ -29,6 +29,11 @@ def test_texts_are_interpolated_and_never_reached_is_infinite() -> None:
     assert one.texts_to(0.9) == float("inf")
 
 
+def test_runs_of_different_length_are_compared_at_what_they_share() -> None:
+    assert run(0.2, 0.4, 0.8).until(150).curves()["texts"] == [0, 100]
+    assert run(0.2, 0.4, 0.8).until(200).texts_to(0.6) == pytest.approx(150)
+
+
 def test_situational_is_faster_only_where_it_reaches_the_same_success_earlier() -> None:
     outcome = run(0.2, 0.4, 0.8)
     for other, holds in ((run(0.2, 0.8, 0.8), True), (run(0.2, 0.3, 0.7), False)):
