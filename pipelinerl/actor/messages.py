@@ -87,6 +87,8 @@ class Announced:
     """The newest version the trainer announced."""
 
     version: int
+    at: float
+    """When it did so last, in seconds since 1970; once more after an engine that was started again has it."""
 
 
 @dataclass(frozen=True, slots=True)

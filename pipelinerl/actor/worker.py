@@ -58,11 +58,12 @@ class Worker:
         fleet: Fleet,
         runner: RolloutRunner,
         version: list[int | None],
+        announced_at: list[float],
         frozen: bool = False,
     ):
         """`frozen`: engines keep the weights of the first announced version."""
         self._index, self._channel, self._fleet, self._runner = index, channel, fleet, runner
-        self._version, self._frozen = version, frozen
+        self._version, self._announced_at, self._frozen = version, announced_at, frozen
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, engines: list[str]) -> None:
@@ -91,7 +92,7 @@ class Worker:
             name = f"rollout {message.group_id}/{message.rollout_index}"
             self._tasks[message.key] = asyncio.create_task(self._run(message), name=name)
         elif isinstance(message, Announced):
-            self._version[0] = message.version
+            self._version[0], self._announced_at[0] = message.version, message.at
             if self._frozen and self._runner.frozen_version is None:
                 self._runner.frozen_version = message.version
         elif isinstance(message, Cancel):
@@ -172,6 +173,7 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
     engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
     policy = resolve_dotted(str(cfg.actor.rollout_policy), "actor.rollout_policy")
     version: list[int | None] = [None]
+    announced_at = [0.0]
     deadlines = Deadlines(
         connect_s=cfg.engine.connect_deadline_s,
         generate_s=cfg.engine.generate_deadline_s,
@@ -186,7 +188,13 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session,
-        Fleet(engines, session, deadlines, announced_version=lambda: version[0]) as fleet,
+        Fleet(
+            engines,
+            session,
+            deadlines,
+            announced_version=lambda: version[0],
+            announced_at=lambda: announced_at[0],
+        ) as fleet,
     ):
         await fleet.wait_ready(cfg.engine.start_deadline_s)
         size = await context_size(fleet.in_rotation, session, deadlines)
@@ -194,7 +202,7 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
         threads = cfg.actor.llm_max_rollouts * len(engines)
         runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, rules, threads)
         frozen = not cfg.updates_engines
-        await Worker(index, channel, fleet, runner, version, frozen).serve(engines)
+        await Worker(index, channel, fleet, runner, version, announced_at, frozen).serve(engines)
 
 
 def main() -> int:

@@ -33,8 +33,8 @@ class Broadcaster(Protocol):
         """Return, with metrics, once every engine in rotation serves `version`; raises otherwise."""
         ...
 
-    def refresh(self) -> None:
-        """Bring engines that were started again up to the last published version."""
+    def refresh(self) -> bool:
+        """Bring engines that were started again up to the last published version; whether there were any."""
         ...
 
     def close(self) -> None: ...
@@ -48,7 +48,8 @@ class NoEngines:
     def publish(self, version: int) -> dict[str, float]:
         return {}
 
-    def refresh(self) -> None: ...
+    def refresh(self) -> bool:
+        return False
 
     def close(self) -> None: ...
 
@@ -89,12 +90,14 @@ class EngineBroadcaster:
         self._updates += 1
         return _report_metrics(report) | parity
 
-    def refresh(self) -> None:
-        if stale := self._publisher.stale_engines():
-            log.warning("engines without version %s: %s", self._publisher.version, ", ".join(stale))
-            if self._publisher.version is not None:
-                self._checked = False
-                self.publish(self._publisher.version)
+    def refresh(self) -> bool:
+        version, stale = self._publisher.version, self._publisher.stale_engines()
+        if version is None or not stale:
+            return False
+        log.warning("engines without version %s: %s", version, ", ".join(stale))
+        self._checked = False
+        self.publish(version)
+        return True
 
     def close(self) -> None:
         self._publisher.close()

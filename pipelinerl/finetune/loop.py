@@ -144,7 +144,7 @@ class Trainer:
         offset = self._first_record(spec)
         name = "finetune" if settings.follows_preprocess else ""
         replays = settings.streams_from is not None
-        feed = Feed(spec, offset, settings.data_deadline_s, self._broadcaster.refresh, name, replays)
+        feed = Feed(spec, offset, settings.data_deadline_s, self._refresh, name, replays)
         with ExitStack() as stack:
             stack.callback(self._broadcaster.close)
             stack.callback(feed.close)
@@ -295,6 +295,11 @@ class Trainer:
         self.counters.last_broadcasted_version = version
         if self._announcements is not None:
             self._announcements.weight_update_success(version)
+
+    def _refresh(self) -> None:
+        """An engine that was started again is admitted by an announcement behind its start."""
+        if self._broadcaster.refresh() and self._announcements is not None:
+            self._announcements.weight_update_success(self.counters.last_broadcasted_version)
 
     def _say_samples(self, samples: int) -> None:
         if self._announcements is not None:

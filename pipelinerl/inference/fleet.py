@@ -7,6 +7,7 @@ again from the prompt; its partial output is discarded.
 
 import asyncio
 import logging
+import math
 import time
 from collections.abc import Callable, Sequence
 from types import TracebackType
@@ -28,6 +29,7 @@ from pipelinerl.inference.engine_metrics import StallWatch, running_and_tokens
 
 log = logging.getLogger(__name__)
 MAX_TRIES = 8
+STARTED = "process_start_time_seconds"
 BACKOFF_S = (0.05, 2.0)
 """First and longest pause before a request goes to an engine that was busy or aborted it."""
 
@@ -54,13 +56,17 @@ class Fleet:
         deadlines: Deadlines | None = None,
         *,
         announced_version: Callable[[], int | None] = lambda: None,
+        announced_at: Callable[[], float] = lambda: math.inf,
     ) -> None:
-        """`announced_version`: the newest version announced to this process, None before the first."""
+        """`announced_version`: the newest version announced to this process, None before the first.
+
+        `announced_at`: when the last announcement was made, in seconds since 1970.
+        """
         if not urls:
             raise ValueError("a fleet needs at least one engine URL")
         self.counts = RequestCounts()
         self.deadlines = deadlines or Deadlines()
-        self._announced = announced_version
+        self._announced, self._announced_at = announced_version, announced_at
         self._members = [
             _Member(
                 EngineClient(
@@ -239,7 +245,11 @@ class Fleet:
         version = await client.weight_version() if announced is not None else None
         if version is not None and announced is not None and version < announced:
             return f"has weights {version}, announced are {announced}"
-        running, tokens = running_and_tokens(await client.metrics())
+        metrics = await client.metrics()
+        if version is None and announced is not None and metrics.get(STARTED, 0.0) > self._announced_at():
+            # Before 0.32 vLLM does not say which weights it has; a new process has those it loaded.
+            return f"was started after version {announced} was announced"
+        running, tokens = running_and_tokens(metrics)
         if member.in_rotation:
             self.counts.checks += 1
             self.counts.idle_checks += running == 0

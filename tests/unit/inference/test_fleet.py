@@ -36,6 +36,8 @@ class FakeEngine:
         self.behaviour: Behaviour = self.answer
         self.healthy = True
         self.version = "5"
+        """Label in force; "" is an engine without that route."""
+        self.started = 100.0
         self.requests: list[dict[str, Any]] = []
         self.running = 0
         self.closed = 0
@@ -74,9 +76,12 @@ class FakeEngine:
         label = '{model_name="m"}'
         return web.Response(
             text=f"vllm:num_requests_running{label} {self.running}\nvllm:generation_tokens_total{label} 9\n"
+            f"process_start_time_seconds {self.started}\n"
         )
 
     async def weight_info(self, _: web.Request) -> web.Response:
+        if self.version == "":
+            raise web.HTTPNotFound
         return web.json_response({"weight_version": self.version})
 
     async def models(self, _: web.Request) -> web.Response:
@@ -109,12 +114,13 @@ async def fake_engine() -> AsyncIterator[FakeEngine]:
 
 @asynccontextmanager
 async def fleet_of(
-    count: int, *, announced: int | None = None
+    count: int, *, announced: int | None = None, announced_at: Callable[[], float] = lambda: 200.0
 ) -> AsyncIterator[tuple[Fleet, list[FakeEngine]]]:
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(fake_engine()) for _ in range(count)]
         session = await stack.enter_async_context(aiohttp.ClientSession())
-        fleet = Fleet([one.url for one in engines], session, QUICK, announced_version=lambda: announced)
+        urls = [one.url for one in engines]
+        fleet = Fleet(urls, session, QUICK, announced_version=lambda: announced, announced_at=announced_at)
         await stack.enter_async_context(fleet)
         yield fleet, engines
 
@@ -229,6 +235,17 @@ async def test_an_engine_behind_the_announced_version_is_out_of_rotation() -> No
         await until(lambda: first.url not in fleet.in_rotation)
         first.version = "6"
         await until(lambda: first.url in fleet.in_rotation)
+
+
+async def test_an_engine_without_labels_is_out_from_its_start_to_the_next_announcement() -> None:
+    at = [200.0]
+    async with fleet_of(1, announced=7, announced_at=lambda: at[0]) as (fleet, (engine,)):
+        engine.version = ""
+        await until(lambda: bool(fleet.in_rotation))
+        engine.started = 300.0
+        await until(lambda: not fleet.in_rotation)
+        at[0] = 301.0
+        await until(lambda: bool(fleet.in_rotation))
 
 
 async def test_the_idle_share_counts_looks_at_engines_in_rotation() -> None:
