@@ -82,7 +82,8 @@ class Row:
     peak_gb: float = 0.0
     optimizer_ms: float | None = None
     tokens_per_s_with_optimizer: float | None = None
-    start_s: float = 0.0
+    build_s: float = 0.0
+    first_step_s: float = 0.0
     profile: dict[str, Any] = field(default_factory=dict)
     error: str | None = None
 
@@ -212,12 +213,14 @@ def measure(size: str, name: str, repeats: int, profiled: bool) -> Row:
     try:
         started = time.monotonic()
         step, apply, row.parameters = (sketch_step if name in SKETCHES else trainer_step)(size, name)
+        torch.cuda.synchronize()
+        row.build_s = round(time.monotonic() - started, 2)
         step()
+        torch.cuda.synchronize()
+        row.first_step_s = round(time.monotonic() - started - row.build_s, 2)
         if apply is not None:
             apply()
         step()
-        torch.cuda.synchronize()
-        row.start_s = round(time.monotonic() - started, 2)
         torch.cuda.reset_peak_memory_stats()
         seconds = timed(step, repeats)
         row.peak_gb = round(torch.cuda.max_memory_allocated() / 1e9, 2)
@@ -277,7 +280,6 @@ def loss_memory(hidden_size: int) -> dict[str, float]:
 
 def free() -> None:
     gc.collect()
-    torch._dynamo.reset()
     torch.cuda.empty_cache()
 
 
@@ -311,6 +313,7 @@ def main() -> int:
     )
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
+    parser.add_argument("--cells", nargs="+", help="SIZE:ROW in this order, instead of --sizes and --rows")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--budget", type=float, default=600.0, help="seconds; rows after it are left out")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_trainer.json")
@@ -319,29 +322,35 @@ def main() -> int:
         print("benchmarks.gpu.trainer needs a CUDA device", file=sys.stderr)
         return 2
     started = time.monotonic()
+    # One piece of code serves all rows: sizes and modes would otherwise run into the limit of its versions.
+    torch._dynamo.config.recompile_limit = 64
     rows: list[Row] = []
     loss: dict[str, dict[str, float]] = {}
     card = {"card": torch.cuda.get_device_name(), "torch": torch.__version__}
     details = options.out.with_name(options.out.stem + "_rows.json")
     details.parent.mkdir(parents=True, exist_ok=True)
-    for size in options.sizes:
-        loss[size] = loss_memory(SIZES[size]["hidden_size"])
+    cells = options.cells or [f"{size}:{name}" for size in options.sizes for name in options.rows]
+    for size, name in (cell.split(":") for cell in cells):
+        if time.monotonic() - started > options.budget:
+            print(f"  {size} {name}: left out, {options.budget:g} s are over", flush=True)
+            continue
+        rows.append(measure(size, name, options.repeats, name != "sdpa"))
         free()
-        for name in options.rows:
-            if time.monotonic() - started > options.budget:
-                print(f"  {size} {name}: left out, {options.budget:g} s are over", flush=True)
-                continue
-            rows.append(measure(size, name, options.repeats, name != "sdpa"))
+        last = rows[-1]
+        print(
+            f"  {time.monotonic() - started:.0f} s: {size} {name}: {last.tokens_per_s:,.0f} tok/s, "
+            f"MFU {last.mfu_percent:.1f} %, {last.peak_gb} GB, optimizer {last.optimizer_ms} ms, built in "
+            f"{last.build_s} s, first step {last.first_step_s} s, {last.profile.get('ms', '')} "
+            f"{last.error or ''}",
+            flush=True,
+        )
+        if size not in loss and name != "varlen":
+            loss[size] = loss_memory(SIZES[size]["hidden_size"])
+            print(f"  {size} loss: {loss[size]}", flush=True)
             free()
-            last = rows[-1]
-            print(
-                f"  {size} {name}: {last.tokens_per_s:,.0f} tok/s, MFU {last.mfu_percent:.1f} %, "
-                f"{last.peak_gb} GB, {last.profile.get('share', '')} {last.error or ''}",
-                flush=True,
-            )
-            text = json.dumps({**card, "rows": [asdict(row) for row in rows], "loss": loss}, indent=1)
-            details.write_text(text + "\n")
-    settings = {**card, "tokens": TOKENS, "text": TEXT, "sizes": options.sizes, "rows": options.rows}
+        text = json.dumps({**card, "rows": [asdict(row) for row in rows], "loss": loss}, indent=1)
+        details.write_text(text + "\n")
+    settings = {**card, "tokens": TOKENS, "text": TEXT, "cells": cells}
     report("gpu_trainer", figures_of(rows, loss), settings, options.out)
     return 0
 

@@ -7,11 +7,11 @@ forward; transformers hands unknown keyword arguments down to the attention func
 from __future__ import annotations
 
 import inspect
-from functools import lru_cache
 from typing import Any
 
 import torch
 import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from pipelinerl.finetune.segments import Segments
@@ -81,25 +81,18 @@ def _has_varlen_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
     return query.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
 
 
-@lru_cache(maxsize=1)
-def _varlen_options() -> tuple[dict[str, Any], bool]:
-    """Keyword arguments that mean "causal" in the installed torch, and whether it groups query heads."""
-    from torch.nn.attention.varlen import varlen_attn
-
-    names = inspect.signature(varlen_attn).parameters
-    causal = {"window_size": (-1, 0)} if "window_size" in names else {"is_causal": True}
-    return causal, "enable_gqa" in names
+_NAMES = inspect.signature(varlen_attn).parameters
+# What means "causal", and whether query heads may share a key, in the installed torch.
+_CAUSAL: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in _NAMES else {"is_causal": True}
+_GROUPS_HEADS = "enable_gqa" in _NAMES
 
 
 def _cuda_varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scaling: float | None
 ) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
-    causal, groups_heads = _varlen_options()
     repeats = query.shape[1] // key.shape[1]
-    options = dict(causal)
-    if repeats > 1 and groups_heads:
+    options = dict(_CAUSAL)
+    if repeats > 1 and _GROUPS_HEADS:
         options["enable_gqa"] = True
     elif repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
