@@ -64,6 +64,8 @@ def _penalise(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> None:
     Repetition (Keskar et al. 2019) counts prompt and output, presence and frequency the output alone.
     """
     for row, one in enumerate(sequences):
+        if not one.request.penalised:
+            continue
         fields, prompt = one.request.sampling, one.request.prompt_length
         if fields.repetition_penalty != 1.0:
             seen = torch.from_numpy(np.unique(one.tokens[: one.length]))

@@ -150,6 +150,9 @@ class Request:
         self.eos_ids = frozenset() if sampling.ignore_eos else eos_ids
         self.stop_ids = frozenset(sampling.stop_token_ids or ())
         self.end_ids = sorted(self.eos_ids | self.stop_ids)
+        self.penalised = sampling.repetition_penalty != 1.0 or bool(
+            sampling.presence_penalty or sampling.frequency_penalty
+        )
         self.prompt_scores: list[tuple[float, int]] = []
         """(logprob, rank) of prompt tokens 1, 2, … as far as they are scored."""
         self.error: str | None = None
