@@ -81,6 +81,9 @@ class EngineBroadcaster:
                     parity = self._parity()
                     break
                 except WeightUpdateError as error:
+                    mismatch = error.step == "parity" and error.broken
+                    if wait.expired or mismatch:
+                        raise
                     if error.broken:
                         ask_for_replacement(self._settings.output_dir, error.broken, str(error))
                     if wait.expired or error.step == "parity":

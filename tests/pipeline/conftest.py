@@ -81,6 +81,16 @@ class LauncherProcess:
                 pytest.fail(f"{DEADLINE_S} s passed before {what}")
             time.sleep(0.05)
 
+    def comes_true(self, condition: Callable[[], bool]) -> bool:
+        """Wait for it as long as the launcher lives; whether it came."""
+        end = time.monotonic() + DEADLINE_S
+        while self._process.poll() is None:
+            if condition():
+                return True
+            assert time.monotonic() < end, f"{DEADLINE_S} s passed"
+            time.sleep(0.05)
+        return False
+
     def close(self) -> None:
         if self._process.poll() is None:
             self._process.kill()

@@ -160,25 +160,49 @@ def _launcher_gone(launcher: LauncherProcess, began: float) -> Ended:
 def _goes_on(launcher: LauncherProcess, victim: psutil.Process, began: float) -> Ended:
     """A stopped launcher holds up nobody, and goes on where it was when it is continued."""
     time.sleep(12.0)  # longer than `watchdog.silent_deadline_s`: it must not blame the others
+    before, continued = traces(launcher), time.monotonic()
     victim.resume()
-    status = launcher.wait()
-    assert status == 0, launcher.err
-    return Ended("recovered", time.monotonic() - began, "went on when it was continued")
+    launcher.until(lambda: traces(launcher) != before, "a sign of the continued launcher")
+    seconds = time.monotonic() - continued
+    assert launcher.wait() == 0, launcher.err
+    return Ended("recovered", seconds, "went on when it was continued")
+
+
+def traces(launcher: LauncherProcess) -> tuple[int, ...]:
+    """Sizes of the launcher's log and of the trainer's metrics."""
+    paths = [log_of(launcher), launcher.output_dir / "finetune" / "metrics.jsonl"]
+    return tuple(path.stat().st_size if path.exists() else 0 for path in paths)
+
+
+def log_of(launcher: LauncherProcess) -> Path:
+    return launcher.output_dir / "launcher" / "launcher_0.log"
 
 
 def _watched(case: Case, launcher: LauncherProcess, began: float) -> Ended:
+    """The launcher notices by itself: a server is healthy again, or the run ends by name."""
+    if case.role in SERVERS and launcher.comes_true(lambda: restarted(launcher) is not None):
+        line, seconds = restarted(launcher), time.monotonic() - began
+        assert launcher.wait() == 0, launcher.err
+        return Ended("recovered", seconds, str(line))
     status = launcher.wait()
     seconds = time.monotonic() - began
-    if status == 0:
-        assert case.role in SERVERS, f"the run went on without {case.role}"
-        restarts = [line for line in launcher.out.splitlines() if "; restart " in line]
-        assert restarts, launcher.out
-        return Ended("recovered", seconds, restarts[0])
     lines = launcher.err.splitlines()
     assert status == 1 and "Traceback" not in launcher.err, launcher.err
     assert all(" WARNING " in line for line in lines[:-1]), launcher.err
     assert case.role in lines[-1], lines[-1]
     return Ended("named", seconds, lines[-1])
+
+
+def restarted(launcher: LauncherProcess) -> str | None:
+    """The launcher's words about a restart, once the server is healthy again."""
+    path = log_of(launcher)
+    lines = path.read_text().splitlines() if path.exists() else []
+    for number, line in enumerate(lines):
+        if "; restart " in line:
+            name = line.partition("pipelinerl.launch: ")[2].partition(":")[0]
+            if any(later.endswith(f"{name} is healthy") for later in lines[number:]):
+                return line.partition("pipelinerl.launch: ")[2]
+    return None
 
 
 def nothing_left(family: list[psutil.Process], output_dir: Path) -> None:
