@@ -29,6 +29,7 @@ CORE = [
 
 EXTRAS = {
     "vllm": ["vllm>=0.26"],
+    "lora": ["peft>=0.18"],
     "redis": ["redis[hiredis]>=6"],
     "dashboard": ["wandb-workspaces>=0.4"],
     "parquet": ["pyarrow>=18"],

@@ -18,6 +18,8 @@ CHUNK_ELEMENTS = 1 << 24
 """Most logits held at a time on the CPU (64 MiB in float32)."""
 CUDA_CHUNK_ELEMENTS = 96 << 20
 """The same on a GPU: 384 MiB in float32, and 192 MiB for their gradient in bfloat16."""
+FUSED_VOCABULARY = 8192
+"""From this vocabulary on a GPU's passes over the logits are compiled into one, which takes some seconds."""
 _COLUMNS = 256
 """On a GPU blocks are a multiple of this wide, for the sake of matrix kernels."""
 
@@ -152,8 +154,9 @@ def _fused() -> tuple[Callable[..., Any], Callable[..., Any]]:
     return torch.compile(_block_sums, dynamic=True), torch.compile(_block_gradient, dynamic=True)
 
 
-def _block_functions(cuda: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    return _fused() if cuda else (_block_sums, _block_gradient)
+def _block_functions(weight: torch.Tensor) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    large = weight.is_cuda and len(weight) >= FUSED_VOCABULARY
+    return _fused() if large else (_block_sums, _block_gradient)
 
 
 class _TokenScores(torch.autograd.Function):
@@ -167,7 +170,7 @@ class _TokenScores(torch.autograd.Function):
         scale: float,
         width: int,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        block_sums, _ = _block_functions(hidden.is_cuda)
+        block_sums, _ = _block_functions(weight)
         sums: _Sums | None = None
         with torch.autocast(hidden.device.type, enabled=False):
             factors = hidden.to(_factor_dtype(hidden, weight))
@@ -192,7 +195,7 @@ class _TokenScores(torch.autograd.Function):
         grad_logprobs, grad_entropy = grads
         if grad_logprobs is None:
             grad_logprobs = torch.zeros_like(log_normaliser)
-        _, block_gradient = _block_functions(hidden.is_cuda)
+        _, block_gradient = _block_functions(weight)
         with torch.autocast(hidden.device.type, enabled=False):
             factors = hidden.to(_factor_dtype(hidden, weight))
             grad_hidden = torch.zeros(hidden.shape, dtype=torch.float32, device=hidden.device)
