@@ -21,9 +21,9 @@ from tests.unit.finetune.recorder import Recorder
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    ranks = join_ranks(cpu=True)
-    assert ranks.count == 2
     folder, fields = Path(sys.argv[1]), json.loads(sys.argv[2])
+    ranks = join_ranks(cpu=fields.get("device") != "cuda")
+    assert ranks.count == 2
     for name, kind in (("sharding", Sharding), ("lora", LoraSettings)):
         if fields.get(name) is not None:
             fields[name] = kind(**fields[name])

@@ -1,0 +1,37 @@
+"""Two GPUs do what one does: NCCL, FSDP2, bfloat16, compiled layers. Skipped without two."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.unit.finetune.test_ranks import DEADLINE_S, one_rank, prepare, results, start_ranks
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two CUDA devices"),
+    pytest.mark.timeout(2 * DEADLINE_S),
+]
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"sharding": None},
+        {"sharding": {}, "gradient_checkpointing": True, "ends": [2, 4]},
+        {"sharding": {"keep_gathered": True}, "compile": True},
+    ],
+)
+def test_two_gpus_equal_one(tmp_path: Path, fields: dict[str, Any]) -> None:
+    one, two = prepare(tmp_path / "one", 1), prepare(tmp_path / "two", 2)
+    common = {"device": "cuda", "bfloat16": True}
+    one_rank(one, **common)
+    for code, said in start_ranks(two, 2, **common, **fields):
+        assert code == 0, said[-2000:]
+    (expected, summary), (found, other) = results(one), results(two)
+    assert other["grad_norm"] == pytest.approx(summary["grad_norm"], rel=0.1)
+    for name, tensor in expected.items():
+        assert float((found[name] - tensor).norm()) < 0.05 * float(tensor.norm()) + 0.05, name
