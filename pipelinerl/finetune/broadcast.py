@@ -86,8 +86,6 @@ class EngineBroadcaster:
                         raise
                     if error.broken:
                         ask_for_replacement(self._settings.output_dir, error.broken, str(error))
-                    if wait.expired or error.step == "parity":
-                        raise
                     log.warning("%s; trying again", error)
                     time.sleep(RETRY_INTERVAL_S)
         self._updates += 1
@@ -130,5 +128,6 @@ def _report_metrics(report: UpdateReport) -> dict[str, float]:
     out = {f"weights/{step}_s": seconds for step, seconds in report.seconds.items()}
     out["weights/bytes"] = float(report.bytes)
     out["weights/max_paused_s"] = max(report.paused_s.values(), default=0.0)
+    out["weights/lost_tokens"] = report.lost_tokens
     out["weights/excluded_engines"] = float(len(report.excluded))
     return out

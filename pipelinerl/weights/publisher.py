@@ -14,9 +14,11 @@ from typing import Any, Literal
 import numpy as np
 
 from pipelinerl.inference.answers import read_prompt_logprobs
-from pipelinerl.weights.base import Member, NamedTensor, StagedUpdate, Transport, TransportError
+from pipelinerl.weights import looking
+from pipelinerl.weights.base import NamedTensor, StagedUpdate, Transport, TransportError
 from pipelinerl.weights.exchange import Exchange, PublishDeadlines, in_thread
-from pipelinerl.weights.http import CallFailed, call, encode, get_json
+from pipelinerl.weights.http import CallFailed, call, encode
+from pipelinerl.weights.looking import Counters
 
 __all__ = ["PublishDeadlines", "Publisher", "SenderStuck", "UpdateReport", "WeightUpdateError"]
 
@@ -24,8 +26,6 @@ KvPolicy = Literal["keep", "recompute"]
 BYTES_PER_SECOND = 1e9
 """Slowest transport that still counts as working."""
 READY_INTERVAL_S = 0.1
-START_TIME = "process_start_time_seconds"
-"""Metric by which an engine that reports no label is recognised as a new process."""
 
 
 class WeightUpdateError(RuntimeError):
@@ -53,6 +53,8 @@ class UpdateReport:
     """Per engine, from sending the pause to the answer of resume."""
     excluded: dict[str, str] = field(default_factory=dict)
     """Engines that did not take part, with the reason."""
+    lost_tokens: float = 0.0
+    """Tokens that all engines would have sampled meanwhile, at the rate they had since the update before."""
     joined: list[str] = field(default_factory=list)
     """Engines that were new and agreed on the transport just before."""
 
@@ -78,8 +80,10 @@ class Publisher:
         self._transport = transport
         self._clear_cache = kv == "recompute"
         self._deadlines = deadlines or PublishDeadlines()
-        self._initialised: dict[str, float | None] = {}
-        """Engines that agreed on the transport, with the start time of their process if they say it."""
+        self._initialised: dict[str, Counters] = {}
+        """Engines that agreed on the transport, as they were then."""
+        self._after: dict[str, Counters] = {}
+        """Engines as they were after the last update."""
         self._group: frozenset[str] = frozenset()
         """Engines of the last rendezvous."""
         self._layout: dict[str, tuple[tuple[int, ...], str]] | None = None
@@ -112,6 +116,7 @@ class Publisher:
         report.bytes = staged.bytes
         report.seconds["stage"] = time.perf_counter() - started
         update_body = encode({"update_info": staged.info})
+        before = {url: looking.counters(url, self._deadlines.health_s) for url in participants}
         exchanges = [Exchange(url, self._deadlines, self._clear_cache) for url in participants]
         try:
             self._pause(exchanges, report)
@@ -120,6 +125,9 @@ class Publisher:
             for one in exchanges:
                 one.close()
         report.seconds["total"] = time.perf_counter() - started
+        rates = {url: before[url].rate_since(self._after.get(url)) for url in report.paused_s}
+        report.lost_tokens = sum(rates[url] * seconds for url, seconds in report.paused_s.items())
+        self._after = {url: looking.counters(url, self._deadlines.health_s) for url in report.paused_s}
         self.version = version
         return report
 
@@ -184,7 +192,7 @@ class Publisher:
         """Rendezvous of the engines and the publisher, all at the same time."""
         deadline = self._deadlines.init_s
         try:
-            infos = self._transport.init_info([self._member(url) for url in urls])
+            infos = self._transport.init_info([looking.member(url, self._deadlines.health_s) for url in urls])
         except (CallFailed, TransportError) as error:
             raise WeightUpdateError(urls[0], "init_weight_transfer_engine", str(error)) from error
         joined = in_thread(self._transport.join, deadline)
@@ -212,7 +220,7 @@ class Publisher:
             raise WeightUpdateError(url, "init_weight_transfer_engine", reason, stuck)
         self._group = frozenset(urls)
         for url in urls:
-            self._initialised[url] = self._started_at(url)
+            self._initialised[url] = looking.counters(url, self._deadlines.health_s)
         self.broken.difference_update(urls)
 
     def _pause(self, exchanges: list[Exchange], report: UpdateReport) -> None:
@@ -312,18 +320,14 @@ class Publisher:
             )
 
     def _health_problem(self, url: str) -> str:
-        try:
-            call("GET", url, "/health", self._deadlines.health_s)
-        except CallFailed as error:
-            return str(error) or "not healthy"
-        return ""
+        return looking.health_problem(url, self._deadlines.health_s)
+
+    def _label(self, url: str) -> str | None:
+        return looking.label(url, self._deadlines.health_s)
 
     def _is_new(self, url: str) -> bool:
         """A broken engine stays paused for ever, so one that is not paused is another process."""
-        try:
-            return not get_json(url, "/is_paused", self._deadlines.health_s)["is_paused"]
-        except CallFailed:
-            return False
+        return not looking.is_paused(url, self._deadlines.health_s)
 
     def _is_stale(self, url: str) -> bool:
         if url in self.broken and not self._is_new(url):
@@ -337,29 +341,6 @@ class Publisher:
         """Whether the process at `url` is another one than the one that was initialised."""
         if self.version is not None and self._label(url) == "default":
             return True
-        return self._started_at(url) != self._initialised[url]
-
-    def _started_at(self, url: str) -> float | None:
-        """When the engine's process started, in seconds since 1970; None from an engine that does not say."""
-        try:
-            metrics = call("GET", url, "/metrics", self._deadlines.health_s).decode(errors="replace")
-        except CallFailed:
-            return None
-        values = [line.split()[-1] for line in metrics.splitlines() if line.startswith(START_TIME)]
-        return float(values[0]) if values else None
-
-    def _member(self, url: str) -> Member:
-        health = self._deadlines.health_s
-        ranks = int(get_json(url, "/get_world_size", health)["world_size"])
-        try:
-            version = str(get_json(url, "/version", health)["version"])
-        except (CallFailed, KeyError):
-            version = None
-        return Member(url, ranks, version)
-
-    def _label(self, url: str) -> str | None:
-        """Version label in force; None from an engine that does not say."""
-        try:
-            return get_json(url, "/weight_info", self._deadlines.health_s)["weight_version"]
-        except CallFailed:
-            return None
+        known = self._initialised[url].started
+        now = looking.counters(url, self._deadlines.health_s)
+        return known is not None and now.started is not None and now.started != known

@@ -26,6 +26,7 @@ from pipelinerl.inference.fleet import Fleet
 from pipelinerl.inference.vllm import VllmOptions, VllmVersion, serve_argv, serve_env
 from pipelinerl.weights.file import FileTransport
 from pipelinerl.weights.http import CallFailed, call, get_json
+from pipelinerl.weights.looking import Counters
 from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids
 from pipelinerl.weights.publisher import Publisher, WeightUpdateError
 from pipelinerl.world import Ports
@@ -183,6 +184,6 @@ def test_a_damaged_file_is_refused_before_any_tensor_changes(served: Served) -> 
     call("POST", served.url, "/resume", 5)
     scores = score(model, probe_ids(model.config.vocab_size))
     publisher.broken.clear()
-    publisher._initialised[served.url] = None
+    publisher._initialised[served.url] = Counters(0.0)
     found = [publisher.prompt_logprobs(row)[served.url] for row in probe_ids(model.config.vocab_size)]
     assert np.abs(np.stack(found) - scores).max() < 2e-5
