@@ -16,6 +16,9 @@ from typing import Any
 OLDEST = (0, 26)
 SCALE_OUT_SINCE = (0, 32)
 PACKED_AT_INIT_SINCE = (0, 32)
+FINAL_ONLY_SINCE = (0, 32)
+WHOLE_ANSWER = 1_000_000
+"""Tokens between two outputs of a request: more than any answer has."""
 FILE_BACKEND = "file"
 """Name of the weight-transfer back-end that this package brings to vLLM."""
 DEFAULT_VERSION = "0.32.0"
@@ -57,6 +60,14 @@ class VllmVersion:
         Before, it is part of each `update_info`. Each version refuses the other's place.
         """
         return (self.major, self.minor) >= PACKED_AT_INIT_SINCE
+
+    @property
+    def builds_answers_once(self) -> bool:
+        """Whether the token routes build the answer of a request that is not streamed only when it has ended.
+
+        Before, they build all of it again at each token, which a large stream interval prevents.
+        """
+        return (self.major, self.minor) >= FINAL_ONLY_SINCE
 
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}"
@@ -143,6 +154,8 @@ def serve_argv(options: VllmOptions) -> list[str]:
         flags["trust-remote-code"] = ""
     if options.version.has_scale_out:
         flags["enable-scale-out"] = ""
+    if not options.version.builds_answers_once:
+        flags["stream-interval"] = WHOLE_ANSWER
     for key, value in options.kwargs.items():
         name = key.replace("_", "-")
         if name == "hf-overrides" and isinstance(value, Mapping):

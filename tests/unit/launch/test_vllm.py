@@ -43,7 +43,7 @@ def test_the_flags_of_0_26() -> None:
         *("--served-model-name", "x", "--host", "127.0.0.1", "--port", "8080"),
         *("--max-model-len", "4096", "--logprobs-mode", "processed_logprobs"),
         *("--generation-config", "vllm", "--weight-transfer-config", '{"backend": "nccl"}'),
-        *("--hf-overrides", '{"head_dtype": "float32"}'),
+        *("--hf-overrides", '{"head_dtype": "float32"}', "--stream-interval", "1000000"),
     ]
 
 
@@ -51,6 +51,13 @@ def test_0_32_and_later_open_the_token_routes() -> None:
     assert "--enable-scale-out" not in serve_argv(options("0.31.9"))
     assert "--enable-scale-out" in serve_argv(options("0.32.0"))
     assert "--enable-scale-out" in serve_argv(options("1.0.0+cu130"))
+
+
+def test_answers_that_are_built_anew_at_each_token_are_prevented() -> None:
+    assert "--stream-interval" in serve_argv(options("0.31.0"))
+    assert "--stream-interval" not in serve_argv(options("0.32.0"))
+    argv = serve_argv(options("0.26.0", kwargs={"stream-interval": 1}))
+    assert argv[argv.index("--stream-interval") + 1] == "1"
 
 
 @pytest.mark.parametrize(
