@@ -33,6 +33,7 @@ from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.config import Config, Job, save
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
+from pipelinerl.finetune.session import Session, write_session
 from pipelinerl.state import TrainerAnnouncements, begin_session
 
 TOKENS = 8
@@ -201,6 +202,7 @@ def measure(policy: str, url: str, model: Path, in_flight: int, seconds: float) 
         output_dir = Path(folder)
         write_config(output_dir, model, policy, url, in_flight)
         begin_session(output_dir)
+        write_session(output_dir, Session(version=0, step=0))
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", "1"]
         with TrainerAnnouncements(output_dir) as trainer, ended(subprocess.Popen(argv, env=env)) as process:

@@ -4,6 +4,10 @@ A ledger is an append-only file of JSON lines, `<output_dir>/accounting/<role>.j
 them up. A rollout is named `<group_id>/<rollout_index>`. A rollout of several texts can meet several fates
 (one text trained, another too old); the most final one counts: trained > stale > filtered > failed > empty >
 unfinished.
+
+A resume is written down too. Updates behind the checkpoint are undone: their rollouts are unfinished again.
+What preprocess held at the checkpoint is replayed and may still be trained on; whatever else was under way
+is discarded, and stays unfinished.
 """
 
 from __future__ import annotations
@@ -31,6 +35,12 @@ class Outcome(enum.StrEnum):
     EVAL_STARTED = "eval_started"
     EVAL_DONE = "eval_done"
     EVAL_FAILED = "eval_failed"
+    RESUMED = "resumed"
+    """No rollout: the actor was started again."""
+    UNDONE = "undone"
+    """The ends that the trainer wrote for these rollouts behind the checkpoint are void."""
+    REPLAYED = "replayed"
+    """The rollouts that preprocess has kept over the last resume; the latest line counts."""
 
 
 # Ends of a rollout, the most final first.
@@ -74,8 +84,18 @@ class Ledger:
     def record(self, outcome: Outcome, rollouts: Iterable[str], reason: str = "") -> None:
         """Append one line for these rollouts; nothing for none. The line is on its way when this returns."""
         names = list(rollouts)
-        if not names:
-            return
+        if names:
+            self._write(outcome, names, reason)
+
+    def note_resume(self) -> None:
+        """The actor starts again: what runs now belongs to an earlier start."""
+        self._write(Outcome.RESUMED, [], "")
+
+    def note_replayed(self, rollouts: Iterable[str]) -> None:
+        """Preprocess starts again with these rollouts, or none, in its buffer."""
+        self._write(Outcome.REPLAYED, list(rollouts), "")
+
+    def _write(self, outcome: Outcome, names: list[str], reason: str) -> None:
         entry = _Entry(Outcome(outcome), names, reason, round(time.time(), 3))
         line = self._encoder.encode(entry) + b"\n"
         written = os.write(self._fd, line)
@@ -110,6 +130,13 @@ class Counts:
     never_started: tuple[str, ...] = ()
     started_twice: tuple[str, ...] = ()
     torn_lines: int = 0
+    resumes: int = 0
+    undone: int = 0
+    """Rollouts whose update was undone by a resume, whatever became of them later."""
+    replayed: int = 0
+    """Rollouts kept over the last resume."""
+    discarded: int = 0
+    """Unfinished rollouts that a resume left behind."""
 
     @property
     def adds_up(self) -> bool:
@@ -134,6 +161,11 @@ class Counts:
         for outcome, reasons in self.reasons.items():
             listed = ", ".join(f"{reason} {n}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
             rows.append(f"{outcome.value}: {listed}")
+        if self.resumes:
+            rows.append(
+                f"resumed {self.resumes} times: {self.undone} rollouts trained after a checkpoint undone, "
+                f"{self.replayed} kept over the last resume, {self.discarded} discarded"
+            )
         for names, problem in (
             (self.never_started, "ended without a start"),
             (self.started_twice, "started twice"),
@@ -155,6 +187,20 @@ class _Fates:
     started: set[str] = field(default_factory=set)
     twice: set[str] = field(default_factory=set)
     best: dict[str, tuple[int, str]] = field(default_factory=dict)
+    earlier: set[str] = field(default_factory=set)
+    """Started before the last resume."""
+    undone: set[str] = field(default_factory=set)
+    replayed: set[str] = field(default_factory=set)
+
+    def undo(self, names: list[str]) -> None:
+        self.undone.update(names)
+        for name in names:
+            self.best.pop(name, None)
+
+    @property
+    def discarded(self) -> int:
+        """Rollouts of earlier starts that nobody will end any more."""
+        return len(self.earlier - self.best.keys() - self.replayed)
 
     def start(self, names: list[str]) -> None:
         self.twice.update(self.started.intersection(names))
@@ -189,7 +235,7 @@ class Books:
         self._offsets: dict[Path, int] = {}
         self._training = _Fates(TRAINING_ENDS)
         self._evaluation = _Fates(EVAL_ENDS)
-        self._torn = 0
+        self._torn = self._resumes = 0
         self._pending_torn: dict[Path, bool] = {}
         self._decoder = msgspec.json.Decoder(_Entry)
 
@@ -220,6 +266,13 @@ class Books:
             self._training.start(entry.rollouts)
         elif entry.outcome is Outcome.EVAL_STARTED:
             self._evaluation.start(entry.rollouts)
+        elif entry.outcome is Outcome.RESUMED:
+            self._resumes += 1
+            self._training.earlier = set(self._training.started)
+        elif entry.outcome is Outcome.UNDONE:
+            self._training.undo(entry.rollouts)
+        elif entry.outcome is Outcome.REPLAYED:
+            self._training.replayed = set(entry.rollouts)
         elif entry.outcome in EVAL_ENDS:
             self._evaluation.end(entry.outcome, entry.rollouts, entry.reason)
         else:
@@ -239,7 +292,38 @@ class Books:
             never_started=(*unknown, *eval_unknown),
             started_twice=(*sorted(self._training.twice), *sorted(self._evaluation.twice)),
             torn_lines=self._torn + sum(self._pending_torn.values()),
+            resumes=self._resumes,
+            undone=len(self._training.undone),
+            replayed=len(self._training.replayed),
+            discarded=self._training.discarded,
         )
+
+
+def ledger_end(output_dir: Path, role: str) -> int:
+    """Bytes in a role's book: what a checkpoint remembers."""
+    path = ledger_path(output_dir, role)
+    return path.stat().st_size if path.exists() else 0
+
+
+def undo_after(output_dir: Path, role: str, end: int, ledger: Ledger) -> int:
+    """Void the ends that `role` wrote behind byte `end`, in `ledger`; returns how many rollouts they were."""
+    path = ledger_path(output_dir, role)
+    if not path.exists():
+        return 0
+    names: dict[str, None] = {}
+    decoder = msgspec.json.Decoder(_Entry)
+    for line in path.read_bytes()[end:].splitlines():
+        try:
+            entry = decoder.decode(line)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            continue  # a torn line, which `update` counts
+        if entry.outcome is Outcome.UNDONE:
+            for name in entry.rollouts:
+                names.pop(name, None)
+        elif entry.outcome in TRAINING_ENDS:
+            names.update(dict.fromkeys(entry.rollouts))
+    ledger.record(Outcome.UNDONE, names)
+    return len(names)
 
 
 def reconcile(output_dir: Path) -> Counts:

@@ -114,6 +114,34 @@ class TrainerAnnouncements:
         self.close()
 
 
+class AnnouncedVersion:
+    """The newest announced version, read in the caller's own thread; a context manager.
+
+    Whatever was written because of a version comes after its announcement. Somebody who reads such a record
+    first and asks for the version then is never told too old a one, which a background thread cannot promise.
+    """
+
+    def __init__(self, output_dir: Path) -> None:
+        self._reader = read_stream(trainer_stream(output_dir))
+        self._version: int | None = None
+
+    def newest(self) -> int | None:
+        """None before the first announcement."""
+        for record in self._reader.read_available():
+            message = parse_message(record)
+            if isinstance(message, WeightUpdateSuccess):
+                self._version = max(message.version, self._version or 0)
+        return self._version
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reader.close()
+
+
 class DiscardedTexts:
     """One process's cumulative counts of texts it dropped, published on every change."""
 

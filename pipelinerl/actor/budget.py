@@ -4,6 +4,7 @@ A pure function of levels: it does not matter how often, or in how large steps, 
 """
 
 from collections import deque
+from collections.abc import Iterable
 
 RECENT_ROLLOUTS = 256
 
@@ -22,8 +23,10 @@ class LagBudget:
         max_lag: int | None,
         update_interval: int,
         start_version: int,
-        texts_per_rollout: float | None = None,
+        recent: Iterable[float] = (),
+        replayed: int = 0,
     ):
+        """`recent` are texts of earlier rollouts, `replayed` the texts that a resumed run has kept."""
         if update_interval < 1:
             raise ValueError(f"update_interval is {update_interval} texts, expected at least 1")
         if max_lag is not None and max_lag < 0:
@@ -32,15 +35,18 @@ class LagBudget:
         self.bound = (
             None if max_lag is None else max_lag // update_interval * update_interval + update_interval
         )
-        self.produced = start_version
-        """Texts of finished groups, counted from the restored version."""
+        self.produced = start_version + replayed
+        """Texts of finished groups, counted from the restored version, with those kept over a resume."""
         self.running_rollouts = 0
         self.running_texts = 0
         """Texts of finished rollouts in groups that still run."""
-        self._recent: deque[float] = deque(maxlen=RECENT_ROLLOUTS)
-        if texts_per_rollout is not None:
-            self._recent.append(texts_per_rollout)
+        self._recent: deque[float] = deque(recent, maxlen=RECENT_ROLLOUTS)
         self._recent_sum = sum(self._recent)
+
+    @property
+    def recent(self) -> list[float]:
+        """Texts of recent rollouts, oldest first: what a snapshot keeps."""
+        return list(self._recent)
 
     @property
     def texts_per_rollout(self) -> float | None:

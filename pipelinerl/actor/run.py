@@ -25,7 +25,9 @@ from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
 from pipelinerl.actor.snapshots import Snapshots
 from pipelinerl.config import Config, load_tree
 from pipelinerl.domain import Domain, load_domain
+from pipelinerl.finetune.session import read_session
 from pipelinerl.observe.waits import Wait
+from pipelinerl.preprocess.snapshots import replayed_texts
 from pipelinerl.state import TrainerState
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
@@ -89,23 +91,30 @@ class Actor:
         self._closed = False
 
     def _scheduler(self, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> Scheduler:
-        cfg, saved = self.cfg, self.snapshots.restore(self.version)
-        if saved is None and self.version > 0:
+        cfg, session = self.cfg, read_session(self.output_dir)
+        saved = self.snapshots.restore(session.version)
+        if saved is None and session.version > 0:
             log.warning(
-                "no snapshot of the actor up to version %d; problems are drawn from the start", self.version
+                "no snapshot of the actor up to version %d; problems are drawn from the start",
+                session.version,
             )
         sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix)
         evaluation = EvaluationSchedule(cfg.eval_every_n_versions, cfg.eval_at_end, len(test))
         interval = update_interval(cfg)
-        budget = LagBudget(cfg.max_lag, interval, self.version, (saved or {}).get("texts_per_rollout"))
+        replayed = replayed_texts(self.output_dir, session.version, session.step)
+        recent = saved["recent_texts"] if saved is not None else ()
+        budget = LagBudget(cfg.max_lag, interval, session.version, recent, replayed)
         log.info(
             "lag bound in texts: %s (max_lag %s, update interval %d)", budget.bound, cfg.max_lag, interval
         )
+        start = self.snapshots.next_start()
+        if start:
+            self.books.note_resume()
         plan = Plan(
             attempts=cfg.attempts,
             on_error=cfg.actor.on_rollout_error,
             seed=cfg.seed,
-            run=str(self.snapshots.next_start()),
+            run=str(start),
             target=cfg.finetune.last_step * cfg.texts_per_step,
             train_payload=lambda index: payload(train[index], index),
             test_payload=lambda index: payload(test[index], index),
@@ -125,9 +134,7 @@ class Actor:
             plan, GroupTable(slots), budget, sampler, evaluation, failures, self.books, effects, self.version
         )
         if saved is not None:
-            sampler.load_state_dict(saved["sampler"])
-            evaluation.load_state_dict(saved["evaluation"])
-            scheduler.groups_opened = int(saved["groups_opened"])
+            scheduler.load_state_dict(saved)
             self.domain.restore(saved["domain"])
         return scheduler
 
@@ -242,15 +249,7 @@ class Actor:
         self._snapshot()
 
     def _snapshot(self) -> None:
-        scheduler = self.scheduler
-        state = {
-            "sampler": scheduler.sampler.state_dict(),
-            "evaluation": scheduler.evaluation.state_dict(),
-            "groups_opened": scheduler.groups_opened,
-            "texts_per_rollout": scheduler.budget.texts_per_rollout,
-            "domain": self.domain.checkpoint(),
-        }
-        self.snapshots.save(self.version, state)
+        self.snapshots.save(self.version, self.scheduler.state_dict() | {"domain": self.domain.checkpoint()})
 
     async def _check_regularly(self) -> None:
         """Deadlines of waits that end through somebody else: the trainer's news, a worker's pulse."""

@@ -6,9 +6,10 @@ publication are injected, so a test needs no process, clock or file.
 """
 
 import random
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 from pipelinerl.accounting import Outcome as Fate
 from pipelinerl.actor.budget import LagBudget
@@ -82,7 +83,26 @@ class Scheduler:
         self.groups_finished = 0
         self.published_texts = 0
         self.running_pass: EvaluationPass | None = None
+        self._again: deque[tuple[int, int]] = deque()
         self._next_test_problem = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed run goes on from; training groups under way are made anew."""
+        under_way = [(g.number, g.problem) for g in self.table.groups.values() if g.training]
+        return {
+            "sampler": self.sampler.state_dict(),
+            "evaluation": self.evaluation.state_dict(),
+            "groups_opened": self.groups_opened,
+            "under_way": [*under_way, *self._again],
+            "recent_texts": self.budget.recent,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Call before the first rollout. The budget takes its part when it is made."""
+        self.sampler.load_state_dict(state["sampler"])
+        self.evaluation.load_state_dict(state["evaluation"])
+        self.groups_opened = int(state["groups_opened"])
+        self._again = deque((int(number), int(problem)) for number, problem in state["under_way"])
 
     def observe(self, version: int, discarded: int, processed: int) -> None:
         """Take in what the trainer announced; all three never decrease."""
@@ -172,9 +192,11 @@ class Scheduler:
         return True
 
     def _open_training_group(self) -> None:
-        number = self.groups_opened
-        problem = self.sampler.draw()
-        self.groups_opened += 1
+        if self._again:
+            number, problem = self._again.popleft()
+        else:
+            number, problem = self.groups_opened, self.sampler.draw()
+            self.groups_opened += 1
         payload, attempts = self.plan.train_payload(problem), self.plan.attempts
         id_ = f"{self.plan.run}-{number:06d}"
         self.table.open(Group(id_, number, problem, payload, attempts, True, self.version))

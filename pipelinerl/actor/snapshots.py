@@ -8,7 +8,7 @@ import os
 from pathlib import Path
 from typing import Any
 
-FORMAT = 1
+FORMAT = 2
 
 
 class Snapshots:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
@@ -123,8 +124,8 @@ def save_checkpoint(
         faults.hit("finetune:between_swaps")
         _swap(root, STATE)
     else:
-        shutil.rmtree(root / STATE, ignore_errors=True)
         _swap(root, MODEL)
+        shutil.rmtree(root / STATE, ignore_errors=True)
     for name in (MODEL, STATE):
         shutil.rmtree(root / f"~old-{name}", ignore_errors=True)
 
@@ -189,10 +190,9 @@ def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[st
     """Restore optimizer, schedule position and random state; returns counters and the extra values.
 
     Hyperparameters such as the learning rate are those of the configuration, so that a resumed run may
-    change them. Raises ValueError when the state is that of another optimizer or model.
+    change them. Raises ValueError when the state is damaged, or that of another version, optimizer or model.
     """
-    tensors = load_file(folder / "tensors.safetensors")
-    described = json.loads((folder / "state.json").read_text())
+    tensors, described = _read_state(folder)
     saved, ours = described["optimiser"], _described_optimiser(learner)
     if saved != ours:
         raise ValueError(
@@ -214,6 +214,26 @@ def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[st
     if "rng.cuda" in tensors and torch.cuda.is_available():
         torch.cuda.set_rng_state(tensors["rng.cuda"])
     return TrainingMetrics.from_dict(described["counters"]), described["extra"]
+
+
+_DESCRIBED = ("optimiser", "completed_schedule_steps", "counters", "extra")
+
+
+def _read_state(folder: Path) -> tuple[dict[str, torch.Tensor], dict[str, Any]]:
+    """The two files of a state; ValueError, in one line, for what this version would not have written."""
+    try:
+        tensors = load_file(folder / "tensors.safetensors")
+        described = json.loads((folder / "state.json").read_text())
+    except (OSError, ValueError, SafetensorError) as error:
+        raise ValueError(f"{folder}: damaged ({error}); train anew with force_restart=true") from error
+    missing = [name for name in _DESCRIBED if name not in described]
+    missing += [name for name in ("rng.cpu",) if name not in tensors]
+    if missing:
+        raise ValueError(
+            f"{folder}: has no {' and no '.join(missing)}, so another version saved it; "
+            "train anew with force_restart=true"
+        )
+    return tensors, described
 
 
 def _described_optimiser(learner: Learner) -> str:

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pipelinerl.accounting import Ledger
+from pipelinerl.accounting import Ledger, ledger_end, undo_after
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
 from pipelinerl.finetune.checkpoints import load_state, save_checkpoint, settle
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepBooks, count_batch, fetch
@@ -123,6 +123,7 @@ class Trainer:
             self.counters, saved = load_state(point.state, self.learner)
             log.info("resuming at step %d, version %d", point.step, self.counters.samples)
         self._positions: dict[str, int] = saved.get("positions", {})
+        self._books_end: int | None = saved.get("ledger") if point is not None else 0
         self._broadcaster = broadcaster or self._default_broadcaster()
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
@@ -150,6 +151,7 @@ class Trainer:
             stack.callback(feed.close)
             ledger = stack.enter_context(Ledger(settings.output_dir, "finetune"))
             if self.ranks.is_main:
+                self._undo_later_updates(ledger)
                 self._announcements = stack.enter_context(TrainerAnnouncements(settings.output_dir))
                 self._status = stack.enter_context(StatusFile(settings.output_dir, "finetune"))
                 self._stale_in_queue = stack.enter_context(StaleInQueue(settings.output_dir))
@@ -160,6 +162,13 @@ class Trainer:
                 self._train_step(feed, ledger)
                 self._after_step(feed)
             self._finish(feed)
+
+    def _undo_later_updates(self, ledger: Ledger) -> None:
+        """What an earlier start trained behind the checkpoint is not in these weights."""
+        if self._books_end is not None:
+            undone = undo_after(self.settings.output_dir, "finetune", self._books_end, ledger)
+            if undone:
+                log.info("%d rollouts trained after the checkpoint are undone", undone)
 
     def _recording_ends(self, feed: Feed) -> bool:
         """Whether some rank of a replaying trainer has nothing left; they end together."""
@@ -307,7 +316,10 @@ class Trainer:
 
     def _save(self, feed: Feed, keep: bool, with_state: bool) -> None:
         positions = dict(enumerate(self.ranks.gather(feed.position)))
-        extra = {"positions": {str(rank): at for rank, at in positions.items()}}
+        extra = {
+            "positions": {str(rank): at for rank, at in positions.items()},
+            "ledger": ledger_end(self.settings.output_dir, "finetune"),
+        }
         if self.ranks.is_main or self.learner.sharded:
             save_checkpoint(
                 self.settings.folder, self.learner, self.counters, extra, self._source, keep, with_state

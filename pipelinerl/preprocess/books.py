@@ -40,6 +40,14 @@ class Books:
         for text in texts:
             self._open[_rollout_of(text)].texts += 1
 
+    def restored(self, texts: Iterable[ReadyText]) -> None:
+        """Texts kept over a resume; their rollouts arrived in an earlier start."""
+        rollouts: dict[str, None] = {}
+        for text in texts:
+            self._open[text.rollout].texts += 1
+            rollouts[text.rollout] = None
+        self._ledger.note_replayed(rollouts)
+
     def dropped(self, texts: Iterable[tuple[Record | ReadyText, str]]) -> None:
         """Texts with their reasons; each is refunded to the lag budget."""
         counts: dict[str, int] = defaultdict(int)

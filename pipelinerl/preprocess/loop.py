@@ -28,9 +28,10 @@ from pipelinerl.preprocess.metrics import PreprocessMetrics
 from pipelinerl.preprocess.ready import ReadyBuffer, ReadyText, scale_table
 from pipelinerl.preprocess.rejections import Rejections
 from pipelinerl.preprocess.settings import PreprocessSettings
+from pipelinerl.preprocess.snapshots import Held, Keeper, fitting
 from pipelinerl.preprocess.validate import Record, check_group
 from pipelinerl.preprocess.wakeup import Wakeup
-from pipelinerl.state import DiscardedTexts, TrainerState
+from pipelinerl.state import AnnouncedVersion, DiscardedTexts, TrainerState
 from pipelinerl.streams import (
     SingleStreamSpec,
     StreamRangeSpec,
@@ -58,6 +59,7 @@ class Preprocess:
         scorer: Any = None,
     ) -> None:
         self.settings, self._state, self._books = settings, state, books
+        self.keeper = Keeper(settings, session)
         self._training_data, self._scorer = training_data, scorer
         self._buffer, self._rejections = ReadyBuffer(), Rejections()
         self.metrics = PreprocessMetrics()
@@ -65,6 +67,22 @@ class Preprocess:
         self.published = session.version
         self.received = 0
         self._first = True
+
+    def restore(self) -> Held | None:
+        """Take up the texts that an earlier start held at the version from which the run goes on."""
+        held = self.keeper.restore()
+        texts = held.texts_from(self.step) if held is not None else []
+        self._books.restored(texts)
+        kept, too_long = fitting(texts, self.settings.limits.seq_length)
+        self._books.dropped([(text, "oversize") for text in too_long])
+        self._buffer.add(kept)
+        if texts:
+            log.info("%d texts were kept over the resume", len(kept))
+        return held
+
+    def announced(self, version: int | None, position: int) -> None:
+        """The newest announced version, and how many groups were taken from the actor before it was asked."""
+        self.keeper.announced(version, self._buffer, position)
 
     def take_groups(self, groups: list[list[Record]]) -> None:
         """Check, score and value a chunk of whole groups, and buffer what can be trained on."""
@@ -180,6 +198,7 @@ class Preprocess:
                 self._training_data.write(batch.to_record(), rank)
                 faults.hit("preprocess:mid_step")
         self._books.published(texts)
+        self.keeper.written(self.step, texts)
         self._first = False
         self.step += 1
         self.published += len(texts)
@@ -230,11 +249,17 @@ def run(settings: PreprocessSettings, writer: MetricsWriter | None = None) -> No
         discarded = DiscardedTexts(settings.output_dir, "preprocess")
         preprocess = Preprocess(settings, state, Books(ledger, discarded), session, training_data, scorer)
         reporter = _Reporter(preprocess, writer, stats, status)
-        # A recording is nobody's to mark.
-        name = "" if settings.streams_from else "preprocess"
+        held = preprocess.restore()
+        name, first = "preprocess", session.actor_position
+        if settings.streams_from:
+            # A recording is nobody's to mark, and is read on where the last start stopped.
+            name, first = "", held.position if held else 0
         try:
-            with read_stream(source, session.actor_position, name) as groups:
-                _loop(preprocess, state, groups, wakeup, reporter)
+            with (
+                AnnouncedVersion(settings.output_dir) as version,
+                read_stream(source, first, name) as groups,
+            ):
+                _loop(preprocess, state, version, groups, wakeup, reporter)
         finally:
             reporter.report()
             discarded.close()
@@ -248,7 +273,12 @@ def _warn_about_role_weights(settings: PreprocessSettings) -> None:
 
 
 def _loop(
-    preprocess: Preprocess, state: TrainerState, groups: StreamReader, wakeup: Wakeup, reporter: _Reporter
+    preprocess: Preprocess,
+    state: TrainerState,
+    version: AnnouncedVersion,
+    groups: StreamReader,
+    wakeup: Wakeup,
+    reporter: _Reporter,
 ) -> None:
     settings = preprocess.settings
     while not state.training_done:
@@ -258,6 +288,7 @@ def _loop(
                 wakeup.clear()
                 reads = not preprocess.is_full and not preprocess.complete
                 batch: list[Any] = groups.read_available(settings.chunk_n_groups) if reads else []
+                preprocess.announced(version.newest(), groups.position - len(batch))
                 if batch:
                     preprocess.take_groups(batch)
                 wrote = preprocess.write_steps()

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from itertools import chain
 
 import numpy as np
 
@@ -99,6 +100,9 @@ class ReadyBuffer:
 
     def __len__(self) -> int:
         return self._count
+
+    def __iter__(self) -> Iterator[ReadyText]:
+        return chain.from_iterable(self._rollouts.values())
 
     def add(self, texts: Iterable[ReadyText]) -> None:
         for text in texts:

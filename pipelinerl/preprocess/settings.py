@@ -31,6 +31,9 @@ class PreprocessSettings:
     ring_buffer_size: int = 128
     max_ready_samples_per_lead: int = 64
     log_every_n_samples: int = 128
+    weight_update_interval: int = 1
+    save_checkpoint_steps: int = 100
+    also_save_steps: tuple[int, ...] = ()
     input_topic: str = "actor"
     output_topic: str = "training_data"
     streams_from: Path | None = None
@@ -72,6 +75,9 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
         ring_buffer_size=preprocess.ring_buffer_size,
         max_ready_samples_per_lead=preprocess.max_ready_samples_per_lead,
         log_every_n_samples=preprocess.log_every_n_samples,
+        weight_update_interval=finetune.weight_update_interval,
+        save_checkpoint_steps=finetune.save_checkpoint_steps,
+        also_save_steps=tuple(finetune.also_save_steps),
         input_topic=preprocess.input,
         output_topic=preprocess.output,
         streams_from=_recording(cfg),

@@ -16,9 +16,11 @@ from pipelinerl.accounting import (
     Books,
     Ledger,
     Outcome,
+    ledger_end,
     ledger_path,
     reconcile,
     rollout_id,
+    undo_after,
 )
 
 ROLES = ["actor", "preprocess", "finetune"]
@@ -134,3 +136,35 @@ def test_a_run_of_ten_thousand_rollouts_reconciles_quickly(tmp_path: Path) -> No
 def test_an_unknown_outcome_is_refused(tmp_path: Path) -> None:
     with Ledger(tmp_path, "actor") as actor, pytest.raises(ValueError, match="lost"):
         actor.record("lost", ["g/0"])  # type: ignore[arg-type]
+
+
+def test_a_resume_undoes_later_updates_and_tells_the_kept_from_the_discarded(tmp_path: Path) -> None:
+    with (
+        Ledger(tmp_path, "actor") as actor,
+        Ledger(tmp_path, "preprocess") as preprocess,
+        Ledger(tmp_path, "finetune") as trainer,
+    ):
+        actor.record(Outcome.STARTED, [f"0-{i}/0" for i in range(10)])
+        trainer.record(Outcome.TRAINED, ["0-0/0", "0-1/0"])
+        end = ledger_end(tmp_path, "finetune")
+        trainer.record(Outcome.TRAINED, ["0-2/0", "0-3/0"])
+        trainer.record(Outcome.STALE, ["0-4/0"], "max_lag")
+        preprocess.record(Outcome.FILTERED, ["0-5/0"], "zero_advantage")
+        assert undo_after(tmp_path, "finetune", end, trainer) == 3
+        assert undo_after(tmp_path, "finetune", end, trainer) == 0, "they are undone already"
+        actor.note_resume()
+        preprocess.note_replayed(["0-2/0", "0-6/0"])
+        counts = reconcile(tmp_path)
+        assert counts.adds_up and counts[Outcome.TRAINED] == 2 and counts[Outcome.STALE] == 0
+        assert (counts.resumes, counts.undone, counts.replayed) == (1, 3, 2)
+        assert (counts.unfinished, counts.discarded) == (7, 5)
+        actor.record(Outcome.STARTED, ["1-0/0"])
+        trainer.record(Outcome.TRAINED, ["0-2/0", "1-0/0"])
+        counts = reconcile(tmp_path)
+        assert counts.adds_up and counts[Outcome.TRAINED] == 4 and counts.discarded == 5
+    (line,) = [line for line in counts.lines() if line.startswith("resumed")]
+    assert line == (
+        "resumed 1 times: 3 rollouts trained after a checkpoint undone, "
+        "2 kept over the last resume, 5 discarded"
+    )
+    assert not any(line.startswith("resumed") for line in reconcile(tmp_path / "other").lines())

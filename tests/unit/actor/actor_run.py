@@ -13,6 +13,7 @@ from fake_engine import FakeEngine
 from omegaconf import OmegaConf
 
 from pipelinerl.config import Config, Job, save
+from pipelinerl.finetune.session import Session, write_session
 from pipelinerl.state import TrainerAnnouncements
 from pipelinerl.streams import SingleStreamSpec, read_stream
 
@@ -55,10 +56,11 @@ def write_config(output_dir: Path, model: Path, engines: list[FakeEngine], **cha
 
 
 class ActorRun:
-    """The actor of `output_dir` as a process."""
+    """The actor of `output_dir` as a process; its trainer goes on from `version`."""
 
-    def __init__(self, output_dir: Path, job: int = 1):
+    def __init__(self, output_dir: Path, job: int = 1, version: int = 0):
         self.output_dir = output_dir
+        write_session(output_dir, Session(version=version, step=version // 4))
         self.trainer = TrainerAnnouncements(output_dir)
         env = {**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}", "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", str(job)]

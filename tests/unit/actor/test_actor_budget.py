@@ -12,7 +12,7 @@ class Pipeline:
 
     def __init__(self, max_lag: int, step: int, attempts: int, texts: int):
         self.step, self.attempts, self.texts = step, attempts, texts
-        self.budget = LagBudget(max_lag, step, 0, texts_per_rollout=texts)
+        self.budget = LagBudget(max_lag, step, 0, [texts])
         self.version = self.discarded = self.ready = 0
         self.running = 0
 
@@ -80,7 +80,7 @@ def test_the_pipeline_never_starves(max_lag, step, attempts, texts, filtered):
 @given(st.integers(0, 100), st.integers(1, 20), st.lists(st.integers(0, 30), max_size=20))
 def test_admission_does_not_depend_on_how_versions_are_polled(max_lag, step, versions):
     """Two versions between two polls count twice: only the level matters."""
-    seen_all, seen_last = LagBudget(max_lag, step, 0, 1.0), LagBudget(max_lag, step, 0, 1.0)
+    seen_all, seen_last = LagBudget(max_lag, step, 0, [1.0]), LagBudget(max_lag, step, 0, [1.0])
     for budget in (seen_all, seen_last):
         budget.group_started(7)
     version = 0
@@ -91,7 +91,7 @@ def test_admission_does_not_depend_on_how_versions_are_polled(max_lag, step, ver
 
 
 def test_filtered_texts_are_returned():
-    budget = LagBudget(0, 4, 0, texts_per_rollout=1.0)
+    budget = LagBudget(0, 4, 0, [1.0])
     budget.group_started(4)
     assert not budget.admits(0, 0)
     for _ in range(4):
@@ -119,7 +119,7 @@ def test_several_texts_per_rollout_are_reserved_before_they_exist():
 
 
 def test_a_discarded_group_gives_its_reservation_back():
-    budget = LagBudget(0, 8, 0, texts_per_rollout=2.0)
+    budget = LagBudget(0, 8, 0, [2.0])
     budget.group_started(4)
     assert not budget.admits(0, 0)
     budget.rollout_finished(2)
@@ -130,10 +130,18 @@ def test_a_discarded_group_gives_its_reservation_back():
 
 
 def test_a_resumed_budget_starts_at_the_restored_version():
-    budget = LagBudget(0, 4, 100, texts_per_rollout=1.0)
+    budget = LagBudget(0, 4, 100, [1.0])
     assert budget.admits(100, 0)
     budget.group_started(4)
     assert not budget.admits(100, 0)
+
+
+def test_texts_kept_over_a_resume_are_reserved_until_they_are_trained():
+    budget = LagBudget(0, 8, 100, [1.0], replayed=6)
+    assert budget.reserved == 106 and budget.admits(100, 0)
+    budget.group_started(2)
+    assert not budget.admits(100, 0)
+    assert budget.admits(100, 2), "two of them were dropped"
 
 
 @pytest.mark.parametrize(("lag", "interval"), [(-1, 4), (4, 0)])

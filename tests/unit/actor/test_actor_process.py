@@ -99,7 +99,7 @@ def test_a_resumed_actor_goes_on_where_the_restored_version_was(tmp_path: Path, 
             run.trainer.weight_update_success(4)
             run.until(lambda: len(groups(run)) == 4)
             first = groups(run)
-        with ActorRun(tmp_path) as run:
+        with ActorRun(tmp_path, version=4) as run:
             run.trainer.weight_update_success(4)
             run.until(lambda: len(groups(run)) == 6)
             again = groups(run)[4:]

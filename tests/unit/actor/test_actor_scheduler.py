@@ -46,7 +46,7 @@ class World:
         self.scheduler = Scheduler(
             plan,
             self.table,
-            LagBudget(max_lag, 4, 0, 1.0),
+            LagBudget(max_lag, 4, 0, [1.0]),
             ProblemSampler([{"id": i} for i in range(5)], 1),
             EvaluationSchedule(more.get("every", 0), more.get("at_end", False), tests),
             FailureMonitor(more.get("max_failed", 1.0)),

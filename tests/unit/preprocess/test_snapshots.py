@@ -1,0 +1,117 @@
+"""What preprocess keeps over a resume: texts that no announced update consumed, in order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.session import Session
+from pipelinerl.preprocess.ready import ReadyText
+from pipelinerl.preprocess.settings import PreprocessSettings
+from pipelinerl.preprocess.snapshots import (
+    KEPT,
+    Held,
+    Keeper,
+    Snapshots,
+    can_be_resumed_from,
+    fitting,
+    replayed_texts,
+)
+from pipelinerl.preprocess.validate import Limits
+from tests.unit.finetune.builders import ready
+from tests.unit.finetune.conftest import VOCAB
+
+
+def same(one: ReadyText, other: ReadyText) -> bool:
+    return all(
+        np.array_equal(getattr(one, name), getattr(other, name))
+        and type(getattr(one, name)) is type(getattr(other, name))
+        and getattr(getattr(one, name), "dtype", None) == getattr(getattr(other, name), "dtype", None)
+        for name in ReadyText.__slots__
+    )
+
+
+def test_texts_come_back_as_they_were_and_a_later_checkpoint_leaves_out_what_it_contains(
+    tmp_path: Path,
+) -> None:
+    texts = [ready(i, role="policy", situation=None, loss_scale=1 / 3) for i in range(6)]
+    Snapshots(tmp_path).save(Held(8, [(2, texts[:2]), (3, texts[2:4])], texts[4:], 17))
+    held = Snapshots(tmp_path).restore(11)
+    assert held is not None and held.position == 17 and held.version == 8
+    assert all(map(same, held.texts_from(2), texts)) and len(held.texts_from(2)) == 6
+    assert all(map(same, held.texts_from(3), texts[2:])) and len(held.texts_from(3)) == 4
+    assert held.texts_from(2)[0].input_ids.flags.writeable
+    assert replayed_texts(tmp_path, 11, 3) == 4 and replayed_texts(tmp_path, 7, 1) == 0
+    assert replayed_texts(tmp_path, 0, 0) == 0
+
+
+def test_the_newest_not_newer_is_taken_and_the_future_is_forgotten(tmp_path: Path) -> None:
+    files = Snapshots(tmp_path)
+    for version in range(1, 8):
+        files.save(Held(version, [], [ready(version)], version))
+    assert files.restore(7 - KEPT) is None
+    files.forget_after(5)
+    newest = Snapshots(tmp_path).restore(99)
+    assert newest is not None and newest.version == 5
+
+
+@pytest.mark.parametrize(
+    ("data", "expected"), [(b"PRL", "is damaged"), (b"", "is damaged"), (b"\x80\x04pickle" * 9, "is damaged")]
+)
+def test_a_damaged_snapshot_is_named(tmp_path: Path, data: bytes, expected: str) -> None:
+    Snapshots(tmp_path).save(Held(4, [], [], 0))
+    (path,) = (tmp_path / "preprocess" / "state").glob("*.rec")
+    path.write_bytes(data)
+    with pytest.raises(ValueError, match=f"{path} {expected}.*remove it"):
+        Snapshots(tmp_path).restore(4)
+
+
+@pytest.mark.parametrize(
+    ("version", "interval", "expected"),
+    [(0, 8, True), (8, 8, False), (16, 8, True), (8, 16, True), (24, 1, True), (40, 8, True), (56, 8, True)],
+)
+def test_snapshots_are_taken_where_a_checkpoint_can_follow(
+    version: int, interval: int, expected: bool
+) -> None:
+    """Steps of 8 texts; checkpoints at 2, 4, 6, after step 3 and at the end, step 7."""
+    assert can_be_resumed_from(version, 8, interval, 2, [3, 5], 7) is expected
+
+
+def test_a_keeper_forgets_consumed_steps_and_saves_once_per_version(tmp_path: Path) -> None:
+    settings = PreprocessSettings(
+        output_dir=tmp_path,
+        model_path="",
+        rl=RLConfig(),
+        limits=Limits(VOCAB, 24, 4),
+        texts_per_step=2,
+        last_step=7,
+        save_checkpoint_steps=2,
+    )
+    keeper = Keeper(settings, Session(version=0, step=0))
+    texts = [ready(i) for i in range(7)]
+    for step in range(3):
+        keeper.written(step, texts[2 * step : 2 * step + 2])
+    keeper.announced(None, texts[6:], 1)
+    keeper.announced(0, texts[6:], 1)
+    keeper.announced(2, texts[6:], 2)
+    assert Snapshots(tmp_path).restore(99) is None
+    keeper.announced(4, texts[6:], 3)
+    keeper.announced(4, [], 9)
+    held = Snapshots(tmp_path).restore(4)
+    assert held is not None and [step for step, _ in held.ahead] == [2] and held.position == 3
+    assert [text.group_id for text in held.texts_from(2)] == ["g4", "g5", "g6"]
+    again = Keeper(settings, Session(version=4, step=2)).restore()
+    assert again is not None and len(again.texts_from(2)) == 3
+    assert Keeper(settings, Session(version=0, step=0)).restore() is None
+    assert Snapshots(tmp_path).restore(99) is None, "a start from the beginning leaves no snapshot behind"
+
+
+def test_texts_too_long_for_a_changed_configuration_are_set_apart() -> None:
+    texts = [ready(i) for i in range(8)]
+    length = sorted(len(text.input_ids) for text in texts)[4]
+    fit, too_long = fitting(texts, length)
+    assert too_long and all(len(text.input_ids) > length for text in too_long)
+    assert len(fit) + len(too_long) == 8
