@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -88,9 +89,10 @@ class Ports:
 
 
 def engine_devices(cfg: Config) -> int:
-    """Devices of one vLLM engine: tensor times pipeline parallel size."""
+    """Devices of one vLLM server: tensor times pipeline times data parallel size."""
     kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
-    return int(kwargs.get("tensor-parallel-size") or 1) * int(kwargs.get("pipeline-parallel-size") or 1)
+    sizes = (kwargs.get(f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
+    return math.prod(int(size or 1) for size in sizes)
 
 
 class _Jobs:

@@ -91,6 +91,9 @@ def test_a_parallel_engine_gets_all_its_devices() -> None:
     assert [gpus for kind, gpus in placed if kind == "actor_llm"] == [[0, 1, 2, 3]]
     with pytest.raises(ConfigError, match="leave 0 for the trainer"):
         place(config(vllm_config={"vllm_kwargs": kwargs}), range(4))
+    replicas = {"tensor-parallel-size": 1, "data-parallel-size": 2}
+    placed = summary(config(vllm_config={"vllm_kwargs": replicas}), 8)
+    assert [gpus for kind, gpus in placed if kind == "actor_llm"] == [[0, 1], [2, 3]]
 
 
 def test_reference_engines_lie_between_engines_and_trainer() -> None:
