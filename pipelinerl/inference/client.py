@@ -185,7 +185,10 @@ class EngineClient:
         counts: RequestCounts | None = None,
         announced_version: Callable[[], int | None] = lambda: None,
     ) -> None:
-        """`announced_version` is asked when a request is sent, for engines that report no versions."""
+        """`announced_version` is asked when a request is sent: no token of the answer may be older.
+
+        It stands in for the version of engines that report none.
+        """
         self.base_url = base_url.rstrip("/")
         self.counts = counts if counts is not None else RequestCounts()
         self.deadlines = deadlines or Deadlines()
@@ -234,9 +237,18 @@ class EngineClient:
                 raise AbortedCompletion(
                     self.base_url, f"finish_reason {one.finish_reason} after {len(one.token_ids)} tokens"
                 )
+            self._check_age(one, announced)
             one.engine, one.latency_s = self.base_url, latency
         self._count(generations, len(answer))
         return generations
+
+    def _check_age(self, generation: Generation, announced: int | None) -> None:
+        """Whoever was asked after an announcement must not sample from older weights."""
+        oldest = generation.versions[0][0]
+        if announced is not None and generation.exact_versions and oldest < announced:
+            self.counts.failed += 1
+            message = f"tokens of version {oldest}, but {announced} was announced before the request"
+            raise EngineUnavailable(self.base_url, "invalid_answer", message)
 
     async def prompt_logprobs(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 [P - 1]: log-probability of prompt tokens 1 … P - 1 at temperature 1."""
