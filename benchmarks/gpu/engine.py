@@ -28,12 +28,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
+from benchmarks.gpu.load import Load, session
 from benchmarks.gpu.offline import Offline
 from benchmarks.gpu.served import engine_argv, model_folder, serving
 from pipelinerl.finetune.model import distinct_parameters
@@ -48,56 +48,17 @@ PROMPT = OUTPUT = 512
 STREAMS = 256
 UPDATES = 5
 BETWEEN_S = 1.0
+WARM_S = 8.0
 MIB = 2**20
 ROWS = ("parity", "update", "throughput", "failure")
 PORT = 8300
-
-
-class Load:
-    """Requests that keep an engine busy from a thread of their own, through the actor's client."""
-
-    def __init__(self, url: str, in_flight: int, vocab: int) -> None:
-        self._url, self._in_flight, self._vocab = url, in_flight, vocab
-        self._stop = threading.Event()
-        self.tokens = 0
-        self.errors: list[str] = []
-        self._thread = threading.Thread(target=lambda: asyncio.run(self._run()), daemon=True)
-
-    def __enter__(self) -> Load:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join(30)
-
-    async def _run(self) -> None:
-        generator = np.random.default_rng(0)
-        async with _session() as session, Fleet([self._url], session) as fleet:
-
-            async def stream() -> None:
-                while not self._stop.is_set():
-                    ids = generator.integers(0, self._vocab, PROMPT)
-                    answer = await fleet.generate(ids, SamplingParams(max_tokens=OUTPUT, ignore_eos=True))
-                    self.tokens += len(answer.token_ids)
-
-            tasks = [asyncio.create_task(stream()) for _ in range(self._in_flight)]
-            await asyncio.to_thread(self._stop.wait)
-            for task in tasks:
-                task.cancel()
-            ended = await asyncio.gather(*tasks, return_exceptions=True)
-            self.errors = [str(one) for one in ended if isinstance(one, Exception)]
-
-
-def _session() -> aiohttp.ClientSession:
-    return aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0))
 
 
 async def _wave(url: str, in_flight: int, vocab: int, output: int = OUTPUT) -> float:
     """Tokens per second of `in_flight` requests sent together."""
     generator = np.random.default_rng(1)
     prompts = [generator.integers(0, vocab, PROMPT) for _ in range(in_flight)]
-    async with _session() as session, Fleet([url], session) as fleet:
+    async with session() as http, Fleet([url], http) as fleet:
         started = time.perf_counter()
         answers = await asyncio.gather(
             *(fleet.generate(ids, SamplingParams(max_tokens=output, ignore_eos=True)) for ids in prompts)
@@ -176,10 +137,10 @@ def updates(url: str, model: PreTrainedModel, device: torch.device, vocab: int) 
         publisher = publisher_for(url, device, megabytes, kv)
         try:
             if in_flight:
-                with Load(url, in_flight, vocab) as load:
-                    time.sleep(4)
+                with Load(url, in_flight, vocab, PROMPT, OUTPUT) as load:
+                    time.sleep(WARM_S)
                     rows.append(update_row(url, model, vocab, name, in_flight, publisher, version))
-                rows[-1]["errors"] = load.errors
+                rows[-1] |= load.result
             else:
                 rows.append(update_row(url, model, vocab, name, in_flight, publisher, version))
         finally:
