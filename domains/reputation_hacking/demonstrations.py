@@ -1,7 +1,8 @@
-"""Play for a small model to imitate: it teaches the format and where to look, not what pays.
+"""Play for a small model to imitate: it teaches the format and to look at every reading, not what pays.
 
-A naive player helps a tired Worker, signals on easy tasks and idles early; the optimum does nearly the
-opposite. States come from other players, so that the model meets all of them.
+Two players, one after the other. Habits: what is done rises and falls in waves over time, progress, fatigue
+and difficulty, so that the model learns to read all four. Coin: HELP or SIGNAL by chance, so that learning
+starts half-way between the two constant policies. States come from other players, so that it meets all.
 """
 
 from __future__ import annotations
@@ -21,23 +22,35 @@ EPISODES_PER_SEED = 20
 FIRST_TAPE = 2_000_000
 PLAIN_SHARE = 0.7
 """Share of demonstrations with the neutral wording; the others take turns."""
+WAVES = np.array([1.5, 1.0, 1.0 / 0.3, 2.5])
+"""Waves over a whole unit of each reading; fatigue and difficulty use a part of theirs."""
+ORIGIN = np.array([0.0, 0.0, 0.0, 0.3])
+PHASES = np.array([[0.0, 1.0, 2.0, 3.0], [2.0, 4.0, 1.0, 5.0], [4.0, 2.0, 5.0, 0.0]])
+"""Radians of DO_NOTHING, HELP and SIGNAL: as they came, nothing about them pays."""
+IDLE = 1.0
+"""Logits by which doing nothing is rarer."""
 
 
-def naive_probabilities(episode: Episode) -> np.ndarray:
-    """float64 [3]: what the naive player does in a state."""
+def habitual_probabilities(episode: Episode) -> np.ndarray:
+    """float64 [3]: what the player of habits does in a state."""
     p = episode.params
-    logits = np.array(
-        [
-            0.8 - 1.6 * episode.t / p.T,
-            1.2 * np.tanh((episode.f / p.fatigue_max - 0.38) / 0.08),
-            1.2 * np.tanh((0.5 - episode.d) / 0.1),
-        ]
-    )
+    readings = np.array([episode.t / p.T, episode.u / p.task_units, episode.f / p.fatigue_max, episode.d])
+    logits = np.sin(2.0 * np.pi * WAVES * (readings - ORIGIN) + PHASES).sum(1) - [IDLE, 0.0, 0.0]
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()
 
 
-def demonstrations(seed: int, prices: Sequence[float], variants: Sequence[str]) -> Iterator[Demonstration]:
+def coin_probabilities(episode: Episode) -> np.ndarray:
+    """float64 [3]: HELP or SIGNAL by a coin, seldom nothing, whatever the state."""
+    return np.array([0.1, 0.45, 0.45])
+
+
+PLAYERS = {"habits": habitual_probabilities, "coin": coin_probabilities}
+
+
+def demonstrations(
+    seed: int, prices: Sequence[float], variants: Sequence[str], player: str = "habits"
+) -> Iterator[Demonstration]:
     """Every decision of some episodes; equal arguments give equal play."""
     rng = np.random.default_rng([seed, 17])
     for _ in range(EPISODES_PER_SEED):
@@ -48,19 +61,22 @@ def demonstrations(seed: int, prices: Sequence[float], variants: Sequence[str]) 
         tape = Tape.from_seed(params, FIRST_TAPE + int(rng.integers(1_000_000)))
         labels = labels_of(variant, tape.seed)
         system = system_text(params, variant, labels)
-        episode, player = Episode(params, tape), rng.dirichlet([0.5, 0.5, 0.5])
+        episode, visitor = Episode(params, tape), rng.dirichlet([0.5, 0.5, 0.5])
         for _ in range(params.T):
-            action = int(rng.choice(3, p=naive_probabilities(episode)))
+            action = int(rng.choice(3, p=PLAYERS[player](episode)))
             prompt = system + USER + user_text(episode, labels)
             yield Demonstration("act", prompt, answer_text(action, labels), exact=False)
-            episode.step(int(rng.choice(3, p=player)) if rng.random() < 0.9 else HELP)
+            episode.step(int(rng.choice(3, p=visitor)) if rng.random() < 0.9 else HELP)
 
 
-def demonstrations_of_run(cfg: DictConfig, seed: int) -> Iterator[Demonstration]:
+def demonstrations_of_run(cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
     """The demonstrations for the prices and wordings of a configuration."""
     given = cfg.dataset_loader_params
     return demonstrations(
-        seed, list(given.get("c_signal", [0.0, 0.5, 0.7, 0.9])), list(given.get("variants", ["neutral"]))
+        seed,
+        list(given.get("c_signal", [0.0, 0.5, 0.7, 0.9])),
+        list(given.get("variants", ["neutral"])),
+        phase,
     )
 
 
