@@ -32,6 +32,7 @@ EXTRAS = {
     "lora": ["peft>=0.18"],
     "redis": ["redis[hiredis]>=6"],
     "dashboard": ["wandb-workspaces>=0.4"],
+    "math": ["math-verify>=0.9"],
     "parquet": ["pyarrow>=18"],
     "reputation": ["gymnasium>=1.1", "stable-baselines3>=2.6"],
     "dev": [

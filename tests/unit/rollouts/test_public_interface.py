@@ -195,6 +195,25 @@ SIGNATURES: dict[str, dict[str, Any]] = {
     "pipelinerl.streams.StreamWriter.write": {"data": REQUIRED, "partition": None},
     "pipelinerl.utils.get_environment_jobs": {"cfg": REQUIRED, "key": None},
     "pipelinerl.utils.resolve_environment_key": {"cfg": REQUIRED, "default": None},
+    "pipelinerl.domains.math.get_reward": {
+        "answer_status": REQUIRED,
+        "finished": REQUIRED,
+        "reward_table": REQUIRED,
+    },
+    "pipelinerl.domains.math.length_penalty": {
+        "max_length": REQUIRED,
+        "sequence_length": REQUIRED,
+        "buffer_tokens": REQUIRED,
+    },
+    "pipelinerl.domains.math.verify_answer_rpc": {
+        "session": REQUIRED,
+        "host": REQUIRED,
+        "port": REQUIRED,
+        "prediction": REQUIRED,
+        "gold": REQUIRED,
+        "strict": True,
+        "max_prediction_length": 1000,
+    },
     "pipelinerl.domains.dispatcher.register_domain_rollout": {"domain": REQUIRED, "target": REQUIRED},
     "pipelinerl.domains.dispatcher.generate_multidomain_rollout": {
         "cfg": REQUIRED,
@@ -254,6 +273,11 @@ RECORDS = {
         "entropy_bonus final_entropy_bonus relu_log_p_weights clamp_log_ratio_ref_new_value "
         "group_normalization overlong_filtering filter_zero_advantage_groups value_loss_coef "
         "step_reward_advantages temperature"
+    ),
+    "pipelinerl.domains.math.RewardTable": (
+        "wrong_answer_not_finished wrong_answer_finished no_answer_not_finished no_answer_finished "
+        "unparsable_not_finished unparsable_finished correct_answer_not_finished correct_answer_finished "
+        "buffer_tokens"
     ),
     "pipelinerl.world.Job": (
         "kind idx replica_idx local_idx node_rank hostname port gpus url environment_key environment_index"

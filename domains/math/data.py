@@ -1,0 +1,177 @@
+"""Questions and gold answers: local JSON-lines, JSON or parquet files, or generated arithmetic.
+
+A name is a file, a file of `data_dir` without its ending, or `arithmetic_<anything>`. Nothing is downloaded.
+Rows may have the columns of GSM8K (`question`, `answer` with the result behind `####`), MATH (`problem`,
+`solution` with a boxed result), DeepScaleR (`problem`, `answer`), Open-Reasoner-Zero (a list of turns), or
+any `question`, `problem`, `task` or `prompt` beside an `answer`.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from domains.math.answers import last_boxed
+from domains.math.pool import MAX_GOLD_LENGTH
+
+Problem = dict[str, Any]
+DOMAIN = "math"
+QUESTIONS = ("question", "problem", "task", "prompt")
+ANSWERS = ("answer", "gold", "expected_answer", "final_answer")
+ENDINGS = (".jsonl", ".json", ".parquet")
+ARITHMETIC = "arithmetic"
+ARITHMETIC_PROBLEMS = 1000
+GSM8K_MARK = "####"
+
+
+def load_problems(
+    dataset_names: Sequence[str],
+    data_dir: str | None = None,
+    max_problems: int | None = None,
+    highest: int = 99,
+) -> list[Problem]:
+    """Problems `{id, task, answer, dataset, domain}` of all names in their order.
+
+    `max_problems` bounds each dataset, `highest` the numbers of generated arithmetic. Raises ValueError
+    naming the file, and the line or row, of what cannot be read.
+    """
+    problems: list[Problem] = []
+    for name in dataset_names:
+        found = arithmetic(name, highest) if name.split("_")[0] == ARITHMETIC else _from_file(name, data_dir)
+        for index, (task, answer) in enumerate(found):
+            if max_problems is not None and index >= max_problems:
+                break
+            problems.append(
+                {"id": f"{name}-{index}", "task": task, "answer": answer, "dataset": name, "domain": DOMAIN}
+            )
+    return problems
+
+
+load_datasets = load_problems
+
+
+def arithmetic(name: str, highest: int) -> Iterator[tuple[str, str]]:
+    """Sums, differences, products and exact quotients; the same for the same name."""
+    if highest < 2:
+        raise ValueError(f"highest={highest}: numbers of generated arithmetic must reach 2 at least")
+    rng = random.Random(f"{name}:{highest}")
+    for _ in range(ARITHMETIC_PROBLEMS):
+        a, b, sign = rng.randint(1, highest), rng.randint(1, highest), rng.choice("+-*/")
+        if sign == "/":
+            yield f"What is {a * b} / {b}?", str(a)
+        else:
+            yield f"What is {a} {sign} {b}?", str({"+": a + b, "-": a - b, "*": a * b}[sign])
+
+
+def _from_file(name: str, data_dir: str | None) -> Iterator[tuple[str, str]]:
+    path = find_file(name, data_dir)
+    for where, row in rows(path):
+        try:
+            yield read_row(row)
+        except ValueError as error:
+            raise ValueError(f"{path}, {where}: {error}") from None
+
+
+def find_file(name: str, data_dir: str | None) -> Path:
+    """The file that a dataset's name means. Raises ValueError with every place that was looked at."""
+    base = Path(name) if data_dir is None else Path(data_dir) / name
+    tried = [base] if base.suffix in ENDINGS else [base.with_name(base.name + ending) for ending in ENDINGS]
+    found = next((path for path in tried if path.is_file()), None)
+    if found is None:
+        places = ", ".join(str(path) for path in tried)
+        raise ValueError(
+            f"dataset {name!r}: no file {places}; give a file, set dataset_loader_params.data_dir, or use "
+            f"{ARITHMETIC}_train"
+        )
+    return found
+
+
+def rows(path: Path) -> Iterator[tuple[str, Any]]:
+    """Rows with their place: `line 3` of JSON lines, `row 3` of the others. Raises ValueError naming both."""
+    if path.suffix == ".parquet":
+        yield from _parquet(path)
+    elif path.suffix == ".json":
+        content = _parsed(path.read_bytes(), f"{path}")
+        if not isinstance(content, list):
+            raise ValueError(f"{path}: holds a {type(content).__name__}, expected a list of rows")
+        yield from ((f"row {index}", row) for index, row in enumerate(content))
+    else:
+        with path.open("rb") as file:
+            for number, line in enumerate(file, 1):
+                if line.strip():
+                    yield f"line {number}", _parsed(line, f"{path}, line {number}")
+
+
+def _parsed(content: bytes, where: str) -> Any:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{where}: no JSON: {' '.join(str(error).split())[:100]}") from None
+
+
+def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
+    try:
+        from pyarrow import ArrowException, parquet
+    except ImportError:
+        raise ValueError(f"{path}: parquet needs pyarrow; pip install 'pipelinerl[parquet]'") from None
+    try:
+        table = parquet.read_table(path)
+    except (ArrowException, OSError) as error:
+        raise ValueError(f"{path}: no parquet file: {' '.join(str(error).split())[:100]}") from None
+    yield from ((f"row {index}", row) for index, row in enumerate(table.to_pylist()))
+
+
+def read_row(row: Any) -> tuple[str, str]:
+    """Question and gold answer of a row in any known form. Raises ValueError saying what is missing."""
+    if isinstance(row, list):
+        return _from_turns(row)
+    if not isinstance(row, dict):
+        raise ValueError(f"a {type(row).__name__}, expected an object")
+    question = next((row[key] for key in QUESTIONS if row.get(key)), None)
+    if question is None:
+        raise ValueError(f"no question; columns are {_columns(row)}, expected one of {', '.join(QUESTIONS)}")
+    given = next((row[key] for key in ANSWERS if row.get(key) not in (None, "")), None)
+    if given is None and isinstance(row.get("solution"), str):
+        given = last_boxed(row["solution"])
+    if given is None:
+        raise ValueError(
+            f"no answer; columns are {_columns(row)}, expected {', '.join(ANSWERS)} or a boxed solution"
+        )
+    return _text(question, "question"), _gold(given)
+
+
+def _columns(row: dict[str, Any]) -> str:
+    return ", ".join(list(map(str, row))[:8]) or "none"
+
+
+def _from_turns(row: list[Any]) -> tuple[str, str]:
+    try:
+        return _text(row[0]["value"], "question"), _gold(row[1]["ground_truth"]["value"])
+    except (IndexError, KeyError, TypeError):
+        raise ValueError(
+            "a list that is not [{value: question}, {ground_truth: {value: answer}}] (Open-Reasoner-Zero)"
+        ) from None
+
+
+def _text(value: Any, what: str) -> str:
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{what} {str(value)[:60]!r}: expected a text")
+    return value
+
+
+def _gold(value: Any) -> str:
+    """The bare result: behind GSM8K's mark, inside a box, or as it stands; numbers as written by Python."""
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        raise ValueError(f"answer {str(value)[:60]!r}: expected a text or a number")
+    text = str(value).strip()
+    if GSM8K_MARK in text:
+        text = text.rpartition(GSM8K_MARK)[2].strip().replace(",", "")
+    text = (last_boxed(text) or text).strip()
+    if not text:
+        raise ValueError(f"answer {str(value)[:60]!r}: holds no result")
+    if len(text) > MAX_GOLD_LENGTH:
+        raise ValueError(f"answer of {len(text)} characters; at most {MAX_GOLD_LENGTH} are compared")
+    return text

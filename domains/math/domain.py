@@ -1,0 +1,36 @@
+"""What the core is told about the domain."""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+
+from omegaconf import DictConfig
+
+from domains.math.data import load_problems
+from pipelinerl.domain import BaseDomain
+from pipelinerl.observe.focus import ReportFocus
+
+LOADER = "math.load_problems"
+
+
+class MathDomain(BaseDomain):
+    """Checks before the start; everything else is the rollout's."""
+
+    report_focus = ReportFocus(headline=("success", "reward", "no_answer", "no_error"))
+
+    def validate(self, cfg: DictConfig) -> list[str]:
+        """The verifier is installed, the data can be read, the prompt holds the question."""
+        problems = []
+        if find_spec("math_verify") is None:
+            problems.append("math-verify is not installed, it judges answers; pip install 'pipelinerl[math]'")
+        if cfg.actor.task_template and "{task}" not in cfg.actor.task_template:
+            problems.append(
+                f"actor.task_template={cfg.actor.task_template!r}: put {{task}} where the question goes"
+            )
+        if str(cfg.dataset_loader).endswith(LOADER):
+            names = [*cfg.train_dataset_names, *cfg.test_dataset_names]
+            try:
+                load_problems(names, **dict(cfg.dataset_loader_params))
+            except (TypeError, ValueError, OSError) as error:
+                problems.append(str(error))
+        return problems

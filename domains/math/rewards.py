@@ -1,0 +1,59 @@
+"""From the status of an answer to a reward: eight numbers, a discount, a penalty for nearly full length."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Literal, get_args
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from pipelinerl.actor.difficulty import length_penalty
+
+__all__ = ["STATUSES", "AnswerStatus", "RewardTable", "get_reward", "length_penalty", "rollout_reward"]
+
+AnswerStatus = Literal["correct", "wrong", "no_answer", "unparsable"]
+STATUSES: tuple[AnswerStatus, ...] = get_args(AnswerStatus)
+_PREFIX: dict[str, str] = {"correct": "correct_answer", "wrong": "wrong_answer"}
+
+
+class RewardTable(BaseModel):
+    """Reward of each status, for texts that ended by themselves and for texts that were cut."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    wrong_answer_not_finished: float
+    wrong_answer_finished: float
+    no_answer_not_finished: float
+    no_answer_finished: float
+    unparsable_not_finished: float
+    unparsable_finished: float
+    correct_answer_not_finished: float
+    correct_answer_finished: float
+    buffer_tokens: int = Field(0, ge=0)
+    """Tokens below the length limit in which the length penalty grows to -1; 0: none."""
+
+
+def get_reward(answer_status: str, finished: bool, reward_table: RewardTable) -> float:
+    """The table's entry. Raises ValueError for a status that it does not have."""
+    if answer_status not in STATUSES:
+        raise ValueError(f"answer status {answer_status!r} is unknown; use one of {', '.join(STATUSES)}")
+    prefix = _PREFIX.get(answer_status, answer_status)
+    value = getattr(reward_table, f"{prefix}_{'finished' if finished else 'not_finished'}")
+    return float(value)
+
+
+def rollout_reward(
+    status: str,
+    finished: bool,
+    output_tokens: int,
+    max_tokens: int,
+    rewards: Mapping[str, Any],
+    discount: float,
+) -> tuple[float, float]:
+    """Reward of one completion, and the length penalty (at most 0) that is in it.
+
+    The table's entry times `discount` to the power of the completion's tokens, plus the penalty.
+    """
+    table = RewardTable.model_validate(dict(rewards))
+    penalty = length_penalty(max_tokens, output_tokens, table.buffer_tokens) if table.buffer_tokens else 0.0
+    return get_reward(status, finished, table) * discount**output_tokens + penalty, penalty

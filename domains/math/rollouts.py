@@ -1,0 +1,102 @@
+"""One question, one completion, one verdict."""
+
+from __future__ import annotations
+
+import random
+import time
+from typing import Any
+
+import aiohttp
+from omegaconf import DictConfig
+
+from domains.math.client import verify_answer_rpc
+from domains.math.environment import MathEnvironment
+from domains.math.pool import VerifierPool
+from domains.math.rewards import rollout_reward
+from pipelinerl.async_llm import llm_async_generate, make_training_text
+from pipelinerl.environment import make_environment
+from pipelinerl.environment_keys import configured_keys
+from pipelinerl.llm import Prompt, TrainableLLM
+from pipelinerl.per_tree import PerTree
+from pipelinerl.rollouts import BaseMetrics, RolloutResult
+from pipelinerl.utils import get_environment_jobs, resolve_environment_key
+
+KEY = "math"
+
+
+class MathMetrics(BaseMetrics):
+    """Statistics of one answer."""
+
+    penalty: float
+    """Length penalty, at most 0."""
+    verify_s: float
+    """Seconds the verdict took, waiting included."""
+
+
+def environment_key(cfg: DictConfig) -> str | None:
+    """The verifier's key: `math` where environments have keys, else the only one."""
+    return KEY if KEY in configured_keys(cfg) else resolve_environment_key(cfg)
+
+
+def _pool(cfg: DictConfig) -> VerifierPool:
+    key = environment_key(cfg)
+    environment = make_environment(cfg, key) if key is not None else MathEnvironment()
+    if not isinstance(environment, MathEnvironment):
+        raise ValueError(f"environment {key}: a {type(environment).__name__} verifies no answers")
+    return environment.pool()
+
+
+_pools = PerTree(_pool)
+
+
+async def verdict(
+    cfg: DictConfig, problem: dict[str, Any], content: str, session: aiohttp.ClientSession
+) -> str:
+    """Status of an answer, from one of the verification servers, or without any from this process's pool."""
+    jobs = get_environment_jobs(cfg, environment_key(cfg))
+    if not jobs:
+        return await _pools.of(cfg).verify(content, str(problem["answer"]))
+    job = random.choice(jobs)
+    assert job.port is not None
+    return await verify_answer_rpc(session, job.hostname, job.port, content, str(problem["answer"]))
+
+
+def messages(cfg: DictConfig, task: str) -> list[dict[str, Any]]:
+    """The prompt: `actor.system_prompt` if there is one, then `actor.task_template` with the task in it."""
+    system = str(cfg.actor.get("system_prompt") or "")
+    template = str(cfg.actor.get("task_template") or "{task}")
+    user = {"role": "user", "content": template.replace("{task}", task)}
+    return [{"role": "system", "content": system}, user] if system else [user]
+
+
+async def generate_math_rollout(
+    cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
+) -> RolloutResult:
+    """Answer one question; the reward is that of `rewards`, discounted and shortened by its length."""
+    started = time.monotonic()
+    call = await llm_async_generate(llm, Prompt(messages=messages(cfg, problem["task"])), session)
+    asked = time.monotonic()
+    status = await verdict(cfg, problem, call.output.content or "", session)
+    text = make_training_text(llm, call)
+    text.reward, penalty = rollout_reward(
+        status,
+        text.finished,
+        text.output_tokens,
+        int(llm.parameters["max_tokens"]),
+        cfg.rewards,
+        float(cfg.actor.get("discount_factor", 1.0)),
+    )
+    metrics = MathMetrics(
+        reward=text.reward,
+        success=status == "correct",
+        no_error=status != "unparsable",
+        no_answer=status == "no_answer",
+        penalty=penalty,
+        verify_s=time.monotonic() - asked,
+    )
+    return RolloutResult(
+        training_texts=[text],
+        metrics=metrics,
+        latency=time.monotonic() - started,
+        dataset_name=problem.get("dataset"),
+    )

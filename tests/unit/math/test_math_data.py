@@ -1,0 +1,107 @@
+"""Rows in the forms that people have, and one line about every other."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from domains.math.data import load_problems, read_row
+
+FORMS = {
+    "gsm8k": ({"question": "q", "answer": "1 + 1 = <<1+1=2>>2\n#### 1,200"}, ("q", "1200")),
+    "math": ({"problem": "q", "solution": r"so \boxed{\frac{1}{2}}", "level": 5}, ("q", r"\frac{1}{2}")),
+    "deepscaler": ({"problem": "q", "answer": "7", "solution": ""}, ("q", "7")),
+    "boxed answer": ({"problem": "q", "answer": r"\boxed{7}"}, ("q", "7")),
+    "number": ({"task": "q", "answer": 3.5}, ("q", "3.5")),
+    "zero": ({"task": "q", "answer": 0}, ("q", "0")),
+    "open reasoner": (
+        [{"from": "human", "value": "q"}, {"from": "assistant", "ground_truth": {"value": "7"}}],
+        ("q", "7"),
+    ),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_a_known_form_gives_question_and_result(form: str) -> None:
+    row, expected = FORMS[form]
+    assert read_row(row) == expected
+
+
+BAD_ROWS: list[tuple[Any, str]] = [
+    (5, "a int, expected an object"),
+    ("text", "a str, expected an object"),
+    ({}, "no question; columns are none"),
+    ({"text": "q"}, "no question; columns are text, expected one of question"),
+    ({"question": ""}, "no question; columns are question"),
+    ({"question": "q"}, "no answer; columns are question"),
+    ({"question": "q", "answer": ""}, "no answer; columns are question, answer"),
+    ({"question": "q", "solution": "no box"}, "no answer; columns are question, solution"),
+    ({"question": ["q"], "answer": "1"}, r"question \"\['q'\]\": expected a text"),
+    ({"question": "q", "answer": [1]}, r"answer '\[1\]': expected a text or a number"),
+    ({"question": "q", "answer": True}, "answer 'True': expected a text or a number"),
+    ({"question": "q", "answer": "#### "}, "answer '#### ': holds no result"),
+    ({"question": "q", "answer": "1" * 20001}, "answer of 20001 characters"),
+    ([{"value": "q"}], "a list that is not"),
+    ([], "a list that is not"),
+]
+
+
+@pytest.mark.parametrize(("row", "message"), BAD_ROWS)
+def test_another_row_is_named_by_file_and_line(tmp_path: Path, row: Any, message: str) -> None:
+    good = json.dumps({"question": "q", "answer": "1"})
+    (tmp_path / "bad.jsonl").write_text(f"{good}\n\n{json.dumps(row)}\n")
+    with pytest.raises(ValueError, match=rf"bad\.jsonl, line 3: {message}") as caught:
+        load_problems(["bad"], data_dir=str(tmp_path))
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.jsonl", b"{not json}", "a.jsonl, line 1: no JSON"),
+        ("a.jsonl", b"\xff\xfe", "a.jsonl, line 1: no JSON"),
+        ("a.jsonl", b"[" * 100_000, "a.jsonl, line 1: no JSON"),
+        ("a.json", b'{"question": "q"}', "a.json: holds a dict, expected a list of rows"),
+        ("a.json", b"", "a.json: no JSON"),
+        ("a.json", b"[1]", "a.json, row 0: a int"),
+    ],
+)
+def test_a_file_that_cannot_be_read_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ValueError, match=message):
+        load_problems([str(tmp_path / name)])
+
+
+def test_names_are_looked_up_and_a_missing_one_says_where(tmp_path: Path) -> None:
+    (tmp_path / "one.jsonl").write_text(json.dumps({"question": "q", "answer": "1"}) + "\n")
+    (tmp_path / "two.json").write_text(json.dumps([{"problem": "p", "answer": "2"}] * 3))
+    problems = load_problems(["two", "one"], data_dir=str(tmp_path), max_problems=2)
+    assert [problem["id"] for problem in problems] == ["two-0", "two-1", "one-0"]
+    assert problems[-1] == {"id": "one-0", "task": "q", "answer": "1", "dataset": "one", "domain": "math"}
+    with pytest.raises(ValueError, match=r"dataset 'three': no file .*three\.jsonl, .*three\.parquet; give"):
+        load_problems(["three"], data_dir=str(tmp_path))
+
+
+def test_parquet_rows_are_read_like_the_others(tmp_path: Path) -> None:
+    pyarrow = pytest.importorskip("pyarrow")
+    from pyarrow import parquet
+
+    parquet.write_table(pyarrow.table({"question": ["q"], "answer": ["#### 7"]}), tmp_path / "a.parquet")
+    assert [p["answer"] for p in load_problems([str(tmp_path / "a.parquet")])] == ["7"]
+    (tmp_path / "b.parquet").write_bytes(b"no")
+    with pytest.raises(ValueError, match=r"b\.parquet: no parquet file"):
+        load_problems([str(tmp_path / "b.parquet")])
+
+
+def test_generated_arithmetic_is_right_and_the_same_every_time() -> None:
+    problems = load_problems(["arithmetic_train", "arithmetic_test"], max_problems=50, highest=20)
+    assert problems == load_problems(["arithmetic_train", "arithmetic_test"], max_problems=50, highest=20)
+    assert problems[0]["task"] != problems[50]["task"]
+    for problem in problems:
+        question = problem["task"].removeprefix("What is ").removesuffix("?")
+        assert eval(question) == int(problem["answer"])
+    with pytest.raises(ValueError, match="highest=1: numbers of generated arithmetic"):
+        load_problems(["arithmetic_train"], highest=1)
