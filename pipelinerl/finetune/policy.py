@@ -34,7 +34,8 @@ class Policy(nn.Module):
         Values are float32 `[N]`, of the same positions; None without a value head.
         """
         hidden = hidden_states(self.model, input_ids, position_ids, segments)
-        chosen = hidden.flatten(0, 1)[predictors]
+        # Not hidden[predictors], whose backward sorts the indices.
+        chosen = hidden.flatten(0, 1).index_select(0, predictors)
         weight, bias = output_head(self.model)
         scores = token_scores(chosen, weight, targets, temperature, bias)
         return scores, None if self.value_head is None else values_of(self.value_head, chosen)
