@@ -173,7 +173,7 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
     engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
     policy = resolve_dotted(str(cfg.actor.rollout_policy), "actor.rollout_policy")
     version: list[int | None] = [None]
-    announced_at = [0.0]
+    announced_at, frozen = [0.0], not cfg.updates_engines
     deadlines = Deadlines(
         connect_s=cfg.engine.connect_deadline_s,
         generate_s=cfg.engine.generate_deadline_s,
@@ -192,7 +192,7 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
             engines,
             session,
             deadlines,
-            announced_version=lambda: version[0],
+            announced_version=lambda: None if frozen else version[0],
             announced_at=lambda: announced_at[0],
         ) as fleet,
     ):
@@ -201,7 +201,6 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
         train_llm, test_llm = make_llm(cfg, False, size), make_llm(cfg, True, size)
         threads = cfg.actor.llm_max_rollouts * len(engines)
         runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, rules, threads)
-        frozen = not cfg.updates_engines
         await Worker(index, channel, fleet, runner, version, announced_at, frozen).serve(engines)
 
 
