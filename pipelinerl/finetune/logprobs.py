@@ -108,14 +108,18 @@ def _merged(one: _Sums, other: _Sums) -> _Sums:
 
 
 def _block_sums(logits: torch.Tensor, local: torch.Tensor) -> _Sums:
-    """Sums of one block; `local` is the target's column, which may lie outside."""
+    """Sums of one block, whose logits are overwritten; `local` is the target's column, perhaps outside."""
     top = logits.amax(-1)
-    centred = logits - top[:, None]
-    weights = centred.exp()
     inside = (local >= 0) & (local < logits.shape[1])
     column = local.clamp(0, logits.shape[1] - 1)
     chosen = torch.where(inside, logits.gather(1, column[:, None])[:, 0], 0.0)
-    return _Sums(top, weights.sum(-1), torch.linalg.vecdot(weights, centred), chosen)
+    if torch.compiler.is_compiling():
+        centred = logits - top[:, None]
+        weights = centred.exp()
+        return _Sums(top, weights.sum(-1), (weights * centred).sum(-1), chosen)
+    centred = logits.sub_(top[:, None])
+    weights = centred.exp()
+    return _Sums(top, weights.sum(-1), weights.mul_(centred).sum(-1), chosen)
 
 
 def _block_gradient(
@@ -128,16 +132,17 @@ def _block_gradient(
     scale: float,
     dtype: torch.dtype,
 ) -> torch.Tensor:
-    """Gradient by the unscaled logits of one block, `[N, width]` in `dtype`.
+    """Gradient by the unscaled logits of one block, `[N, width]` in `dtype`; the logits are overwritten.
 
     d logp_t / d z = onehot_t - p;  d H / d z = -p * (log p + H).
     """
-    logp = logits - log_normaliser[:, None]
+    compiling = torch.compiler.is_compiling()
+    logp = logits - log_normaliser[:, None] if compiling else logits.sub_(log_normaliser[:, None])
     if grad_entropy is None:
         upstream = grad_logprobs[:, None]
     else:
         upstream = grad_logprobs[:, None] + grad_entropy[:, None] * (logp + entropy[:, None])
-    if torch.compiler.is_compiling():  # one kernel: compare instead of scatter
+    if compiling:  # one kernel: compare instead of scatter
         columns = torch.arange(logits.shape[1], device=logits.device)
         at_target = torch.where(columns == local[:, None], grad_logprobs[:, None], 0.0)
         return ((at_target - logp.exp() * upstream) * scale).to(dtype)
@@ -145,7 +150,7 @@ def _block_gradient(
     inside = (local >= 0) & (local < logits.shape[1])
     column = local.clamp(0, logits.shape[1] - 1)
     grad.scatter_add_(1, column[:, None], torch.where(inside, grad_logprobs, 0.0)[:, None])
-    return grad.mul_(scale).to(dtype)
+    return (grad.mul_(scale) if scale != 1.0 else grad).to(dtype)
 
 
 @lru_cache(maxsize=1)
