@@ -13,7 +13,6 @@ is discarded, and stays unfinished.
 from __future__ import annotations
 
 import enum
-import os
 import time
 from collections import Counter
 from collections.abc import Iterable
@@ -23,6 +22,8 @@ from types import TracebackType
 from typing import Self
 
 import msgspec
+
+from pipelinerl.line_file import LineFile
 
 
 class Outcome(enum.StrEnum):
@@ -69,17 +70,8 @@ class Ledger:
     """One role's book. Lines are appended whole, so several processes of a role may share it."""
 
     def __init__(self, output_dir: Path, role: str) -> None:
-        self._path = ledger_path(output_dir, role)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._file = LineFile(ledger_path(output_dir, role))
         self._encoder = msgspec.json.Encoder()
-        self._end_torn_line()
-
-    def _end_torn_line(self) -> None:
-        """A predecessor killed while writing left half a line; the next entry must not continue it."""
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
 
     def record(self, outcome: Outcome, rollouts: Iterable[str], reason: str = "") -> None:
         """Append one line for these rollouts; nothing for none. The line is on its way when this returns."""
@@ -97,15 +89,10 @@ class Ledger:
 
     def _write(self, outcome: Outcome, names: list[str], reason: str) -> None:
         entry = _Entry(Outcome(outcome), names, reason, round(time.time(), 3))
-        line = self._encoder.encode(entry) + b"\n"
-        written = os.write(self._fd, line)
-        if written != len(line):
-            raise OSError(f"{self._path}: only {written} of {len(line)} bytes could be written")
+        self._file.append(self._encoder.encode(entry))
 
     def close(self) -> None:
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self

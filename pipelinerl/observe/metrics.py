@@ -5,7 +5,6 @@ Only numbers pass, so that no text of a private corpus can reach either by mista
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
+from pipelinerl.line_file import LineFile
 from pipelinerl.observe.wandb_run import WandbRun, start_wandb
 
 Number = int | float | bool
@@ -49,11 +49,7 @@ class MetricsWriter:
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = Path(output_dir) / role / "metrics.jsonl"
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        self._fd = os.open(self.path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        size = os.fstat(self._fd).st_size
-        if size and os.pread(self._fd, 1, size - 1) != b"\n":
-            os.write(self._fd, b"\n")
+        self._file = LineFile(self.path)
         self._encoder = msgspec.json.Encoder()
         self._run: WandbRun | None = start_wandb(Path(output_dir), role, wandb_cfg, config or {})
 
@@ -66,7 +62,7 @@ class MetricsWriter:
         head: dict[str, Any] = {"time": round(time.time(), 3)}
         if step is not None:
             head["step"] = int(step)
-        os.write(self._fd, self._encoder.encode(head | clean) + b"\n")
+        self._file.append(self._encoder.encode(head | clean))
         if self._run is not None:
             self._run.log(clean, step)
 
@@ -74,9 +70,7 @@ class MetricsWriter:
         if self._run is not None:
             self._run.finish(exit_code)
             self._run = None
-        if self._fd >= 0:
-            os.close(self._fd)
-            self._fd = -1
+        self._file.close()
 
     def __enter__(self) -> Self:
         return self

@@ -8,6 +8,7 @@ The launcher's progress line and people with `cat` read it; nothing in the pipel
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -18,6 +19,8 @@ from typing import Any, Self
 import msgspec
 
 from pipelinerl.observe.waits import current_waits
+
+log = logging.getLogger(__name__)
 
 
 def status_path(output_dir: Path, role: str) -> Path:
@@ -33,6 +36,7 @@ class StatusFile:
         self._role = role
         self._fields: dict[str, Any] = {}
         self._written: dict[str, Any] = {}
+        self._failed = False
         self._lock = threading.Lock()
         self._closing = threading.Event()
         self._interval_s = interval_s
@@ -57,8 +61,13 @@ class StatusFile:
                 return
             self._written = content
             temporary = self.path.with_name("~status.json")
-            temporary.write_bytes(msgspec.json.encode({**content, "time": round(time.time(), 3)}) + b"\n")
-            temporary.replace(self.path)
+            try:
+                temporary.write_bytes(msgspec.json.encode({**content, "time": round(time.time(), 3)}) + b"\n")
+                temporary.replace(self.path)
+            except OSError as error:  # nothing depends on the file; what matters will say by itself
+                if not self._failed:
+                    log.warning("%s cannot be written: %s", self.path, error)
+                self._failed = True
 
     def _run(self) -> None:
         while not self._closing.wait(self._interval_s):

@@ -1,0 +1,35 @@
+"""Files of JSON lines that several processes append to and that survive a process killed while writing."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+class LineFile:
+    """Appends whole lines; the half line of a killed predecessor is ended first."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        size = os.fstat(self._fd).st_size
+        if size and os.pread(self._fd, 1, size - 1) != b"\n":
+            self._write(b"\n")
+
+    def append(self, line: bytes) -> None:
+        """Write `line` and its end. Raises OSError that names the file, such as on a full disk."""
+        self._write(line + b"\n")
+
+    def _write(self, data: bytes) -> None:
+        try:
+            written = os.write(self._fd, data)
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(self.path)) from error
+        if written != len(data):
+            raise OSError(f"{self.path}: only {written} of {len(data)} bytes could be written")
+
+    def close(self) -> None:
+        if self._fd >= 0:
+            os.close(self._fd)
+            self._fd = -1
