@@ -64,7 +64,7 @@ class Preprocess:
         self._buffer, self._rejections = ReadyBuffer(), Rejections()
         self.metrics = PreprocessMetrics()
         self.step = session.step
-        self.published = session.version
+        self.published = self._start = session.version
         self.received = 0
         self._first = True
 
@@ -171,13 +171,25 @@ class Preprocess:
         return scored
 
     def _drop_stale(self) -> None:
-        """Texts of which every token is beyond the lag bound already; the trainer checks per token again."""
-        version, max_lag = self._state.propagated_weight_version, self.settings.max_lag
-        if version is None or max_lag is None:
+        """Texts of which every token will be beyond the lag bound; the trainer checks per token again."""
+        if self.settings.max_lag is None:
             return
-        oldest = version - max_lag
+        oldest = self._version_when_trained - self.settings.max_lag
         stale = self._buffer.remove(lambda text: 0 <= int(text.versions.max()) < oldest)
         self._books.dropped([(text, "stale") for text in stale])
+
+    @property
+    def _version_when_trained(self) -> int:
+        """The last announced version when the next step is trained: every `interval` texts there is one.
+
+        Known beforehand, so that a step written ahead holds nothing that will be too old by then.
+        """
+        settings, announced = self.settings, self._state.propagated_weight_version or 0
+        if not settings.has_trainer:  # its stand-in stays with the version it began with
+            return announced
+        size = settings.texts_per_step
+        interval = -(-max(1, settings.weight_update_interval) // size) * size
+        return max(announced, self._start + (self.published - self._start) // interval * interval)
 
     def _drop_oldest(self) -> None:
         if self.settings.max_lag is None and self.settings.pop_old_data:

@@ -89,6 +89,15 @@ def test_texts_beyond_the_lag_bound_are_replaced_and_refunded(bench: Bench) -> N
     assert bench.preprocess.write_steps()
 
 
+@pytest.mark.parametrize("bench", [{"max_lag": 0}], indirect=True)
+def test_a_step_written_ahead_holds_nothing_that_is_too_old_when_it_is_trained(bench: Bench) -> None:
+    """Four groups of one version would make two steps of eight texts; the second is trained on another version."""
+    bench.preprocess.take_groups([group(number, version=0) for number in range(4)])
+    assert bench.preprocess.write_steps()
+    assert {batch.step for batch in bench.batches()} == {0}
+    assert bench.discarded.counts == {"stale": 8}
+
+
 @pytest.mark.parametrize("bench", [{"ring_buffer_size": 10}], indirect=True)
 def test_without_a_bound_the_oldest_texts_are_popped(bench: Bench) -> None:
     bench.trainer.samples_processed = -1000
