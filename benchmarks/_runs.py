@@ -1,4 +1,4 @@
-"""Runs of the privacy agent as child processes, their evaluations, and paired intervals over seeds."""
+"""Runs as child processes, their evaluations, and paired intervals over seeds."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Values = dict[str, list[float | None]]
 """Of one evaluation: a value per held-out chain for each metric; None where the metric does not apply."""
 
 
-def launch(out: Path, overrides: Sequence[str]) -> None:
+def launch(out: Path, overrides: Sequence[str], domain: str = "privacy_hopqa") -> None:
     """One run to its end; a finished one is left alone.
 
     Raises RuntimeError with the launcher's last line, or when the finished run was asked for with others.
@@ -33,7 +33,7 @@ def launch(out: Path, overrides: Sequence[str]) -> None:
                 f"{out}: finished with other settings ({', '.join(changed)}); use another --out"
             )
         return
-    command = [sys.executable, "-m", "pipelinerl.launch", "+domain=privacy_hopqa", "hardware=cpu"]
+    command = [sys.executable, "-m", "pipelinerl.launch", f"+domain={domain}", "hardware=cpu"]
     command += [f"output_dir={out}", "wandb.use_wandb=false", *overrides]
     done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
     if done.returncode:

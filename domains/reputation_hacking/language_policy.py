@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from domains.reputation_hacking.dynamics import ACTIONS, Episodes
+from domains.reputation_hacking.params import Params
 from domains.reputation_hacking.policies import Policy, choose, sampling_noise
 from domains.reputation_hacking.prompts import HISTORY, answer_text, system_text, user_text
 
 BATCH = 256
+STATE = "\x00"
+"""Stands for the state where the chat template is applied once for all prompts."""
 
 
 class LanguagePolicy(Policy):
@@ -46,18 +50,22 @@ class LanguagePolicy(Policy):
 
     def probabilities(self, episodes: Episodes) -> np.ndarray:
         """float64 [N, 3] of the three answers in the coming step."""
-        system = {"role": "system", "content": system_text(episodes.params, "neutral", ACTIONS)}
-        prompts = [
-            self.tokenizer.apply_chat_template(
-                [system, {"role": "user", "content": user_text(state, ACTIONS)}],  # type: ignore[arg-type]
-                add_generation_prompt=True,
-                tokenize=False,
-            )
-            for state in _states(episodes)
-        ]
+        before, after = self._frame(episodes.params)
+        prompts = [before + user_text(state, ACTIONS) + after for state in _states(episodes)]
         ids = self.tokenizer(prompts, add_special_tokens=False)["input_ids"]
         parts = [self._scores(ids[first : first + BATCH]) for first in range(0, len(ids), BATCH)]
         return np.concatenate(parts)
+
+    def _frame(self, params: Params) -> tuple[str, str]:
+        """What stands before and after the state in every prompt of a game."""
+        system = {"role": "system", "content": system_text(params, "neutral", ACTIONS)}
+        text = self.tokenizer.apply_chat_template(
+            [system, {"role": "user", "content": STATE}],  # type: ignore[arg-type]
+            add_generation_prompt=True,
+            tokenize=False,
+        )
+        before, after = str(text).split(STATE)
+        return before, after
 
     @torch.no_grad()
     def _scores(self, ids: list[list[int]]) -> np.ndarray:
@@ -70,7 +78,7 @@ class LanguagePolicy(Policy):
         return torch.softmax(logits[:, self.answers].double(), dim=1).numpy()
 
 
-def _states(episodes: Episodes) -> list[SimpleNamespace]:
+def _states(episodes: Episodes) -> list[Any]:
     """What a prompt reads of each episode."""
     recent = episodes.actions[max(0, episodes.t - HISTORY) : episodes.t].T.tolist()
     columns = (

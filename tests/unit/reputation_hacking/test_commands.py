@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import domains.reputation_hacking
 from domains.reputation_hacking import ablate, eval, optimum, plots, policies, report, train
 from domains.reputation_hacking.tables import COLUMNS, read_table
 
@@ -178,6 +179,13 @@ def test_chained_evaluation_needs_a_burn_in(tmp_path: Path, capsys: pytest.Captu
     assert "30 episodes to settle" in one_line(capsys)
     assert eval.main([*chained, "--burn-in", "10", "--allow-transient"]) == 0
     assert "chained evaluation, n=30" in capsys.readouterr().out
+
+
+def test_a_language_model_is_evaluated_like_any_policy(tmp_path: Path) -> None:
+    checkpoint = Path(domains.reputation_hacking.__file__).parent / "checkpoint"
+    given = ["--language-model", str(checkpoint), "--c-signal", "0.7", "--seeds", "10000:10004", "--no-trace"]
+    assert eval.main([*given, "--out", str(tmp_path)]) == 0
+    assert files(tmp_path) == {name for name in FILES if name.endswith(".png")}
 
 
 def test_seeds_of_an_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

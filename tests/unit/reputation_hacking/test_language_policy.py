@@ -1,0 +1,61 @@
+"""A checkpoint as a policy of lock-step episodes plays as the pipeline would let it play."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import domains.reputation_hacking
+from domains.reputation_hacking import eval
+from domains.reputation_hacking.dynamics import ACTIONS, Episode, Episodes, Tapes
+from domains.reputation_hacking.language_policy import LanguagePolicy
+from domains.reputation_hacking.params import Params
+from domains.reputation_hacking.policies import play
+from domains.reputation_hacking.prompts import answer_text, system_text, user_text
+
+CHECKPOINT = Path(domains.reputation_hacking.__file__).parent / "checkpoint"
+PARAMS = Params(c_signal=0.7, l0=53.4)
+
+
+def one_by_one(policy: LanguagePolicy, episode: Episode) -> np.ndarray:
+    """Probabilities of the answers after the prompt that a rollout would send."""
+    messages = [
+        {"role": "system", "content": system_text(PARAMS, "neutral", ACTIONS)},
+        {"role": "user", "content": user_text(episode, ACTIONS)},
+    ]
+    text = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
+    ids = torch.tensor([policy.tokenizer(text, add_special_tokens=False)["input_ids"]])
+    answers = [policy.tokenizer.encode(answer_text(index), add_special_tokens=False)[0] for index in range(3)]
+    with torch.no_grad():
+        logits = policy.model(input_ids=ids).logits[0, -1, answers]
+    return torch.softmax(logits.double(), 0).numpy()
+
+
+def test_lock_step_episodes_read_the_prompts_of_single_ones() -> None:
+    tapes, policy = Tapes.from_seeds(PARAMS, range(3)), LanguagePolicy(CHECKPOINT)
+    many, singles = Episodes(PARAMS, tapes), [Episode(PARAMS, tapes.one(index)) for index in range(3)]
+    rng = np.random.default_rng(0)
+    for step in range(40):
+        if step in (0, 1, 2, 39):
+            expected = [one_by_one(policy, episode) for episode in singles]
+            np.testing.assert_allclose(policy.probabilities(many), expected, rtol=0, atol=1e-5)
+        actions = rng.integers(0, 3, size=3)
+        many.step(actions)
+        for episode, action in zip(singles, actions.tolist()):
+            episode.step(action)
+
+
+def test_drawn_answers_belong_to_the_seed() -> None:
+    policy = LanguagePolicy(CHECKPOINT, sampled=True)
+    forth = play(PARAMS, Tapes.from_seeds(PARAMS, range(4)), policy).actions
+    back = play(PARAMS, Tapes.from_seeds(PARAMS, range(3, -1, -1)), policy).actions
+    np.testing.assert_array_equal(forth, back[:, ::-1])
+    assert len(np.unique(forth)) == 3
+
+
+def test_a_folder_without_a_model_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert eval.main(["--language-model", str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "no model is here" in capsys.readouterr().err
