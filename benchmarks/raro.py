@@ -72,10 +72,10 @@ def command(plan: Plan, name: str, seed: int) -> list[str]:
 
 
 def texts_per_step(name: str) -> int:
-    """Texts that 64 policy completions bring: with G = 4 one, five or nine each."""
+    """Texts that 64 policy completions bring: with G = 2 one, three or five each."""
     if ARMS[name].domain != "raro_tiny":
         return COMPLETIONS_PER_STEP
-    return COMPLETIONS_PER_STEP * (5 if name == "no_replay" else 9)
+    return COMPLETIONS_PER_STEP * (3 if name == "no_replay" else 5)
 
 
 def run(plan: Plan, name: str, seed: int) -> RunResult:
