@@ -173,6 +173,7 @@ class TrainerState:
         self._stopping = threading.Event()
         self._error: BaseException | None = None
         self._version: int | None = None
+        self._announced_at = 0.0
         self._samples = 0
         self._done = False
         self._discarded: dict[str, dict[str, int]] = {}
@@ -207,6 +208,7 @@ class TrainerState:
                     self._samples = message.samples_processed
                 elif isinstance(message, WeightUpdateSuccess):
                     self._version = max(message.version, self._version or 0)
+                    self._announced_at = message.timestamp
                 else:
                     self._done = True
             self._discarded.update(counts)
@@ -230,6 +232,12 @@ class TrainerState:
         """The last announced version in texts; None before the first announcement."""
         self._check()
         return self._version
+
+    @property
+    def announced_at(self) -> float:
+        """When a version was announced last, in seconds since 1970; the same one may be announced again."""
+        self._check()
+        return self._announced_at
 
     @property
     def samples_processed(self) -> int:

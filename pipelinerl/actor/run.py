@@ -61,6 +61,7 @@ class Actor:
 
     def __init__(self, cfg: Config, output_dir: Path, job: int, state: TrainerState, version: int):
         self.cfg, self.output_dir, self.state, self.version = cfg, output_dir, state, version
+        self._told_at = 0.0
         self.domain: Domain = load_domain(cfg.domain_hooks)
         self.domain.attach(load_tree(output_dir, job), output_dir)
         train, test = load_problems(cfg)
@@ -148,7 +149,7 @@ class Actor:
         checks = asyncio.create_task(self._check_regularly(), name="checks")
         try:
             await self._unless_failed(self.pool.start(self.cfg.engine.start_deadline_s + CLOSE_DEADLINE_S))
-            self.pool.broadcast(Announced(self.version))
+            self._tell_workers()
             self._snapshot()
             self.state.subscribe(self._wake_from_thread)
             self._turn()
@@ -217,7 +218,9 @@ class Actor:
         self.scheduler.observe(version, sum(self.state.discarded.values()), self.state.samples_processed)
         if news:
             self.version = version
-            self.pool.broadcast(Announced(version))
+        if news or self.state.announced_at > self._told_at:
+            self._tell_workers()
+        if news:
             self._snapshot()
             self.reporter.report(self.scheduler, self.writer.size)
         if self.state.training_done and not self.scheduler.training_done:
@@ -226,6 +229,10 @@ class Actor:
                 by_worker.setdefault(start.worker, []).append(start.key)
             for worker, keys in by_worker.items():
                 self.pool.send(worker, Cancel(keys))
+
+    def _tell_workers(self) -> None:
+        self._told_at = self.state.announced_at
+        self.pool.broadcast(Announced(self.version, self._told_at))
 
     def _on_messages(self, worker: int, messages: list[Any]) -> None:
         try:
