@@ -33,7 +33,7 @@ def main() -> int:
         _run(arguments.output_dir, arguments.job)
     except Exception as error:
         log.exception("the trainer ends with an error")
-        print(f"finetune: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"finetune: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0
 

@@ -45,7 +45,7 @@ class RestorePoint:
 def _step_of(folder: Path) -> int | None:
     try:
         return int(json.loads((folder / MARKER).read_text())["step"])
-    except (OSError, ValueError, KeyError):
+    except (OSError, ValueError, KeyError, TypeError):
         return None
 
 
@@ -82,6 +82,33 @@ def settle(root: Path) -> RestorePoint | None:
         for leftover in (root / f"~{name}", root / f"~old-{name}"):
             shutil.rmtree(leftover, ignore_errors=True)
     return RestorePoint(point.step, root / MODEL, root / STATE)
+
+
+def resume_point(root: Path) -> RestorePoint | None:
+    """Where training goes on, settled; None where nothing was saved.
+
+    Raises ValueError for a published model without a training state of its step: to begin anew without
+    saying so would throw the model away.
+    """
+    point = settle(root)
+    if point is None and (root / MODEL).is_dir():
+        raise ValueError(_half_checkpoint(root))
+    return point
+
+
+def _half_checkpoint(root: Path) -> str:
+    """What is there instead of a model and a state of one step."""
+    found = []
+    for name in (MODEL, STATE):
+        marker = root / name / MARKER
+        step = _step_of(root / name)
+        if step is not None:
+            found.append(f"{name} is of step {step}")
+        elif marker.is_file():
+            found.append(f"{name} has a damaged {MARKER} ({marker.read_text()[:40]!r})")
+        else:
+            found.append(f"{name} is not complete" if marker.parent.is_dir() else f"{name} is missing")
+    return f"{root}: {', '.join(found)}; put back both of one step, or train anew with force_restart=true"
 
 
 def save_checkpoint(

@@ -21,7 +21,7 @@ from transformers import PreTrainedModel
 
 from pipelinerl.accounting import Ledger, ledger_end, undo_after
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
-from pipelinerl.finetune.checkpoints import load_state, save_checkpoint, settle
+from pipelinerl.finetune.checkpoints import load_state, resume_point, save_checkpoint
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepBooks, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.lora import FOLDER as ADAPTER_FOLDER
@@ -114,7 +114,7 @@ class Trainer:
         torch.manual_seed(settings.seed)
         self.settings, self.ranks, self._writer = settings, ranks, writer
         self.counters = TrainingMetrics()
-        point = settle(settings.folder) if ranks.is_main else None
+        point = resume_point(settings.folder) if ranks.is_main else None
         point = ranks.gather(point)[0]
         self._source = Path(settings.model_path) if point is None else point.model
         self.learner = build_learner(settings, ranks, self._source)

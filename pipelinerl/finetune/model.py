@@ -7,7 +7,7 @@ from pathlib import Path
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from pipelinerl.finetune.activations import checkpoint_layers, compile_layers
@@ -15,6 +15,7 @@ from pipelinerl.finetune.attention import ATTENTION_NAME
 from pipelinerl.finetune.lora import Exact, is_adapter, merged_name, merged_weight
 from pipelinerl.finetune.segments import Segments
 from pipelinerl.finetune.settings import Checkpointing
+from pipelinerl.weights.loading import load_causal_lm
 
 # Output of a role is a log file, in which a progress bar is noise.
 disable_progress_bar()
@@ -28,9 +29,12 @@ def load_model(
     trust_remote_code: bool = False,
     compile: bool = False,
 ) -> PreTrainedModel:
-    """Load a causal LM from a folder or hub name in float32 with packed attention, in training mode."""
-    model = AutoModelForCausalLM.from_pretrained(
-        str(path),
+    """Load a causal LM from a folder or hub name in float32 with packed attention, in training mode.
+
+    Raises DamagedModel for weights that are damaged, missing or of other shapes.
+    """
+    model = load_causal_lm(
+        path,
         dtype=torch.float32,
         attn_implementation=ATTENTION_NAME,
         trust_remote_code=trust_remote_code,

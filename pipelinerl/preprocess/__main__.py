@@ -30,7 +30,7 @@ def main() -> int:
         _run(arguments.output_dir)
     except Exception as error:
         log.exception("preprocess ends with an error")
-        print(f"preprocess: {type(error).__name__}: {error}", file=sys.stderr)
+        print(f"preprocess: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     return 0
 

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipelinerl.config.checks.dotted import dotted
+from pipelinerl.config.checks.model_files import damaged_files
 from pipelinerl.config.errors import suggestion
 from pipelinerl.config.tree import Config
 
@@ -75,7 +76,10 @@ def model_problems(cfg: Config) -> Iterator[str]:
             return
         if not any((path / name).is_file() for name in TOKENIZER_FILES):
             yield f"model_path={path}: no tokenizer.json in it; save the tokenizer beside the model"
-        yield from _positions(cfg, path)
+        damaged = list(damaged_files(path))
+        yield from damaged
+        if not damaged:
+            yield from _positions(cfg, path)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
     elif not HUB_NAME.match(cfg.model_path) or Path(path.parts[0]).is_dir():
@@ -85,12 +89,7 @@ def model_problems(cfg: Config) -> Iterator[str]:
 
 
 def _positions(cfg: Config, path: Path) -> Iterator[str]:
-    try:
-        values = json.loads((path / "config.json").read_text())
-    except ValueError:
-        yield f"model_path={path}: config.json is not valid JSON; save the model again"
-        return
-    limit = values.get("max_position_embeddings")
+    limit = json.loads((path / "config.json").read_text()).get("max_position_embeddings")
     if isinstance(limit, int) and cfg.engine.max_model_len > limit:
         yield (
             f"engine.max_model_len={cfg.engine.max_model_len}: the model has {limit} positions; "

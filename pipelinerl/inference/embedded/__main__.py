@@ -14,6 +14,7 @@ from pipelinerl import faults
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
 from pipelinerl.inference.embedded.server import EngineServer, listening
 from pipelinerl.inference.embedded.settings import DTYPES, EngineSettings
+from pipelinerl.weights.loading import DamagedModel
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -34,6 +35,9 @@ def main(arguments: list[str] | None = None) -> int:
     sys.setswitchinterval(0.0005)
     try:
         model = PackedModel(settings)
+    except DamagedModel as error:
+        print(f"engine: {error}", file=sys.stderr)
+        return 1
     except (UnsupportedModel, OSError, ValueError) as error:
         print(f"engine: cannot load {settings.model}: {_one_line(error)}", file=sys.stderr)
         return 1

@@ -19,6 +19,7 @@ from pipelinerl.inference.embedded.protocol import SamplingFields
 from pipelinerl.inference.embedded.scheduler import Chunk, Plan
 from pipelinerl.inference.embedded.sequence import Request
 from pipelinerl.inference.embedded.settings import EngineSettings
+from pipelinerl.weights.loading import load_causal_lm
 
 # Largest difference of a log-probability between the packed forward and the model's own, at start; ten
 # nats away from 0 twice as much, since rounding grows with the logits (a sharp model's own float32 forward
@@ -35,11 +36,8 @@ class PackedModel:
 
     def __init__(self, settings: EngineSettings) -> None:
         self.dtype: torch.dtype = getattr(torch, settings.dtype)
-        transformers.utils.logging.disable_progress_bar()
         self._forward: Forward
-        self.module = transformers.AutoModelForCausalLM.from_pretrained(
-            settings.model, dtype=self.dtype, local_files_only=True
-        ).eval()
+        self.module = load_causal_lm(settings.model, dtype=self.dtype, local_files_only=True).eval()
         config = self.module.config
         self.vocab_size: int = config.vocab_size
         self.eos_ids = _eos_ids(settings, config)

@@ -1,0 +1,56 @@
+"""Loading a model that is whole: nothing is invented for a tensor that is missing or has another shape."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from typing import Any
+
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+log = logging.getLogger(__name__)
+
+
+class DamagedModel(ValueError):
+    """A model folder that cannot be loaded as it is; the message is one line."""
+
+
+def load_causal_lm(path: str | Path, **options: Any) -> PreTrainedModel:
+    """`AutoModelForCausalLM.from_pretrained`; raises DamagedModel naming the path and the cause."""
+    report = logging.getLogger("transformers.modeling_utils")
+    report.addFilter(_no_table)
+    transformers.utils.logging.disable_progress_bar()
+    try:
+        model, info = AutoModelForCausalLM.from_pretrained(
+            str(path), output_loading_info=True, ignore_mismatched_sizes=True, **options
+        )
+    except Exception as error:
+        cause = " ".join(str(error).split())[:200]
+        raise DamagedModel(f"{path}: cannot be loaded ({type(error).__name__}: {cause})") from error
+    finally:
+        report.removeFilter(_no_table)
+    _refuse(path, info)
+    return model  # type: ignore[no-any-return]
+
+
+def _no_table(record: logging.LogRecord) -> bool:
+    """Leaves out the table of tensors that do not fit; the first of them is named in one line instead."""
+    return "LOAD REPORT" not in record.getMessage()
+
+
+def _refuse(path: str | Path, info: dict[str, Any]) -> None:
+    different = sorted(info["mismatched_keys"])
+    if different:
+        name, saved, wanted = different[0]
+        raise DamagedModel(
+            f"{path}: {name} has shape {list(saved)}, config.json wants {list(wanted)} "
+            f"({len(different)} tensors differ); weights and config.json belong to different models"
+        )
+    missing = sorted(info["missing_keys"])
+    if missing:
+        raise DamagedModel(
+            f"{path}: {missing[0]} is missing ({len(missing)} tensors in all); save the model again"
+        )
+    if info["unexpected_keys"]:
+        log.warning("%s: %d tensors are not used", path, len(info["unexpected_keys"]))
