@@ -8,8 +8,10 @@ Random weights of Qwen3's architectures, packs of 16,384 tokens in texts of 2,04
   float32, checkpointing of every layer; forward and backward only.
 - `varlen`: the same with variable-length attention. `varlen+chunked`: and log-probabilities in blocks.
 - `trainer/...`: the project's own step on real micro-batches (`Learner.accumulate`, ratios, entropy and
-  statistics included), with float32 master weights: `eager/full`, and compiled layers with checkpointing
-  `full`, `every-2`, `selective` or `none`. The optimizer's step is timed apart.
+  statistics included), two of them in a row as within an optimizer step, with float32 master weights:
+  `eager/full`, and compiled layers with checkpointing `full`, `every-2`, `selective` or `none`. The
+  optimizer's step is timed apart. `.../mixed`: texts of log-normal lengths as preprocess packs them, so that
+  rows differ in length and in their texts.
 
 MFU counts 6 N per token over 990 TFLOP/s, whatever is computed twice.
 """
@@ -22,7 +24,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -45,7 +47,7 @@ from pipelinerl.finetune.segments import Segments
 from pipelinerl.finetune.settings import Checkpointing, TrainerSettings
 from pipelinerl.finetune.targets import targets_of
 from pipelinerl.finetune.types import PipelineBatchEncoding
-from pipelinerl.preprocess.assemble import encode
+from pipelinerl.preprocess.assemble import assemble_step, encode
 from pipelinerl.preprocess.ready import ReadyText
 
 DEVICE = "cuda"
@@ -64,7 +66,13 @@ CHECKPOINTING: dict[str, Checkpointing] = {
     "none": False,
 }
 SKETCHES = ("sdpa", "varlen", "varlen+chunked")
-ROWS = (*SKETCHES, "trainer/eager/full", *(f"trainer/compiled/{mode}" for mode in CHECKPOINTING))
+ROWS = (
+    *SKETCHES,
+    "trainer/eager/full",
+    *(f"trainer/compiled/{mode}" for mode in CHECKPOINTING),
+    "trainer/compiled/selective/mixed",
+)
+MICRO_BATCHES = 2
 GOALS = {"0.6B": 60_000.0, "1.7B": 34_000.0}
 MFU_GOALS = {"1.7B": 35.0, "4B": 35.0}
 
@@ -76,6 +84,8 @@ class Row:
     size: str
     name: str
     parameters: int
+    tokens: int = 0
+    micro_batches: int = 1
     step_ms: float = 0.0
     tokens_per_s: float = 0.0
     mfu_percent: float = 0.0
@@ -106,14 +116,14 @@ def build(size: str, tokens: int = TOKENS, vocab: int = VOCAB) -> PreTrainedMode
         return Qwen3ForCausalLM(config)
 
 
-def micro_batch(tokens: int = TOKENS, text: int = TEXT) -> PipelineBatchEncoding:
-    """One full pack of texts as preprocess makes it."""
+def random_texts(lengths: Sequence[int]) -> list[ReadyText]:
+    """All but the prompt of each is trained on."""
     rng = np.random.default_rng(0)
     texts = []
-    for index in range(tokens // text):
-        ids = rng.integers(0, VOCAB, text).astype(np.int32)
-        labels = np.where(np.arange(text) < PROMPT, MASKED_TOKEN_ID, ids).astype(np.int32)
-        sampled = text - PROMPT
+    for index, length in enumerate(lengths):
+        ids = rng.integers(0, VOCAB, length).astype(np.int32)
+        labels = np.where(np.arange(length) < PROMPT, MASKED_TOKEN_ID, ids).astype(np.int32)
+        sampled = length - PROMPT
         texts.append(
             ReadyText(
                 group_id="g",
@@ -126,20 +136,33 @@ def micro_batch(tokens: int = TOKENS, text: int = TEXT) -> PipelineBatchEncoding
                 versions=np.zeros(sampled, np.int32),
                 reward=1.0,
                 advantage=(-1.0) ** index,
-                group_tokens=float(tokens),
+                group_tokens=float(TOKENS),
                 overflow=False,
                 loss_weight=1.0,
                 role=None,
                 situation=None,
             )
         )
+    return texts
+
+
+def micro_batch(tokens: int = TOKENS, text: int = TEXT) -> PipelineBatchEncoding:
+    """One full pack of texts of one length."""
+    texts = random_texts([text] * (tokens // text))
     return encode(texts, 0, len(texts))
 
 
-def sketch_step(size: str, name: str) -> tuple[Callable[[], Any], None, int]:
+def mixed_batches() -> list[PipelineBatchEncoding]:
+    """Micro-batches of a step of 64 texts, the longest half a pack."""
+    lengths = np.random.default_rng(1).lognormal(np.log(TOKENS / 24), 0.8, 64)
+    lengths = np.clip(lengths, 2 * PROMPT, TOKENS // 2).astype(np.int64)
+    return assemble_step(random_texts(lengths.tolist()), 0, TOKENS)[0]
+
+
+def sketch_step(row: Row) -> tuple[Callable[[], Any], None]:
     """Forward and backward as one would write them, every layer checkpointed, weights in bfloat16."""
-    model = build(size)
-    parameters = count(model)
+    model, name = build(row.size), row.name
+    row.parameters, row.tokens = count(model), TOKENS
     if name == "sdpa":
         model.set_attn_implementation("sdpa")
         model.gradient_checkpointing_enable({"use_reentrant": False})
@@ -173,14 +196,16 @@ def sketch_step(size: str, name: str) -> tuple[Callable[[], Any], None, int]:
         for parameter in model.parameters():
             parameter.grad = None
 
-    return step, None, parameters
+    return step, None
 
 
-def trainer_step(size: str, name: str) -> tuple[Callable[[], Any], Callable[[], Any], int]:
-    """The project's own step: one micro-batch, and what `apply` does at the end."""
-    _, way, mode = name.split("/")
-    model = prepare_model(build(size), DEVICE, CHECKPOINTING[mode], compile=way == "compiled")
-    parameters = count(model)
+def trainer_step(row: Row) -> tuple[Callable[[], Any], Callable[[], Any]]:
+    """The project's own step: its micro-batches, and what `apply` does at the end."""
+    _, way, mode, *mixed = row.name.split("/")
+    model = prepare_model(build(row.size), DEVICE, CHECKPOINTING[mode], compile=way == "compiled")
+    batches = mixed_batches() if mixed else [micro_batch()] * MICRO_BATCHES
+    row.parameters, row.micro_batches = count(model), len(batches)
+    row.tokens = sum(batch.n_tokens for batch in batches)
     rl = RLConfig(epsilon_high=4.0)
     settings = TrainerSettings(
         output_dir=Path("."),
@@ -193,13 +218,13 @@ def trainer_step(size: str, name: str) -> tuple[Callable[[], Any], Callable[[], 
         device=DEVICE,
     )
     learner = learner_of(model, settings, Ranks())
-    batch = micro_batch()
 
     def step() -> None:
         # As in the loop: targets are prepared on the host for every micro-batch.
-        learner.accumulate(batch, targets_of(batch, rl), Coefficients())
+        for batch in batches:
+            learner.accumulate(batch, targets_of(batch, rl), Coefficients())
 
-    return step, learner.apply, parameters
+    return step, learner.apply
 
 
 def count(model: PreTrainedModel) -> int:
@@ -212,7 +237,7 @@ def measure(size: str, name: str, repeats: int, profiled: bool) -> Row:
     torch.cuda.reset_peak_memory_stats()
     try:
         started = time.monotonic()
-        step, apply, row.parameters = (sketch_step if name in SKETCHES else trainer_step)(size, name)
+        step, apply = sketch_step(row) if name in SKETCHES else trainer_step(row)
         torch.cuda.synchronize()
         row.build_s = round(time.monotonic() - started, 2)
         step()
@@ -225,14 +250,14 @@ def measure(size: str, name: str, repeats: int, profiled: bool) -> Row:
         seconds = timed(step, repeats)
         row.peak_gb = round(torch.cuda.max_memory_allocated() / 1e9, 2)
         row.step_ms = round(1e3 * seconds, 2)
-        row.tokens_per_s = round(TOKENS / seconds, 1)
-        row.mfu_percent = round(100 * 6 * row.parameters * TOKENS / seconds / PEAK_FLOPS, 2)
+        row.tokens_per_s = round(row.tokens / seconds, 1)
+        row.mfu_percent = round(100 * 6 * row.parameters * row.tokens / seconds / PEAK_FLOPS, 2)
         if apply is not None:
-            both = timed(lambda: (step(), apply()), 3)
+            both = timed(lambda: (step(), apply()), 2)
             row.optimizer_ms = round(1e3 * (both - seconds), 2)
-            row.tokens_per_s_with_optimizer = round(TOKENS / both, 1)
+            row.tokens_per_s_with_optimizer = round(row.tokens / both, 1)
         if profiled:
-            row.profile = profile_step((lambda: (step(), apply())) if apply is not None else step)
+            row.profile = profile_step((lambda: (step(), apply())) if apply is not None else step, warm=0)
     except (RuntimeError, torch.OutOfMemoryError) as error:
         row.error = f"{type(error).__name__}: {str(error)[:600]}"
     return row
@@ -290,7 +315,7 @@ def figures_of(rows: list[Row], loss: dict[str, dict[str, float]]) -> list[Figur
         label = f"{row.size} {row.name}"
         if row.error is not None:
             continue
-        checkpointed = row.name.startswith("trainer/compiled") and not row.name.endswith("none")
+        checkpointed = row.name.startswith("trainer/compiled") and "none" not in row.name
         goal = GOALS.get(row.size) if checkpointed else None
         if goal is None:
             figures.append(Figure(f"{label}: tokens", row.tokens_per_s, "tok/s"))
@@ -314,7 +339,7 @@ def main() -> int:
     parser.add_argument("--sizes", nargs="+", default=list(SIZES), choices=list(SIZES))
     parser.add_argument("--rows", nargs="+", default=list(ROWS), choices=ROWS)
     parser.add_argument("--cells", nargs="+", help="SIZE:ROW in this order, instead of --sizes and --rows")
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--budget", type=float, default=600.0, help="seconds; rows after it are left out")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_trainer.json")
     options = parser.parse_args()
@@ -334,7 +359,7 @@ def main() -> int:
         if time.monotonic() - started > options.budget:
             print(f"  {size} {name}: left out, {options.budget:g} s are over", flush=True)
             continue
-        rows.append(measure(size, name, options.repeats, name != "sdpa"))
+        rows.append(measure(size, name, options.repeats, name not in SKETCHES))
         free()
         last = rows[-1]
         print(
