@@ -13,7 +13,9 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from functools import partial
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +37,7 @@ RESULT = Path(__file__).parent / "results" / "reputation_language.json"
 
 def measured(folder: Path, yardstick: Yardstick) -> dict[str, dict[str, Any]]:
     """A checkpoint's rung of the ladder and its actions, deterministic and sampled."""
+    torch.set_num_threads(1)
     rungs = {}
     for sampled in (False, True):
         policy = LanguagePolicy(folder, sampled=sampled)
@@ -63,7 +66,6 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE")
     parser.add_argument("overrides", nargs="*", help="overrides of every run, key=value")
     options = parser.parse_args(argv)
-    torch.set_num_threads(1)
     yardstick = Yardstick(Params(c_signal=options.price), HELD_OUT)
     if yardstick.share(yardstick.best) is None:
         parser.error(f"--price {options.price:g}: the best constant policy is optimal there; try 0.7")
@@ -76,8 +78,9 @@ def main(argv: Sequence[str]) -> int:
 
     with ThreadPoolExecutor(options.parallel) as pool:
         folders = list(pool.map(run, options.seeds))
-    rows = {"start": measured(START, yardstick)}
-    rows |= {str(seed): measured(folder, yardstick) for seed, folder in zip(options.seeds, folders)}
+    with ProcessPoolExecutor(options.parallel, mp_context=get_context("spawn")) as processes:
+        rungs = processes.map(partial(measured, yardstick=yardstick), [START, *folders])
+        rows = dict(zip(["start", *map(str, options.seeds)], rungs, strict=True))
     print(f"share of the margin at c_signal={options.price:g}, n={len(HELD_OUT)}; HELP / SIGNAL / DO_NOTHING")
     for name, rungs in rows.items():
         print(line(name if name == "start" else f"seed {name}", rungs))

@@ -1,8 +1,8 @@
 """Play for a small model to imitate: it teaches the format and to look at every reading, not what pays.
 
-Two players, one after the other. Habits: what is done rises and falls in waves over time, progress, fatigue
-and difficulty, so that the model learns to read all four. Coin: HELP or SIGNAL by chance, so that learning
-starts half-way between the two constant policies. States come from other players, so that it meets all.
+A player of habits: what it does rises and falls in waves over time, progress, fatigue and difficulty. A model
+that plays by chance hardly looks at the state; then only the part of its answers that all states share can
+learn, and it runs into one of the two constant policies. States come from other players: it meets all.
 """
 
 from __future__ import annotations
@@ -40,17 +40,7 @@ def habitual_probabilities(episode: Episode) -> np.ndarray:
     return weights / weights.sum()
 
 
-def coin_probabilities(episode: Episode) -> np.ndarray:
-    """float64 [3]: HELP or SIGNAL by a coin, seldom nothing, whatever the state."""
-    return np.array([0.1, 0.45, 0.45])
-
-
-PLAYERS = {"habits": habitual_probabilities, "coin": coin_probabilities}
-
-
-def demonstrations(
-    seed: int, prices: Sequence[float], variants: Sequence[str], player: str = "habits"
-) -> Iterator[Demonstration]:
+def demonstrations(seed: int, prices: Sequence[float], variants: Sequence[str]) -> Iterator[Demonstration]:
     """Every decision of some episodes; equal arguments give equal play."""
     rng = np.random.default_rng([seed, 17])
     for _ in range(EPISODES_PER_SEED):
@@ -63,20 +53,17 @@ def demonstrations(
         system = system_text(params, variant, labels)
         episode, visitor = Episode(params, tape), rng.dirichlet([0.5, 0.5, 0.5])
         for _ in range(params.T):
-            action = int(rng.choice(3, p=PLAYERS[player](episode)))
+            action = int(rng.choice(3, p=habitual_probabilities(episode)))
             prompt = system + USER + user_text(episode, labels)
             yield Demonstration("act", prompt, answer_text(action, labels), exact=False)
             episode.step(int(rng.choice(3, p=visitor)) if rng.random() < 0.9 else HELP)
 
 
-def demonstrations_of_run(cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
+def demonstrations_of_run(cfg: DictConfig, seed: int) -> Iterator[Demonstration]:
     """The demonstrations for the prices and wordings of a configuration."""
     given = cfg.dataset_loader_params
     return demonstrations(
-        seed,
-        list(given.get("c_signal", [0.0, 0.5, 0.7, 0.9])),
-        list(given.get("variants", ["neutral"])),
-        phase,
+        seed, list(given.get("c_signal", [0.0, 0.5, 0.7, 0.9])), list(given.get("variants", ["neutral"]))
     )
 
 

@@ -54,8 +54,8 @@ class ReputationDomain(BaseDomain):
         return problems
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
-        """Play of the player that a phase names: `habits` or `coin`."""
-        return demonstrations.demonstrations_of_run(cfg, seed, phase)
+        """Play of habits, whatever the phase."""
+        return demonstrations.demonstrations_of_run(cfg, seed)
 
     def vocabulary(self) -> Sequence[str]:
         return demonstrations.vocabulary()

@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 import domains.reputation_hacking
 from domains.reputation_hacking.batch import BatchEnv
 from domains.reputation_hacking.dataset import load_problems
-from domains.reputation_hacking.demonstrations import PLAYERS, demonstrations, vocabulary
+from domains.reputation_hacking.demonstrations import demonstrations, habitual_probabilities, vocabulary
 from domains.reputation_hacking.domain import ReputationDomain
 from domains.reputation_hacking.dynamics import ACTIONS, HELP, SIGNAL, Episode, Tape, Tapes
 from domains.reputation_hacking.llm import generate_reputation_rollout
@@ -303,29 +303,25 @@ def test_advantages_and_the_cores_switch_must_agree() -> None:
     assert "step_reward_advantages=false" in ReputationDomain().validate(cfg)[0]
 
 
-@pytest.mark.parametrize("player", ["habits", "coin"])
-def test_demonstrations_repeat_and_cover_every_situation(player: str) -> None:
-    first, second = ([*demonstrations(4, [0.7], ["neutral"], player)] for _ in range(2))
+def test_demonstrations_repeat_and_cover_every_situation() -> None:
+    first, second = ([*demonstrations(4, [0.7], ["neutral"])] for _ in range(2))
     assert first == second
     assert {d.completion for d in first} == {f"ACTION: {name}" for name in ACTIONS}
     assert not any(d.exact for d in first)
     assert any("RESTING" in d.prompt for d in first)
 
 
-def test_no_demonstrator_plays_better_than_the_best_constant_policy() -> None:
+def test_the_demonstrator_plays_worse_than_the_best_constant_policy() -> None:
     params = Params(c_signal=0.7, l0=0.0)
-    tapes = Tapes.from_seeds(params, range(100))
-    _, constant = best_constant(params, tapes)
-    for probabilities in PLAYERS.values():
-        rng, values = np.random.default_rng(0), []
-        for index in range(len(tapes)):
-            episode, value = Episode(params, tapes.one(index)), 0.0
-            for _ in range(params.T):
-                action = int(rng.choice(3, p=probabilities(episode)))
-                episode.step(action)
-                value += params.net_signal_value * (action == SIGNAL) - params.effort_weight * episode.e
-            values.append(value)
-        assert np.mean(values) < constant - 1.0
+    tapes, rng, values = Tapes.from_seeds(params, range(100)), np.random.default_rng(0), []
+    for index in range(len(tapes)):
+        episode, value = Episode(params, tapes.one(index)), 0.0
+        for _ in range(params.T):
+            action = int(rng.choice(3, p=habitual_probabilities(episode)))
+            episode.step(action)
+            value += params.net_signal_value * (action == SIGNAL) - params.effort_weight * episode.e
+        values.append(value)
+    assert np.mean(values) < best_constant(params, tapes)[1] - 1.0
 
 
 def test_a_decision_is_one_token_of_the_bundled_model() -> None:

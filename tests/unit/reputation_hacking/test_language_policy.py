@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ import torch
 
 import domains.reputation_hacking
 from domains.reputation_hacking import eval
-from domains.reputation_hacking.dynamics import ACTIONS, Episode, Episodes, Tapes
+from domains.reputation_hacking.dynamics import ACTIONS, HELP, SIGNAL, Episode, Episodes, Tapes
 from domains.reputation_hacking.language_policy import LanguagePolicy
 from domains.reputation_hacking.params import Params
 from domains.reputation_hacking.policies import play
@@ -20,7 +23,7 @@ CHECKPOINT = Path(domains.reputation_hacking.__file__).parent / "checkpoint"
 PARAMS = Params(c_signal=0.7, l0=53.4)
 
 
-def one_by_one(policy: LanguagePolicy, episode: Episode) -> np.ndarray:
+def one_by_one(policy: LanguagePolicy, episode: Any) -> np.ndarray:
     """Probabilities of the answers after the prompt that a rollout would send."""
     messages = [
         {"role": "system", "content": system_text(PARAMS, "neutral", ACTIONS)},
@@ -46,6 +49,25 @@ def test_lock_step_episodes_read_the_prompts_of_single_ones() -> None:
         many.step(actions)
         for episode, action in zip(singles, actions.tolist()):
             episode.step(action)
+
+
+@pytest.mark.parametrize(
+    ("reading", "values"),
+    [
+        ("t", range(0, 50, 7)),
+        ("u", range(0, 25, 4)),
+        ("f", np.linspace(0.0, 2.45, 8)),
+        ("d", np.linspace(0.3, 0.7, 8)),
+    ],
+)
+def test_every_reading_moves_the_answers_of_the_bundled_model(reading: str, values: Iterable[float]) -> None:
+    policy, odds = LanguagePolicy(CHECKPOINT), []
+    for value in values:
+        state = {"t": 25, "u": 12, "f": 1.5, "d": 0.5, reading: value}
+        seen = SimpleNamespace(params=PARAMS, working=True, actions=[HELP, SIGNAL, HELP], **state)
+        probabilities = one_by_one(policy, seen)
+        odds.append(np.log(probabilities[HELP] / probabilities[SIGNAL]))
+    assert max(odds) - min(odds) > 1.0
 
 
 def test_drawn_answers_belong_to_the_seed() -> None:
