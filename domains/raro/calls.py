@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import aiohttp
 
 from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.llm import LLMCall, Prompt, TrainableLLM
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,3 +46,13 @@ class Caller:
         llm = self.llm.model_copy()
         llm.parameters = {**self.llm.parameters, **parameters}
         return Caller(llm, self.session)
+
+
+async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """All results in order; the first error ends the others and is raised as it is."""
+    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
+    try:
+        return list(await asyncio.gather(*tasks))
+    finally:
+        for task in tasks:
+            task.cancel()

@@ -77,8 +77,9 @@ class RaroSettings(_Block):
     """Verdicts per judged pair."""
     critic_parse_failure: Literal["mask", "zero"] = "mask"
     """A verdict that cannot be read is left out, or earns the critic 0 (ablation)."""
-    overlength: Literal["mask"] = "mask"
-    """Completions cut off by a length limit are left out."""
+    overlength: Literal["mask", "zero"] = "mask"
+    """A policy completion that is cut off is left out, or earns 0 like one without an answer. Left out, ever
+    longer attempts cost nothing. Cut-off verdicts are always left out."""
     answerless: Literal["zero", "mask"] = "zero"
     """A completion without an answer earns 0, or is left out."""
     max_answer_tokens: PositiveInt = 256

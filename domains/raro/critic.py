@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
 
-from domains.raro.calls import Caller, Completion
+from domains.raro.calls import Caller, Completion, together
 from domains.raro.config import RaroSettings
 from domains.raro.metrics import Source, Verdicts
 from domains.raro.pairs import Pair
@@ -18,8 +16,6 @@ from domains.raro.runtime import Runtime
 from pipelinerl.async_llm import make_training_text
 from pipelinerl.llm import Prompt
 from pipelinerl.rollouts import TrainingText
-
-T = TypeVar("T")
 
 ROLE = "critic"
 
@@ -82,13 +78,3 @@ def _verdict(sample: Completion, settings: RaroSettings) -> Verdict | None:
         return None
     verdict = parse_verdict(sample.text)
     return None if verdict == TIE and not settings.allow_tie else verdict
-
-
-async def together(coroutines: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """All results in order; the first error ends the others and is raised as it is."""
-    tasks = [asyncio.ensure_future(coroutine) for coroutine in coroutines]
-    try:
-        return list(await asyncio.gather(*tasks))
-    finally:
-        for task in tasks:
-            task.cancel()

@@ -119,7 +119,7 @@ def _file(settings: DataSettings, split: str) -> list[Problem]:
 
 
 def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
             if not line.strip():
                 continue
@@ -127,6 +127,8 @@ def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
                 record = json.loads(line)
             except json.JSONDecodeError as error:
                 raise ValueError(f"{path}:{number}: no JSON: {error.msg}") from None
+            except UnicodeDecodeError as error:
+                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason})") from None
             if not isinstance(record, dict):
                 raise ValueError(f"{path}:{number}: a {type(record).__name__}, expected an object")
             yield number, record

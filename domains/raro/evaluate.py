@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from domains.raro import countdown
-from domains.raro.calls import Caller
+from domains.raro.calls import Caller, together
 from domains.raro.config import RaroSettings
 from domains.raro.metrics import Tally
 from domains.raro.normalize import normalize
@@ -29,8 +29,9 @@ async def evaluate(caller: Caller, problem: dict[str, Any], settings: RaroSettin
     prompt, tally = policy_prompt(settings.prompt_set, problem["question"]), Tally()
     right: dict[str, bool] = {}
     answered: dict[str, bool] = {}
-    for name, one in (("sampled", caller), ("greedy", caller.at(temperature=0.0))):
-        completion = await one.complete(prompt, settings.policy.max_tokens)
+    ways = {"sampled": caller, "greedy": caller.at(temperature=0.0)}
+    said = await together([one.complete(prompt, settings.policy.max_tokens) for one in ways.values()])
+    for name, completion in zip(ways, said):
         found = None if completion.truncated else extract_answer(completion.text)
         answered[name] = found is not None
         right[name] = found is not None and is_correct(problem, normalize(problem["task"], found))

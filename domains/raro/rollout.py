@@ -16,9 +16,9 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
-from domains.raro.calls import Caller, Completion
+from domains.raro.calls import Caller, Completion, together
 from domains.raro.config import RaroSettings
-from domains.raro.critic import CriticGroup, judge, together
+from domains.raro.critic import CriticGroup, judge
 from domains.raro.evaluate import evaluate, is_correct
 from domains.raro.expert import expert_rollout
 from domains.raro.metrics import Tally, length_rule
@@ -104,7 +104,7 @@ async def attempt_question(caller: Caller, problem: dict[str, Any], settings: Ra
     text.role, text.situation = ROLE, SITUATION
     attempt = Attempt(completion, text)
     if completion.truncated:
-        attempt.event, text.masked = "policy_truncated", True
+        attempt.event, text.masked = "policy_truncated", settings.overlength == "mask"
         return attempt
     answer = read_answer(completion.text, problem, caller.llm)
     if answer is None:

@@ -19,9 +19,8 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig, OmegaConf
 
-from domains.raro.calls import Caller
+from domains.raro.calls import Caller, together
 from domains.raro.config import RaroSettings, settings_of
-from domains.raro.critic import together
 from domains.raro.data import load_problems
 from domains.raro.evaluate import is_correct
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, Verdict, parse_verdict

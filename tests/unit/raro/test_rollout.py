@@ -125,6 +125,7 @@ async def test_no_reasoning_reaches_critic_or_buffer(model, tmp_path):
 FAILURES = [
     # event, policy completion, settings, (masked, reward), critic texts, rows
     ("policy_truncated", (RIGHT, "length"), {}, (True, 0.0), 0, 0),
+    ("policy_truncated", (RIGHT, "length"), {"overlength": "zero"}, (False, 0.0), 0, 0),
     ("policy_answer_too_long", "<answer>" + "1+" * 40 + "1</answer>", {}, (True, 0.0), 0, 0),
     ("policy_answerless", "I give up", {}, (False, 0.0), 0, 0),
     ("policy_answerless", "<answer>[Tie]</answer>", {}, (False, 0.0), 0, 0),
@@ -225,7 +226,7 @@ async def test_drawing_comes_before_inserting_and_stays_below_the_watermark(mode
 
 
 async def test_siblings_that_started_together_do_not_see_each_other(model, tmp_path, monkeypatch):
-    from domains.raro.critic import together
+    from domains.raro.calls import together
 
     running, started = runtime(tmp_path), asyncio.Barrier(6)
 
