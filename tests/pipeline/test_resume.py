@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import load_file
 
 from pipelinerl.accounting import Outcome, reconcile
+from pipelinerl.finetune.data import MASKED_TOKEN_ID
+from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.streams import SingleStreamSpec, read_stream
 from tests.pipeline.conftest import LauncherProcess
 
 STEPS = 6
@@ -32,9 +35,12 @@ SYNCHRONOUS = [
     "max_lag=0",
     "actor.llm_max_rollouts=1",
     "engine.max_prefill_tokens=256",
-    "finetune.gradient_accumulation_passes=10",
+    "finetune.gradient_accumulation_passes=48",
 ]
 CLOCK = ("time", "throughput/", "weights/", "stats/time_waiting_for_data")
+
+MAX_LAG, TEXTS = 64, 16
+ASYNCHRONOUS = [f"max_lag={MAX_LAG}", f"finetune.gradient_accumulation_passes={TEXTS}"]
 
 Start = Callable[..., LauncherProcess]
 
@@ -65,8 +71,9 @@ def metrics(output_dir: Path) -> dict[int, dict[str, Any]]:
 
 
 def kill_after(run: LauncherProcess, steps: int) -> None:
-    """kill -9 of the launcher, which takes everything with it, when the trainer has made so many steps."""
-    run.until(lambda: len(metrics(run.output_dir)) >= steps, f"step {steps}")
+    """kill -9 of the launcher, which takes everything with it, when the trainer has made so many new steps."""
+    before = len(metrics(run.output_dir))
+    run.until(lambda: len(metrics(run.output_dir)) >= before + steps, f"{steps} steps")
     run.send(signal.SIGKILL)
     run.wait()
     for process in run.children():
@@ -94,3 +101,47 @@ def test_a_synchronous_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
     counts = reconcile(two)
     assert counts.adds_up and counts.resumes == 1 and counts.undone > 0
     assert counts[Outcome.TRAINED] == reconcile(one)[Outcome.TRAINED]
+
+
+def tokens_by_lag(output_dir: Path) -> dict[int, dict[int, int]]:
+    """Labelled tokens of each step of the last start, by their age when the step was trained."""
+    found: dict[int, dict[int, int]] = {}
+    with read_stream(SingleStreamSpec(output_dir, "training_data")) as stream:
+        batches = [PipelineBatchEncoding.from_record(record) for record in stream.read_available()]
+    for batch in batches:
+        ages = found.setdefault(batch.step, {})
+        labelled = batch.labels[0] != MASKED_TOKEN_ID
+        for version in batch.token_versions[0][labelled].tolist():
+            age = batch.step * TEXTS - version
+            ages[age] = ages.get(age, 0) + 1
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_an_asynchronous_run_that_was_killed_twice_counts_everything_and_trains_nothing_too_old(
+    start: Start,
+) -> None:
+    for _ in range(2):
+        killed = start("run", *ASYNCHRONOUS, "finetune.max_train_steps=1000")
+        kill_after(killed, 3)
+    run, steps = killed.output_dir, len(metrics(killed.output_dir)) + 3
+    last = start("run", *ASYNCHRONOUS, f"finetune.max_train_steps={steps}")
+    assert last.wait() == 0, last.err
+    counts = reconcile(run)
+    assert counts.adds_up and counts.resumes == 2
+    assert counts[Outcome.TRAINED] > 0 and counts.started == sum(counts.ends.values()) + counts.unfinished
+    assert counts.discarded <= counts.unfinished
+    assert "resumed 2 times: " in last.out
+
+    summary = json.loads((run / "finetune" / "summary.json").read_text())
+    assert (summary["completed_steps"], summary["samples"]) == (steps, steps * TEXTS)
+    made = tokens_by_lag(run)
+    first = min(made)
+    assert set(made) >= set(range(first, steps))
+    rows = metrics(run)
+    for step in range(first, steps):
+        row = rows[(step + 1) * TEXTS]
+        fresh = sum(n for age, n in made[step].items() if 0 <= age <= MAX_LAG)
+        assert sum(row["stats/lag_histogram"]["counts"]) == fresh, f"step {step}: {made[step]}"
+        assert row["stats/lag_max"] == max(age for age in made[step] if age <= MAX_LAG)

@@ -91,7 +91,7 @@ def test_texts_beyond_the_lag_bound_are_replaced_and_refunded(bench: Bench) -> N
 
 @pytest.mark.parametrize("bench", [{"max_lag": 0}], indirect=True)
 def test_a_step_written_ahead_holds_nothing_that_is_too_old_when_it_is_trained(bench: Bench) -> None:
-    """Four groups of one version would make two steps of eight texts; the second is trained on another version."""
+    """Of two steps of one version the second would be trained on the next version."""
     bench.preprocess.take_groups([group(number, version=0) for number in range(4)])
     assert bench.preprocess.write_steps()
     assert {batch.step for batch in bench.batches()} == {0}

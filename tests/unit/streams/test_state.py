@@ -9,6 +9,7 @@ import pytest
 
 from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.state import (
+    AnnouncedVersion,
     DiscardedTexts,
     SamplesProcessed,
     TrainerAnnouncements,
@@ -19,8 +20,9 @@ from pipelinerl.state import (
     to_record,
     trainer_stream,
 )
-from pipelinerl.streams import CorruptRecord, write_to_streams
+from pipelinerl.streams import CorruptRecord, set_streams_backend, write_to_streams
 
+pytestmark = pytest.mark.usefixtures("choose")  # on disk and over redis
 LONG_S = 30.0
 
 
@@ -105,6 +107,7 @@ def test_a_new_session_forgets_the_announcements_of_the_last(tmp_path: Path) -> 
 
 
 def test_a_corrupt_message_surfaces_in_whoever_reads_the_state(tmp_path: Path) -> None:
+    set_streams_backend("files")
     changes = Changes()
     with write_to_streams(trainer_stream(tmp_path)) as out:
         out.write({"kind": "samples_processed", "samples_processed": 1})
@@ -115,3 +118,14 @@ def test_a_corrupt_message_surfaces_in_whoever_reads_the_state(tmp_path: Path) -
             state.wait_for_version(LONG_S)
         with pytest.raises(CorruptRecord):
             _ = state.training_done
+
+
+def test_a_version_is_known_before_what_was_written_because_of_it(tmp_path: Path) -> None:
+    with TrainerAnnouncements(tmp_path) as trainer, AnnouncedVersion(tmp_path) as version:
+        assert version.newest() is None
+        for number in (0, 8, 8, 16):
+            trainer.samples_processed(number)
+            trainer.weight_update_success(number)
+            assert version.newest() == number
+        trainer.training_done()
+        assert version.newest() == 16
