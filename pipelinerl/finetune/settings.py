@@ -117,7 +117,7 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         reentrant_checkpointing=finetune.reentrant_checkpointing,
         trust_remote_code=finetune.trust_remote_code,
         bfloat16=finetune.load_as_bf16,
-        sharding=_sharding(cfg) if on_gpu else None,
+        sharding=sharding_of(cfg) if on_gpu else None,
         lora=_lora(finetune.lora),
         device="cuda" if on_gpu else "cpu",
         threads=cfg.hardware.threads_per_process,
@@ -144,7 +144,7 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
     )
 
 
-def _sharding(cfg: Any) -> Sharding | None:
+def sharding_of(cfg: Any) -> Sharding | None:
     """FSDP as configured; DeepSpeed's stages by what they shard: 1 nothing here, 2 all but weights, 3 all."""
     reduce_bfloat16 = cfg.fsdp.reduce_dtype == "bf16"
     if cfg.use_fsdp:

@@ -16,6 +16,7 @@ from pipelinerl.config.compose import Composition
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.environment_keys import configured_keys
+from pipelinerl.finetune.settings import sharding_of
 from pipelinerl.inference.vllm import DEFAULT_VERSION, installed_version
 
 
@@ -67,6 +68,7 @@ def choices(
             why("finetune.gradient_accumulation_passes", "profile"),
             "finetune.gradient_accumulation_passes=N",
         ),
+        *_trainer(cfg, why),
         _lag(cfg),
         _evaluation(cfg),
         _wandb(cfg),
@@ -134,6 +136,21 @@ def _engine(cfg: Config) -> Choice:
         text += f", {version or DEFAULT_VERSION}, {memory} of each card's memory"
         return Choice("engines", text, source, "vllm_config.version=V")
     return Choice("engines", text, f"hardware={cfg.hardware.kind}", "engine.count=N")
+
+
+def _trainer(cfg: Config, why: Callable[[str, str], str]) -> list[Choice]:
+    """What is sharded and recomputed; a CPU has no such choice."""
+    if cfg.hardware.kind == "cpu":
+        return []
+    gpus, sharding = sum(len(job.gpus) for job in cfg.jobs_of("finetune")), sharding_of(cfg)
+    if sharding is None:
+        shared = "nothing sharded"
+    else:
+        shared = "all but weights sharded" if sharding.keep_gathered else "all sharded"
+    because = f"deepspeed_config={cfg.deepspeed_config}" if cfg.use_deepspeed else why("use_fsdp", "default")
+    recomputed = f"recomputed: {str(cfg.finetune.gradient_checkpointing).lower()}"
+    compiled = "compiled" if cfg.finetune.compile else "not compiled"
+    return [Choice("trainer", f"{gpus} GPUs, {shared}; {recomputed}; {compiled}", because, "use_fsdp=true")]
 
 
 def _lag(cfg: Config) -> Choice:
