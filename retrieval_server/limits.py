@@ -108,7 +108,7 @@ def _integer(name: str, value: Any, low: int, high: int | None) -> int:
         raise RequestError(400, "wrong_type", f"{name} is a {type(value).__name__}; send an integer")
     if value < low or (high is not None and value > high):
         allowed = f"{low} to {high}" if high is not None else f"at least {low}"
-        raise RequestError(400, "out_of_range", f"{name} is out of range; allowed: {allowed}")
+        raise RequestError(400, "out_of_range", f"{name}={str(value)[:20]}; allowed: {allowed}")
     return value
 
 

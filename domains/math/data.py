@@ -67,12 +67,15 @@ def arithmetic(name: str, highest: int) -> Iterator[tuple[str, str]]:
 
 
 def _from_file(name: str, data_dir: str | None) -> Iterator[tuple[str, str]]:
-    path = find_file(name, data_dir)
+    path, found = find_file(name, data_dir), False
     for where, row in rows(path):
         try:
             yield read_row(row)
         except ValueError as error:
             raise ValueError(f"{path}, {where}: {error}") from None
+        found = True
+    if not found:
+        raise ValueError(f"{path}: holds no question")
 
 
 def find_file(name: str, data_dir: str | None) -> Path:

@@ -108,6 +108,8 @@ def _load_file(path: Path, split: str | None, root: Path | None) -> list[dict[st
             raise ValueError(f"{path}:{number}: {error}") from None
         seen.add(chain_id)
         problems.append(problem)
+    if not problems:
+        raise ValueError(f"{path}: holds no chain")
     return problems
 
 

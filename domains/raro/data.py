@@ -115,6 +115,8 @@ def _file(settings: DataSettings, split: str) -> list[Problem]:
         earlier = problems.setdefault(problem["id"], problem)
         if earlier["question"] != problem["question"]:
             raise ValueError(f"{path}:{number}: id {problem['id']!r} already names another question")
+    if not problems:
+        raise ValueError(f"raro.data.files.{split}={path}: holds no question")
     return list(problems.values())
 
 
