@@ -96,6 +96,7 @@ CONTRADICTIONS = [
     ("use_fsdp=true", "sharding needs several GPUs"),
     ("fsdp.param_dtype=bf16", "set finetune.load_as_bf16=true"),
     ("fsdp.buffer_dtype=bf16", "buffers keep their type"),
+    ("finetune.lora.r=0", "finetune.lora.r"),
     ("finetune.compile=true", "layers are compiled for GPUs only"),
     ("finetune.gradient_checkpointing=some", "finetune.gradient_checkpointing"),
     ("preprocess.dataset_buffer_size=100", "must be 0 or equal to preprocess.ring_buffer_size"),
