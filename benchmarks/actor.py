@@ -33,7 +33,7 @@ from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.config import Config, Job, save
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
-from pipelinerl.finetune.session import Session, write_session
+from pipelinerl.session import Session, write_session
 from pipelinerl.state import TrainerAnnouncements, begin_session
 
 TOKENS = 8

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelinerl.config import Config, load
-from pipelinerl.finetune.session import Session, stream_end, write_session
 from pipelinerl.observe.logs import setup_logging
+from pipelinerl.session import Session, stream_end, write_session
 from pipelinerl.state import TrainerAnnouncements
 from pipelinerl.streams import SingleStreamSpec, read_stream, set_streams_backend
 

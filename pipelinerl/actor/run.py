@@ -25,9 +25,8 @@ from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
 from pipelinerl.actor.snapshots import Snapshots
 from pipelinerl.config import Config, load_tree
 from pipelinerl.domain import Domain, load_domain
-from pipelinerl.finetune.session import read_session
 from pipelinerl.observe.waits import Wait
-from pipelinerl.preprocess.snapshots import replayed_texts
+from pipelinerl.session import read_session
 from pipelinerl.state import TrainerState
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
@@ -102,9 +101,8 @@ class Actor:
         sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix)
         evaluation = EvaluationSchedule(cfg.eval_every_n_versions, cfg.eval_at_end, len(test))
         interval = update_interval(cfg)
-        replayed = replayed_texts(self.output_dir, session.version, session.step)
         recent = saved["recent_texts"] if saved is not None else ()
-        budget = LagBudget(cfg.max_lag, interval, session.version, recent, replayed)
+        budget = LagBudget(cfg.max_lag, interval, session.version, recent, session.replayed)
         log.info(
             "lag bound in texts: %s (max_lag %s, update interval %d)", budget.bound, cfg.max_lag, interval
         )

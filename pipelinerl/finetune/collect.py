@@ -10,10 +10,10 @@ import numpy as np
 from pipelinerl.accounting import Ledger, Outcome, rollout_id
 from pipelinerl.finetune.labels import TextStatistics, label_statistics
 from pipelinerl.finetune.metrics import StepStatistics
-from pipelinerl.finetune.session import stream_end
 from pipelinerl.finetune.step import MicroStatistics
 from pipelinerl.finetune.targets import Targets
 from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.session import stream_end
 from pipelinerl.state import discarded_stream
 from pipelinerl.streams import read_stream
 

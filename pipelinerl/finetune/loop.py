@@ -34,7 +34,6 @@ from pipelinerl.finetune.policy import Policy
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.schedulers import build_scheduler
-from pipelinerl.finetune.session import Session, stream_end, write_session
 from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.finetune.sharding import shard_policy
 from pipelinerl.finetune.step import Learner
@@ -43,6 +42,8 @@ from pipelinerl.finetune.types import PipelineBatchEncoding, TrainingMetrics, se
 from pipelinerl.finetune.value_head import build_value_head, load_value_head
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
+from pipelinerl.preprocess.snapshots import replayed_texts
+from pipelinerl.session import Session, stream_end, write_session
 from pipelinerl.state import TrainerAnnouncements
 from pipelinerl.streams import SingleStreamSpec
 from pipelinerl.weights.parity import probe_ids
@@ -186,8 +187,9 @@ class Trainer:
         if self.ranks.is_main:
             actor = SingleStreamSpec(settings.output_dir, settings.actor_topic)
             position = 0 if settings.streams_from else stream_end(actor)
-            session = Session(self.counters.samples, self.counters.completed_steps, position)
-            write_session(settings.output_dir, session)
+            version, step = self.counters.samples, self.counters.completed_steps
+            kept = replayed_texts(settings.output_dir, version, step) if settings.follows_preprocess else 0
+            write_session(settings.output_dir, Session(version, step, position, kept))
         if settings.follows_preprocess and offset > saved:
             log.info("%d micro-batches after the checkpoint are not trained on", offset - saved)
         return offset

@@ -16,7 +16,6 @@ import numpy as np
 
 from pipelinerl import faults
 from pipelinerl.accounting import Ledger
-from pipelinerl.finetune.session import Session, read_session
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.waits import waiting
@@ -31,6 +30,7 @@ from pipelinerl.preprocess.settings import PreprocessSettings
 from pipelinerl.preprocess.snapshots import Held, Keeper, fitting
 from pipelinerl.preprocess.validate import Record, check_group
 from pipelinerl.preprocess.wakeup import Wakeup
+from pipelinerl.session import Session, read_session
 from pipelinerl.state import AnnouncedVersion, DiscardedTexts, TrainerState
 from pipelinerl.streams import (
     SingleStreamSpec,

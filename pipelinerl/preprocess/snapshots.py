@@ -14,9 +14,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.finetune.session import Session
 from pipelinerl.preprocess.ready import ReadyText
 from pipelinerl.preprocess.settings import PreprocessSettings
+from pipelinerl.session import Session
 from pipelinerl.streams.errors import CorruptRecord
 from pipelinerl.streams.records import RecordEncoder, decode_record
 
@@ -147,7 +147,7 @@ class Keeper:
 
 
 def replayed_texts(output_dir: Path, version: int, step: int) -> int:
-    """Texts that a run resumed at `version` and `step` trains on without producing them again."""
+    """Texts with which preprocess goes on in a run resumed at `version` and `step`."""
     held = Snapshots(output_dir).restore(version) if version else None
     return 0 if held is None else len(held.texts_from(step))
 

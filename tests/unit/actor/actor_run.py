@@ -13,7 +13,7 @@ from fake_engine import FakeEngine
 from omegaconf import OmegaConf
 
 from pipelinerl.config import Config, Job, save
-from pipelinerl.finetune.session import Session, write_session
+from pipelinerl.session import Session, write_session
 from pipelinerl.state import TrainerAnnouncements
 from pipelinerl.streams import SingleStreamSpec, read_stream
 

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from pipelinerl.finetune.checkpoints import MARKER, restore_point, settle
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.session import read_session
 from pipelinerl.observe.metrics import MetricsWriter
+from pipelinerl.session import read_session
 from pipelinerl.state import trainer_stream
 from pipelinerl.streams import read_stream
 from tests.unit.finetune.builders import settings, write_steps

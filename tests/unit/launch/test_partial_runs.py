@@ -11,10 +11,10 @@ import pytest
 
 from pipelinerl.config import Config, Job, load
 from pipelinerl.finetune.feed import Feed
-from pipelinerl.finetune.session import read_session
 from pipelinerl.finetune.settings import settings_from_config as trainer_settings
 from pipelinerl.finetune.types import sentinel_batch
 from pipelinerl.preprocess.settings import settings_from_config as preprocess_settings
+from pipelinerl.session import read_session
 from pipelinerl.state import TrainerState
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 from pipelinerl.trainer_stand_in import stand_in

@@ -14,11 +14,11 @@ from pipelinerl.accounting import Ledger, Outcome, reconcile
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.session import Session, write_session
 from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.preprocess.loop import run
 from pipelinerl.preprocess.settings import PreprocessSettings, model_vocabulary
 from pipelinerl.preprocess.validate import Limits, Record
+from pipelinerl.session import Session, write_session
 from pipelinerl.state import TrainerAnnouncements, TrainerState
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 from tests.unit.finetune.builders import group, settings

@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.session import Session
 from pipelinerl.preprocess.ready import ReadyText
 from pipelinerl.preprocess.settings import PreprocessSettings
 from pipelinerl.preprocess.snapshots import (
@@ -21,6 +20,7 @@ from pipelinerl.preprocess.snapshots import (
     replayed_texts,
 )
 from pipelinerl.preprocess.validate import Limits
+from pipelinerl.session import Session
 from tests.unit.finetune.builders import ready
 from tests.unit.finetune.conftest import VOCAB
 

@@ -18,11 +18,14 @@ _CHUNK = 64
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """Version (in texts) and optimizer step that training starts from, and the first group to read."""
+    """Version (in texts) and optimizer step that training starts from, and what is there already."""
 
     version: int
     step: int
     actor_position: int = 0
+    """The first group for preprocess to read."""
+    replayed: int = 0
+    """Texts that preprocess has kept over a resume."""
 
 
 def session_path(output_dir: Path) -> Path:
