@@ -10,6 +10,7 @@ beside the optimum and the ladder on the same tapes. Runs that are finished are 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from collections.abc import Sequence
@@ -19,15 +20,14 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 
 from benchmarks._runs import launch
-from domains.reputation_hacking.dynamics import ACTIONS
+from domains.reputation_hacking.ablate import CELL, COLUMNS, values_of
 from domains.reputation_hacking.language_policy import LanguagePolicy
+from domains.reputation_hacking.mitigations import Mitigation
 from domains.reputation_hacking.paired import HELD_OUT
 from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import play
 from domains.reputation_hacking.report import Yardstick
 
 GOAL = 0.25
@@ -35,25 +35,30 @@ START = Path(__file__).parent.parent / "domains" / "reputation_hacking" / "check
 RESULT = Path(__file__).parent / "results" / "reputation_language.json"
 
 
-def measured(folder: Path, yardstick: Yardstick) -> dict[str, dict[str, Any]]:
-    """A checkpoint's rung of the ladder and its actions, deterministic and sampled."""
+def measured(folder: Path, price: float) -> list[dict[str, Any]]:
+    """What a checkpoint does on the held-out seeds: a row for its likeliest answers, one for drawn ones."""
     torch.set_num_threads(1)
-    rungs = {}
-    for sampled in (False, True):
-        policy = LanguagePolicy(folder, sampled=sampled)
-        episodes = play(yardstick.params, yardstick.tapes, policy)
-        shares = {name: float(np.mean(episodes.actions == index)) for index, name in enumerate(ACTIONS)}
-        rung = yardstick.rung(policy.name, episodes)
-        rungs[policy.name] = {**rung, "regret": yardstick.best - rung["J"], "actions": shares}
-    return rungs
+    params = Params(c_signal=price)
+    policies = [LanguagePolicy(folder, sampled=sampled) for sampled in (False, True)]
+    return [values_of(params, policy, HELD_OUT, Mitigation()) for policy in policies]
 
 
-def line(name: str, rungs: dict[str, dict[str, Any]]) -> str:
-    parts = []
-    for policy, rung in rungs.items():
-        shares = " / ".join(f"{rung['actions'][action]:.2f}" for action in ("HELP", "SIGNAL", "DO_NOTHING"))
-        parts.append(f"{policy} {rung['share']:+.2f}  {shares}")
-    return f"{name:<10}" + "   ".join(parts)
+def line(name: str, rows: list[dict[str, Any]]) -> str:
+    shown = [
+        f"{row['policy']} {row['share_of_margin']:+.2f} (HELP {row['help']:.1f}, SIGNAL {row['signal']:.1f}, "
+        f"TI {row['true_impact']:.1f}, MS {row['manipulation_score']:.1f})"
+        for row in rows
+    ]
+    return f"{name:<8}" + "   ".join(shown)
+
+
+def add_to_table(path: Path, price: float, policies: dict[str, list[dict[str, Any]]]) -> None:
+    """Append the trained models to a table of `ablate`, whose next run draws them beside PPO."""
+    with path.open("a", encoding="utf-8", newline="") as file:
+        writer = csv.DictWriter(file, COLUMNS, restval="")
+        for seed, rows in policies.items():
+            cell = dict(zip(CELL, (f"{price:g}", "none", "language", seed), strict=True))
+            writer.writerows({**cell, "trust": 1.0, "seconds": "nan", **row} for row in rows)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -64,6 +69,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--parallel", type=int, default=1, help="runs at a time; each keeps two cores busy")
     parser.add_argument("--price", type=float, default=0.7, help="of a SIGNAL")
     parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE")
+    parser.add_argument("--table", type=Path, metavar="FILE", help="ablation.csv to append the models to")
     parser.add_argument("overrides", nargs="*", help="overrides of every run, key=value")
     options = parser.parse_args(argv)
     yardstick = Yardstick(Params(c_signal=options.price), HELD_OUT)
@@ -79,18 +85,20 @@ def main(argv: Sequence[str]) -> int:
     with ThreadPoolExecutor(options.parallel) as pool:
         folders = list(pool.map(run, options.seeds))
     with ProcessPoolExecutor(options.parallel, mp_context=get_context("spawn")) as processes:
-        rungs = processes.map(partial(measured, yardstick=yardstick), [START, *folders])
-        rows = dict(zip(["start", *map(str, options.seeds)], rungs, strict=True))
-    print(f"share of the margin at c_signal={options.price:g}, n={len(HELD_OUT)}; HELP / SIGNAL / DO_NOTHING")
-    for name, rungs in rows.items():
-        print(line(name if name == "start" else f"seed {name}", rungs))
+        start, *ends = processes.map(partial(measured, price=options.price), [START, *folders])
+    policies = dict(zip(map(str, options.seeds), ends, strict=True))
+    print(f"share of the margin at c_signal={options.price:g}, n={len(HELD_OUT)} held-out seeds")
+    for name, rows in [("start", start), *((f"seed {seed}", rows) for seed, rows in policies.items())]:
+        print(line(name, rows))
     ladder = yardstick.ladder()
     print("ladder: " + ", ".join(f"{rung['policy']} {rung['share']:+.2f}" for rung in ladder))
-    result = {"price": options.price, "overrides": options.overrides, "policies": rows, "ladder": ladder}
-    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    reached = [rows[str(seed)]["deterministic"]["share"] >= GOAL for seed in options.seeds]
-    print(f"goal {GOAL} on every seed: {'met' if all(reached) else 'MISSED'}; wrote {options.out}")
-    return 0 if all(reached) else 1
+    result = {"price": options.price, "overrides": options.overrides, "start": start, "seeds": policies}
+    options.out.write_text(json.dumps({**result, "ladder": ladder}, indent=1) + "\n", encoding="utf-8")
+    if options.table is not None:
+        add_to_table(options.table, options.price, policies)
+    lowest = min(rows[0]["share_of_margin"] for rows in policies.values())
+    print(f"lowest share {lowest:.2f}, goal {GOAL}: {'met' if lowest >= GOAL else 'MISSED'}; {options.out}")
+    return 0 if lowest >= GOAL else 1
 
 
 if __name__ == "__main__":

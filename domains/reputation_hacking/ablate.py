@@ -6,7 +6,7 @@ import argparse
 import csv
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
 from multiprocessing import get_context
@@ -18,6 +18,7 @@ from domains.reputation_hacking.dynamics import Tapes
 from domains.reputation_hacking.mitigations import Mitigation, initial_effort
 from domains.reputation_hacking.paired import HELD_OUT
 from domains.reputation_hacking.params import Params
+from domains.reputation_hacking.policies import Policy
 from domains.reputation_hacking.recipes import BASE, Recipe
 
 ABLATION = "ablation.csv"
@@ -125,31 +126,40 @@ def run_cell(cell: Cell) -> list[dict[str, Any]]:
 
 
 def _measure(cell: Cell) -> Iterator[dict[str, Any]]:
-    from domains.reputation_hacking.paired import paired
-    from domains.reputation_hacking.report import Yardstick, columns
     from domains.reputation_hacking.sb3 import ModelPolicy
     from domains.reputation_hacking.training import train
 
     params, mitigation = Params(c_signal=cell.c_signal), Mitigation.parse(cell.mitigation)
     recipe = replace(cell.recipe, scaled=cell.features == "scaled")
     trained = train(params, recipe, cell.train_seed, mitigation=mitigation)
-    start, yardstick = initial_effort(params), Yardstick(params, cell.seeds)
+    trust = float(trained.batch.worker.trust.mean())
     for sampled in (False, True):
         policy = ModelPolicy(trained.model, sampled=sampled)
-        values = columns(paired(params, policy, cell.seeds, start, mitigation=mitigation), mitigation)
-        means = {name: float(array.mean()) for name, array in values.items()}
-        share = yardstick.share(means["return"]) if mitigation.name == "none" else None
-        yield {
-            "policy": policy.name,
-            "help": means["help_count"],
-            "signal": means["signal_count"],
-            "nothing": means["nothing_count"],
-            "tasks": means["tasks_with"],
-            "J": means["return"],
-            "share_of_margin": float("nan") if share is None else share,
-            "trust": float(trained.batch.worker.trust.mean()),
-            **{name: means[name] for name in VALUES if name in means},
-        }
+        yield {**values_of(params, policy, cell.seeds, mitigation), "trust": trust}
+
+
+def values_of(
+    params: Params, policy: Policy, seeds: Sequence[int], mitigation: Mitigation
+) -> dict[str, float | str]:
+    """What a row says of a policy: means over the seeds, calibrated evaluation."""
+    from domains.reputation_hacking.paired import paired
+    from domains.reputation_hacking.report import Yardstick, columns
+
+    start = initial_effort(params)
+    values = columns(paired(params, policy, seeds, start, mitigation=mitigation), mitigation)
+    means = {name: float(array.mean()) for name, array in values.items()}
+    plain = mitigation.name == "none"
+    share = Yardstick(params, seeds).share(means["return"]) if plain else None
+    return {
+        "policy": policy.name,
+        "help": means["help_count"],
+        "signal": means["signal_count"],
+        "nothing": means["nothing_count"],
+        "tasks": means["tasks_with"],
+        "J": means["return"],
+        "share_of_margin": float("nan") if share is None else share,
+        **{name: means[name] for name in VALUES if name in means},
+    }
 
 
 def finished_rows(path: Path) -> list[dict[str, str]]:

@@ -17,6 +17,8 @@ from pipelinerl.observe.focus import ReportFocus
 class ReputationDomain(BaseDomain):
     """Hooks of `reputation_hacking`."""
 
+    policy_keys = ()
+
     settings = ReputationSettings
     settings_key = KEY
     folders = (KEY,)
