@@ -8,8 +8,8 @@ Random weights of a Qwen3 architecture. Needs two GPUs: one for the engine, one 
   seconds of each step, and the share of the time in which nothing was generated.
 - `parity`: log-probabilities of the engine after an update against transformers' forward, tied weights; of
   both against float32.
-- `throughput`: 512 + 512 tokens with log-probabilities, so many requests always in flight, against the offline
-  engine with the same flags and as many requests at once, which runs in this call after the server.
+- `throughput`: 512 + 512 tokens with log-probabilities, N requests always in flight, against N requests at
+  once of the offline engine with the same flags, which runs in this call after the server.
 - `failure`: the engine is stopped with SIGSTOP in the middle of a broadcast; the publisher has to name it at
   its deadline and to free its sender.
 """
@@ -40,7 +40,7 @@ from benchmarks.gpu.served import engine_argv, model_folder, serving
 from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.fleet import Fleet
-from pipelinerl.inference.vllm import installed_version
+from pipelinerl.inference.vllm import installed_version, pause_routes
 from pipelinerl.weights.looking import counters
 from pipelinerl.weights.nccl import NcclTransport
 from pipelinerl.weights.parity import probe_ids
@@ -134,10 +134,13 @@ def updates(url: str, model: PreTrainedModel, device: torch.device, vocab: int) 
         ("keep, packets of 256 MiB", STREAMS, 256, "keep"),
         ("idle, packets of 256 MiB", 0, 256, "keep"),
         ("recompute, packets of 256 MiB", STREAMS, 256, "recompute"),
+        ("keep by /pause, packets of 256 MiB", STREAMS, 256, "pause"),
         ("keep, packets of 64 MiB", STREAMS, 64, "keep"),
         ("keep, packets of 1 GiB", STREAMS, 1024, "keep"),
     ):
-        publisher = publisher_for(url, device, megabytes, kv)
+        publisher = publisher_for(url, device, megabytes, "keep" if kv == "pause" else kv)
+        if kv == "pause":
+            publisher._routes = {url: pause_routes(None, clear_cache=False)}
         try:
             if in_flight:
                 with Load(url, in_flight, vocab, PROMPT, OUTPUT) as load:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from pipelinerl import faults
+from pipelinerl.inference.vllm import PauseRoutes
 from pipelinerl.weights.http import CallFailed, EngineConnection, encode
 
 T = TypeVar("T")
@@ -39,7 +40,7 @@ class Exchange:
     `finished` may hold half a model.
     """
 
-    def __init__(self, url: str, deadlines: PublishDeadlines, clear_cache: bool) -> None:
+    def __init__(self, url: str, deadlines: PublishDeadlines, routes: PauseRoutes) -> None:
         self.url = url
         self.step = ""
         self.seconds: dict[str, float] = {}
@@ -50,8 +51,7 @@ class Exchange:
         self.finished = False
         """The engine has confirmed the new version."""
         self.was_cut = False
-        self._deadlines = deadlines
-        self._pause_path = f"/pause?mode=keep&clear_cache={'true' if clear_cache else 'false'}"
+        self._deadlines, self._routes = deadlines, routes
         self._connection = EngineConnection(url)
 
     def pause(self) -> None:
@@ -63,7 +63,7 @@ class Exchange:
             self.error = error
             return
         self.paused_at = time.perf_counter()
-        if not self._do("pause", self._pause_path, self._deadlines.pause_s, tries=TRIES):
+        if not self._do("pause", self._routes.pause, self._deadlines.pause_s, tries=TRIES):
             self.paused_at = 0.0
 
     def start(self) -> None:
@@ -85,7 +85,7 @@ class Exchange:
 
     def resume(self) -> None:
         """Step 5; also after a pause that led to nothing."""
-        self._do("resume", "/resume", self._deadlines.resume_s, tries=TRIES)
+        self._do("resume", self._routes.resume, self._deadlines.resume_s, tries=TRIES)
         self.paused_s = time.perf_counter() - self.paused_at
 
     def cut(self) -> None:

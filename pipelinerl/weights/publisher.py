@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 
 from pipelinerl.inference.answers import read_prompt_logprobs
+from pipelinerl.inference.vllm import PauseRoutes, pause_routes
 from pipelinerl.weights import looking
 from pipelinerl.weights.base import NamedTensor, StagedUpdate, Transport, TransportError
 from pipelinerl.weights.exchange import Exchange, PublishDeadlines, in_thread
@@ -84,6 +85,7 @@ class Publisher:
         """Engines that agreed on the transport, as they were then."""
         self._after: dict[str, Counters] = {}
         """Engines as they were after the last update."""
+        self._routes: dict[str, PauseRoutes] = {}
         self._group: frozenset[str] = frozenset()
         """Engines of the last rendezvous."""
         self._layout: dict[str, tuple[tuple[int, ...], str]] | None = None
@@ -117,7 +119,7 @@ class Publisher:
         report.seconds["stage"] = time.perf_counter() - started
         update_body = encode({"update_info": staged.info})
         before = {url: looking.counters(url, self._deadlines.health_s) for url in participants}
-        exchanges = [Exchange(url, self._deadlines, self._clear_cache) for url in participants]
+        exchanges = [Exchange(url, self._deadlines, self._routes[url]) for url in participants]
         try:
             self._pause(exchanges, report)
             self._transfer([one for one in exchanges if one.paused_at], staged, update_body, report)
@@ -192,7 +194,8 @@ class Publisher:
         """Rendezvous of the engines and the publisher, all at the same time."""
         deadline = self._deadlines.init_s
         try:
-            infos = self._transport.init_info([looking.member(url, self._deadlines.health_s) for url in urls])
+            members = [looking.member(url, self._deadlines.health_s) for url in urls]
+            infos = self._transport.init_info(members)
         except (CallFailed, TransportError) as error:
             raise WeightUpdateError(urls[0], "init_weight_transfer_engine", str(error)) from error
         joined = in_thread(self._transport.join, deadline)
@@ -219,6 +222,7 @@ class Publisher:
             reason = f"no answer within {deadline:g} s" if failed is None else str(failed.exception())
             raise WeightUpdateError(url, "init_weight_transfer_engine", reason, stuck)
         self._group = frozenset(urls)
+        self._routes |= {one.url: pause_routes(one.version, self._clear_cache) for one in members}
         for url in urls:
             self._initialised[url] = looking.counters(url, self._deadlines.health_s)
         self.broken.difference_update(urls)

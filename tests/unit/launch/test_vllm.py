@@ -16,6 +16,7 @@ from pipelinerl.inference.vllm import (
     flag,
     kwargs_problems,
     packing,
+    pause_routes,
     register_plugins,
     serve_argv,
     serve_env,
@@ -107,6 +108,13 @@ def test_every_version_agrees_on_the_packing_in_one_place_only() -> None:
         *(False, False, True, True)
     ]
     assert packing(5, 2) == {"packed": True, "packed_buffer_size_bytes": 5, "packed_num_buffers": 2}
+
+
+def test_only_a_pause_that_keeps_the_cache_can_be_the_quick_one() -> None:
+    assert pause_routes("0.26.0", False).pause == "/sleep?level=0&mode=keep"
+    assert pause_routes("0.26.0", True).pause == "/pause?mode=keep&clear_cache=true"
+    embedded = pause_routes(None, False)
+    assert (embedded.pause, embedded.resume) == ("/pause?mode=keep&clear_cache=false", "/resume")
 
 
 @pytest.fixture

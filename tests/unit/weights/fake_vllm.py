@@ -113,9 +113,18 @@ class FakeVllm:
         return text + 'vllm:num_requests_running{engine="0"} 0\nvllm:generation_tokens_total{engine="0"} 1\n'
 
     def pause(self, query: str, body: Any) -> Any:
-        assert "mode=keep" in query and "clear_cache=" in query
+        assert query == "mode=keep&clear_cache=true", "keeping the cache is faster with sleep"
         self.paused = True
         return {"status": "paused"}
+
+    def sleep(self, query: str, body: Any) -> Any:
+        assert query == "level=0&mode=keep", "any other level would drop weights or cache"
+        self.paused = True
+        return {}
+
+    def wake_up(self, query: str, body: Any) -> Any:
+        assert query == "tags=scheduling"
+        return self.resume(query, body)
 
     def resume(self, query: str, body: Any) -> Any:
         with self._resumed:
@@ -210,6 +219,8 @@ Work = Callable[[FakeVllm, str, Any], Any]
 ROUTES: dict[str, Work] = {
     "/pause": FakeVllm.pause,
     "/resume": FakeVllm.resume,
+    "/sleep": FakeVllm.sleep,
+    "/wake_up": FakeVllm.wake_up,
     "/init_weight_transfer_engine": FakeVllm.init,
     "/start_weight_update": FakeVllm.start,
     "/update_weights": FakeVllm.update,

@@ -24,7 +24,7 @@ VERSIONS = ("0.26.0", "0.32.0")
 DEADLINES = PublishDeadlines(
     health_s=5, init_s=5, pause_s=5, start_s=5, update_s=1, finish_s=5, resume_s=5, abort_s=0.5
 )
-UPDATE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
+UPDATE = ["/sleep", "/start_weight_update", "/update_weights", "/finish_weight_update", "/wake_up"]
 IN_BETWEEN = UPDATE[1:4]
 
 
@@ -78,6 +78,14 @@ def test_a_version_reaches_every_engine_packed(setup: Setup) -> None:
     assert len(setup.meeting.groups) == 1
 
 
+def test_a_cache_that_is_computed_anew_is_cleared_by_a_pause(setup: Setup) -> None:
+    publisher = Publisher(setup.urls, setup.transport, "recompute", DEADLINES)
+    publisher.wait_ready(5)
+    publisher.publish(1, tensors(1))
+    assert setup.engines[0].calls[-5:] == ["/pause", *UPDATE[1:4], "/resume"]
+    assert_serves(setup.engines[0], 1)
+
+
 @pytest.mark.parametrize("step", IN_BETWEEN)
 def test_a_failure_in_between_costs_all_without_a_confirmed_finish(setup: Setup, step: str) -> None:
     first, second = setup.engines
@@ -86,7 +94,7 @@ def test_a_failure_in_between_costs_all_without_a_confirmed_finish(setup: Setup,
     with pytest.raises(WeightUpdateError, match=f"fault at {step}") as error:
         setup.publish(1)
     assert error.value.engine == setup.urls[0] and setup.urls[0] in error.value.broken
-    assert first.paused and "/resume" not in first.calls
+    assert first.paused and "/wake_up" not in first.calls
     if step == "/finish_weight_update":  # the other one had everything
         assert_serves(second, 1)
         assert error.value.broken == [setup.urls[0]]
@@ -111,7 +119,7 @@ def test_an_engine_that_hangs_is_named_and_the_others_do_not_wait_for_it(setup: 
         setup.publish(1)
     assert time.monotonic() - started < 15
     assert error.value.broken == sorted(setup.urls)
-    assert "/resume" not in first.calls + second.calls
+    assert "/wake_up" not in first.calls + second.calls
 
 
 def test_a_sender_that_fails_ends_the_engines_calls_at_once(
@@ -136,10 +144,10 @@ def test_a_sender_that_cannot_be_freed_is_said_so(setup: Setup, monkeypatch: pyt
 
 
 def test_without_its_pause_nobody_is_started(setup: Setup) -> None:
-    setup.engines[0].faults = Always({"/pause": 400})
-    with pytest.raises(WeightUpdateError, match=r"failed at pause of .*fault at /pause"):
+    setup.engines[0].faults = Always({"/sleep": 400})
+    with pytest.raises(WeightUpdateError, match=r"failed at pause of .*fault at /sleep"):
         setup.publish(1)
-    assert setup.engines[0].calls.count("/pause") == 3
+    assert setup.engines[0].calls.count("/sleep") == 3
     assert all("/start_weight_update" not in one.calls and not one.dead for one in setup.engines)
     assert not setup.engines[1].paused, "the other one goes on"
 
