@@ -123,8 +123,9 @@ class Keeper:
         return self._files.restore(self._session.version) if self._session.version else None
 
     def written(self, step: int, texts: list[ReadyText]) -> None:
-        """A step went to the trainer."""
-        self._ahead.append((step, texts))
+        """A step went to the trainer; a stand-in for one would never be done with it."""
+        if self._settings.has_trainer:
+            self._ahead.append((step, texts))
 
     def announced(self, version: int | None, buffered: Iterable[ReadyText], position: int) -> None:
         """The newest version is `version`; call it before taking in what may have followed it."""

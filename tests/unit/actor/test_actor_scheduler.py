@@ -1,5 +1,7 @@
 """Scheduling against a fake engine: whole groups, failures, evaluation, exact accounting."""
 
+import json
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -101,6 +103,32 @@ def test_rollouts_of_a_group_are_written_in_a_shuffled_order(tmp_path):
         orders.append([texts[0]["name"].split("/")[1] for texts in rollouts])
     assert any(order != sorted(order) for order in orders)
     assert len({tuple(order) for order in orders}) > 1
+
+
+def test_a_resumed_scheduler_makes_what_was_under_way_anew_and_goes_on_as_the_other_would(tmp_path):
+    world = World(tmp_path / "first")
+    world.start_all()
+    for key in [key for key, start in world.running.items() if start.group.number == 0]:
+        world.end(key)
+    saved = json.loads(json.dumps(world.scheduler.state_dict()))
+    world.start_all()
+    expected = {start.group.number: start.group.problem for start in world.running.values()}
+
+    again = World(tmp_path / "second")
+    again.scheduler.load_state_dict(saved)
+    again.start_all()
+    assert {start.group.number: start.group.problem for start in again.running.values()} == expected
+    assert sorted(expected) == [1, 2] and saved["groups_opened"] == 2
+    assert again.scheduler.state_dict()["sampler"] == world.scheduler.state_dict()["sampler"]
+
+
+def test_a_second_resume_before_anything_ran_keeps_what_the_first_had_to_make_anew(tmp_path):
+    world = World(tmp_path / "first")
+    world.start_all()
+    saved = world.scheduler.state_dict()
+    again = World(tmp_path / "second")
+    again.scheduler.load_state_dict(saved)
+    assert again.scheduler.state_dict() == {**saved, "recent_texts": [1.0]}
 
 
 def test_an_engine_out_of_rotation_gets_no_rollout(tmp_path):
