@@ -81,8 +81,7 @@ def launch(argv: Sequence[str]) -> int:
     dry_run = os.environ.get("DRY_RUN", "").lower() not in ("", "0", "false")
     output_dir = fix_output_dir(composition.tree, datetime.now())
     devices = usable_devices(composition, dry_run)
-    if not dry_run:
-        share_one_device(composition, devices)
+    share_one_device(composition, devices, dry_run)
     domain = load_domain(composition.tree.domain_hooks)
     cfg = checked(composition.tree, domain, len(composition.devices), dry_run)
     problem = output_dir_problem(output_dir)

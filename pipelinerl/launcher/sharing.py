@@ -89,12 +89,14 @@ def engine_share(memory: CardMemory, parameters: int) -> float:
 def share_one_device(
     composition: Composition,
     devices: Sequence[str],
+    dry_run: bool = False,
     memory_of: Callable[[str], CardMemory | None] = card_memory,
 ) -> None:
     """On one GPU shared by engine and trainer, write into the tree what the user left open.
 
-    Weights travel through files, because NCCL does not connect two processes on one GPU. Raises ConfigError
-    when NCCL was asked for or the memory does not suffice.
+    Weights travel through files, because NCCL does not connect processes on one GPU. A dry run, perhaps on
+    another machine, asks for no card's memory. Raises ConfigError when NCCL was asked for or the memory does
+    not suffice.
     """
     tree, given = composition.tree, set(composition.user_keys)
     roles = roles_of(str(tree.debug.mode))
@@ -105,7 +107,7 @@ def share_one_device(
         OmegaConf.update(tree, TRANSPORT, "file")
     elif tree.weights.transport == "nccl":
         raise ConfigError("weights.transport=nccl: NCCL does not connect processes on one GPU; set file")
-    if UTILIZATION in given:
+    if UTILIZATION in given or dry_run:
         return
     memory = memory_of(devices[0])
     parameters = model_parameters(Path(str(tree.model_path)))

@@ -59,17 +59,22 @@ def test_a_model_too_large_for_both_is_refused() -> None:
 
 def test_a_shared_card_uses_files_and_leaves_the_trainer_its_part(small_model: Path) -> None:
     made = composition(small_model)
-    share_one_device(made, ["0"], lambda device: CARD)
+    share_one_device(made, ["0"], memory_of=lambda device: CARD)
     assert made.tree.weights.transport == "file"
     assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == engine_share(CARD, 2003)
 
 
 def test_what_the_user_gave_stays(small_model: Path) -> None:
     made = composition(small_model, "vllm_config.vllm_kwargs.gpu-memory-utilization=0.2")
-    share_one_device(made, ["0"], lambda device: None)
+    share_one_device(made, ["0"], memory_of=lambda device: None)
     assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == 0.2
+    dry = composition(small_model)
+    share_one_device(dry, ["0"], True, lambda device: None)
+    assert dry.tree.weights.transport == "file"
     with pytest.raises(ConfigError, match="NCCL does not connect processes on one GPU; set file"):
-        share_one_device(composition(small_model, "weights.transport=nccl"), ["0"], lambda device: CARD)
+        share_one_device(
+            composition(small_model, "weights.transport=nccl"), ["0"], memory_of=lambda device: CARD
+        )
 
 
 @pytest.mark.parametrize(
@@ -78,16 +83,16 @@ def test_what_the_user_gave_stays(small_model: Path) -> None:
 )
 def test_elsewhere_nothing_changes(small_model: Path, overrides: tuple[str, ...], devices: list[str]) -> None:
     made = composition(small_model, *overrides)
-    share_one_device(made, devices, lambda device: CARD)
+    share_one_device(made, devices, memory_of=lambda device: CARD)
     assert made.tree.weights.transport == "nccl"
     assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == 0.9
 
 
 def test_what_cannot_be_read_has_to_be_given(model: Path) -> None:
     with pytest.raises(ConfigError, match=r"the size of .* cannot be read; set vllm_config.*such as 0\.3"):
-        share_one_device(composition(model), ["0"], lambda device: CARD)
+        share_one_device(composition(model), ["0"], memory_of=lambda device: CARD)
     with pytest.raises(ConfigError, match="the card's memory cannot be read"):
-        share_one_device(composition(model), ["0"], lambda device: None)
+        share_one_device(composition(model), ["0"], memory_of=lambda device: None)
 
 
 def test_the_card_is_asked_for_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
