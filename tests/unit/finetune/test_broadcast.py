@@ -1,0 +1,146 @@
+"""When engine and trainer are compared, what is counted, and which transport a configuration means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from pipelinerl.finetune import broadcast
+from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.settings import TrainerSettings
+from pipelinerl.weights.choose import build_transport
+from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.nccl import NcclTransport
+from pipelinerl.weights.parity import ParityResult
+from pipelinerl.weights.publisher import UpdateReport
+
+OPTIONS: dict[str, Any] = {
+    "transport": "file",
+    "kv": "keep",
+    "parity_every": 4,
+    "parity_max_abs": 1e-4,
+    "parity_mean_abs": 0.02,
+    "directory": None,
+    "buffer_mb": 1,
+    "buffers": 2,
+    "group_port": 9000,
+}
+
+
+class FakePublisher:
+    """Publishes without engines; `joined` and `stale` are what the next call says."""
+
+    def __init__(self, *_: object) -> None:
+        self.version: int | None = None
+        self.joined: list[str] = []
+        self.stale: list[str] = []
+
+    def publish(self, version: int, tensors: Iterator[Any]) -> UpdateReport:
+        self.version = version
+        report = UpdateReport(
+            version, 10, {"pause": 0.01}, {"http://e": 0.03}, lost_tokens=7.0, joined=self.joined
+        )
+        self.joined, self.stale = [], []
+        return report
+
+    def stale_engines(self) -> list[str]:
+        return self.stale
+
+
+@pytest.fixture
+def parts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[EngineBroadcaster, FakePublisher, list[int | None]]:
+    publisher = FakePublisher()
+    compared: list[int | None] = []
+
+    def check_parity(*_: object) -> list[ParityResult]:
+        compared.append(publisher.version)
+        return [ParityResult("http://e", 2e-5, 1e-6)]
+
+    monkeypatch.setattr(broadcast, "Publisher", lambda *arguments: publisher)
+    monkeypatch.setattr(broadcast, "check_parity", check_parity)
+    learner: Any = SimpleNamespace(
+        elements=3,
+        device=torch.device("cpu"),
+        model=SimpleNamespace(config=SimpleNamespace(vocab_size=9)),
+        weights=lambda: iter(()),
+        score_rows=lambda ids: np.zeros(0),
+    )
+    settings = TrainerSettings(
+        output_dir=tmp_path,
+        model_path="m",
+        rl=RLConfig(),
+        texts_per_step=1,
+        last_step=1,
+        max_train_steps=1,
+        engine_urls=("http://e",),
+        weights=OPTIONS,
+    )
+    settings.folder.mkdir()
+    return EngineBroadcaster(learner, settings), publisher, compared
+
+
+Parts = tuple[EngineBroadcaster, FakePublisher, list[int | None]]
+
+
+def test_a_comparison_follows_the_first_update_then_every_so_many(parts: Parts) -> None:
+    made, _, compared = parts
+    for version in range(9):
+        made.publish(version)
+    assert compared == [0, 4, 8]
+
+
+def test_a_comparison_can_be_asked_for_once(parts: Parts) -> None:
+    made, _, compared = parts
+    made.publish(0)
+    request = made._settings.folder / PARITY_REQUEST
+    request.touch()
+    made.publish(1)
+    made.publish(2)
+    assert compared == [0, 1] and not request.exists()
+
+
+def test_an_engine_that_joins_is_compared_before_it_is_announced(parts: Parts) -> None:
+    made, publisher, compared = parts
+    made.publish(0)
+    publisher.joined = ["http://e"]
+    made.publish(1)
+    assert compared == [0, 1]
+
+
+def test_only_engines_that_were_started_again_make_a_refresh(parts: Parts) -> None:
+    made, publisher, compared = parts
+    assert made.refresh() is False, "nothing was published yet"
+    made.publish(3)
+    assert made.refresh() is False
+    publisher.stale = ["http://e"]
+    assert made.refresh() is True
+    assert publisher.version == 3 and compared == [3, 3]
+
+
+def test_an_update_reports_what_it_cost(parts: Parts) -> None:
+    made, _, _ = parts
+    found = made.publish(0)
+    assert found["weights/max_paused_s"] == 0.03 and found["weights/lost_tokens"] == 7.0
+    assert found["weights/pause_s"] == 0.01 and found["weights/bytes"] == 10.0
+    assert found["weights/parity_max_abs"] == 2e-5 and found["weights/parity_mean_abs"] == 1e-6
+
+
+def test_the_transport_is_the_configured_one(tmp_path: Path) -> None:
+    cpu, options = torch.device("cpu"), OPTIONS | {"directory": str(tmp_path / "w")}
+    made = build_transport(options, tmp_path, 10, torch.float32, cpu)
+    assert isinstance(made, FileTransport) and made.directory == tmp_path / "w"
+    nccl = OPTIONS | {"transport": "nccl"}
+    assert isinstance(
+        build_transport(nccl, tmp_path, 10, torch.bfloat16, torch.device("cuda", 0)), NcclTransport
+    )
+    with pytest.raises(ValueError, match="the trainer runs on cpu, which has no NCCL; use file"):
+        build_transport(nccl, tmp_path, 10, torch.bfloat16, cpu)
