@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -54,6 +55,23 @@ def compile_layers(model: PreTrainedModel, dynamic: bool | None = True) -> None:
     for layer in decoder_layers(model):
         # Of the forward alone: hooks of the module, such as those that gather its shards, stay outside.
         layer.forward = torch.compile(layer.forward, dynamic=dynamic)
+
+
+@contextmanager
+def compiled_layers(model: PreTrainedModel, enabled: bool = True) -> Iterator[None]:
+    """Compile the decoder layers for a while, so that the model can be copied and saved as any other."""
+    if not enabled:
+        yield
+        return
+    before = [vars(layer).get("forward") for layer in decoder_layers(model)]
+    compile_layers(model)
+    try:
+        yield
+    finally:
+        for layer, forward in zip(decoder_layers(model), before):
+            del layer.forward
+            if forward is not None:
+                layer.forward = forward
 
 
 def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

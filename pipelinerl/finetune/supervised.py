@@ -18,6 +18,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from pipelinerl.finetune.activations import compiled_layers
 from pipelinerl.finetune.data import MASKED_TOKEN_ID
 from pipelinerl.finetune.logprobs import token_scores
 from pipelinerl.finetune.model import hidden_states, output_head, prepare_model
@@ -167,31 +168,31 @@ def train_supervised(
     model = prepare_model(model, device)
     optimiser = build_optimiser(model, learning_rate=learning_rate, weight_decay=weight_decay, betas=betas)
     scheduler = build_scheduler(optimiser, lr_scheduler_type, num_warmup_steps, steps)
-    forward = torch.compile(hidden_states, dynamic=True) if compile else hidden_states
     autocast = nullcontext() if dtype == torch.float32 else torch.autocast(device.type, dtype)
     summary, losses = SupervisedSummary(), []
     start = time.monotonic()
-    for batch in _prefetch(iter(batches), steps, device):
-        with autocast:
-            hidden = forward(model, batch.input_ids, batch.position_ids, batch.segments)[0]
-        scores = token_scores(hidden[batch.predictors], output_head(model)[0], batch.targets)
-        loss = -(scores.logprobs * batch.weights).sum()
-        loss.backward()
-        threshold = float("inf") if gradient_clipping_threshold is None else gradient_clipping_threshold
-        grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), threshold)
-        rate = optimiser.param_groups[0]["lr"]
-        optimiser.step()
-        scheduler.step()
-        optimiser.zero_grad(set_to_none=True)
-        summary.steps += 1
-        summary.tokens += batch.n_tokens
-        summary.targets += len(batch.targets)
-        losses.append(loss.detach())
-        if summary.steps % log_every == 0 or summary.steps == steps:
-            mean = _mean_loss(losses, summary)
-            summary.seconds = time.monotonic() - start
-            if log is not None:
-                log(_log_record(summary, mean, rate, float(grad_norm)))
+    with compiled_layers(model, compile):
+        for batch in _prefetch(iter(batches), steps, device):
+            with autocast:
+                hidden = hidden_states(model, batch.input_ids, batch.position_ids, batch.segments)[0]
+            scores = token_scores(hidden[batch.predictors], output_head(model)[0], batch.targets)
+            loss = -(scores.logprobs * batch.weights).sum()
+            loss.backward()
+            threshold = float("inf") if gradient_clipping_threshold is None else gradient_clipping_threshold
+            grad_norm = torch.nn.utils.clip_grad_norm_(model.parameters(), threshold)
+            rate = optimiser.param_groups[0]["lr"]
+            optimiser.step()
+            scheduler.step()
+            optimiser.zero_grad(set_to_none=True)
+            summary.steps += 1
+            summary.tokens += batch.n_tokens
+            summary.targets += len(batch.targets)
+            losses.append(loss.detach())
+            if summary.steps % log_every == 0 or summary.steps == steps:
+                mean = _mean_loss(losses, summary)
+                summary.seconds = time.monotonic() - start
+                if log is not None:
+                    log(_log_record(summary, mean, rate, float(grad_norm)))
     if losses:
         _mean_loss(losses, summary)
     summary.seconds = time.monotonic() - start

@@ -121,7 +121,7 @@ def _batches(cfg: Config) -> Iterator[str]:
     if tune.gradient_checkpointing == "selective" and tune.reentrant_checkpointing:
         yield "finetune.gradient_checkpointing=selective: needs finetune.reentrant_checkpointing=false"
     if tune.lora.enabled and tune.gradient_checkpointing and tune.reentrant_checkpointing:
-        yield "finetune.reentrant_checkpointing=true: frozen layers get no gradient that way; set false with lora"
+        yield "finetune.reentrant_checkpointing=true: frozen layers pass no gradient on; set false with lora"
     if tune.compile and cfg.hardware.kind == "cpu":
         yield "finetune.compile=true: layers are compiled for GPUs only; set finetune.compile=false on a CPU"
     for key in ("use_fsdp", "use_deepspeed"):

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pipelinerl.finetune import model as models
-from pipelinerl.finetune.activations import checkpoint_layers, decoder_layers
+from pipelinerl.finetune.activations import checkpoint_layers, compiled_layers, decoder_layers
 from pipelinerl.finetune.model import hidden_states, prepare_model
 from pipelinerl.finetune.segments import Segments
 from pipelinerl.finetune.settings import Checkpointing
@@ -75,6 +75,18 @@ def test_layers_are_compiled_after_their_checkpointing(monkeypatch: pytest.Monke
     monkeypatch.setattr(models, "compile_layers", note)
     prepare_model(causal_lm(VOCAB), "cpu", True, compile=True)
     assert seen == [True, True]
+
+
+def test_layers_are_as_before_when_compilation_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        torch, "compile", lambda forward, dynamic: lambda *args, **named: forward(*args, **named)
+    )
+    model = prepare_model(causal_lm(VOCAB), "cpu", 2)
+    before = [layer.forward for layer in decoder_layers(model)]
+    with compiled_layers(model):
+        assert all(layer.forward != plain for layer, plain in zip(decoder_layers(model), before))
+    assert [layer.forward for layer in decoder_layers(model)] == before
+    assert ["forward" in vars(layer) for layer in decoder_layers(model)] == [True, False]
 
 
 def rows(length: int) -> torch.Tensor:
