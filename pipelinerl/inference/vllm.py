@@ -145,6 +145,7 @@ def serve_argv(options: VllmOptions) -> list[str]:
         "logprobs-mode": "processed_logprobs",
         "generation-config": "vllm",
         "weight-transfer-config": {"backend": options.transport},
+        "disable-uvicorn-access-log": "",  # health and metrics are asked for every second
     }
     if options.fp32_head:
         flags["hf-overrides"] = {"head_dtype": "float32"}
