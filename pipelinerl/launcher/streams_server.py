@@ -47,13 +47,13 @@ def write_server_config(cfg: Config, output_dir: Path) -> None:
         f"port {job.port}",
         "protected-mode yes",
         "daemonize no",
-        f'dir "{data}"',
+        f"dir {_quoted(str(data))}",
         f"save {save}",
         "appendonly no",
         "maxmemory-policy noeviction",
     ]
     if cfg.streams.password is not None:
-        lines.append(f'requirepass "{cfg.streams.password.get_secret_value()}"')
+        lines.append(f"requirepass {_quoted(cfg.streams.password.get_secret_value())}")
     path = _config_path(output_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -73,6 +73,11 @@ def forget_earlier_records(cfg: Config, output_dir: Path) -> None:
             remove_stream(output_dir, topic)
     except StreamError as error:
         raise ConfigError(f"streams.host={cfg.streams.host}: {error}") from error
+
+
+def _quoted(value: str) -> str:
+    """A string as redis' configuration writes it."""
+    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def _config_path(output_dir: Path) -> Path:
