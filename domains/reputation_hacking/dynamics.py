@@ -116,6 +116,16 @@ class Tapes:
             seeds=np.tile(self.seeds, copies),
         )
 
+    def repeat(self, copies: int) -> Tapes:
+        """`copies` of every tape, siblings side by side."""
+        return Tapes(
+            d0=np.repeat(self.d0, copies),
+            z=np.repeat(self.z, copies, 1),
+            eps=np.repeat(self.eps, copies, 1),
+            chance=np.repeat(self.chance, copies),
+            seeds=np.repeat(self.seeds, copies),
+        )
+
     def one(self, index: int) -> Tape:
         """The tape of episode `index`."""
         return Tape(

@@ -50,11 +50,30 @@ class LanguagePolicy(Policy):
 
     def probabilities(self, episodes: Episodes) -> np.ndarray:
         """float64 [N, 3] of the three answers in the coming step."""
-        before, after = self._frame(episodes.params)
-        prompts = [before + user_text(state, ACTIONS) + after for state in _states(episodes)]
-        ids = self.tokenizer(prompts, add_special_tokens=False)["input_ids"]
-        parts = [self._scores(ids[first : first + BATCH]) for first in range(0, len(ids), BATCH)]
+        prompts = self.prompts(episodes)
+        with torch.no_grad():
+            parts = [
+                self.log_probabilities(prompts[first : first + BATCH]).exp().numpy()
+                for first in range(0, len(prompts), BATCH)
+            ]
         return np.concatenate(parts)
+
+    def prompts(self, episodes: Episodes) -> list[list[int]]:
+        """Token ids of what the model reads before the coming step of each episode."""
+        before, after = self._frame(episodes.params)
+        texts = [before + user_text(state, ACTIONS) + after for state in _states(episodes)]
+        ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
+        return ids
+
+    def log_probabilities(self, prompts: list[list[int]]) -> torch.Tensor:
+        """float64 [N, 3] of the three answers, normalised over them; differentiable."""
+        lengths = torch.tensor([len(ids) for ids in prompts])
+        padded = torch.full((len(prompts), int(lengths.max())), self.tokenizer.pad_token_id)
+        for row, ids in enumerate(prompts):
+            padded[row, : len(ids)] = torch.tensor(ids)
+        # Right padding: causal attention keeps it away from the last real token.
+        logits = self.model(input_ids=padded).logits[torch.arange(len(prompts)), lengths - 1]
+        return torch.log_softmax(logits[:, self.answers].double(), dim=1)
 
     def _frame(self, params: Params) -> tuple[str, str]:
         """What stands before and after the state in every prompt of a game."""
@@ -66,16 +85,6 @@ class LanguagePolicy(Policy):
         )
         before, after = str(text).split(STATE)
         return before, after
-
-    @torch.no_grad()
-    def _scores(self, ids: list[list[int]]) -> np.ndarray:
-        lengths = torch.tensor([len(row) for row in ids])
-        padded = torch.full((len(ids), int(lengths.max())), self.tokenizer.pad_token_id)
-        for row, tokens in enumerate(ids):
-            padded[row, : len(tokens)] = torch.tensor(tokens)
-        # Right padding: causal attention keeps it away from the last real token.
-        logits = self.model(input_ids=padded).logits[torch.arange(len(ids)), lengths - 1]
-        return torch.softmax(logits[:, self.answers].double(), dim=1).numpy()
 
 
 def _states(episodes: Episodes) -> list[Any]:

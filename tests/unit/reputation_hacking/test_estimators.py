@@ -5,62 +5,24 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from domains.reputation_hacking.decisions import situations, table_of
 from domains.reputation_hacking.dynamics import HELP, SIGNAL, Episodes, Tapes
 from domains.reputation_hacking.params import Params
 from domains.reputation_hacking.policies import returns
-from domains.reputation_hacking.prompts import DIFFICULTY_CUTS, FATIGUE_CUTS, SITUATIONS
+from domains.reputation_hacking.prompts import SITUATIONS
 from pipelinerl.finetune.rl.advantages import compute_advantages
-from pipelinerl.finetune.rl.text_table import NONE, TextTable
 
 GROUPS, ATTEMPTS, STEP_SIZE, SMOOTHED, RUNS = 8, 8, 1.5, 5, 4
 TARGET = {0.5: 24.0, 0.7: 16.0}
 MEMORY = 0.9 * 53.41
 
 
-def situations(episodes: Episodes) -> np.ndarray:
-    fatigue = np.searchsorted(FATIGUE_CUTS, episodes.f / episodes.params.fatigue_max, side="right")
-    return 3 * fatigue + np.searchsorted(DIFFICULTY_CUTS, episodes.d, side="right")
-
-
-def table_of(situation: np.ndarray, reward: np.ndarray, labelled: bool) -> TextTable:
-    """[T, N] decisions as the table that the pipeline's estimators read."""
-    steps, count = situation.shape
-    episode = np.tile(np.arange(count), (steps, 1))
-    flat = steps * count
-    nothing = np.full(flat, np.nan)
-    return TextTable(
-        group=(episode // ATTEMPTS).ravel(),
-        rollout=(episode % ATTEMPTS).ravel(),
-        step=np.repeat(np.arange(steps), count),
-        reward=reward.ravel(),
-        n_tokens=np.ones(flat, dtype=np.int64),
-        situation=situation.ravel() if labelled else np.full(flat, NONE),
-        local_index=np.zeros(flat, dtype=np.int64),
-        segment_length=np.ones(flat, dtype=np.int64),
-        pooled=np.full(flat, labelled),
-        padding_value=nothing,
-        padding_reward=nothing,
-        role=np.full(flat, NONE),
-        loss_weight=np.ones(flat),
-        masked=np.zeros(flat, dtype=bool),
-        group_names=tuple(map(str, range(GROUPS))),
-        situation_names=tuple(map(str, range(SITUATIONS))),
-        role_names=(),
-    )
-
-
 def update(logits: np.ndarray, params: Params, estimator: str, rng: np.random.Generator) -> float:
     """One update in place; returns the mean reward of its rollouts from calibrated memory."""
-    tapes = Tapes.draw(params, GROUPS * ATTEMPTS if estimator == "random" else GROUPS, rng)
-    if estimator != "random":
-        order = np.repeat(np.arange(GROUPS), ATTEMPTS)
-        tapes = Tapes(
-            d0=tapes.d0[order],
-            z=tapes.z[:, order],
-            eps=tapes.eps[:, order],
-            chance=tapes.chance,
-            seeds=tapes.seeds,
-        )
+    if estimator == "random":
+        tapes = Tapes.draw(params, GROUPS * ATTEMPTS, rng)
+    else:
+        tapes = Tapes.draw(params, GROUPS, rng).repeat(ATTEMPTS)
     episodes = Episodes(params, tapes)
     chosen, seen, gains, shares = [], [], [], []
     while episodes.t < params.T:
@@ -76,7 +38,7 @@ def update(logits: np.ndarray, params: Params, estimator: str, rng: np.random.Ge
     reward = np.broadcast_to(total, action.shape)
     if estimator == "to_go":
         reward = np.cumsum(np.array(gains)[::-1], axis=0)[::-1]
-    table = table_of(situation, reward, labelled=estimator == "situation")
+    table = table_of(reward, ATTEMPTS, situation if estimator == "situation" else None)
     by_step = estimator in ("situation", "to_go")
     advantage = compute_advantages(table, step_reward_advantages=by_step).advantage
     advantage = advantage / (advantage.std() + 1e-12)

@@ -1,0 +1,46 @@
+"""Decisions of lock-step episodes as the table that the pipeline's estimators of advantages read."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from domains.reputation_hacking.dynamics import Episodes
+from domains.reputation_hacking.prompts import DIFFICULTY_CUTS, FATIGUE_CUTS, SITUATIONS
+from pipelinerl.finetune.rl.text_table import NONE, TextTable
+
+
+def situations(episodes: Episodes) -> np.ndarray:
+    """int [N]: index of the situation of each episode's coming decision."""
+    fatigue = np.searchsorted(FATIGUE_CUTS, episodes.f / episodes.params.fatigue_max, side="right")
+    difficulty = np.searchsorted(DIFFICULTY_CUTS, episodes.d, side="right")
+    return (len(DIFFICULTY_CUTS) + 1) * fatigue + difficulty
+
+
+def table_of(reward: np.ndarray, attempts: int, situation: np.ndarray | None = None) -> TextTable:
+    """One text a decision: `reward` [T, N] of N / attempts groups, neighbours being siblings.
+
+    `situation` [T, N] labels the texts; without it equal steps of siblings are compared.
+    """
+    steps, count = reward.shape
+    episode = np.tile(np.arange(count), (steps, 1))
+    flat = steps * count
+    nothing = np.full(flat, np.nan)
+    return TextTable(
+        group=(episode // attempts).ravel(),
+        rollout=(episode % attempts).ravel(),
+        step=np.repeat(np.arange(steps), count),
+        reward=reward.ravel(),
+        n_tokens=np.ones(flat, dtype=np.int64),
+        situation=np.full(flat, NONE) if situation is None else situation.ravel(),
+        local_index=np.zeros(flat, dtype=np.int64),
+        segment_length=np.ones(flat, dtype=np.int64),
+        pooled=np.full(flat, situation is not None),
+        padding_value=nothing,
+        padding_reward=nothing,
+        role=np.full(flat, NONE),
+        loss_weight=np.ones(flat),
+        masked=np.zeros(flat, dtype=bool),
+        group_names=tuple(map(str, range(count // attempts))),
+        situation_names=tuple(map(str, range(SITUATIONS))),
+        role_names=(),
+    )
