@@ -20,8 +20,8 @@ pytestmark = [
 @pytest.mark.parametrize(
     "fields",
     [
-        {"sharding": None},
         {"sharding": {}, "gradient_checkpointing": True, "ends": [2, 4]},
+        {"sharding": None},
         {"sharding": {"keep_gathered": True}, "compile": True},
     ],
 )

@@ -56,6 +56,27 @@ def gradient(one: Learner) -> torch.Tensor:
     return torch.cat([p.grad.flatten().float().cpu() for p in parameters if p.grad is not None])
 
 
+@pytest.mark.parametrize(
+    ("bfloat16", "mode", "compiled", "tolerance"),
+    [
+        (False, False, False, 1e-3),
+        (True, False, False, 0.05),
+        (True, True, True, 0.05),
+        (True, 2, True, 0.05),
+        (True, "selective", False, 0.05),
+        (True, "selective", True, 0.05),
+    ],
+)
+def test_gradients_match_float32_on_the_cpu(
+    tmp_path: Path, bfloat16: bool, mode: Checkpointing, compiled: bool, tolerance: float
+) -> None:
+    model = small_model()
+    expected = gradient(learner(tmp_path, prepare_model(copy.deepcopy(model))))
+    fast = prepare_model(model, "cuda", mode, compile=compiled)
+    found = gradient(learner(tmp_path, fast, bfloat16=bfloat16, device="cuda"))
+    assert distance(found, expected) < tolerance
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_and_their_gradients_match_float64(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)
@@ -131,24 +152,3 @@ def test_a_bfloat16_run_trains_and_resumes(tmp_path: Path, compiled: bool) -> No
     assert again.counters.completed_steps == 4
     assert again.learner.masters is not None
     assert all(master.dtype == torch.float32 for master in again.learner.masters)
-
-
-@pytest.mark.parametrize(
-    ("bfloat16", "mode", "compiled", "tolerance"),
-    [
-        (False, False, False, 1e-3),
-        (True, False, False, 0.05),
-        (True, True, True, 0.05),
-        (True, 2, True, 0.05),
-        (True, "selective", False, 0.05),
-        (True, "selective", True, 0.05),
-    ],
-)
-def test_gradients_match_float32_on_the_cpu(
-    tmp_path: Path, bfloat16: bool, mode: Checkpointing, compiled: bool, tolerance: float
-) -> None:
-    model = small_model()
-    expected = gradient(learner(tmp_path, prepare_model(copy.deepcopy(model))))
-    fast = prepare_model(model, "cuda", mode, compile=compiled)
-    found = gradient(learner(tmp_path, fast, bfloat16=bfloat16, device="cuda"))
-    assert distance(found, expected) < tolerance
