@@ -97,6 +97,7 @@ class NcclTransport:
         """Ranks of each engine in a new group; the former one is left."""
         self._leave()
         self._aborted.clear()
+        self._lanes = []  # a stream may still hold a broadcast that was aborted
         self._packed_at_init = _packed_at_init(members)
         self._rendezvous = {
             "master_address": self._address,

@@ -218,7 +218,8 @@ class Publisher:
             stuck = [url for future, url in futures.items() if future in pending]
             for url in stuck if self._transport.collective else ():
                 self.mark_broken(url)
-            url = next((url for future, url in futures.items() if future is failed), "the trainer")
+            late = stuck[0] if failed is None and stuck else "the trainer"
+            url = next((url for future, url in futures.items() if future is failed), late)
             reason = f"no answer within {deadline:g} s" if failed is None else str(failed.exception())
             raise WeightUpdateError(url, "init_weight_transfer_engine", reason, stuck)
         self._group = frozenset(urls)
