@@ -7,7 +7,7 @@ only as a new process. On any error nothing may be announced.
 
 import time
 from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -204,15 +204,10 @@ class Publisher:
             in_thread(call, "POST", url, path, deadline, {"init_info": info}): url
             for url, info in zip(urls, infos, strict=True)
         }
-        pending: set[Future[Any]] = {joined, *futures}
-        end = time.monotonic() + deadline
-        while pending:
-            done, pending = wait(pending, max(0.0, end - time.monotonic()), return_when=FIRST_COMPLETED)
-            failed = next((one for one in done if one.exception() is not None), None)
-            if failed is None and done:
-                continue
-            if failed is None and not pending:
-                break
+        everybody: set[Future[Any]] = {joined, *futures}
+        done, pending = wait(everybody, deadline, return_when=FIRST_EXCEPTION)
+        failed = next((one for one in done if one.exception() is not None), None)
+        if failed is not None or pending:
             # Whoever is still in the rendezvous waits for one that does not come.
             self._transport.abort()
             stuck = [url for future, url in futures.items() if future in pending]
