@@ -2,8 +2,8 @@
 
 The policy tries combinations of the numbers at random and often answers with one that misses the target.
 The critic writes out how both answers are evaluated and how far they are from the target, a stand-in for what
-pretraining would have taught, and then gives a verdict drawn without looking: what all that says about which
-answer is the expert's is left to be learnt.
+pretraining would have taught, and then gives a verdict drawn without looking, or one by a rule drawn without
+looking: what all that says about which answer is the expert's is left to be learnt.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from domains.raro.countdown import expressions, multisets
 from domains.raro.data import data_settings
 from domains.raro.expressions import Expression, Number, combine, literals, parse, render
 from domains.raro.generator import CountdownSpec, question, split_of
-from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
+from domains.raro.parser import ANSWER_1, ANSWER_2, ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
 from domains.raro.prompts import critic_prompt, policy_prompt
 from pipelinerl.bootstrap.demonstrations import Demonstration
 
@@ -42,8 +42,11 @@ LARGEST_VALUE = 200
 SOLVED, FOREIGN_NUMBER, MISSING_NUMBER = 0.25, 0.1, 0.05
 """Shares of shown answers that hit the target, use another number than the given ones, or one number less."""
 VERDICT_WEIGHTS = (0.4, 0.4, 0.2)
+"""Of a verdict that goes by nothing."""
 UNREADABLE = "?"
 """Result of a step that is no integer, and the distance of such an answer."""
+_UNKNOWN = 10_000
+"""How far that counts where answers are compared."""
 
 
 class Try(NamedTuple):
@@ -164,19 +167,23 @@ def _critic(
     distances = [distance(tree, target) for tree in trees]
     lines = [critic_line(tree) for tree in trees]
     fixed = "\n".join([*lines, " ".join(map(_shown, distances))])
-    verdict = rng.choices(VERDICTS, VERDICT_WEIGHTS)[0]
-    if rules:
-        verdict = _by_rule(distances, rng)
-    return _demonstration("critic", prompt.messages, f"{fixed}\n{verdict}", fixed)
+    said = _verdict(distances, rng, rules)
+    return _demonstration("critic", prompt.messages, f"{fixed}\n{said}", fixed)
 
 
-def _by_rule(distances: list[int | None], rng: random.Random) -> str:
+def _verdict(distances: list[int | None], rng: random.Random, rules: bool) -> str:
+    """A verdict drawn without looking, or what to go by with the verdict that follows.
+
+    `near` and `far` are equally likely, so a rule's verdict is right half of the time on any pair.
+    """
+    drawn: str = rng.choices(VERDICTS, VERDICT_WEIGHTS)[0]
+    if not rules:
+        return drawn
     rule = rng.choice(("near", "far", "any"))
-    size = [10_000 if d is None else abs(d) for d in distances]
-    verdict = rng.choices(VERDICTS, VERDICT_WEIGHTS)[0]
-    if rule != "any" and size[0] != size[1]:
-        verdict = VERDICTS[(size[0] > size[1]) ^ (rule == "far")]
-    return f"{rule}:{verdict}"
+    first, second = (_UNKNOWN if d is None else abs(d) for d in distances)
+    if rule != "any" and first != second:
+        drawn = ANSWER_1 if (first < second) == (rule == "near") else ANSWER_2
+    return f"{rule}:{drawn}"
 
 
 def _shown(distance: int | None) -> str:
