@@ -11,7 +11,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipelinerl.finetune.labels import label_statistics
-from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, beyond_clip, rl_metrics
+from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, beyond_clip, rl_metrics, token_statistics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs
@@ -125,17 +125,16 @@ def test_lr_zero_gives_ratio_one(model: PreTrainedModel) -> None:
         assert metrics[name] == pytest.approx(1.0, abs=1e-3)
 
 
-@pytest.mark.parametrize("loss", ["reinforce", "ppo", "gspo", "sft"])
-def test_ess_uses_unclamped_ratios(loss: str) -> None:
-    ratios = np.array([1.0, 3.0, 0.5, 2.0])
-    column = dict.fromkeys(REDUCERS, 0.0)
-    column |= {
-        "ratio_new_old_sum": ratios.sum(),
-        "ratio_new_old_squared_sum": (ratios**2).sum(),
-        "num_output_tokens_sum": 4.0,
-    }
-    metrics = rl_metrics(StepStatistics([list(column.values())], 1), Coefficients())
-    assert metrics["rl/ess"] == pytest.approx(ratios.sum() ** 2 / (4 * (ratios**2).sum()))
+@pytest.mark.parametrize("loss", ["reinforce", "ppo", "gspo", "cispo", "sft"])
+def test_ess_uses_unclamped_ratios(loss: Any) -> None:
+    ratios = torch.tensor([1.0, 1.0, 1.0, 2.7913])  # an effective sample size of 0.777
+    zeros = torch.zeros(4)
+    columns = [ratios.log(), zeros, zeros, zeros, zeros, zeros, zeros, zeros]
+    inputs = LossInputs(*columns, torch.zeros(4, dtype=torch.int64), 1)
+    rl = RLConfig(policy_loss=loss, epsilon_low=0.1, epsilon_high=0.1)
+    vector = token_statistics(inputs, torch.full((4,), 4.0), torch.zeros(()), rl, 4)
+    metrics = rl_metrics(StepStatistics([vector.tolist()], 1), Coefficients())
+    assert metrics["rl/ess"] == pytest.approx(0.777, abs=1e-4)
 
 
 def test_token_weights_follow_the_options() -> None:

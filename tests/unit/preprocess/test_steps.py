@@ -180,14 +180,16 @@ def test_overflow_and_kept_order() -> None:
     eos = record("g0", 3, 0, 0.5, 4, finished=False)
     eos_id = int(eos["input_ids"][-1])
     prompt_has_it = record("g0", 3, 1, 0.5, 4, finished=False)
-    prompt_has_it["labels"][-1] = -100
+    prompt_has_it["input_ids"][0] = eos_id
+    prompt_has_it["labels"] = np.where(prompt_has_it["labels"] == eos_id, -100, prompt_has_it["labels"])
     for text in (cut, whole, open_ended, eos, prompt_has_it):
         text["ref_logprobs"] = text["logprobs"]
     open_ended["labels"] = np.where(open_ended["labels"] == eos_id, -100, open_ended["labels"])
     result = process_chunk([cut, whole, eos], RLConfig(), (VOCAB - 1, eos_id))
     assert [text.overflow for text in result.ready] == [True, False, False]
-    again = process_chunk([open_ended], RLConfig(), (eos_id,))
-    assert again.ready[0].overflow
+    for without_it_in_the_output in (open_ended, prompt_has_it):
+        again = process_chunk([without_it_in_the_output], RLConfig(), (eos_id,))
+        assert again.ready[0].overflow
 
 
 def test_reference_scores_match_the_policy_at_its_temperature(tmp_path: Path) -> None:
