@@ -31,7 +31,8 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 def checkpoint_layers(model: PreTrainedModel, mode: Checkpointing, reentrant: bool = False) -> None:
     """Recompute activations of decoder layers in the backward pass, in place.
 
-    Raises ValueError for a mode that does not exist, or `selective` with reentrant checkpointing.
+    The layers' forwards are replaced, so copies of the model have to be made before. Raises ValueError for a
+    mode that does not exist, or `selective` with reentrant checkpointing.
     """
     if mode is False:
         return

@@ -45,6 +45,10 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings) -> None:
         chosen = ", ".join(settings.target_modules) or "all linear layers"
         raise ValueError(f"finetune.lora.target_modules={chosen}: {str(error).splitlines()[0]}") from error
     for name, parameter in model.named_parameters():
+        if "lora_" in name and not is_adapter(name):
+            raise ValueError(
+                f"finetune.lora.target_modules: {name} is of no linear layer; name linear layers only"
+            )
         parameter.requires_grad_(is_adapter(name))
         if is_adapter(name):
             parameter.data = parameter.data.float()

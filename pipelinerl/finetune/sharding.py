@@ -57,9 +57,9 @@ def gathered_weights(policy: Policy) -> Iterator[tuple[str, torch.Tensor]]:
     assert isinstance(policy, FSDPModule)
     policy.unshard()
     inside = tuple(f"{prefix}." for prefix in own)
-    for name, tensor in distinct_parameters(policy.model):
+    for name, parameter in policy.model.named_parameters():
         if not name.startswith(inside):
-            yield name, tensor.clone()
+            yield name, parameter.detach().clone()
     policy.reshard()
 
 

@@ -125,7 +125,7 @@ class Learner:
         """
         if not self.sharded:
             return
-        main = self.ranks.is_main
+        main, self._gathered = self.ranks.is_main, []
         self._gathered = [(name, tensor) for name, tensor in gathered_weights(self.policy) if main]
         self._scored = {probe.tobytes(): self._score_rows(probe)}
 

@@ -96,6 +96,11 @@ def test_layers_that_do_not_exist_are_refused() -> None:
         add_adapters(tiny_model(), LoraSettings(target_modules=("nothing",)))
 
 
+def test_other_than_linear_layers_are_refused() -> None:
+    with pytest.raises(ValueError, match="is of no linear layer"):
+        add_adapters(tiny_model(), LoraSettings(target_modules=("embed_tokens",)))
+
+
 def test_adapters_of_another_shape_are_refused(tmp_path: Path) -> None:
     run(tmp_path / "run", 2)
     with pytest.raises(ValueError, match=r"set finetune\.lora as before"):
