@@ -19,6 +19,10 @@ class CombinedDomain(BaseDomain):
         """`parts` by the dotted path that names them; snapshots are told apart by it."""
         self.parts = dict(parts)
         self.folders = tuple(folder for part in parts.values() for folder in part.folders)
+        read = [part.policy_keys for part in parts.values()]
+        self.policy_keys = (
+            None if None in read else tuple(dict.fromkeys(key for keys in read for key in keys or ()))
+        )
         self.report_focus = ReportFocus(
             headline=tuple(
                 dict.fromkeys(name for part in parts.values() for name in part.report_focus.headline)

@@ -59,6 +59,7 @@ class Domain(Protocol):
     settings_key: str | None
     report_focus: ReportFocus
     folders: Sequence[str]
+    policy_keys: Sequence[str] | None
 
     def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]: ...
     def services(self, cfg: DictConfig) -> list[ServiceSpec]: ...
@@ -83,6 +84,9 @@ class BaseDomain:
     """Evaluation metrics that the final report shows first."""
     folders: Sequence[str] = ()
     """What runs of this domain make below `output_dir`; `force_restart` removes them with the rest."""
+    policy_keys: Sequence[str] | None = None
+    """Of `rewards`, `actor.discount_factor`, `actor.system_prompt` and `actor.task_template`, what its policy
+    of rollouts reads; setting another one is refused. None: any of them may be read."""
 
     def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]:
         """Make data the run needs, such as a synthetic world.

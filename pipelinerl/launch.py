@@ -83,7 +83,7 @@ def launch(argv: Sequence[str]) -> int:
     devices = usable_devices(composition, dry_run)
     share_one_device(composition, devices, dry_run)
     domain = load_domain(composition.tree.domain_hooks)
-    cfg = checked(composition.tree, domain, len(composition.devices), dry_run)
+    cfg = checked(composition.tree, domain, len(composition.devices), dry_run, composition.user_keys)
     problem = output_dir_problem(output_dir)
     if problem is not None:
         raise ConfigError(problem)

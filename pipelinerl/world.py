@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelinerl.config.errors import ConfigError
+from pipelinerl.config.errors import ConfigError, suggestion
 from pipelinerl.config.machine import Job, JobKind
 from pipelinerl.config.tree import Config
 from pipelinerl.environment_keys import replicas
@@ -30,7 +30,11 @@ ROLES_OF_MODE: dict[str, frozenset[str]] = {
 
 
 def roles_of(mode: str) -> frozenset[str]:
-    """Kinds of jobs that a debug mode starts; an empty mode starts all."""
+    """Kinds of jobs that a debug mode starts; the empty one starts all. ConfigError for an unknown mode."""
+    if mode not in ROLES_OF_MODE:
+        raise ConfigError(
+            f"debug.mode={mode!r}: no such mode; {suggestion(mode, filter(None, ROLES_OF_MODE))}"
+        )
     return ROLES_OF_MODE[mode]
 
 

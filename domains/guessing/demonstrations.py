@@ -53,6 +53,8 @@ def _guess(rng: random.Random, lowest_left: int, highest_left: int, highest: int
 class GuessingDomain(BaseDomain):
     """Hooks of the guessing game: demonstrations for `python -m pipelinerl.bootstrap +domain=guessing`."""
 
+    policy_keys = ()
+
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
         """Imperfect play, whatever the phase; no answer is the only right one."""
         game: dict[str, Any] = {

@@ -16,6 +16,8 @@ LOADER = "math.load_problems"
 class MathDomain(BaseDomain):
     """Checks before the start; everything else is the rollout's."""
 
+    policy_keys = ("rewards", "actor.discount_factor", "actor.system_prompt", "actor.task_template")
+
     report_focus = ReportFocus(headline=("success", "reward", "no_answer", "no_error"))
 
     def validate(self, cfg: DictConfig) -> list[str]:

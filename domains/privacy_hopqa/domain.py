@@ -34,6 +34,8 @@ CHARS_PER_TOKEN = 6.0
 class PrivacyHopQADomain(BaseDomain):
     """Hooks of `privacy_hopqa`."""
 
+    policy_keys = ()
+
     settings = PrivacyHopQASettings
     settings_key = KEY
     folders = ("audit", "traces", WORLD_FOLDER)

@@ -26,6 +26,8 @@ KEY = "raro"
 class RaroDomain(BaseDomain):
     """Hooks of `raro`."""
 
+    policy_keys = ()
+
     settings = RaroSettings
     settings_key = KEY
     folders = (FOLDER,)

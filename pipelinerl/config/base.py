@@ -15,6 +15,7 @@ class Section(BaseModel):
         protected_namespaces=(),
         validate_default=True,
         ser_json_inf_nan="constants",
+        allow_inf_nan=False,
     )
 
 

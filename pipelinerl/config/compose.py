@@ -99,6 +99,7 @@ def compose(request: Request) -> Composition:
         tree.domain_keys = brought
         _name_datasets(tree)
         _resolve_bundled_paths(tree)
+    _check_interpolations(tree)
     return Composition(
         tree=tree,
         user_keys=[o.key_or_group for o in overrides],
@@ -229,6 +230,15 @@ def _name_datasets(tree: DictConfig) -> None:
     for key in keys:
         if tree.get(key) is None:
             tree[key] = [key.partition("_")[0]] if unnamed else []
+
+
+def _check_interpolations(tree: DictConfig) -> None:
+    """Raises ConfigError for a key whose `${...}` leads nowhere."""
+    try:
+        OmegaConf.to_container(tree, resolve=True)
+    except OmegaConfBaseException as error:
+        key = f"{error.full_key}: " if error.full_key else ""
+        raise ConfigError(f"{key}{first_line(error)}") from None
 
 
 def _resolve_bundled_paths(tree: DictConfig) -> None:

@@ -25,7 +25,15 @@ def typed(tree: DictConfig) -> Config:
         return Config.model_validate(container)
     except ValidationError as error:
         lines = [line for text in explain(error, Config) for line in text.split("\n")]
-        raise ConfigError(lines) from None
+        raise ConfigError([line for line in lines if not _is_copy(tree, line)] or lines) from None
+
+
+def _is_copy(tree: DictConfig, line: str) -> bool:
+    """Whether a problem is about a key that takes its value from another one, which is named as well."""
+    key = line.partition("=")[0]
+    parent, _, name = key.rpartition(".")
+    node = OmegaConf.select(tree, parent) if parent else tree
+    return isinstance(node, DictConfig) and name in node and OmegaConf.is_interpolation(node, name)
 
 
 def save(tree: DictConfig, output_dir: str | Path) -> Path:

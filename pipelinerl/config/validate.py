@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
 from pipelinerl.combined import parts_of
-from pipelinerl.config.checks import data, environments, machine, partial, sampling, training
+from pipelinerl.config.checks import data, environments, inert, machine, partial, sampling, training
 from pipelinerl.config.errors import ConfigError, explain
 from pipelinerl.config.files import config_path, typed
 from pipelinerl.config.tree import Config
@@ -18,13 +18,19 @@ from pipelinerl.domain import Domain
 from pipelinerl.world import roles_of
 
 
-def checked(tree: DictConfig, domain: Domain, devices: int, dry_run: bool = False) -> Config:
-    """The typed tree, or ConfigError with every problem found, one line each."""
+def checked(
+    tree: DictConfig, domain: Domain, devices: int, dry_run: bool = False, given: Sequence[str] = ()
+) -> Config:
+    """The typed tree, or ConfigError with every problem found, one line each.
+
+    `given` are the keys that the command line set: none of them may be without effect.
+    """
     missing = [f"{key}: missing; set {key}=VALUE" for key in missing_keys(tree)]
     if missing:
         raise ConfigError(missing)
     cfg = typed(tree)
     found = [*problems(cfg, devices, dry_run), *domain_problems(tree, domain)]
+    found += inert.check(cfg, given, domain)
     if found:
         raise ConfigError(found)
     return cfg

@@ -12,6 +12,7 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
+from pipelinerl.config.checks.inert import left_over
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
@@ -92,6 +93,8 @@ def choices(
                 f"+domain={cfg.domain_name}",
             )
         )
+    if unread := left_over(cfg):
+        rows.append(Choice("without effect", ", ".join(unread), "no run reads them", "leave them out"))
     if cfg.attempt:
         rows.append(
             Choice("resuming", f"start number {cfg.attempt + 1}", "same output folder", "force_restart=true")

@@ -30,6 +30,7 @@ def steps_of(folder: Path) -> int:
     return int(json.loads((folder / "finetune/summary.json").read_text())["completed_steps"])
 
 
+@pytest.mark.slow
 def test_the_actor_runs_alone_against_engines_that_already_serve(launch: Launch, model: Path) -> None:
     from fake_engine import FakeEngine
     from tiny_model import build_tokenizer

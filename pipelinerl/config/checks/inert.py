@@ -1,0 +1,140 @@
+"""Keys that were set and that this run would not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from pipelinerl.config.tree import Config
+from pipelinerl.domain import Domain
+
+
+@dataclass(frozen=True)
+class Inert:
+    """A key, or all keys below it, without effect in some runs."""
+
+    key: str
+    when: Callable[[Config], bool]
+    because: str
+    """What such a run does, and what to set instead."""
+    but: tuple[str, ...] = ()
+    """Keys below it that are read nevertheless."""
+
+
+UNREAD: dict[str, str] = {
+    "actor.problem_queue_size": "problems are drawn when a rollout may start; leave it out",
+    "preprocess.n_workers": "preprocess needs one process only; leave it out",
+    "preprocess.raw_queue_size": "groups are read when they are needed; leave it out",
+    "preprocess.input_queue_size": "groups are read when they are needed; leave it out",
+    "preprocess.output_queue_size": "steps are written when they are complete; leave it out",
+    "finetune.use_flash_attention": "the device's own attention is used; leave it out",
+    "finetune.use_safetensors": "checkpoints are always safetensors; leave it out",
+    "finetune.cuda_empty_cache": "memory stays with the trainer between steps; leave it out",
+    "finetune.memory_debug": "no memory is reported; leave it out",
+}
+"""Accepted from older configurations; no run reads them."""
+
+
+def _on_cpu(cfg: Config) -> bool:
+    return cfg.hardware.kind == "cpu"
+
+
+def _embedded(cfg: Config) -> bool:
+    return cfg.engine.kind == "embedded"
+
+
+def _not_embedded(cfg: Config) -> bool:
+    return not _embedded(cfg)
+
+
+def _never_evaluates(cfg: Config) -> bool:
+    return not cfg.test_dataset_names or not (cfg.eval_every_n_versions or cfg.eval_at_end)
+
+
+CONDITIONAL = (
+    Inert("vllm_config", _embedded, "the embedded engine reads engine.*"),
+    *(
+        Inert(f"engine.{name}", _not_embedded, "vLLM has its own; use vllm_config.vllm_kwargs")
+        for name in ("threads", "dtype", "max_prefill_tokens", "max_waiting")
+    ),
+    *(
+        Inert(f"world.{name}", _on_cpu, "a CPU has no devices to share out; use engine.count")
+        for name in ("actor_fraction", "finetune_fraction", "share_device")
+    ),
+    Inert("hardware.devices", _on_cpu, "a CPU run uses no GPU; use hardware=gpu"),
+    Inert("accelerate_config", _on_cpu, "one process trains on a CPU; leave it null"),
+    Inert("world.actor_group_port", lambda c: c.weights.transport != "nccl", "weights travel through files"),
+    Inert("fsdp", lambda c: not (c.use_fsdp or c.use_deepspeed), "nothing is sharded; set use_fsdp=true"),
+    Inert("deepspeed_config", lambda c: not c.use_deepspeed, "nothing is sharded; set use_deepspeed=true"),
+    Inert("wandb", lambda c: not c.wandb.use_wandb, "wandb.use_wandb=false", but=("wandb.use_wandb",)),
+    Inert(
+        "actor.difficulty_aware_penalty",
+        lambda c: not c.actor.difficulty_aware_penalty.enabled,
+        "set actor.difficulty_aware_penalty.enabled=true",
+        but=("actor.difficulty_aware_penalty.enabled",),
+    ),
+    Inert(
+        "finetune.lora",
+        lambda c: not c.finetune.lora.enabled,
+        "all weights are trained; set finetune.lora.enabled=true",
+        but=("finetune.lora.enabled",),
+    ),
+    Inert("test_llm", _never_evaluates, "nothing is evaluated; name test_dataset_names"),
+    Inert("eval_at_end", lambda c: not c.test_dataset_names, "nothing is evaluated; name test_dataset_names"),
+    Inert("bootstrap", lambda c: True, "only python -m pipelinerl.bootstrap reads it"),
+)
+
+POLICY_KEYS = ("rewards", "actor.discount_factor", "actor.system_prompt", "actor.task_template")
+"""Keys that only a rollout policy reads."""
+
+
+def check(cfg: Config, given: Sequence[str], domain: Domain) -> Iterator[str]:
+    """Problems with keys that the command line set; `domain` says which keys of policies it reads."""
+    for key in dict.fromkeys(given):
+        because = _unread(key) or _conditional(key, cfg) or _policy(key, cfg, domain)
+        if because is not None:
+            yield f"{key}={_shown(cfg, key)}: has no effect here: {because}"
+
+
+def left_over(cfg: Config) -> list[str]:
+    """`key=value` of keys that no run reads and that differ from their default, wherever they were set."""
+    plain = Config()
+    return [f"{key}={_shown(cfg, key)}" for key in UNREAD if _value(cfg, key) != _value(plain, key)]
+
+
+def _below(key: str, parent: str) -> bool:
+    return key == parent or key.startswith(f"{parent}.")
+
+
+def _unread(key: str) -> str | None:
+    return next((because for parent, because in UNREAD.items() if _below(key, parent)), None)
+
+
+def _conditional(key: str, cfg: Config) -> str | None:
+    for inert in CONDITIONAL:
+        if _below(key, inert.key) and key not in inert.but and inert.when(cfg):
+            return inert.because
+    return None
+
+
+def _policy(key: str, cfg: Config, domain: Domain) -> str | None:
+    scaled = cfg.actor.difficulty_aware_penalty.enabled and key == "rewards.buffer_tokens"
+    if domain.policy_keys is None or scaled or not any(_below(key, parent) for parent in POLICY_KEYS):
+        return None
+    if any(_below(key, parent) for parent in domain.policy_keys):
+        return None
+    return f"the rollout policy of {cfg.domain_name or 'this domain'} does not read it"
+
+
+def _value(cfg: Config, key: str) -> Any:
+    return OmegaConf.select(OmegaConf.create(cfg.model_dump(mode="json", by_alias=True)), key)
+
+
+def _shown(cfg: Config, key: str) -> str:
+    value = _value(cfg, key)
+    if OmegaConf.is_config(value):
+        return "..."
+    return str(value).lower() if isinstance(value, bool) else str(value)
