@@ -8,12 +8,16 @@ from __future__ import annotations
 
 import json
 import os
+import time
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from pipelinerl.observe.waits import waiting
 from pipelinerl.streams import EARLIEST, SingleStreamSpec, read_stream
 
 _CHUNK = 64
+_LOOK_EVERY_S = 0.002
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +52,25 @@ def read_session(output_dir: Path) -> Session:
         return Session(**json.loads(path.read_text()))
     except (OSError, TypeError, json.JSONDecodeError) as error:
         raise ValueError(f"{path} is missing or damaged ({error}); start the run again") from error
+
+
+SNAPSHOTS = {"actor": ".json", "preprocess": ".rec"}
+"""Roles that keep their own state by version, in `<role>/state/`, and the kind of file."""
+
+
+def snapshot_path(output_dir: Path, role: str, version: int) -> Path:
+    """What `role` keeps of the moment when `version` was announced."""
+    return output_dir / role / "state" / f"{version:012d}{SNAPSHOTS[role]}"
+
+
+def wait_for_snapshots(output_dir: Path, roles: Iterable[str], version: int, deadline_s: float) -> None:
+    """Until each role has written its snapshot of an announced version; raises WaitExpired."""
+    for role in roles:
+        path = snapshot_path(output_dir, role, version)
+        with waiting(f"the snapshot of {role} at version {version}", deadline_s) as wait:
+            while not path.exists():
+                wait.check(f"{path} is not there")
+                time.sleep(_LOOK_EVERY_S)
 
 
 def stream_end(spec: SingleStreamSpec, offset: int = 0) -> int:

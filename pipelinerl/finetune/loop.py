@@ -43,7 +43,7 @@ from pipelinerl.finetune.value_head import build_value_head, load_value_head
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.preprocess.snapshots import replayed_texts
-from pipelinerl.session import Session, stream_end, write_session
+from pipelinerl.session import Session, stream_end, wait_for_snapshots, write_session
 from pipelinerl.state import TrainerAnnouncements
 from pipelinerl.streams import SingleStreamSpec
 from pipelinerl.weights.parity import probe_ids
@@ -322,11 +322,19 @@ class Trainer:
             "positions": {str(rank): at for rank, at in positions.items()},
             "ledger": ledger_end(self.settings.output_dir, "finetune"),
         }
+        if self.ranks.is_main and with_state:
+            self._wait_for_snapshots()
         if self.ranks.is_main or self.learner.sharded:
             save_checkpoint(
                 self.settings.folder, self.learner, self.counters, extra, self._source, keep, with_state
             )
         self.ranks.gather(None)
+
+    def _wait_for_snapshots(self) -> None:
+        """Of a checkpoint between two updates there are none: a resume announces a version of its own."""
+        version, settings = self.counters.samples, self.settings
+        if version == self.counters.last_broadcasted_version:
+            wait_for_snapshots(settings.output_dir, settings.snapshots_of, version, settings.data_deadline_s)
 
     def _finish(self, feed: Feed) -> None:
         self._save(feed, self.settings.keep_intermediate_checkpoints, self.settings.save_final_training_state)

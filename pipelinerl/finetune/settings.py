@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.session import SNAPSHOTS
 
 Checkpointing = bool | int | Literal["selective"]
 """False: keep every activation. True: keep each layer's input only. An integer n: the same for every n-th
@@ -76,6 +77,8 @@ class TrainerSettings:
     streams_from: Path | None = None
     """Folder of recorded streams to replay instead of this run's own."""
     data_deadline_s: float = 3600.0
+    snapshots_of: tuple[str, ...] = ()
+    """Roles whose snapshot must be there before a checkpoint: of a run that resumes bit for bit."""
     follows_preprocess: bool = True
     """False: `training_data` is a recording, which a resumed trainer goes on reading where it stopped."""
     engine_urls: tuple[str, ...] = ()
@@ -96,6 +99,7 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
     job = next((job for job in cfg.jobs if job.idx == job_idx), None)
     on_gpu = cfg.hardware.kind == "gpu" and (job is None or bool(job.gpus))
     texts = finetune.train_batch_size * finetune.gradient_accumulation_passes
+    names = {job.name for job in cfg.jobs}
     follows_preprocess = any(job.kind == "preprocessor" for job in cfg.jobs)
     streams_from = None if follows_preprocess else cfg.debug.streams_from
     return TrainerSettings(
@@ -134,6 +138,7 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         streams_from=Path(streams_from) if streams_from else None,
         data_deadline_s=cfg.watchdog.input_deadline_s,
         follows_preprocess=follows_preprocess,
+        snapshots_of=tuple(role for role in SNAPSHOTS if cfg.max_lag == 0 and role in names),
         engine_urls=engines if cfg.updates_engines else (),
         engine_dtype=_engine_dtype(cfg),
         start_deadline_s=cfg.engine.start_deadline_s,

@@ -16,7 +16,7 @@ from typing import Any
 
 from pipelinerl.preprocess.ready import ReadyText
 from pipelinerl.preprocess.settings import PreprocessSettings
-from pipelinerl.session import Session
+from pipelinerl.session import Session, snapshot_path
 from pipelinerl.streams.errors import CorruptRecord
 from pipelinerl.streams.records import RecordEncoder, decode_record
 
@@ -56,6 +56,7 @@ class Snapshots:
     """The files of one run."""
 
     def __init__(self, output_dir: Path) -> None:
+        self._output_dir = output_dir
         self._folder = output_dir / "preprocess" / "state"
 
     def save(self, held: Held) -> None:
@@ -105,7 +106,7 @@ class Snapshots:
         return sorted(int(path.stem) for path in self._folder.glob("*.rec") if path.stem.isdigit())
 
     def _path(self, version: int) -> Path:
-        return self._folder / f"{version:012d}.rec"
+        return snapshot_path(self._output_dir, "preprocess", version)
 
 
 class Keeper:

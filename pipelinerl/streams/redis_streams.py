@@ -130,13 +130,15 @@ class RedisReader(StreamReader):
 
     def _read(self, entry_id: bytes, fields: list[bytes]) -> Tree:
         index, epoch = index_of(entry_id)
-        if self._epoch is None and self.position == 0:
-            self._epoch = epoch
+        if self._epoch is None:
+            self._epoch = self._current_epoch()
         if epoch != self._epoch:
-            raise self._replaced()
-        if index > self.position:
-            raise freed(self.spec, self.position, index)
+            self._check_not_replaced()
+        elif index > self.position and (first := ends(self._side, self._keys.entries)[0]) > self.position:
+            raise freed(self.spec, self.position, first)
         try:
+            if (index, epoch) != (self.position, self._epoch):
+                raise CorruptRecord("its id is not the next one")
             if len(fields) != 2 or fields[0] != FIELD:
                 raise CorruptRecord("its fields are not those of a record")
             return self._tree(fields[1])

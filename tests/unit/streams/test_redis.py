@@ -68,6 +68,23 @@ def test_a_foreign_record_is_refused_unread(
         assert r.position == 1
 
 
+def test_an_entry_with_an_id_of_the_servers_own_is_refused(
+    server: redis.Redis, spec: SingleStreamSpec
+) -> None:
+    with write_to_streams(spec) as out, read_stream(spec) as r:
+        out.write("good")
+        server.xadd(keys(spec).entries, {"r": encode_record("bad")})
+        assert r.read_available(max_records=1) == ["good"]
+        with pytest.raises(
+            CorruptRecord, match=r"record 1 of stream actor/0/0 is corrupt .*its id is not the next"
+        ):
+            r.next_record()
+    with read_stream(SingleStreamSpec(spec.exp_path, "never")) as r:
+        server.xadd(keys(r.spec).entries, {"r": encode_record("bad")})
+        with pytest.raises(CorruptRecord, match="record 0 of stream never/0/0 is corrupt"):
+            r.next_record()
+
+
 def test_a_key_of_another_kind_is_named(server: redis.Redis, spec: SingleStreamSpec) -> None:
     server.set(keys(spec).entries, "x")
     with pytest.raises(StreamError, match="refuses: WRONGTYPE"):
