@@ -19,7 +19,7 @@ CHUNK_ELEMENTS = 1 << 24
 CUDA_CHUNK_ELEMENTS = 96 << 20
 """The same on a GPU: 384 MiB in float32, and 192 MiB for their gradient in bfloat16."""
 CUDA_WIDTH = 4096
-"""Columns of a block on a GPU, fewer for more than 24,576 rows. Few different widths mean little compiling."""
+"""Columns of a block on a GPU, fewer beyond 24,576 rows. Few different widths mean little compiling."""
 FUSED_VOCABULARY = 8192
 """From this vocabulary on a GPU's passes over the logits are compiled into one, which takes some seconds."""
 
