@@ -7,7 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from pipelinerl.accounting import Ledger, reconcile
 from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.preprocess.books import Books
+from pipelinerl.preprocess.loop import Preprocess
 from pipelinerl.preprocess.ready import ReadyText
 from pipelinerl.preprocess.settings import PreprocessSettings
 from pipelinerl.preprocess.snapshots import (
@@ -21,8 +24,9 @@ from pipelinerl.preprocess.snapshots import (
 )
 from pipelinerl.preprocess.validate import Limits
 from pipelinerl.session import Session
-from tests.unit.finetune.builders import ready
+from tests.unit.finetune.builders import group, ready
 from tests.unit.finetune.conftest import VOCAB
+from tests.unit.preprocess.conftest import Bench
 
 
 def same(one: ReadyText, other: ReadyText) -> bool:
@@ -115,3 +119,29 @@ def test_texts_too_long_for_a_changed_configuration_are_set_apart() -> None:
     fit, too_long = fitting(texts, length)
     assert too_long and all(len(text.input_ids) > length for text in too_long)
     assert len(fit) + len(too_long) == 8
+
+
+@pytest.mark.parametrize("bench", [{"save_checkpoint_steps": 1}], indirect=True)
+@pytest.mark.parametrize(("consumed", "left"), [(8, 12), (16, 4)])
+def test_a_preprocess_started_again_goes_on_with_what_the_other_held(
+    bench: Bench, consumed: int, left: int
+) -> None:
+    """Five groups of four texts make two steps of eight, of which the trainer has made one or both."""
+    first = bench.preprocess
+    first.take_groups([group(number) for number in range(5)])
+    assert first.write_steps() and first.step == 2
+    first.announced(consumed, 5)
+    first.take_groups([group(9)])  # what came later is made anew
+    with Ledger(bench.folder, "preprocess") as ledger:
+        books = Books(ledger, bench.discarded)
+        session = Session(version=consumed, step=consumed // 8)
+        second = Preprocess(first.settings, bench.trainer, books, session, first._training_data)
+        held = second.restore()
+        assert held is not None and held.position == 5
+        assert second.gauges()["queue/output_samples"] == left
+        assert replayed_texts(bench.folder, consumed, consumed // 8) == left
+        second.take_groups([group(20 + number) for number in range(2)])
+        assert second.write_steps()
+    again = [t for b in bench.batches() if b.step == consumed // 8 for t in b.text_ids]
+    assert len({tuple(t) for t in again}) == 8
+    assert reconcile(bench.folder).replayed == left
