@@ -13,10 +13,10 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from benchmarks._figures import RESULTS, ROOT
 
@@ -224,12 +224,20 @@ def failure(folder: Path, tests: Sequence[str]) -> str:
     return done.stdout[-2000:] if done.returncode else ""
 
 
+def keep(row: dict[str, Any]) -> None:
+    """Remember the latest verdict on a defect."""
+    kept = RESULTS / "put_back.json"
+    known = {one["number"]: one for one in (json.loads(kept.read_text()) if kept.exists() else [])}
+    known[row["number"]] = row
+    kept.write_text(json.dumps([known[number] for number in sorted(known)], indent=1) + "\n")
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.put_back", description=__doc__)
     parser.add_argument("number", nargs="*", type=int, help="of docs/defects.md; all that are cheap if none")
     wanted = set(parser.parse_args(argv).number)
     chosen = [defect for defect in DEFECTS if not wanted or defect.number in wanted]
-    rows, missed = [], 0
+    missed = 0
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         copy_tree(folder)
@@ -237,20 +245,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{said}\na test fails already without any defect; mend it first")
             return 1
         for defect in chosen:
-            before, started = put_back(folder, defect), time.monotonic()
+            before = put_back(folder, defect)
             caught = bool(failure(folder, [defect.test]))
             (folder / defect.path).write_text(before)
             missed += not caught
             name = defect.test.rpartition("::")[2]
             verdict = "caught" if caught else "MISSED"
             print(f"{defect.number:>3}  {verdict} {defect.what}: {name}", flush=True)
-            row = {"number": defect.number, "defect": defect.what, "test": defect.test, "caught": caught}
-            rows.append(row | {"seconds": round(time.monotonic() - started, 1)})
-    print(f"{len(rows) - missed} of {len(rows)} defects are caught")
-    kept = RESULTS / "put_back.json"
-    known = {row["number"]: row for row in (json.loads(kept.read_text()) if kept.exists() else [])}
-    known.update({row["number"]: row for row in rows})
-    kept.write_text(json.dumps([known[number] for number in sorted(known)], indent=1) + "\n")
+            keep({"number": defect.number, "defect": defect.what, "test": defect.test, "caught": caught})
+    print(f"{len(chosen) - missed} of {len(chosen)} defects are caught")
     return 1 if missed else 0
 
 
