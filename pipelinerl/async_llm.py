@@ -11,6 +11,8 @@ from typing import TypeVar
 import aiohttp
 import numpy as np
 
+from pipelinerl.inference.answers import ChatGeneration
+from pipelinerl.inference.chat import ChatRequest
 from pipelinerl.inference.client import (
     AbortedCompletion,
     EngineClient,
@@ -41,18 +43,24 @@ async def llm_async_generate(
     `max_tokens_override` replaces `llm.parameters["max_tokens"]` for this call. Raises ValueError for an
     empty prompt or one that fills the context, `RetryableAbortedCompletionError` after two aborted or empty
     answers, EngineRequestError for what the engine refuses, EngineUnavailable when no engine answers.
+
+    Messages with tools or a response format go to the engine's chat route, which knows the model's notation
+    of tool calls; `output.tool_calls` are the calls. A response format changes the distribution that is
+    sampled from, which a trainer does not repeat: use it for answers that are not trained.
     """
     if not prompt:
         raise ValueError("the prompt has neither messages nor token_ids")
-    if prompt.response_format is not None:
-        raise ValueError(
-            "Prompt.response_format needs a chat route; engines here are asked by token ids only"
-        )
+    if prompt.response_format is not None and prompt.token_ids:
+        raise ValueError("Prompt.response_format needs messages; this prompt has token_ids")
     ids = llm.prompt_ids(prompt)
     sampling = llm.sampling(len(ids), max_tokens_override)
+    chat = None
+    if not prompt.token_ids and (prompt.tools or prompt.response_format is not None):
+        request = ChatRequest(prompt.messages, prompt.tools, prompt.response_format, llm.chat_template_kwargs)
+        chat = request.body(sampling)
     for attempt in range(ABORTS_BEFORE_GIVING_UP):
         try:
-            generation = await _ask(llm, ids, sampling, session)
+            generation = await _ask(llm, ids, sampling, session, chat)
             break
         except AbortedCompletion as error:
             if attempt + 1 == ABORTS_BEFORE_GIVING_UP:
@@ -64,15 +72,24 @@ async def llm_async_generate(
 
 
 async def _ask(
-    llm: TrainableLLM, ids: np.ndarray, sampling: SamplingParams, session: aiohttp.ClientSession
+    llm: TrainableLLM,
+    ids: np.ndarray,
+    sampling: SamplingParams,
+    session: aiohttp.ClientSession,
+    chat: bytes | None,
 ) -> Generation:
-    """Within a run the fleet retries elsewhere; outside, the engine is tried `max_retries` times more."""
+    """Within a run the fleet retries elsewhere; outside, the engine is tried `max_retries` times more.
+
+    `chat`: body of a request to the chat route instead of ids and sampling.
+    """
+    if llm.fleet is not None and chat is not None:
+        return await llm.fleet.chat(chat, prefer=llm.get_base_url())
     if llm.fleet is not None:
         return await llm.fleet.generate(ids, sampling, prefer=llm.get_base_url())
     client = EngineClient(llm.get_base_url(), session)
     for attempt in range(llm.max_retries + 1):
         try:
-            return await client.generate(ids, sampling)
+            return await (client.generate(ids, sampling) if chat is None else client.chat(chat))
         except EngineUnavailable:
             if attempt == llm.max_retries:
                 raise
@@ -81,7 +98,9 @@ async def _ask(
 
 
 def _call(llm: TrainableLLM, prompt: Prompt, generation: Generation) -> LLMCall:
-    content = decode(llm.load_tokenizer(), generation.token_ids, skip_special=True)
+    output = LLMOutput(content=decode(llm.load_tokenizer(), generation.token_ids, skip_special=True))
+    if isinstance(generation, ChatGeneration):
+        output = LLMOutput.model_validate({**generation.message, "role": "assistant"})
     info = {
         "model_name": llm.model_name,
         "finish_reason": generation.finish_reason,
@@ -91,7 +110,7 @@ def _call(llm: TrainableLLM, prompt: Prompt, generation: Generation) -> LLMCall:
     }
     return LLMCall(
         prompt=prompt,
-        output=LLMOutput(content=content),
+        output=output,
         prompt_length_tokens=len(generation.prompt_ids),
         output_length_tokens=len(generation.token_ids),
         llm_info=info,

@@ -62,7 +62,8 @@ def _domain_remedy(tree: DictConfig, key: str) -> str | None:
 def _set(tree: DictConfig, key: str, value: Any) -> None:
     node = OmegaConf.select(tree, key, throw_on_resolution_failure=False)
     if isinstance(node, DictConfig) and len(node) and isinstance(value, int | float):
-        raise ConfigError(f"{key}={value!r}: holds keys, such as {key}.{next(iter(node))}; set one of those")
+        first = str(next(iter(node)))
+        raise ConfigError(f"{key}={value!r}: holds keys, such as {key}.{first}; set one of those")
     try:
         if isinstance(value, str):
             # The grammar keeps ${...} in strings; storing them makes them interpolations again.

@@ -5,7 +5,7 @@ vLLM 0.26 names the id beside a log-probability `token: "token_id:N"`, later ver
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import msgspec
@@ -46,6 +46,14 @@ class Generation:
     """Requests it took, counting those that an engine lost."""
 
 
+@dataclass(slots=True)
+class ChatGeneration(Generation):
+    """An answer of the chat route: the ids as they were sampled, and the engine's reading of them."""
+
+    message: dict[str, Any] = field(default_factory=dict)
+    """`role`, `content`, `tool_calls`."""
+
+
 class _Entry(msgspec.Struct):
     logprob: float
     token_id: int | None = None
@@ -69,11 +77,13 @@ class _Choice(msgspec.Struct):
     stop_reason: int | str | None = None
     logprobs: _Logprobs | None = None
     weight_versions: list[_Span] | None = None
+    message: dict[str, Any] | None = None
 
 
 class _Answer(msgspec.Struct):
     choices: list[_Choice]
     prompt_logprobs: list[dict[str, Any] | None] | None = None
+    prompt_token_ids: list[int] | None = None
 
 
 _decoder = msgspec.json.Decoder(_Answer)
@@ -92,6 +102,26 @@ def read_generations(
         raise InvalidAnswer(f"{len(answer.choices)} choices instead of {n}")
     choices = sorted(answer.choices, key=lambda one: one.index)
     return [_generation(one, prompt_ids, announced_version) for one in choices]
+
+
+def read_chat(body: bytes, *, announced_version: int | None) -> ChatGeneration:
+    """Decode and check an answer of the chat route that was asked for ids and log-probabilities.
+
+    A generation that ended in a tool call ended by itself. Raises InvalidAnswer, also for missing ids: a text
+    that is tokenised again is no sample.
+    """
+    answer = _decode(body)
+    if len(answer.choices) != 1:
+        raise InvalidAnswer(f"{len(answer.choices)} choices instead of 1")
+    (choice,) = answer.choices
+    if not answer.prompt_token_ids or choice.token_ids is None or choice.message is None:
+        raise InvalidAnswer(
+            "an answer without token ids or without a message; the engine must return token ids"
+        )
+    if choice.finish_reason == "tool_calls":
+        choice.finish_reason = "stop"
+    made = _generation(choice, np.asarray(answer.prompt_token_ids, np.int32), announced_version)
+    return ChatGeneration(**{f.name: getattr(made, f.name) for f in fields(made)}, message=choice.message)
 
 
 def read_prompt_logprobs(body: bytes, prompt_ids: np.ndarray) -> np.ndarray:

@@ -21,12 +21,15 @@ from yarl import URL
 
 from pipelinerl.inference.answers import (
     UNVERSIONED,
+    ChatGeneration,
     Generation,
     InvalidAnswer,
+    read_chat,
     read_generations,
     read_prompt_logprobs,
 )
 from pipelinerl.inference.engine_metrics import parse_prometheus
+from pipelinerl.inference.errors import AbortedCompletion, EngineError, EngineRequestError, EngineUnavailable
 
 __all__ = [
     "UNVERSIONED",
@@ -44,37 +47,6 @@ __all__ = [
 
 DECODE_IN_THREAD_BYTES = 64 * 1024
 _JSON = {"Content-Type": "application/json"}
-
-
-class EngineError(RuntimeError):
-    """A request that got no usable answer; `engine` is the URL."""
-
-    def __init__(self, engine: str, message: str) -> None:
-        super().__init__(f"{engine}: {message}")
-        self.engine = engine
-
-
-class EngineRequestError(EngineError):
-    """The engine refused the request (4xx): asking again cannot help."""
-
-    def __init__(self, engine: str, status: int, message: str) -> None:
-        super().__init__(engine, f"HTTP {status}: {message}")
-        self.status = status
-
-
-class EngineUnavailable(EngineError):
-    """The engine could not answer; the request may be made again elsewhere, from the prompt.
-
-    `reason` is one of connection, timeout, busy, server_error, stalled, invalid_answer, no_engine.
-    """
-
-    def __init__(self, engine: str, reason: str, message: str) -> None:
-        super().__init__(engine, f"{reason}: {message}")
-        self.reason = reason
-
-
-class AbortedCompletion(EngineError):
-    """The engine ended the request early or returned no token: not data, ask again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,6 +167,7 @@ class EngineClient:
         self.max_model_len: int | None = None
         """Context length; known after `load_model_info`, and checked from then on."""
         self._generate_url = URL(f"{self.base_url}/inference/v1/generate")
+        self._chat_url = URL(f"{self.base_url}/v1/chat/completions")
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         self._session = session
         self._announced_version = announced_version
@@ -226,11 +199,25 @@ class EngineClient:
         body = self._body(prompt, sampling, request_id)
         announced = self._announced_version()
         started = time.monotonic()
-        answer = await self._post_generate(body, deadline_s)
+        answer = await self._post(self._generate_url, body, deadline_s)
         generations = await self._checked(
             read_generations, answer, prompt, n=sampling.n, announced_version=announced
         )
-        latency = time.monotonic() - started
+        self._accept(generations, announced, time.monotonic() - started, len(answer))
+        return generations
+
+    async def chat(self, body: bytes, *, deadline_s: float | None = None) -> ChatGeneration:
+        """The answer to a request of `pipelinerl.inference.chat`; errors as in `generate`."""
+        announced, started = self._announced_version(), time.monotonic()
+        answer = await self._post(self._chat_url, body, deadline_s)
+        generation: ChatGeneration = await self._checked(read_chat, answer, announced_version=announced)
+        self._accept([generation], announced, time.monotonic() - started, len(answer))
+        return generation
+
+    def _accept(
+        self, generations: Sequence[Generation], announced: int | None, latency_s: float, size: int
+    ) -> None:
+        """Count generations that may be used. Raises AbortedCompletion or EngineUnavailable for others."""
         for one in generations:
             if one.finish_reason == "abort" or len(one.token_ids) == 0:
                 self.counts.failed += 1
@@ -238,9 +225,8 @@ class EngineClient:
                     self.base_url, f"finish_reason {one.finish_reason} after {len(one.token_ids)} tokens"
                 )
             self._check_age(one, announced)
-            one.engine, one.latency_s = self.base_url, latency
-        self._count(generations, len(answer))
-        return generations
+            one.engine, one.latency_s = self.base_url, latency_s
+        self._count(generations, size)
 
     def _check_age(self, generation: Generation, announced: int | None) -> None:
         """Whoever was asked after an announcement must not sample from older weights."""
@@ -257,7 +243,7 @@ class EngineClient:
         body = msgspec.json.encode(
             {"token_ids": prompt.tolist(), "sampling_params": sampling, "stream": False}
         )
-        answer = await self._post_generate(body, None)
+        answer = await self._post(self._generate_url, body, None)
         scores = await self._checked(read_prompt_logprobs, answer, prompt)
         self.counts.completed += 1
         return scores
@@ -311,15 +297,13 @@ class EngineClient:
         }
         return msgspec.json.encode(fields)
 
-    async def _post_generate(self, body: bytes, deadline_s: float | None) -> bytes:
+    async def _post(self, url: URL, body: bytes, deadline_s: float | None) -> bytes:
         """The answer's bytes; counts the request and how it failed."""
         total = self.deadlines.generate_s if deadline_s is None else deadline_s
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=self.deadlines.connect_s)
         self.counts.sent += 1
         try:
-            async with self._session.post(
-                self._generate_url, data=body, headers=_JSON, timeout=timeout
-            ) as answer:
+            async with self._session.post(url, data=body, headers=_JSON, timeout=timeout) as answer:
                 content = await answer.read()
                 self._raise_for_status(answer.status, content)
                 return content
@@ -354,7 +338,7 @@ class EngineClient:
             self.counts.failed += 1
             raise EngineUnavailable(self.base_url, "invalid_answer", str(error)) from error
 
-    def _count(self, generations: list[Generation], answer_bytes: int) -> None:
+    def _count(self, generations: Sequence[Generation], answer_bytes: int) -> None:
         self.counts.completed += 1
         self.counts.answer_bytes += answer_bytes
         for one in generations:

@@ -9,12 +9,14 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from types import TracebackType
+from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
 
+from pipelinerl.inference.answers import ChatGeneration
 from pipelinerl.inference.client import (
     AbortedCompletion,
     Deadlines,
@@ -28,6 +30,9 @@ from pipelinerl.inference.client import (
 from pipelinerl.inference.engine_metrics import StallWatch, running_and_tokens
 
 log = logging.getLogger(__name__)
+Answer = TypeVar("Answer", bound=Generation)
+Ask = Callable[[EngineClient, int, float], Coroutine[Any, Any, Answer]]
+"""A request to an engine, made for the n-th time, with the seconds that are left."""
 MAX_TRIES = 8
 STARTED = "process_start_time_seconds"
 BACKOFF_S = (0.05, 2.0)
@@ -40,7 +45,7 @@ class _Member:
     def __init__(self, client: EngineClient) -> None:
         self.client = client
         self.in_rotation = False
-        self.calls: set[asyncio.Task[Generation]] = set()
+        self.calls: set[asyncio.Task[Any]] = set()
         self.watch = StallWatch(client.deadlines.stall_s)
         self.problem = "not checked yet"
         """Why it is out of rotation, for messages."""
@@ -136,16 +141,32 @@ class Fleet:
         Raises EngineRequestError at once, EngineUnavailable or AbortedCompletion after the last try or when
         `generate_s` has passed.
         """
+
+        async def ask(client: EngineClient, number: int, remaining_s: float) -> Generation:
+            # An engine may still hold the id of a try that was lost.
+            name = request_id if request_id is None or number == 1 else f"{request_id}-try{number}"
+            return await client.generate(token_ids, sampling, name, deadline_s=remaining_s)
+
+        return await self._ask(ask, prefer)
+
+    async def chat(self, body: bytes, *, prefer: str | None = None) -> ChatGeneration:
+        """The same for a request to the chat route (`pipelinerl.inference.chat`)."""
+
+        async def ask(client: EngineClient, number: int, remaining_s: float) -> ChatGeneration:
+            return await client.chat(body, deadline_s=remaining_s)
+
+        return await self._ask(ask, prefer)
+
+    async def _ask(self, ask: Ask[Answer], prefer: str | None) -> Answer:
+        """Errors and tries as `generate` says."""
         deadline = time.monotonic() + self.deadlines.generate_s
         tries, counted, pause = 0, 0, BACKOFF_S[0]
         while True:
             member = self._preferred(prefer) or await self._pick(deadline)
             tries += 1
             try:
-                # An engine may still hold the id of a try that was lost.
-                name = request_id if request_id is None or tries == 1 else f"{request_id}-try{tries}"
                 remaining = max(0.001, deadline - time.monotonic())
-                generation = await self._call(member, token_ids, sampling, name, remaining)
+                generation = await self._call(member, ask(member.client, tries, remaining))
                 generation.tries = tries
                 return generation
             except (EngineUnavailable, AbortedCompletion) as error:
@@ -160,18 +181,9 @@ class Fleet:
                 else:
                     self._leave(member, str(error))
 
-    async def _call(
-        self,
-        member: _Member,
-        token_ids: Sequence[int] | np.ndarray,
-        sampling: SamplingParams,
-        request_id: str | None,
-        deadline_s: float,
-    ) -> Generation:
+    async def _call(self, member: _Member, request: Coroutine[Any, Any, Answer]) -> Answer:
         """One request as a task of its own, so that a stalled engine can be given up by the watch."""
-        call = asyncio.create_task(
-            member.client.generate(token_ids, sampling, request_id, deadline_s=deadline_s)
-        )
+        call = asyncio.create_task(request)
         member.calls.add(call)
         try:
             return await call

@@ -21,6 +21,8 @@ class FakeEngine:
         self.always: int | None = None
         self.counts: Counter[str] = Counter()
         self.sampling: list[dict[str, Any]] = []
+        self.chats: list[dict[str, Any]] = []
+        """Bodies of requests to the chat route."""
         self.url = ""
 
     def __enter__(self) -> Self:
@@ -47,6 +49,7 @@ class FakeEngine:
         app.router.add_get("/weight_info", self._weight_info)
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/inference/v1/generate", self._generate)
+        app.router.add_post("/v1/chat/completions", self._chat)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
         await runner.setup()
         site = web.TCPSite(runner, "127.0.0.1", 0)
@@ -85,6 +88,23 @@ class FakeEngine:
         if "prompt_logprobs" in body["sampling_params"]:
             return web.json_response(self.scores(body["token_ids"]))
         return web.json_response(self.reply(self.answer(body["token_ids"])))
+
+    async def _chat(self, request: web.Request) -> web.Response:
+        """Calls the first tool that is offered, whatever was asked."""
+        body = await request.json()
+        self.counts["chats"] += 1
+        odd = self.misbehave.popleft() if self.misbehave else None
+        if isinstance(odd, int):
+            return web.json_response({"error": {"message": f"told to say {odd}"}}, status=odd)
+        self.chats.append(body)
+        reply = self.reply(self.answer([1, 2, 3])) | {"prompt_token_ids": [1, 2, 3]}
+        (choice,) = reply["choices"]
+        choice["message"] = {"role": "assistant", "content": None}
+        if body.get("tools"):
+            function = {"name": body["tools"][0]["function"]["name"], "arguments": '{"city": "Bern"}'}
+            choice["message"]["tool_calls"] = [{"id": "call_1", "type": "function", "function": function}]
+            choice["finish_reason"] = "tool_calls"
+        return web.json_response(reply | (odd or {}))
 
     def scores(self, ids: list[int]) -> dict[str, Any]:
         """The body of an answer that scores a prompt: token at position p has log-probability -p."""

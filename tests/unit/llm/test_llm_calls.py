@@ -140,12 +140,9 @@ async def test_parameters_never_override_the_request(llm, session, name):
         await llm_async_generate(llm, Prompt.from_user_message("hi"), session)
 
 
-async def test_empty_prompts_and_unsupported_formats_are_refused(llm, session):
+async def test_an_empty_prompt_is_refused(llm, session):
     with pytest.raises(ValueError, match="neither messages nor token_ids"):
         await llm_async_generate(llm, Prompt(), session)
-    formatted = Prompt(messages=[{"role": "user", "content": "hi"}], response_format={"type": "json_object"})
-    with pytest.raises(ValueError, match="response_format"):
-        await llm_async_generate(llm, formatted, session)
 
 
 def test_samples_need_logprobs_and_an_answer_that_was_not_aborted(llm):

@@ -1,0 +1,40 @@
+"""A request to an engine's chat route, for what token ids cannot say: tools and formats of answers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import msgspec
+
+from pipelinerl.inference.client import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ChatRequest:
+    """Messages with tools or a response format. The engine renders its own chat template."""
+
+    messages: list[dict[str, Any]]
+    tools: list[dict[str, Any]] | None = None
+    response_format: dict[str, Any] | None = None
+    chat_template_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def body(self, sampling: SamplingParams) -> bytes:
+        """The request as JSON; ids and log-probabilities are asked for, so that the answer can be trained."""
+        sampled = {k: v for k, v in sampling.body().items() if k not in ("logprobs", "detokenize")}
+        optional = {
+            "tools": self.tools,
+            "response_format": self.response_format,
+            "chat_template_kwargs": self.chat_template_kwargs or None,
+        }
+        return msgspec.json.encode(
+            {
+                "messages": self.messages,
+                "logprobs": True,
+                "return_token_ids": True,
+                "return_tokens_as_token_ids": True,
+                "stream": False,
+                **sampled,
+                **{name: value for name, value in optional.items() if value is not None},
+            }
+        )
