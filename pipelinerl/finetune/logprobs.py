@@ -18,10 +18,10 @@ CHUNK_ELEMENTS = 1 << 24
 """Most logits held at a time on the CPU (64 MiB in float32)."""
 CUDA_CHUNK_ELEMENTS = 96 << 20
 """The same on a GPU: 384 MiB in float32, and 192 MiB for their gradient in bfloat16."""
-CUDA_WIDTH = 4096
-"""Columns of a block on a GPU, fewer beyond 24,576 rows. Few different widths mean little compiling."""
 FUSED_VOCABULARY = 8192
 """From this vocabulary on a GPU's passes over the logits are compiled into one, which takes some seconds."""
+_COLUMNS = 256
+"""On a GPU blocks are a multiple of this wide, for the sake of matrix kernels."""
 
 
 class TokenScores(NamedTuple):
@@ -58,7 +58,7 @@ def token_scores(
 def _block_width(rows: int, cuda: bool, chunk_elements: int | None) -> int:
     limit = chunk_elements or (CUDA_CHUNK_ELEMENTS if cuda else CHUNK_ELEMENTS)
     width = max(1, limit // max(rows, 1))
-    return min(1 << (width.bit_length() - 1), CUDA_WIDTH) if cuda else width
+    return width // _COLUMNS * _COLUMNS if cuda and width > _COLUMNS else width
 
 
 def _blocks(vocabulary: int, width: int) -> Iterator[slice]:
@@ -155,20 +155,8 @@ def _block_gradient(
 
 @lru_cache(maxsize=1)
 def _fused() -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """The two block functions as one kernel each, for any number of rows."""
-    return _for_any_rows(torch.compile(_block_sums)), _for_any_rows(torch.compile(_block_gradient))
-
-
-def _for_any_rows(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Rows vary from pack to pack, columns do not: known widths make wide loads."""
-
-    def call(*arguments: Any) -> Any:
-        for argument in arguments:
-            if isinstance(argument, torch.Tensor):
-                torch._dynamo.maybe_mark_dynamic(argument, 0)
-        return function(*arguments)
-
-    return call
+    """The two block functions as one kernel each."""
+    return torch.compile(_block_sums, dynamic=True), torch.compile(_block_gradient, dynamic=True)
 
 
 def _block_functions(weight: torch.Tensor) -> tuple[Callable[..., Any], Callable[..., Any]]:

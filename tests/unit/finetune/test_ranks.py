@@ -38,7 +38,8 @@ def start_ranks(folder: Path, count: int, **fields: Any) -> list[tuple[int, str]
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
     script = str(ROOT / "tests/unit/finetune/two_ranks.py")
-    shared = {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
+    path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
+    shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     processes = [
         subprocess.Popen(
