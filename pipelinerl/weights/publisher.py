@@ -83,8 +83,8 @@ class Publisher:
         self._deadlines = deadlines or PublishDeadlines()
         self._initialised: dict[str, Counters] = {}
         """Engines that agreed on the transport, as they were then."""
-        self._after: dict[str, Counters] = {}
-        """Engines as they were after the last update."""
+        self._seen: dict[str, Counters] = {}
+        """Participants as they were before the last update."""
         self._routes: dict[str, PauseRoutes] = {}
         self._group: frozenset[str] = frozenset()
         """Engines of the last rendezvous."""
@@ -112,13 +112,12 @@ class Publisher:
             raise ValueError(f"version {version} is older than {self.version}; versions only grow")
         started = time.perf_counter()
         report = UpdateReport(version, 0)
-        participants = self._participants(report)
+        earlier, participants = self._seen, self._participants(report)
         staged = self._transport.stage(version, named_tensors)
         self._check_layout(staged)
         report.bytes = staged.bytes
         report.seconds["stage"] = time.perf_counter() - started
         update_body = encode({"update_info": staged.info})
-        before = {url: looking.counters(url, self._deadlines.health_s) for url in participants}
         exchanges = [Exchange(url, self._deadlines, self._routes[url]) for url in participants]
         try:
             self._pause(exchanges, report)
@@ -127,9 +126,8 @@ class Publisher:
             for one in exchanges:
                 one.close()
         report.seconds["total"] = time.perf_counter() - started
-        rates = {url: before[url].rate_since(self._after.get(url)) for url in report.paused_s}
+        rates = {url: self._seen[url].rate_since(earlier.get(url)) for url in report.paused_s}
         report.lost_tokens = sum(rates[url] * seconds for url, seconds in report.paused_s.items())
-        self._after = {url: looking.counters(url, self._deadlines.health_s) for url in report.paused_s}
         self.version = version
         return report
 
@@ -168,7 +166,7 @@ class Publisher:
 
     def _participants(self, report: UpdateReport) -> list[str]:
         """Step 0: engines that answer; one that is new since the last update is initialised first."""
-        found, new = [], []
+        found, new, seen = [], [], dict[str, Counters]()
         for url in self.engine_urls:
             problem = self._health_problem(url)
             if not problem and url in self.broken and not self._is_new(url):
@@ -178,7 +176,8 @@ class Publisher:
                 self._initialised.pop(url, None)
                 continue
             found.append(url)
-            if url not in self._initialised or self._restarted(url):
+            seen[url] = looking.counters(url, self._deadlines.health_s)
+            if url not in self._initialised or self._restarted(url, seen[url]):
                 new.append(url)
         if not found:
             reasons = "; ".join(f"{url}: {reason}" for url, reason in report.excluded.items())
@@ -187,7 +186,7 @@ class Publisher:
             new = found
         if new:
             self._initialise(new)
-        report.joined = new
+        report.joined, self._seen = new, seen
         return found
 
     def _initialise(self, urls: list[str]) -> None:
@@ -303,6 +302,9 @@ class Publisher:
 
     def _each(self, exchanges: list[Exchange], step: Callable[[Exchange], None]) -> None:
         """Run a step for all engines at the same time; every call inside has its own deadline."""
+        if len(exchanges) == 1:  # no need to wait until a thread is scheduled
+            step(exchanges[0])
+            return
         for future in [in_thread(step, one) for one in exchanges]:
             future.result()
 
@@ -335,12 +337,13 @@ class Publisher:
         label = self._label(url)
         if label is not None:
             return label != str(self.version)
-        return url not in self._initialised or self._restarted(url)
+        if url not in self._initialised:
+            return True
+        return self._restarted(url, looking.counters(url, self._deadlines.health_s))
 
-    def _restarted(self, url: str) -> bool:
+    def _restarted(self, url: str, now: Counters) -> bool:
         """Whether the process at `url` is another one than the one that was initialised."""
         if self.version is not None and self._label(url) == "default":
             return True
         known = self._initialised[url].started
-        now = looking.counters(url, self._deadlines.health_s)
         return known is not None and now.started is not None and now.started != known
