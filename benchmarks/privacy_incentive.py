@@ -3,7 +3,7 @@
 For each web question that depends on a private answer, of the held-out chains of the worlds that
 `benchmarks.arms` uses: at which rank search finds the gold page with the question's words and that answer
 (`leaky`), without the answer (`safe`), and with one or two of the words (`weak`). A plan is rewarded for gold
-among the first five hits, so that what `leaky` gains over `safe` is rewarded by the rest of the rollout alone.
+among the first five hits, so that what `leaky` gains over `safe` only the rest of the rollout rewards.
 """
 
 from __future__ import annotations
