@@ -27,6 +27,7 @@ from pipelinerl.streams import (
     set_streams_backend,
 )
 from pipelinerl.streams.local_server import answers, local_server
+from pipelinerl.streams.specs import is_for_people
 
 
 def _json_value(value: Any) -> Any:
@@ -61,7 +62,7 @@ def backend_of(output_dir: Path) -> Iterator[None]:
     streams = OmegaConf.select(OmegaConf.load(config_path(output_dir)), "streams")
     settings = StreamsConfig.model_validate(OmegaConf.to_container(streams)).settings
     saved = output_dir / "streams" / "redis" / "dump.rdb"
-    if settings["backend"] != "redis" or answers(settings["host"], settings["port"]):
+    if settings["backend"] != "redis" or _has_run(settings, output_dir):
         set_streams_backend(**settings)
         yield
     elif saved.is_file():
@@ -72,8 +73,16 @@ def backend_of(output_dir: Path) -> Iterator[None]:
                 yield
     else:
         raise StreamError(
-            f"redis at {settings['host']}:{settings['port']} does not answer, and {saved} does not exist"
+            f"redis at {settings['host']}:{settings['port']} has nothing of this run, and {saved} does not exist"
         )
+
+
+def _has_run(settings: dict[str, Any], output_dir: Path) -> bool:
+    """Whether the server of the run is still there, and not that of a later run at the same port."""
+    if not answers(settings["host"], settings["port"]):
+        return False
+    set_streams_backend(**settings)
+    return any(not is_for_people(spec.topic) for spec in list_streams(output_dir))
 
 
 def print_streams(specs: list[SingleStreamSpec], follow: bool, limit: int | None) -> None:

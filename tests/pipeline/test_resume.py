@@ -71,7 +71,7 @@ def metrics(output_dir: Path) -> dict[int, dict[str, Any]]:
 
 
 def kill_after(run: LauncherProcess, steps: int) -> None:
-    """kill -9 of the launcher, which takes everything with it, when the trainer has made so many new steps."""
+    """kill -9 of the launcher, which takes everything with it, after so many new steps of the trainer."""
     before = len(metrics(run.output_dir))
     run.until(lambda: len(metrics(run.output_dir)) >= before + steps, f"{steps} steps")
     run.send(signal.SIGKILL)

@@ -202,5 +202,7 @@ def test_the_command_reads_what_an_ended_run_saved(tmp_path: Path) -> None:
     config.parent.mkdir()
     config.write_text(json.dumps({"streams": {"backend": "redis", "host": "127.0.0.1", "port": port}}))
     command = [sys.executable, "-m", "pipelinerl.streams", str(tmp_path), "actor"]
-    done = subprocess.run(command, capture_output=True, text=True)
+    with redis_server(tmp_path) as another:  # a later run's server has taken the port
+        config.write_text(config.read_text().replace(str(port), str(another)))
+        done = subprocess.run(command, capture_output=True, text=True)
     assert done.stdout == '{"ids":[0,1]}\n', done.stderr
