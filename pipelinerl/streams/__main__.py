@@ -73,7 +73,7 @@ def backend_of(output_dir: Path) -> Iterator[None]:
                 yield
     else:
         raise StreamError(
-            f"redis at {settings['host']}:{settings['port']} has nothing of this run, and {saved} does not exist"
+            f"redis at {settings['host']}:{settings['port']} has nothing of this run; there is no {saved}"
         )
 
 
