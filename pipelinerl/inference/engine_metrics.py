@@ -26,6 +26,26 @@ def running_and_tokens(metrics: Mapping[str, float]) -> tuple[float, float]:
     return metrics.get("vllm:num_requests_running", 0.0), tokens
 
 
+STARTED = "process_start_time_seconds"
+"""When the process started, in seconds since 1970; missing where several HTTP processes share counters."""
+
+
+class StartWatch:
+    """When the process behind a URL started, also where it does not say so: its counters begin again at 0."""
+
+    def __init__(self) -> None:
+        self._tokens = -1.0
+        self._restarted_at = 0.0
+
+    def started_at(self, metrics: Mapping[str, float], now: float) -> float:
+        """Seconds since 1970, as is `now`; 0 as long as nothing is known. Call it regularly."""
+        _, tokens = running_and_tokens(metrics)
+        if tokens < self._tokens:
+            self._restarted_at = now
+        self._tokens = tokens
+        return metrics.get(STARTED, self._restarted_at)
+
+
 class StallWatch:
     """Decides, from counters seen over time, whether an engine has stopped producing."""
 

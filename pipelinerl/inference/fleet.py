@@ -27,14 +27,13 @@ from pipelinerl.inference.client import (
     RequestCounts,
     SamplingParams,
 )
-from pipelinerl.inference.engine_metrics import StallWatch, running_and_tokens
+from pipelinerl.inference.engine_metrics import StallWatch, StartWatch, running_and_tokens
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=Generation)
 Ask = Callable[[EngineClient, int, float], Coroutine[Any, Any, Answer]]
 """A request to an engine, made for the n-th time, with the seconds that are left."""
 MAX_TRIES = 8
-STARTED = "process_start_time_seconds"
 BACKOFF_S = (0.05, 2.0)
 """First and longest pause before a request goes to an engine that was busy or aborted it."""
 
@@ -47,6 +46,7 @@ class _Member:
         self.in_rotation = False
         self.calls: set[asyncio.Task[Any]] = set()
         self.watch = StallWatch(client.deadlines.stall_s)
+        self.start = StartWatch()
         self.problem = "not checked yet"
         """Why it is out of rotation, for messages."""
 
@@ -258,7 +258,8 @@ class Fleet:
         if version is not None and announced is not None and version < announced:
             return f"has weights {version}, announced are {announced}"
         metrics = await client.metrics()
-        if version is None and announced is not None and metrics.get(STARTED, 0.0) > self._announced_at():
+        started_at = member.start.started_at(metrics, time.time())
+        if version is None and announced is not None and started_at > self._announced_at():
             # Before 0.32 vLLM does not say which weights it has; a new process has those it loaded.
             return f"was started after version {announced} was announced"
         running, tokens = running_and_tokens(metrics)

@@ -3,12 +3,10 @@
 import time
 from dataclasses import dataclass
 
-from pipelinerl.inference.engine_metrics import parse_prometheus
+from pipelinerl.inference.engine_metrics import STARTED, parse_prometheus
 from pipelinerl.weights.base import Member
 from pipelinerl.weights.http import CallFailed, call, get_json
 
-STARTED = "process_start_time_seconds"
-"""Metric by which an engine that reports no label is recognised as a new process."""
 GENERATED = "vllm:generation_tokens_total"
 
 
@@ -22,6 +20,12 @@ class Counters:
     """When the process started, in seconds since 1970."""
     generated: float | None = None
     """Tokens sampled since then."""
+
+    def is_another_process(self, earlier: "Counters") -> bool:
+        """Whether a process started in between: it says so, or counts from the beginning."""
+        if self.started is not None and earlier.started is not None:
+            return self.started != earlier.started
+        return self.generated is not None and self.generated < (earlier.generated or 0.0)
 
     def rate_since(self, earlier: "Counters | None") -> float:
         """Tokens per second between two readings of one process; 0 when that is not known."""

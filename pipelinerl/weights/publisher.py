@@ -345,5 +345,4 @@ class Publisher:
         """Whether the process at `url` is another one than the one that was initialised."""
         if self.version is not None and self._label(url) == "default":
             return True
-        known = self._initialised[url].started
-        return known is not None and now.started is not None and now.started != known
+        return now.is_another_process(self._seen.get(url, self._initialised[url]))

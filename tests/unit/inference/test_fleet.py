@@ -21,7 +21,8 @@ from pipelinerl.inference.client import (
     EngineUnavailable,
     SamplingParams,
 )
-from pipelinerl.inference.fleet import Fleet, StallWatch
+from pipelinerl.inference.engine_metrics import StallWatch, StartWatch
+from pipelinerl.inference.fleet import Fleet
 
 SAMPLING = SamplingParams(max_tokens=2)
 QUICK = Deadlines(connect_s=2, generate_s=20, stall_s=0.3, health_s=2, health_interval_s=0.05)
@@ -264,6 +265,15 @@ async def test_waiting_for_an_engine_ends_with_the_reason_of_each() -> None:
         await until(lambda: not fleet.in_rotation)
         with pytest.raises(EngineUnavailable, match=r"wait for an engine.*health check failed"):
             await fleet.wait_ready(0.1)
+
+
+def test_an_engine_that_does_not_say_when_it_started_is_seen_to_begin_again() -> None:
+    watch = StartWatch()
+    tokens = "vllm:generation_tokens_total"
+    assert [watch.started_at({tokens: count}, now) for now, count in ((10.0, 5.0), (11.0, 6.0))] == [0.0, 0.0]
+    assert watch.started_at({tokens: 0.0}, 12.0) == 12.0
+    assert watch.started_at({tokens: 3.0}, 13.0) == 12.0
+    assert watch.started_at({tokens: 4.0, "process_start_time_seconds": 9.0}, 14.0) == 9.0
 
 
 def test_stall_needs_running_requests_and_no_progress() -> None:

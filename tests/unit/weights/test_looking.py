@@ -24,6 +24,23 @@ def test_the_rate_between_two_readings(earlier: Counters | None, rate: float) ->
     assert Counters(14.0, 1.0, 300.0).rate_since(earlier) == rate
 
 
+@pytest.mark.parametrize(
+    ("earlier", "now", "another"),
+    [
+        (Counters(0.0, 5.0, 9.0), Counters(1.0, 5.0, 9.0), False),
+        (Counters(0.0, 5.0, 9.0), Counters(1.0, 6.0, 99.0), True),
+        (Counters(0.0, None, 9.0), Counters(1.0, None, 9.0), False),
+        (Counters(0.0, None, 9.0), Counters(1.0, None, 8.0), True),
+        (Counters(0.0, 5.0, 9.0), Counters(1.0), False),  # it did not answer
+        (Counters(0.0), Counters(1.0, 5.0, 9.0), False),
+    ],
+)
+def test_a_process_is_another_one_by_its_start_or_by_its_counters(
+    earlier: Counters, now: Counters, another: bool
+) -> None:
+    assert now.is_another_process(earlier) is another
+
+
 @pytest.mark.parametrize(("version", "label"), [("0.26.0", None), ("0.32.0", "default")])
 def test_an_engine_is_asked_for_what_it_knows(version: str, label: str | None) -> None:
     engine = FakeVllm(version, Meeting())
