@@ -27,7 +27,7 @@ def run(output_dir: Path, arguments: list[str], env: Mapping[str, str] | None = 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-@pytest.mark.parametrize("point", ["streams:write:full_disk:40", "finetune:mid_checkpoint:full_disk:2"])
+@pytest.mark.parametrize("point", ["streams:write:full_disk:12", "finetune:mid_checkpoint:full_disk:2"])
 def test_a_write_that_fails_ends_the_run_by_name_and_it_resumes(tmp_path: Path, point: str) -> None:
     output_dir = tmp_path / "run"
     status, said = run(output_dir, RUN, {FAULT: point, FOLDER: str(tmp_path)})
