@@ -101,14 +101,25 @@ def _stalled(health: HealthCheck, watch: StallWatch) -> float:
     body = get(health.metrics_url) if health.metrics_url else None
     if body is None:
         return 0.0
-    running, tokens = running_and_tokens(parse_prometheus(body.decode()))
+    try:
+        running, tokens = running_and_tokens(parse_prometheus(body.decode()))
+    except ValueError:  # counters that nobody can read say nothing; the health check goes on
+        return 0.0
     if not watch.stalled(running, tokens, time.monotonic()):
         return 0.0
-    answer = get(health.paused_url) if health.paused_url else None
-    if answer is not None and json.loads(answer).get("is_paused"):
+    if health.paused_url and _is_paused(health.paused_url):
         watch.restart(time.monotonic())
         return 0.0
     return running
+
+
+def _is_paused(url: str) -> bool:
+    """What `{"is_paused": bool}` says; False for any other answer."""
+    answer = get(url)
+    try:
+        return answer is not None and json.loads(answer)["is_paused"] is True
+    except (ValueError, TypeError, KeyError):
+        return False
 
 
 def beat(path: Path) -> int:
