@@ -76,6 +76,8 @@ def launch(argv: Sequence[str]) -> int:
     if arguments.show:
         print(OmegaConf.to_yaml(composition.tree), end="")
         return COMPLETED
+    for notice in composition.notices:
+        print(f"launcher: {notice}", flush=True)
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("WORLD_SIZE: several nodes need streams that cross machines; run on one node")
     dry_run = os.environ.get("DRY_RUN", "").lower() not in ("", "0", "false")

@@ -20,7 +20,8 @@ from omegaconf.errors import OmegaConfBaseException
 from pipelinerl.config.detect import visible_devices
 from pipelinerl.config.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.installed import installed_conf_dirs
-from pipelinerl.config.keys import apply, domain_keys, leaves
+from pipelinerl.config.keys import apply, brought_keys, domain_keys, leaves
+from pipelinerl.config.legacy import settle, whole_tree
 from pipelinerl.config.paths import conf_dir, resolve_bundled
 
 BASE = "base"
@@ -53,6 +54,8 @@ class Composition:
     """Whether the hardware profile was detected."""
     devices: list[str]
     """Ids of the visible GPUs."""
+    notices: list[str] = field(default_factory=list)
+    """One line per key of a file that no longer exists and was left out."""
 
 
 def compose(request: Request) -> Composition:
@@ -91,8 +94,16 @@ def compose(request: Request) -> Composition:
         f"+{g}={n}" for g, n in [("domain_hardware", f"{domain}_{hardware}")] if _config_file(roots, g, n)
     ]
     brought = domain_keys(_required_file(roots, domain)) if domain else []
-    tree = _compose(roots, config_name, [*files, *layers])
-    _keep_user_overlays(tree, roots, config_name, hardware, groups, layers)
+    own_file = _config_file(roots, "", config_name) if config_name != BASE else None
+    whole = whole_tree(own_file)
+    tree = _compose(roots, config_name if whole is None else BASE, [*files, *layers])
+    if whole is not None and own_file is not None:
+        notices = settle(whole)
+        brought += [key for key in brought_keys(whole, own_file) if key not in brought]
+        tree = _over(tree, whole, own_file)
+    else:
+        _keep_user_overlays(tree, roots, config_name, hardware, groups, layers)
+        notices = settle(tree)
     apply(tree, values, brought)
     with open_dict(tree):
         tree.domain_name = tree.get("domain_name") or domain
@@ -105,7 +116,20 @@ def compose(request: Request) -> Composition:
         user_keys=[o.key_or_group for o in overrides],
         detected=given is None and request.hardware is None,
         devices=devices,
+        notices=notices,
     )
+
+
+def _over(tree: DictConfig, whole: DictConfig, path: Path) -> DictConfig:
+    """A whole tree from a file over the bundled one. Raises ConfigError for sections of another kind."""
+    OmegaConf.set_struct(tree, False)
+    try:
+        merged = OmegaConf.merge(tree, whole)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{path}: {first_line(error)}") from None
+    assert isinstance(merged, DictConfig)
+    OmegaConf.set_struct(merged, True)
+    return merged
 
 
 def _parse(texts: Sequence[str]) -> list[Override]:

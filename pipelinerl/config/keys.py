@@ -131,7 +131,14 @@ def _is_free(path: list[str]) -> bool:
 
 def domain_keys(path: Path) -> list[str]:
     """Keys that the domain's file brings into open groups. Near misses of core keys are errors."""
-    content = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    loaded = OmegaConf.load(path)
+    assert isinstance(loaded, DictConfig)
+    return brought_keys(loaded, path)
+
+
+def brought_keys(tree: DictConfig, path: Path) -> list[str]:
+    """The same for what was read from `path`."""
+    content = OmegaConf.to_container(tree, resolve=False)
     assert isinstance(content, dict)
     brought = []
     for section in OPEN_SECTIONS:

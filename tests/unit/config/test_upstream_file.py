@@ -1,0 +1,149 @@
+"""The resolved tree of an upstream run is taken as it is, with a line for each key that is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from pipelinerl.config import ConfigError, typed
+from pipelinerl.config.compose import Composition
+from pipelinerl.launch import main
+
+Compose = Callable[..., Composition]
+
+UPSTREAM = """
+seed: 7
+model_path: owner/model
+eval_every_n_versions: 78000
+force_restart: false
+pop_old_data: true
+max_lag: 1024
+attempts: 8
+train_subset: null
+accelerate_config: null
+use_deepspeed: true
+deepspeed_config: deepspeed_stage3_bf16
+use_fsdp: false
+fsdp: {param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}
+output_dir: null
+dataset_loader: pipelinerl.domains.guessing.load_problems
+train_dataset_names: [train]
+test_dataset_names: [test]
+environment: null
+sandbox_endpoint: http://127.0.0.1:9
+hydra: {run: {dir: results}}
+jobs: [{kind: actor, idx: 0}]
+me: {job_idx: 0}
+streams: {backend: files}
+debug: {mode: '', streams_from: null, place_inference_workers: true, use_existing_llms: false}
+world: {replicas: 1, actor_fraction: 4, preprocessor_fraction: 0, finetune_fraction: 4, env_replicas: 1,
+  actor_group_port: 9000, environment_start_port: 7777}
+actor: {log_each_n_secs: 0, llm_max_rollouts: 64, rollout_workers: 1, discount_factor: 1,
+  problem_queue_size: 64, result_queue_size: 64, throughput_window_size: 50,
+  shared_memory_entry_size: 10000000,
+  rollout_policy: pipelinerl.domains.guessing.generate_guessing_rollout, system_prompt: '', task_template: '',
+  agent_max_loops: 3}
+preprocess: {input: actor, output: training_data, n_workers: 8, chunk_n_groups: 2, raw_queue_size: 8,
+  input_queue_size: 32, output_queue_size: 32, dataset_buffer_size: 0, ring_buffer_size: 128,
+  max_ready_samples_per_lead: 64, log_every_n_samples: 128, shared_memory_entry_size: 100000000}
+llm: {parameters: {max_tokens: 8192, temperature: 1.0}}
+test_llm: {parameters: {max_tokens: 8192, temperature: 1.0, top_p: 0.95, top_k: 50}}
+vllm_config:
+  use_v1: null
+  quantization: null
+  vllm_kwargs: {dtype: bfloat16, gpu-memory-utilization: 0.9, max-num-seqs: 64, max-num-batched-tokens: 1024,
+    max_model_len: 10000, tensor-parallel-size: 1, pipeline-parallel-size: 1}
+rewards: {correct_answer_finished: 1.0, correct_answer_not_finished: 1.0, wrong_answer_finished: 0.0,
+  wrong_answer_not_finished: 0.0, no_answer_finished: 0.0, no_answer_not_finished: 0.0,
+  unparsable_finished: 0.0, unparsable_not_finished: 0.0, buffer_tokens: 0}
+finetune:
+  model_class: causal-language-modeling
+  config_name: owner/model
+  optim: adamw_torch
+  train_batch_size: 4
+  gradient_accumulation_passes: 256
+  learning_rate: 1.0e-06
+  seq_length: 12000
+  max_train_steps: 500
+  attempts: 8
+  data: null
+  objective: rl
+  queue_size: 32
+  resume_dataloader: true
+  auto_device_map: false
+  lora: {enabled: false, base_model_8bit: false, base_model_4bit: false, r: 16, alpha: 16, dropout: 0.05,
+    bias: none}
+  rl: {policy_loss: ppo, epsilon_low: 0.02, epsilon_high: 4, aggregate_loss: sum, reward_minus_kl_coef: 0.0,
+    kl_coef: 0.0, temperature: 1.0}
+wandb: {use_wandb: false, wandb_name: mine, wandb_use_basename: true, wandb_project_name: pipeline-rl}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "exp_config.yaml").write_text(UPSTREAM)
+    return tmp_path
+
+
+def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compose, folder: Path) -> None:
+    made = composed("hardware=gpu", "seed=8", config_dir=folder, config_name="exp_config")
+    cfg = typed(made.tree)
+    assert (cfg.seed, cfg.max_lag, cfg.finetune.rl.policy_loss, cfg.texts_per_step) == (8, 1024, "ppo", 1024)
+    assert cfg.finetune.rl.epsilon_high == 4 and cfg.jobs == [] and cfg.me is None
+    assert set(cfg.domain_keys) == {"sandbox_endpoint", "actor.agent_max_loops"}
+    said = {notice.partition("=")[0] for notice in made.notices}
+    assert said == {
+        "actor.log_each_n_secs",
+        "actor.shared_memory_entry_size",
+        "preprocess.shared_memory_entry_size",
+        "finetune.objective",
+        "finetune.queue_size",
+        "finetune.resume_dataloader",
+        "finetune.auto_device_map",
+        "finetune.rl.reward_minus_kl_coef",
+        "wandb.wandb_name",
+        "wandb.wandb_use_basename",
+    }
+    assert all("\n" not in notice for notice in made.notices)
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("finetune.rl.aggregate_loss", "mean", "finetune.rl.aggregate_loss=mean: no longer exists"),
+        (
+            "finetune.fp32_lm_head",
+            True,
+            "finetune.fp32_lm_head=True: no longer exists; use fp32_layer_prefix",
+        ),
+        ("finetune.max_lag", 512, "finetune.max_lag=512: stands at the top level; use max_lag"),
+        (
+            "actor.rollout_polcy",
+            "a.b",
+            r"actor\.rollout_polcy: unknown key; did you mean actor\.rollout_policy",
+        ),
+    ],
+)
+def test_a_value_that_changes_results_is_refused(
+    composed: Compose, folder: Path, key: str, value: object, message: str
+) -> None:
+    tree = OmegaConf.create(UPSTREAM)
+    OmegaConf.update(tree, key, value, force_add=True)
+    OmegaConf.save(tree, folder / "exp_config.yaml")
+    with pytest.raises(ConfigError, match=message):
+        composed("hardware=gpu", config_dir=folder, config_name="exp_config")
+
+
+def test_the_launcher_places_an_upstream_run(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("DRY_RUN", "1")
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    given = [f"output_dir={folder / 'run'}", "hardware=gpu", "test_llm.parameters.max_tokens=64"]
+    assert main(["--config-dir", str(folder), "--config-name", "exp_config", *given]) == 0
+    out = capsys.readouterr().out
+    assert "launcher: wandb.wandb_name=mine: left out" in out and "actor.agent_max_loops" in out
+    assert (folder / "run/actor_vllm_3/start.sh").is_file()
