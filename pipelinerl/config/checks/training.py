@@ -124,6 +124,8 @@ def _batches(cfg: Config) -> Iterator[str]:
         yield "finetune.reentrant_checkpointing=true: frozen layers pass no gradient on; set false with lora"
     if tune.compile and cfg.hardware.kind == "cpu":
         yield "finetune.compile=true: layers are compiled for GPUs only; set finetune.compile=false on a CPU"
+    elif tune.compile and not tune.load_as_bf16:
+        yield "finetune.compile=true: float32 attention goes text by text; set finetune.load_as_bf16=true"
     for key in ("use_fsdp", "use_deepspeed"):
         if getattr(cfg, key) and cfg.hardware.kind == "cpu":
             yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"

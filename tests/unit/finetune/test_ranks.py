@@ -18,6 +18,7 @@ from safetensors.torch import load_file
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.settings import LoraSettings
+from pipelinerl.finetune.step import Learner
 from tests.unit.finetune.builders import settings, write_steps
 from tests.unit.finetune.conftest import tiny_model
 from tests.unit.finetune.recorder import Recorder
@@ -71,6 +72,15 @@ def prepare(folder: Path, ranks: int) -> Path:
     return folder
 
 
+def assert_same_state(found: Learner, expected: Learner, tolerance: float) -> None:
+    """Both were loaded by one process: a checkpoint does not depend on the ranks that wrote it."""
+    ours, theirs = (learner.optimiser.state_dict()["state"] for learner in (found, expected))
+    assert ours.keys() == theirs.keys() and len(ours) > 0
+    for index, values in theirs.items():
+        for name, tensor in values.items():
+            torch.testing.assert_close(ours[index][name], tensor, atol=10 * tolerance, rtol=10 * tolerance)
+
+
 CASES: dict[str, dict[str, Any]] = {
     "replicated": {},
     "sharded and resumed": {"sharding": {}, "ends": [2, 4]},
@@ -107,5 +117,10 @@ def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
     for name, tensor in here.items():
         assert published[name].dtype == tensor.dtype
         torch.testing.assert_close(published[name], tensor, atol=tolerance, rtol=tolerance)
+    assert_same_state(
+        Trainer(settings(two, tiny_model(), **alone), Ranks()).learner,
+        Trainer(settings(one, tiny_model(), **alone), Ranks()).learner,
+        tolerance,
+    )
     scores, theirs = (np.load(folder / "scores.npy") for folder in (two, one))
     assert float(np.abs(scores - theirs).mean()) < 10 * tolerance
