@@ -6,13 +6,14 @@ import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import ValidationError
 
 from pipelinerl.combined import parts_of
 from pipelinerl.config.checks import data, environments, inert, machine, partial, sampling, training
 from pipelinerl.config.errors import ConfigError, explain
 from pipelinerl.config.files import config_path, typed
+from pipelinerl.config.keys import leaves
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain
 from pipelinerl.world import roles_of
@@ -38,7 +39,7 @@ def checked(
 
 def missing_keys(tree: DictConfig) -> list[str]:
     """Keys that a profile leaves to the user (`???`)."""
-    return sorted(str(key) for key in OmegaConf.missing_keys(tree))
+    return sorted(key for key, value in leaves(tree).items() if value == MISSING)
 
 
 def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:
