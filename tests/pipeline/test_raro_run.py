@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from benchmarks import raro
 from domains.raro.metrics import CRITIC_RATES, PREFIX, SOURCES
 from domains.raro.replay import ReplayBuffer, intact
 from pipelinerl.observe.history import read_evaluations, read_metrics
@@ -77,3 +79,20 @@ def test_a_killed_run_goes_on_and_logs_every_metric_of_the_game(start: Callable[
     assert {PREFIX + "eval_accuracy", PREFIX + "eval_accuracy_greedy"} <= set(last.values)
     assert (out / "report" / "raro.png").is_file()
     assert "RARO" in second.out and "warning" not in second.err
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_experiment_runs_small_from_one_command(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "runs"
+    command = ["--small", "--seeds", "0", "--parallel", "3", "--out", str(out)]
+    assert raro.main(command) == 0
+    table = json.loads((out / "table.json").read_text())
+    assert {run["arm"] for run in table["runs"]} == {"sft", "raro", "rlvr"}
+    assert all(run["completions"] > 0 and run["curve"] for run in table["runs"])
+    assert (out / "curves.png").stat().st_size > 5_000
+    assert "more SFT" in capsys.readouterr().out
+    assert raro.main(command) == 0  # finished runs are read again, not run again
+    assert json.loads((out / "table.json").read_text()) == table
