@@ -42,6 +42,8 @@ ARMS: dict[str, Arm] = {
     "no_replay": Arm("RARO without replay", "raro_tiny", ("raro.replay.fraction=0",)),
     "no_tie": Arm("RARO without ties", "raro_tiny", ("raro.allow_tie=false",)),
 }
+COMPARED = {"sft", "raro", "rlvr"}
+"""Arms that a table must have to be kept as the last complete one."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +171,7 @@ def main(argv: Sequence[str]) -> int:
     for line in lines(table(results, ARMS), ARMS):
         print(line)
     draw(results, ARMS, options.out / "curves.png")
-    if not small and not failed:
+    if not small and not failed and COMPARED <= set(options.arms):
         write(RESULT, results, plan)
         draw(results, ARMS, RESULT.with_suffix(".png"))
     return 1 if failed else 0

@@ -83,6 +83,8 @@ def test_the_table_and_the_figure_are_made_again_from_the_logs(tmp_path, monkeyp
     assert run["game"]["critic accuracy"] == {"0": 0.5, "320": 0.9}
     assert (tmp_path / "curves.png").stat().st_size > 5_000
     assert "gain ratio RARO / verifier RL: 0.97" in capsys.readouterr().out
+    assert raro.main(["--out", str(tmp_path), "--steps", "5", "--arms", "raro"]) == 0
+    assert found[0] == (tmp_path / "kept" / "raro.json").read_text()  # one arm is no table to keep
 
 
 def test_rl_arms_have_equal_policy_completions():
