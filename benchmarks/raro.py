@@ -171,7 +171,7 @@ def main(argv: Sequence[str]) -> int:
     for line in lines(table(results, ARMS), ARMS):
         print(line)
     draw(results, ARMS, options.out / "curves.png")
-    if not small and not failed and COMPARED <= set(options.arms):
+    if not small and not failed and set(options.arms) >= COMPARED:
         write(RESULT, results, plan)
         draw(results, ARMS, RESULT.with_suffix(".png"))
     return 1 if failed else 0
