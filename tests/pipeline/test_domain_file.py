@@ -89,6 +89,7 @@ def run(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterato
     process.close()
 
 
+@pytest.mark.slow
 def test_a_domain_file_trains_with_only_its_policy_and_loader_named(run: LauncherProcess) -> None:
     assert run.wait() == 0, run.err
     summary = json.loads((run.output_dir / "finetune/summary.json").read_text())

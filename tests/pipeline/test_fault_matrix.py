@@ -11,7 +11,7 @@ import pytest
 
 from tests.pipeline.fault_cases import CASES, Case, record, report_path, run_case
 
-QUICK = ("launcher-start-kill", "environment-start-kill", "preprocess-start-kill", "finetune-start-kill")
+QUICK = ("launcher-start-kill", "finetune-start-kill")
 """Seconds each: they end before anything is trained."""
 
 

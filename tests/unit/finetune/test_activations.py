@@ -93,6 +93,7 @@ def rows(length: int) -> torch.Tensor:
     return torch.arange(length).expand(2, -1)
 
 
+@pytest.mark.slow
 def test_one_piece_of_code_serves_all_layers_and_lengths() -> None:
     model = prepare_model(causal_lm(VOCAB), "cpu", True)
     plain = hidden_states(model, rows(9), rows(9), None)

@@ -88,7 +88,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded, with a value head": {"sharding": {}, "value_head": True},
     "sharded and resumed adapters": {"sharding": {}, "lora": {"r": 4}, "ends": [2, 4]},
 }
-QUICK = ("replicated", "sharded and resumed")
+QUICK = ("sharded and resumed",)
 
 
 @pytest.mark.timeout(2 * DEADLINE_S)

@@ -3,9 +3,12 @@
 import json
 from pathlib import Path
 
+import pytest
+
 from benchmarks.retrieval import main
 
 
+@pytest.mark.slow
 def test_both_back_ends_are_measured(tmp_path: Path) -> None:
     out = tmp_path / "retrieval.json"
     options = ["--documents", "40", "--words", "30", "--clients", "4", "--seconds", "0.2", "--workers", "2"]

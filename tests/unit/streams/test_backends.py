@@ -80,6 +80,7 @@ def test_a_writer_goes_on_where_its_predecessor_stopped_or_starts_over(spec: Sin
         assert r.read_available() == [3]
 
 
+@pytest.mark.slow
 def test_ten_records_of_50_mb_pass_and_take_no_more_room_than_a_few(
     spec: SingleStreamSpec, choose: Choose
 ) -> None:
