@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from engine_harness import random_prompt, reference, running_engine, until
 
@@ -297,6 +298,10 @@ async def test_a_stopped_process_is_named_at_the_deadline_and_one_that_goes_on_e
             await asyncio.to_thread(publisher.publish, 1, list(reference(tied_model).named_parameters()))
         assert publisher.version is None
         publisher.close()
+        # On a busy machine the second may pass before the sender has come to stop the process.
+        async with asyncio.timeout(60):
+            while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
+                await asyncio.sleep(0.01)
         process.send_signal(signal.SIGCONT)
         process.terminate()
         assert await asyncio.to_thread(process.wait, 30) == 0
