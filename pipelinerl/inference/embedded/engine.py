@@ -10,7 +10,8 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import TypeVar
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 
@@ -27,9 +28,20 @@ from pipelinerl.inference.embedded.weight_loader import WeightLoader, WeightsRef
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
-Command = Callable[[], None]
 COMMAND_DEADLINE_S = 60.0
 """Longest wait for the end of the current step; far above any step of a model that belongs on a CPU."""
+
+
+class EngineEnded(RuntimeError):
+    """The engine thread has ended, so that a command cannot be carried out (HTTP 503)."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """Work for the engine thread; `answer` is None where nobody waits for it."""
+
+    run: Callable[[], None]
+    answer: Future[Any] | None = None
 
 
 class Engine:
@@ -63,7 +75,8 @@ class Engine:
         self._on_tokens = on_tokens
         self._on_finished = on_finished
         self._on_failed = on_failed
-        self._inbox: queue.SimpleQueue[Command | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._ended = False
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -82,7 +95,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request; it comes back through `on_finished`."""
-        self._inbox.put(lambda: self._admit(request))
+        self._hand_over(_Command(lambda: self._admit(request)))
 
     def abort(self, request_ids: list[str]) -> Future[int]:
         """End these requests (all if empty) with reason `abort`; the number that were in flight."""
@@ -122,13 +135,32 @@ class Engine:
         future: Future[T] = Future()
 
         def command() -> None:
+            if not future.set_running_or_notify_cancel():
+                return  # the request that asked for it is gone
             try:
                 future.set_result(function())
             except Exception as error:  # handed to the caller, who raises it
                 future.set_exception(error)
 
-        self._inbox.put(command)
+        self._hand_over(_Command(command, future))
         return future
+
+    def _hand_over(self, command: _Command) -> None:
+        self._inbox.put(command)
+        if self._ended:
+            self._refuse_commands()
+
+    def _refuse_commands(self) -> None:
+        """Nobody is there any more who would carry them out; whoever waits for one learns it at once."""
+        while True:
+            try:
+                command = self._inbox.get_nowait()
+            except queue.Empty:
+                return
+            if command is None or command.answer is None:
+                continue
+            if command.answer.set_running_or_notify_cancel():
+                command.answer.set_exception(EngineEnded("the engine has ended"))
 
     # Everything below runs in the engine thread.
 
@@ -143,6 +175,9 @@ class Engine:
             self.failure = error
             self._fail_everything(f"engine failed: {type(error).__name__}: {error}")
             self._on_failed(error)
+        finally:
+            self._ended = True
+            self._refuse_commands()
 
     def _take_commands(self) -> bool:
         """Run waiting commands; block for one if there is nothing to generate. False at the end."""
@@ -154,7 +189,7 @@ class Engine:
                 return True
             if command is None:
                 return False
-            command()
+            command.run()
             idle = False
 
     def _step(self) -> None:

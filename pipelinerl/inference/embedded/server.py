@@ -14,7 +14,7 @@ from aiohttp import web
 
 from pipelinerl.inference.embedded import protocol
 from pipelinerl.inference.embedded.desk import Desk, QueueFull, RequestFailed, error_body
-from pipelinerl.inference.embedded.engine import COMMAND_DEADLINE_S, Engine
+from pipelinerl.inference.embedded.engine import COMMAND_DEADLINE_S, Engine, EngineEnded
 from pipelinerl.inference.embedded.model import PackedModel
 from pipelinerl.inference.embedded.openai.routes import OpenAIRoutes
 from pipelinerl.inference.embedded.protocol import BadRequest, UnknownModel
@@ -39,6 +39,7 @@ STATUS: dict[type[Exception], int] = {
     OutOfOrder: 409,
     RequestFailed: 500,
     QueueFull: 503,
+    EngineEnded: 503,
 }
 
 

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from engine_harness import random_prompt, reference, running_engine, until
 
 from pipelinerl.inference.client import EngineClient, EngineRequestError, EngineUnavailable, SamplingParams
 from pipelinerl.inference.embedded.__main__ import main
+from pipelinerl.inference.embedded.engine import EngineEnded
 from pipelinerl.inference.embedded.protocol import SamplingFields
 from pipelinerl.inference.embedded.scheduler import Scheduler
 from pipelinerl.inference.embedded.sequence import Request, Sequence
@@ -221,6 +223,27 @@ async def test_a_dead_engine_thread_fails_its_requests_and_ends_the_server(
             await engine.client.generate([1], SamplingParams(max_tokens=1))
 
 
+async def test_commands_after_the_end_are_refused_at_once_and_given_up_ones_harm_nobody(
+    tied_model: Path,
+) -> None:
+    async with running_engine(tied_model) as one:
+        engine = one.server.engine
+        held = threading.Event()
+        blocking = engine.transition(lambda state: held.wait(30) and None)
+        given_up = engine.abort([])
+        assert given_up.cancel()
+        held.set()
+        assert blocking.result(30) is None
+        assert (
+            len((await one.client.generate([1], SamplingParams(max_tokens=3, ignore_eos=True))).token_ids)
+            == 3
+        )
+        engine.stop()
+        with pytest.raises(EngineEnded, match="the engine has ended"):
+            engine.resume().result(10)
+        await one.post("/resume", expect=503)
+
+
 def test_a_port_in_use_is_one_line(
     tied_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -298,10 +321,7 @@ async def test_a_stopped_process_is_named_at_the_deadline_and_one_that_goes_on_e
             await asyncio.to_thread(publisher.publish, 1, list(reference(tied_model).named_parameters()))
         assert publisher.version is None
         publisher.close()
-        # On a busy machine the second may pass before the sender has come to stop the process.
-        async with asyncio.timeout(60):
-            while psutil.Process(process.pid).status() != psutil.STATUS_STOPPED:
-                await asyncio.sleep(0.01)
+        await until(lambda: psutil.Process(process.pid).status() == psutil.STATUS_STOPPED)
         process.send_signal(signal.SIGCONT)
         process.terminate()
         assert await asyncio.to_thread(process.wait, 30) == 0
