@@ -22,6 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks._figures import Figure, at_least, report
+from benchmarks._texts import random_texts
 from benchmarks.engine import SIZES, build_model
 from pipelinerl.finetune.data import MASKED_TOKEN_ID
 from pipelinerl.finetune.model import load_model
@@ -38,37 +39,6 @@ from pipelinerl.preprocess.ready import ReadyText
 PROMPT = 64
 SEQ_LENGTH = 2048
 LEARNING_RATE = 1e-5
-
-
-def texts_of(lengths: Sequence[int], vocab: int) -> list[ReadyText]:
-    """One random text per length; all but the prompt is trained on."""
-    rng = np.random.default_rng(0)
-    made = []
-    for index, length in enumerate(lengths):
-        ids = rng.integers(0, vocab, length).astype(np.int32)
-        labels = ids.copy()
-        labels[: min(PROMPT, length // 2)] = MASKED_TOKEN_ID
-        sampled = int((labels != MASKED_TOKEN_ID).sum())
-        made.append(
-            ReadyText(
-                group_id="g",
-                rollout_index=index,
-                step_index=0,
-                input_ids=ids,
-                labels=labels,
-                logprobs=np.full(sampled, -np.log(vocab), np.float32),
-                ref_logprobs=np.full(sampled, -np.log(vocab), np.float32),
-                versions=np.zeros(sampled, np.int32),
-                reward=float(index % 2),
-                advantage=1.0 if index % 2 else -1.0,
-                group_tokens=float(sum(lengths)),
-                overflow=False,
-                loss_weight=1.0,
-                role=None,
-                situation=None,
-            )
-        )
-    return made
 
 
 def our_step(model: PreTrainedModel, texts: Sequence[ReadyText]) -> Callable[[], None]:
@@ -122,7 +92,7 @@ def seconds(step: Callable[[], None]) -> float:
 def compare(folder: Path, lengths: Sequence[int], rounds: int) -> tuple[float, float, float]:
     """Tokens per second of ours and of the plain loop, and the median ratio of neighbouring steps."""
     plain_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
-    texts = texts_of(lengths, plain_model.config.vocab_size)
+    texts = random_texts(lengths, plain_model.config.vocab_size, PROMPT)
     ours, plain = our_step(load_model(folder), texts), plain_step(plain_model, texts)
     ours(), plain()
     pairs = [(seconds(ours), seconds(plain)) for _ in range(rounds)]

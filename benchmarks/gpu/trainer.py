@@ -24,7 +24,7 @@ import json
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ import torch
 from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
+from benchmarks._texts import random_texts
 from benchmarks.gpu.profile_step import profile_step
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
 from pipelinerl.finetune.logprobs import token_scores
 from pipelinerl.finetune.loop import learner_of
 from pipelinerl.finetune.masters import MasterWeights
@@ -48,7 +48,6 @@ from pipelinerl.finetune.settings import Checkpointing, TrainerSettings
 from pipelinerl.finetune.targets import targets_of
 from pipelinerl.finetune.types import PipelineBatchEncoding
 from pipelinerl.preprocess.assemble import assemble_step, encode
-from pipelinerl.preprocess.ready import ReadyText
 
 DEVICE = "cuda"
 PEAK_FLOPS = 990e12
@@ -116,39 +115,9 @@ def build(size: str, tokens: int = TOKENS, vocab: int = VOCAB) -> PreTrainedMode
         return Qwen3ForCausalLM(config)
 
 
-def random_texts(lengths: Sequence[int]) -> list[ReadyText]:
-    """All but the prompt of each is trained on."""
-    rng = np.random.default_rng(0)
-    texts = []
-    for index, length in enumerate(lengths):
-        ids = rng.integers(0, VOCAB, length).astype(np.int32)
-        labels = np.where(np.arange(length) < PROMPT, MASKED_TOKEN_ID, ids).astype(np.int32)
-        sampled = length - PROMPT
-        texts.append(
-            ReadyText(
-                group_id="g",
-                rollout_index=index,
-                step_index=0,
-                input_ids=ids,
-                labels=labels,
-                logprobs=np.full(sampled, -np.log(VOCAB), np.float32),
-                ref_logprobs=np.full(sampled, -np.log(VOCAB), np.float32),
-                versions=np.zeros(sampled, np.int32),
-                reward=1.0,
-                advantage=(-1.0) ** index,
-                group_tokens=float(TOKENS),
-                overflow=False,
-                loss_weight=1.0,
-                role=None,
-                situation=None,
-            )
-        )
-    return texts
-
-
 def micro_batch(tokens: int = TOKENS, text: int = TEXT) -> PipelineBatchEncoding:
     """One full pack of texts of one length."""
-    texts = random_texts([text] * (tokens // text))
+    texts = random_texts([text] * (tokens // text), VOCAB, PROMPT)
     return encode(texts, 0, len(texts))
 
 
@@ -156,7 +125,7 @@ def mixed_batches() -> list[PipelineBatchEncoding]:
     """Micro-batches of a step of 64 texts, the longest half a pack."""
     lengths = np.random.default_rng(1).lognormal(np.log(TOKENS / 24), 0.8, 64)
     lengths = np.clip(lengths, 2 * PROMPT, TOKENS // 2).astype(np.int64)
-    return assemble_step(random_texts(lengths.tolist()), 0, TOKENS)[0]
+    return assemble_step(random_texts(lengths.tolist(), VOCAB, PROMPT), 0, TOKENS)[0]
 
 
 def sketch_step(row: Row) -> tuple[Callable[[], Any], None]:
