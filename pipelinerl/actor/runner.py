@@ -6,9 +6,8 @@ import inspect
 import itertools
 import logging
 import pickle
-import threading
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -17,12 +16,13 @@ import aiohttp
 from omegaconf import DictConfig
 
 from pipelinerl import faults
+from pipelinerl.actor.blocking import BlockingCalls
 from pipelinerl.actor.messages import Assignment, Ending, Outcome
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
 from pipelinerl.actor.texts import Stamp, metric_values, stamped_records
 from pipelinerl.inference.client import EngineUnavailable
 from pipelinerl.inference.fleet import Fleet
-from pipelinerl.llm import Runner, TrainableLLM
+from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin, RolloutResult, summarize_training_texts
 
 log = logging.getLogger(__name__)
@@ -104,19 +104,13 @@ class RolloutRunner:
                 assignment.group_id, assignment.rollout_index, assignment.version, assignment.training
             )
         )
-        llm = self._llms[assignment.training].bind(
-            self._fleet, assignment.engine, assignment.seed, self._on_loop
-        )
+        calls = BlockingCalls(self._session, self._rules.deadline_s)
+        llm = self._llms[assignment.training].bind(self._fleet, assignment.engine, assignment.seed, calls)
         faults.hit("worker:mid_rollout")
-        if self._plain:
-            loop = asyncio.get_running_loop()
-            inside = contextvars.copy_context().run
-            result = await loop.run_in_executor(
-                self._executor, inside, self._policy, self._cfg, llm, problem, self._session
-            )
-            result = await result if inspect.isawaitable(result) else result
-        else:
-            result = await self._policy(self._cfg, llm, problem, self._session)
+        try:
+            result = await self._play(llm, problem)
+        finally:
+            calls.close()
         if not isinstance(result, RolloutResult):
             raise TypeError(
                 f"the rollout policy returned a {type(result).__name__}, expected a RolloutResult"
@@ -127,21 +121,14 @@ class RolloutRunner:
             result.dataset_name = problem.get("dataset")
         return result
 
-    @property
-    def _on_loop(self) -> Runner:
-        """Lets a plain function in a thread ask an engine on this loop."""
-        loop, home = asyncio.get_running_loop(), threading.get_ident()
-
-        def ask(request: Callable[[aiohttp.ClientSession], Awaitable[Any]]) -> Any:
-            if threading.get_ident() == home:
-                raise RuntimeError("a blocking call on the event loop; await llm_async_generate instead")
-
-            async def asked() -> Any:
-                return await request(self._session)
-
-            return asyncio.run_coroutine_threadsafe(asked(), loop).result(self._rules.deadline_s)
-
-        return ask
+    async def _play(self, llm: TrainableLLM, problem: dict[str, Any]) -> Any:
+        if not self._plain:
+            return await self._policy(self._cfg, llm, problem, self._session)
+        inside = contextvars.copy_context().run
+        result = await asyncio.get_running_loop().run_in_executor(
+            self._executor, inside, self._policy, self._cfg, llm, problem, self._session
+        )
+        return await result if inspect.isawaitable(result) else result
 
     def _finished(self, assignment: Assignment, result: RolloutResult, outcome: Outcome) -> Outcome:
         outcome.dataset, outcome.domain = result.dataset_name, result.domain

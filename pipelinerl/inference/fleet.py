@@ -45,6 +45,8 @@ class _Member:
         self.client = client
         self.in_rotation = False
         self.calls: set[asyncio.Task[Any]] = set()
+        self.given_up: set[asyncio.Task[Any]] = set()
+        """Calls the watch ended because the engine stalled; others end with their caller or the fleet."""
         self.watch = StallWatch(client.deadlines.stall_s)
         self.start = StartWatch()
         self.problem = "not checked yet"
@@ -189,7 +191,7 @@ class Fleet:
             return await call
         except asyncio.CancelledError:
             current = asyncio.current_task()
-            if current is not None and current.cancelling():
+            if call not in member.given_up or (current is not None and current.cancelling()):
                 raise
             raise EngineUnavailable(
                 member.client.base_url, "stalled", f"no token for {self.deadlines.stall_s:g} s"
@@ -197,6 +199,7 @@ class Fleet:
         finally:
             call.cancel()
             member.calls.discard(call)
+            member.given_up.discard(call)
 
     def _preferred(self, url: str | None) -> _Member | None:
         return next((one for one in self._members if one.client.base_url == url and one.in_rotation), None)
@@ -270,6 +273,7 @@ class Fleet:
             if await client.is_paused():
                 member.watch.restart(time.monotonic())
                 return ""
+            member.given_up |= member.calls
             for call in list(member.calls):
                 call.cancel()
             return f"no new token for {self.deadlines.stall_s:g} s with {running:g} requests running"

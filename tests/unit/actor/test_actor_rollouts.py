@@ -1,7 +1,10 @@
 """One rollout at a time: retries, deadlines, reasons, in the process of the test."""
 
 import asyncio
+import concurrent.futures
+import contextlib
 import pickle
+import threading
 import time
 from types import SimpleNamespace
 
@@ -173,3 +176,31 @@ async def test_plain_functions_run_beside_the_loop_and_know_their_origin():
     assert (await run(policy)).ending is Ending.DONE
     counting.cancel()
     assert turns > 3
+
+
+async def test_requests_of_a_plain_function_end_with_its_rollout():
+    begun, ended, refused = asyncio.Event(), asyncio.Event(), threading.Event()
+
+    async def request(session):
+        begun.set()
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.set()
+
+    def policy(cfg, llm, problem, session):
+        try:
+            llm.runner(request)
+        except concurrent.futures.CancelledError:
+            with contextlib.suppress(concurrent.futures.CancelledError):
+                llm.runner(request)
+                return
+            refused.set()
+
+    task = asyncio.create_task(run(policy))
+    await asyncio.wait_for(begun.wait(), 20)
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    await asyncio.wait_for(ended.wait(), 20)
+    assert await asyncio.to_thread(refused.wait, 20), "a second request was let through"

@@ -210,6 +210,19 @@ async def test_requests_of_an_engine_that_dies_are_made_elsewhere_from_the_promp
         assert fleet.in_rotation == [second.url]
 
 
+async def test_a_fleet_that_closes_does_not_call_its_engines_stalled(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async with fleet_of(1) as (fleet, (engine,)):
+        engine.behaviour = hang
+        call = asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING, "r"))
+        await until(lambda: engine.running == 1)
+        await fleet.close()
+        with pytest.raises(asyncio.CancelledError):
+            await call
+    assert not caplog.records and not fleet.counts.retries["stalled"]
+
+
 async def test_a_busy_engine_is_asked_again_later() -> None:
     async with fleet_of(1) as (fleet, (engine,)):
         engine.behaviour = engine.fail(503)
