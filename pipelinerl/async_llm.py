@@ -20,7 +20,8 @@ from pipelinerl.inference.client import (
     Generation,
     SamplingParams,
 )
-from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprobs, TrainableLLM
+from pipelinerl.llm_call import LLMCall, LLMOutput, Prompt, TokenLogprobs
+from pipelinerl.llm_engine import EngineLLM
 from pipelinerl.rollouts import MASKED_TOKEN_ID, TrainingText
 from pipelinerl.tokenizing import decode
 
@@ -33,7 +34,7 @@ class RetryableAbortedCompletionError(TimeoutError):
 
 
 async def llm_async_generate(
-    llm: TrainableLLM,
+    llm: EngineLLM,
     prompt: Prompt,
     session: aiohttp.ClientSession,
     max_tokens_override: int | None = None,
@@ -72,7 +73,7 @@ async def llm_async_generate(
 
 
 async def _ask(
-    llm: TrainableLLM,
+    llm: EngineLLM,
     ids: np.ndarray,
     sampling: SamplingParams,
     session: aiohttp.ClientSession,
@@ -97,7 +98,7 @@ async def _ask(
     raise AssertionError("unreachable")
 
 
-def _call(llm: TrainableLLM, prompt: Prompt, generation: Generation) -> LLMCall:
+def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
     output = LLMOutput(content=decode(llm.load_tokenizer(), generation.token_ids, skip_special=True))
     if isinstance(generation, ChatGeneration):
         output = LLMOutput.model_validate({**generation.message, "role": "assistant"})
@@ -120,7 +121,7 @@ def _call(llm: TrainableLLM, prompt: Prompt, generation: Generation) -> LLMCall:
     )
 
 
-def run_blocking(llm: TrainableLLM, request: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
+def run_blocking(llm: EngineLLM, request: Callable[[aiohttp.ClientSession], Awaitable[T]]) -> T:
     """A request for code without a loop: on the run's loop if `llm` is bound to one.
 
     Raises RuntimeError on an event loop's own thread, which it would block.
@@ -136,12 +137,12 @@ def run_blocking(llm: TrainableLLM, request: Callable[[aiohttp.ClientSession], A
     return asyncio.run(alone())
 
 
-def generate_blocking(llm: TrainableLLM, prompt: Prompt) -> LLMCall:
+def generate_blocking(llm: EngineLLM, prompt: Prompt) -> LLMCall:
     """`llm_async_generate` for code without a loop; RuntimeError on an event loop's own thread."""
     return run_blocking(llm, lambda session: llm_async_generate(llm, prompt, session))
 
 
-def make_training_text(llm: TrainableLLM, llm_call: LLMCall) -> TrainingText:
+def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
     """The call as a sample: ids the engine saw and sampled, prompt masked in the labels.
 
     Raises ValueError without log-probabilities (`llm.collect_logprobs`), and
@@ -172,7 +173,7 @@ def make_training_text(llm: TrainableLLM, llm_call: LLMCall) -> TrainingText:
     )
 
 
-def _finished(llm: TrainableLLM, finish_reason: str | None, output_text: str) -> bool:
+def _finished(llm: EngineLLM, finish_reason: str | None, output_text: str) -> bool:
     if finish_reason:
         return finish_reason != "length"
     eos_token = llm.load_tokenizer().eos_token
@@ -180,7 +181,7 @@ def _finished(llm: TrainableLLM, finish_reason: str | None, output_text: str) ->
 
 
 def make_training_texts_from_llm_calls(
-    llm: TrainableLLM, llm_calls: Sequence[LLMCall], reward: float | None = None
+    llm: EngineLLM, llm_calls: Sequence[LLMCall], reward: float | None = None
 ) -> list[TrainingText]:
     """One text per call, in order; with `reward`, each has it."""
     texts = [make_training_text(llm, call) for call in llm_calls]

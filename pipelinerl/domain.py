@@ -156,23 +156,3 @@ def resolve_dotted(path: str, key: str) -> Any:
         public = [name for name in vars(module) if not name.startswith("_")]
         hint = suggestion(attribute, public)
         raise ConfigError(f"{key}={path}: {module_name} has no {attribute}; {hint}") from None
-
-
-def load_domain(path: str | Sequence[str] | None) -> Domain:
-    """The hooks named by `domain_hooks`; a class is instantiated, null gives the defaults, a list all.
-
-    Raises ConfigError if a path leads nowhere or to something that is no domain.
-    """
-    if path is None:
-        return BaseDomain()
-    if not isinstance(path, str):
-        from pipelinerl.combined import CombinedDomain  # made of domains, so it imports this module
-
-        return CombinedDomain({str(each): load_domain(str(each)) for each in path})
-    found = resolve_dotted(path, "domain_hooks")
-    domain = found() if isinstance(found, type) else found
-    if not isinstance(domain, Domain):
-        raise ConfigError(
-            f"domain_hooks={path}: {type(domain).__name__} is no domain, subclass domain.BaseDomain"
-        )
-    return domain

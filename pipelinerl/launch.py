@@ -22,7 +22,8 @@ from pipelinerl.config.compose import Composition, compose
 from pipelinerl.config.errors import ConfigError
 from pipelinerl.config.tree import Config
 from pipelinerl.config.validate import checked, output_dir_problem
-from pipelinerl.domain import Domain, load_domain
+from pipelinerl.domain import Domain
+from pipelinerl.hooks import load_domain
 from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.choices import print_choices
 from pipelinerl.launcher.folder import RunFolder

@@ -1,4 +1,4 @@
-"""Log-probabilities of given completions, from the engine behind a `TrainableLLM`. No sampling, no torch.
+"""Log-probabilities of given completions, from the engine behind a model. No sampling, no torch.
 
 Engines score prompts at temperature 1, whatever `llm.parameters` says.
 """
@@ -7,23 +7,22 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import aiohttp
 import numpy as np
 
 from pipelinerl.inference.client import EngineClient, EngineUnavailable
+from pipelinerl.llm_call import LLMOutput, Prompt
+from pipelinerl.llm_engine import EngineLLM
 from pipelinerl.tokenizing import encode
-
-if TYPE_CHECKING:
-    from pipelinerl.llm import LLMOutput, Prompt, TrainableLLM
 
 Scores = dict[str, list[dict[str, Any]]]
 """`{"content": [{"logprob": float, "token_id": int}, ...]}`, one entry per completion token."""
 
 
 async def completion_logprobs(
-    llm: TrainableLLM,
+    llm: EngineLLM,
     prompt_ids: Sequence[int] | np.ndarray,
     completion_ids: Sequence[int] | np.ndarray,
     session: aiohttp.ClientSession,
@@ -50,7 +49,7 @@ async def completion_logprobs(
 
 
 async def batch_logprobs(
-    llm: TrainableLLM,
+    llm: EngineLLM,
     prompts: Sequence[Sequence[int]],
     completions: Sequence[Sequence[int]],
     session: aiohttp.ClientSession,
@@ -67,13 +66,13 @@ async def batch_logprobs(
     return list(await asyncio.gather(*(one(*pair) for pair in zip(prompts, completions, strict=True))))
 
 
-def text_ids(llm: TrainableLLM, prompt: str, completion: str) -> tuple[list[int], list[int]]:
+def text_ids(llm: EngineLLM, prompt: str, completion: str) -> tuple[list[int], list[int]]:
     """Ids of a plain prompt and of its completion, tokenised apart."""
     tokenizer = llm.load_tokenizer()
     return encode(tokenizer, prompt).tolist(), encode(tokenizer, completion).tolist()
 
 
-def chat_ids(llm: TrainableLLM, prompt: Prompt, output: LLMOutput) -> tuple[list[int], list[int]]:
+def chat_ids(llm: EngineLLM, prompt: Prompt, output: LLMOutput) -> tuple[list[int], list[int]]:
     """Ids of a rendered prompt and of what the template writes for the assistant's message after it.
 
     Raises ValueError if the template does not write the message behind its generation prompt.

@@ -24,7 +24,8 @@ from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
 from pipelinerl.actor.snapshots import Snapshots
 from pipelinerl.config import Config, load_tree
-from pipelinerl.domain import Domain, load_domain
+from pipelinerl.domain import Domain
+from pipelinerl.hooks import load_domain
 from pipelinerl.observe.waits import Wait
 from pipelinerl.session import read_session
 from pipelinerl.state import TrainerState

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pipelinerl.config.errors import ConfigError, first_line, nearest, suggestion
 from pipelinerl.config.removed import remedy_for
 from pipelinerl.config.tree import Config
+from pipelinerl.hooks import load_domain
 
 OPEN_SECTIONS = ("", "actor")
 
@@ -54,8 +55,6 @@ def apply(tree: DictConfig, overrides: Sequence[Override], brought: list[str]) -
 
 def _domain_remedy(tree: DictConfig, key: str) -> str | None:
     """What the domain says about a key of its own that no longer exists."""
-    from pipelinerl.domain import load_domain  # a domain imports this package
-
     return load_domain(tree.get("domain_hooks")).remedy(key)
 
 

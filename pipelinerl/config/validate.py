@@ -9,13 +9,13 @@ from pathlib import Path
 from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import ValidationError
 
-from pipelinerl.combined import parts_of
 from pipelinerl.config.checks import data, environments, inert, machine, partial, sampling, training
 from pipelinerl.config.errors import ConfigError, explain
 from pipelinerl.config.files import config_path, typed
 from pipelinerl.config.keys import leaves
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain
+from pipelinerl.hooks import parts_of
 from pipelinerl.world import roles_of
 
 

@@ -19,7 +19,8 @@ from pipelinerl.config import ConfigError
 from pipelinerl.config import installed as installed_module
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.config.validate import domain_problems
-from pipelinerl.domain import BaseDomain, ServiceSpec, load_domain
+from pipelinerl.domain import BaseDomain, ServiceSpec
+from pipelinerl.hooks import load_domain
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 
 DryRun = Callable[..., tuple[int, str, str]]

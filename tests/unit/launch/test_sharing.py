@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 from pipelinerl.config.compose import Composition, Request, compose
 from pipelinerl.config.errors import ConfigError
 from pipelinerl.config.files import typed
-from pipelinerl.domain import load_domain
+from pipelinerl.hooks import load_domain
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.sharing import (
     GIB,

@@ -1,4 +1,4 @@
-"""The hooks of several domains as one, for a run that names a list in `domain_hooks`."""
+"""The hooks that a run names in `domain_hooks`: those of one domain, or of several as one."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from pipelinerl.domain import BaseDomain, Domain, ReportSection, ServiceSpec
+from pipelinerl.config.errors import ConfigError
+from pipelinerl.domain import BaseDomain, Domain, ReportSection, ServiceSpec, resolve_dotted
 from pipelinerl.observe.focus import ReportFocus
 
 
@@ -68,3 +69,21 @@ class CombinedDomain(BaseDomain):
 def parts_of(domain: Domain) -> Sequence[Domain]:
     """The domains behind a combined one, or the domain itself."""
     return list(domain.parts.values()) if isinstance(domain, CombinedDomain) else [domain]
+
+
+def load_domain(path: str | Sequence[str] | None) -> Domain:
+    """The hooks named by `domain_hooks`; a class is instantiated, null gives the defaults, a list all.
+
+    Raises ConfigError if a path leads nowhere or to something that is no domain.
+    """
+    if path is None:
+        return BaseDomain()
+    if not isinstance(path, str):
+        return CombinedDomain({str(each): load_domain(str(each)) for each in path})
+    found = resolve_dotted(path, "domain_hooks")
+    domain = found() if isinstance(found, type) else found
+    if not isinstance(domain, Domain):
+        raise ConfigError(
+            f"domain_hooks={path}: {type(domain).__name__} is no domain, subclass domain.BaseDomain"
+        )
+    return domain

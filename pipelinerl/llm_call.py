@@ -1,0 +1,147 @@
+"""A question to a model and its answer, as values: prompts, messages, sampled tokens, calls."""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from typing import Annotated, Any, overload
+from uuid import uuid4
+
+import numpy as np
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+from pipelinerl.rollouts import Int32Array, VersionSpan
+
+
+def _listed(value: Any) -> Any:
+    return value.tolist() if isinstance(value, np.ndarray) else value
+
+
+class Prompt(BaseModel):
+    """Messages for the chat template, or `token_ids` that are sent as they are (append-only dialogues)."""
+
+    id: str = Field(default_factory=lambda: str(uuid4()))
+    tools: list[dict[str, Any]] | None = None
+    messages: list[dict[str, Any]] = Field(default_factory=list)
+    token_ids: Annotated[list[int], BeforeValidator(_listed)] = Field(default_factory=list)
+    response_format: dict[str, Any] | None = None
+
+    @classmethod
+    def from_user_message(cls, content: str) -> "Prompt":
+        return cls(messages=[{"role": "user", "content": content}])
+
+    def __bool__(self) -> bool:
+        return bool(self.messages or self.token_ids)
+
+
+class ToolFunction(BaseModel):
+    name: str
+    arguments: str
+
+
+class ToolCall(BaseModel):
+    id: str
+    function: ToolFunction
+
+
+class LLMOutput(BaseModel):
+    """The assistant's message."""
+
+    role: str = "assistant"
+    content: str | None = None
+    tool_calls: list[ToolCall] | None = None
+
+
+class TokenLogprob(BaseModel):
+    logprob: float
+    token_id: int
+
+
+class TokenLogprobs(Sequence[TokenLogprob]):
+    """Sampled ids, int32 `[T]`, and log-probabilities, float32 `[T]`, read as a list of `TokenLogprob`."""
+
+    def __init__(self, token_ids: np.ndarray, logprobs: np.ndarray) -> None:
+        if len(token_ids) != len(logprobs):
+            raise ValueError(f"{len(token_ids)} token ids but {len(logprobs)} log-probabilities")
+        self.token_ids = np.asarray(token_ids, np.int32)
+        self.logprobs = np.asarray(logprobs, np.float32)
+
+    @classmethod
+    def of(cls, items: Sequence[TokenLogprob]) -> "TokenLogprobs":
+        if isinstance(items, cls):
+            return items
+        return cls(
+            np.array([t.token_id for t in items], np.int32), np.array([t.logprob for t in items], np.float32)
+        )
+
+    def __len__(self) -> int:
+        return len(self.token_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> TokenLogprob: ...
+    @overload
+    def __getitem__(self, index: slice) -> "TokenLogprobs": ...
+    def __getitem__(self, index: int | slice) -> "TokenLogprob | TokenLogprobs":
+        if isinstance(index, slice):
+            return TokenLogprobs(self.token_ids[index], self.logprobs[index])
+        return TokenLogprob(token_id=int(self.token_ids[index]), logprob=float(self.logprobs[index]))
+
+
+class LLMCall(BaseModel):
+    """One request and its answer. Nothing keeps a history of calls; keep those you need."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    timestamp: str = Field(default_factory=lambda: datetime.now(UTC).isoformat())
+    prompt: Prompt
+    output: LLMOutput
+    prompt_length_tokens: int = -1
+    output_length_tokens: int = -1
+    cached: bool = False
+    llm_info: dict[str, Any] = Field(default_factory=dict)
+    cost: float = 0
+    logprobs: TokenLogprobs | list[TokenLogprob] = Field(
+        default_factory=list, exclude=True, union_mode="left_to_right"
+    )
+    prompt_token_ids: Int32Array = Field(default_factory=lambda: np.empty(0, np.int32))
+    """The ids the engine saw."""
+    weight_versions: list[VersionSpan] = Field(default_factory=list)
+
+    @property
+    def output_token_ids(self) -> np.ndarray:
+        """The ids the engine sampled, int32 `[T]`."""
+        return TokenLogprobs.of(self.logprobs).token_ids
+
+
+class LLMEvent(BaseModel):
+    """A piece of an answer, or the whole of it."""
+
+    chunk: str | None = None
+    output: LLMOutput | None = None
+    llm_call: LLMCall | None = None
+
+
+class LLMStream:
+    """An answer as a stream of events."""
+
+    def __init__(self, events: Iterator[LLMEvent], prompt: Prompt) -> None:
+        self.events, self.prompt = events, prompt
+
+    def __iter__(self) -> Iterator[LLMEvent]:
+        return self.events
+
+    def __next__(self) -> LLMEvent:
+        return next(self.events)
+
+    def get_llm_call(self) -> LLMCall:
+        for event in self.events:
+            if event.llm_call is not None:
+                return event.llm_call
+        raise ValueError("the answer's stream was already read to its end")
+
+    def get_output(self) -> LLMOutput:
+        return self.get_llm_call().output
+
+    def get_text(self) -> str:
+        content = self.get_output().content
+        if content is None:
+            raise ValueError("the answer has no text")
+        return content
