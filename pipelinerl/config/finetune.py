@@ -85,7 +85,7 @@ class MemoryDebugConfig(Section):
     """Memory reports of the trainer."""
 
     enabled: bool = False
-    """Log peak memory."""
+    """Log resident memory of the trainer, and of its device what is used, reserved and the peak of a step."""
     every_n_steps: int = Field(1, ge=1)
     """Steps between two reports."""
 
@@ -175,7 +175,7 @@ class FinetuneConfig(Section):
     trust_remote_code: bool = False
     """Let a checkpoint bring Python code."""
     cuda_empty_cache: bool = False
-    """Empty torch's cache after each step."""
+    """Give memory that torch's allocator holds unused back after each step, before weights are published."""
     log_each_n_steps: int = Field(1, ge=1)
     """Steps between two records of metrics."""
     send_weight_updates: bool = True

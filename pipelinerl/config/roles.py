@@ -69,7 +69,7 @@ class PreprocessConfig(Section):
     output: str = "training_data"
     """Topic that is written."""
     n_workers: int = Field(8, ge=1)
-    """Worker processes or threads."""
+    """Texts that are scored at the same time at each reference engine."""
     chunk_n_groups: int = Field(2, ge=1)
     """Most groups handled at once; a chunk is never waited for."""
     raw_queue_size: int = Field(8, ge=1)

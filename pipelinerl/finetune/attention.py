@@ -7,6 +7,7 @@ forward; transformers hands unknown keyword arguments down to the attention func
 from __future__ import annotations
 
 import inspect
+from functools import partial
 from typing import Any
 
 import torch
@@ -17,6 +18,8 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 from pipelinerl.finetune.segments import Segments
 
 ATTENTION_NAME = "pipelinerl_varlen"
+PER_TEXT_NAME = "pipelinerl_per_text"
+"""The same without the device's variable-length kernel: `finetune.use_flash_attention=false`."""
 
 
 def varlen_attention(
@@ -28,6 +31,7 @@ def varlen_attention(
     dropout: float = 0.0,
     scaling: float | None = None,
     segments: Segments | None = None,
+    use_kernel: bool = True,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """Attend causally inside each segment.
@@ -43,7 +47,7 @@ def varlen_attention(
         segments = Segments.from_position_ids(position_ids.expand(1, -1))
     if segments is None:
         out = _sdpa(query, key, value, scaling)
-    elif _has_varlen_kernel(query, value):
+    elif use_kernel and _has_varlen_kernel(query, value):
         out = _cuda_varlen(query, key, value, segments, scaling)
         return out, None
     else:
@@ -105,3 +109,4 @@ def _cuda_varlen(
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, varlen_attention)
+ALL_ATTENTION_FUNCTIONS.register(PER_TEXT_NAME, partial(varlen_attention, use_kernel=False))

@@ -27,6 +27,7 @@ from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.lora import FOLDER as ADAPTER_FOLDER
 from pipelinerl.finetune.lora import add_adapters, load_adapters
 from pipelinerl.finetune.masters import MasterWeights
+from pipelinerl.finetune.memory import MemoryDebug
 from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
 from pipelinerl.finetune.model import load_model
 from pipelinerl.finetune.optimiser import build_optimiser
@@ -64,6 +65,7 @@ def build_learner(settings: TrainerSettings, ranks: Ranks, model_path: str | Pat
         settings.reentrant_checkpointing,
         settings.trust_remote_code,
         settings.compile,
+        settings.flash_attention,
     )
     if settings.lora is not None:
         add_adapters(model, settings.lora)
@@ -126,6 +128,7 @@ class Trainer:
         self._positions: dict[str, int] = saved.get("positions", {})
         self._books_end: int | None = saved.get("ledger") if point is not None else 0
         self._broadcaster = broadcaster or self._default_broadcaster()
+        self._memory = MemoryDebug(settings.memory_debug, settings.memory_every_n_steps, self.learner.device)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
         self._announcements: TrainerAnnouncements | None = None
@@ -202,6 +205,7 @@ class Trainer:
         coefficients = self._coefficients()
         statistics, books = StepStatistics(), StepBooks()
         measured: list[Measured] = []
+        self._memory.begin()
         feed.waited_s, started = 0.0, time.monotonic()
         for batch in self._micro_batches(feed):
             targets = targets_of(batch, settings.rl, counters.last_broadcasted_version, settings.max_lag)
@@ -213,6 +217,7 @@ class Trainer:
         fetch(statistics, measured)
         statistics.waited_s = feed.waited_s
         statistics.worked_s = time.monotonic() - started - feed.waited_s
+        statistics.memory = self._memory.measure(counters.completed_steps + 1)
         everyone = self.ranks.gather(statistics)
         total = StepStatistics().merge(everyone)
         if total.texts != settings.texts_per_step:
@@ -281,12 +286,14 @@ class Trainer:
         self._last_rl = rl | {"completed_steps": counters.completed_steps}
         if self._writer is not None:
             throughput = throughput_metrics(step, self.ranks.count)
-            values = stats | rl | throughput | lag_metrics(step.lags) | self._update_metrics
+            values = stats | rl | throughput | lag_metrics(step.lags) | step.memory | self._update_metrics
             self._writer.log(values, counters.samples)
         self._update_metrics = {}
 
     def _after_step(self, feed: Feed) -> None:
         settings, counters = self.settings, self.counters
+        if settings.cuda_empty_cache:
+            torch.cuda.empty_cache()
         last = counters.completed_steps >= settings.last_step
         due = counters.samples - counters.last_broadcasted_version >= settings.weight_update_interval
         if due or last:

@@ -183,11 +183,12 @@ class StepStatistics:
     versions: list[int] = field(default_factory=list)
     lags: dict[int, int] = field(default_factory=dict)
     labels: dict[str, TextStatistics] = field(default_factory=dict)
+    memory: dict[str, float] = field(default_factory=dict)
     waited_s: float = 0.0
     worked_s: float = 0.0
 
     def merge(self, others: Iterable[StepStatistics]) -> StepStatistics:
-        """Sum over ranks; times are the longest."""
+        """Sum over ranks; times are the longest, memory the largest."""
         for other in others:
             self.vectors += other.vectors
             self.texts += other.texts
@@ -202,6 +203,8 @@ class StepStatistics:
                 self.lags[lag] = self.lags.get(lag, 0) + tokens
             for label, statistics in other.labels.items():
                 self.labels.setdefault(label, TextStatistics()).add(statistics)
+            for name, size in other.memory.items():
+                self.memory[name] = max(self.memory.get(name, 0.0), size)
             self.waited_s = max(self.waited_s, other.waited_s)
             self.worked_s = max(self.worked_s, other.worked_s)
         return self

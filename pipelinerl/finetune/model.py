@@ -11,7 +11,7 @@ from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
 from pipelinerl.finetune.activations import checkpoint_layers, compile_layers
-from pipelinerl.finetune.attention import ATTENTION_NAME
+from pipelinerl.finetune.attention import ATTENTION_NAME, PER_TEXT_NAME
 from pipelinerl.finetune.lora import Exact, is_adapter, merged_name, merged_weight
 from pipelinerl.finetune.segments import Segments
 from pipelinerl.finetune.settings import Checkpointing
@@ -28,6 +28,7 @@ def load_model(
     reentrant_checkpointing: bool = False,
     trust_remote_code: bool = False,
     compile: bool = False,
+    flash_attention: bool = True,
 ) -> PreTrainedModel:
     """Load a causal LM from a folder or hub name in float32 with packed attention, in training mode.
 
@@ -39,7 +40,9 @@ def load_model(
         attn_implementation=ATTENTION_NAME,
         trust_remote_code=trust_remote_code,
     )
-    return prepare_model(model, device, gradient_checkpointing, reentrant_checkpointing, compile)
+    return prepare_model(
+        model, device, gradient_checkpointing, reentrant_checkpointing, compile, flash_attention
+    )
 
 
 def prepare_model(
@@ -48,13 +51,14 @@ def prepare_model(
     gradient_checkpointing: Checkpointing = False,
     reentrant_checkpointing: bool = False,
     compile: bool = False,
+    flash_attention: bool = True,
 ) -> PreTrainedModel:
     """Give a freshly built causal LM packed attention and float32 weights, and move it.
 
     `compile` compiles the decoder layers for any length of row; it is for GPUs, where the attention of a row
-    is one operation whatever its segments.
+    is one operation whatever its segments. Without `flash_attention` that, too, goes text by text.
     """
-    model.set_attn_implementation(ATTENTION_NAME)
+    model.set_attn_implementation(ATTENTION_NAME if flash_attention else PER_TEXT_NAME)
     model.to(device=device, dtype=torch.float32)
     checkpoint_layers(model, gradient_checkpointing, reentrant_checkpointing)
     if compile:

@@ -55,6 +55,8 @@ class TrainerSettings:
     num_warmup_steps: int = 50
     gradient_checkpointing: Checkpointing = False
     compile: bool = False
+    flash_attention: bool = True
+    """Use the device's variable-length attention where it has one."""
     reentrant_checkpointing: bool = False
     trust_remote_code: bool = False
     bfloat16: bool = False
@@ -72,6 +74,11 @@ class TrainerSettings:
     keep_intermediate_checkpoints: bool = True
     save_final_training_state: bool = True
     log_each_n_steps: int = 1
+    memory_debug: bool = False
+    """Report memory after every `memory_every_n_steps`-th step."""
+    memory_every_n_steps: int = 1
+    cuda_empty_cache: bool = False
+    """Give the allocator's unused memory back after each step, before the weights are published."""
     input_topic: str = "training_data"
     actor_topic: str = "actor"
     streams_from: Path | None = None
@@ -118,6 +125,7 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         num_warmup_steps=finetune.num_warmup_steps,
         gradient_checkpointing=finetune.gradient_checkpointing,
         compile=finetune.compile and on_gpu,
+        flash_attention=finetune.use_flash_attention,
         reentrant_checkpointing=finetune.reentrant_checkpointing,
         trust_remote_code=finetune.trust_remote_code,
         bfloat16=finetune.load_as_bf16,
@@ -133,6 +141,9 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         keep_intermediate_checkpoints=finetune.keep_intermediate_checkpoints,
         save_final_training_state=finetune.save_final_training_state,
         log_each_n_steps=finetune.log_each_n_steps,
+        memory_debug=finetune.memory_debug.enabled,
+        memory_every_n_steps=finetune.memory_debug.every_n_steps,
+        cuda_empty_cache=finetune.cuda_empty_cache and on_gpu,
         input_topic=finetune.input,
         actor_topic=cfg.preprocess.input,
         streams_from=Path(streams_from) if streams_from else None,

@@ -23,10 +23,10 @@ RETRY_S = 0.25
 
 
 class EngineReference:
-    """Scores texts on the engines in turn, at most `in_flight` at a time per engine."""
+    """Scores texts on the engines in turn, at most `n_workers` at a time per engine."""
 
-    def __init__(self, urls: Sequence[str], deadline_s: float, in_flight: int = 16) -> None:
-        self._urls, self._deadline_s, self._in_flight = tuple(urls), deadline_s, in_flight
+    def __init__(self, urls: Sequence[str], deadline_s: float, n_workers: int = 8) -> None:
+        self._urls, self._deadline_s, self._n_workers = tuple(urls), deadline_s, n_workers
 
     def score(self, texts: Sequence[Record]) -> list[np.ndarray | None]:
         """float32 `[labels]` per text, or None for a text that the engine refuses (it fills the context).
@@ -37,7 +37,7 @@ class EngineReference:
         return asyncio.run(self._score_all(texts))
 
     async def _score_all(self, texts: Sequence[Record]) -> list[np.ndarray | None]:
-        limit = asyncio.Semaphore(self._in_flight * len(self._urls))
+        limit = asyncio.Semaphore(self._n_workers * len(self._urls))
         async with aiohttp.ClientSession() as session:
             clients = [EngineClient(url, session) for url in self._urls]
             with waiting("reference log-probabilities from the engines", self._deadline_s) as wait:

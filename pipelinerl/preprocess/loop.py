@@ -357,7 +357,7 @@ def _reference_scorer(settings: PreprocessSettings) -> Any:
     if not settings.rl.uses_reference:
         return None
     if settings.reference_urls:
-        return EngineReference(settings.reference_urls, settings.start_deadline_s)
+        return EngineReference(settings.reference_urls, settings.start_deadline_s, settings.n_workers)
     from pipelinerl.preprocess.reference import ReferenceScorer
 
     return ReferenceScorer(
@@ -367,4 +367,5 @@ def _reference_scorer(settings: PreprocessSettings) -> Any:
         settings.threads,
         settings.reference_device,
         settings.bfloat16,
+        settings.flash_attention,
     )

@@ -28,9 +28,12 @@ class ReferenceScorer:
         threads: int = 1,
         device: str = "cpu",
         bfloat16: bool = False,
+        flash_attention: bool = True,
     ) -> None:
         torch.set_num_threads(threads)
-        self._model = load_model(model_path, device).eval().requires_grad_(False)
+        self._model = (
+            load_model(model_path, device, flash_attention=flash_attention).eval().requires_grad_(False)
+        )
         self._temperature, self._seq_length = temperature, seq_length
         self._device = torch.device(device)
         if bfloat16:

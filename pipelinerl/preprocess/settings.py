@@ -27,6 +27,7 @@ class PreprocessSettings:
     max_lag: int | None = None
     pop_old_data: bool = True
     chunk_n_groups: int = 2
+    n_workers: int = 8
     dataset_buffer_size: int = 0
     ring_buffer_size: int = 128
     max_ready_samples_per_lead: int = 64
@@ -44,6 +45,7 @@ class PreprocessSettings:
     start_deadline_s: float = 900.0
     threads: int = 1
     reference_device: str = "cpu"
+    flash_attention: bool = True
     bfloat16: bool = False
     """Compute the reference as the policy is computed, in bfloat16."""
     reference_urls: tuple[str, ...] = ()
@@ -71,6 +73,7 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
         max_lag=cfg.max_lag,
         pop_old_data=cfg.pop_old_data,
         chunk_n_groups=preprocess.chunk_n_groups,
+        n_workers=preprocess.n_workers,
         dataset_buffer_size=preprocess.dataset_buffer_size,
         ring_buffer_size=preprocess.ring_buffer_size,
         max_ready_samples_per_lead=preprocess.max_ready_samples_per_lead,
@@ -86,6 +89,7 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
         start_deadline_s=cfg.engine.start_deadline_s * 2,
         threads=cfg.hardware.threads_per_process,
         reference_device="cuda" if any(job.gpus for job in jobs) else "cpu",
+        flash_attention=finetune.use_flash_attention,
         bfloat16=finetune.load_as_bf16,
         reference_urls=tuple(job.url for job in cfg.jobs if job.kind == "preprocessor_llm"),
     )

@@ -26,14 +26,10 @@ class Inert:
 
 UNREAD: dict[str, str] = {
     "actor.problem_queue_size": "problems are drawn when a rollout may start; leave it out",
-    "preprocess.n_workers": "preprocess needs one process only; leave it out",
     "preprocess.raw_queue_size": "groups are read when they are needed; leave it out",
     "preprocess.input_queue_size": "groups are read when they are needed; leave it out",
     "preprocess.output_queue_size": "steps are written when they are complete; leave it out",
-    "finetune.use_flash_attention": "the device's own attention is used; leave it out",
     "finetune.use_safetensors": "checkpoints are always safetensors; leave it out",
-    "finetune.cuda_empty_cache": "memory stays with the trainer between steps; leave it out",
-    "finetune.memory_debug": "no memory is reported; leave it out",
 }
 """Accepted from older configurations; no run reads them."""
 
@@ -65,6 +61,19 @@ CONDITIONAL = (
         for name in ("actor_fraction", "finetune_fraction", "share_device")
     ),
     Inert("hardware.devices", _on_cpu, "a CPU run uses no GPU; use hardware=gpu"),
+    Inert("finetune.cuda_empty_cache", _on_cpu, "memory of a CPU is not cached by torch; leave it out"),
+    Inert("finetune.use_flash_attention", _on_cpu, "a CPU has no variable-length attention; leave it out"),
+    Inert(
+        "finetune.memory_debug",
+        lambda c: not c.finetune.memory_debug.enabled,
+        "no memory is reported; set finetune.memory_debug.enabled=true",
+        but=("finetune.memory_debug.enabled",),
+    ),
+    Inert(
+        "preprocess.n_workers",
+        lambda c: c.world.preprocessor_fraction == 0,
+        "no reference engine scores texts; set world.preprocessor_fraction",
+    ),
     Inert("accelerate_config", _on_cpu, "one process trains on a CPU; leave it null"),
     Inert("world.actor_group_port", lambda c: c.weights.transport != "nccl", "weights travel through files"),
     Inert("fsdp", lambda c: not (c.use_fsdp or c.use_deepspeed), "nothing is sharded; set use_fsdp=true"),

@@ -126,6 +126,8 @@ def _batches(cfg: Config) -> Iterator[str]:
         yield "finetune.compile=true: layers are compiled for GPUs only; set finetune.compile=false on a CPU"
     elif tune.compile and not tune.load_as_bf16:
         yield "finetune.compile=true: float32 attention goes text by text; set finetune.load_as_bf16=true"
+    elif tune.compile and not tune.use_flash_attention:
+        yield "finetune.compile=true: would compile for each text; set finetune.use_flash_attention=true"
     for key in ("use_fsdp", "use_deepspeed"):
         if getattr(cfg, key) and cfg.hardware.kind == "cpu":
             yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"

@@ -27,7 +27,7 @@ INERT: list[tuple[list[str], str]] = [
     (["finetune.use_flash_attention=false"], "finetune.use_flash_attention=false"),
     (["finetune.use_safetensors=false"], "finetune.use_safetensors=false"),
     (["finetune.cuda_empty_cache=true"], "finetune.cuda_empty_cache=true"),
-    (["finetune.memory_debug.enabled=true"], "finetune.memory_debug.enabled=true"),
+    (["finetune.memory_debug.every_n_steps=2"], "finetune.memory_debug.every_n_steps=2"),
     (["vllm_config.version=0.32.0"], "vllm_config.version=0.32.0: has no effect here: the embedded engine"),
     (["vllm_config.vllm_kwargs.dtype=float16"], "vllm_config.vllm_kwargs.dtype=float16"),
     (["world.actor_fraction=2"], "world.actor_fraction=2: has no effect here: a CPU has no devices"),

@@ -7,9 +7,11 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipelinerl.finetune import attention
 from pipelinerl.finetune.attention import varlen_attention
-from pipelinerl.finetune.model import hidden_states
+from pipelinerl.finetune.model import hidden_states, prepare_model
 from pipelinerl.finetune.segments import Segments
+from tests.tiny_model import causal_lm
 
 LENGTHS = [5, 1, 9, 3]
 
@@ -49,6 +51,21 @@ def test_packed_gradients_equal_unpacked(model: PreTrainedModel) -> None:
     for name, parameter in model.named_parameters():
         if parameter.grad is not None:
             torch.testing.assert_close(packed[name], parameter.grad, atol=1e-3, rtol=1e-4)
+
+
+def test_the_kernel_of_a_device_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    class KernelUsed(Exception): ...
+
+    def kernel(*_: object) -> torch.Tensor:
+        raise KernelUsed
+
+    monkeypatch.setattr(attention, "_has_varlen_kernel", lambda query, value: True)
+    monkeypatch.setattr(attention, "_cuda_varlen", kernel)
+    with pytest.raises(KernelUsed):
+        hidden_states(prepare_model(causal_lm(31)), *packed_row())
+    without = hidden_states(prepare_model(causal_lm(31), flash_attention=False), *packed_row())
+    monkeypatch.undo()
+    torch.testing.assert_close(without, hidden_states(prepare_model(causal_lm(31)), *packed_row()))
 
 
 def test_restarting_positions_are_recognised_without_segments(model: PreTrainedModel) -> None:
