@@ -77,6 +77,8 @@ class VllmConfig(Section):
     """Stock flags: a bool becomes `--k` or `--no-k`, an empty string a bare flag, null leaves it out."""
     version: str | None = None
     """vLLM version the flags are written for; null = the installed one."""
+    python: str | None = None
+    """Interpreter of another environment that has vLLM; null = this one."""
     api_server_count: int | None = Field(None, ge=1)
     """HTTP front-ends of one engine; null = vLLM's default."""
 
@@ -85,7 +87,7 @@ class EngineConfig(Section):
     """The inference engines."""
 
     kind: Literal["embedded", "vllm"] = "vllm"
-    """`embedded` runs on the CPU, `vllm` on GPUs."""
+    """`embedded` runs on the CPU, `vllm` on GPUs or, with a CPU build of vLLM, on the CPU."""
     count: int = Field(1, ge=1)
     """Engines on the CPU; on GPUs the placement decides."""
     threads: int = Field(1, ge=1)

