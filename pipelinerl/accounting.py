@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import enum
 import time
-from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,6 +22,7 @@ from typing import Self
 
 import msgspec
 
+from pipelinerl.fates import Fates
 from pipelinerl.line_file import LineFile
 
 
@@ -166,62 +166,13 @@ class Counts:
         return rows
 
 
-@dataclass
-class _Fates:
-    """Where each rollout of one kind (training or evaluation) stands."""
-
-    ends: tuple[Outcome, ...]
-    started: set[str] = field(default_factory=set)
-    twice: set[str] = field(default_factory=set)
-    best: dict[str, tuple[int, str]] = field(default_factory=dict)
-    earlier: set[str] = field(default_factory=set)
-    """Started before the last resume."""
-    undone: set[str] = field(default_factory=set)
-    replayed: set[str] = field(default_factory=set)
-
-    def undo(self, names: list[str]) -> None:
-        self.undone.update(names)
-        for name in names:
-            self.best.pop(name, None)
-
-    @property
-    def discarded(self) -> int:
-        """Rollouts of earlier starts that nobody will end any more."""
-        return len(self.earlier - self.best.keys() - self.replayed)
-
-    def start(self, names: list[str]) -> None:
-        self.twice.update(self.started.intersection(names))
-        if len(set(names)) != len(names):
-            self.twice.update(name for name, n in Counter(names).items() if n > 1)
-        self.started.update(names)
-
-    def end(self, outcome: Outcome, names: list[str], reason: str) -> None:
-        rank = self.ends.index(outcome)
-        for name in names:
-            known = self.best.get(name)
-            if known is None or rank < known[0]:
-                self.best[name] = (rank, reason)
-
-    def tally(self) -> tuple[dict[Outcome, int], dict[Outcome, dict[str, int]], int, list[str]]:
-        """Counts by outcome, by outcome and reason, unfinished ones, and names that never started."""
-        ended = Counter(rank for name, (rank, _) in self.best.items() if name in self.started)
-        counts = {outcome: ended[rank] for rank, outcome in enumerate(self.ends)}
-        reasons: dict[Outcome, dict[str, int]] = {}
-        by_reason = Counter(fate for name, fate in self.best.items() if fate[1] and name in self.started)
-        for (rank, reason), n in sorted(by_reason.items()):
-            reasons.setdefault(self.ends[rank], {})[reason] = n
-        unknown = sorted(self.best.keys() - self.started)
-        return counts, reasons, len(self.started) - sum(counts.values()), unknown
-
-
 class Books:
     """All ledgers of a run, read incrementally: `update` reads only what is new since the last call."""
 
     def __init__(self, output_dir: Path) -> None:
         self._folder = Path(output_dir) / _FOLDER
         self._offsets: dict[Path, int] = {}
-        self._training = _Fates(TRAINING_ENDS)
-        self._evaluation = _Fates(EVAL_ENDS)
+        self._training, self._evaluation = Fates(), Fates()
         self._torn = self._resumes = 0
         self._pending_torn: dict[Path, bool] = {}
         self._decoder = msgspec.json.Decoder(_Entry)
@@ -234,19 +185,20 @@ class Books:
         return self._counts()
 
     def _read(self, path: Path) -> None:
+        self._pending_torn[path] = False
         with path.open("rb") as file:
             file.seek(self._offsets.get(path, 0))
-            data = file.read()
-        complete = data.rfind(b"\n") + 1
-        self._offsets[path] = self._offsets.get(path, 0) + complete
-        self._pending_torn[path] = complete < len(data)
-        for line in data[:complete].splitlines():
-            try:
-                entry = self._decoder.decode(line)
-            except (msgspec.DecodeError, UnicodeDecodeError):
-                self._torn += 1
-                continue
-            self._enter(entry)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    self._pending_torn[path] = True
+                    break
+                self._offsets[path] = self._offsets.get(path, 0) + len(line)
+                try:
+                    entry = self._decoder.decode(line)
+                except (msgspec.DecodeError, UnicodeDecodeError):
+                    self._torn += 1
+                    continue
+                self._enter(entry)
 
     def _enter(self, entry: _Entry) -> None:
         if entry.outcome is Outcome.STARTED:
@@ -255,35 +207,48 @@ class Books:
             self._evaluation.start(entry.rollouts)
         elif entry.outcome is Outcome.RESUMED:
             self._resumes += 1
-            self._training.earlier = set(self._training.started)
+            self._training.resume()
         elif entry.outcome is Outcome.UNDONE:
             self._training.undo(entry.rollouts)
         elif entry.outcome is Outcome.REPLAYED:
             self._training.replayed = set(entry.rollouts)
         elif entry.outcome in EVAL_ENDS:
-            self._evaluation.end(entry.outcome, entry.rollouts, entry.reason)
+            self._evaluation.end(EVAL_ENDS.index(entry.outcome), entry.rollouts, entry.reason)
         else:
-            self._training.end(entry.outcome, entry.rollouts, entry.reason)
+            self._training.end(TRAINING_ENDS.index(entry.outcome), entry.rollouts, entry.reason)
 
     def _counts(self) -> Counts:
-        ends, reasons, unfinished, unknown = self._training.tally()
-        eval_ends, eval_reasons, eval_unfinished, eval_unknown = self._evaluation.tally()
+        training, evaluation = self._training, self._evaluation
+        ends, reasons = _named(training, TRAINING_ENDS)
+        eval_ends, eval_reasons = _named(evaluation, EVAL_ENDS)
         return Counts(
-            started=len(self._training.started),
+            started=training.started,
             ends=ends,
-            unfinished=unfinished,
-            eval_started=len(self._evaluation.started),
+            unfinished=training.unfinished,
+            eval_started=evaluation.started,
             eval_ends=eval_ends,
-            eval_unfinished=eval_unfinished,
+            eval_unfinished=evaluation.unfinished,
             reasons={**reasons, **eval_reasons},
-            never_started=(*unknown, *eval_unknown),
-            started_twice=(*sorted(self._training.twice), *sorted(self._evaluation.twice)),
+            never_started=(*sorted(training.unknown), *sorted(evaluation.unknown)),
+            started_twice=(*sorted(training.twice), *sorted(evaluation.twice)),
             torn_lines=self._torn + sum(self._pending_torn.values()),
             resumes=self._resumes,
-            undone=len(self._training.undone),
-            replayed=len(self._training.replayed),
-            discarded=self._training.discarded,
+            undone=training.undone,
+            replayed=len(training.replayed),
+            discarded=training.discarded,
         )
+
+
+def _named(
+    fates: Fates, ends: tuple[Outcome, ...]
+) -> tuple[dict[Outcome, int], dict[Outcome, dict[str, int]]]:
+    """Rollouts by outcome, and by outcome and reason."""
+    counts, reasons = dict.fromkeys(ends, 0), dict[Outcome, dict[str, int]]()
+    for (rank, reason), n in fates.by_reason().items():
+        counts[ends[rank]] += n
+        if reason:
+            reasons.setdefault(ends[rank], {})[reason] = n
+    return counts, reasons
 
 
 def ledger_end(output_dir: Path, role: str) -> int:
@@ -299,16 +264,18 @@ def undo_after(output_dir: Path, role: str, end: int, ledger: Ledger) -> int:
         return 0
     names: dict[str, None] = {}
     decoder = msgspec.json.Decoder(_Entry)
-    for line in path.read_bytes()[end:].splitlines():
-        try:
-            entry = decoder.decode(line)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            continue  # a torn line, which `update` counts
-        if entry.outcome is Outcome.UNDONE:
-            for name in entry.rollouts:
-                names.pop(name, None)
-        elif entry.outcome in TRAINING_ENDS:
-            names.update(dict.fromkeys(entry.rollouts))
+    with path.open("rb") as file:
+        file.seek(end)
+        for line in file:
+            try:
+                entry = decoder.decode(line)
+            except (msgspec.DecodeError, UnicodeDecodeError):
+                continue  # a torn line, which `update` counts
+            if entry.outcome is Outcome.UNDONE:
+                for name in entry.rollouts:
+                    names.pop(name, None)
+            elif entry.outcome in TRAINING_ENDS:
+                names.update(dict.fromkeys(entry.rollouts))
     ledger.record(Outcome.UNDONE, names)
     return len(names)
 
