@@ -89,6 +89,7 @@ def continue_dialogue(
     return np.concatenate([prompt_ids, output_ids, rest_ids], dtype=np.int32)
 
 
+_ROLES_REMEMBERED = 1024
 _needs_whole_dialogue: dict[tuple[Any, ...], bool] = {}
 """By template and roles: whether the text after a reply depends on more than the exchange before it."""
 
@@ -116,6 +117,8 @@ def _text_after_reply(
             alone = _render_after_reply(tokenizer, recent, messages, template_kwargs)
         except (TemplateError, ValueError):  # a template may refuse a dialogue that begins in the middle
             alone = None
+        if len(_needs_whole_dialogue) >= _ROLES_REMEMBERED:
+            _needs_whole_dialogue.clear()
         _needs_whole_dialogue[key] = alone != whole
         return whole
     needed = earlier if _needs_whole_dialogue[key] else recent

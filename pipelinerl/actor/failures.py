@@ -42,22 +42,21 @@ class FailureMonitor:
     def __init__(self, max_fraction: float):
         self.max_fraction = max_fraction
         self._recent: deque[str | None] = deque(maxlen=WINDOW)
-        self._failed: Counter[str] = Counter()
+        self._failed = 0
 
     def record(self, reason: str | None) -> None:
         """A rollout ended; `reason` says why it failed, None that it did not."""
-        if len(self._recent) == WINDOW and (oldest := self._recent[0]) is not None:
-            self._failed[oldest] -= 1
+        if len(self._recent) == WINDOW:
+            self._failed -= self._recent[0] is not None
         self._recent.append(reason)
-        if reason is not None:
-            self._failed[reason] += 1
+        self._failed += reason is not None
 
     def complaint(self) -> str | None:
         """One line once too many rollouts fail, else None."""
-        failed, total = self._failed.total(), len(self._recent)
+        failed, total = self._failed, len(self._recent)
         if total < JUDGED_FROM or failed <= self.max_fraction * total:
             return None
-        reason, count = self._failed.most_common(1)[0]
+        reason, count = Counter(reason for reason in self._recent if reason is not None).most_common(1)[0]
         return (
             f"{failed} of the last {total} rollouts failed, more than actor.max_failed_fraction="
             f"{self.max_fraction}; the commonest reason ({count} times): {reason}"

@@ -17,7 +17,7 @@ from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, retryable
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.snapshots import Snapshots
-from pipelinerl.actor.stats import GroupStats, Throughput, describe
+from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, Throughput, describe
 from pipelinerl.actor.texts import Stamp, metric_values, stamped_records
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.domain_sampling import DomainWeightedSampler
@@ -160,6 +160,15 @@ def test_failures_are_judged_over_recent_rollouts():
     for _ in range(200):
         monitor.record(None)
     assert monitor.complaint() is None
+
+
+def test_the_lags_of_a_long_wait_for_a_version_are_not_all_kept():
+    lags = LoopLagStats()
+    lags.add([9.0])
+    lags.add([0.5] * 2 * LAGS_KEPT)
+    assert len(lags._lags_s) == LAGS_KEPT
+    assert lags.take() == {"loop_lag_p99_s": 0.5, "loop_lag_max_s": 9.0}
+    assert lags.take() == {}
 
 
 def text(**fields):

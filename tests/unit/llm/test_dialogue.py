@@ -69,3 +69,14 @@ def test_a_template_that_quotes_the_beginning_is_rendered_whole():
     tokenizer = tokenizer_with(QUESTION_ECHO)
     prompts, _ = play(tokenizer, [{"role": "user", "content": "hi"}], 4)
     assert all(decode(tokenizer, prompt, False).endswith("<u>hi<a>") for prompt in prompts)
+
+
+def test_what_was_seen_of_a_template_is_remembered_for_so_many_dialogues_only(monkeypatch):
+    monkeypatch.setattr(tokenizing, "_ROLES_REMEMBERED", 3)
+    tokenizer = tokenizer_with(TEMPLATE)
+    for turns in range(8):
+        earlier = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ok"}]
+        new = [{"role": "user", "content": "more"}] + [{"role": "assistant", "content": "ok"}] * turns
+        output = np.append(encode(tokenizer, "ok"), tokenizer.eos_token_id).astype(np.int32)
+        continue_dialogue(tokenizer, [*earlier, *new], encode(tokenizer, "x"), output, new[:1])
+        assert 0 < len(tokenizing._needs_whole_dialogue) <= 3
