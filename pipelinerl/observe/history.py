@@ -22,22 +22,22 @@ class MetricsTail:
 
     def update(self) -> list[dict[str, Any]]:
         """New complete lines; a line that is no JSON (a writer was killed) is left out."""
+        records = []
         try:
             with self._path.open("rb") as file:
                 file.seek(self._offset)
-                data = file.read()
+                for line in file:
+                    if not line.endswith(b"\n"):
+                        break
+                    self._offset += len(line)
+                    try:
+                        record = msgspec.json.decode(line)
+                    except msgspec.DecodeError:
+                        continue
+                    if isinstance(record, dict):
+                        records.append(record)
         except FileNotFoundError:
             return []
-        complete = data.rfind(b"\n") + 1
-        self._offset += complete
-        records = []
-        for line in data[:complete].splitlines():
-            try:
-                record = msgspec.json.decode(line)
-            except msgspec.DecodeError:
-                continue
-            if isinstance(record, dict):
-                records.append(record)
         return records
 
 

@@ -13,6 +13,8 @@ from typing import Any
 
 from domains.privacy_hopqa.audit import FOLDER
 
+_COMPLETED_KEPT = 10_000
+
 
 @dataclass(slots=True)
 class RolloutLog:
@@ -47,34 +49,51 @@ def audit_files(run_dir: Path) -> list[Path]:
     return files
 
 
+@dataclass(slots=True)
+class _Sent:
+    """Request attempts of one rollout, as they stand in the files."""
+
+    rollout: RolloutLog
+    first: float
+    """Time of its earliest line."""
+    attempts: list[tuple[float, Any, str]] = field(default_factory=list)
+    """Time, action and query of each."""
+
+    def complete(self) -> RolloutLog:
+        self.attempts.sort(key=lambda attempt: attempt[0])
+        # A transport retry is the same query of the same action again.
+        actions = dict.fromkeys((action, query) for _, action, query in self.attempts)
+        self.rollout.queries = [query for _, query in actions]
+        self.rollout.attempts = len(self.attempts)
+        return self.rollout
+
+
 def read_audit_log(files: Iterable[Path]) -> AuditLog:
     """Read files of JSON lines. Raises `ValueError` with file and line for a line that is none."""
-    lines = [line for path in files for line in _lines(path)]
-    lines.sort(key=lambda line: float(line.get("ts", 0.0)))  # stable: completion lines follow their request
-    rollouts: dict[str, RolloutLog] = {}
-    sent: set[tuple[str, Any, str]] = set()
+    found: dict[str, _Sent] = {}
     requested: set[str] = set()
     completed: set[str] = set()
-    for line in lines:
+    requests = 0
+    for line in (line for path in files for line in _lines(path)):
         if "query" in line:
-            rollout = _rollout(rollouts, line)
-            rollout.attempts += 1
+            requests += 1
             requested.add(line["request_id"])
-            action = (rollout.rollout_id, line.get("action_id"), line["query"])
-            if action not in sent:  # a transport retry is the same query of the same action again
-                rollout.queries.append(line["query"])
-            sent.add(action)
+            attempt = (float(line.get("ts", 0.0)), line.get("action_id"), line["query"])
+            _of_rollout(found, line).attempts.append(attempt)
         elif line.get("event") == "rollout":
-            _rollout(rollouts, line)
+            _of_rollout(found, line)
         elif "status" in line:
             completed.add(line["request_id"])
-    return AuditLog(tuple(rollouts.values()), len(requested), len(requested - completed))
+        if len(completed) > _COMPLETED_KEPT:  # what is answered needs no memory
+            requested, completed = requested - completed, completed - requested
+    rollouts = sorted(found.values(), key=lambda sent: sent.first)
+    return AuditLog(tuple(sent.complete() for sent in rollouts), requests, len(requested - completed))
 
 
-def _rollout(rollouts: dict[str, RolloutLog], line: dict[str, Any]) -> RolloutLog:
-    rollout_id = str(line["rollout_id"])
-    if rollout_id not in rollouts:
-        rollouts[rollout_id] = RolloutLog(
+def _of_rollout(found: dict[str, _Sent], line: dict[str, Any]) -> _Sent:
+    rollout_id, time = str(line["rollout_id"]), float(line.get("ts", 0.0))
+    if rollout_id not in found:
+        rollout = RolloutLog(
             rollout_id,
             str(line.get("split", "")),
             str(line["task_id"]),
@@ -82,26 +101,29 @@ def _rollout(rollouts: dict[str, RolloutLog], line: dict[str, Any]) -> RolloutLo
             line.get("model_version"),
             bool(line.get("training", False)),
         )
-    return rollouts[rollout_id]
+        found[rollout_id] = _Sent(rollout, time)
+    sent = found[rollout_id]
+    sent.first = min(sent.first, time)
+    return sent
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     """Objects of one file. The last line may be torn by a kill; any other broken line is an error."""
-    raw = path.read_bytes().split(b"\n")
-    for number, text in enumerate(raw, start=1):
-        if not text.strip():
-            continue
-        try:
-            line = json.loads(text)
-        except ValueError as error:
-            if number == len(raw):
-                return
-            raise ValueError(f"{path}:{number}: not a JSON line of an audit log ({error})") from error
-        if not isinstance(line, dict):
-            raise ValueError(f"{path}:{number}: expected an object, got {type(line).__name__}")
-        if missing := [key for key in _needed(line) if key not in line]:
-            raise ValueError(f"{path}:{number}: {', '.join(missing)} missing; is this an audit log?")
-        yield line
+    with path.open("rb") as file:
+        for number, text in enumerate(file, start=1):
+            if not text.strip():
+                continue
+            try:
+                line = json.loads(text)
+            except ValueError as error:
+                if not text.endswith(b"\n"):
+                    return
+                raise ValueError(f"{path}:{number}: not a JSON line of an audit log ({error})") from error
+            if not isinstance(line, dict):
+                raise ValueError(f"{path}:{number}: expected an object, got {type(line).__name__}")
+            if missing := [key for key in _needed(line) if key not in line]:
+                raise ValueError(f"{path}:{number}: {', '.join(missing)} missing; is this an audit log?")
+            yield line
 
 
 def _needed(line: dict[str, Any]) -> tuple[str, ...]:
