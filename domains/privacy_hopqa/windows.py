@@ -79,11 +79,6 @@ def match_scores(
     ]
 
 
-def match_score(text: str, window: Window, query: str, chunk: int = 4_000, chunk_overlap: int = 800) -> int:
-    """`match_scores` for one window."""
-    return match_scores(text, [window], query, chunk, chunk_overlap)[0]
-
-
 def window_score(hit_score: float, match: int) -> float:
     """The retrieval score of the document, ties between its windows broken by their match."""
     return hit_score + match / 1000

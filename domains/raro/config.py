@@ -17,8 +17,6 @@ from pydantic import (
 )
 
 KEY = "raro"
-HIGH_TAU_CRIT = 0.9
-"""Above it nearly every verdict is a tie; a warning says so."""
 
 
 class _Block(BaseModel):

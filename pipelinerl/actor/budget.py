@@ -89,21 +89,3 @@ class LagBudget:
             self._recent_sum -= self._recent[0]
         self._recent.append(texts)
         self._recent_sum += texts
-
-
-class DiscardCount:
-    """Texts discarded since this process started, from cumulative counts that may begin anew.
-
-    Every writer counts from its own start, so a count that falls belongs to a restarted writer.
-    """
-
-    def __init__(self, counts: dict[str, int]):
-        self._last = dict(counts)
-        self.total = 0
-
-    def update(self, counts: dict[str, int]) -> int:
-        for reason, count in counts.items():
-            last = self._last.get(reason, 0)
-            self.total += count - last if count >= last else count
-            self._last[reason] = count
-        return self.total

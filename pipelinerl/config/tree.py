@@ -152,7 +152,3 @@ class Config(OpenSection):
     def jobs_of(self, kind: str) -> list[Job]:
         """The jobs of one kind, in order."""
         return [job for job in self.jobs if job.kind == kind]
-
-    def service_url(self, name: str) -> str | None:
-        """Address of a service that the launcher started, or None."""
-        return next((job.url for job in self.jobs if job.kind == "service" and job.name == name), None)

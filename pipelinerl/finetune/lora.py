@@ -59,10 +59,6 @@ def is_adapter(name: str) -> bool:
     return any(part in f".{name}" for part in _PARTS)
 
 
-def has_adapters(model: nn.Module) -> bool:
-    return any(is_adapter(name) for name, _ in model.named_parameters())
-
-
 def merged_name(name: str) -> str:
     """The name that a wrapped layer's own parameter has without adapters."""
     return name.replace(_BASE, ".")

@@ -103,11 +103,6 @@ class WorldConfig:
                     f"world.patterns.{pattern}={weight} must be above 0; leave a pattern out instead"
                 )
 
-    @property
-    def web_docs_per_company(self) -> int:
-        """The share of one company; what does not divide is left to public pages of nobody."""
-        return self.web_docs // (self.companies + self.test_companies)
-
     def chains(self, split: str) -> int:
         """Chains asked for in `train`, `val` or `test`."""
         return {"train": self.train_chains, "val": self.val_chains, "test": self.test_chains}[split]

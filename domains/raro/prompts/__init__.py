@@ -11,9 +11,6 @@ from string import Template
 
 from pipelinerl.llm import Prompt
 
-TEMPLATE_ID = "raro-1"
-"""Changes whenever the wording of any template does."""
-
 
 def policy_prompt(prompt_set: str, question: str) -> Prompt:
     """What the policy reads."""

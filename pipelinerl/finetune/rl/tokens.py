@@ -19,11 +19,6 @@ def count_labels(labels: Any) -> int:
     return len(labels) - labels.count(MASKED_TOKEN_ID)
 
 
-def count_trainable_labels(labels: Any) -> int:
-    """As `count_labels`, without the first token, which nothing predicts."""
-    return count_labels(labels) - (1 if len(labels) and labels[0] != MASKED_TOKEN_ID else 0)
-
-
 def is_overflow(text: Mapping[str, Any], eos_token_ids: Collection[int] = ()) -> bool:
     """Whether generation was cut by length or context.
 

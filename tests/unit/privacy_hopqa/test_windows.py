@@ -6,7 +6,6 @@ from hypothesis import strategies as st
 
 from domains.privacy_hopqa.windows import (
     RankedWindow,
-    match_score,
     match_scores,
     parent_id,
     query_terms,
@@ -59,7 +58,7 @@ def test_match_counts_the_best_overlapping_chunk() -> None:
     scores = match_scores(text, windows, "the cold-free chain audit of 2023", chunk=100, chunk_overlap=0)
     assert query_terms("The cold cold of a chain_x") == {"cold", "chain_x"}
     assert scores == [1, 1, 0]
-    assert match_score(text, windows[1], "audit", 100, 0) == 1
+    assert match_scores(text, windows[1:2], "audit", 100, 0) == [1]
     assert window_score(2.5, 4) == pytest.approx(2.504)
 
 
