@@ -1,0 +1,126 @@
+"""Do engine and trainer mean the same by a probability? `python -m benchmarks.agreement`.
+
+An engine of its own process samples from random models of 1M and 5M parameters and from the bundled ones,
+32 requests at a time; the trainer's forward scores the same tokens, both in float32 at temperature 1. The
+rounding of the trainer's own forward, against the same model in float64, stands beside: a sharp model
+amplifies it, and no engine that computes in float32 can be closer than that. Results go to
+benchmarks/results/agreement.json.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import aiohttp
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM
+
+from benchmarks._figures import ROOT, Figure, at_most, report
+from benchmarks.engine import READY_DEADLINE_S, build_model
+from pipelinerl.finetune.model import load_model
+from pipelinerl.finetune.optimiser import build_optimiser
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.schedulers import build_scheduler
+from pipelinerl.finetune.step import Learner
+from pipelinerl.inference.client import SamplingParams
+from pipelinerl.inference.fleet import Fleet
+
+BUNDLED = ("guessing", "privacy_hopqa", "raro", "reputation_hacking")
+MAX_GOAL, MEAN_GOAL = 2e-5, 1e-6
+REQUESTS, PROMPT, OUTPUT = 128, 32, 96
+
+
+@contextmanager
+def engine(folder: Path, port: int) -> Iterator[str]:
+    """The URL of an engine that serves `folder`; it may not answer yet."""
+    command = [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(folder)]
+    process = subprocess.Popen(
+        [*command, "--port", str(port), "--max-num-seqs", "32", "--max-model-len", str(PROMPT + OUTPUT)],
+        env=os.environ | {"OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+    )
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+async def sample(url: str, vocab: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ids `[128, 128]` of prompts and answers, and what the engine says of the answers: `[128, 96]`."""
+    generator = np.random.default_rng(0)
+    sampling = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
+    connector = aiohttp.TCPConnector(limit=32)
+    async with aiohttp.ClientSession(connector=connector) as session, Fleet([url], session) as fleet:
+        await fleet.wait_ready(READY_DEADLINE_S)
+        prompts = [generator.integers(0, vocab, PROMPT) for _ in range(REQUESTS)]
+        answers = await asyncio.gather(*(fleet.generate(prompt, sampling) for prompt in prompts))
+    ids = [np.concatenate([one.prompt_ids, one.token_ids]) for one in answers]
+    return np.stack(ids), np.stack([one.logprobs for one in answers])
+
+
+def trainer_scores(folder: Path, ids: np.ndarray) -> np.ndarray:
+    """Log-probabilities of the answers by the trainer's forward, `[128, 96]`."""
+    model = load_model(folder)
+    optimiser = build_optimiser(model, learning_rate=1e-5)
+    learner = Learner(model, optimiser, build_scheduler(optimiser, "constant", 0, 1), RLConfig(), Ranks())
+    return np.concatenate([learner.score_rows(part) for part in np.split(ids, REQUESTS // 8)])[
+        :, PROMPT - 1 :
+    ]
+
+
+@torch.no_grad()
+def exact_scores(folder: Path, ids: np.ndarray) -> np.ndarray:
+    """The same by transformers' forward in float64."""
+    model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
+    rows = []
+    for part in torch.from_numpy(ids.astype(np.int64)).split(8):
+        logprobs = model(part).logits[:, :-1].log_softmax(-1)
+        rows.append(logprobs.gather(2, part[:, 1:, None])[..., 0].numpy())
+    return np.concatenate(rows)[:, PROMPT - 1 :]
+
+
+def compare(name: str, folder: Path, port: int) -> list[Figure]:
+    """Differences of one model, in nats."""
+    vocab = int(AutoModelForCausalLM.from_pretrained(folder).config.vocab_size)
+    with engine(folder, port) as url:
+        ids, served = asyncio.run(sample(url, vocab))
+    trained = trainer_scores(folder, ids).astype(np.float64)
+    between = np.abs(served.astype(np.float64) - trained)
+    rounding = np.abs(trained - exact_scores(folder, ids))
+    return [
+        at_most(f"{name}: engine and trainer, max", float(between.max()), "nats", MAX_GOAL),
+        at_most(f"{name}: engine and trainer, mean", float(between.mean()), "nats", MEAN_GOAL),
+        Figure(f"{name}: trainer and float64, max", float(rounding.max()), "nats"),
+        Figure(f"{name}: trainer and float64, mean", float(rounding.mean()), "nats"),
+    ]
+
+
+def main(argv: Sequence[str]) -> int:
+    """Measure, print, write; returns how many goals are missed."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.agreement", description=__doc__)
+    parser.add_argument("--port", type=int, default=18090)
+    port = parser.parse_args(argv).port
+    torch.set_num_threads(1)
+    figures: list[Figure] = []
+    with tempfile.TemporaryDirectory() as folder:
+        for size in ("1M", "5M"):
+            build_model(size, Path(folder) / size)
+            figures += compare(f"random {size}", Path(folder) / size, port)
+    for name in BUNDLED:
+        figures += compare(name, ROOT / "domains" / name / "checkpoint", port)
+    return report("agreement", figures, {"requests": REQUESTS, "prompt": PROMPT, "sampled": OUTPUT})
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
