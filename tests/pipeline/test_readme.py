@@ -211,17 +211,19 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_files_and_keys_that_the_readme_names_exist() -> None:
+@pytest.mark.parametrize("page", ["README.md", "docs/gpu.md"])
+def test_files_and_keys_that_a_page_names_exist(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
     tree = compose(Request(overrides=["+domain=privacy_hopqa"], hardware="cpu")).tree
-    quoted = set(re.findall(r"`([^`\s]+)`", re.sub(r"^```.*?^```", "", README, flags=re.M | re.S)))
-    files = {name for name in quoted if re.match(r"(pipelinerl|domains|conf|docs)/", name)}
+    quoted = set(re.findall(r"`([^`\s]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)))
+    files = {name for name in quoted if re.match(r"(pipelinerl|domains|conf|docs|benchmarks)/", name)}
     files -= example_files().keys()
     assert files and not [name for name in files if not (ROOT / name).exists()]
     keys = {name.split("=")[0] for name in quoted if re.match(r"[a-z]+_?[a-z]*\.[\w.]+(=|$)", name)}
     keys -= {name for name in keys if re.search(r"\.(py|md|json|jsonl|yaml|sh)$", name)}
     assert keys and not [key for key in keys if OmegaConf.select(tree, key, default=tree) is tree]
-    for image in re.findall(r"\]\((docs/[^)]+)\)", README):
-        assert (ROOT / image).is_file()
+    for target in re.findall(r"\]\(((?:docs|domains)/[^)]+)\)", text):
+        assert (ROOT / target).is_file(), target
 
 
 def test_the_quickstart_s_output_can_be_replaced() -> None:
