@@ -18,7 +18,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.environment_keys import configured_keys
 from pipelinerl.finetune.settings import sharding_of
-from pipelinerl.inference.vllm import DEFAULT_VERSION, installed_version
+from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
 
 
 @dataclass(frozen=True)
@@ -134,8 +134,10 @@ def _engine(cfg: Config) -> Choice:
     text = f"{engines} x {cfg.engine.kind}, {size}"
     if cfg.engine.kind == "vllm":
         version = cfg.vllm_config.version or installed_version(cfg.vllm_config.python)
-        source = "installed" if version else "not installed"
-        text += f", {version or DEFAULT_VERSION}"
+        source, version = "installed" if version else "not installed", version or DEFAULT_VERSION
+        text += f", {version}"
+        if not VllmVersion.parse(version).reports_versions:
+            text += ", the weight versions of tokens are lower bounds"
         if cfg.hardware.kind == "gpu":
             memory = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization")
             text += f", {memory} of each card's memory"

@@ -72,9 +72,10 @@ def test_devices_can_be_named_for_a_dry_run(dry_run: DryRun, tmp_path: Path) -> 
     assert [job.gpus for job in load(tmp_path / "run").jobs_of("finetune")] == [[1]]
 
 
-def test_an_older_vllm_gets_its_own_flags(dry_run: DryRun, tmp_path: Path) -> None:
-    dry_run("+domain=guessing", *GPU, "vllm_config.version=0.26.0")
+def test_an_older_vllm_gets_its_own_flags_and_what_it_lacks_is_said(dry_run: DryRun, tmp_path: Path) -> None:
+    _, out, _ = dry_run("+domain=guessing", *GPU, "vllm_config.version=0.26.0")
     assert "--enable-scale-out" not in (tmp_path / "run/actor_vllm_0/start.sh").read_text()
+    assert "lower bounds" in " ".join(out.split())
 
 
 def test_validate_stops_before_anything_is_written(dry_run: DryRun, tmp_path: Path) -> None:
