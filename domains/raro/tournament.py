@@ -28,6 +28,7 @@ from domains.raro.prompts import critic_prompt, ordered, policy_prompt
 from domains.raro.rollout import read_answer
 from pipelinerl.config import ConfigError, load_tree
 from pipelinerl.config.compose import Request, compose
+from pipelinerl.inference.errors import EngineError
 from pipelinerl.llm import TrainableLLM
 
 Judge = Callable[[str, str], Awaitable[Verdict | None]]
@@ -199,7 +200,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     try:
         result = asyncio.run(run(args))
-    except (ConfigError, ValueError) as error:
+    except (ConfigError, EngineError, ValueError) as error:
         print(f"tournament: {error}", file=sys.stderr)
         return 2
     for name in ("single", "majority", "tournament", "best_of_n", "calls"):

@@ -13,7 +13,12 @@ import torch
 from pipelinerl import faults
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
 from pipelinerl.inference.embedded.server import EngineServer, listening
-from pipelinerl.inference.embedded.settings import DTYPES, EngineSettings
+from pipelinerl.inference.embedded.settings import (
+    DEFAULT_MODEL_LEN,
+    DTYPES,
+    EngineSettings,
+    default_model_len,
+)
 from pipelinerl.weights.loading import DamagedModel
 
 
@@ -24,6 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     values = vars(options)
     host, port = values.pop("host"), values.pop("port")
+    if values["max_model_len"] is None:
+        values["max_model_len"] = default_model_len(options.model)
     settings = EngineSettings(**values)
     problems = settings.problems()
     for problem in problems:
@@ -81,7 +88,11 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--host", default="127.0.0.1", help="control routes are unguarded: keep it private")
     parser.add_argument("--port", type=int, default=8080)
     parser.add_argument("--max-num-seqs", type=int, default=32)
-    parser.add_argument("--max-model-len", type=int, default=1024)
+    parser.add_argument(
+        "--max-model-len",
+        type=int,
+        help=f"tokens of a prompt and its answer; default: {DEFAULT_MODEL_LEN}, or all the model has",
+    )
     parser.add_argument("--max-prefill-tokens", type=int, default=1024)
     parser.add_argument("--max-waiting", type=int, default=1024)
     parser.add_argument("--dtype", default="float32", help=" or ".join(DTYPES))

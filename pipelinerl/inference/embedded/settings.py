@@ -1,9 +1,11 @@
 """What an embedded engine is started with."""
 
+import json
 from dataclasses import dataclass
 from pathlib import Path
 
 DTYPES = ("float32", "bfloat16")
+DEFAULT_MODEL_LEN = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -16,7 +18,7 @@ class EngineSettings:
     """Name that requests may give as `model`."""
     max_num_seqs: int = 32
     """KV slots, hence sequences that run at the same time."""
-    max_model_len: int = 1024
+    max_model_len: int = DEFAULT_MODEL_LEN
     """Tokens per slot, prompt and output together."""
     max_prefill_tokens: int = 1024
     """Prompt tokens computed in one step beside the decoding sequences."""
@@ -41,3 +43,12 @@ class EngineSettings:
         if self.max_waiting < 0:
             found.append(f"--max-waiting {self.max_waiting} is negative; 0 or more sequences may wait")
         return found
+
+
+def default_model_len(model: Path) -> int:
+    """DEFAULT_MODEL_LEN, or the model's positions if they are fewer; loading it names damages."""
+    try:
+        config = json.loads((model / "config.json").read_text(encoding="utf-8"))
+        return min(DEFAULT_MODEL_LEN, int(config.get("max_position_embeddings") or DEFAULT_MODEL_LEN))
+    except (OSError, ValueError, AttributeError, TypeError):
+        return DEFAULT_MODEL_LEN

@@ -22,9 +22,21 @@ from pipelinerl.inference.embedded.engine import EngineEnded
 from pipelinerl.inference.embedded.protocol import SamplingFields
 from pipelinerl.inference.embedded.scheduler import Scheduler
 from pipelinerl.inference.embedded.sequence import Request, Sequence
+from pipelinerl.inference.embedded.settings import default_model_len
 from pipelinerl.weights.base import StagedUpdate
 from pipelinerl.weights.file import FileTransport
 from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
+
+
+def test_the_default_length_is_one_that_the_model_has(tmp_path: Path) -> None:
+    for config, length in (
+        ('{"max_position_embeddings": 256}', 256),
+        ("{}", 1024),
+        ("[]", 1024),
+        ("torn", 1024),
+    ):
+        (tmp_path / "config.json").write_text(config)
+        assert default_model_len(tmp_path) == length
 
 
 def sequence(prompt_length: int) -> Sequence:

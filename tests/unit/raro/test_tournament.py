@@ -9,6 +9,7 @@ from domains.raro.calls import Caller
 from domains.raro.countdown import verify
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE
 from domains.raro.tournament import Referee, main, majority, match, summary, tournament
+from pipelinerl.inference.errors import EngineUnavailable
 
 NUMBERS, TARGET = [3, 8, 11], 33
 WRONG = [f"{n}+8+11" for n in range(4, 20)]
@@ -111,3 +112,14 @@ async def test_a_question_is_played_with_the_prompts_of_training(monkeypatch):
 def test_odd_votes_are_refused_before_anything_is_asked(capsys):
     assert main(["--base-url", "http://x", "--model", "m", "--votes", "3"]) == 2
     assert "votes even" in capsys.readouterr().err
+
+
+def test_an_engine_that_does_not_answer_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async def unanswered(args: object) -> None:
+        raise EngineUnavailable("http://x", "connection", "refused")
+
+    monkeypatch.setattr("domains.raro.tournament.run", unanswered)
+    assert main(["--base-url", "http://x", "--model", "m"]) == 2
+    assert capsys.readouterr().err == "tournament: http://x: connection: refused\n"
