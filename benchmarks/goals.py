@@ -1,0 +1,187 @@
+"""Every goal beside what was measured, in one table: `python -m benchmarks.goals [--write]`.
+
+Reads the rows of goals.yaml and the results/*.json that the scripts of this folder leave. `--write` keeps the
+table as benchmarks/README.md. A goal that is missed says why; one that nobody has measured says so.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import reduce
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+FOLDER = Path(__file__).parent
+PAGE = FOLDER / "README.md"
+INTRODUCTION = """# Figures and goals
+
+Written by `python -m benchmarks.goals --write` from `results/*.json`. Each script prints its own figures,
+and its first lines say how they are taken. Absolute times move with the machine, so a peer or the naive way
+runs beside wherever there is one, and what counts is the ratio.
+"""
+
+
+def share_of_texts(result: Any) -> float:
+    """The worst seed's share of the texts that outcome rewards needed; infinite if it never got there."""
+    told = result["gates"]["O3 goal: a third of the texts"]["figures"]
+    return max(float(one) for one in told.rpartition(":")[2].split(","))
+
+
+def leak_ratio(result: Any) -> float:
+    """Leakage with the penalty over leakage of the start."""
+    return float(result["table"]["penalty"]["leak"]["mean"] / result["table"]["start"]["leak"]["mean"])
+
+
+def penalty_cost(result: Any) -> float:
+    """Points of success between penalty and outcome rewards, lower end of the interval."""
+    told = result["gates"]["O5 goal: not 5 points below outcome"]["figures"]
+    return 100 * float(told.partition("[")[2].partition(",")[0])
+
+
+def ppo_share(result: Any) -> float:
+    """The worst seed's share of the margin over the best constant policy."""
+    rows = [row for row in result["learning"] if row["recipe"] == "base" and row["c_signal"] == 0.7]
+    return min(float(row["deterministic"]) for row in rows)
+
+
+def language_share(result: Any) -> float:
+    """The same for the language model, greedy."""
+    rows = [row for seed in result["seeds"].values() for row in seed]
+    return min(float(row["share_of_margin"]) for row in rows if row["policy"] == "deterministic")
+
+
+def raro_gain(result: Any) -> float:
+    """RARO minus more supervised training, lower end."""
+    gain = result["table"]["sampled"]["raro - sft"]
+    return float(gain["mean"] - gain["half_width"])
+
+
+def fault_cases(result: Any) -> float:
+    """Cases of the kill matrix."""
+    return float(len(result["cases"]))
+
+
+def fault_seconds(result: Any) -> float:
+    """The longest case."""
+    return max(float(one["seconds"]) for one in result["cases"])
+
+
+def caught(result: Any) -> float:
+    """Per cent of the defects that were put back."""
+    return 100.0 * sum(one["caught"] for one in result) / len(result)
+
+
+FUNCTIONS: Mapping[str, Callable[[Any], float]] = {
+    one.__name__: one
+    for one in (
+        share_of_texts,
+        leak_ratio,
+        penalty_cost,
+        ppo_share,
+        language_share,
+        raro_gain,
+        fault_cases,
+        fault_seconds,
+        caught,
+    )
+}
+
+
+@dataclass(frozen=True)
+class Goal:
+    """A row of goals.yaml."""
+
+    row: str
+    script: str
+    unit: str
+    figure: str | None = None
+    keys: tuple[str, ...] = ()
+    derived: str | None = None
+    at_least: float | None = None
+    at_most: float | None = None
+    why: str = ""
+
+    def value(self, results: Path) -> float | None:
+        """What was measured; None if nobody did."""
+        path = results / f"{self.script}.json"
+        if not path.is_file():
+            return None
+        result = json.loads(path.read_text())
+        if self.derived is not None:
+            return FUNCTIONS[self.derived](result)
+        keys = self.keys if self.figure is None else ("figures", self.figure, "value")
+        try:
+            return float(reduce(lambda found, key: found[key], keys, result))
+        except KeyError:
+            return None
+
+    def met(self, value: float) -> bool:
+        """Within both limits, where they are set."""
+        enough = self.at_least is None or value >= self.at_least
+        return enough and (self.at_most is None or value <= self.at_most)
+
+    @property
+    def wanted(self) -> str:
+        """The goal in words."""
+        word, limit = ("least", self.at_least) if self.at_least is not None else ("most", self.at_most)
+        assert limit is not None
+        return f"at {word} {number(limit)} {self.unit}".strip()
+
+
+def tables() -> dict[str, list[Goal]]:
+    """All rows by heading."""
+    loaded = yaml.safe_load((FOLDER / "goals.yaml").read_text())
+    return {
+        title: [Goal(**row | {"keys": tuple(row.get("keys", ()))}) for row in rows]
+        for title, rows in loaded.items()
+    }
+
+
+def number(value: float) -> str:
+    """As short as it can be told."""
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.3g}"
+
+
+def section(title: str, goals: Sequence[Goal], results: Path) -> tuple[str, int]:
+    """One table with the reasons of its misses, and how many rows are missed or open."""
+    lines = [f"## {title}\n", "| figure | measured | goal | | script |", "| --- | --- | --- | --- | --- |"]
+    reasons, unmet = [], 0
+    for goal in goals:
+        value = goal.value(results)
+        found, verdict = "not measured", "open"
+        if value is not None:
+            met = goal.met(value)
+            found, verdict = f"{number(value)} {goal.unit}".strip(), "met" if met else "**missed**"
+            if not met:
+                reasons.append(f"- *{goal.row}*: {goal.why or 'not explained yet'}")
+        unmet += verdict != "met"
+        lines.append(f"| {goal.row} | {found} | {goal.wanted} | {verdict} | `{goal.script}` |")
+    return "\n".join([*lines, *(["", *reasons] if reasons else [])]) + "\n", unmet
+
+
+def page(results: Path = FOLDER / "results") -> tuple[str, int]:
+    """The whole page as Markdown, and how many rows are missed or open."""
+    found = [section(title, goals, results) for title, goals in tables().items()]
+    return "\n".join([INTRODUCTION, *(text for text, _ in found)]), sum(unmet for _, unmet in found)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print or write the page; the status is the number of rows that are missed or open."""
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.goals", description=__doc__)
+    parser.add_argument("--write", action="store_true", help="to benchmarks/README.md instead of the screen")
+    text, unmet = page()
+    if parser.parse_args(argv).write:
+        PAGE.write_text(text)
+    else:
+        print(text)
+    return unmet
+
+
+if __name__ == "__main__":
+    sys.exit(main())

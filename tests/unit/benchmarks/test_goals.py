@@ -1,0 +1,42 @@
+"""The page of goals says what the results say, and every miss is explained."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from benchmarks import goals
+
+ROWS = [(title, goal) for title, rows in goals.tables().items() for goal in rows]
+
+
+def test_the_committed_page_is_what_the_results_give() -> None:
+    text, _ = goals.page()
+    assert goals.PAGE.read_text() == text, "run `python -m benchmarks.goals --write`"
+
+
+@pytest.mark.parametrize("goal", [goal for _, goal in ROWS], ids=lambda goal: goal.row)
+def test_a_row_reads_one_value_and_has_one_limit(goal: goals.Goal) -> None:
+    assert sum((goal.figure is not None, bool(goal.keys), goal.derived is not None)) == 1
+    assert (goal.at_least is None) != (goal.at_most is None)
+    value = goal.value(goals.FOLDER / "results")
+    if value is not None and not goal.met(value):
+        assert goal.why, f"{goal.row} is missed ({value:g}) and nobody says why"
+
+
+def test_a_figure_nobody_took_is_open_and_a_bad_one_missed(tmp_path: Path) -> None:
+    rows = [
+        goals.Goal("fast", "speed", "ms", figure="a", at_most=3, why="it rained"),
+        goals.Goal("slow", "speed", "ms", figure="b", at_most=3),
+        goals.Goal("other", "speed", "ms", figure="c", at_most=3),
+        goals.Goal("none", "nothing", "x", keys=("a", "b"), at_least=3),
+    ]
+    results = {"figures": {"a": {"value": 4.0}, "b": {"value": 3.0}}}
+    (tmp_path / "speed.json").write_text(json.dumps(results))
+    text, unmet = goals.section("Speed", rows, tmp_path)
+    assert "| fast | 4 ms | at most 3 ms | **missed** | `speed` |" in text
+    assert "| slow | 3 ms | at most 3 ms | met | `speed` |" in text
+    assert "| other | not measured | at most 3 ms | open | `speed` |" in text
+    assert "| none | not measured | at least 3 x | open | `nothing` |" in text
+    assert "- *fast*: it rained" in text
+    assert unmet == 3
