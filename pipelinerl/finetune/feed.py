@@ -41,6 +41,11 @@ class Feed:
         return self._reader.position - (self._ahead is not None)
 
     @property
+    def unread(self) -> int:
+        """Micro-batches that are there and not handed out yet."""
+        return self._reader.unread() + (self._ahead is not None)
+
+    @property
     def exhausted(self) -> bool:
         """Whether this is a recording and it has no further micro-batch."""
         if self._recording and self._ahead is None:

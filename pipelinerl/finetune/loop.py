@@ -217,6 +217,7 @@ class Trainer:
         fetch(statistics, measured)
         statistics.waited_s = feed.waited_s
         statistics.worked_s = time.monotonic() - started - feed.waited_s
+        statistics.queued = feed.unread
         statistics.memory = self._memory.measure(counters.completed_steps + 1)
         everyone = self.ranks.gather(statistics)
         total = StepStatistics().merge(everyone)
@@ -282,6 +283,7 @@ class Trainer:
                 "time_waiting_for_data",
             )
         }
+        stats["stats/queue/batches"] = step.queued
         stats["stats/multi_version_share"] = step.multi_version_texts / max(step.texts, 1)
         self._last_rl = rl | {"completed_steps": counters.completed_steps}
         if self._writer is not None:

@@ -180,6 +180,7 @@ class StepStatistics:
     stale_tokens: int = 0
     stale_texts: int = 0
     multi_version_texts: int = 0
+    queued: int = 0
     versions: list[int] = field(default_factory=list)
     lags: dict[int, int] = field(default_factory=dict)
     labels: dict[str, TextStatistics] = field(default_factory=dict)
@@ -198,6 +199,7 @@ class StepStatistics:
             self.stale_tokens += other.stale_tokens
             self.stale_texts += other.stale_texts
             self.multi_version_texts += other.multi_version_texts
+            self.queued += other.queued
             self.versions += other.versions
             for lag, tokens in other.lags.items():
                 self.lags[lag] = self.lags.get(lag, 0) + tokens

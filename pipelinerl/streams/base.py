@@ -55,6 +55,10 @@ class StreamReader(ABC):
         """`wait` without blocking the event loop."""
 
     @abstractmethod
+    def unread(self) -> int:
+        """How many complete records lie ahead; none of them is read."""
+
+    @abstractmethod
     def describe_end(self) -> str:
         """What lies at the end of the stream, for the message of an expired wait."""
 

@@ -9,6 +9,7 @@ then reports and skips it.
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
 import shutil
@@ -146,6 +147,26 @@ class FileReader(StreamReader):
         if self._fd < 0 or self._format.skip_at(self._fd, self._at) is not None:
             return 0
         return os.fstat(self._fd).st_size - self._at
+
+    def unread(self) -> int:
+        here = self._segment.sequence if self._segment is not None else -1
+        later = [segment for segment in list_segments(self._directory) if segment.sequence > here]
+        if not later:
+            return self._count(self._fd, self._at) if self._fd >= 0 else 0
+        # Of every segment but the last its successor says where it ends.
+        fd = os.open(later[-1].path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            return later[-1].first + self._count(fd, 0) - self.position
+        finally:
+            os.close(fd)
+
+    def _count(self, fd: int, at: int) -> int:
+        """Complete records from byte `at` on; a corrupt one ends the count, and reading will name it."""
+        count = 0
+        with contextlib.suppress(CorruptRecord):
+            while (after := self._format.skip_at(fd, at)) is not None:
+                count, at = count + 1, after
+        return count
 
     def describe_end(self) -> str:
         if self._segment is None:

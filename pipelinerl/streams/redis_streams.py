@@ -164,6 +164,9 @@ class RedisReader(StreamReader):
     def _replaced(self) -> StreamError:
         return StreamError(f"stream {self.spec} was started over while it was read; open it again")
 
+    def unread(self) -> int:
+        return max(0, ends(self._side, self._keys.entries)[1] - self.position)
+
     def describe_end(self) -> str:
         if self._current_epoch() is None:
             return "no writer has opened it"

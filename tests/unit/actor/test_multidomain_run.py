@@ -4,6 +4,15 @@ from pathlib import Path
 
 from actor_run import ActorRun, tiny_model, write_config
 from fake_engine import FakeEngine
+from known_metrics import (
+    ACTOR,
+    ACTOR_WITH_EVALUATION,
+    ACTOR_WITH_MIX,
+    ACTOR_WITH_PARTS,
+    ACTOR_WITH_PENALTY,
+    names,
+)
+from metric_tables import names_in, undocumented
 
 from pipelinerl.accounting import reconcile
 
@@ -14,12 +23,14 @@ DATASETS = {
         "per_domain_params": {"async": {"count": 3}, "plain": {"count": 40}},
     },
     "train_dataset_names": ["async::many", "plain::few@train"],
-    "test_dataset_names": ["plain::few@test"],
+    "test_dataset_names": ["plain::few@test", "async::many@all"],
     "actor": {
         "rollout_policy": "pipelinerl.domains.dispatcher.generate_multidomain_rollout",
         "domain_rollouts": {"async": "toy_domain.play", "plain": "toy_domain.play_plain"},
         "domain_mix": {"async": 3, "plain": 1},
+        "difficulty_aware_penalty": {"enabled": True},
     },
+    "rewards": {"buffer_tokens": 7},
 }
 
 
@@ -44,5 +55,10 @@ def test_two_domains_train_together_in_the_wanted_mixture(tmp_path: Path) -> Non
     assert abs(shares["async"] - 0.75) < 0.1 and abs(sum(shares.values()) - 1.0) < 1e-9
     assert record["domain_mix_target/async"] == 0.75
     assert {"async/reward_mean", "plain/reward_mean", "many/reward_mean", "few/reward_mean"} <= set(record)
-    assert evaluation["test_problems"] == 4
+    assert evaluation["test_problems"] == 4 + 3
     assert reconcile(tmp_path / "run").adds_up
+    reported = names_in(tmp_path / "run", "actor")
+    assert names(ACTOR) | names(ACTOR_WITH_PENALTY) | names(ACTOR_WITH_EVALUATION) <= reported
+    assert names(ACTOR_WITH_MIX, "async", "plain") <= reported
+    assert names(ACTOR_WITH_PARTS, "async", "plain", "many", "few") <= reported
+    assert undocumented("actor", reported) == []

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from known_metrics import FINETUNE, FINETUNE_WITH_VALUES, names
 
 from pipelinerl.finetune.loop import Trainer, build_learner
 from pipelinerl.finetune.model import distinct_parameters
@@ -35,8 +36,12 @@ def test_a_run_learns_values_and_resumes_bit_for_bit(tmp_path: Path) -> None:
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert bool(expected["weight"].abs().max() > 0)
     rows = [json.loads(line) for line in (straight / "finetune/metrics.jsonl").read_text().splitlines()]
-    for name in ("value_mean", "value_max", "value_min", "value_loss", "value_mse"):
-        assert f"rl/{name}" in rows[0], name
+    for row in rows:
+        assert names(FINETUNE) | names(FINETUNE_WITH_VALUES) <= set(row)
+    assert [row["stats/queue/batches"] for row in rows] == sorted(
+        (row["stats/queue/batches"] for row in rows), reverse=True
+    )
+    assert rows[0]["stats/queue/batches"] > rows[-1]["stats/queue/batches"] == 0
     assert rows[-1]["rl/value_mse"] < rows[0]["rl/value_mse"]
 
 

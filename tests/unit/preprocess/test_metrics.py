@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
+from known_metrics import PREPROCESS, names
 
 from pipelinerl.finetune.labels import MAX_FAMILIES, TextStatistics, capped_families
 from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.chunk import process_chunk
+from pipelinerl.preprocess.loop import _Reporter
 from pipelinerl.preprocess.metrics import AdvantageMetrics
+from tests.unit.finetune.builders import group
+from tests.unit.preprocess.conftest import Bench
 
 BUCKETS = RLConfig(step_reward_advantages=True)
 
@@ -78,6 +86,19 @@ def test_roles_are_described_like_situations() -> None:
     assert found["adv/role/policy/count"] == 3 and found["adv/role/policy/reward_mean"] == 1.0
     assert found["adv/role/policy/mean_bucket_size"] == 3 and found["adv/role/critic/mean_bucket_size"] == 2
     assert found["adv/role/critic/frac_zero_texts"] == 1.0 and found["adv/role/critic/abs_mean"] == 0.0
+
+
+def test_a_record_holds_every_known_name(bench: Bench, tmp_path: Path) -> None:
+    stats: list[dict[str, float]] = []
+    writer: Any = SimpleNamespace(write=stats.append)
+    status: Any = SimpleNamespace(set=lambda **_: None)
+    with MetricsWriter(tmp_path, "preprocess") as metrics:
+        reporter = _Reporter(bench.preprocess, metrics, writer, status)
+        bench.preprocess.take_groups([group(0), group(1)])
+        bench.preprocess.write_steps()
+        reporter.report()
+    (line,) = (tmp_path / "preprocess/metrics.jsonl").read_text().splitlines()
+    assert names(PREPROCESS) <= set(json.loads(line)) and names(PREPROCESS) <= set(stats[0])
 
 
 def test_nothing_is_said_of_labels_that_no_text_has() -> None:

@@ -66,6 +66,19 @@ def test_records_come_in_order_and_position_resumes(spec: SingleStreamSpec) -> N
         read_stream(spec, offset=11)
 
 
+def test_what_lies_ahead_is_counted_and_not_read(spec: SingleStreamSpec) -> None:
+    with read_stream(spec) as r:
+        assert r.unread() == 0
+        with write_to_streams(spec) as out:
+            for i in range(5):
+                out.write(i)
+            assert r.unread() == 5 and r.read_available(max_records=3) == [0, 1, 2]
+            assert r.unread() == 2
+            out.write(5)
+            assert r.unread() == 3 and r.read_available() == [3, 4, 5]
+        assert r.unread() == 0
+
+
 def test_a_writer_goes_on_where_its_predecessor_stopped_or_starts_over(spec: SingleStreamSpec) -> None:
     for value in (1, 2):
         with write_to_streams(spec, mode="a") as out:

@@ -48,6 +48,9 @@ def test_segments_are_bounded_and_readers_follow_them(spec: SingleStreamSpec) ->
                 assert [x["i"] for x in r.read_available()] == list(range(21))
         assert [x["i"] for x in r.read_available()] == list(range(21, 50))
     assert len(segments(spec)) > 10
+    with read_stream(spec) as reader:
+        assert reader.unread() == 50 and len(reader.read_available(max_records=7)) == 7
+        assert reader.unread() == 43
     for offset in (0, 1, 17, 49):
         with read_stream(spec, offset) as r:
             assert [x["i"] for x in r.read_available()] == list(range(offset, 50))
