@@ -1,0 +1,176 @@
+"""The privacy agent from scratch on cards: a model by the recipe, then reinforcement learning with vLLM.
+
+    python -m benchmarks.gpu.privacy bootstrap [--limit 420] [--work DIR] [--out FILE] [key=value ...]
+    python -m benchmarks.gpu.privacy rl        [--limit 420] [--work DIR] [--out FILE] [key=value ...]
+
+Both use `+preset=privacy_hopqa_from_scratch`; further overrides go to the part that is run. `bootstrap`
+imitates scripted play on one card and prints what it reached per skill. `rl` trains that model (the bundled
+one if there is none) and prints success and leakage on companies without training chains before and after,
+throughput, and what updates of the weights cost; curves lie beside the table. Both keep what they have as
+JSON also when the limit ends them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import shutil
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+from benchmarks._figures import RESULTS, ROOT, Figure, at_least, at_most, report
+from benchmarks.gpu.runs import LimitedRun, launcher, records, values
+
+PRESET = ["+domain=privacy_hopqa", "+preset=privacy_hopqa_from_scratch"]
+PEAK_FLOPS = 990e12
+BUNDLED = ROOT / "domains/privacy_hopqa/checkpoint"
+STEP = re.compile(r"^step (\d+)/(\d+)  loss ([\d.]+)  ([\d.]+)M tokens  (\d+)k tok/s")
+SIZE = re.compile(r"^model: ([\d.]+)M parameters")
+METRICS = (
+    "success",
+    "success_if_well_formed",
+    "leak",
+    "plan_gold_retrieved",
+    "choose_correct",
+    "read_accuracy",
+)
+"""What is compared before and after."""
+REPORT_S = 60.0
+"""Kept of the limit for the report of a run that had to be stopped."""
+
+
+def bootstrap_figures(log: str, recipe: dict[str, Any] | None) -> list[Figure]:
+    """Rate, MFU and gates, from what the recipe printed and, once it has ended, its `recipe.json`."""
+    figures = []
+    size = next((float(m[1]) for line in log.splitlines() if (m := SIZE.match(line))), None)
+    steps = [m for line in log.splitlines() if (m := STEP.match(line))]
+    if size is not None:
+        figures.append(Figure("bootstrap: parameters", size, "M"))
+    if steps:
+        last = steps[-1]
+        rate = 1e3 * float(last[5])
+        figures.append(Figure("bootstrap: tokens", float(last[4]), "M"))
+        figures.append(Figure("bootstrap: training rate", rate, "tok/s"))
+        figures.append(Figure("bootstrap: loss at the end", float(last[3]), "nats"))
+        if size is not None:
+            mfu = 100 * 6 * size * 1e6 * rate / PEAK_FLOPS
+            figures.append(Figure("bootstrap: MFU", mfu, "%"))
+    if recipe is not None:
+        figures.append(Figure("bootstrap: everything", recipe["seconds"], "s"))
+        for gate in recipe["gates"]:
+            name, least = f"bootstrap: {gate['kind']} right", gate["minimum"]
+            found = gate["accuracy"]
+            figures.append(
+                Figure(name, found, "share") if least is None else at_least(name, found, "share", least)
+            )
+    return figures
+
+
+def rl_figures(
+    written: dict[str, Any], trainer: list[dict[str, Any]], actor: list[dict[str, Any]]
+) -> list[Figure]:
+    """`written` is the run's report.json, the others are metrics of its roles."""
+    figures = []
+    for metric in METRICS:
+        compared = written.get("comparisons", {}).get(metric)
+        if compared is None:
+            continue
+        for when in ("before", "after"):
+            figures.append(Figure(f"rl: {metric}, {when}", compared[when]["mean"], "share"))
+        change = compared["difference"]
+        label = f"rl: {metric}, change [{change['low']:+.3f}, {change['high']:+.3f}]"
+        figures.append(Figure(label, change["mean"], "share"))
+    rates = written.get("rates", {})
+    for key, name, unit in (
+        ("elapsed_s", "rl: from the first to the last record", "s"),
+        ("optimizer_steps", "rl: optimizer steps", "steps"),
+        ("trained_texts_per_second", "rl: trained texts", "texts/s"),
+        ("generated_tokens_per_second_median", "rl: generated tokens, median", "tok/s"),
+        ("trainer_tokens_per_second_while_working", "rl: trainer while it works", "tok/s"),
+        ("lag_mean_texts", "rl: age of trained tokens, mean", "texts"),
+        ("importance_ratio_mean", "rl: importance ratio, mean", ""),
+    ):
+        if rates.get(key) is not None:
+            figures.append(Figure(name, float(rates[key]), unit))
+    paused = [1e3 * one for one in values(trainer, "weights/max_paused_s")]
+    if paused:
+        figures.append(
+            at_most("rl: engine paused by an update, median", statistics.median(paused), "ms", 100.0)
+        )
+        figures.append(Figure("rl: engine paused by an update, longest", max(paused), "ms"))
+    for key in ("weights/parity_mean_abs", "weights/parity_max_abs"):
+        if found := values(trainer, key):
+            figures.append(Figure(f"rl: {key.removeprefix('weights/')}, largest", max(found), "nats"))
+    idle = values(actor, "actor/requests/engine_idle_share")
+    if idle:
+        figures.append(at_most("rl: engine without requests", idle[-1], "share", 0.05))
+    return figures
+
+
+def bootstrap(options: argparse.Namespace) -> int:
+    model, log = options.work / "model", options.work / "bootstrap.log"
+    command = [sys.executable, "-m", "pipelinerl.bootstrap", *PRESET, f"hardware={options.hardware}"]
+    run = LimitedRun([*command, f"bootstrap.out={model}", *options.overrides], log)
+    status = run.end(options.limit)
+    print(run.said())
+    recipe = model / "recipe.json"
+    found = json.loads(recipe.read_text()) if recipe.is_file() else None
+    settings = {"status": status, "hardware": options.hardware, "seconds": round(run.seconds, 1)}
+    missed = report("gpu_privacy_bootstrap", bootstrap_figures(log.read_text(), found), settings, options.out)
+    return 1 if found is None else min(missed, 1)
+
+
+def rl(options: argparse.Namespace) -> int:
+    model, out = options.work / "model", options.work / "run"
+    if not (model / "model.safetensors").is_file():
+        print(f"{model} has no weights; the bundled model is trained instead", flush=True)
+        model = BUNDLED
+    given = [*PRESET, f"hardware={options.hardware}", f"model_path={model}", *options.overrides]
+    run = LimitedRun(launcher(out, given), options.work / "rl.log")
+    status = run.end(options.limit - REPORT_S)
+    if status:
+        print(run.said(25), flush=True)
+        written = LimitedRun(
+            [sys.executable, "-m", "pipelinerl.report", str(out)], options.work / "report.log"
+        )
+        written.end(REPORT_S)
+    path = out / "report" / "report.json"
+    found = json.loads(path.read_text()) if path.is_file() else {}
+    for curve in (out / "report").glob("*.png"):
+        shutil.copy(curve, options.out.with_name(f"gpu_privacy_{curve.name}"))
+    trainer, actor = records(out, "finetune"), records(out, "actor")
+    settings = {
+        "status": status,
+        "model": model.name,
+        "evaluations": ", ".join(map(str, found.get("versions", []))),
+    }
+    missed = report("gpu_privacy_rl", rl_figures(found, trainer, actor), settings, options.out)
+    record = json.loads(options.out.read_text())
+    record |= {"overrides": given, "evaluations": found.get("evaluations"), "rates": found.get("rates")}
+    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    return 1 if status else min(missed, 1)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("part", choices=["bootstrap", "rl"])
+    parser.add_argument("--hardware", choices=["cpu", "gpu"], default="gpu")
+    parser.add_argument("--limit", type=float, default=420.0, help="seconds")
+    parser.add_argument("--work", type=Path, default=Path("results/gpu_privacy"))
+    parser.add_argument("--out", type=Path, help="the table as JSON")
+    parser.add_argument("overrides", nargs="*", help="key=value")
+    options = parser.parse_intermixed_args()
+    options.work = options.work.absolute()
+    options.work.mkdir(parents=True, exist_ok=True)
+    options.out = options.out or RESULTS / f"gpu_privacy_{options.part}.json"
+    options.out.parent.mkdir(parents=True, exist_ok=True)
+    return bootstrap(options) if options.part == "bootstrap" else rl(options)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,103 @@
+"""A run of the launcher as a benchmark sees it: started, waited for, ended at a limit, and what it wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+STOP_S = 30.0
+POLL_S = 0.2
+
+
+class LimitedRun:
+    """A child process in a group of its own, which ends at a limit: SIGTERM first, SIGKILL for what stays."""
+
+    def __init__(self, command: Sequence[str], log: Path) -> None:
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self._started = time.monotonic()
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                command, stdout=out, stderr=subprocess.STDOUT, env=os.environ, start_new_session=True
+            )
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._started
+
+    def until(self, condition: Callable[[], bool], limit_s: float) -> bool:
+        """Wait for something that the run does; False if it ended, or the limit (since its start) passed."""
+        while not condition():
+            if self.process.poll() is not None or self.seconds > limit_s:
+                return condition()
+            time.sleep(POLL_S)
+        return True
+
+    def end(self, limit_s: float) -> int:
+        """The exit status; 124 when the limit (since its start) passed and the run had to be stopped."""
+        try:
+            return self.process.wait(max(0.0, limit_s - self.seconds))
+        except subprocess.TimeoutExpired:
+            self.stop()
+            return 124
+
+    def stop(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            try:
+                os.killpg(self.process.pid, number)
+                self.process.wait(STOP_S)
+            except ProcessLookupError:
+                return
+            except subprocess.TimeoutExpired:
+                continue
+
+    def said(self, lines: int = 15) -> str:
+        """The end of the log."""
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+
+def launcher(out: Path, overrides: Sequence[str]) -> list[str]:
+    """Command line of a run in `out`."""
+    fixed = [f"output_dir={out}", "wandb.use_wandb=false"]
+    return [sys.executable, "-m", "pipelinerl.launch", *fixed, *overrides]
+
+
+def records(out: Path, role: str) -> list[dict[str, Any]]:
+    """What a role has written to its `metrics.jsonl`; a torn last line is left out."""
+    path = out / role / "metrics.jsonl"
+    found = []
+    for line in path.read_text().splitlines() if path.is_file() else ():
+        try:
+            found.append(json.loads(line))
+        except ValueError:
+            break
+    return found
+
+
+def values(rows: Sequence[dict[str, Any]], key: str) -> list[float]:
+    """All values that a metric had."""
+    return [float(row[key]) for row in rows if isinstance(row.get(key), (int, float))]
+
+
+def steps_of(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float, float]]:
+    """(seconds since 1970, optimizer steps done, texts trained) of each of the trainer's records."""
+    return [
+        (float(row["time"]), float(row["stats/completed_steps"]), float(row["stats/samples"]))
+        for row in rows
+        if "stats/completed_steps" in row and "stats/samples" in row
+    ]
+
+
+def seconds_per_step(rows: Sequence[dict[str, Any]], skip: int) -> float:
+    """Mean over the steps after the first `skip`, which fill the buffers. ValueError for fewer steps."""
+    steps = [(at, done) for at, done, _ in steps_of(rows) if done >= skip]
+    if len(steps) < 2 or steps[-1][1] <= steps[0][1]:
+        raise ValueError(f"only {len(steps)} records after step {skip}; the run was too short")
+    return (steps[-1][0] - steps[0][0]) / (steps[-1][1] - steps[0][1])
