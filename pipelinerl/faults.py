@@ -20,6 +20,7 @@ FAULT, FOLDER = "PIPELINERL_FAULT", "PIPELINERL_FAULT_FOLDER"
 POINTS = (
     "launcher:start",
     "engine:start",
+    "engine:mid_prepare",
     "engine:mid_update",
     "actor:start",
     "worker:start",

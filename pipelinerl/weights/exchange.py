@@ -1,5 +1,6 @@
 """The update protocol with one engine: where it stands, how long each step took, what went wrong."""
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -9,8 +10,9 @@ from typing import Any, TypeVar
 
 from pipelinerl import faults
 from pipelinerl.inference.vllm import PauseRoutes
-from pipelinerl.weights.http import CallFailed, EngineConnection, encode
+from pipelinerl.weights.http import PREPARE_ROUTE, CallFailed, EngineConnection, encode
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 TRIES = 3
 """Attempts at the idempotent steps, pause and resume, after an HTTP error."""
@@ -34,7 +36,7 @@ class PublishDeadlines:
 
 
 class Exchange:
-    """Pause, start, update, finish, resume of one engine over one connection.
+    """Prepare (if offered), pause, start, update, finish, resume of one engine over one connection.
 
     Every method records a failure in `error` instead of raising it. An engine that was started and has not
     `finished` may hold half a model.
@@ -53,6 +55,16 @@ class Exchange:
         self.was_cut = False
         self._deadlines, self._routes = deadlines, routes
         self._connection = EngineConnection(url)
+
+    def prepare(self, update_body: bytes, deadline_s: float) -> None:
+        """Let the engine read the version while it still generates.
+
+        What it refuses here it refuses again in its update, which decides what becomes of it.
+        """
+        self._do("prepare", PREPARE_ROUTE, deadline_s, update_body)
+        if self.error is not None and self.error.status is not None:
+            log.warning("%s cannot prepare its update: %s", self.url, self.error)
+            self.error = None
 
     def pause(self) -> None:
         """Step 1. The connection is opened before the clock starts."""

@@ -7,6 +7,9 @@ import socket
 from typing import Any
 from urllib.parse import urlsplit
 
+PREPARE_ROUTE = "/prepare_weights"
+"""Takes the body of /update_weights ahead of it. Only for engines that name it when they are initialised."""
+
 
 class CallFailed(RuntimeError):
     """A call that did not answer 200. `status` is None when no answer came (connection lost, deadline)."""
@@ -27,7 +30,9 @@ class EngineConnection:
         self._cut = False
 
     def open(self, deadline_s: float) -> None:
-        """Connect now, so that the next call need not; CallFailed if nobody listens."""
+        """Connect now unless that was done, so that the next call need not; CallFailed if nobody listens."""
+        if self._http.sock is not None:
+            return
         self._http.timeout = deadline_s
         try:
             self._http.connect()
@@ -66,6 +71,19 @@ class EngineConnection:
 
     def close(self) -> None:
         self._http.close()
+
+
+def optional_routes(answer: bytes) -> frozenset[str]:
+    """What an engine offers beyond the protocol, from its answer to /init_weight_transfer_engine.
+
+    Nothing where the answer has no list of `optional_routes`, as that of vLLM.
+    """
+    try:
+        fields = json.loads(answer)
+    except ValueError:
+        return frozenset()
+    named = fields.get("optional_routes") if isinstance(fields, dict) else None
+    return frozenset(map(str, named)) if isinstance(named, list) else frozenset()
 
 
 def encode(body: Any) -> bytes:

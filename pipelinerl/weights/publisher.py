@@ -1,6 +1,7 @@
 """Moving one version of the weights into every engine: the update protocol, seen from the trainer.
 
-For each participating engine: pause, start, update, finish, resume; all engines at the same time. An engine
+For each participating engine: pause, start, update, finish, resume; all engines at the same time. Engines
+that offer it read the version before anybody is paused, so that their pause is a copy in memory. An engine
 that fails between start and finish may hold half a model: it is broken, is never resumed and takes part again
 only as a new process. On any error nothing may be announced.
 """
@@ -18,7 +19,7 @@ from pipelinerl.inference.vllm import PauseRoutes, pause_routes
 from pipelinerl.weights import looking
 from pipelinerl.weights.base import NamedTensor, StagedUpdate, Transport, TransportError
 from pipelinerl.weights.exchange import Exchange, PublishDeadlines, in_thread
-from pipelinerl.weights.http import CallFailed, call, encode
+from pipelinerl.weights.http import PREPARE_ROUTE, CallFailed, call, encode, optional_routes
 from pipelinerl.weights.looking import Counters
 
 __all__ = ["PublishDeadlines", "Publisher", "SenderStuck", "UpdateReport", "WeightUpdateError"]
@@ -86,6 +87,8 @@ class Publisher:
         self._seen: dict[str, Counters] = {}
         """Participants as they were before the last update."""
         self._routes: dict[str, PauseRoutes] = {}
+        self._optional: dict[str, frozenset[str]] = {}
+        """What each engine named, when it was initialised, beyond the routes of the protocol."""
         self._group: frozenset[str] = frozenset()
         """Engines of the last rendezvous."""
         self._layout: dict[str, tuple[tuple[int, ...], str]] | None = None
@@ -108,6 +111,16 @@ class Publisher:
 
         `named_tensors`: the distinct parameters under their Hugging Face names, without ties and value heads.
         """
+        if not self._updating.acquire(blocking=False):
+            raise UpdateUnderWay(f"version {version}: the update to version {self._target} has not ended")
+        try:
+            self._target = version
+            return self._publish(version, named_tensors)
+        finally:
+            self._updating.release()
+
+    def _publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
+        """The update itself, under the lock."""
         if self.version is not None and version < self.version:
             raise ValueError(f"version {version} is older than {self.version}; versions only grow")
         started = time.perf_counter()
@@ -119,9 +132,11 @@ class Publisher:
         report.seconds["stage"] = time.perf_counter() - started
         update_body = encode({"update_info": staged.info})
         exchanges = [Exchange(url, self._deadlines, self._routes[url]) for url in participants]
+        deadline = self._deadlines.update_s + staged.bytes / BYTES_PER_SECOND
         try:
-            self._pause(exchanges, report)
-            self._transfer([one for one in exchanges if one.paused_at], staged, update_body, report)
+            prepared = self._prepare(exchanges, update_body, deadline, report)
+            paused = self._pause(prepared, report)
+            self._transfer(paused, update_body, staged, deadline, report)
         finally:
             for one in exchanges:
                 one.close()
@@ -218,33 +233,53 @@ class Publisher:
             raise WeightUpdateError(url, "init_weight_transfer_engine", reason, stuck)
         self._group = frozenset(urls)
         self._routes |= {one.url: pause_routes(one.version, self._clear_cache) for one in members}
+        self._optional |= {url: optional_routes(future.result()) for future, url in futures.items()}
         for url in urls:
             self._initialised[url] = looking.counters(url, self._deadlines.health_s)
         self.broken.difference_update(urls)
 
-    def _pause(self, exchanges: list[Exchange], report: UpdateReport) -> None:
-        """Step 1. A lost engine is excluded; one that refuses ends the update, the others are resumed.
+    def _prepare(
+        self, exchanges: list[Exchange], update_body: bytes, deadline_s: float, report: UpdateReport
+    ) -> list[Exchange]:
+        """Before step 1, engines that offer it read the version; those that are still there."""
+        offered = [one for one in exchanges if PREPARE_ROUTE in self._optional[one.url]]
+        if not offered:
+            return exchanges
+        self._each(offered, lambda one: one.prepare(update_body, deadline_s))
+        return self._without_lost(exchanges, report)
+
+    def _pause(self, exchanges: list[Exchange], report: UpdateReport) -> list[Exchange]:
+        """Step 1; the engines that are paused."""
+        self._each(exchanges, Exchange.pause)
+        return self._without_lost(exchanges, report)
+
+    def _without_lost(self, exchanges: list[Exchange], report: UpdateReport) -> list[Exchange]:
+        """A lost engine is excluded; one that refuses ends the update, the others are resumed.
 
         A transport that needs everybody cannot do without the lost one either.
         """
-        self._each(exchanges, Exchange.pause)
         refused = next((one for one in exchanges if one.error and one.error.status is not None), None)
-        paused = [one for one in exchanges if one.error is None]
+        left = [one for one in exchanges if one.error is None]
         lost = [one for one in exchanges if one.error is not None]
         if refused is None and lost and self._transport.collective:
             refused = lost[0]
         for one in lost:
             report.excluded[one.url] = str(one.error)
-        if refused is not None or not paused:
-            self._each(paused, Exchange.resume)
+        if refused is not None or not left:
+            self._each([one for one in left if one.paused_at], Exchange.resume)
             culprit = refused or exchanges[0]
             raise WeightUpdateError(culprit.url, culprit.step, str(culprit.error))
+        return left
 
     def _transfer(
-        self, exchanges: list[Exchange], staged: StagedUpdate, update_body: bytes, report: UpdateReport
+        self,
+        exchanges: list[Exchange],
+        update_body: bytes,
+        staged: StagedUpdate,
+        deadline: float,
+        report: UpdateReport,
     ) -> None:
         """Steps 2 to 5: each engine on its own thread, the transport's send on another."""
-        deadline = self._deadlines.update_s + staged.bytes / BYTES_PER_SECOND
         self._each(exchanges, Exchange.start)
         failure: BaseException | None = None
         if not (self._transport.collective and any(one.error for one in exchanges)):

@@ -62,7 +62,10 @@ PHASES = {
     "rollout": "worker:mid_rollout:hold:20",
     "update": "finetune:mid_update:hold:3",
     "checkpoint": "finetune:mid_checkpoint:hold:2",
+    "prepare": "engine:mid_prepare:hold:3",
 }
+BETWEEN_TWO = ("engine", "finetune")
+"""Who takes part in phase `prepare`, an engine reading new weights ahead; to the others it is a rollout."""
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
@@ -98,7 +101,13 @@ class Ended:
     line: str
 
 
-CASES = [Case(role, phase, how) for role in ROLES for phase in ("start", *PHASES) for how in SIGNALS]
+CASES = [
+    Case(role, phase, how)
+    for role in ROLES
+    for phase in ("start", *PHASES)
+    for how in SIGNALS
+    if phase != "prepare" or role in BETWEEN_TWO
+]
 
 
 def run_case(case: Case, folder: Path, whole: bool = True) -> Ended:

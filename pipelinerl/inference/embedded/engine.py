@@ -15,16 +15,14 @@ from typing import Any, TypeVar
 
 import torch
 
-from pipelinerl import faults
 from pipelinerl.inference.embedded.metrics import EngineMetrics
 from pipelinerl.inference.embedded.model import PackedModel
-from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.sampling import sample, score
 from pipelinerl.inference.embedded.scheduler import Chunk, Plan, Scheduler
 from pipelinerl.inference.embedded.sequence import Request, Sequence, TokenEvent
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder, UpdateState
-from pipelinerl.inference.embedded.weight_loader import WeightLoader, WeightsRefused
+from pipelinerl.inference.embedded.weight_updates import WeightUpdates
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -67,7 +65,8 @@ class Engine:
         self.failure: BaseException | None = None
         """Set when the thread died; the engine serves nothing from then on."""
         self._model = model
-        self._loader = WeightLoader(model.module)
+        self.weights = WeightUpdates(model.module, self.update, self._between_steps)
+        """Takes new weights, from threads of the callers'."""
         self._scheduler = Scheduler(settings.max_num_seqs, settings.max_prefill_tokens)
         self._requests: dict[str, Request] = {}
         self._draining: list[Future[None]] = []
@@ -113,23 +112,24 @@ class Engine:
         """Apply a step of the update protocol between two forward passes."""
         return self._call(lambda: change(self.update))
 
-    def load_weights(self, info: FileUpdateInfo) -> None:
-        """Read, check and copy the announced weights; blocks, for a thread of the caller's.
+    def init_transfer(self) -> Future[None]:
+        """A publisher agrees on the transport."""
+        return self._call(self.weights.init)
 
-        Raises OutOfOrder, or WeightsRefused when nothing was changed.
-        """
-        self.transition(lambda state: state.loading(info.version)).result(COMMAND_DEADLINE_S)
-        faults.hit("engine:mid_update")
-        try:
-            tensors = self._loader.read(info)
-        except WeightsRefused:
-            self.transition(lambda state: state.refused()).result(COMMAND_DEADLINE_S)
-            raise
-        self._call(lambda: self._copy(tensors)).result(COMMAND_DEADLINE_S)
+    def leave_transfer(self) -> Future[None]:
+        """The transport is given up."""
+        return self._call(self.weights.leave)
 
     def checksums(self) -> Future[dict[str, str]]:
         """Checksum of every parameter in use, by name."""
-        return self._call(self._loader.checksums)
+        return self._call(self.weights.checksums)
+
+    def _between_steps(self, work: Callable[[], T]) -> T:
+        try:
+            return self._call(work).result(COMMAND_DEADLINE_S)
+        except TimeoutError:
+            reason = f"the engine thread did not answer within {COMMAND_DEADLINE_S:g} s"
+            raise TimeoutError(reason) from None
 
     def _call(self, function: Callable[[], T]) -> Future[T]:
         future: Future[T] = Future()
@@ -325,14 +325,6 @@ class Engine:
         for future in self._draining:
             future.set_exception(OutOfOrder("resumed before the last running request had ended"))
         self._draining.clear()
-
-    def _copy(self, tensors: dict[str, torch.Tensor]) -> None:
-        try:
-            self._loader.copy(tensors)
-        except BaseException:
-            self.update.broken()
-            raise
-        self.update.loaded()
 
     def _observe(self) -> None:
         scheduler, metrics = self._scheduler, self.metrics

@@ -23,6 +23,7 @@ from pipelinerl.inference.embedded.served import Served
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder
 from pipelinerl.inference.embedded.weight_loader import WeightsRefused
+from pipelinerl.weights.http import PREPARE_ROUTE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -31,13 +32,13 @@ DRAIN_DEADLINE_S = 3600.0
 STOP_DEADLINE_S = 2.0
 PAUSE_MODES = ("abort", "keep", "wait")
 
-
 STATUS: dict[type[Exception], int] = {
     UnknownModel: 404,
     BadRequest: 400,
     WeightsRefused: 400,
     OutOfOrder: 409,
     RequestFailed: 500,
+    TimeoutError: 500,
     QueueFull: 503,
     EngineEnded: 503,
 }
@@ -78,6 +79,7 @@ class EngineServer:
             web.post("/abort_requests", self.abort_requests),
             web.post("/reset_prefix_cache", self.reset_prefix_cache),
             web.post("/init_weight_transfer_engine", self.init_transfer),
+            web.post(PREPARE_ROUTE, self.prepare_weights),
             web.post("/start_weight_update", self.start_update),
             web.post("/update_weights", self.update_weights),
             web.post("/finish_weight_update", self.finish_update),
@@ -148,10 +150,17 @@ class EngineServer:
         return _json({"success": True})
 
     async def init_transfer(self, http: web.Request) -> web.Response:
-        """The file transport has nothing to agree on."""
+        """The file transport has nothing to agree on; the answer names the routes that vLLM lacks."""
         protocol.parse(await http.read(), protocol.InitFields)
-        await _engine_wait(self.engine.transition(lambda state: state.init()), "init_weight_transfer_engine")
-        return _json({"message": "Weight transfer initialized"})
+        await _engine_wait(self.engine.init_transfer(), "init_weight_transfer_engine")
+        return _json({"message": "Weight transfer initialized", "optional_routes": [PREPARE_ROUTE]})
+
+    async def prepare_weights(self, http: web.Request) -> web.Response:
+        """Read and check a version while tokens are sampled, so that its update only has to switch to it."""
+        info = _update_info(await http.read())
+        with self._timed("prepare"):
+            await asyncio.to_thread(self.engine.weights.prepare, info)
+        return _json({"message": "Weights prepared"})
 
     async def start_update(self, http: web.Request) -> web.Response:
         """An update begins."""
@@ -162,10 +171,9 @@ class EngineServer:
 
     async def update_weights(self, http: web.Request) -> web.Response:
         """Answers after the weights are in place, or without any change when the file is not right."""
-        info = protocol.parse(await http.read(), protocol.UpdateFields).update_info
-        protocol.version_number(info.version)
+        info = _update_info(await http.read())
         with self._timed("update"):
-            await asyncio.to_thread(self.engine.load_weights, info)
+            await asyncio.to_thread(self.engine.weights.update, info)
         return _json({"message": "Weights updated"})
 
     async def finish_update(self, http: web.Request) -> web.Response:
@@ -201,9 +209,7 @@ class EngineServer:
     async def shutdown_transfer(self, http: web.Request) -> web.Response:
         """Forget the transport."""
         protocol.parse(await http.read(), protocol.NoFields)
-        await _engine_wait(
-            self.engine.transition(lambda state: state.leave()), "shutdown_weight_transfer_engine"
-        )
+        await _engine_wait(self.engine.leave_transfer(), "shutdown_weight_transfer_engine")
         return _json({"message": "Weight transfer shut down"})
 
     def _accept(self, fields: protocol.GenerateFields) -> Request:
@@ -295,6 +301,13 @@ async def _errors_as_json(
 
 def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
+
+
+def _update_info(body: bytes) -> protocol.FileUpdateInfo:
+    """Which file is announced. Raises BadRequest."""
+    info: protocol.FileUpdateInfo = protocol.parse(body, protocol.UpdateFields).update_info
+    protocol.version_number(info.version)
+    return info
 
 
 def _query(http: web.Request, *known: str) -> dict[str, str]:

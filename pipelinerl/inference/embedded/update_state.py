@@ -1,5 +1,7 @@
 """The order of a weight update: serving, paused, updating, paused, serving. Pure; no I/O.
 
+Before the pause, or in it, the weights may be prepared, which changes no state.
+
 A call out of order raises OutOfOrder (HTTP 409). A refused file leaves the old weights whole: the engine may
 be resumed with them, and only then can another update start. A copy that fails half way breaks the engine for
 good.
@@ -56,10 +58,15 @@ class UpdateState:
         self._require("init_weight_transfer_engine", State.SERVING, State.PAUSED)
         self.initialised = True
 
+    def preparing(self, version: str) -> None:
+        """The weights of `version` are read ahead of its update; nothing changes."""
+        self._require_initialised("prepare_weights")
+        self._require("prepare_weights", State.SERVING, State.PAUSED)
+        self._require_growth(version)
+
     def start(self) -> None:
         """An update begins; needs a pause and the transport."""
-        if not self.initialised:
-            raise OutOfOrder("start_weight_update before init_weight_transfer_engine; call that first")
+        self._require_initialised("start_weight_update")
         self._require("start_weight_update", State.PAUSED)
         self.state = State.UPDATING
 
@@ -99,6 +106,10 @@ class UpdateState:
         """The transport is given up; another update needs init_weight_transfer_engine first."""
         self._require("shutdown_weight_transfer_engine", State.SERVING, State.PAUSED, State.REFUSED)
         self.initialised = False
+
+    def _require_initialised(self, call: str) -> None:
+        if not self.initialised:
+            raise OutOfOrder(f"{call} before init_weight_transfer_engine; call that first")
 
     def _require_growth(self, version: str) -> None:
         if self.version != UNVERSIONED and int(version) < int(self.version):

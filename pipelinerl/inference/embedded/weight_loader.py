@@ -1,5 +1,6 @@
 """Reading a weight file, checking all of it, and copying it over the weights in use."""
 
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -15,19 +16,54 @@ class WeightsRefused(ValueError):
     """The file is not what was announced or does not fit the model; no tensor has changed."""
 
 
+@dataclass(frozen=True, slots=True)
+class PreparedWeights:
+    """One version, checked, in memory of its own and laid out as the model's storages are."""
+
+    info: FileUpdateInfo
+    storages: list[torch.Tensor]
+    """uint8, in the order of the loader's own."""
+
+
 class WeightLoader:
-    """Knows the distinct parameters of a model; a tied head is one parameter and is sent once."""
+    """Knows the distinct parameters of a model; a tied head is one parameter and is sent once.
+
+    Parameters may be views of storages that they share in any layout. A version is therefore laid out in
+    copies of the storages as it is read, so that the switch copies whole storages, at the speed of memory.
+    """
 
     def __init__(self, module: torch.nn.Module) -> None:
+        """Afterwards no parameter may move to another storage."""
         self._module = module
         # named_parameters names each distinct tensor once, under its first name.
         self._parameters = dict(module.named_parameters())
+        storages = {one.untyped_storage().data_ptr(): one for one in self._parameters.values()}
+        self._places = {address: index for index, address in enumerate(storages)}
+        self._storages = [_bytes(one) for one in storages.values()]
 
-    def read(self, info: FileUpdateInfo) -> dict[str, torch.Tensor]:
-        """All tensors of the file, checked against size, checksum, names, shapes and dtypes.
+    def read(self, info: FileUpdateInfo) -> PreparedWeights:
+        """All weights of the file, checked against size, checksum, names, shapes and dtypes.
 
-        Raises WeightsRefused with the first mismatch. The tensors live in memory of their own.
+        Raises WeightsRefused with the first mismatch.
         """
+        return PreparedWeights(info, self._lay_out(self._read(info)))
+
+    @torch.no_grad()
+    def switch(self, weights: PreparedWeights) -> None:
+        """Overwrite every parameter in place and restore ties; call between two steps only."""
+        for mine, new in zip(self._storages, weights.storages, strict=True):
+            mine.copy_(new)
+        # In-place copies keep ties; this repairs a model whose head is a copy that should be tied.
+        self._module.tie_weights()
+
+    def checksums(self) -> dict[str, str]:
+        """XXH3 of the bytes of every distinct parameter, by name; call between two steps only."""
+        return {
+            name: f"xxh3:{xxh3_64_hexdigest(one.detach().contiguous().view(-1).view(torch.uint8).numpy())}"
+            for name, one in self._parameters.items()
+        }
+
+    def _read(self, info: FileUpdateInfo) -> dict[str, torch.Tensor]:
         path = Path(info.path)
         try:
             data = path.read_bytes()
@@ -61,19 +97,21 @@ class WeightLoader:
                 )
 
     @torch.no_grad()
-    def copy(self, tensors: dict[str, torch.Tensor]) -> None:
-        """Overwrite every parameter in place and restore ties; call between two steps only."""
+    def _lay_out(self, tensors: dict[str, torch.Tensor]) -> list[torch.Tensor]:
+        """Copies of the storages with `tensors`, which are used up, in the places of the parameters."""
+        copies = [one.clone() for one in self._storages]
         for name, parameter in self._parameters.items():
-            parameter.copy_(tensors[name])
-        # In-place copies keep ties; this repairs a model whose head is a copy that should be tied.
-        self._module.tie_weights()
+            place = copies[self._places[parameter.untyped_storage().data_ptr()]]
+            view = torch.empty(0, dtype=parameter.dtype).set_(
+                place.untyped_storage(), parameter.storage_offset(), parameter.shape, parameter.stride()
+            )
+            view.copy_(tensors.pop(name))
+        return copies
 
-    def checksums(self) -> dict[str, str]:
-        """XXH3 of the bytes of every distinct parameter, by name; call between two steps only."""
-        return {
-            name: f"xxh3:{xxh3_64_hexdigest(one.detach().contiguous().view(-1).view(torch.uint8).numpy())}"
-            for name, one in self._parameters.items()
-        }
+
+def _bytes(tensor: torch.Tensor) -> torch.Tensor:
+    """uint8: all of the storage that `tensor` lies in."""
+    return torch.empty(0, dtype=torch.uint8).set_(tensor.untyped_storage())
 
 
 def _some(names: list[str]) -> str:

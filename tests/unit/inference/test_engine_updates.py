@@ -22,11 +22,20 @@ async def wait_for_tokens(engine: RunningEngine, count: int) -> None:
 
 
 async def update(
-    engine: RunningEngine, transport: FileTransport, model: Any, version: int, clear_cache: str
+    engine: RunningEngine,
+    transport: FileTransport,
+    model: Any,
+    version: int,
+    clear_cache: str,
+    *,
+    prepare: bool = False,
 ) -> None:
-    """The calls of the publisher, one by one."""
+    """The calls of the publisher, one by one; with `prepare` the file is gone before the pause."""
     await engine.post("/init_weight_transfer_engine", {"init_info": {}})
     info = transport.stage(version, model.named_parameters()).info
+    if prepare:
+        await engine.post("/prepare_weights", {"update_info": info})
+        await asyncio.to_thread(Path(info["path"]).unlink)
     await engine.post(f"/pause?mode=keep&clear_cache={clear_cache}")
     await engine.post("/start_weight_update")
     await engine.post("/update_weights", {"update_info": info})
@@ -35,7 +44,7 @@ async def update(
 
 
 async def streams_with_an_update(
-    folder: Path, other: Path, tmp_path: Path, clear_cache: str
+    folder: Path, other: Path, tmp_path: Path, clear_cache: str, *, prepare: bool = False
 ) -> tuple[list[Generation], list[Generation]]:
     """Eight greedy streams without an update, and the same with one in the middle."""
     prompts = [random_prompt(20 + 7 * seed, seed) for seed in range(8)]
@@ -46,7 +55,7 @@ async def streams_with_an_update(
         before = engine.server.engine.metrics.generation_tokens
         calls = [asyncio.ensure_future(engine.client.generate(one, GREEDY)) for one in prompts]
         await wait_for_tokens(engine, before + 8 * 20)
-        await update(engine, transport, reference(other), 1, clear_cache)
+        await update(engine, transport, reference(other), 1, clear_cache, prepare=prepare)
         return plain, list(await asyncio.gather(*calls))
 
 
@@ -56,10 +65,13 @@ def boundary(generation: Generation) -> int:
     return middle
 
 
+@pytest.mark.parametrize("prepare", [False, True])
 async def test_no_stream_is_lost_and_the_span_says_where_the_weights_changed(
-    tied_model: Path, other_tied_model: Path, tmp_path: Path
+    tied_model: Path, other_tied_model: Path, tmp_path: Path, prepare: bool
 ) -> None:
-    plain, updated = await streams_with_an_update(tied_model, other_tied_model, tmp_path, "false")
+    plain, updated = await streams_with_an_update(
+        tied_model, other_tied_model, tmp_path, "false", prepare=prepare
+    )
     assert len(updated) == 8
     exact = 0
     for one, other in zip(plain, updated, strict=True):
@@ -123,6 +135,7 @@ async def test_parity_after_one_and_ten_updates(
                 scores = await engine.client.prompt_logprobs(prompt)
                 np.testing.assert_allclose(scores, full_logprobs(model, prompt), atol=2e-5)
         assert await engine.client.weight_version() == 10
+        assert engine.server.engine.metrics.update_counts["prepare"] == 10
         publisher.close()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -13,6 +14,7 @@ import pytest
 import torch
 
 from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.http import PREPARE_ROUTE
 from pipelinerl.weights.parity import ParityLimits, check_parity, limits_for, probe_ids
 from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
 
@@ -34,9 +36,10 @@ class FakeEngine:
         self.logprob = -1.0
         self.hang = threading.Event()
         self.hang_at = ""
+        self.offers: list[str] = []
 
     def answer(self, path: str, query: str, body: Any) -> tuple[int, Any]:
-        if path in (*CYCLE, "/init_weight_transfer_engine"):
+        if path in (*CYCLE, PREPARE_ROUTE, "/init_weight_transfer_engine"):
             self.calls.append(path)
             self.queries.append(query)
         if path == self.hang_at:
@@ -55,6 +58,7 @@ class FakeEngine:
             "/is_paused": {"is_paused": self.paused},
             "/weight_info": {"weight_version": self.label},
             "/get_world_size": {"world_size": 1},
+            "/init_weight_transfer_engine": {"optional_routes": self.offers} if self.offers else {},
         }
         if path == "/inference/v1/generate":
             ids = body["token_ids"]
@@ -198,6 +202,60 @@ def test_a_lost_engine_is_excluded_and_the_others_go_on(engines: Pair, tmp_path:
     first.faults["/health"], second.faults["/health"] = [503], [503]
     with pytest.raises(WeightUpdateError, match="no engine can take part"):
         publisher.publish(2, TENSORS)
+
+
+def test_only_an_engine_that_offers_it_prepares_and_it_does_so_before_anybody_is_paused(
+    engines: Pair, tmp_path: Path
+) -> None:
+    first, second = engines[0]
+    first.offers = [PREPARE_ROUTE]
+    publisher = Publisher(engines[1], FileTransport(tmp_path))
+    publisher.wait_ready(10)
+    report = publisher.publish(1, TENSORS)
+    assert first.calls == ["/init_weight_transfer_engine", PREPARE_ROUTE, *CYCLE]
+    assert second.calls == ["/init_weight_transfer_engine", *CYCLE]
+    assert 0 < report.seconds["prepare"] < report.seconds["total"]
+    second.calls.clear()
+    first.hang_at = PREPARE_ROUTE
+    publishing = threading.Thread(target=publisher.publish, args=(2, TENSORS))
+    publishing.start()
+    while first.calls[-1] != PREPARE_ROUTE:
+        time.sleep(0.001)
+    assert not second.calls and not second.paused
+    first.hang.set()
+    publishing.join()
+    assert first.label == second.label == "2"
+
+
+def test_an_engine_that_refuses_to_prepare_is_judged_by_its_update(
+    engines: Pair, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    first, second = engines[0]
+    first.offers = second.offers = [PREPARE_ROUTE]
+    publisher = ready(engines, tmp_path)
+    first.faults[PREPARE_ROUTE] = [400, 409]
+    publisher.publish(1, TENSORS)
+    assert (first.label, second.label) == ("1", "1")
+    assert f"{engines[1][0]} cannot prepare its update: HTTP 400" in caplog.text
+    first.faults["/update_weights"] = [400]
+    with pytest.raises(WeightUpdateError, match="failed at update") as error:
+        publisher.publish(2, TENSORS)
+    assert error.value.broken == [engines[1][0]] and (first.label, second.label) == ("1", "2")
+
+
+def test_an_engine_lost_while_it_prepares_is_excluded_without_a_pause(engines: Pair, tmp_path: Path) -> None:
+    first, second = engines[0]
+    first.offers = [PREPARE_ROUTE]
+    publisher = ready(engines, tmp_path)
+    first.faults[PREPARE_ROUTE] = [0, 0]
+    report = publisher.publish(1, TENSORS)
+    assert list(report.excluded) == [engines[1][0]] and publisher.broken == set()
+    assert (first.label, second.label) == ("default", "1")
+    assert "/pause" not in first.calls
+    second.faults["/health"] = [503]
+    with pytest.raises(WeightUpdateError, match="failed at prepare") as error:
+        publisher.publish(2, TENSORS)
+    assert error.value.broken == [] and "/pause" not in first.calls
 
 
 def test_versions_only_grow_and_the_layout_stays(engines: Pair, tmp_path: Path) -> None:
