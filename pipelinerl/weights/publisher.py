@@ -111,16 +111,6 @@ class Publisher:
 
         `named_tensors`: the distinct parameters under their Hugging Face names, without ties and value heads.
         """
-        if not self._updating.acquire(blocking=False):
-            raise UpdateUnderWay(f"version {version}: the update to version {self._target} has not ended")
-        try:
-            self._target = version
-            return self._publish(version, named_tensors)
-        finally:
-            self._updating.release()
-
-    def _publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
-        """The update itself, under the lock."""
         if self.version is not None and version < self.version:
             raise ValueError(f"version {version} is older than {self.version}; versions only grow")
         started = time.perf_counter()
