@@ -11,7 +11,7 @@ import pytest
 
 from pipelinerl.streams.local_server import local_server
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 
 @contextmanager

@@ -81,7 +81,7 @@ class ActorRun:
         with read_stream(SingleStreamSpec(self.output_dir, topic)) as reader:
             return reader.read_available()
 
-    def until(self, condition: Callable[[], Any], deadline_s: float = 40.0) -> Any:
+    def until(self, condition: Callable[[], Any], deadline_s: float = 100.0) -> Any:
         """The condition's first true value; the process must live meanwhile."""
         end = time.monotonic() + deadline_s
         while not (value := condition()):
@@ -93,7 +93,7 @@ class ActorRun:
             time.sleep(0.05)
         return value
 
-    def end(self, deadline_s: float = 40.0) -> tuple[int, str]:
+    def end(self, deadline_s: float = 100.0) -> tuple[int, str]:
         """Exit code and last line of stderr; a warning, such as of a slow engine, is no error."""
         _, errors = self.process.communicate(timeout=deadline_s)
         lines = [line for line in errors.strip().splitlines() if not WARNING.match(line)]

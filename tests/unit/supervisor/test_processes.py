@@ -18,7 +18,7 @@ import pytest
 from pipelinerl.supervisor import ChildSpec, HealthCheck, RestartPolicy, Supervisor
 from pipelinerl.supervisor.run import ChildFailed
 
-DEADLINE_S = 30.0
+DEADLINE_S = 90.0
 
 # A server with a worker that shares its group and one that asked to die with it.
 SERVER = """
