@@ -25,6 +25,7 @@ from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
 from pipelinerl.actor.snapshots import Snapshots
 from pipelinerl.config import Config, load_tree
 from pipelinerl.domain import Domain
+from pipelinerl.epochs import note_problems
 from pipelinerl.hooks import load_domain
 from pipelinerl.observe.waits import Wait
 from pipelinerl.session import read_session
@@ -65,6 +66,7 @@ class Actor:
         self.domain: Domain = load_domain(cfg.domain_hooks)
         self.domain.attach(load_tree(output_dir, job), output_dir)
         train, test = load_problems(cfg)
+        note_problems(output_dir, len(train))
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
         self.snapshots = Snapshots(output_dir / "actor" / "state", keep)
         self.pool = WorkerPool(

@@ -20,6 +20,7 @@ from torch import nn
 from transformers import PreTrainedModel
 
 from pipelinerl.accounting import Ledger, ledger_end, undo_after
+from pipelinerl.epochs import Epochs
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
 from pipelinerl.finetune.checkpoints import load_state, resume_point, save_checkpoint
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepBooks, count_batch, fetch
@@ -128,6 +129,7 @@ class Trainer:
         self._positions: dict[str, int] = saved.get("positions", {})
         self._books_end: int | None = saved.get("ledger") if point is not None else 0
         self._broadcaster = broadcaster or self._default_broadcaster()
+        self._epochs = Epochs(settings.output_dir)
         self._memory = MemoryDebug(settings.memory_debug, settings.memory_every_n_steps, self.learner.device)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
@@ -227,6 +229,7 @@ class Trainer:
                 f"expected {settings.texts_per_step}"
             )
         books.close(ledger)
+        counters.epoch = max(counters.epoch, self._epochs.completed(books.trained))
         self._count_step(total, grad_norm)
         if self.ranks.is_main and counters.completed_steps % settings.log_each_n_steps == 0:
             self._log(total, coefficients)
