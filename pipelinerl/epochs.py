@@ -1,6 +1,6 @@
 """How often a run has gone through its training problems: the actor knows their number, the trainer asks.
 
-Groups are numbered in the order in which their problems are drawn, with replacement, over all of a run's starts.
+Groups are numbered in the order in which their problems are drawn, with replacement, over all starts.
 """
 
 from __future__ import annotations
