@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -20,31 +21,35 @@ SMOOTHED = 9
 
 
 def draw(results: Sequence[RunResult], arms: Mapping[str, Arm], path: Path) -> None:
-    """Write the figure; x is policy completions (expert answers for more SFT)."""
+    """Write the figure, a line per run; x is policy completions (expert answers for more SFT)."""
     import matplotlib
 
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
 
+    from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS, smooth
+
     figure, (accuracy, game) = plt.subplots(1, 2, figsize=(10, 3.8))
     for index, (name, arm) in enumerate(arms.items()):
+        style: dict[str, Any] = {"color": COLOURS[index], "linestyle": DASHES[index], "linewidth": 1.2}
         runs = [run for run in results if run.arm == name]
         for run in runs:
-            x, y = _points(run.curve)
             label = arm.title if run is runs[0] else None
-            accuracy.plot(x, y, "o-", color=f"C{index}", ms=3, lw=1, alpha=0.8, label=label)
+            accuracy.plot(*_points(run.curve), marker=MARKERS[index], markersize=4, label=label, **style)
     raro = [run for run in results if run.arm == "raro"]
     for index, name in enumerate(GAME):
         for run in raro:
             x, y = _points(run.game.get(name, {}))
-            label = name if run is raro[0] else None
-            game.plot(x, _smooth(y), color=f"C{index}", lw=1, alpha=0.8, label=label)
+            style = {"color": COLOURS[index], "linestyle": DASHES[index], "linewidth": 1.2}
+            game.plot(x, smooth(y, SMOOTHED), label=name if run is raro[0] else None, **style)
     accuracy.set(title="held-out questions, sampled", ylabel="percent right", xlabel="policy completions")
-    game.set(title="RARO: the game on fresh pairs", xlabel="policy completions", ylim=(0, 1))
+    accuracy.set_ylim(bottom=0)
+    game.set(title="RARO: the game on fresh pairs", ylabel="share", xlabel="policy completions", ylim=(0, 1))
     for axes in (accuracy, game):
         axes.grid(alpha=0.3)
+        axes.spines[["top", "right"]].set_visible(False)
         if axes.get_legend_handles_labels()[1]:
-            axes.legend(fontsize=8)
+            axes.legend(fontsize=9, frameon=False)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)
@@ -52,9 +57,3 @@ def draw(results: Sequence[RunResult], arms: Mapping[str, Arm], path: Path) -> N
 
 def _points(curve: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
     return np.array([float(x) for x in curve]), np.array(list(curve.values()), np.float64)
-
-
-def _smooth(values: np.ndarray) -> np.ndarray:
-    """Centred means over at most SMOOTHED neighbours, `[n]` as given."""
-    half = SMOOTHED // 2
-    return np.array([values[max(0, i - half) : i + half + 1].mean() for i in range(len(values))])

@@ -92,7 +92,9 @@ def draw_histogram(path: Path, result: Paired, title: str) -> None:
         ("part from memory (expected by itself - effort without)", result.memory_part, BLUE, "//"),
     )
     everything = np.concatenate([values for _, values, _, _ in parts] + [np.zeros(1)])
-    bins = np.linspace(everything.min() - 1.0, everything.max() + 1.0, 60)
+    low, high = np.floor(everything.min()), np.ceil(everything.max())
+    width = max(1.0, np.ceil((high - low) / 60))  # whole, as B is: other widths would leave gaps in it
+    bins = np.arange(low - 0.5, high + width, width)
     for axis, (label, values, colour, hatch) in zip(axes[:, 0], parts, strict=True):
         axis.hist(values, bins=bins, color=colour, alpha=0.75, hatch=hatch, edgecolor="white", linewidth=0.3)
         axis.axvline(0.0, color=BLACK, linewidth=1.0, label="zero")
@@ -177,8 +179,11 @@ def draw_efforts(path: Path, result: Paired, title: str) -> None:
                 body.set(facecolor=colour, alpha=0.45, hatch=hatch, edgecolor=colour)
         mean = float(values.mean())
         axis.plot([place - 0.3, place + 0.3], [mean, mean], color=BLACK, linewidth=1.6)
-        axis.annotate(f"mean {mean:.2f}", (place + 0.31, mean), va="center", fontsize=8)
-    axis.set_xlim(-0.6, 2.9)
+        text = axis.annotate(
+            f"mean {mean:.2f}", (place, mean), (0, 4), textcoords="offset points", ha="center", fontsize=9
+        )
+        text.set_bbox({"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1.0})
+    axis.set_xlim(-0.6, 2.6)
     axis.set_xticks(range(3), [name for name, _, _, _ in arms])
     axis.set_ylabel("effort felt in an episode")
     axis.set_title(f"Effort the Worker really felt\n{title}", fontsize=10)
