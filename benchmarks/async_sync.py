@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
 from benchmarks._long_tail import lengths, random_model
-from benchmarks.gpu.runs import LimitedRun, launcher, records, seconds_per_step, values
+from benchmarks.gpu.runs import LimitedRun, launcher, leave_in_order, records, seconds_per_step, values
 
 SKIPPED = 3
 """Steps before the clock starts."""
@@ -160,6 +160,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, help="the table as JSON; async_sync_HARDWARE.json by default")
     parser.add_argument("overrides", nargs="*", help="of both runs, key=value")
     options = parser.parse_intermixed_args()
+    leave_in_order()
     size = SIZES[options.hardware]
     options.work.mkdir(parents=True, exist_ok=True)
     model = random_model(options.work.absolute() / "model", size.shape)

@@ -3,9 +3,11 @@
     python -m benchmarks.gpu.engine [--size 1.7B] [--rows update parity throughput failure] [--out FILE]
 
 Random weights of a Qwen3 architecture. Needs two GPUs: one for the engine, one for the trainer's side.
+`--cpu` rehearses the same on a CPU build of vLLM with a tiny model, weights through files.
 
-- `update`: updates while requests are in flight, by size of the packets and by what happens to the KV cache;
-  seconds of each step, and the share of the time in which nothing was generated.
+- `update`: updates while requests are in flight, by size and number of the packets and by what happens to the
+  KV cache; seconds of each step, what lies between them, and the share of the time in which nothing was
+  generated. `--variants N` measures the first N ways only.
 - `parity`: log-probabilities of the engine after an update against transformers' forward, tied weights; of
   both against float32.
 - `throughput`: 512 + 512 tokens with log-probabilities, N requests always in flight, against N requests at
@@ -21,11 +23,11 @@ import asyncio
 import json
 import os
 import signal
-import statistics
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,23 +38,18 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
 from benchmarks.gpu.load import Load, session
 from benchmarks.gpu.offline import Offline
-from benchmarks.gpu.served import engine_argv, model_folder, serving
+from benchmarks.gpu.runs import Terminated, leave_in_order
+from benchmarks.gpu.served import PYTHON, engine_argv, model_folder, serving
+from benchmarks.gpu.updates import OUTPUT, PROMPT, VARIANTS, WARM_S, publisher_for, update_figures, updates
 from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.fleet import Fleet
-from pipelinerl.inference.vllm import installed_version, pause_routes
+from pipelinerl.inference.vllm import installed_version
 from pipelinerl.weights.looking import counters
-from pipelinerl.weights.nccl import NcclTransport
 from pipelinerl.weights.parity import probe_ids
-from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
+from pipelinerl.weights.publisher import PublishDeadlines, WeightUpdateError
 
-PROMPT = OUTPUT = 512
-STREAMS = 256
-UPDATES = 5
-BETWEEN_S = 1.0
-WARM_S = 8.0
 WINDOW_S = 12.0
-MIB = 2**20
 ROWS = ("parity", "update", "throughput", "failure")
 PORT = 8300
 
@@ -70,10 +67,11 @@ async def _wave(url: str, in_flight: int, vocab: int, output: int = OUTPUT) -> f
 
 
 def random_model(folder: Path, device: torch.device) -> PreTrainedModel:
-    """bfloat16, random, on the trainer's GPU."""
+    """Random, on the trainer's device: bfloat16 on a GPU."""
     torch.manual_seed(0)
+    dtype = torch.bfloat16 if device.type == "cuda" else torch.float32
     with device:
-        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=torch.bfloat16)
+        model = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder), dtype=dtype)
     return model.eval()
 
 
@@ -86,82 +84,13 @@ def scores_of(model: PreTrainedModel, ids: np.ndarray) -> np.ndarray:
     return logits.log_softmax(-1).gather(-1, rows[:, 1:, None])[..., 0].cpu().numpy()
 
 
-def publisher_for(
-    url: str,
-    device: torch.device,
-    megabytes: int,
-    kv: Any = "keep",
-    deadlines: PublishDeadlines | None = None,
-) -> Publisher:
-    transport = NcclTransport(device, torch.bfloat16, buffer_bytes=megabytes * MIB, first_port=9100)
-    publisher = Publisher([url], transport, kv, deadlines or PublishDeadlines(health_s=10.0))
-    publisher.wait_ready(60)
-    return publisher
-
-
-def update_row(
-    url: str, model: PreTrainedModel, vocab: int, name: str, in_flight: int, publisher: Publisher, first: int
-) -> dict[str, Any]:
-    """Medians of the steps of several updates, in milliseconds, and the share of the time that was paused."""
-    reports = []
-    begun = time.perf_counter()
-    for version in range(first, first + UPDATES):
-        time.sleep(BETWEEN_S)
-        reports.append(publisher.publish(version, distinct_parameters(model)))
-    wall = time.perf_counter() - begun
-    steady = reports[1:]
-    steps = {step: statistics.median(one.seconds[step] for one in steady) * 1e3 for step in steady[0].seconds}
-    paused = [max(one.paused_s.values()) * 1e3 for one in steady]
-    row = {
-        "name": name,
-        "in_flight": in_flight,
-        "bytes": reports[0].bytes,
-        "paused_ms": statistics.median(paused),
-        "paused_ms_max": max(paused),
-        "steps_ms": steps,
-        "first_paused_ms": max(reports[0].paused_s.values()) * 1e3,
-        "idle_share": sum(max(one.paused_s.values()) for one in reports) / wall,
-    }
-    print(json.dumps(row), flush=True)
-    return row
-
-
-def updates(url: str, model: PreTrainedModel, device: torch.device, vocab: int) -> list[dict[str, Any]]:
-    """Rows by load, packet size and KV policy; each publisher makes a group of its own."""
-    rows: list[dict[str, Any]] = []
-    version = 100
-    for name, in_flight, megabytes, kv in (
-        ("keep, packets of 256 MiB", STREAMS, 256, "keep"),
-        ("idle, packets of 256 MiB", 0, 256, "keep"),
-        ("recompute, packets of 256 MiB", STREAMS, 256, "recompute"),
-        ("keep by /pause, packets of 256 MiB", STREAMS, 256, "pause"),
-        ("keep, packets of 64 MiB", STREAMS, 64, "keep"),
-        ("keep, packets of 1 GiB", STREAMS, 1024, "keep"),
-    ):
-        publisher = publisher_for(url, device, megabytes, "keep" if kv == "pause" else kv)
-        if kv == "pause":
-            publisher._routes = {url: pause_routes(None, clear_cache=False)}
-        try:
-            if in_flight:
-                with Load(url, in_flight, vocab, PROMPT, OUTPUT) as load:
-                    time.sleep(WARM_S)
-                    rows.append(update_row(url, model, vocab, name, in_flight, publisher, version))
-                rows[-1] |= load.result
-            else:
-                rows.append(update_row(url, model, vocab, name, in_flight, publisher, version))
-        finally:
-            publisher.close()
-        version += 100
-    return rows
-
-
 def parity(url: str, model: PreTrainedModel, device: torch.device, vocab: int) -> dict[str, float]:
     """Mean and largest differences after an update, each side also against float32 of the same weights.
 
     A random model of 28 layers amplifies rounding: what bfloat16 alone does is the distance of the trainer's
     own forward from float32.
     """
-    publisher = publisher_for(url, device, 256)
+    publisher, dtype = publisher_for(url, device, 256), model.dtype
     try:
         with torch.no_grad():
             for _, parameter in distinct_parameters(model):
@@ -171,7 +100,7 @@ def parity(url: str, model: PreTrainedModel, device: torch.device, vocab: int) -
         engine = np.stack([publisher.prompt_logprobs(row)[url] for row in ids])
         trainer = scores_of(model, ids)
         exact = scores_of(model.float(), ids)
-        model.bfloat16()
+        model.to(dtype)
     finally:
         publisher.close()
     found: dict[str, float] = {}
@@ -229,15 +158,7 @@ def throughput(url: str, vocab: int, in_flight: list[int]) -> dict[int, float]:
 
 def figures(found: dict[str, Any]) -> Iterator[Figure]:
     """The rows of the table, with goals where there are some."""
-    for row in found.get("update", []):
-        goal = row["name"].startswith("keep, packets of 256")
-        name = f"paused: {row['name']}, {row['in_flight']} in flight"
-        yield at_most(name, row["paused_ms"], "ms", 100.0) if goal else Figure(name, row["paused_ms"], "ms")
-        if goal:
-            for step, value in row["steps_ms"].items():
-                yield Figure(
-                    f"  of it {step}" if step not in ("stage", "total") else f"  {step}", value, "ms"
-                )
+    yield from update_figures(found.get("update", []))
     for name, value in found.get("parity", {}).items():
         yield Figure(f"bfloat16 |delta| of {name}", value, "nats")
     served, offline = found.get("served", {}), found.get("offline", {})
@@ -250,6 +171,20 @@ def figures(found: dict[str, Any]) -> Iterator[Figure]:
         yield at_most("stopped engine named after", found["failure"]["seconds"], "s", 30.0)
 
 
+def engine_kwargs(options: argparse.Namespace) -> dict[str, Any]:
+    """Flags that server and offline engine share."""
+    kwargs: dict[str, Any] = {
+        "max-model-len": PROMPT + OUTPUT + 16,
+        "max-num-seqs": max(options.in_flight),
+        "max-num-batched-tokens": 8192,
+    }
+    if options.cpu:
+        return {**kwargs, "dtype": "float32", "enforce-eager": ""}
+    if options.kv_gib:  # somebody else uses the card: what is free must not be measured then
+        kwargs["kv-cache-memory-bytes"] = options.kv_gib * 2**30
+    return {**kwargs, "gpu-memory-utilization": options.memory}
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -257,47 +192,50 @@ def main() -> int:
     parser.add_argument("--size", default="1.7B")
     parser.add_argument("--rows", nargs="+", choices=ROWS, default=list(ROWS))
     parser.add_argument("--gpus", nargs=2, default=["0", "1"], help="of the engine and of the trainer's side")
+    parser.add_argument("--variants", type=int, default=len(VARIANTS), help="ways of updating")
     parser.add_argument("--in-flight", nargs="+", type=int, default=[256, 512])
     parser.add_argument("--api-servers", type=int, default=1)
     parser.add_argument("--folder", type=Path, default=Path("/tmp/pipelinerl-bench"))
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--memory", type=float, default=0.85, help="the engine's share of its card")
     parser.add_argument("--kv-gib", type=int, default=0, help="KV cache; 0 = what the share leaves")
+    parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU build of vLLM")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_engine.json")
     options = parser.parse_args()
+    if options.cpu:
+        options.size, options.gpus = "tiny", ["", ""]
     # The trainer's side uses the second GPU alone, as the launcher would give it.
     os.environ["CUDA_VISIBLE_DEVICES"] = options.gpus[1]
-    device = torch.device("cuda", 0)
+    device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
     folder = model_folder(options.size, options.folder / options.size)
     vocab = int(json.loads((folder / "config.json").read_text())["vocab_size"])
-    kwargs = {
-        "max-model-len": PROMPT + OUTPUT + 16,
-        "max-num-seqs": max(options.in_flight),
-        "max-num-batched-tokens": 8192,
-        "gpu-memory-utilization": options.memory,
-    }
-    if options.kv_gib:  # somebody else uses the card: what is free must not be measured then
-        kwargs["kv-cache-memory-bytes"] = options.kv_gib * 2**30
-    argv = engine_argv(folder, options.port, "nccl", kwargs, options.api_servers)
+    kwargs = engine_kwargs(options)
+    argv = engine_argv(folder, options.port, "file" if options.cpu else "nccl", kwargs, options.api_servers)
     print(" ".join(argv), flush=True)
     found: dict[str, Any] = {}
     logs = options.out.parent
     offline = None
     if "throughput" in options.rows:
-        shared = {**kwargs, "gpu-memory-utilization": min(0.6, options.memory)}
+        shared = dict(kwargs) if options.cpu else {**kwargs, "gpu-memory-utilization": 0.6}
         load = {"counts": options.in_flight, "vocab": vocab, "prompt": PROMPT, "output": OUTPUT}
-        offline = Offline(folder, options.gpus[1], shared, load, logs / "offline.log")
+        offline = Offline(folder, options.gpus[1], shared, load, logs / f"{options.out.stem}_offline.log")
+    leave_in_order()
     try:
-        with serving(argv, options.gpus[0], options.port, logs / "engine.log") as (url, group):
+        with serving(argv, options.gpus[0], options.port, logs / f"{options.out.stem}_server.log") as (
+            url,
+            group,
+        ):
             _rows(options, url, group, folder, device, vocab, found)
         if offline is not None:
             _guarded(found, "offline", offline.measure, options.out)
+    except Terminated:
+        print("ended before its end; what there is follows", flush=True)
     finally:
         if offline is not None:
             offline.close()
     settings = {
-        "card": torch.cuda.get_device_name(device),
-        "vllm": installed_version(),
+        "card": "none" if options.cpu else torch.cuda.get_device_name(device),
+        "vllm": installed_version(PYTHON),
         "model": options.size,
     }
     settings |= {"api servers": options.api_servers, "torch": torch.__version__, "rows": found}
@@ -327,7 +265,13 @@ def _rows(
     if "parity" in options.rows:
         _guarded(found, "parity", lambda: parity(url, model, device, vocab), options.out)
     if "update" in options.rows:
-        _guarded(found, "update", lambda: updates(url, model, device, vocab), options.out)
+        keep = partial(_keep, found, "update", options.out)
+        _guarded(
+            found,
+            "update",
+            lambda: updates(url, model, device, vocab, options.variants, max(options.in_flight), keep),
+            options.out,
+        )
     if "failure" in options.rows:
         _guarded(found, "failure", lambda: failure(url, group, model, device), options.out)
 
@@ -339,6 +283,12 @@ def _guarded(found: dict[str, Any], name: str, work: Callable[[], Any], out: Pat
     except Exception as error:
         found.setdefault("errors", {})[name] = f"{type(error).__name__}: {error}"
         print(f"{name} FAILED: {type(error).__name__}: {error}", flush=True)
+    out.with_suffix(".partial").write_text(json.dumps(found, indent=1))
+
+
+def _keep(found: dict[str, Any], name: str, out: Path, rows: Any) -> None:
+    """What there is so far, for somebody who has to end this in the middle of a row."""
+    found[name] = rows
     out.with_suffix(".partial").write_text(json.dumps(found, indent=1))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
-from benchmarks.gpu.runs import LimitedRun, launcher, records, steps_of
+from benchmarks.gpu.runs import LimitedRun, launcher, leave_in_order, records, steps_of
 
 ENGINES = ("vllm.entrypoints", "pipelinerl.inference.embedded")
 STEPS = 30
@@ -88,6 +88,7 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_killed.json")
     parser.add_argument("overrides", nargs="*", help="key=value")
     options = parser.parse_intermixed_args()
+    leave_in_order()
     out = options.work.absolute() / "run"
     special = ON_GPU if options.hardware == "gpu" else []
     given = [f"hardware={options.hardware}", *GUESSING, *special, *options.overrides]

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.served import PYTHON
+from pipelinerl.inference.vllm import serve_env
+
 OFFLINE = """
 import json, os, sys, time
 import numpy as np
@@ -39,18 +42,20 @@ class Offline:
         self, model: Path, gpu: str, kwargs: Mapping[str, Any], load: Mapping[str, Any], log: Path
     ) -> None:
         """`load`: counts (requests of each measurement), vocab, prompt and output (tokens)."""
-        flags = {key.replace("-", "_"): value for key, value in kwargs.items()}
-        flags |= {"load_format": "dummy", "dtype": "bfloat16", "enable_prefix_caching": False}
+        # An empty string is a bare flag of the command line.
+        flags = {key.replace("-", "_"): value == "" or value for key, value in kwargs.items()}
+        flags = {"dtype": "bfloat16", **flags}
+        flags |= {"load_format": "dummy", "enable_prefix_caching": False}
         flags |= {"logprobs_mode": "processed_logprobs", "hf_overrides": {"head_dtype": "float32"}}
         argument = json.dumps({"model": str(model), "flags": flags, **load})
         self._log = log.open("ab")
         self._process = subprocess.Popen(
-            [sys.executable, "-c", OFFLINE, argument],
+            [PYTHON or sys.executable, "-c", OFFLINE, argument],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._log,
             text=True,
-            env={**os.environ, "CUDA_VISIBLE_DEVICES": gpu},
+            env={**os.environ, **serve_env([gpu] if gpu else [])},
             start_new_session=True,
         )
 

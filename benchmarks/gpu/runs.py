@@ -8,24 +8,40 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 STOP_S = 30.0
 POLL_S = 0.2
+ENDED = 124
+"""Exit status of what was ended at its limit, as that of `timeout`."""
+
+
+class Terminated(BaseException):
+    """SIGTERM came: what is open closes itself on the way out."""
+
+
+def leave_in_order() -> None:
+    """From now on SIGTERM raises `Terminated`, so that nothing this process started stays behind."""
+
+    def terminated(*_: object) -> None:
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        raise Terminated
+
+    signal.signal(signal.SIGTERM, terminated)
 
 
 class LimitedRun:
     """A child process in a group of its own, which ends at a limit: SIGTERM first, SIGKILL for what stays."""
 
-    def __init__(self, command: Sequence[str], log: Path) -> None:
+    def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
         self._started = time.monotonic()
         with log.open("ab") as out:
             self.process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, env=os.environ, start_new_session=True
+                command, stdout=out, stderr=subprocess.STDOUT, env=env or os.environ, start_new_session=True
             )
 
     @property
@@ -34,19 +50,26 @@ class LimitedRun:
 
     def until(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Wait for something that the run does; False if it ended, or the limit (since its start) passed."""
-        while not condition():
-            if self.process.poll() is not None or self.seconds > limit_s:
-                return condition()
-            time.sleep(POLL_S)
+        try:
+            while not condition():
+                if self.process.poll() is not None or self.seconds > limit_s:
+                    return condition()
+                time.sleep(POLL_S)
+        except Terminated:
+            self.stop()
+            raise
         return True
 
     def end(self, limit_s: float) -> int:
-        """The exit status; 124 when the limit (since its start) passed and the run had to be stopped."""
+        """The exit status; ENDED when the limit (since its start) passed and the run had to be stopped."""
         try:
             return self.process.wait(max(0.0, limit_s - self.seconds))
         except subprocess.TimeoutExpired:
             self.stop()
-            return 124
+            return ENDED
+        except Terminated:
+            self.stop()
+            raise
 
     def stop(self) -> None:
         for number in (signal.SIGTERM, signal.SIGKILL):

@@ -1,4 +1,7 @@
-"""vLLM as a server process for the benchmarks: a model folder without weights, start, wait, stop."""
+"""vLLM as a server process for the benchmarks: a model folder without weights, start, wait, stop.
+
+`VLLM_PYTHON=/path/to/python` names an environment that has vLLM where this one has none.
+"""
 
 from __future__ import annotations
 
@@ -18,6 +21,7 @@ from pipelinerl.weights.http import CallFailed, call
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "domains/guessing/checkpoint"
+PYTHON = os.environ.get("VLLM_PYTHON")
 READY_DEADLINE_S = 300.0
 STOP_DEADLINE_S = 20.0
 QWEN3: dict[str, dict[str, int]] = {
@@ -80,7 +84,7 @@ def engine_argv(
     model: Path, port: int, transport: str, kwargs: Mapping[str, Any], api_servers: int = 1
 ) -> list[str]:
     """The command line that the launcher would write, with dummy weights."""
-    version = installed_version()
+    version = installed_version(PYTHON)
     if version is None:
         raise SystemExit("vLLM is not installed here")
     options = VllmOptions(
@@ -93,20 +97,24 @@ def engine_argv(
         version=VllmVersion.parse(version),
         kwargs={"load-format": "dummy", "dtype": "bfloat16", "enable-prefix-caching": False, **kwargs},
         api_server_count=api_servers if api_servers > 1 else None,
+        python=PYTHON,
     )
     return serve_argv(options)
 
 
 @contextmanager
 def serving(argv: list[str], gpu: str, port: int, log: Path) -> Iterator[tuple[str, int]]:
-    """URL and process group of a started engine; it and its workers are gone afterwards."""
+    """URL and process group of a started engine; it and its workers are gone afterwards.
+
+    `gpu` is an id, several with commas between them, or empty for a CPU build.
+    """
     log.parent.mkdir(parents=True, exist_ok=True)
     with log.open("ab") as out:
         process = subprocess.Popen(
             argv,
             stdout=out,
             stderr=subprocess.STDOUT,
-            env={**os.environ, **serve_env([gpu])},
+            env={**os.environ, **serve_env([gpu] if gpu else [])},
             start_new_session=True,
         )
     url = f"http://127.0.0.1:{port}"

@@ -1,0 +1,172 @@
+"""One engine over two cards, and an engine on each: the same updates, under load, with the same numbers.
+
+    python -m benchmarks.gpu.several [--size 0.6B] [--streams 64] [--out FILE]
+
+All start at the same time with a small share of each card, which the trainer's side uses as well: weights
+travel through files, since NCCL does not connect two processes on one card. `--cpu` rehearses two engines of
+a CPU build of vLLM.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks._figures import RESULTS, Figure, at_most, report
+from benchmarks.gpu.engine import random_model, scores_of
+from benchmarks.gpu.load import Load
+from benchmarks.gpu.runs import leave_in_order
+from benchmarks.gpu.served import engine_argv, model_folder, serving
+from pipelinerl.finetune.model import distinct_parameters
+from pipelinerl.weights.directory import weights_directory
+from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.looking import counters
+from pipelinerl.weights.parity import probe_ids
+from pipelinerl.weights.publisher import Publisher
+
+SETS = {"tensor parallel 2": ("0,1",), "two engines": ("0", "1")}
+"""Cards of each engine."""
+ON_CPU = {"two engines": ("", "")}
+PROMPT = OUTPUT = 256
+UPDATES = 4
+WINDOW_S = 6.0
+PARITY_LIMIT = 0.05
+"""Of random weights in bfloat16, on average; float32 stays below 1e-4."""
+
+
+def kwargs_of(cards: str, streams: int, cpu: bool) -> dict[str, Any]:
+    """Flags of one engine; NCCL alone connects its ranks, without vLLM's own all-reduce."""
+    kwargs: dict[str, Any] = {"max-model-len": PROMPT + OUTPUT + 16, "max-num-seqs": streams}
+    if cpu:
+        return {**kwargs, "dtype": "float32", "enforce-eager": ""}
+    kwargs |= {"gpu-memory-utilization": 0.2, "kv-cache-memory-bytes": 8 * 2**30}
+    ranks = cards.count(",") + 1
+    if ranks > 1:
+        kwargs |= {"tensor-parallel-size": ranks, "disable-custom-all-reduce": ""}
+    return kwargs
+
+
+@contextmanager
+def all_serving(
+    sets: dict[str, Sequence[str]], folder: Path, options: argparse.Namespace
+) -> Iterator[dict[str, list[str]]]:
+    """URLs of each set; the engines start beside each other, which takes as long as one."""
+    placed = [(name, cards) for name, engines in sets.items() for cards in engines]
+    urls: dict[str, list[str]] = {name: [] for name in sets}
+    with ExitStack() as stack, ThreadPoolExecutor(len(placed)) as pool:
+        started = []
+        for index, (name, cards) in enumerate(placed):
+            port = options.port + 10 * index
+            kwargs = kwargs_of(cards, options.streams, options.cpu)
+            context = serving(
+                engine_argv(folder, port, "file", kwargs),
+                cards,
+                port,
+                options.out.parent / f"several{index}.log",
+            )
+            started.append((name, context, pool.submit(context.__enter__)))
+        for name, context, future in started:
+            if future.exception() is None:
+                stack.push(context)
+                urls[name].append(future.result()[0])
+            else:
+                print(f"{name}: {future.exception()}", flush=True)
+        yield urls
+
+
+def measure(urls: list[str], model: PreTrainedModel, vocab: int, streams: int) -> dict[str, Any]:
+    """Updates under load, the numbers of each engine afterwards, and the tokens per second of all."""
+    size = sum(parameter.numel() for _, parameter in distinct_parameters(model))
+    folder = weights_directory(Path(tempfile.mkdtemp()), size * model.dtype.itemsize, None)
+    publisher = Publisher(urls, FileTransport(folder, model.dtype))
+    publisher.wait_ready(60)
+    paused: list[float] = []
+    with ExitStack() as stack:
+        loads = [stack.enter_context(Load(url, streams, vocab, PROMPT, OUTPUT)) for url in urls]
+        time.sleep(WINDOW_S)
+        first = [counters(url, 30.0) for url in urls]
+        time.sleep(WINDOW_S)
+        rate = sum(counters(url, 30.0).rate_since(one) for url, one in zip(urls, first))
+        for version in range(1, UPDATES + 1):
+            with torch.no_grad():
+                for _, parameter in distinct_parameters(model):
+                    parameter.mul_(1.01)
+            done = publisher.publish(version, distinct_parameters(model))
+            paused.append(max(done.paused_s.values()) * 1e3)
+            time.sleep(0.5)
+    ids = probe_ids(vocab)
+    expected = scores_of(model, ids)
+    found = [publisher.prompt_logprobs(row) for row in ids]
+    deltas = {url: np.abs(np.stack([one[url] for one in found]) - expected) for url in urls}
+    publisher.close()
+    return {
+        "tokens_per_s": rate,
+        "paused_ms": statistics.median(paused[1:]),
+        "bytes": done.bytes,
+        "parity_mean": max(float(delta.mean()) for delta in deltas.values()),
+        "parity_max": max(float(delta.max()) for delta in deltas.values()),
+        "errors": [error for load in loads for error in load.result.get("errors", [])],
+    }
+
+
+def figures_of(rows: dict[str, dict[str, Any]]) -> list[Figure]:
+    figures = []
+    for name, row in rows.items():
+        figures.append(Figure(f"{name}: generated", row["tokens_per_s"], "tok/s"))
+        figures.append(Figure(f"{name}: paused by an update through files", row["paused_ms"], "ms"))
+        figures.append(
+            at_most(f"{name}: |delta| to the trainer, mean", row["parity_mean"], "nats", PARITY_LIMIT)
+        )
+        figures.append(Figure(f"{name}: |delta| to the trainer, max", row["parity_max"], "nats"))
+        figures.append(at_most(f"{name}: failed requests", float(len(row["errors"])), "", 0.0))
+    return figures
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--size", default="0.6B")
+    parser.add_argument("--streams", type=int, default=64, help="requests in flight at each engine")
+    parser.add_argument("--folder", type=Path, default=Path("/tmp/pipelinerl-bench"))
+    parser.add_argument("--port", type=int, default=8500)
+    parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU build of vLLM")
+    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_several.json")
+    options = parser.parse_args()
+    sets: dict[str, Sequence[str]] = dict(ON_CPU if options.cpu else SETS)
+    size = "tiny" if options.cpu else options.size
+    folder = model_folder(size, options.folder / size)
+    vocab = int(json.loads((folder / "config.json").read_text())["vocab_size"])
+    rows: dict[str, dict[str, Any]] = {}
+    leave_in_order()
+    with all_serving(sets, folder, options) as urls:
+        if not options.cpu:
+            os.environ["CUDA_VISIBLE_DEVICES"] = "1"
+        device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
+        model = random_model(folder, device)
+        for name, members in urls.items():
+            if len(members) < len(sets[name]):
+                continue
+            rows[name] = measure(members, model, vocab, options.streams)
+            print(json.dumps({name: rows[name]}), flush=True)
+    card = "none" if options.cpu else torch.cuda.get_device_name(device)
+    missed = report("gpu_several", figures_of(rows), {"card": card, "model": size}, options.out)
+    return 1 if len(rows) < len(sets) else min(missed, 1)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

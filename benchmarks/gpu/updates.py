@@ -1,0 +1,152 @@
+"""Updates of an engine under load: ways of doing them, and what each step of the pause takes."""
+
+from __future__ import annotations
+
+import json
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks._figures import Figure, at_most
+from benchmarks.gpu.load import Load
+from pipelinerl.finetune.model import distinct_parameters
+from pipelinerl.inference.vllm import pause_routes
+from pipelinerl.weights.base import Transport
+from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.nccl import NcclTransport
+from pipelinerl.weights.publisher import PublishDeadlines, Publisher
+
+PROMPT = OUTPUT = 512
+STREAMS = 256
+UPDATES = 7
+BETWEEN_S = 0.8
+WARM_S = 6.0
+MIB = 2**20
+STEPS = ("pause", "start", "update", "finish", "resume")
+"""Steps of which a pause consists; `send` runs beside `update`, `stage` before the pause."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """A way of updating an engine under load."""
+
+    name: str
+    in_flight: int = STREAMS
+    megabytes: int = 256
+    buffers: int = 2
+    kv: str = "keep"
+    """`keep` or `recompute`; `pause`: keep, through the route of that name instead of sleep level 0."""
+
+
+DEFAULT = "keep, 2 packets of 256 MiB"
+VARIANTS = (
+    Variant(DEFAULT),
+    Variant("keep, 2 packets of 1 GiB", megabytes=1024),
+    Variant("idle", in_flight=0),
+    Variant("keep, 1 packet of 4 GiB", megabytes=4096, buffers=1),
+    Variant("keep, 4 packets of 128 MiB", megabytes=128, buffers=4),
+    Variant("keep through /pause", kv="pause"),
+    Variant("recompute", kv="recompute"),
+    Variant("keep, 2 packets of 64 MiB", megabytes=64),
+)
+"""In the order of what they tell."""
+
+
+def publisher_for(
+    url: str,
+    device: torch.device,
+    megabytes: int,
+    kv: Any = "keep",
+    deadlines: PublishDeadlines | None = None,
+    buffers: int = 2,
+) -> Publisher:
+    transport: Transport
+    if device.type == "cuda":
+        transport = NcclTransport(
+            device, torch.bfloat16, buffer_bytes=megabytes * MIB, buffers=buffers, first_port=9100
+        )
+    else:  # a rehearsal
+        transport = FileTransport(Path(tempfile.mkdtemp(prefix="weights-")))
+    publisher = Publisher([url], transport, kv, deadlines or PublishDeadlines(health_s=10.0))
+    publisher.wait_ready(60)
+    return publisher
+
+
+def update_row(variant: Variant, model: PreTrainedModel, publisher: Publisher, first: int) -> dict[str, Any]:
+    """Medians over several updates, in milliseconds, and the share of the time that was paused."""
+    reports = []
+    begun = time.perf_counter()
+    for version in range(first, first + UPDATES):
+        time.sleep(BETWEEN_S)
+        reports.append(publisher.publish(version, distinct_parameters(model)))
+    wall = time.perf_counter() - begun
+    steady = reports[1:]
+    steps = {step: statistics.median(one.seconds[step] for one in steady) * 1e3 for step in steady[0].seconds}
+    paused = [max(one.paused_s.values()) * 1e3 for one in steady]
+    row = {
+        "name": variant.name,
+        "in_flight": variant.in_flight,
+        "bytes": reports[0].bytes,
+        "paused_ms": statistics.median(paused),
+        "paused_ms_all": [round(one, 1) for one in paused],
+        "steps_ms": steps,
+        "between_steps_ms": statistics.median(paused) - sum(steps[step] for step in STEPS),
+        "first_paused_ms": max(reports[0].paused_s.values()) * 1e3,
+        "idle_share": sum(max(one.paused_s.values()) for one in reports) / wall,
+    }
+    print(json.dumps(row), flush=True)
+    return row
+
+
+def updates(
+    url: str,
+    model: PreTrainedModel,
+    device: torch.device,
+    vocab: int,
+    variants: int,
+    streams: int,
+    keep: Callable[[Any], None],
+) -> list[dict[str, Any]]:
+    """The first `variants` ways, each in a group of its own, with at most so many `streams`.
+
+    `keep` gets the rows as they come.
+    """
+    rows: list[dict[str, Any]] = []
+    for number, variant in enumerate(VARIANTS[:variants], start=1):
+        variant = replace(variant, in_flight=min(streams, variant.in_flight))
+        kv = "keep" if variant.kv == "pause" else variant.kv
+        publisher = publisher_for(url, device, variant.megabytes, kv, buffers=variant.buffers)
+        if variant.kv == "pause":
+            publisher._routes = {url: pause_routes(None, clear_cache=False)}
+        try:
+            if variant.in_flight:
+                with Load(url, variant.in_flight, vocab, PROMPT, OUTPUT) as load:
+                    time.sleep(WARM_S)
+                    rows.append(update_row(variant, model, publisher, 100 * number))
+                rows[-1] |= load.result
+            else:
+                rows.append(update_row(variant, model, publisher, 100 * number))
+        finally:
+            publisher.close()
+        keep(rows)
+    return rows
+
+
+def update_figures(rows: list[dict[str, Any]]) -> Iterator[Figure]:
+    """The pause of each way beside the goal, and its parts."""
+    for row in rows:
+        name = f"paused: {row['name']}, {row['in_flight']} in flight"
+        wanted = row["in_flight"] > 0 and "recompute" not in row["name"]
+        yield at_most(name, row["paused_ms"], "ms", 100.0) if wanted else Figure(name, row["paused_ms"], "ms")
+        for step, value in row["steps_ms"].items():
+            part = "of it " if step in STEPS else ""
+            yield Figure(f"  {row['name']}: {part}{step}", value, "ms")
+        yield Figure(f"  {row['name']}: of it between steps", row["between_steps_ms"], "ms")
+        yield Figure(f"  {row['name']}: share of the time", row["idle_share"], "share")
