@@ -14,13 +14,17 @@ from pipelinerl.config.compose import Composition
 from pipelinerl.config.keys import leaves
 
 Compose = Callable[..., Composition]
+CONF = Path(__file__).resolve().parents[3] / "conf"
+
+DOMAINS = sorted(path.stem for path in (CONF / "domain").glob("*.yaml"))
 
 
-@pytest.mark.parametrize("domain", ["guessing", "privacy_hopqa"])
+@pytest.mark.parametrize("domain", DOMAINS)
 def test_domain_and_config_name_compose_to_the_same_tree(composed: Compose, domain: str) -> None:
     by_group = composed(f"+domain={domain}", "seed=7")
     by_name = composed("seed=7", config_name=domain)
     assert by_group.tree == by_name.tree
+    assert by_group.tree.domain_name == domain and len(DOMAINS) >= 5
 
 
 def test_a_domain_without_plus_is_answered_with_the_right_spelling(composed: Compose) -> None:

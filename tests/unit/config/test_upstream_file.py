@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.config import ConfigError, typed
 from pipelinerl.config.compose import Composition
+from pipelinerl.config.legacy import FORMER_DEFAULTS, WITHOUT_EFFECT, settle
+from pipelinerl.config.removed import REMOVED
 from pipelinerl.launch import main
 
 Compose = Callable[..., Composition]
@@ -135,6 +138,25 @@ def test_a_value_that_changes_results_is_refused(
     OmegaConf.save(tree, folder / "exp_config.yaml")
     with pytest.raises(ConfigError, match=message):
         composed("hardware=gpu", config_dir=folder, config_name="exp_config")
+
+
+@pytest.mark.parametrize("key", sorted(REMOVED))
+def test_a_key_that_is_gone_passes_at_its_default_with_a_line_or_not_at_all(key: str) -> None:
+    def tree(value: object) -> DictConfig:
+        made = OmegaConf.create({})
+        OmegaConf.update(made, key, value, force_add=True)
+        return made
+
+    assert settle(tree(None)) == []
+    if key in FORMER_DEFAULTS:
+        assert settle(tree(FORMER_DEFAULTS[key])) == []
+    if key in WITHOUT_EFFECT:
+        left = tree("x")
+        (notice,) = settle(left)
+        assert notice.startswith(f"{key}=x: left out, ") and OmegaConf.select(left, key) is None
+    else:
+        with pytest.raises(ConfigError, match=re.escape(f"{key}=x: ")):
+            settle(tree("x"))
 
 
 def test_the_launcher_places_an_upstream_run(
