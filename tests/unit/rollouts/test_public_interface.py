@@ -126,6 +126,17 @@ def test_a_field_has_its_default_and_takes_its_type(
     assert plain(getattr(made, name)) == value
 
 
+@pytest.mark.parametrize(
+    ("model", "name"),
+    [(model, name) for model, name, *_ in CASES if name != "tokenizer"],  # a tokenizer is of no one class
+    ids=lambda v: getattr(v, "__name__", ""),
+)
+def test_a_field_takes_nothing_but_its_type(model: type[BaseModel], name: str) -> None:
+    required = {n: example for n, (default, example) in FIELDS[model].items() if default is REQUIRED}
+    with pytest.raises(ValidationError, match=name):
+        model(**{**required, name: object()})
+
+
 @pytest.mark.parametrize("name", ["reward", "success", "no_error", "no_answer"])
 def test_metrics_without_a_required_field_are_refused(name: str) -> None:
     values = {n: value for n, (_, value) in FIELDS[BaseMetrics].items() if n != name}
@@ -243,6 +254,7 @@ def test_a_function_has_its_parameters_and_defaults(path: str) -> None:
 NAMES = {
     "pipelinerl.rollouts": ["TrainingTextSummary", "MASKED_TOKEN_ID"],
     "pipelinerl.llm": ["LLMStream", "LLMEvent", "LLMOutput", "TokenLogprob"],
+    "pipelinerl.async_llm": ["RetryableAbortedCompletionError"],
     "pipelinerl.finetune.data": ["MASKED_TOKEN_ID"],
     "pipelinerl.streams": ["set_streams_backend", "read_stream"],
     "pipelinerl.state": ["TrainerState"],
@@ -294,6 +306,10 @@ def test_the_state_of_the_trainer_has_its_properties() -> None:
     state = resolve("pipelinerl.state.TrainerState")
     for name in ("propagated_weight_version", "samples_processed", "training_done"):
         assert isinstance(inspect.getattr_static(state, name), property)
+
+
+def test_an_aborted_completion_can_be_caught_as_a_timeout() -> None:
+    assert issubclass(resolve("pipelinerl.async_llm.RetryableAbortedCompletionError"), TimeoutError)
 
 
 def test_secrets_and_log_probabilities_are_left_out_of_dumps() -> None:
