@@ -14,6 +14,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import EngFormatter
 
 from pipelinerl.observe.history import Evaluation, Series, series
 from pipelinerl.observe.intervals import known, mean_interval
@@ -97,6 +98,9 @@ def _save(path: Path, draw: Callable[[Any], bool], width: float = 6.5, height: f
         try:
             if not draw(figure):
                 return None
+            for axes in figure.axes:
+                if axes.get_xlabel() == _TEXTS and axes.get_xlim()[1] >= 10_000:
+                    axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 125k: six digits run together
             figure.savefig(path)
         finally:
             plt.close(figure)
@@ -142,6 +146,8 @@ def evaluation_metrics(
             for index, (label, name) in enumerate(metrics.items())
         ]
         axes.set(title=title, xlabel=_TEXTS)
+        if len(evaluations) == 1:
+            axes.set(xticks=[evaluations[0].version], xlim=(evaluations[0].version + np.array([-0.5, 0.5])))
         if axes.get_ylim()[1] <= 1.06:
             axes.set_ylim(-0.03, 1.03)
         _legend(axes, beside=True)
@@ -162,6 +168,8 @@ def optimisation(path: Path, finetune: Records) -> Path | None:
         "divergence per token": {"old to new": "rl/kl_new_old", "reference": "rl/kl"},
         "entropy and gradient": {"entropy (nats)": "rl/entropy", "gradient norm": "stats/grad_norm"},
     }
+    # Their lines differ by orders of magnitude.
+    logarithmic = {"importance ratio", "entropy and gradient"}
 
     def draw(figure: Any) -> bool:
         shown = False
@@ -171,7 +179,10 @@ def optimisation(path: Path, finetune: Records) -> Path | None:
                 shown |= bool(len(data))
                 _curve(axes, data, label, index, raw=False)
             axes.set(title=title, xlabel=_TEXTS)
-            _legend(axes, beside=len(lines) > 1)
+            if title in logarithmic and axes.lines:
+                axes.set_yscale("log")
+            if len(lines) > 1:
+                _legend(axes, beside=True)
         figure.tight_layout()
         return shown
 
