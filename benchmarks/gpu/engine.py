@@ -11,7 +11,7 @@ Random weights of a Qwen3 architecture. Needs two GPUs: one for the engine, one 
 - `parity`: log-probabilities of the engine after an update against transformers' forward, tied weights; of
   both against float32.
 - `throughput`: 512 + 512 tokens with log-probabilities, N requests always in flight, against N requests at
-  once of the offline engine with the same flags, which runs in this call after the server.
+  once of the offline engine with the same flags, on the other card while the server rests.
 - `failure`: the engine is stopped with SIGSTOP in the middle of a broadcast; the publisher has to name it at
   its deadline and to free its sender.
 """
@@ -160,7 +160,7 @@ def figures(found: dict[str, Any]) -> Iterator[Figure]:
     """The rows of the table, with goals where there are some."""
     yield from update_figures(found.get("update", []))
     for name, value in found.get("parity", {}).items():
-        yield Figure(f"bfloat16 |delta| of {name}", value, "nats")
+        yield Figure(f"|delta| of {name}", value, "nats")
     served, offline = found.get("served", {}), found.get("offline", {})
     for count, rate in served.items():
         yield Figure(f"client, {count} in flight", rate, "tok/s")
@@ -225,9 +225,7 @@ def main() -> int:
             url,
             group,
         ):
-            _rows(options, url, group, folder, device, vocab, found)
-        if offline is not None:
-            _guarded(found, "offline", offline.measure, options.out)
+            _rows(options, url, group, folder, device, vocab, offline, found)
     except Terminated:
         print("ended before its end; what there is follows", flush=True)
     finally:
@@ -254,11 +252,14 @@ def _rows(
     folder: Path,
     device: torch.device,
     vocab: int,
+    offline: Offline | None,
     found: dict[str, Any],
 ) -> None:
     """Each row by itself: what fails is said and does not cost the others."""
-    if "throughput" in options.rows:
+    if offline is not None:
         _guarded(found, "served", lambda: throughput(url, vocab, options.in_flight), options.out)
+        _guarded(found, "offline", offline.measure, options.out)
+        offline.close()  # its card is the trainer's from here on
     if not {"parity", "update", "failure"} & set(options.rows):
         return
     model = random_model(folder, device)

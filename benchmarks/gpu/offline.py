@@ -75,8 +75,12 @@ class Offline:
         raise RuntimeError(f"the offline engine ended before it said {mark.strip()}; see {self._log.name}")
 
     def close(self) -> None:
+        """End it and its workers; more than once does no harm."""
+        if self._log.closed:
+            return
         try:
             os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait(30)
         except ProcessLookupError:
             return
         finally:

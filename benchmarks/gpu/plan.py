@@ -144,8 +144,8 @@ def trainer(limit_s: float) -> Step:
 
 
 def tests(name: str, path: str, limit_s: float) -> Step:
-    arguments = ("-q", "-p", "no:cacheprovider", "-m", "gpu", "--durations=5", path)
-    return Step(name=name, module="pytest", arguments=arguments, limit_s=limit_s)
+    arguments = ("-v", "-p", "no:cacheprovider", "-m", "gpu", "--durations=5", path)
+    return Step(name=name, module="pytest", arguments=arguments, limit_s=limit_s, least_s=60.0)
 
 
 def sharded(name: str, limit_s: float, *arguments: str) -> Step:
@@ -215,13 +215,13 @@ PLANS: dict[str, tuple[Stage, ...]] = {
             (
                 Lane((bootstrap(470),), "1", SECOND_HALF),
                 Lane(
-                    (trainer(300), tests("trainer_tests", "tests/gpu/test_trainer.py", 80)), "0", FIRST_HALF
+                    (trainer(290), tests("trainer_tests", "tests/gpu/test_trainer.py", 80)), "0", FIRST_HALF
                 ),
             ),
             (
                 Lane(
                     (
-                        tests("sharding_tests", "tests/gpu/test_sharding.py", 110),
+                        tests("sharding_tests", "tests/gpu/test_sharding.py", 120),
                         sharded("sharded", 80, "--size", "4B", "--save"),
                     ),
                     "0,1",
@@ -234,7 +234,7 @@ PLANS: dict[str, tuple[Stage, ...]] = {
                     (
                         engine(
                             "engine",
-                            380,
+                            400,
                             *("--rows", "update", "parity", "throughput", "failure"),
                             *("--variants", "5", "--in-flight", "256", "512"),
                             tiny=TINY_ENGINE,
@@ -246,7 +246,7 @@ PLANS: dict[str, tuple[Stage, ...]] = {
             ),
         ),
         (
-            (Lane((reinforcement(320), async_sync(170), several(140)), "0,1"),),
+            (Lane((reinforcement(330), async_sync(170), several(140)), "0,1"),),
         ),
     ),
     "one_card": (
