@@ -38,7 +38,7 @@ format: setup
 	$(PY) -m ruff format .
 
 test: lint
-	$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu' tests/unit tests/pipeline
+	$(PY) -m pytest -q -n 2 --dist worksteal -m 'not slow and not gpu' tests/unit tests/contract tests/pipeline
 
 test-all: lint
 	$(PY) -m pytest -q -n 2 --dist worksteal tests

@@ -10,7 +10,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any
 
@@ -79,6 +79,7 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end the answer; their ids belong to it."""
     n: int = 1
+    """How many continuations `generate_many` returns."""
 
     def body(self) -> dict[str, Any]:
         """`sampling_params` of the request; log-probabilities are always asked for."""
@@ -100,7 +101,6 @@ class SamplingParams:
             "presence_penalty": (self.presence_penalty, 0.0),
             "frequency_penalty": (self.frequency_penalty, 0.0),
             "stop": (list(self.stop), []),
-            "n": (self.n, 1),
         }
         fields.update({name: value for name, (value, default) in optional.items() if value != default})
         return fields
@@ -183,8 +183,16 @@ class EngineClient:
         """One continuation of the prompt. Raises EngineRequestError, EngineUnavailable, AbortedCompletion."""
         if sampling.n != 1:
             raise ValueError(f"generate returns one continuation, n={sampling.n}; use generate_many")
-        (generation,) = await self.generate_many(token_ids, sampling, request_id, deadline_s=deadline_s)
-        return generation
+        prompt = np.asarray(token_ids, dtype=np.int32)
+        body = self._body(prompt, sampling, request_id)
+        announced = self._announced_version()
+        started = time.monotonic()
+        answer = await self._post(self._generate_url, body, deadline_s)
+        generations: list[Generation] = await self._checked(
+            read_generations, answer, prompt, n=1, announced_version=announced
+        )
+        self._accept(generations, announced, time.monotonic() - started, len(answer))
+        return generations[0]
 
     async def generate_many(
         self,
@@ -194,17 +202,23 @@ class EngineClient:
         *,
         deadline_s: float | None = None,
     ) -> list[Generation]:
-        """`sampling.n` continuations of the prompt; errors as in `generate`."""
-        prompt = np.asarray(token_ids, dtype=np.int32)
-        body = self._body(prompt, sampling, request_id)
-        announced = self._announced_version()
-        started = time.monotonic()
-        answer = await self._post(self._generate_url, body, deadline_s)
-        generations = await self._checked(
-            read_generations, answer, prompt, n=sampling.n, announced_version=announced
-        )
-        self._accept(generations, announced, time.monotonic() - started, len(answer))
-        return generations
+        """`sampling.n` continuations of the prompt, with the seeds from `seed` on; errors as in `generate`.
+
+        Each is a request of its own: asked for several, the token route of vLLM before 0.32 answers with the
+        last one to end.
+        """
+        calls = []
+        for index in range(sampling.n):
+            seed = None if sampling.seed is None else sampling.seed + index
+            name = request_id if request_id is None else f"{request_id}-{index}"
+            one = self.generate(token_ids, replace(sampling, n=1, seed=seed), name, deadline_s=deadline_s)
+            calls.append(asyncio.ensure_future(one))
+        try:
+            return list(await asyncio.gather(*calls))
+        finally:
+            for call in calls:
+                call.cancel()
+            await asyncio.gather(*calls, return_exceptions=True)
 
     async def chat(self, body: bytes, *, deadline_s: float | None = None) -> ChatGeneration:
         """The answer to a request of `pipelinerl.inference.chat`; errors as in `generate`."""

@@ -79,7 +79,12 @@ class Exchange:
             self.paused_at = 0.0
 
     def start(self) -> None:
-        """Step 2."""
+        """Step 2. Right after a granted pause and once, or nothing is sent: vLLM would not survive it."""
+        if self.step != "pause" or not self.paused_at:
+            self.error = self.error or CallFailed(
+                None, f"start after {self.step or 'nothing'}, not after a granted pause; nothing was sent"
+            )
+            return
         self._do("start", "/start_weight_update", self._deadlines.start_s)
 
     def complete(self, update_body: bytes, version: int, update_deadline_s: float) -> None:

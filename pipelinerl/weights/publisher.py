@@ -6,6 +6,7 @@ that fails between start and finish may hold half a model: it is broken, is neve
 only as a new process. On any error nothing may be announced.
 """
 
+import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
@@ -22,7 +23,14 @@ from pipelinerl.weights.exchange import Exchange, PublishDeadlines, in_thread
 from pipelinerl.weights.http import PREPARE_ROUTE, CallFailed, call, encode, optional_routes
 from pipelinerl.weights.looking import Counters
 
-__all__ = ["PublishDeadlines", "Publisher", "SenderStuck", "UpdateReport", "WeightUpdateError"]
+__all__ = [
+    "PublishDeadlines",
+    "Publisher",
+    "SenderStuck",
+    "UpdateReport",
+    "UpdateUnderWay",
+    "WeightUpdateError",
+]
 
 KvPolicy = Literal["keep", "recompute"]
 BYTES_PER_SECOND = 1e9
@@ -37,6 +45,10 @@ class WeightUpdateError(RuntimeError):
         self.engine, self.step, self.body, self.broken = engine, step, body, sorted(broken)
         lost = f"; broken: {', '.join(self.broken)}" if self.broken else ""
         super().__init__(f"weight update failed at {step} of {engine}: {body}{lost}")
+
+
+class UpdateUnderWay(RuntimeError):
+    """An update was asked for while another one has not ended; nothing was sent."""
 
 
 class SenderStuck(RuntimeError):
@@ -62,7 +74,7 @@ class UpdateReport:
 
 
 class Publisher:
-    """Publishes versions to engines; one update at a time, from one thread."""
+    """Publishes versions to engines, one update at a time."""
 
     def __init__(
         self,
@@ -79,6 +91,8 @@ class Publisher:
         self.version: int | None = None
         """Last version that every participant confirmed."""
         self.broken: set[str] = set()
+        self._updating, self._target = threading.Lock(), 0
+        """Held during an update, and the version that it is to."""
         self._transport = transport
         self._clear_cache = kv == "recompute"
         self._deadlines = deadlines or PublishDeadlines()
@@ -110,7 +124,18 @@ class Publisher:
         """Put `version` into every healthy engine; after a WeightUpdateError nothing may be announced.
 
         `named_tensors`: the distinct parameters under their Hugging Face names, without ties and value heads.
+        Raises UpdateUnderWay, with nothing sent, while another thread's update has not ended.
         """
+        if not self._updating.acquire(blocking=False):
+            raise UpdateUnderWay(f"version {version}: the update to version {self._target} has not ended")
+        try:
+            self._target = version
+            return self._publish(version, named_tensors)
+        finally:
+            self._updating.release()
+
+    def _publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
+        """The update itself, under the lock."""
         if self.version is not None and version < self.version:
             raise ValueError(f"version {version} is older than {self.version}; versions only grow")
         started = time.perf_counter()

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.contract.live_vllm import plug_in
 from tests.pipeline.conftest import ROOT, LauncherProcess
-from tests.pipeline.test_vllm_cpu import PYTHON, plug_in
 
+PYTHON = os.environ.get("VLLM_PYTHON", "")
 STEPS, TEXTS = 3, 16
 
 pytestmark = [

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from engine_harness import EOS, VOCAB, random_prompt, reference, running_engine
+from engine_harness import EOS, random_prompt, reference, running_engine
 
 from pipelinerl.inference.client import SamplingParams
 
@@ -14,43 +14,6 @@ def next_token_probabilities(folder: Path, prompt: list[int], temperature: float
     with torch.no_grad():
         logits = reference(folder)(torch.tensor([prompt])).logits[0, -1]
     return (logits / temperature).softmax(-1).numpy()
-
-
-async def test_frequencies_match_the_reported_probabilities(tied_model: Path) -> None:
-    prompt, draws = random_prompt(6), 4000
-    expected = next_token_probabilities(tied_model, prompt, 0.7)
-    async with running_engine(tied_model, max_num_seqs=50, max_waiting=4000) as engine:
-        sampling = SamplingParams(max_tokens=1, temperature=0.7, n=50)
-        answers = await asyncio.gather(
-            *(engine.client.generate_many(prompt, sampling) for _ in range(draws // 50))
-        )
-    ids = np.array([one.token_ids[0] for many in answers for one in many])
-    reported = np.array([np.exp(one.logprobs[0]) for many in answers for one in many])
-    np.testing.assert_allclose(reported, expected[ids], rtol=1e-4)
-    counts = np.bincount(ids, minlength=VOCAB)
-    likely = expected * draws >= 5
-    assert likely.sum() >= 3
-    rest = expected[~likely].sum() * draws
-    chi_square = ((counts[likely] - expected[likely] * draws) ** 2 / (expected[likely] * draws)).sum()
-    chi_square += (counts[~likely].sum() - rest) ** 2 / max(rest, 1e-9)
-    degrees = int(likely.sum())
-    # Mean `degrees`, variance 2 * degrees: six standard deviations never happen by chance.
-    assert chi_square < degrees + 6 * np.sqrt(2 * degrees) + 6
-
-
-async def test_equal_seeds_give_equal_tokens_and_n_gives_different_ones(tied_model: Path) -> None:
-    prompt = random_prompt(10)
-    async with running_engine(tied_model) as engine:
-        sampling = SamplingParams(max_tokens=20, seed=7, ignore_eos=True, n=3)
-        first = await engine.client.generate_many(prompt, sampling)
-        second = await engine.client.generate_many(prompt, sampling)
-        unseeded = [
-            await engine.client.generate(prompt, SamplingParams(max_tokens=20, ignore_eos=True))
-            for _ in range(2)
-        ]
-    assert [one.token_ids.tolist() for one in first] == [one.token_ids.tolist() for one in second]
-    assert len({tuple(one.token_ids.tolist()) for one in first}) == 3
-    assert unseeded[0].token_ids.tolist() != unseeded[1].token_ids.tolist()
 
 
 async def test_company_in_the_batch_moves_a_logprob_by_1e_5_at_most(tied_model: Path) -> None:

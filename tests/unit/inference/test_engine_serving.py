@@ -165,20 +165,6 @@ async def test_what_cannot_be_served_is_refused_at_once_with_one_line(tied_model
         assert engine.server.engine.metrics.generation_tokens == 0
 
 
-async def test_a_closed_connection_aborts_the_request(tied_model: Path) -> None:
-    async with running_engine(tied_model) as engine:
-        metrics = engine.server.engine.metrics
-        call = asyncio.ensure_future(
-            engine.client.generate([1, 2], SamplingParams(max_tokens=500, ignore_eos=True))
-        )
-        await until(lambda: metrics.generation_tokens >= 3)
-        call.cancel()
-        await until(lambda: metrics.running == 0)
-        assert metrics.finished["abort"] == 1
-        assert metrics.generation_tokens < 500
-        assert engine.client.counts.cancelled == 1
-
-
 async def test_abort_by_id_and_counters(tied_model: Path) -> None:
     async with running_engine(tied_model) as engine:
         body = {

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from itertools import pairwise
 
 import aiohttp
 import numpy as np
@@ -74,28 +73,6 @@ async def test_a_training_text_holds_what_the_engine_saw_and_sampled(llm, sessio
     assert made.weight_versions == [(8, 0, 2)] and len(made.logprobs) == 2
     (rewarded,) = make_training_texts_from_llm_calls(llm, [call], reward=0.5)
     assert rewarded.reward == 0.5
-
-
-async def test_a_dialogue_of_thirty_turns_has_zero_drift(llm, session, engine):
-    seen = []
-    original = engine.answer
-    engine.answer = lambda prompt: (seen.append(list(prompt)), original(prompt))[1]
-    try:
-        prompt, calls = Prompt.from_user_message("begin"), []
-        for turn in range(30):
-            calls.append(await llm_async_generate(llm, prompt, session))
-            prompt = llm.continue_prompt(calls[-1], [{"role": "user", "content": f"turn {turn}"}])
-    finally:
-        engine.answer = original
-    for call, sent in zip(calls, seen, strict=True):
-        text = make_training_text(llm, call)
-        assert text.input_ids.tolist() == [*sent, *call.output_token_ids.tolist()]
-    for before, after in pairwise(calls):
-        whole = [*before.prompt_token_ids.tolist(), *before.output_token_ids.tolist()]
-        assert after.prompt_token_ids.tolist()[: len(whole)] == whole
-    assert decode(TOKENIZER, calls[2].prompt_token_ids, False).endswith(
-        "<e><u>turn 0<e><a>19<e><u>turn 1<e><a>"
-    )
 
 
 async def test_an_answer_cut_by_length_gets_its_end_of_turn_from_the_template(llm, session, engine):

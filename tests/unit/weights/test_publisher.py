@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 import torch
 
+from pipelinerl.inference.vllm import pause_routes
+from pipelinerl.weights.exchange import Exchange
 from pipelinerl.weights.file import FileTransport
 from pipelinerl.weights.http import PREPARE_ROUTE
 from pipelinerl.weights.parity import ParityLimits, check_parity, limits_for, probe_ids
@@ -182,6 +184,17 @@ def test_an_engine_that_fails_in_between_is_broken_and_never_resumed(
     assert publisher.publish(3, TENSORS).excluded == {}
     assert first.calls == ["/init_weight_transfer_engine", *CYCLE]
     assert publisher.stale_engines() == []
+
+
+def test_a_second_start_is_not_sent(engines: Pair) -> None:
+    exchange = Exchange(engines[1][0], DEADLINES, pause_routes(None, clear_cache=False))
+    exchange.pause()
+    exchange.start()
+    assert exchange.error is None
+    exchange.start()
+    exchange.close()
+    assert engines[0][0].calls == ["/pause", "/start_weight_update"]
+    assert "start after start" in str(exchange.error)
 
 
 def test_a_hanging_engine_is_named_at_the_deadline(engines: Pair, tmp_path: Path) -> None:

@@ -1,0 +1,141 @@
+"""One fixture, `engine`, for every engine there is.
+
+A CPU build of vLLM takes part when `VLLM_PYTHON=/path/to/python` names the interpreter of its environment.
+With `VLLM_RECORD=1` what it is asked and answers is written to `tests/fixtures`, to be replayed without it.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import AsyncExitStack, ExitStack
+from pathlib import Path
+
+import aiohttp
+import pytest
+import torch
+from engine_harness import running_engine
+
+from tests.contract import models, tape
+from tests.contract.engines import (
+    COLUMNS,
+    EMBEDDED,
+    RECORDED,
+    TAPES,
+    Engine,
+    Facts,
+    file_transport,
+    missing,
+    nccl_transport,
+)
+from tests.contract.live_vllm import Installation, serving
+
+STARTS = pytest.mark.timeout(600)  # the first test waits for the engine's start
+MARKS = {
+    "cpu": [pytest.mark.slow, STARTS],
+    "gpu-file": [pytest.mark.gpu, STARTS],
+    "gpu-nccl": [pytest.mark.gpu, STARTS],
+}
+torch.set_num_threads(1)
+
+
+class Live:
+    """Engines that take long to start, one for each kind of model; one that a test spoiled is replaced."""
+
+    def __init__(self, folders: Callable[[bool], Path], scratch: Callable[[], Path]) -> None:
+        self.recorded: dict[str, list[tape.Exchange]] = {}
+        self._folders, self._scratch = folders, scratch
+        self._running: dict[tuple[str, bool], tuple[ExitStack, str]] = {}
+
+    @staticmethod
+    def installation(column: str) -> Installation:
+        if column == "cpu":
+            return Installation(os.environ["VLLM_PYTHON"])
+        return Installation(sys.executable, column.removeprefix("gpu-"), ("0",))
+
+    def url(self, column: str, tied: bool) -> str:
+        if (column, tied) not in self._running:
+            stack = ExitStack()
+            served = serving(self.installation(column), self._folders(tied), self._scratch())
+            self._running[column, tied] = stack, stack.enter_context(served)
+        return self._running[column, tied][1]
+
+    def end(self, column: str, tied: bool) -> None:
+        self._running.pop((column, tied))[0].close()
+
+    def close(self) -> None:
+        for key in list(self._running):
+            self.end(*key)
+        if self.recorded:
+            version = self.installation("cpu").version
+            path = TAPES / f"vllm_{'_'.join(version.split('.')[:2])}.jsonl.gz"
+            tests = (tape.load(path)[1] if path.exists() else {}) | self.recorded
+            how = "VLLM_RECORD=1 pytest tests/contract, with VLLM_PYTHON naming a CPU build"
+            tape.save(path, {"vllm": version, "how": how}, tests)
+
+
+@pytest.fixture(scope="session")
+def model_folder(tmp_path_factory: pytest.TempPathFactory) -> Callable[[bool], Path]:
+    saved: dict[bool, Path] = {}
+
+    def folder(tied: bool) -> Path:
+        if tied not in saved:
+            saved[tied] = models.save(tmp_path_factory.mktemp("model"), tied)
+        return saved[tied]
+
+    return folder
+
+
+@pytest.fixture(scope="session")
+def live(model_folder: Callable[[bool], Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
+    pool = Live(model_folder, lambda: tmp_path_factory.mktemp("vllm") / "engine")
+    yield pool
+    pool.close()
+
+
+@pytest.fixture
+def kind() -> str:
+    """The model; a test that needs both parametrises it."""
+    return "tied"
+
+
+@pytest.fixture(params=[pytest.param(one, marks=MARKS.get(one, [])) for one in COLUMNS])
+async def engine(
+    request: pytest.FixtureRequest,
+    kind: str,
+    model_folder: Callable[[bool], Path],
+    live: Live,
+    tmp_path: Path,
+) -> AsyncIterator[Engine]:
+    column, tied = request.param, kind == "tied"
+    if reason := missing(column):
+        pytest.skip(reason)
+    parts = {name: value for name, value in request.node.callspec.params.items() if name != "engine"}
+    test = f"{request.path.name}::{request.node.originalname}{sorted(parts.items()) or ''}"
+    facts, transport = EMBEDDED, file_transport(tmp_path)
+    recorder: tape.Recorder | None = None
+    async with AsyncExitStack() as stack:
+        if column == "embedded":
+            settings = {"max_num_seqs": 16, "max_model_len": models.CONTEXT, "served_model_name": "model"}
+            url = (await stack.enter_async_context(running_engine(model_folder(tied), **settings))).url
+        elif column in RECORDED:
+            header, tests = tape.load(RECORDED[column])
+            assert test in tests, f"{RECORDED[column].name} holds nothing of {test}; record it"
+            facts = Facts.of_vllm(header["vllm"])
+            url = await stack.enter_async_context(tape.listening(tape.Player(tests[test])))
+        else:
+            facts = Facts.of_vllm(live.installation(column).version)
+            url = live.url(column, tied)
+            if column == "gpu-nccl":
+                transport = nccl_transport(tmp_path)
+            if column == "cpu" and os.environ.get("VLLM_RECORD"):
+                recorder = tape.Recorder(url, test)
+                url = await stack.enter_async_context(tape.listening(recorder))
+        session = await stack.enter_async_context(aiohttp.ClientSession())
+        made = Engine(url, facts, tied, model_folder(tied), session, transport)
+        yield made
+    if made.spoiled and column not in ("embedded", *RECORDED):
+        live.end(column, tied)
+    if recorder is not None:
+        live.recorded[test] = recorder.exchanges

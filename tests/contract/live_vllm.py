@@ -1,0 +1,89 @@
+"""vLLM as a process, from an environment of its own or from this one, with the launcher's flags."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from benchmarks.gpu.served import stop
+from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
+from pipelinerl.weights.http import CallFailed, call
+from pipelinerl.world import Ports
+from tests.contract.models import CONTEXT
+
+ROOT = Path(__file__).resolve().parents[2]
+READY_S = 400.0
+FLAGS: dict[str, Any] = {"dtype": "float32", "max-num-seqs": 16, "enforce-eager": ""}
+FLAGS |= {"enable-prefix-caching": True, "enable-auto-tool-choice": "", "tool-call-parser": "hermes"}
+ON_A_CARD: dict[str, Any] = {"gpu-memory-utilization": 0.2, "kv-cache-memory-bytes": 2**30}
+
+
+@dataclass(frozen=True)
+class Installation:
+    """An interpreter with vLLM, and what its engines run on."""
+
+    python: str
+    transport: str = "file"
+    gpus: tuple[str, ...] = ()
+
+    @property
+    def version(self) -> str:
+        found = installed_version(self.python)
+        assert found is not None, f"{self.python} has no vLLM"
+        return found
+
+
+def plug_in(folder: Path) -> Path:
+    """A folder for PYTHONPATH with this package's entry points, as an installation would have them."""
+    folder.mkdir()
+    command = [sys.executable, "setup.py", "-q", "egg_info", "-e", str(folder)]
+    subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    return folder
+
+
+@contextmanager
+def serving(installation: Installation, model: Path, folder: Path) -> Iterator[str]:
+    """URL of an engine that has loaded `model`; it is gone afterwards."""
+    folder.mkdir()
+    port = Ports().next(8650)
+    options = VllmOptions(
+        model=str(model),
+        served_model_name="model",
+        host="127.0.0.1",
+        port=port,
+        max_model_len=CONTEXT,
+        transport=installation.transport,
+        version=VllmVersion.parse(installation.version),
+        kwargs=FLAGS | (ON_A_CARD if installation.gpus else {}),
+        python=installation.python,
+    )
+    env = {**os.environ, **serve_env(installation.gpus), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
+    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(plug_in(folder / "site"))])
+    log, url = folder / "log", f"http://127.0.0.1:{port}"
+    with log.open("wb") as out:
+        process = subprocess.Popen(
+            serve_argv(options), stdout=out, stderr=out, env=env, start_new_session=True
+        )
+    try:
+        _wait_ready(process, url, log)
+        yield url
+    finally:
+        stop(process)
+
+
+def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
+    end = time.monotonic() + READY_S
+    while True:
+        try:
+            call("GET", url, "/health", 2)
+            return
+        except CallFailed:
+            assert process.poll() is None and time.monotonic() < end, log.read_text()[-4000:]
+            time.sleep(0.5)
