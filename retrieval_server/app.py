@@ -6,9 +6,8 @@ are never logged: private ones belong to their task, web ones to the caller's au
 
 import asyncio
 import json
-import logging
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -17,6 +16,7 @@ from aiohttp import web
 from retrieval_server import __version__
 from retrieval_server.access import Gate
 from retrieval_server.board import ROUTES, Board, State
+from retrieval_server.http_errors import Handler, answered, read_body
 from retrieval_server.limits import (
     MAX_BODY_BYTES,
     RequestError,
@@ -27,12 +27,8 @@ from retrieval_server.limits import (
 )
 from retrieval_server.store import Store, UnknownTask
 
-logger = logging.getLogger(__name__)
-
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 LOCAL_ROUTE, WEB_ROUTE, _ = ROUTES
 OPEN_ROUTES = ("/health", "/ready")  # supervisors ask without a token
-BODY_DEADLINE_S = 30.0
 PATHS = f"/health, {LOCAL_ROUTE} or {WEB_ROUTE}"
 
 
@@ -107,7 +103,7 @@ class RetrievalService:
     async def search_local(self, request: web.Request) -> web.Response:
         """`POST /local/search`: one task's private documents."""
         store = self._loaded_store()
-        search = parse_local_search(parse_object(await read_body(request)))
+        search = parse_local_search(parse_object(await read_body(request, MAX_BODY_BYTES)))
         try:
             return await self._answer(
                 store.search_local, search.task_id, search.query, search.k, search.threshold
@@ -118,7 +114,7 @@ class RetrievalService:
     async def search_web(self, request: web.Request) -> web.Response:
         """`POST /browsecomp/search`: the public corpus."""
         store = self._loaded_store()
-        search = parse_web_search(parse_object(await read_body(request)))
+        search = parse_web_search(parse_object(await read_body(request, MAX_BODY_BYTES)))
         return await self._answer(store.search_web, search.query, search.k, search.max_chars)
 
     def _loaded_store(self) -> Store:
@@ -138,24 +134,15 @@ class RetrievalService:
     async def errors_as_json(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         """Count the request and turn every failure into `{"error": {"code", "message"}}`."""
         self.row.count_received(request.path)
-        response = await self._guarded(request, handler)
+
+        async def admitted(request: web.Request) -> web.StreamResponse:
+            self._check_access(request)
+            return await handler(request)
+
+        response = await answered(request, admitted, PATHS, MAX_BODY_BYTES)
         self.row.count_answered(request.path, response.status)
         self.row.waiting = self.queue.waiting
         return response
-
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            self._check_access(request)
-            if request.content_length is not None and request.content_length > MAX_BODY_BYTES:
-                raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, request.content_length)
-            return await handler(request)
-        except RequestError as error:
-            return error_response(error)
-        except web.HTTPException as error:
-            return error_response(http_error(request, error, PATHS), error.headers.get("Allow"))
-        except Exception as error:
-            logger.exception("%s %s failed", request.method, request.path)
-            return error_response(RequestError(500, "internal", f"internal error: {type(error).__name__}"))
 
     def _check_access(self, request: web.Request) -> None:
         """Raises `RequestError` 403 for a web page in somebody's browser, 401 without the token."""
@@ -166,40 +153,6 @@ class RetrievalService:
 
     async def close(self, _: web.Application) -> None:
         self._threads.shutdown(wait=False, cancel_futures=True)
-
-
-async def read_body(request: web.Request) -> bytes:
-    """The whole body. Raises `RequestError` 408 when it does not arrive in time."""
-    try:
-        async with asyncio.timeout(BODY_DEADLINE_S):
-            return await request.read()
-    except TimeoutError as error:
-        message = f"the body did not arrive within {BODY_DEADLINE_S:g} s"
-        raise RequestError(408, "slow_body", message) from error
-
-
-def http_error(
-    request: web.Request, error: web.HTTPException, paths: str, most_bytes: int = MAX_BODY_BYTES
-) -> RequestError:
-    """What aiohttp refused, in the words of this protocol; `paths` names those that exist."""
-    if error.status == 404:
-        return RequestError(404, "unknown_path", f"no such path; use {paths}")
-    if error.status == 405:
-        return RequestError(405, "method_not_allowed", f"{request.method} is not allowed here")
-    if error.status == 413:
-        return RequestError(413, "too_large", f"the body exceeds {most_bytes} bytes")
-    return RequestError(error.status, "http_error", error.reason)
-
-
-def error_response(error: RequestError, allow: str | None = None) -> web.Response:
-    """The JSON answer for an error, with `Retry-After` and `Allow` where they apply."""
-    headers = {"WWW-Authenticate": "Bearer"} if error.status == 401 else {}
-    if error.retry_after_s is not None:
-        headers["Retry-After"] = str(error.retry_after_s)
-    if allow:
-        headers["Allow"] = allow
-    body = {"error": {"code": error.code, "message": str(error)}}
-    return web.json_response(body, status=error.status, headers=headers)
 
 
 def build_app(service: RetrievalService) -> web.Application:

@@ -11,7 +11,6 @@ import json
 import logging
 import time
 from collections import Counter
-from collections.abc import Awaitable, Callable
 from concurrent.futures import ThreadPoolExecutor
 
 from aiohttp import web
@@ -24,12 +23,11 @@ from domains.privacy_hopqa.scorer.protocol import (
     checked_probabilities,
     parse_request,
 )
-from retrieval_server.app import error_response, http_error, read_body
+from retrieval_server.http_errors import Handler, answered, read_body
 from retrieval_server.limits import RequestError, SearchQueue
 
 logger = logging.getLogger(__name__)
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 ROUTE = "/score"
 
 
@@ -59,11 +57,16 @@ class ScoringService:
 
     async def score(self, request: web.Request) -> web.Response:
         """`POST /score`: exactly one probability per example, in the order of the request."""
-        examples = parse_request(await read_body(request))
+        examples = parse_request(await read_body(request, MAX_BODY_BYTES))
         async with self.queue.slot():
-            body = await asyncio.get_running_loop().run_in_executor(
+            work = asyncio.get_running_loop().run_in_executor(
                 self._threads, scored, self.classifier, examples
             )
+            try:
+                body = await work
+            except ClassifierError as error:
+                logger.error("%s", error)
+                raise RequestError(500, "bad_classifier", str(error)) from error
         return web.Response(body=body, content_type="application/json")
 
     @web.middleware
@@ -71,28 +74,10 @@ class ScoringService:
         """Count the request and turn every failure into `{"error": {"code", "message"}}`."""
         counted = request.path == ROUTE
         self.received += counted
-        response = await self._guarded(request, handler)
+        response = await answered(request, handler, f"/health or {ROUTE}", MAX_BODY_BYTES)
         if counted:
             self.statuses[str(response.status)] += 1
         return response
-
-    async def _guarded(self, request: web.Request, handler: Handler) -> web.StreamResponse:
-        try:
-            if request.content_length is not None and request.content_length > MAX_BODY_BYTES:
-                raise web.HTTPRequestEntityTooLarge(MAX_BODY_BYTES, request.content_length)
-            return await handler(request)
-        except RequestError as error:
-            return error_response(error)
-        except web.HTTPException as error:
-            refused = http_error(request, error, f"/health or {ROUTE}", MAX_BODY_BYTES)
-            return error_response(refused, error.headers.get("Allow"))
-        except ClassifierError as error:
-            logger.error("%s", error)
-            return error_response(RequestError(500, "bad_classifier", str(error)))
-        except Exception as error:
-            # Without the traceback's values: an exception's text may quote the request.
-            logger.error("%s %s failed: %s", request.method, request.path, type(error).__name__)
-            return error_response(RequestError(500, "internal", f"internal error: {type(error).__name__}"))
 
     async def close(self, _: web.Application) -> None:
         """Give the worker threads back."""

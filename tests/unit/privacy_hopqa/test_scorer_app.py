@@ -19,7 +19,7 @@ from domains.privacy_hopqa.scorer.app import ScoringService, build_app, scored
 from domains.privacy_hopqa.scorer.classifiers import FunctionClassifier, RulesClassifier, load_classifier
 from domains.privacy_hopqa.scorer.protocol import MAX_BODY_BYTES, parse_request
 from pipelinerl.world import is_free
-from retrieval_server import app
+from retrieval_server import http_errors
 from retrieval_server.limits import SearchQueue
 
 FACT = {
@@ -148,7 +148,7 @@ async def test_wrong_paths_methods_and_sizes(post):
 
 
 async def test_a_body_that_does_not_arrive_is_given_up(monkeypatch):
-    monkeypatch.setattr(app, "BODY_DEADLINE_S", 0.05)
+    monkeypatch.setattr(http_errors, "BODY_DEADLINE_S", 0.05)
     release = asyncio.Event()
 
     async def slow():

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
-from retrieval_server import app
+from retrieval_server import http_errors
 from retrieval_server.app import RetrievalService, build_app
 from retrieval_server.limits import MAX_BODY_BYTES, RequestError, SearchQueue
 from retrieval_server.store import Store
@@ -163,7 +163,7 @@ async def test_web_pages_are_refused(client: TestClient) -> None:
 async def test_a_body_that_does_not_arrive_is_given_up(
     client: TestClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(app, "BODY_DEADLINE_S", 0.05)
+    monkeypatch.setattr(http_errors, "BODY_DEADLINE_S", 0.05)
     release = asyncio.Event()
 
     async def slow() -> AsyncIterator[bytes]:
@@ -235,13 +235,13 @@ async def test_a_wait_for_a_slot_expires() -> None:
 
 async def test_a_failing_search_answers_500_without_the_query(caplog: pytest.LogCaptureFixture) -> None:
     class Broken(Store):
-        def search_web(self, *_: Any, **__: Any) -> list[dict[str, Any]]:
-            raise RuntimeError("disk gone")
+        def search_web(self, query: str, *_: Any, **__: Any) -> list[dict[str, Any]]:
+            raise RuntimeError(f"cannot rank {query}")
 
     async with serving(RetrievalService(Broken({}))) as client:
         status, answer = await post(client, WEB, {"query": "privatecanary"})
     assert (status, answer["error"]["code"]) == (500, "internal")
-    assert "privatecanary" not in caplog.text
+    assert "privatecanary" not in caplog.text and "RuntimeError" in caplog.text
 
 
 async def test_many_clients_at_once_get_their_own_answers(client: TestClient) -> None:
