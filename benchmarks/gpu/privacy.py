@@ -103,6 +103,10 @@ def rl_figures(
             at_most("rl: engine paused by an update, median", statistics.median(paused), "ms", 100.0)
         )
         figures.append(Figure("rl: engine paused by an update, longest", max(paused), "ms"))
+        span = float(trainer[-1]["time"]) - float(trainer[0]["time"])
+        if span > 0:
+            share = sum(paused[1:]) / 1e3 / span  # the first record's pause lies before the span
+            figures.append(at_most("rl: share of the time paused", share, "share", 0.05))
     for key in ("weights/parity_mean_abs", "weights/parity_max_abs"):
         if found := values(trainer, key):
             figures.append(Figure(f"rl: {key.removeprefix('weights/')}, largest", max(found), "nats"))
