@@ -40,13 +40,13 @@ async def test_a_dialogue_of_30_turns_trains_what_was_sampled(engine: Engine) ->
     for before, after in pairwise(calls):
         whole = [*before.prompt_token_ids.tolist(), *before.output_token_ids.tolist()]
         assert after.prompt_token_ids.tolist()[: len(whole)] == whole, "nothing is tokenised again"
+    expected = full_logprobs(engine.model(1), make_training_text(llm, calls[-1]).input_ids)
     for call in calls:
         text = make_training_text(llm, call)
-        start = len(call.prompt_token_ids)
+        start, end = len(call.prompt_token_ids), len(text.input_ids)
         assert text.input_ids.tolist() == [*call.prompt_token_ids.tolist(), *call.output_token_ids.tolist()]
         assert text.labels.tolist() == [-100] * start + call.output_token_ids.tolist()
-        expected = full_logprobs(engine.model(1), text.input_ids)[start - 1 :]
-        assert text.logprobs == pytest.approx(expected.tolist(), abs=1e-4)
+        assert text.logprobs == pytest.approx(expected[start - 1 : end - 1].tolist(), abs=1e-4)
 
 
 async def test_the_chat_route_samples_what_the_token_route_samples(engine: Engine) -> None:
