@@ -17,11 +17,10 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
 import msgspec
 
+from pipelinerl.closing import Closing
 from pipelinerl.fates import Fates
 from pipelinerl.line_file import LineFile
 
@@ -66,7 +65,7 @@ def ledger_path(output_dir: Path, role: str) -> Path:
     return Path(output_dir) / _FOLDER / f"{role}.jsonl"
 
 
-class Ledger:
+class Ledger(Closing):
     """One role's book. Lines are appended whole, so several processes of a role may share it."""
 
     def __init__(self, output_dir: Path, role: str) -> None:
@@ -93,14 +92,6 @@ class Ledger:
 
     def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 @dataclass(frozen=True)

@@ -17,6 +17,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, ClassVar, Self
 
+from pipelinerl.closing import Closing
 from pipelinerl.observe.waits import waiting
 from pipelinerl.streams import SingleStreamSpec, read_stream, remove_stream, wait_any, write_to_streams
 
@@ -87,7 +88,7 @@ def begin_session(output_dir: Path) -> None:
         remove_stream(output_dir, topic)
 
 
-class TrainerAnnouncements:
+class TrainerAnnouncements(Closing):
     """The trainer's side: a context manager that sends the three messages."""
 
     def __init__(self, output_dir: Path) -> None:
@@ -104,14 +105,6 @@ class TrainerAnnouncements:
 
     def close(self) -> None:
         self._stream.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class AnnouncedVersion:
@@ -161,7 +154,7 @@ class DiscardedTexts:
         self._stream.close()
 
 
-class TrainerState:
+class TrainerState(Closing):
     """The latest word of the trainer, kept by a background thread; a context manager.
 
     Reading a property after that thread failed raises its error.
@@ -285,11 +278,3 @@ class TrainerState:
             self._trainer.close()
             for reader in self._others.values():
                 reader.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -9,12 +9,12 @@ from __future__ import annotations
 import fcntl
 import json
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from domains.reputation_hacking.dynamics import ACTIONS, HELP, SIGNAL, Episode, Episodes
 from domains.reputation_hacking.params import Params
 from domains.reputation_hacking.terminal import row
+from pipelinerl.closing import Closing
 
 END_MARK = 64
 """Bytes kept free for the line that says the trace was cut."""
@@ -24,7 +24,7 @@ class TraceBusy(ValueError):
     """Another process writes this trace."""
 
 
-class Tracer:
+class Tracer(Closing):
     """One buffered, exclusive handle on a trace of limited size; a limit of 0 means no file."""
 
     def __init__(self, path: Path, max_mb: float, *, append: bool = False) -> None:
@@ -75,14 +75,6 @@ class Tracer:
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
-
-    def __enter__(self) -> Tracer:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 def step_lines(

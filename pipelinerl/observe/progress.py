@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
 from pipelinerl.accounting import Books, Counts, Outcome
+from pipelinerl.closing import Closing
 from pipelinerl.observe.history import MetricsTail, read_status
 from pipelinerl.observe.waits import current_waits
 
@@ -104,7 +104,7 @@ def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
     return [text for _, text in sorted(found, reverse=True)[:_LONGEST_WAITS]]
 
 
-class ProgressDisplay:
+class ProgressDisplay(Closing):
     """Shows the status line: in place on a terminal, else as plain lines when something changed."""
 
     def __init__(
@@ -137,11 +137,3 @@ class ProgressDisplay:
             self._live.stop()
             self._console.print(self._progress.update(), markup=False)
             self._live = None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -13,11 +13,11 @@ import os
 import threading
 import time
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
+from pipelinerl.closing import Closing
 from pipelinerl.observe.waits import current_waits
 
 log = logging.getLogger(__name__)
@@ -27,7 +27,7 @@ def status_path(output_dir: Path, role: str) -> Path:
     return Path(output_dir) / role / "status.json"
 
 
-class StatusFile:
+class StatusFile(Closing):
     """Writes the file from a background thread every `interval_s` seconds while something changes."""
 
     def __init__(self, output_dir: Path, role: str, interval_s: float = 1.0) -> None:
@@ -78,11 +78,3 @@ class StatusFile:
             self._closing.set()
             self._thread.join(timeout=5)
             self.write()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()

@@ -11,9 +11,9 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
+from pipelinerl.closing import Closing
 from pipelinerl.observe.waits import Wait, waiting
 from pipelinerl.streams.errors import StreamError
 from pipelinerl.streams.records import Tree
@@ -32,7 +32,7 @@ def freed(spec: SingleStreamSpec, wanted: int, first: int) -> StreamError:
     )
 
 
-class StreamReader(ABC):
+class StreamReader(Closing):
     """Reads one partition in order. `position` counts the records handed out: the offset to resume from.
 
     A reader with a name holds the records that it has not done with; asking for the next record says that it
@@ -109,14 +109,6 @@ class StreamReader(ABC):
     def _wait(self, deadline_s: float, name: str) -> Wait:
         return waiting(name or f"a record of stream {self.spec}", deadline_s)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
-
 
 class PartitionWriter(ABC):
     """The single writer of one partition."""
@@ -141,7 +133,7 @@ class Backend(Protocol):
     def close(self) -> None: ...
 
 
-class StreamWriter:
+class StreamWriter(Closing):
     """Writes one stream or a range of partitions; a context manager."""
 
     def __init__(self, spec: StreamSpec, mode: str = "a") -> None:
@@ -171,14 +163,6 @@ class StreamWriter:
     def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 _factories: dict[str, Callable[..., Backend]] = {}
