@@ -41,12 +41,11 @@ def choices(
 ) -> list[Choice]:
     """Rows of the table, in the order in which a run uses them."""
     given = set(composition.user_keys)
-    notes = {spec.name: f", {spec.note}" for spec in services if spec.note}
 
     def why(key: str, otherwise: str) -> str:
         return "given" if key in given else otherwise
 
-    rows = [
+    return [
         Choice("output folder", str(output_dir), why("output_dir", "default"), "output_dir=DIR"),
         _hardware(cfg, composition, devices),
         Choice(
@@ -61,7 +60,7 @@ def choices(
             "weight updates",
             f"{cfg.weights.transport}, KV cache {cfg.weights.kv}",
             why("weights.transport", f"engine.kind={cfg.engine.kind}"),
-            "weights.kv=...",
+            "weights.kv=keep|recompute",
         ),
         Choice(
             "optimizer step",
@@ -73,8 +72,15 @@ def choices(
         _lag(cfg),
         _evaluation(cfg),
         _wandb(cfg),
+        *_services(cfg, services),
+        *_environments(cfg),
+        *_rest(cfg),
     ]
-    rows += [
+
+
+def _services(cfg: Config, services: Sequence[ServiceSpec]) -> list[Choice]:
+    notes = {spec.name: f", {spec.note}" for spec in services if spec.note}
+    return [
         Choice(
             f"service {job.name}",
             job.url + notes.get(job.name, ""),
@@ -83,22 +89,19 @@ def choices(
         )
         for job in cfg.jobs_of("service")
     ]
-    rows += _environments(cfg)
+
+
+def _rest(cfg: Config) -> list[Choice]:
+    """What few runs have."""
+    rows = []
     if cfg.domain_keys:
-        rows.append(
-            Choice(
-                "keys of the domain",
-                ", ".join(cfg.domain_keys),
-                "brought by its file",
-                f"+domain={cfg.domain_name}",
-            )
-        )
+        keys = ", ".join(cfg.domain_keys)
+        rows.append(Choice("keys of the domain", keys, "brought by its file", f"+domain={cfg.domain_name}"))
     if unread := left_over(cfg):
         rows.append(Choice("without effect", ", ".join(unread), "no run reads them", "leave them out"))
     if cfg.attempt:
-        rows.append(
-            Choice("resuming", f"start number {cfg.attempt + 1}", "same output folder", "force_restart=true")
-        )
+        start = f"start number {cfg.attempt + 1}"
+        rows.append(Choice("resuming", start, "same output folder", "force_restart=true"))
     return rows
 
 
