@@ -149,6 +149,8 @@ def test_keys_of_the_embedded_engine_are_inert_on_a_gpu(
 
 def test_keys_that_the_run_reads_are_not_called_inert(validate: Validate) -> None:
     read = ["wandb.use_wandb=false", "finetune.lora.enabled=false", "test_llm.parameters.top_p=0.5"]
+    read += ["finetune.memory_debug.enabled=true", "finetune.memory_debug.every_n_steps=2"]
+    read += ["world.preprocessor_fraction=1", "finetune.rl.kl_coef=0.1", "preprocess.n_workers=4"]
     assert validate(GUESSING, "hardware=cpu", *read) == (0, "")
     assert validate("+domain=math", "hardware=cpu", "rewards=base", "actor.discount_factor=0.9") == (0, "")
 

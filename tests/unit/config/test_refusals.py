@@ -6,6 +6,10 @@ from collections.abc import Callable
 
 import pytest
 
+from pipelinerl.config import typed
+from pipelinerl.config.checks import training
+from pipelinerl.config.compose import Composition
+
 MISSPELT = [
     ("actor.llm_max_rollout=3", "did you mean actor.llm_max_rollouts?"),
     ("+actor.foo=1", "actor.foo: unknown key; allowed here:"),
@@ -169,6 +173,7 @@ def test_several_contradictions_are_reported_together(refusal: Callable[..., str
             "set loss_scale_scope=batch",
         ),
         (["streams=redis", "streams.host=10.0.0.1"], "set streams.password"),
+        (["use_fsdp=true", "use_deepspeed=true"], "two ways of sharding; choose one"),
         (["streams=redis", "debug.streams_from=conf"], "recordings are files; set streams=files"),
         (["engine.max_model_len=5000", "finetune.seq_length=5000"], "the model has 4096 positions"),
         (
@@ -223,6 +228,23 @@ def test_keys_that_contradict_each_other_are_refused(
 )
 def test_every_objective_can_be_chosen(validated: Callable[..., object], overrides: list[str]) -> None:
     validated(*overrides)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("finetune.load_as_bf16=false", "set finetune.load_as_bf16=true"),
+        ("finetune.use_flash_attention=false", "set finetune.use_flash_attention=true"),
+    ],
+)
+def test_compiled_layers_need_the_attention_of_a_whole_row(
+    composed: Callable[..., Composition], override: str, expected: str
+) -> None:
+    cfg = typed(composed("hardware=gpu", "finetune.compile=true", override).tree)
+    (problem,) = (line for line in training.check(cfg) if line.startswith("finetune.compile"))
+    assert expected in problem
+    with_kernel = typed(composed("hardware=gpu", "finetune.compile=true").tree)
+    assert not [line for line in training.check(with_kernel) if line.startswith("finetune.compile")]
 
 
 def test_a_sound_configuration_passes(validated: Callable[..., object]) -> None:
