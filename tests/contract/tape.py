@@ -14,6 +14,7 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +57,7 @@ class Exchange:
         return f"{self.method} {self.path} {json.dumps(request, sort_keys=True)}"
 
 
+@cache
 def load(path: Path) -> tuple[dict[str, str], dict[str, list[Exchange]]]:
     """What was recorded and how, and the exchanges of each test."""
     header, *lines = [json.loads(line) for line in gzip.decompress(path.read_bytes()).splitlines()]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -52,8 +53,10 @@ async def cross(engine: Engine, version: int, kv: KvPolicy) -> Crossed:
 
         def tokens_have_come(enough: float = enough, staged: threading.Event = staged) -> None:
             staged.set()
+            end = time.monotonic() + 60.0
             while parse_prometheus(call("GET", engine.url, "/metrics", 60).decode())[TOKENS] < enough:
-                pass
+                assert time.monotonic() < end, "the streams have no tokens"
+                time.sleep(0.002)
 
         transport: Any = Held(engine.transport(), tokens_have_come)
         publisher = await engine.publisher(kv, transport)
