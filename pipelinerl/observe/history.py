@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,36 +14,33 @@ from pipelinerl.streams import SingleStreamSpec, read_stream
 
 
 class MetricsTail:
-    """Follows one `metrics.jsonl`: `update` returns the new records since the last call."""
+    """Follows one `metrics.jsonl`, which grows for as long as the run does: one record is held at a time."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset = 0
 
-    def update(self) -> list[dict[str, Any]]:
-        """New complete lines; a line that is no JSON (a writer was killed) is left out."""
-        records = []
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                for line in file:
-                    if not line.endswith(b"\n"):
-                        break
-                    self._offset += len(line)
-                    try:
-                        record = msgspec.json.decode(line)
-                    except msgspec.DecodeError:
-                        continue
-                    if isinstance(record, dict):
-                        records.append(record)
-        except FileNotFoundError:
-            return []
-        return records
+    def news(self) -> Iterator[dict[str, Any]]:
+        """Complete lines since the last call; a line that is no JSON (a writer was killed) is left out."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):
+                    break
+                self._offset += len(line)
+                try:
+                    record = msgspec.json.decode(line)
+                except msgspec.DecodeError:
+                    continue
+                if isinstance(record, dict):
+                    yield record
 
 
 def read_metrics(output_dir: Path, role: str) -> list[dict[str, Any]]:
     """All metric records of a role in order."""
-    return MetricsTail(Path(output_dir) / role / "metrics.jsonl").update()
+    return list(MetricsTail(Path(output_dir) / role / "metrics.jsonl").news())
 
 
 @dataclass(frozen=True)

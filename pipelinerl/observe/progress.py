@@ -40,7 +40,7 @@ class Progress:
     def update(self) -> str:
         """Read what is new and return the status line."""
         for tail in self._tails.values():
-            for record in tail.update():
+            for record in tail.news():
                 self._latest.update(record)
         return status_line(
             self._latest,

@@ -190,12 +190,12 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
 def test_the_tail_of_metrics_survives_torn_lines_and_other_files(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
     tail = MetricsTail(path)
-    assert tail.update() == []
+    assert list(tail.news()) == []
     path.write_text('{"a":1}\n{"a":2')
-    assert tail.update() == [{"a": 1}]
+    assert list(tail.news()) == [{"a": 1}]
     with path.open("a") as file:
         file.write('\n{"a":3}\n')
-    assert tail.update() == [{"a": 3}]
+    assert list(tail.news()) == [{"a": 3}]
 
 
 def test_a_status_file_reaches_the_line(tmp_path: Path) -> None:
