@@ -149,6 +149,11 @@ class Config(OpenSection):
         """Whether the trainer sends weights to this run's engines; otherwise they keep their first ones."""
         return self.finetune.send_weight_updates and self.debug.mode == ""
 
+    @property
+    def evaluates(self) -> bool:
+        """Whether this run ever asks its test problems."""
+        return bool(self.test_dataset_names and (self.eval_every_n_versions or self.eval_at_end))
+
     def jobs_of(self, kind: str) -> list[Job]:
         """The jobs of one kind, in order."""
         return [job for job in self.jobs if job.kind == kind]

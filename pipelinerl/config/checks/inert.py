@@ -47,7 +47,7 @@ def _not_embedded(cfg: Config) -> bool:
 
 
 def _never_evaluates(cfg: Config) -> bool:
-    return not cfg.test_dataset_names or not (cfg.eval_every_n_versions or cfg.eval_at_end)
+    return not cfg.evaluates
 
 
 CONDITIONAL = (

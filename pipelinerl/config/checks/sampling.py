@@ -40,7 +40,7 @@ def training_sampling(cfg: Config) -> Iterator[str]:
 def context(cfg: Config) -> Iterator[str]:
     """Completion < engine context <= packed sequence."""
     limit = cfg.engine.max_model_len
-    for group in ("llm", "test_llm"):
+    for group in ("llm", "test_llm") if cfg.evaluates else ("llm",):
         longest = getattr(cfg, group).parameters.max_tokens
         if longest >= limit:
             yield (
