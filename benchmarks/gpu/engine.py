@@ -216,7 +216,9 @@ def main() -> int:
     logs = options.out.parent
     offline = None
     if "throughput" in options.rows:
-        shared = dict(kwargs) if options.cpu else {**kwargs, "gpu-memory-utilization": 0.6}
+        shared = dict(kwargs)
+        if not options.cpu:  # the trainer's side needs room beside it
+            shared["gpu-memory-utilization"] = min(0.6, options.memory)
         load = {"counts": options.in_flight, "vocab": vocab, "prompt": PROMPT, "output": OUTPUT}
         offline = Offline(folder, options.gpus[1], shared, load, logs / f"{options.out.stem}_offline.log")
     leave_in_order()
