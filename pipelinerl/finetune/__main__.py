@@ -6,6 +6,7 @@ import argparse
 import logging
 import os
 import sys
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
 from pipelinerl import faults
@@ -44,17 +45,11 @@ def _run(output_dir: Path, job: int | None) -> None:
     setup_logging(output_dir, "finetune", f"rank_{ranks.index}" if ranks.count > 1 else "")
     set_streams_backend(**cfg.streams.settings)
     settings = settings_from_config(cfg, output_dir, job, ranks.count)
-    writer = None
+    metrics: AbstractContextManager[MetricsWriter | None] = nullcontext()
     if ranks.is_main:
-        writer = MetricsWriter(output_dir, "finetune", cfg.wandb, cfg.model_dump(mode="json"))
-    try:
+        metrics = MetricsWriter(output_dir, "finetune", cfg.wandb, cfg.model_dump(mode="json"))
+    with metrics as writer:
         Trainer(settings, ranks, writer).run()
-    except BaseException:
-        if writer is not None:
-            writer.close(1)
-        raise
-    if writer is not None:
-        writer.close()
     ranks.close()
 
 
