@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,8 @@ from typing import Any
 from benchmarks.gpu.served import PYTHON
 from pipelinerl.inference.vllm import serve_env
 
+DEADLINE_S = 240.0
+"""For the start, and for each measurement."""
 OFFLINE = """
 import json, os, sys, time
 import numpy as np
@@ -68,11 +71,18 @@ class Offline:
         return {int(count): float(rate) for count, rate in rates.items()}
 
     def _expect(self, mark: str) -> str:
+        """What follows `mark`; RuntimeError when the process ends, or says nothing until a deadline."""
         assert self._process.stdout is not None
-        for line in self._process.stdout:
-            if line.startswith(mark):
-                return line[len(mark) :]
-        raise RuntimeError(f"the offline engine ended before it said {mark.strip()}; see {self._log.name}")
+        deadline = threading.Timer(DEADLINE_S, self._process.kill)  # a pipe that ends is read to its end
+        deadline.start()
+        try:
+            for line in self._process.stdout:
+                if line.startswith(mark):
+                    return line[len(mark) :]
+        finally:
+            deadline.cancel()
+        said = f"did not say {mark.strip()} before its end, or within {DEADLINE_S:g} s"
+        raise RuntimeError(f"the offline engine {said}; see {self._log.name}")
 
     def close(self) -> None:
         """End it and its workers; more than once does no harm."""

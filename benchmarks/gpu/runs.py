@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import signal
@@ -43,6 +44,7 @@ class LimitedRun:
             self.process = subprocess.Popen(
                 command, stdout=out, stderr=subprocess.STDOUT, env=env or os.environ, start_new_session=True
             )
+        atexit.register(self._stop_if_running)
 
     @property
     def seconds(self) -> float:
@@ -50,14 +52,10 @@ class LimitedRun:
 
     def until(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Wait for something that the run does; False if it ended, or the limit (since its start) passed."""
-        try:
-            while not condition():
-                if self.process.poll() is not None or self.seconds > limit_s:
-                    return condition()
-                time.sleep(POLL_S)
-        except Terminated:
-            self.stop()
-            raise
+        while not condition():
+            if self.process.poll() is not None or self.seconds > limit_s:
+                return condition()
+            time.sleep(POLL_S)
         return True
 
     def end(self, limit_s: float) -> int:
@@ -67,19 +65,22 @@ class LimitedRun:
         except subprocess.TimeoutExpired:
             self.stop()
             return ENDED
-        except Terminated:
-            self.stop()
-            raise
 
-    def stop(self) -> None:
+    def stop(self, wait_s: float = STOP_S) -> None:
+        """SIGTERM to the whole group, after `wait_s` SIGKILL."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             try:
                 os.killpg(self.process.pid, number)
-                self.process.wait(STOP_S)
+                self.process.wait(wait_s)
             except ProcessLookupError:
                 return
             except subprocess.TimeoutExpired:
                 continue
+
+    def _stop_if_running(self) -> None:
+        """At the end of this process, whatever ended it."""
+        if self.process.poll() is None:
+            self.stop(STOP_S / 2)  # whoever ended this process does not wait longer either
 
     def said(self, lines: int = 15) -> str:
         """The end of the log."""

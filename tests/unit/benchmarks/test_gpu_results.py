@@ -1,0 +1,198 @@
+"""What the scripts for cards make of what a run, a recipe or a limit left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmarks import async_sync
+from benchmarks._figures import Figure, report
+from benchmarks._long_tail import lengths
+from benchmarks.gpu import killed, several, updates
+from benchmarks.gpu.__main__ import table
+from benchmarks.gpu.privacy import bootstrap_figures, rl_figures, usable
+from benchmarks.gpu.runs import ENDED, LimitedRun, records, seconds_per_step
+
+LOG = """tokenizer: 2048 entries
+model: 56.64M parameters on cuda
+step 43/2594  loss 2.1000  2.8M tokens  600k tok/s
+  skills: read_no 0.95
+step 2594/2594  loss 0.2000  170.0M tokens  640k tok/s
+"""
+
+
+def by_name(figures: list[Figure]) -> dict[str, Figure]:
+    return {figure.name: figure for figure in figures}
+
+
+def test_the_rate_of_a_bootstrap_is_read_off_its_log() -> None:
+    found = by_name(bootstrap_figures(LOG, None))
+    assert found["bootstrap: training rate"].value == 640e3
+    assert found["bootstrap: MFU"].value == pytest.approx(100 * 6 * 56.64e6 * 640e3 / 990e12)
+
+
+def test_gates_have_their_goals() -> None:
+    gates = [
+        {"kind": "read_yes", "accuracy": 0.8, "minimum": 0.9},
+        {"kind": "plan_web", "accuracy": 0.5, "minimum": None},
+    ]
+    found = by_name(bootstrap_figures(LOG, {"seconds": 300.0, "gates": gates}))
+    assert found["bootstrap: read_yes right"].met is False
+    assert found["bootstrap: plan_web right"].met is None
+
+
+@pytest.mark.parametrize(("skill", "good"), [(0.9, True), (0.2, False)])
+def test_a_model_that_cannot_be_rewarded_is_not_trained(tmp_path: Path, skill: float, good: bool) -> None:
+    assert not usable(tmp_path)
+    gates = [{"kind": kind, "accuracy": skill} for kind in ("read_yes", "resolve_yes", "choose_first")]
+    (tmp_path / "recipe.json").write_text(json.dumps({"gates": gates}))
+    assert not usable(tmp_path)  # the weights come last
+    (tmp_path / "model.safetensors").write_bytes(b"")
+    assert usable(tmp_path) is good
+
+
+def test_a_run_is_told_by_its_report_and_its_metrics() -> None:
+    spread = {"mean": 0.3, "low": 0.2, "high": 0.4, "n": 344}
+    written = {
+        "comparisons": {
+            "success": {"before": spread, "after": {**spread, "mean": 0.6}, "difference": spread}
+        },
+        "rates": {"elapsed_s": 200.0, "optimizer_steps": 120.0},
+    }
+    trainer = [{"time": 0.0, "weights/max_paused_s": 9.0}, {"time": 10.0, "weights/max_paused_s": 0.05}]
+    found = by_name(rl_figures(written, trainer, [{"actor/requests/engine_idle_share": 0.01}]))
+    assert found["rl: success, after"].value == 0.6
+    assert found["rl: share of the time paused"].value == pytest.approx(0.005)
+    assert found["rl: engine without requests"].met is True
+
+
+def test_a_run_that_left_nothing_has_no_figures() -> None:
+    assert rl_figures({}, [], []) == []
+
+
+def row(at: float, steps: int) -> dict[str, Any]:
+    return {"time": at, "stats/completed_steps": steps, "stats/samples": 16 * steps}
+
+
+def test_seconds_per_step_leave_the_first_steps_out() -> None:
+    rows = [row(0, 1), row(50, 2), row(60, 3), {"time": 61.0}, row(64, 5)]
+    assert seconds_per_step(rows, 3) == 2.0
+    with pytest.raises(ValueError, match="too short"):
+        seconds_per_step(rows, 5)
+
+
+def test_records_stop_at_a_torn_line(tmp_path: Path) -> None:
+    (tmp_path / "finetune").mkdir()
+    (tmp_path / "finetune/metrics.jsonl").write_text('{"time": 1}\n{"ti')
+    assert records(tmp_path, "finetune") == [{"time": 1}]
+    assert records(tmp_path, "actor") == []
+
+
+def test_a_child_ends_at_its_limit(tmp_path: Path) -> None:
+    run = LimitedRun(
+        [sys.executable, "-c", "import time; print('here', flush=True); time.sleep(600)"], tmp_path / "log"
+    )
+    assert run.until(lambda: "here" in run.said(), 60.0)
+    assert run.end(0.0) == ENDED
+    assert run.process.poll() is not None
+
+
+def test_what_a_terminated_script_started_ends_with_it(tmp_path: Path) -> None:
+    script = f"""
+    import sys
+    from pathlib import Path
+    from benchmarks.gpu.runs import LimitedRun, leave_in_order
+    leave_in_order()
+    run = LimitedRun([sys.executable, "-c", "import time; time.sleep(600)"], Path({str(tmp_path / "log")!r}))
+    print(run.process.pid, flush=True)
+    run.end(600.0)
+    """
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True, env=os.environ
+    )
+    assert process.stdout is not None
+    child = int(process.stdout.readline())
+    process.send_signal(signal.SIGTERM)
+    process.wait(60)
+    process.stdout.close()
+    end = time.monotonic() + 60
+    while _lives(child) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert not _lives(child)
+
+
+def _lives(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def test_asynchronous_training_is_compared_with_taking_turns() -> None:
+    one = {"seconds_per_step": 1.0, "lag_max_texts": 64.0, "idle_share": 0.0}
+    other = {**one, "seconds_per_step": 2.5, "lag_max_texts": 0.0}
+    found = {"asynchronous": one, "synchronous": other}
+    ratio = "asynchronous / synchronous, steps per second"
+    assert by_name(async_sync.figures_of(found, "gpu"))[ratio].met is True
+    assert by_name(async_sync.figures_of(found, "cpu"))[ratio].goal is None
+    assert ratio not in by_name(async_sync.figures_of({"asynchronous": one}, "gpu"))
+
+
+def test_lengths_have_a_long_tail_and_an_end() -> None:
+    drawn = lengths(4096, 100, 1.0, 1500)
+    assert drawn.max() == 1500 and drawn.min() >= 1
+    assert drawn.max() > 8 * drawn.mean()
+    assert (drawn == lengths(4096, 100, 1.0, 1500)).all()
+
+
+def test_a_killed_run_has_to_end_well() -> None:
+    found = {"status": 0, "steps": 30.0, "gap_s": 40.0, "books": {"adds_up": True}}
+    assert all(figure.met is not False for figure in killed.figures_of(found))
+    assert killed.figures_of(found | {"status": 1})[0].met is False
+
+
+def test_the_pause_is_shown_in_its_parts() -> None:
+    steps = dict.fromkeys((*updates.STEPS, "send", "stage", "total"), 10.0)
+    rows = [
+        {
+            "name": "keep",
+            "in_flight": 256,
+            "paused_ms": 60.0,
+            "steps_ms": steps,
+            "between_steps_ms": 10.0,
+            "idle_share": 0.06,
+        }
+    ]
+    found = by_name(list(updates.update_figures(rows)))
+    assert found["paused: keep, 256 in flight"].met is True
+    assert found["  keep: of it between steps"].value == 10.0
+    assert "  keep: send" in found
+
+
+def test_variants_start_with_the_default_and_differ() -> None:
+    assert updates.VARIANTS[0] == updates.Variant(updates.DEFAULT)
+    assert len({variant.name for variant in updates.VARIANTS}) == len(updates.VARIANTS)
+
+
+def test_ranks_of_an_engine_follow_its_cards() -> None:
+    assert several.kwargs_of("0,1", 64, cpu=False)["tensor-parallel-size"] == 2
+    assert "tensor-parallel-size" not in several.kwargs_of("0", 64, cpu=False)
+    assert "gpu-memory-utilization" not in several.kwargs_of("", 2, cpu=True)
+
+
+def test_the_table_holds_every_result(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report("one", [Figure("speed", 3.0, "tok/s", 2.0)], {}, tmp_path / "engine.json")
+    report("two", [Figure("time", 1.0, "s")], {}, tmp_path / "trainer.json")
+    (tmp_path / "trainer_rows.json").write_text("{}")
+    shown = table(tmp_path)
+    assert "engine: speed" in shown and "goal 2: met" in shown and "trainer: time" in shown
