@@ -5,17 +5,18 @@ Skipped unless `VLLM_PYTHON=/path/to/python` names the interpreter of an environ
 
 from __future__ import annotations
 
-import json
 import os
 from pathlib import Path
 
 import pytest
 
+from benchmarks.gpu.runs import LimitedRun, launcher, records, values
 from tests.contract.live_vllm import plug_in
-from tests.pipeline.conftest import ROOT, LauncherProcess
+from tests.pipeline.conftest import ROOT
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
 STEPS, TEXTS = 3, 16
+DEADLINE_S = 800.0
 
 pytestmark = [
     pytest.mark.slow,
@@ -30,22 +31,13 @@ def test_the_privacy_agent_trains_with_vllm_and_engine_and_trainer_agree(tmp_pat
         *("privacy_hopqa.world.size=tiny", "privacy_hopqa.max_examples=4", "finetune.attempts=4"),
         f"finetune.gradient_accumulation_passes={TEXTS}",
         f"finetune.max_train_steps={STEPS}",
-        *("actor.llm_max_rollouts=16", "max_lag=64", "weights.parity_every=1", "wandb.use_wandb=false"),
+        *("actor.llm_max_rollouts=16", "max_lag=64", "weights.parity_every=1"),
     ]
     path = os.pathsep.join([str(ROOT), str(plug_in(tmp_path / "site"))])
-    run = LauncherProcess(tmp_path / "run", overrides, {"PYTHONPATH": path})
-    try:
-        run.until(lambda: (run.output_dir / "launcher" / "completed.json").is_file(), "the run's end", 600.0)
-        assert run.wait() == 0, run.err or run.out[-2000:]
-    finally:
-        run.close()
-    trainer = records(run.output_dir / "finetune")
-    compared = [one["weights/parity_max_abs"] for one in trainer if "weights/parity_max_abs" in one]
+    out = tmp_path / "run"
+    run = LimitedRun(launcher(out, overrides), tmp_path / "log", {**os.environ, "PYTHONPATH": path})
+    assert run.end(DEADLINE_S) == 0, run.said(40)
+    compared = values(records(out, "finetune"), "weights/parity_max_abs")
     assert len(compared) >= STEPS and max(compared) < 1e-4
-    last = records(run.output_dir / "actor")[-1]
-    assert last["actor/requests/exact_versions"] == 1.0
-    assert list((run.output_dir / "report").glob("report.md"))
-
-
-def records(folder: Path) -> list[dict[str, float]]:
-    return [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert records(out, "actor")[-1]["actor/requests/exact_versions"] == 1.0
+    assert (out / "report" / "report.md").is_file()
