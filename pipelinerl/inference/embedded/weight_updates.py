@@ -14,7 +14,7 @@ import torch
 
 from pipelinerl import faults
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
-from pipelinerl.inference.embedded.update_state import UpdateState
+from pipelinerl.inference.embedded.update_state import OutOfOrder, UpdateState
 from pipelinerl.inference.embedded.weight_loader import PreparedWeights, WeightLoader, WeightsRefused
 
 READ_DEADLINE_S = 60.0
@@ -43,8 +43,8 @@ class WeightUpdates:
             self._prepared = None
             self._between_steps(lambda: self._state.preparing(info.version))
             faults.hit("engine:mid_prepare")
-            prepared = self._loader.read(info)
-            self._between_steps(lambda: self._keep(prepared))
+            self._prepared = self._loader.read(info)
+            self._drop_if_overtaken(info.version)
 
     def update(self, info: FileUpdateInfo) -> None:
         """Put the announced weights in the place of those in use.
@@ -98,10 +98,17 @@ class WeightUpdates:
         finally:
             self._reading.release()
 
-    def _keep(self, prepared: PreparedWeights) -> None:
-        """Engine thread: an update that overtook the read makes it useless."""
-        self._state.preparing(prepared.info.version)
-        self._prepared = prepared
+    def _drop_if_overtaken(self, version: str) -> None:
+        """An update that did not wait for the read, or the end of the transport, makes it useless.
+
+        This only looks at the state, from this thread. Between two steps it would answer when a step begins,
+        and the pause that follows would have to wait for all of it.
+        """
+        try:
+            self._state.preparing(version)
+        except OutOfOrder:
+            self._prepared = None
+            raise
 
     def _switch(self, weights: PreparedWeights) -> None:
         try:
