@@ -132,7 +132,7 @@ class Player:
         wanted = Exchange("", request.method, request.path_qs, _decoded(body) if body else None).key()
         left = self._left.get(wanted)
         if not left:
-            return self._answer(500, {"error": {"message": f"not on the tape: {wanted[:300]}"}})
+            return self._answer(500, {"error": {"message": f"not on the tape, record it: {wanted[:300]}"}})
         index = left.pop(0) if len(left) > 1 else left[0]
         one = self._exchanges[index]
         async with self._changed:
