@@ -61,8 +61,10 @@ class Books:
             self._discarded.add(reason, n)
             self.dropped_texts += n
         for reason, rollouts in ended.items():
-            outcome = Outcome.STALE if reason == "stale" else Outcome.FILTERED
-            self._ledger.record(outcome, rollouts, reason)
+            if reason == "stale":
+                self._ledger.record(Outcome.STALE, rollouts, "max_lag_in_queue")
+            else:
+                self._ledger.record(Outcome.FILTERED, rollouts, reason)
 
     def published(self, texts: Iterable[ReadyText]) -> None:
         for text in texts:

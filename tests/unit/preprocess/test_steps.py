@@ -84,7 +84,7 @@ def test_texts_beyond_the_lag_bound_are_replaced_and_refunded(bench: Bench) -> N
     bench.trainer.propagated_weight_version = 5
     bench.preprocess.take_groups([group(1, version=5)])
     assert not bench.preprocess.write_steps()
-    assert bench.discarded.counts == {"stale": 4} and bench.ledger() == {("stale", "stale"): 4}
+    assert bench.discarded.counts == {"stale": 4} and bench.ledger() == {("stale", "max_lag_in_queue"): 4}
     bench.preprocess.take_groups([group(2, version=5)])
     assert bench.preprocess.write_steps()
 
