@@ -16,6 +16,8 @@ import psutil
 import pytest
 from tiny_model import build_tokenizer, causal_lm
 
+from pipelinerl.accounting import reconcile
+
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0
 
@@ -92,9 +94,14 @@ class LauncherProcess:
         return False
 
     def close(self) -> None:
-        if self._process.poll() is None:
+        """Kill what still runs; the books of a run that ended by itself, whoever it lost, must add up."""
+        ended = self._process.poll() is not None
+        if not ended:
             self._process.kill()
         self._process.wait(timeout=30)
+        if ended and (self.output_dir / "accounting/actor.jsonl").exists() and not self.children():
+            books = reconcile(self.output_dir)
+            assert books.adds_up, "\n".join(books.lines())
 
 
 @pytest.fixture

@@ -31,13 +31,14 @@ COMMON = [
     "eval_at_end=false",
     "wandb.use_wandb=false",
 ]
+SYNCHRONOUS_TEXTS = 48
 SYNCHRONOUS = [
     "max_lag=0",
     "actor.llm_max_rollouts=1",
     "engine.max_prefill_tokens=256",
-    "finetune.gradient_accumulation_passes=48",
+    f"finetune.gradient_accumulation_passes={SYNCHRONOUS_TEXTS}",
 ]
-CLOCK = ("time", "throughput/", "weights/", "stats/time_waiting_for_data")
+CLOCK = ("time", "throughput/", "weights/", "stats/time_waiting_for_data", "stats/queue/")
 
 MAX_LAG, TEXTS = 64, 16
 ASYNCHRONOUS = [f"max_lag={MAX_LAG}", f"finetune.gradient_accumulation_passes={TEXTS}"]
@@ -94,6 +95,8 @@ def test_a_synchronous_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
     assert metrics(one).keys() == metrics(two).keys() and len(metrics(one)) == STEPS
     for step, row in metrics(one).items():
         assert row == metrics(two)[step], f"step {step}"
+        assert row["stats/lag_max"] == 0, "each step was sampled by the weights that the step before left"
+        assert row["stats/min_actor_version"] == row["stats/max_actor_version"] == step - SYNCHRONOUS_TEXTS
     for name in ("current/model.safetensors", "training_state/tensors.safetensors"):
         expected, found = load_file(one / "finetune" / name), load_file(two / "finetune" / name)
         assert expected.keys() == found.keys()
