@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 import torch
 
 from tests.unit.weights.fake_group import FakeGroup, unpack
+from tests.unit.weights.json_server import serving_json
 
 PACKING = {"packed", "packed_buffer_size_bytes", "packed_num_buffers"}
 RENDEZVOUS = {"master_address", "master_port", "rank_offset", "world_size"}
@@ -242,41 +241,15 @@ READS: dict[str, Work] = {
 def serving(engine: FakeVllm) -> Iterator[str]:
     """The engine's URL; connections are kept open between requests, as vLLM does."""
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def answer(path: str, query: str, body: Any) -> tuple[int, Any]:
+        try:
+            return 200, engine.answer(path, query, body)
+        except Refused as error:
+            return error.status, {"error": {"message": str(error)}}
 
-        def do_GET(self) -> None:
-            path, _, query = self.path.partition("?")
-            body = json.loads(self.rfile.read(int(self.headers.get("Content-Length", 0))) or b"null")
-            try:
-                status, content = 200, engine.answer(path, query, body)
-            except Refused as error:
-                status, content = error.status, {"error": {"message": str(error)}}
-            data = content.encode() if isinstance(content, str) else json.dumps(content).encode()
-            self.send_response(status)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            self.wfile.write(data)
-
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    class Server(ThreadingHTTPServer):
-        daemon_threads = True
-
-        def handle_error(self, request: Any, client_address: Any) -> None:
-            """A publisher that gives up closes its connection; that is no error of the server."""
-
-    server = Server(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        engine.released.set()
-        engine.resume("", None)
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving_json(answer, keep_alive=True) as url:
+        try:
+            yield url
+        finally:
+            engine.released.set()
+            engine.resume("", None)

@@ -1,11 +1,9 @@
 """The update protocol against engines that fail in each step."""
 
-import json
 import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +17,7 @@ from pipelinerl.weights.file import FileTransport
 from pipelinerl.weights.http import PREPARE_ROUTE
 from pipelinerl.weights.parity import ParityLimits, check_parity, limits_for, probe_ids
 from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
+from tests.unit.weights.json_server import serving_json
 
 TENSORS = [("a", torch.ones(2, 3)), ("b", torch.zeros(4))]
 DEADLINES = PublishDeadlines(health_s=5, init_s=5, pause_s=1, start_s=1, update_s=1, finish_s=1, resume_s=1)
@@ -74,35 +73,11 @@ class FakeEngine:
 
 @contextmanager
 def serving(engine: FakeEngine) -> Iterator[str]:
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            path, _, query = self.path.partition("?")
-            length = int(self.headers.get("Content-Length", 0))
-            body = json.loads(self.rfile.read(length) or b"{}")
-            status, content = engine.answer(path, query, body)
-            if status:
-                data = json.dumps(content).encode()
-                self.send_response(status)
-                self.send_header("Content-Length", str(len(data)))
-                self.end_headers()
-                self.wfile.write(data)
-
-        do_POST = do_GET
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-    finally:
-        engine.hang.set()
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with serving_json(engine.answer) as url:
+        try:
+            yield url
+        finally:
+            engine.hang.set()
 
 
 @pytest.fixture
