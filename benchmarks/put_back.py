@@ -165,7 +165,7 @@ DEFECTS = (
     Defect(
         24,
         "every prompt stays in memory",
-        "pipelinerl/llm.py",
+        "pipelinerl/llm_engine.py",
         "        use.calls += 1\n",
         "        use.calls += 1\n"
         "        globals().setdefault('_KEPT', []).append(bytearray(prompt_tokens * 4))\n",
