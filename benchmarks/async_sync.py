@@ -19,7 +19,7 @@ from typing import Any
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
 from benchmarks._long_tail import lengths, random_model
-from benchmarks.gpu.runs import LimitedRun, launcher, leave_in_order, records, seconds_per_step, values
+from benchmarks.gpu.runs import LimitedRun, keep, launcher, leave_in_order, records, seconds_per_step, values
 
 SKIPPED = 3
 """Steps before the clock starts."""
@@ -167,17 +167,19 @@ def main() -> int:
     drawn = lengths(4096, size.median, size.sigma, size.longest)
     settings: dict[str, Any] = {"hardware": options.hardware, "texts per step": size.texts}
     settings |= {"mean length": round(float(drawn.mean())), "longest": int(drawn.max())}
+    out = options.out or RESULTS / f"async_sync_{options.hardware}.json"
+    out.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Any]] = {}
     failed = 0
     for mode, updates in reversed(MODES.items()):
         given = overrides(options.hardware, size, model, updates, options.steps)
-        share = options.limit / len(MODES)
+        share, run = options.limit / len(MODES), options.work.absolute() / mode
         try:
-            found[mode] = measure(options.work.absolute() / mode, share, [*given, *options.overrides])
+            found[mode] = measure(run, share, [*given, *options.overrides])
         except RuntimeError as error:
             failed = 1
             print(f"{mode} FAILED: {error}", flush=True)
-    out = options.out or RESULTS / f"async_sync_{options.hardware}.json"
+        keep(run, (options.out or options.work / out.name).with_stem(f"{out.stem}_{mode}"))
     missed = report("async_sync", figures_of(found, options.hardware), settings, out)
     return failed or min(missed, 1)
 

@@ -20,8 +20,8 @@ from typing import Any
 
 import psutil
 
-from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
-from benchmarks.gpu.runs import LimitedRun, launcher, leave_in_order, records, steps_of
+from benchmarks._figures import Figure, at_least, at_most, report
+from benchmarks.gpu.runs import LimitedRun, keep, launcher, leave_in_order, records, steps_of
 
 ENGINES = ("vllm.entrypoints", "pipelinerl.inference.embedded")
 STEPS = 30
@@ -85,10 +85,12 @@ def main() -> int:
     parser.add_argument("--after", type=int, default=10, help="optimizer steps")
     parser.add_argument("--limit", type=float, default=240.0, help="seconds")
     parser.add_argument("--work", type=Path, default=Path("results/gpu_killed"))
-    parser.add_argument("--out", type=Path, default=RESULTS / "gpu_killed.json")
+    parser.add_argument("--out", type=Path, help="the table as JSON, logs beside it")
     parser.add_argument("overrides", nargs="*", help="key=value")
     options = parser.parse_intermixed_args()
     leave_in_order()
+    options.out = options.out or options.work / "gpu_killed.json"
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     out = options.work.absolute() / "run"
     special = ON_GPU if options.hardware == "gpu" else []
     given = [f"hardware={options.hardware}", *GUESSING, *special, *options.overrides]
@@ -99,6 +101,7 @@ def main() -> int:
     if engine is not None:
         os.killpg(engine.pid, signal.SIGKILL)
     status = run.end(options.limit)
+    keep(out, options.out)
     later = [at for at, done, _ in steps_of(records(out, "finetune")) if done > before + 1 and at > killed_at]
     path = out / "report" / "report.json"
     books = json.loads(path.read_text())["rollouts"] if path.is_file() else {}

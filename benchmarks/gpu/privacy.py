@@ -4,10 +4,11 @@
     python -m benchmarks.gpu.privacy rl        [--limit 420] [--work DIR] [--out FILE] [key=value ...]
 
 Both use `+preset=privacy_hopqa_from_scratch`; further overrides go to the part that is run. `bootstrap`
-imitates scripted play on one card and prints what it reached per skill. `rl` trains that model (the bundled
-one if there is none) and prints success and leakage on companies without training chains before and after,
-throughput, and what updates of the weights cost; curves lie beside the table. Both keep what they have as
-JSON also when the limit ends them.
+imitates scripted play on one card and prints what it reached per skill; if the rate of the first steps says
+that the limit comes before the end, it starts again with as many tokens as fit. `rl` trains that model (the
+bundled one if there is none) and prints success and leakage on companies without training chains before and
+after, throughput, and what updates of the weights cost; curves lie beside the table. Both keep what they have
+as JSON also when the limit ends them.
 """
 
 from __future__ import annotations
@@ -18,11 +19,13 @@ import re
 import shutil
 import statistics
 import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks._figures import RESULTS, ROOT, Figure, at_least, at_most, report
-from benchmarks.gpu.runs import LimitedRun, launcher, leave_in_order, records, values
+from benchmarks._figures import ROOT, Figure, at_least, at_most, report
+from benchmarks.gpu.runs import LimitedRun, keep, launcher, leave_in_order, records, values
 
 PRESET = ["+domain=privacy_hopqa", "+preset=privacy_hopqa_from_scratch"]
 PEAK_FLOPS = 990e12
@@ -38,8 +41,14 @@ METRICS = (
     "read_accuracy",
 )
 """What is compared before and after."""
+SEEN = 4
+"""Reports of the recipe after which its rate is believed; compiling comes before the first."""
+AROUND_S = 60.0
+"""What a second start needs beside its steps: tokenizer, compilers that are warm, gates."""
 LEAST_SKILL = 0.5
 """Below, every rollout of a group fails alike and nothing is trained."""
+LEAST_BUDGET = 0.15
+"""With fewer tokens nothing is learned; the slow start may then go on."""
 REPORT_S = 40.0
 """Kept of the limit for the report of a run that had to be stopped."""
 
@@ -116,10 +125,57 @@ def rl_figures(
     return figures
 
 
+@dataclass(frozen=True)
+class Progress:
+    """Where the recipe stood at a moment, in seconds since its start."""
+
+    at_s: float
+    share: float
+    """Of all its steps."""
+
+
+def budget_that_fits(seen: Sequence[Progress], limit_s: float) -> float | None:
+    """Share of the tokens that a new start could train on until the limit; None if this one will end."""
+    first, last = seen[0], seen[-1]
+    rate = (last.share - first.share) / (last.at_s - first.at_s)
+    if last.at_s + (1.0 - last.share) / rate + AROUND_S / 4 <= limit_s:
+        return None
+    return max(0.0, (limit_s - last.at_s - AROUND_S) * rate)
+
+
+def watched(command: Sequence[str], log: Path, limit_s: float) -> LimitedRun:
+    """The recipe, started again with a smaller budget when its first steps are too slow for the limit."""
+    run = LimitedRun(command, log)
+    seen: list[Progress] = []
+
+    def enough() -> bool:
+        steps = [m for line in log.read_text(errors="replace").splitlines() if (m := STEP.match(line))]
+        share = int(steps[-1][1]) / int(steps[-1][2]) if steps else 0.0
+        if share > (seen[-1].share if seen else 0.0):
+            seen.append(Progress(run.seconds, share))
+        return len(steps) >= SEEN and len(seen) > 1
+
+    if not run.until(enough, limit_s) or len(seen) < 2:
+        return run
+    budget = budget_that_fits(seen, limit_s)
+    if budget is None or budget < LEAST_BUDGET:
+        return run
+    run.stop()
+    print(
+        f"{seen[-1].share:.0%} after {seen[-1].at_s:.0f} s is too slow; again with {budget:.0%} of it",
+        flush=True,
+    )
+    log.rename(log.with_suffix(".first.log"))
+    again = LimitedRun([*command, f"bootstrap.budget={budget:.3f}"], log)
+    again.begun_earlier(run)
+    return again
+
+
 def bootstrap(options: argparse.Namespace) -> int:
-    model, log = options.work / "model", options.work / "bootstrap.log"
+    model, log = options.work / "model", options.out.with_suffix(".recipe.log")
     command = [sys.executable, "-m", "pipelinerl.bootstrap", *PRESET, f"hardware={options.hardware}"]
-    run = LimitedRun([*command, f"bootstrap.out={model}", *options.overrides], log)
+    log.unlink(missing_ok=True)
+    run = watched([*command, f"bootstrap.out={model}", *options.overrides], log, options.limit)
     status = run.end(options.limit)
     print(run.said())
     recipe = model / "recipe.json"
@@ -144,7 +200,7 @@ def rl(options: argparse.Namespace) -> int:
         print(f"{model} is no model that can read and resolve; the bundled one is trained", flush=True)
         model = BUNDLED
     given = [*PRESET, f"hardware={options.hardware}", f"model_path={model}", *options.overrides]
-    run = LimitedRun(launcher(out, given), options.work / "rl.log")
+    run = LimitedRun(launcher(out, given), options.out.with_suffix(".launcher.log"))
     status = run.end(options.limit - REPORT_S)
     if status:
         print(run.said(25), flush=True)
@@ -156,6 +212,7 @@ def rl(options: argparse.Namespace) -> int:
     found = json.loads(path.read_text()) if path.is_file() else {}
     for curve in (out / "report").glob("*.png"):
         shutil.copy(curve, options.out.with_name(f"gpu_privacy_{curve.name}"))
+    keep(out, options.out)
     trainer, actor = records(out, "finetune"), records(out, "actor")
     settings = {
         "status": status,
@@ -177,13 +234,13 @@ def main() -> int:
     parser.add_argument("--hardware", choices=["cpu", "gpu"], default="gpu")
     parser.add_argument("--limit", type=float, default=420.0, help="seconds")
     parser.add_argument("--work", type=Path, default=Path("results/gpu_privacy"))
-    parser.add_argument("--out", type=Path, help="the table as JSON")
+    parser.add_argument("--out", type=Path, help="the table as JSON, logs beside it")
     parser.add_argument("overrides", nargs="*", help="key=value")
     options = parser.parse_intermixed_args()
     leave_in_order()
     options.work = options.work.absolute()
     options.work.mkdir(parents=True, exist_ok=True)
-    options.out = options.out or RESULTS / f"gpu_privacy_{options.part}.json"
+    options.out = options.out or options.work / f"gpu_privacy_{options.part}.json"
     options.out.parent.mkdir(parents=True, exist_ok=True)
     return bootstrap(options) if options.part == "bootstrap" else rl(options)
 

@@ -15,6 +15,8 @@ from typing import Any
 
 STOP_S = 30.0
 POLL_S = 0.2
+KEPT_BYTES = 20_000
+"""Of the end of each log of a run."""
 ENDED = 124
 """Exit status of what was ended at its limit, as that of `timeout`."""
 
@@ -49,6 +51,10 @@ class LimitedRun:
     @property
     def seconds(self) -> float:
         return time.monotonic() - self._started
+
+    def begun_earlier(self, other: LimitedRun) -> None:
+        """Count seconds from the start of another run, which this one replaces."""
+        self._started = other._started
 
     def until(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Wait for something that the run does; False if it ended, or the limit (since its start) passed."""
@@ -88,9 +94,21 @@ class LimitedRun:
 
 
 def launcher(out: Path, overrides: Sequence[str]) -> list[str]:
-    """Command line of a run in `out`."""
-    fixed = [f"output_dir={out}", "wandb.use_wandb=false"]
+    """Command line of a run in `out`, from its beginning."""
+    fixed = [f"output_dir={out}", "force_restart=true", "wandb.use_wandb=false"]
     return [sys.executable, "-m", "pipelinerl.launch", *fixed, *overrides]
+
+
+def keep(out: Path, beside: Path) -> None:
+    """What is left of a run on a machine that is given back: metrics of its roles, and the end of each log.
+
+    They get the name of `beside` with endings of their own.
+    """
+    for path in sorted(out.glob("*/metrics.jsonl")):
+        beside.with_suffix(f".{path.parent.name}.jsonl").write_bytes(path.read_bytes())
+    with beside.with_suffix(".logs.txt").open("wb") as kept:
+        for path in sorted(out.glob("**/*.log")):
+            kept.write(f"==== {path.relative_to(out)}\n".encode() + path.read_bytes()[-KEPT_BYTES:] + b"\n")
 
 
 def records(out: Path, role: str) -> list[dict[str, Any]]:

@@ -17,10 +17,18 @@ import pytest
 from benchmarks import async_sync
 from benchmarks._figures import Figure, report
 from benchmarks._long_tail import lengths
-from benchmarks.gpu import killed, several, updates
+from benchmarks.gpu import killed, privacy, several, updates
 from benchmarks.gpu.__main__ import table
-from benchmarks.gpu.privacy import bootstrap_figures, rl_figures, usable
-from benchmarks.gpu.runs import ENDED, LimitedRun, records, seconds_per_step
+from benchmarks.gpu.privacy import (
+    AROUND_S,
+    Progress,
+    bootstrap_figures,
+    budget_that_fits,
+    rl_figures,
+    usable,
+    watched,
+)
+from benchmarks.gpu.runs import ENDED, LimitedRun, keep, records, seconds_per_step
 
 LOG = """tokenizer: 2048 entries
 model: 56.64M parameters on cuda
@@ -38,6 +46,35 @@ def test_the_rate_of_a_bootstrap_is_read_off_its_log() -> None:
     found = by_name(bootstrap_figures(LOG, None))
     assert found["bootstrap: training rate"].value == 640e3
     assert found["bootstrap: MFU"].value == pytest.approx(100 * 6 * 56.64e6 * 640e3 / 990e12)
+
+
+def test_a_bootstrap_that_fits_goes_on() -> None:
+    assert budget_that_fits([Progress(60, 0.02), Progress(80, 0.08)], 470) is None
+
+
+def test_one_that_is_too_slow_starts_again_with_what_fits() -> None:
+    seen = [Progress(60, 0.01), Progress(90, 0.04)]  # a thousandth a second, 950 s in all
+    budget = budget_that_fits(seen, 470)
+    assert budget == pytest.approx((470 - 90 - AROUND_S) / 1000)
+    assert budget_that_fits([Progress(440, 0.01), Progress(465, 0.02)], 470) == 0.0
+
+
+def test_a_slow_recipe_is_replaced_by_a_smaller_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A recipe that would take hours; the second start gets a smaller budget."""
+    monkeypatch.setattr(privacy, "LEAST_BUDGET", 0.0)
+    program = """
+import sys, time
+budget = [word for word in sys.argv if word.startswith("bootstrap.budget=")]
+for step in range(1, 3 if budget else 100001):
+    print(f"step {step}/100000  loss 1.0  1.0M tokens  5k tok/s", flush=True)
+    time.sleep(0 if budget else 0.3)
+print(*budget)
+"""
+    log = tmp_path / "log"
+    run = watched([sys.executable, "-c", program], log, 200.0)
+    assert run.end(200.0) == 0
+    assert "bootstrap.budget=0." in log.read_text()
+    assert log.with_suffix(".first.log").is_file()
 
 
 def test_gates_have_their_goals() -> None:
@@ -196,3 +233,18 @@ def test_the_table_holds_every_result(tmp_path: Path, capsys: pytest.CaptureFixt
     (tmp_path / "trainer_rows.json").write_text("{}")
     shown = table(tmp_path)
     assert "engine: speed" in shown and "goal 2: met" in shown and "trainer: time" in shown
+
+
+def test_what_a_run_leaves_on_a_borrowed_machine_is_kept(tmp_path: Path) -> None:
+    for role, name, content in (
+        ("finetune", "metrics.jsonl", "{}\n"),
+        ("actor_vllm_0", "stderr.log", "x" * 50_000 + "the end"),
+    ):
+        (tmp_path / "run" / role).mkdir(parents=True)
+        (tmp_path / "run" / role / name).write_text(content)
+    keep(tmp_path / "run", tmp_path / "rl.json")
+    assert (tmp_path / "rl.finetune.jsonl").read_text() == "{}\n"
+    logs = (tmp_path / "rl.logs.txt").read_text()
+    assert (
+        logs.startswith("==== actor_vllm_0/stderr.log") and logs.endswith("the end\n") and len(logs) < 25_000
+    )
