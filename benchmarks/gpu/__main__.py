@@ -28,6 +28,7 @@ from typing import Any
 from benchmarks.gpu.plan import PLANS, SOFT_S, Lane, Stage, Step, filled, limit_of, rehearsal, seconds_of
 from benchmarks.gpu.runs import LimitedRun
 
+TRAINERS = ("benchmarks.gpu.trainer", "benchmarks.gpu.sharded")
 STEP_STOP_S = 40.0
 """What a step gets beyond its limit to write down what it has."""
 LARGEST_LOG = 400_000
@@ -84,7 +85,7 @@ class Driver:
         if self.options.dry_run:
             return None
         started = time.monotonic()
-        run = LimitedRun(command, self.results / f"{step.name}.log", environment(lane))
+        run = LimitedRun(command, self.results / f"{step.name}.log", environment(step, lane))
         status = run.end(limit + STEP_STOP_S / 2)
         self._say(f"{step.name}: exit status {status} after {time.monotonic() - started:.0f} s")
         print(run.said(12), flush=True)
@@ -127,12 +128,13 @@ def command_of(step: Step, lane: Lane, cores: int, limit_s: float, work: Path) -
     return [*pinned, sys.executable, *step.launcher, "-m", step.module, *filled(step.arguments, values)]
 
 
-def environment(lane: Lane) -> dict[str, str]:
-    """Of every step in a lane: its cards, and caches that later steps find warm."""
+def environment(step: Step, lane: Lane) -> dict[str, str]:
+    """Of a step: its cards, and what the trainer's rows need beside a card that is nearly full."""
     found = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
-    found |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0"}
-    found |= {"PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True", "GLOO_SOCKET_IFNAME": "lo"}
+    found |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "GLOO_SOCKET_IFNAME": "lo"}
     found |= {"TORCHINDUCTOR_COMPILE_THREADS": "4", "CUDA_VISIBLE_DEVICES": lane.cards}
+    if step.module in TRAINERS:
+        found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return {**os.environ, **found}
 
 
