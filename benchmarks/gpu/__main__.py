@@ -25,7 +25,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.plan import PLANS, SOFT_S, Lane, Stage, Step, filled, limit_of, rehearsal, seconds_of
+from benchmarks.gpu.plan import (
+    EVERY_CORE,
+    PLANS,
+    SOFT_S,
+    Lane,
+    Stage,
+    Step,
+    filled,
+    limit_of,
+    rehearsal,
+    seconds_of,
+)
 from benchmarks.gpu.runs import LimitedRun
 
 TRAINERS = ("benchmarks.gpu.trainer", "benchmarks.gpu.sharded")
@@ -124,7 +135,7 @@ def command_of(step: Step, lane: Lane, cores: int, limit_s: float, work: Path) -
         "soft": f"{limit_s - SOFT_S:.0f}",
         "workers": str(max(1, last - first - 1)),  # beside the trainer and the thread that feeds it
     }
-    pinned = ["taskset", "-c", share] if shutil.which("taskset") and lane.cores != (0.0, 1.0) else []
+    pinned = ["taskset", "-c", share] if shutil.which("taskset") and lane.cores != EVERY_CORE else []
     return [*pinned, sys.executable, *step.launcher, "-m", step.module, *filled(step.arguments, values)]
 
 
@@ -132,7 +143,9 @@ def environment(step: Step, lane: Lane) -> dict[str, str]:
     """Of a step: its cards, and what the trainer's rows need beside a card that is nearly full."""
     found = {"PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1"}
     found |= {"VLLM_NO_USAGE_STATS": "1", "VLLM_USE_FLASHINFER_SAMPLER": "0", "GLOO_SOCKET_IFNAME": "lo"}
-    found |= {"TORCHINDUCTOR_COMPILE_THREADS": "4", "CUDA_VISIBLE_DEVICES": lane.cards}
+    found["CUDA_VISIBLE_DEVICES"] = lane.cards
+    if lane.cores != EVERY_CORE:
+        found["TORCHINDUCTOR_COMPILE_THREADS"] = "4"  # others compile or make data beside it
     if step.module in TRAINERS:
         found["PYTORCH_CUDA_ALLOC_CONF"] = "expandable_segments:True"
     return {**os.environ, **found}

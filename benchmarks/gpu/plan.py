@@ -67,6 +67,7 @@ VLLM_ON_CPU = (
     "vllm_config.vllm_kwargs.gpu-memory-utilization=null",
     '+vllm_config.vllm_kwargs.enforce-eager=""',
 )
+EVERY_CORE = (0.0, 1.0)
 NEEDS_VLLM = ("benchmarks.gpu.engine", "benchmarks.gpu.several")
 
 
@@ -97,7 +98,7 @@ class Lane:
 
     steps: tuple[Step, ...]
     cards: str = ""
-    cores: tuple[float, float] = (0.0, 1.0)
+    cores: tuple[float, float] = EVERY_CORE
     """From and to, as shares of the cores there are."""
 
     def core_list(self, cores: int) -> str:
