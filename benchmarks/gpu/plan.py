@@ -223,7 +223,7 @@ PLANS: dict[str, tuple[Stage, ...]] = {
                 Lane(
                     (
                         tests("sharding_tests", "tests/gpu/test_sharding.py", 120),
-                        sharded("sharded", 80, "--size", "4B", "--save"),
+                        sharded("sharded", 90, "--size", "4B"),
                     ),
                     "0,1",
                 ),
