@@ -163,6 +163,14 @@ DEFECTS = (
         "tests/unit/config/test_compose.py::test_what_a_run_uses_equals_the_defaults_of_the_models",
     ),
     Defect(
+        23,
+        "a reader looks again and again instead of sleeping",
+        "pipelinerl/streams/files.py",
+        "self._watch.wait(timeout_s)",
+        "self._watch.wait(0.001)",
+        "tests/unit/defects/test_defects.py::test_a_reader_without_news_sleeps_instead_of_looking",
+    ),
+    Defect(
         24,
         "every prompt stays in memory",
         "pipelinerl/llm_engine.py",

@@ -77,6 +77,13 @@ def test_gradients_match_float32_on_the_cpu(
     assert distance(found, expected) < tolerance
 
 
+def test_gradients_without_the_attention_kernel_match_too(tmp_path: Path) -> None:
+    model = small_model()
+    expected = gradient(learner(tmp_path, prepare_model(copy.deepcopy(model))))
+    text_by_text = prepare_model(model, "cuda", True, flash_attention=False)
+    assert distance(gradient(learner(tmp_path, text_by_text, bfloat16=True, device="cuda")), expected) < 0.05
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_scores_and_their_gradients_match_float64(dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(0)

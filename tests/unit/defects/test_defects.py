@@ -131,11 +131,12 @@ def test_a_reader_without_news_sleeps_instead_of_looking(
             reader.wait(0.2)
             assert reader.next_record() is None
         assert looks[0] <= 3
-        waker = threading.Timer(0.05, lambda: writer.write([{"number": 1}]))
+        looks[0] = 0
+        waker = threading.Timer(0.5, lambda: writer.write([{"number": 1}]))
         waker.start()
-        reader.wait(20)
+        assert next(reader.read(deadline_s=60)) == [{"number": 1}]
         waker.join()
-        assert reader.next_record() is not None
+        assert looks[0] <= 5, "two before it slept, one or two when it was woken"
 
 
 class Instant:
