@@ -65,7 +65,7 @@ PHASES = {
     "prepare": "engine:mid_prepare:hold:3",
 }
 BETWEEN_TWO = ("engine", "finetune")
-"""Who takes part in phase `prepare`, an engine reading new weights ahead; to the others it is a rollout."""
+"""Who takes part in phase `prepare`, where an engine reads new weights ahead; others are in a rollout."""
 SIGNALS = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP}
 
 
