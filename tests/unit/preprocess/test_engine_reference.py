@@ -12,6 +12,7 @@ from engine_harness import EOS, build_model, running_engine
 
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.observe.waits import WaitExpired
+from pipelinerl.preprocess import engine_reference
 from pipelinerl.preprocess.engine_reference import EngineReference
 from pipelinerl.preprocess.loop import _reference_scorer
 from pipelinerl.preprocess.reference import ReferenceScorer
@@ -48,6 +49,30 @@ def test_the_scorer_is_what_the_placement_says(tmp_path: Path) -> None:
     )
     tiny_model().save_pretrained(tmp_path / "model")
     assert isinstance(_reference_scorer(with_kl), ReferenceScorer)
+
+
+def test_so_many_texts_are_under_way_at_each_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    running, most = 0, 0
+
+    async def score(text: object, clients: object, wait: object) -> np.ndarray:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0)
+        running -= 1
+        return np.zeros(1, np.float32)
+
+    monkeypatch.setattr(engine_reference, "_score", score)
+    values = {"output_dir": tmp_path, "limits": Limits(31, 64, 4), "texts_per_step": 1, "last_step": 1}
+    settings = PreprocessSettings(
+        model_path="",
+        rl=RLConfig(kl_coef=0.1),
+        n_workers=3,
+        reference_urls=("http://127.0.0.1:1", "http://127.0.0.1:2"),
+        **values,
+    )
+    assert len(_reference_scorer(settings).score([{}] * 20)) == 20
+    assert most == 3 * 2
 
 
 def test_engines_that_do_not_answer_are_a_named_wait() -> None:
