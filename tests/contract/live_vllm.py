@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import socket
 import subprocess
 import sys
 import time
@@ -15,7 +16,6 @@ from typing import Any
 from benchmarks.gpu.served import stop
 from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
 from pipelinerl.weights.http import CallFailed, call
-from pipelinerl.world import Ports
 from tests.contract.models import CONTEXT
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,11 +48,18 @@ def plug_in(folder: Path) -> Path:
     return folder
 
 
+def free_port() -> int:
+    """One that no other test run would choose meanwhile: the engine binds it only minutes later."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port: int = taken.getsockname()[1]
+        return port
+
+
 @contextmanager
 def serving(installation: Installation, model: Path, folder: Path) -> Iterator[str]:
     """URL of an engine that has loaded `model`; it is gone afterwards."""
     folder.mkdir()
-    port = Ports().next(8650)
+    port = free_port()
     options = VllmOptions(
         model=str(model),
         served_model_name="model",

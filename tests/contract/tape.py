@@ -123,6 +123,8 @@ class Player:
         self._exchanges = exchanges
         self._left: dict[str, list[int]] = {}
         for index, one in enumerate(exchanges):
+            if one.method == "GET" and one.status == 0:
+                continue  # a question that a busy engine did not answer in time was asked again
             self._left.setdefault(one.key(), []).append(index)
         self._asked: set[int] = set()
         self._changed = asyncio.Condition()

