@@ -140,8 +140,9 @@ class Counts:
             listed = ", ".join(f"{reason} {n}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
             rows.append(f"{outcome.value}: {listed}")
         if self.resumes:
+            often = "once" if self.resumes == 1 else f"{self.resumes} times"
             rows.append(
-                f"resumed {self.resumes} times: {self.undone} rollouts trained after a checkpoint undone, "
+                f"resumed {often}: {self.undone} rollouts trained after a checkpoint undone, "
                 f"{self.replayed} kept over the last resume, {self.discarded} discarded"
             )
         for names, problem in (
