@@ -100,21 +100,25 @@ class Driver:
         status = run.end(limit + STEP_STOP_S / 2)
         self._say(f"{step.name}: exit status {status} after {time.monotonic() - started:.0f} s")
         print(run.said(12), flush=True)
-        self._pack()
+        self.pack()
         return status
 
     def _say(self, text: str) -> None:
         print(f"[{time.monotonic() - self._begun:.0f} s] {text}", flush=True)
 
-    def _pack(self) -> None:
+    def pack(self) -> None:
         """Everything so far, in one file that is replaced as a whole."""
         with self._packing:
             beside = self.options.out / "results.partial"
-            with tarfile.open(beside, "w:gz") as packed:
-                for path in sorted(self.results.iterdir()):
-                    if path.suffix == ".log" and path.stat().st_size > LARGEST_LOG:
-                        path = _end_of(path)
-                    packed.add(path, path.name)
+            try:
+                with tarfile.open(beside, "w:gz") as packed:
+                    for path in sorted(self.results.iterdir()):
+                        if path.suffix == ".log" and path.stat().st_size > LARGEST_LOG:
+                            path = _end_of(path)
+                        packed.add(path, path.name)
+            except OSError as error:  # a step beside this one has just replaced a file
+                self._say(f"not packed, the next step's end will: {error}")
+                return
             os.replace(beside, self.options.out / "results.tgz")
 
 
@@ -196,6 +200,7 @@ def main() -> int:
         print(f"a stage of at most {seconds_of(stage):.0f} s", flush=True)
         done += driver.run(stage)
     if not options.dry_run:
+        driver.pack()
         print(table(driver.results), flush=True)
     for name, status in done:
         print(f"{name:<24} {'left out' if status is None else f'exit status {status}'}", flush=True)
