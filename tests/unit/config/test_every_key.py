@@ -98,15 +98,15 @@ def below(key: str, parents: Any) -> Any:
 
 
 def has_effect(key: str, run: Config, seen: dict[str, str]) -> bool:
-    """Whether another value of the key shows in what processes see; `seen` keeps what they see without it."""
-    together = below(key, NEEDED) or ""
-    for needed, value in NEEDED.get(together, {}).items():
-        run = run if needed == key else with_value(run, needed, value)
+    """Whether another value of the key shows in what processes see; `seen` keeps what they see else."""
+    needed = NEEDED.get(below(key, NEEDED) or "", {})
+    others = {name: value for name, value in needed.items() if name != key}
+    for name, value in others.items():
+        run = with_value(run, name, value)
+    if (circumstances := repr(others)) not in seen:
+        seen[circumstances] = effects(run)
     value = VALUES[key] if key in VALUES else another_value(KEYS[key], value_at(run, key))
-    unchanged = "" if key in NEEDED.get(together, ()) else together
-    if unchanged != together or together not in seen:
-        seen[unchanged] = effects(run)
-    return effects(with_value(run, key, value)) != seen[unchanged]
+    return effects(with_value(run, key, value)) != seen[circumstances]
 
 
 def is_named(key: str) -> bool:
