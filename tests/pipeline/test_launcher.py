@@ -47,7 +47,7 @@ def steps_of(output_dir: Path) -> int:
     return int(json.loads((output_dir / "finetune" / "summary.json").read_text())["completed_steps"])
 
 
-@pytest.mark.timeout(360)
+@pytest.mark.timeout(600)
 def test_a_run_completes_is_not_repeated_and_goes_on_when_asked_for_more(launch: Launch) -> None:
     first = launch("finetune.max_train_steps=2")
     assert first.wait() == 0, first.err
