@@ -19,7 +19,16 @@ from typing import Any
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
 from benchmarks._long_tail import lengths, random_model
-from benchmarks.gpu.runs import LimitedRun, keep, launcher, leave_in_order, records, seconds_per_step, values
+from benchmarks.gpu.runs import (
+    LimitedRun,
+    fresh,
+    keep,
+    launcher,
+    leave_in_order,
+    records,
+    seconds_per_step,
+    values,
+)
 
 SKIPPED = 3
 """Steps before the clock starts."""
@@ -173,7 +182,7 @@ def main() -> int:
     failed = 0
     for mode, updates in reversed(MODES.items()):
         given = overrides(options.hardware, size, model, updates, options.steps)
-        share, run = options.limit / len(MODES), options.work.absolute() / mode
+        share, run = options.limit / len(MODES), fresh(options.work.absolute() / mode)
         try:
             found[mode] = measure(run, share, [*given, *options.overrides])
         except RuntimeError as error:

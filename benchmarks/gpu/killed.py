@@ -21,7 +21,7 @@ from typing import Any
 import psutil
 
 from benchmarks._figures import Figure, at_least, at_most, report
-from benchmarks.gpu.runs import LimitedRun, keep, launcher, leave_in_order, records, steps_of
+from benchmarks.gpu.runs import LimitedRun, fresh, keep, launcher, leave_in_order, records, steps_of
 
 ENGINES = ("vllm.entrypoints", "pipelinerl.inference.embedded")
 STEPS = 30
@@ -91,7 +91,7 @@ def main() -> int:
     leave_in_order()
     options.out = options.out or options.work / "gpu_killed.json"
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    out = options.work.absolute() / "run"
+    out = fresh(options.work.absolute() / "run")
     special = ON_GPU if options.hardware == "gpu" else []
     given = [f"hardware={options.hardware}", *GUESSING, *special, *options.overrides]
     run = LimitedRun(launcher(out, given), options.work.absolute() / "killed.log")

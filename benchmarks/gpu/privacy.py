@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._figures import ROOT, Figure, at_least, at_most, report
-from benchmarks.gpu.runs import LimitedRun, keep, launcher, leave_in_order, records, values
+from benchmarks.gpu.runs import LimitedRun, fresh, keep, launcher, leave_in_order, records, values
 
 PRESET = ["+domain=privacy_hopqa", "+preset=privacy_hopqa_from_scratch"]
 PEAK_FLOPS = 990e12
@@ -175,6 +175,7 @@ def bootstrap(options: argparse.Namespace) -> int:
     model, log = options.work / "model", options.out.with_suffix(".recipe.log")
     command = [sys.executable, "-m", "pipelinerl.bootstrap", *PRESET, f"hardware={options.hardware}"]
     log.unlink(missing_ok=True)
+    (model / "recipe.json").unlink(missing_ok=True)  # it says that a model is finished
     run = watched([*command, f"bootstrap.out={model}", *options.overrides], log, options.limit)
     status = run.end(options.limit)
     print(run.said())
@@ -195,7 +196,7 @@ def usable(model: Path) -> bool:
 
 
 def rl(options: argparse.Namespace) -> int:
-    model, out = options.work / "model", options.work / "run"
+    model, out = options.work / "model", fresh(options.work / "run")
     if not usable(model):
         print(f"{model} is no model that can read and resolve; the bundled one is trained", flush=True)
         model = BUNDLED

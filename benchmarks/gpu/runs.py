@@ -5,6 +5,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -93,9 +94,16 @@ class LimitedRun:
         return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
+def fresh(out: Path) -> Path:
+    """`out` without the run that an earlier measurement left there: its metrics would pass for new ones."""
+    if (out / "launcher").is_dir():
+        shutil.rmtree(out)
+    return out
+
+
 def launcher(out: Path, overrides: Sequence[str]) -> list[str]:
-    """Command line of a run in `out`, from its beginning."""
-    fixed = [f"output_dir={out}", "force_restart=true", "wandb.use_wandb=false"]
+    """Command line of a run in `out`."""
+    fixed = [f"output_dir={out}", "wandb.use_wandb=false"]
     return [sys.executable, "-m", "pipelinerl.launch", *fixed, *overrides]
 
 

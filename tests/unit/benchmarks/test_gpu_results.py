@@ -28,7 +28,7 @@ from benchmarks.gpu.privacy import (
     usable,
     watched,
 )
-from benchmarks.gpu.runs import ENDED, LimitedRun, keep, records, seconds_per_step
+from benchmarks.gpu.runs import ENDED, LimitedRun, fresh, keep, records, seconds_per_step
 
 LOG = """tokenizer: 2048 entries
 model: 56.64M parameters on cuda
@@ -248,3 +248,11 @@ def test_what_a_run_leaves_on_a_borrowed_machine_is_kept(tmp_path: Path) -> None
     assert (
         logs.startswith("==== actor_vllm_0/stderr.log") and logs.endswith("the end\n") and len(logs) < 25_000
     )
+
+
+def test_a_measurement_starts_without_the_run_of_an_earlier_one(tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    (run / "launcher").mkdir(parents=True)
+    assert not fresh(run).exists()
+    run.mkdir()
+    assert fresh(run).is_dir()  # what no run made is left alone
