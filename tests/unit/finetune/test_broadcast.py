@@ -82,7 +82,7 @@ def parts(
         last_step=1,
         max_train_steps=1,
         engine_urls=("http://e",),
-        weights=OPTIONS,
+        weights=OPTIONS | {"directory": str(tmp_path / "weights")},
     )
     settings.folder.mkdir()
     return EngineBroadcaster(learner, settings), publisher, compared
