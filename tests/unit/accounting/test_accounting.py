@@ -164,7 +164,6 @@ def test_a_resume_undoes_later_updates_and_tells_the_kept_from_the_discarded(tmp
         assert counts.adds_up and counts[Outcome.TRAINED] == 4 and counts.discarded == 5
     (line,) = [line for line in counts.lines() if line.startswith("resumed")]
     assert line == (
-        "resumed once: 3 rollouts trained after a checkpoint undone, "
-        "2 kept over the last resume, 5 discarded"
+        "resumed once: 3 rollouts trained after a checkpoint undone, 2 kept over the last resume, 5 discarded"
     )
     assert not any(line.startswith("resumed") for line in reconcile(tmp_path / "other").lines())
