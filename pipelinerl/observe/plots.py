@@ -41,7 +41,7 @@ def smooth(y: np.ndarray, window: int) -> np.ndarray:
     """Centred moving average, float64 [n]; windows shrink at the ends."""
     if window <= 1 or len(y) < 3:
         return y
-    kernel = np.ones(window)
+    kernel = np.ones(min(window, len(y)))  # convolve would give as many values as the longer of the two
     return np.convolve(y, kernel, "same") / np.convolve(np.ones_like(y), kernel, "same")
 
 

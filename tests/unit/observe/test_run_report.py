@@ -18,7 +18,7 @@ from pipelinerl.accounting import Counts, Outcome
 from pipelinerl.observe.focus import ReportFocus
 from pipelinerl.observe.history import MetricsTail, read_evaluations, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
-from pipelinerl.observe.plots import lag_histogram
+from pipelinerl.observe.plots import lag_histogram, smooth
 from pipelinerl.observe.progress import Progress, ProgressDisplay, notable_waits, status_line
 from pipelinerl.observe.report import write_report
 from pipelinerl.observe.status import StatusFile
@@ -202,3 +202,17 @@ def test_a_status_file_reaches_the_line(tmp_path: Path) -> None:
     with StatusFile(tmp_path, "actor", interval_s=60) as status, waiting("an engine", 90):
         status.write()
         assert "waiting" not in Progress(tmp_path).update()
+
+
+@pytest.mark.parametrize("values", [[1.0, 2.0], [0.0, 3.0, 6.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
+@pytest.mark.parametrize("window", [1, 2, 3, 9])
+def test_smoothing_gives_a_value_per_point_also_where_the_window_is_longer(
+    values: list[float], window: int
+) -> None:
+    found = smooth(np.array(values), window)
+    assert len(found) == len(values)
+    assert min(values) <= found.min() and found.max() <= max(values)
+
+
+def test_smoothing_means_over_its_window() -> None:
+    assert smooth(np.array([0.0, 3.0, 6.0, 3.0]), 3).tolist() == [1.5, 3.0, 4.0, 4.5]
