@@ -207,15 +207,33 @@ def _watched(case: Case, launcher: LauncherProcess, began: float, whole: bool) -
         return Ended("recovered", seconds, str(line))
     status = launcher.wait()
     seconds = time.monotonic() - began
-    if case.role in SERVERS and status == 0:  # complete before the server was needed again
-        restarts = [line for line in launcher.out.splitlines() if "; restart " in line]
-        assert restarts, launcher.out
-        return Ended("recovered", seconds, restarts[0])
+    if case.role in (*SERVERS, "worker") and status == 0:  # complete before it was needed again
+        assert trained_steps(launcher.output_dir) == STEPS
+        return Ended("recovered", seconds, _said_of(case.role, launcher))
     lines = launcher.err.splitlines()
     assert status == 1 and "Traceback" not in launcher.err, launcher.err
     assert all(" WARNING " in line for line in lines[:-1]), launcher.err
     assert case.role in lines[-1], lines[-1]
     return Ended("named", seconds, lines[-1])
+
+
+def _said_of(role: str, launcher: LauncherProcess) -> str:
+    """What the log says of a server that was started again, or of a worker that was given up."""
+    log, sign = (
+        (log_of(launcher), "; restart ") if role in SERVERS else (_actor_log(launcher), "rollout worker")
+    )
+    (line, *_) = [one for one in log.read_text().splitlines() if sign in one]
+    return line.partition(": ")[2]
+
+
+def _actor_log(launcher: LauncherProcess) -> Path:
+    return launcher.output_dir / "actor" / "actor.log"
+
+
+def trained_steps(output_dir: Path) -> int:
+    """Optimizer steps of a run that completed."""
+    summary = json.loads((output_dir / "finetune" / "summary.json").read_text())
+    return int(summary["completed_steps"])
 
 
 def only_loopback(family: list[psutil.Process]) -> None:
@@ -260,7 +278,7 @@ def _resume(output_dir: Path) -> None:
         assert again.wait() == 0, again.err
     finally:
         again.close()
-    assert json.loads((output_dir / "finetune" / "summary.json").read_text())["completed_steps"] == STEPS
+    assert trained_steps(output_dir) == STEPS
     counts = reconcile(output_dir)
     assert counts.adds_up, counts.lines()
     assert before <= STEPS
