@@ -11,12 +11,9 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import os
-import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
@@ -25,7 +22,7 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks._figures import ROOT, Figure, at_most, report
-from benchmarks.engine import READY_DEADLINE_S, build_model
+from benchmarks.engine import READY_DEADLINE_S, build_model, serving
 from pipelinerl.finetune.model import load_model
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.ranks import Ranks
@@ -38,22 +35,6 @@ from pipelinerl.inference.fleet import Fleet
 BUNDLED = ("guessing", "privacy_hopqa", "raro", "reputation_hacking")
 MAX_GOAL, MEAN_GOAL = 2e-5, 1e-6
 REQUESTS, PROMPT, OUTPUT = 128, 32, 96
-
-
-@contextmanager
-def engine(folder: Path, port: int) -> Iterator[str]:
-    """The URL of an engine that serves `folder`; it may not answer yet."""
-    command = [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(folder)]
-    process = subprocess.Popen(
-        [*command, "--port", str(port), "--max-num-seqs", "32", "--max-model-len", str(PROMPT + OUTPUT)],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 async def sample(url: str, vocab: int) -> tuple[np.ndarray, np.ndarray]:
@@ -93,7 +74,7 @@ def exact_scores(folder: Path, ids: np.ndarray) -> np.ndarray:
 def compare(name: str, folder: Path, port: int) -> list[Figure]:
     """Differences of one model, in nats."""
     vocab = int(AutoModelForCausalLM.from_pretrained(folder).config.vocab_size)
-    with engine(folder, port) as url:
+    with serving(folder, port, "--max-model-len", str(PROMPT + OUTPUT)) as url:
         ids, served = asyncio.run(sample(url, vocab))
     trained = trainer_scores(folder, ids).astype(np.float64)
     between = np.abs(served.astype(np.float64) - trained)

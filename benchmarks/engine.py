@@ -29,6 +29,8 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -168,19 +170,27 @@ async def measure_updates(url: str, model: Any, publisher: Publisher, updates: i
     }
 
 
-def bench(model_dir: Path, options: argparse.Namespace) -> dict[str, float]:
-    """The figures of one model."""
-    port, threads = options.port, str(options.threads)
+@contextmanager
+def serving(model_dir: Path, port: int, *flags: str) -> Iterator[str]:
+    """The URL of an engine that serves `model_dir` to 32 requests at a time; it may not answer yet."""
     command = [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(model_dir)]
     process = subprocess.Popen(
-        [*command, "--port", str(port), "--max-num-seqs", str(STREAMS), "--threads", threads],
+        [*command, "--port", str(port), "--max-num-seqs", str(STREAMS), *flags],
         env=os.environ | {"OMP_NUM_THREADS": "1"},
         stdout=subprocess.DEVNULL,
     )
-    url = f"http://127.0.0.1:{port}"
-    model = AutoModelForCausalLM.from_pretrained(model_dir)
-    parameters = sum(one.numel() for one in model.parameters())
     try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        process.terminate()
+        process.wait(10)
+
+
+def bench(model_dir: Path, options: argparse.Namespace) -> dict[str, float]:
+    """The figures of one model."""
+    with serving(model_dir, options.port, "--threads", str(options.threads)) as url:
+        model = AutoModelForCausalLM.from_pretrained(model_dir)
+        parameters = sum(one.numel() for one in model.parameters())
         with tempfile.TemporaryDirectory() as folder:
             transport = FileTransport(weights_directory(Path(folder), 4 * parameters))
             publisher = Publisher([url], transport)
@@ -195,9 +205,6 @@ def bench(model_dir: Path, options: argparse.Namespace) -> dict[str, float]:
                 return results
             finally:
                 publisher.close()
-    finally:
-        process.terminate()
-        process.wait(10)
 
 
 def bench_peer(python: Path, model_dir: Path, port: int) -> float:

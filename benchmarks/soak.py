@@ -23,6 +23,7 @@ from statistics import median
 import psutil
 
 from benchmarks._figures import Figure, at_most, report
+from benchmarks.gpu.runs import launcher as launcher_command
 from pipelinerl.observe.summary import summarise
 
 SAMPLE_S = 30.0
@@ -110,9 +111,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("results/soak"))
     parser.add_argument("overrides", nargs="*", help="key=value for the run")
     asked = parser.parse_args(argv)
-    command = [sys.executable, "-m", "pipelinerl.launch", f"+domain={asked.domain}", "hardware=cpu"]
-    command += [f"output_dir={asked.out}", "force_restart=true", "wandb.use_wandb=false", QUIET_STEP]
-    command += ["finetune.max_train_steps=1000000", "eval_every_n_versions=0", *asked.overrides]
+    given = [f"+domain={asked.domain}", "hardware=cpu", "force_restart=true", QUIET_STEP]
+    given += ["finetune.max_train_steps=1000000", "eval_every_n_versions=0", *asked.overrides]
+    command = launcher_command(asked.out, given)
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as launcher:
         try:
             samples = watch(launcher, 3600 * asked.hours)
