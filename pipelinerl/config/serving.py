@@ -133,6 +133,8 @@ class WeightsConfig(Section):
     """Largest mean difference that passes in bfloat16, in nats."""
     directory: str | None = None
     """Folder of the weight files; null = /dev/shm if it has room, else `output_dir`."""
+    ahead: bool = True
+    """vLLM: receive a version beside the weights that are served, so that only loading it is a pause."""
     buffer_mb: int = Field(256, ge=1)
     """NCCL: packets are broadcast when they exceed this size, in MiB. On each GPU `buffers` of them."""
     buffers: int = Field(2, ge=1)

@@ -150,6 +150,17 @@ class Config(OpenSection):
         return self.finetune.send_weight_updates and self.debug.mode == ""
 
     @property
+    def weights_ahead(self) -> bool:
+        """Whether engines receive a version while they generate.
+
+        Not over NCCL into an engine of several GPUs: its broadcasts would run beside those that connect them.
+        """
+        kwargs = {key.replace("_", "-"): value for key, value in self.vllm_config.vllm_kwargs.items()}
+        one_gpu = all(int(kwargs.get(f"{how}-parallel-size") or 1) == 1 for how in ("tensor", "pipeline"))
+        can = self.engine.kind == "vllm" and (self.weights.transport == "file" or one_gpu)
+        return can and self.weights.ahead
+
+    @property
     def evaluates(self) -> bool:
         """Whether this run ever asks its test problems."""
         return bool(self.test_dataset_names and (self.eval_every_n_versions or self.eval_at_end))

@@ -155,6 +155,7 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         start_deadline_s=cfg.engine.start_deadline_s,
         weights={
             **{name: getattr(cfg.weights, name) for name in type(cfg.weights).model_fields},
+            "ahead": cfg.weights_ahead,
             "group_port": cfg.world.actor_group_port,
         },
     )

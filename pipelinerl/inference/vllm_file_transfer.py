@@ -7,7 +7,8 @@ connect them, and what a CPU build of vLLM is updated with.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +28,10 @@ from pipelinerl.weights.checksum import checksum
 
 @dataclass
 class FileInitInfo(WeightTransferInitInfo):
-    """Nothing to agree on."""
+    """Nothing to agree on, but for an engine that reads ahead."""
+
+    reader: str = ""
+    """What it calls itself where it says that it has read a file."""
 
 
 @dataclass
@@ -55,19 +59,11 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """As in the base class, but without an accelerator where there is none."""
         self.receive_weights(self.parse_update_info(update_info))
-        if self.device.type != "cpu":
-            torch.accelerator.synchronize()
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
         """Check the whole file, then load it; ValueError, with the old weights in place, if it is damaged."""
-        tensors = _checked_tensors(update_info)
-        initialize_layerwise_reload(self.model)
-        moved: Iterator[tuple[str, torch.Tensor]] = (
-            (name, tensor.to(self.device, non_blocking=True)) for name, tensor in tensors.items()
-        )
-        self.model.load_weights(moved)
-        finalize_layerwise_reload(self.model, self.model_config)
-        _restore_tie(self.model)
+        tensors = checked_tensors(update_info)
+        load_in_place(self.model, self.model_config, self.device, tensors.items())
 
     def finish_weight_update(self) -> None:
         """`receive_weights` has done everything."""
@@ -81,7 +77,35 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         raise NotImplementedError("weights are written by pipelinerl.weights.file.FileTransport")
 
 
-def _checked_tensors(info: FileUpdateInfo) -> dict[str, torch.Tensor]:
+def load_in_place(
+    model: torch.nn.Module,
+    model_config: Any,
+    device: torch.device,
+    tensors: Iterable[tuple[str, torch.Tensor]],
+) -> None:
+    """Give the served model a version's tensors, on whatever device they are, and wait until it has them.
+
+    In the order of the layers: vLLM keeps what it has of a layer until it has all of it.
+    """
+    initialize_layerwise_reload(model)
+    moved: Iterator[tuple[str, torch.Tensor]] = (
+        (name, tensor.to(device, non_blocking=True))
+        for name, tensor in sorted(tensors, key=lambda one: _in_order(one[0]))
+    )
+    model.load_weights(moved)
+    finalize_layerwise_reload(model, model_config)
+    _restore_tie(model)
+    if device.type != "cpu":
+        torch.accelerator.synchronize()
+
+
+def _in_order(name: str) -> list[tuple[int, str]]:
+    """Sorts numbers in names by their value."""
+    return [(int(part), "") if part.isdigit() else (-1, part) for part in re.split(r"(\d+)", name)]
+
+
+def checked_tensors(info: FileUpdateInfo) -> dict[str, torch.Tensor]:
+    """The file's tensors on the CPU, by name; ValueError if it is not what was announced."""
     data = Path(info.path).read_bytes()
     if len(data) != info.bytes:
         raise ValueError(f"{info.path} has {len(data)} bytes, {info.bytes} were announced")

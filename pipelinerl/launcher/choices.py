@@ -58,7 +58,8 @@ def choices(
         _engine(cfg),
         Choice(
             "weight updates",
-            f"{cfg.weights.transport}, KV cache {cfg.weights.kv}",
+            f"{cfg.weights.transport}{', received ahead' if cfg.weights_ahead else ''}, "
+            f"KV cache {cfg.weights.kv}",
             why("weights.transport", f"engine.kind={cfg.engine.kind}"),
             "weights.kv=keep|recompute",
         ),

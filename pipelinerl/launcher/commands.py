@@ -12,6 +12,7 @@ from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.inference.vllm import (
+    AHEAD,
     DEFAULT_VERSION,
     VllmOptions,
     VllmVersion,
@@ -187,7 +188,7 @@ def _vllm(cfg: Config, job: Job, model: str, devices: Sequence[str]) -> tuple[li
         host=job.hostname,
         port=job.port,
         max_model_len=cfg.engine.max_model_len,
-        transport=cfg.weights.transport,
+        transport=cfg.weights.transport + (AHEAD if cfg.weights_ahead else ""),
         version=VllmVersion.parse(version),
         kwargs=cfg.vllm_config.vllm_kwargs,
         fp32_head=bool(cfg.fp32_layer_prefix),

@@ -41,6 +41,8 @@ class Transport(Protocol):
     collective: bool
     """Whether all engines take part in each transfer together: one that is missing stops the others, and a
     change of membership needs a new rendezvous of everybody."""
+    ahead: bool
+    """Whether engines receive a version beside the one they generate with, and are paused only to change."""
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """`init_info` for each engine; begins a new rendezvous."""
@@ -56,6 +58,13 @@ class Transport(Protocol):
 
     def send(self, staged: StagedUpdate, deadline_s: float) -> None:
         """Runs while the engines are in /update_weights; nothing to do when they read by themselves."""
+        ...
+
+    def arrived(self, staged: StagedUpdate, url: str) -> bool:
+        """Whether the engine at `url` has all of it, once `send` has returned. Asked where it is `ahead`.
+
+        Raises TransportError when the engine says that it cannot have it.
+        """
         ...
 
     def abort(self) -> None:

@@ -30,6 +30,9 @@ def build_transport(
             buffer_bytes=options["buffer_mb"] * 2**20,
             buffers=options["buffers"],
             first_port=options["group_port"],
+            ahead=options["ahead"],
         )
     configured = Path(options["directory"]) if options["directory"] else None
-    return FileTransport(weights_directory(output_dir, elements * dtype.itemsize, configured), dtype)
+    return FileTransport(
+        weights_directory(output_dir, elements * dtype.itemsize, configured), dtype, options["ahead"]
+    )

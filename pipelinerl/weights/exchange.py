@@ -10,12 +10,14 @@ from typing import Any, TypeVar
 
 from pipelinerl import faults
 from pipelinerl.inference.vllm import PauseRoutes
+from pipelinerl.weights.base import TransportError
 from pipelinerl.weights.http import PREPARE_ROUTE, CallFailed, EngineConnection, encode
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 TRIES = 3
 """Attempts at the idempotent steps, pause and resume, after an HTTP error."""
+ARRIVED_INTERVAL_S = 0.001
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,7 +38,7 @@ class PublishDeadlines:
 
 
 class Exchange:
-    """Prepare (if offered), pause, start, update, finish, resume of one engine over one connection.
+    """The steps of an update with one engine, over one connection; `transfer` has their order.
 
     Every method records a failure in `error` instead of raising it. An engine that was started and has not
     `finished` may hold half a model.
@@ -78,9 +80,12 @@ class Exchange:
         if not self._do("pause", self._routes.pause, self._deadlines.pause_s, tries=TRIES):
             self.paused_at = 0.0
 
-    def start(self) -> None:
-        """Step 2. Right after a granted pause and once, or nothing is sent: vLLM would not survive it."""
-        if self.step != "pause" or not self.paused_at:
+    def start(self, paused: bool = True) -> None:
+        """Step 2. Once, and right after a granted pause where one is needed, or nothing is sent.
+
+        vLLM would not survive it: its stock back-ends take the weights away until the update has finished.
+        """
+        if paused and (self.step != "pause" or not self.paused_at):
             self.error = self.error or CallFailed(
                 None, f"start after {self.step or 'nothing'}, not after a granted pause; nothing was sent"
             )
@@ -88,17 +93,50 @@ class Exchange:
         self._do("start", "/start_weight_update", self._deadlines.start_s)
 
     def complete(self, update_body: bytes, version: int, update_deadline_s: float) -> None:
-        """Steps 3 to 5, unless an earlier one failed."""
+        """Steps 3 to 5 of a paused engine, unless an earlier one failed."""
         if self.error is not None:
             return
         faults.hit("finetune:mid_update")
-        if not self._do("update", "/update_weights", update_deadline_s, update_body):
+        if self._do("update", "/update_weights", update_deadline_s, update_body):
+            self._confirm(version)
+
+    def receive(self, update_body: bytes, deadline_s: float, arrived: Callable[[], bool]) -> None:
+        """Step 3 of an engine that goes on generating: it answers at once and receives beside that."""
+        if self.error is not None:
             return
+        faults.hit("finetune:mid_update")
+        started = time.perf_counter()
+        if not self._do("update", "/update_weights", deadline_s, update_body):
+            return
+        try:
+            while not arrived():
+                if time.perf_counter() - started > deadline_s:
+                    raise TransportError(f"the version has not arrived within {deadline_s:g} s")
+                if self.was_cut:
+                    raise TransportError("given up")
+                time.sleep(ARRIVED_INTERVAL_S)
+        except TransportError as error:
+            self.error = CallFailed(None, str(error))
+        self.seconds["update"] = time.perf_counter() - started
+
+    def place(self, version: int) -> None:
+        """What is left for an engine that has received a version: pause, finish, resume."""
+        self.pause()
+        if self.error is None:
+            self._confirm(version)
+
+    def stop(self) -> None:
+        """Keep an engine that cannot be updated from serving, as far as it still answers; `error` stays."""
+        said, step = self.error, self.step
+        self._connection.close()  # it may have been cut
+        self.pause()
+        self.error, self.step = said, step
+
+    def _confirm(self, version: int) -> None:
         label = encode({"weight_version": str(version)})
-        if not self._do("finish", "/finish_weight_update", self._deadlines.finish_s, label):
-            return
-        self.finished = True
-        self.resume()
+        if self._do("finish", "/finish_weight_update", self._deadlines.finish_s, label):
+            self.finished = True
+            self.resume()
 
     def resume(self) -> None:
         """Step 5; also after a pause that led to nothing."""

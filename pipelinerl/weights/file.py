@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from pipelinerl.weights.base import Member, NamedTensor, StagedUpdate
+from pipelinerl.weights.base import Member, NamedTensor, StagedUpdate, TransportError
 from pipelinerl.weights.checksum import checksum
 from pipelinerl.weights.directory import SHARED_MEMORY
 
@@ -21,14 +21,26 @@ class FileTransport:
 
     collective = False
 
-    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32, ahead: bool = False) -> None:
+        """`ahead`: the engines are vLLM with this package's back-end and read while they generate."""
         self.directory = directory
         self.dtype = dtype
+        self.ahead = ahead
         self._written: list[Path] = []
+        self._readers: dict[str, Member] = {}
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
-        """Nothing to agree on."""
-        return [{} for _ in members]
+        """Nothing to agree on, but for the name under which an engine says what it has read ahead.
+
+        Raises TransportError for an engine that cannot.
+        """
+        if not self.ahead:
+            return [{} for _ in members]
+        for one in members:
+            if one.version is None:
+                raise TransportError(f"{one.url} is no vLLM; weights.ahead needs vLLM, set it to false")
+        self._readers |= {one.url: one for one in members}
+        return [{"reader": _reader(one.url)} for one in members]
 
     def join(self, deadline_s: float) -> None:
         """No rendezvous."""
@@ -42,6 +54,7 @@ class FileTransport:
             }
         data = save(tensors)
         path = self.directory / f"weights-{version:08d}.safetensors"
+        _remove(path)  # a version that is published again has to be read again
         beside = path.with_suffix(".partial")
         beside.write_bytes(data)
         os.replace(beside, path)
@@ -53,13 +66,24 @@ class FileTransport:
     def send(self, staged: StagedUpdate, deadline_s: float) -> None:
         """The engines read the file themselves."""
 
+    def arrived(self, staged: StagedUpdate, url: str) -> bool:
+        """Whether every rank of the engine has said so; TransportError with what one says instead."""
+        path = Path(staged.info["path"])
+        marks = [read_mark(path, _reader(url), rank) for rank in range(self._readers[url].ranks)]
+        for mark in marks:
+            if not mark.exists():
+                return False
+            if said := mark.read_text(encoding="utf-8"):
+                raise TransportError(said)
+        return True
+
     def abort(self) -> None:
         """Nothing here ever waits."""
 
     def close(self) -> None:
         """Remove what was written, and the folder if it lies in shared memory."""
         for path in self._written:
-            path.unlink(missing_ok=True)
+            _remove(path)
         self._written.clear()
         if self.directory.parent == SHARED_MEMORY:
             shutil.rmtree(self.directory, ignore_errors=True)
@@ -69,4 +93,19 @@ class FileTransport:
             self._written.remove(path)
         self._written.append(path)
         while len(self._written) > VERSIONS_KEPT:
-            self._written.pop(0).unlink(missing_ok=True)
+            _remove(self._written.pop(0))
+
+
+def read_mark(path: Path, reader: str, rank: int) -> Path:
+    """Beside a version's file: this rank of engine `reader` has read it; its text says what hindered it."""
+    return path.with_name(f"{path.name}.read-{reader}-{rank}")
+
+
+def _reader(url: str) -> str:
+    """A name for an engine that can be part of a file's name."""
+    return "".join(letter if letter.isalnum() else "-" for letter in url.split("//")[-1])
+
+
+def _remove(path: Path) -> None:
+    for one in (path, *path.parent.glob(f"{path.name}.read-*")):
+        one.unlink(missing_ok=True)

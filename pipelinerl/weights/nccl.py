@@ -1,8 +1,9 @@
 """The NCCL transport: packed broadcasts from the trainer's GPU to those of all engines.
 
-The engines run vLLM's stock `nccl` weight-transfer back-end, which receives bytes in packets and cuts the
-list of tensors into packets by a rule of its own; `packets` is the same rule. Parameters are cast while they
-are copied into a packet, so no second model exists: `weights.buffers` packets of `weights.buffer_mb` do.
+The engines run vLLM's stock `nccl` weight-transfer back-end, or the one of this package that receives ahead.
+Both take bytes in packets and cut the list of tensors into packets by the stock rule; `packets` is the same.
+Parameters are cast while they are copied into a packet, so no second model exists on this side:
+`weights.buffers` packets of `weights.buffer_mb` do.
 """
 
 from __future__ import annotations
@@ -79,11 +80,15 @@ class NcclTransport:
         first_port: int = 9000,
         address: str = LOOPBACK,
         connect: Connect | None = None,
+        ahead: bool = False,
     ) -> None:
-        """`address` is where engines reach this process; `connect` stands in for vLLM's helper in tests."""
+        """`address` is where engines reach this process; `connect` stands in for vLLM's helper in tests.
+
+        `ahead`: the engines were started with this package's back-end and receive while they generate.
+        """
         if buffer_bytes < 1 or buffers < 1:
             raise ValueError(f"{buffers} buffers of {buffer_bytes} bytes; at least one of one byte is needed")
-        self.device, self.dtype = device, dtype
+        self.device, self.dtype, self.ahead = device, dtype, ahead
         self._limit, self._lanes_wanted = buffer_bytes, buffers
         self._first_port, self._address = first_port, address
         self._connect = connect
@@ -159,6 +164,10 @@ class NcclTransport:
                 lane.send(communicator, staged.tensors[first:last])
         for lane in self._lanes:
             self._wait(lane, end)
+
+    def arrived(self, staged: StagedUpdate, url: str) -> bool:
+        """A broadcast has ended everywhere when it has ended here."""
+        return True
 
     def abort(self) -> None:
         """Abort the group's collectives; `send` then ends with TransportError."""

@@ -1,15 +1,14 @@
 """Moving one version of the weights into every engine: the update protocol, seen from the trainer.
 
-For each participating engine: pause, start, update, finish, resume; all engines at the same time. Engines
-that offer it read the version before anybody is paused, so that their pause is a copy in memory. An engine
-that fails between start and finish may hold half a model: it is broken, is never resumed and takes part again
-only as a new process. On any error nothing may be announced.
+Who takes part is decided here; the steps are those of `transfer`. An engine that fails between start and
+finish may hold half a model: it is broken, is never resumed and takes part again only as a new process. On
+any error nothing may be announced.
 """
 
 import threading
 import time
-from collections.abc import Callable, Iterable
-from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, wait
+from collections.abc import Iterable
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -20,8 +19,9 @@ from pipelinerl.inference.vllm import PauseRoutes, pause_routes
 from pipelinerl.weights import looking
 from pipelinerl.weights.base import NamedTensor, StagedUpdate, Transport, TransportError
 from pipelinerl.weights.exchange import Exchange, PublishDeadlines, in_thread
-from pipelinerl.weights.http import PREPARE_ROUTE, CallFailed, call, encode, optional_routes
+from pipelinerl.weights.http import PREPARE_ROUTE, CallFailed, call, optional_routes
 from pipelinerl.weights.looking import Counters
+from pipelinerl.weights.transfer import SenderStuck, Transfer, WeightUpdateError
 
 __all__ = [
     "PublishDeadlines",
@@ -33,26 +33,11 @@ __all__ = [
 ]
 
 KvPolicy = Literal["keep", "recompute"]
-BYTES_PER_SECOND = 1e9
-"""Slowest transport that still counts as working."""
 READY_INTERVAL_S = 0.1
-
-
-class WeightUpdateError(RuntimeError):
-    """An update failed at `step` of `engine`; `body` is what the engine said, `broken` whom it cost."""
-
-    def __init__(self, engine: str, step: str, body: str, broken: Iterable[str] = ()) -> None:
-        self.engine, self.step, self.body, self.broken = engine, step, body, sorted(broken)
-        lost = f"; broken: {', '.join(self.broken)}" if self.broken else ""
-        super().__init__(f"weight update failed at {step} of {engine}: {body}{lost}")
 
 
 class UpdateUnderWay(RuntimeError):
     """An update was asked for while another one has not ended; nothing was sent."""
-
-
-class SenderStuck(RuntimeError):
-    """A transfer could not be ended even by aborting it; only a new trainer process helps."""
 
 
 @dataclass(slots=True)
@@ -145,16 +130,18 @@ class Publisher:
         self._check_layout(staged)
         report.bytes = staged.bytes
         report.seconds["stage"] = time.perf_counter() - started
-        update_body = encode({"update_info": staged.info})
         exchanges = [Exchange(url, self._deadlines, self._routes[url]) for url in participants]
-        deadline = self._deadlines.update_s + staged.bytes / BYTES_PER_SECOND
+        transfer = Transfer(self._transport, exchanges, staged, version, self._deadlines)
         try:
-            prepared = self._prepare(exchanges, update_body, deadline, report)
-            paused = self._pause(prepared, report)
-            self._transfer(paused, update_body, staged, deadline, report)
+            transfer.run({url for url in participants if PREPARE_ROUTE in self._optional[url]})
         finally:
-            for one in exchanges:
-                one.close()
+            report.seconds |= transfer.seconds
+            report.paused_s |= transfer.paused_s
+            report.excluded |= transfer.excluded
+            for url in transfer.broken:
+                self.mark_broken(url)
+            if transfer.spoiled:
+                self._initialised.clear()
         report.seconds["total"] = time.perf_counter() - started
         rates = {url: self._seen[url].rate_since(earlier.get(url)) for url in report.paused_s}
         report.lost_tokens = sum(rates[url] * seconds for url, seconds in report.paused_s.items())
@@ -252,111 +239,6 @@ class Publisher:
         for url in urls:
             self._initialised[url] = looking.counters(url, self._deadlines.health_s)
         self.broken.difference_update(urls)
-
-    def _prepare(
-        self, exchanges: list[Exchange], update_body: bytes, deadline_s: float, report: UpdateReport
-    ) -> list[Exchange]:
-        """Before step 1, engines that offer it read the version; those that are still there."""
-        offered = [one for one in exchanges if PREPARE_ROUTE in self._optional[one.url]]
-        if not offered:
-            return exchanges
-        self._each(offered, lambda one: one.prepare(update_body, deadline_s))
-        return self._without_lost(exchanges, report)
-
-    def _pause(self, exchanges: list[Exchange], report: UpdateReport) -> list[Exchange]:
-        """Step 1; the engines that are paused."""
-        self._each(exchanges, Exchange.pause)
-        return self._without_lost(exchanges, report)
-
-    def _without_lost(self, exchanges: list[Exchange], report: UpdateReport) -> list[Exchange]:
-        """A lost engine is excluded; one that refuses ends the update, the others are resumed.
-
-        A transport that needs everybody cannot do without the lost one either.
-        """
-        refused = next((one for one in exchanges if one.error and one.error.status is not None), None)
-        left = [one for one in exchanges if one.error is None]
-        lost = [one for one in exchanges if one.error is not None]
-        if refused is None and lost and self._transport.collective:
-            refused = lost[0]
-        for one in lost:
-            report.excluded[one.url] = str(one.error)
-        if refused is not None or not left:
-            self._each([one for one in left if one.paused_at], Exchange.resume)
-            culprit = refused or exchanges[0]
-            raise WeightUpdateError(culprit.url, culprit.step, str(culprit.error))
-        return left
-
-    def _transfer(
-        self,
-        exchanges: list[Exchange],
-        update_body: bytes,
-        staged: StagedUpdate,
-        deadline: float,
-        report: UpdateReport,
-    ) -> None:
-        """Steps 2 to 5: each engine on its own thread, the transport's send on another."""
-        self._each(exchanges, Exchange.start)
-        failure: BaseException | None = None
-        if not (self._transport.collective and any(one.error for one in exchanges)):
-            sent = in_thread(self._timed_send, staged, deadline, report)
-            futures = [in_thread(one.complete, update_body, report.version, deadline) for one in exchanges]
-            failure = self._finish_or_abort(exchanges, futures, sent)
-        for one in exchanges:
-            for step, seconds in one.seconds.items():
-                report.seconds[step] = max(seconds, report.seconds.get(step, 0.0))
-            report.paused_s[one.url] = one.paused_s
-        broken = [one.url for one in exchanges if not one.finished]
-        for url in broken:
-            self.mark_broken(url)
-        if failure is not None and self._transport.collective:
-            self._initialised.clear()
-        for one in exchanges:
-            if one.error is not None and not one.was_cut:
-                raise WeightUpdateError(one.url, one.step, str(one.error), broken) from failure
-        if failure is not None:
-            raise WeightUpdateError("the trainer", "send", str(failure), broken) from failure
-
-    def _timed_send(self, staged: StagedUpdate, deadline_s: float, report: UpdateReport) -> None:
-        started = time.perf_counter()
-        self._transport.send(staged, deadline_s)
-        report.seconds["send"] = time.perf_counter() - started
-
-    def _finish_or_abort(
-        self, exchanges: list[Exchange], futures: list[Future[None]], sent: Future[None]
-    ) -> BaseException | None:
-        """Wait for sender and engines; the failure of one ends the others where all depend on all.
-
-        Returns what the sender died of, if it did. Raises SenderStuck when it cannot be freed.
-        """
-        pending: set[Future[None]] = {sent, *futures}
-        given_up = False
-        while pending - {sent}:
-            done, pending = wait(pending, return_when=FIRST_COMPLETED)
-            failed = sent in done and sent.exception() is not None
-            failed = failed or any(one.error is not None and not one.finished for one in exchanges)
-            if failed and self._transport.collective and not given_up:
-                given_up = True
-                self._transport.abort()
-                for one in exchanges:
-                    if one.step == "update" and one.error is None:
-                        one.cut()
-        limit = self._deadlines.abort_s
-        if not wait([sent], limit).done:
-            self._transport.abort()
-            if not wait([sent], limit).done:
-                raise SenderStuck(
-                    f"the sender of version weights does not end {limit:g} s after its transfer was aborted; "
-                    "the trainer has to be started again"
-                )
-        return sent.exception()
-
-    def _each(self, exchanges: list[Exchange], step: Callable[[Exchange], None]) -> None:
-        """Run a step for all engines at the same time; every call inside has its own deadline."""
-        if len(exchanges) == 1:  # no need to wait until a thread is scheduled
-            step(exchanges[0])
-            return
-        for future in [in_thread(step, one) for one in exchanges]:
-            future.result()
 
     def _check_layout(self, staged: StagedUpdate) -> None:
         if self._layout is None:

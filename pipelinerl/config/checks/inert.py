@@ -76,6 +76,11 @@ CONDITIONAL = (
     ),
     Inert("accelerate_config", _on_cpu, "one process trains on a CPU; leave it null"),
     Inert("world.actor_group_port", lambda c: c.weights.transport != "nccl", "weights travel through files"),
+    Inert(
+        "weights.ahead",
+        lambda c: c.engine.kind != "vllm" or c.weights.ahead != c.weights_ahead,
+        "engines receive ahead from files, or over NCCL on one GPU each; the embedded one always reads ahead",
+    ),
     Inert("fsdp", lambda c: not (c.use_fsdp or c.use_deepspeed), "nothing is sharded; set use_fsdp=true"),
     Inert("deepspeed_config", lambda c: not c.use_deepspeed, "nothing is sharded; set use_deepspeed=true"),
     Inert("wandb", lambda c: not c.wandb.use_wandb, "wandb.use_wandb=false", but=("wandb.use_wandb",)),

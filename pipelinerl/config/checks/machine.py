@@ -8,8 +8,8 @@ from importlib.util import find_spec
 
 from pipelinerl.config.tree import Config
 from pipelinerl.inference.vllm import (
-    FILE_BACKEND,
     VllmVersion,
+    has_plugin,
     installation,
     installed_version,
     kwargs_problems,
@@ -101,11 +101,16 @@ def _installation(cfg: Config, dry_run: bool) -> Iterator[str]:
         version = cfg.vllm_config.version or installed_version(python)
         if python is not None and not dry_run:
             where = f"vllm_config.python={python}: "
-            if cfg.weights.transport == FILE_BACKEND and not installation(python).has_plugin:
-                yield (
-                    f"{where}pipelinerl is not installed there, whose plug-in reads weights from files; "
-                    "run pip install --no-deps on this package with it"
-                )
+        needs_plugin = cfg.weights_ahead or cfg.weights.transport == "file"
+        if dry_run or version is None or not needs_plugin:
+            there = True
+        else:
+            there = has_plugin() if python is None else installation(python).has_plugin
+        if not there:
+            yield (
+                f"{where}pipelinerl is not installed there, whose plug-in receives weights; "
+                "run pip install --no-deps on this package with it"
+            )
     except ValueError as error:
         yield str(error)
         return

@@ -34,6 +34,7 @@ INERT: list[tuple[list[str], str]] = [
     (["world.finetune_fraction=2"], "world.finetune_fraction=2"),
     (["world.share_device=true"], "world.share_device=true"),
     (["world.actor_group_port=9100"], "world.actor_group_port=9100"),
+    (["weights.ahead=false"], "weights.ahead=false: has no effect here: engines receive ahead from files"),
     (["hardware.devices=2"], "hardware.devices=2"),
     (["fsdp.reduce_dtype=bf16"], "fsdp.reduce_dtype=bf16: has no effect here: nothing is sharded"),
     (["deepspeed_config=deepspeed_stage2_bf16"], "deepspeed_config=deepspeed_stage2_bf16"),

@@ -30,6 +30,7 @@ OPTIONS: dict[str, Any] = {
     "directory": None,
     "buffer_mb": 1,
     "buffers": 2,
+    "ahead": False,
     "group_port": 9000,
 }
 

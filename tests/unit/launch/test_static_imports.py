@@ -19,12 +19,14 @@ ALLOWED = {
         "pipelinerl/bootstrap/",
         "pipelinerl/finetune/",
         "pipelinerl/inference/embedded/",
+        "pipelinerl/inference/vllm_ahead_transfer.py",
         "pipelinerl/inference/vllm_file_transfer.py",
         "pipelinerl/preprocess/reference.py",
         "pipelinerl/weights/",
     ),
     "vllm": (
         "pipelinerl/inference/vllm.py",  # weight transfer, by name and only when it is used
+        "pipelinerl/inference/vllm_ahead_transfer.py",
         "pipelinerl/inference/vllm_file_transfer.py",
         "pipelinerl/weights/",
     ),

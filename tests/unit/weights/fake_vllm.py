@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import Any
 
 import torch
 
+from pipelinerl.weights.exchange import in_thread
 from tests.unit.weights.fake_group import FakeGroup, unpack
 from tests.unit.weights.json_server import serving_json
 
@@ -67,8 +69,11 @@ class Meeting:
 class FakeVllm:
     """One engine: serving, paused or updating; a call out of order is answered as vLLM does."""
 
-    def __init__(self, version: str, meeting: Meeting, *, scale_out: bool = True) -> None:
-        self.version, self.meeting, self.scale_out = version, meeting, scale_out
+    def __init__(
+        self, version: str, meeting: Meeting, *, scale_out: bool = True, ahead: bool = False
+    ) -> None:
+        """`ahead`: started with the package's back-end that receives while the engine generates."""
+        self.version, self.meeting, self.scale_out, self.ahead = version, meeting, scale_out, ahead
         self.modern = tuple(int(part) for part in version.split(".")[:2]) >= (0, 32)
         self.started_at = time.time()
         self.calls: list[str] = []
@@ -88,6 +93,7 @@ class FakeVllm:
         self.group: FakeGroup | None = None
         self.packing: dict[str, Any] = {}
         self._taken = 0
+        self._received: Future[dict[str, torch.Tensor]] | None = None
         self.calls.clear()
 
     def answer(self, path: str, query: str, body: Any) -> Any:
@@ -140,7 +146,7 @@ class FakeVllm:
         return {"message": "Weight transfer initialized"}
 
     def start(self, query: str, body: Any) -> Any:
-        if not self.paused:
+        if not self.paused and not self.ahead:
             self.dead = True
             raise Refused(500, "the forward pass met parameters on the meta device")
         if self.updating:
@@ -157,20 +163,33 @@ class FakeVllm:
             raise Refused(500, "NCCL weight transfer not initialized.")
         packing = self.packing if self.modern else {key: info[key] for key in PACKING}
         assert packing["packed"] is True
+        if self.ahead:
+            assert not self.paused, "it should generate while it receives"
+            self._received = in_thread(self._receive, self.group, info, packing)
+        else:
+            self.weights = self._receive(self.group, info, packing)
+        return {"message": "Weights updated"}
+
+    def _receive(
+        self, group: FakeGroup, info: dict[str, Any], packing: dict[str, Any]
+    ) -> dict[str, torch.Tensor]:
         limit, end = packing["packed_buffer_size_bytes"], time.monotonic() + WAIT_S
         total = sum(torch.Size(shape).numel() for shape in info["shapes"]) * 2
-        while sum(one.numel() for one in self.group.received[self._taken :]) < total:
-            if self.group.destroyed.is_set() or time.monotonic() > end:
+        while sum(one.numel() for one in group.received[self._taken :]) < total:
+            if group.destroyed.is_set() or time.monotonic() > end:
                 raise Refused(500, "NCCL error: remote process exited")
             time.sleep(0.002)
-        received = self.group.received[self._taken :]
+        received = group.received[self._taken :]
         self._taken += len(received)
-        self.weights, _ = unpack(received, info, limit)
-        return {"message": "Weights updated"}
+        return unpack(received, info, limit)[0]
 
     def finish(self, query: str, body: Any) -> Any:
         if not self.updating:
             raise Refused(500, "finish_weight_update called without a matching start_weight_update.")
+        if self.ahead:
+            assert self.paused, "weights change in a paused engine only"
+            assert self._received is not None
+            self.weights = self._received.result(WAIT_S)
         self.updating = False
         if self.modern:
             self.label = body["weight_version"]

@@ -139,7 +139,7 @@ class Policy(torch.nn.Module):
 
 def broadcaster(folder: Path, url: str) -> EngineBroadcaster:
     weights = {"transport": "file", "kv": "keep", "parity_every": 0, "directory": str(folder / "weights")}
-    weights |= {"parity_max_abs": 1e-4, "parity_mean_abs": 0.02, "group_port": 9000}
+    weights |= {"parity_max_abs": 1e-4, "parity_mean_abs": 0.02, "group_port": 9000, "ahead": False}
     settings: Any = SimpleNamespace(
         output_dir=folder,
         folder=folder / "finetune",

@@ -1,0 +1,167 @@
+"""Versions that are received while the engines generate: the order of the steps, and every way of failing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from pipelinerl.weights.base import Member, TransportError
+from pipelinerl.weights.file import FileTransport, read_mark
+from pipelinerl.weights.nccl import NcclTransport
+from pipelinerl.weights.publisher import Publisher, WeightUpdateError
+from tests.unit.weights.fake_vllm import Always, FakeVllm, Meeting, serving
+from tests.unit.weights.test_vllm_updates import DEADLINES, VERSIONS, Setup, assert_serves, tensors
+
+STEPS = ["/start_weight_update", "/update_weights", "/sleep", "/finish_weight_update", "/wake_up"]
+
+
+@pytest.fixture(params=VERSIONS)
+def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
+    meeting = Meeting()
+    engines = [FakeVllm(request.param, meeting, ahead=True) for _ in range(2)]
+    with ExitStack() as stack:
+        urls = [stack.enter_context(serving(one)) for one in engines]
+        transport = NcclTransport(
+            torch.device("cpu"),
+            torch.bfloat16,
+            buffer_bytes=20,
+            connect=meeting.connect,
+            first_port=19600,
+            ahead=True,
+        )
+        publisher = Publisher(urls, transport, deadlines=DEADLINES)
+        publisher.wait_ready(5)
+        yield Setup(engines, urls, meeting, transport, publisher)
+        publisher.close()
+
+
+def test_engines_are_paused_only_when_everything_has_arrived(setup: Setup) -> None:
+    for version in (1, 2):
+        report = setup.publish(version)
+        for engine in setup.engines:
+            assert_serves(engine, version)
+            assert engine.label == (str(version) if engine.modern else "default")
+        assert {"send", "start", "update", "pause", "finish", "resume"} <= report.seconds.keys()
+        assert set(report.paused_s) == set(setup.urls)
+    assert setup.engines[0].calls == ["/init_weight_transfer_engine", *STEPS, *STEPS]
+
+
+def test_a_slow_broadcast_pauses_nobody(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
+    group, paused = setup.meeting.groups[0], list[bool]()
+    send = group.broadcast
+
+    def slow(*arguments: Any, **named: Any) -> None:
+        time.sleep(0.02)
+        paused.extend(engine.paused for engine in setup.engines)
+        send(*arguments, **named)
+
+    monkeypatch.setattr(group, "broadcast", slow)
+    setup.publish(1)
+    assert paused and not any(paused)
+    for engine in setup.engines:
+        assert_serves(engine, 1)
+
+
+def test_a_cache_that_is_computed_anew_is_cleared_by_the_pause(setup: Setup) -> None:
+    publisher = Publisher(setup.urls, setup.transport, "recompute", DEADLINES)
+    publisher.wait_ready(5)
+    publisher.publish(1, tensors(1))
+    assert setup.engines[0].calls[-3:] == ["/pause", "/finish_weight_update", "/resume"]
+    assert_serves(setup.engines[0], 1)
+
+
+@pytest.mark.parametrize("step", ["/start_weight_update", "/update_weights"])
+def test_a_failure_while_receiving_stops_every_engine_with_its_old_weights(setup: Setup, step: str) -> None:
+    setup.publish(1)
+    first, second = setup.engines
+    first.faults[step] = 500
+    setup.meeting.groups[0].hang = step == "/update_weights"  # the broadcast needs everybody
+    with pytest.raises(WeightUpdateError, match=f"fault at {step}") as error:
+        setup.publish(2)
+    assert error.value.engine == setup.urls[0] and error.value.broken == sorted(setup.urls)
+    for engine in (first, second):
+        assert engine.paused, "it cannot be started again, so it must not serve"
+        assert torch.equal(engine.weights["w"], torch.full((2,), -1.0, dtype=torch.bfloat16))
+    assert not [one for one in threading.enumerate() if "send" in one.name], "the sender is free"
+    for engine in setup.engines:
+        engine.restart()
+    setup.publish(3)
+    for engine in setup.engines:
+        assert_serves(engine, 3)
+
+
+@pytest.mark.parametrize("step", ["/sleep", "/finish_weight_update"])
+def test_a_failure_while_putting_into_place_costs_that_engine_alone(setup: Setup, step: str) -> None:
+    first, second = setup.engines
+    first.faults = Always({step: 500})
+    with pytest.raises(WeightUpdateError, match=f"fault at {step}") as error:
+        setup.publish(1)
+    assert error.value.broken == [setup.urls[0]] and setup.publisher.version is None
+    assert "/wake_up" not in first.calls
+    assert_serves(second, 1)
+
+
+def test_an_engine_that_hangs_is_named(setup: Setup) -> None:
+    setup.engines[0].hangs.add("/update_weights")
+    setup.meeting.groups[0].hang = True  # the broadcast needs everybody
+    with pytest.raises(WeightUpdateError, match=r"update of .*no answer within 1 s") as error:
+        setup.publish(1)
+    assert error.value.broken == sorted(setup.urls)
+
+
+def test_a_sender_that_fails_costs_the_engines_that_wait_for_it(
+    setup: Setup, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> None:
+        raise TransportError("ncclUnhandledCudaError")
+
+    monkeypatch.setattr(setup.meeting.groups[0], "broadcast", fail)
+    with pytest.raises(WeightUpdateError, match="send of the trainer: ncclUnhandledCudaError") as error:
+        setup.publish(1)
+    assert error.value.broken == sorted(setup.urls)
+    assert all(engine.paused and "/finish_weight_update" not in engine.calls for engine in setup.engines)
+
+
+def engine_of(url: str, ranks: int = 1, version: str | None = "0.32.0") -> Member:
+    return Member(url, ranks, version)
+
+
+def test_a_file_has_arrived_when_every_rank_has_said_so(tmp_path: Path) -> None:
+    transport = FileTransport(tmp_path, ahead=True)
+    [first, second] = transport.init_info([engine_of("http://h:1"), engine_of("http://h:2", ranks=2)])
+    assert first["reader"] != second["reader"]
+    staged = transport.stage(1, tensors(1))
+    path = Path(staged.info["path"])
+    read_mark(path, first["reader"], 0).touch()
+    read_mark(path, second["reader"], 0).touch()
+    assert transport.arrived(staged, "http://h:1") and not transport.arrived(staged, "http://h:2")
+    read_mark(path, second["reader"], 1).touch()
+    assert transport.arrived(staged, "http://h:2")
+    again = transport.stage(1, tensors(1))
+    assert not transport.arrived(again, "http://h:1"), "what was read was another file"
+    read_mark(path, first["reader"], 0).write_text("ValueError: it is damaged")
+    with pytest.raises(TransportError, match="it is damaged"):
+        transport.arrived(again, "http://h:1")
+
+
+def test_marks_go_with_their_version(tmp_path: Path) -> None:
+    transport = FileTransport(tmp_path, ahead=True)
+    [info] = transport.init_info([engine_of("http://h:1")])
+    for version in (1, 2, 3):
+        staged = transport.stage(version, tensors(version))
+        read_mark(Path(staged.info["path"]), info["reader"], 0).touch()
+    assert len(list(tmp_path.iterdir())) == 4, "two versions, each read by one"
+    transport.close()
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_engine_that_is_no_vllm_is_named(tmp_path: Path) -> None:
+    with pytest.raises(TransportError, match=r"http://h:1 is no vLLM; weights\.ahead needs vLLM"):
+        FileTransport(tmp_path, ahead=True).init_info([engine_of("http://h:1", version=None)])
