@@ -1,18 +1,20 @@
 """How much faster is training while generating than in turns? Same texts, same machine, same code.
 
-    python -m benchmarks.async_sync [--hardware cpu|gpu] [--steps 12] [--limit 600] [--work DIR] [key=value]
+    python -m benchmarks.async_sync [--hardware cpu|gpu] [--steps 14] [--start 300] [--window 300] [key=value]
 
 Two runs on completions whose lengths have a long tail: one in which texts may be several updates old, and one
 with `max_lag=0`, where every text of a step is sampled by the weights that the step starts from, as in
 synchronous training. The figure is the ratio of their seconds per optimizer step, after the first steps,
 which fill the buffers. The model is random and hardly learns (learning rate 1e-6): only time is measured.
+
+Two deadlines for each run: `--start` until its first optimizer step (an engine compiles before that), then
+`--window`. A run that is not through by then is ended and counts with the steps that it has made.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,7 +29,9 @@ from benchmarks.gpu.runs import (
     leave_in_order,
     records,
     seconds_per_step,
+    steps_of,
     values,
+    write_partial,
 )
 
 SKIPPED = 3
@@ -122,19 +126,31 @@ def overrides(hardware: str, size: Size, model: Path, updates: int, steps: int) 
     ]
 
 
-def measure(out: Path, limit_s: float, given: Sequence[str]) -> dict[str, Any]:
-    """One run: seconds per step, and what else the comparison needs. RuntimeError if it was too short."""
-    run = LimitedRun(launcher(out, given), out.with_suffix(".log"))
-    status = run.end(limit_s)
+def measure(run: LimitedRun, out: Path, start_s: float, window_s: float) -> dict[str, Any]:
+    """Seconds per step of a run in `out`, and what else the comparison needs.
+
+    RuntimeError if no optimizer step was made within `start_s`, or too few in `window_s` from then on.
+    """
+    begun = run.until(lambda: bool(steps_of(records(out, "finetune"))), start_s)
+    first_s = run.seconds
+    status = run.end(first_s + window_s if begun else first_s)
+    if not begun:
+        raise RuntimeError(
+            f"{out}: exit status {status}, no optimizer step after {first_s:.0f} s (--start {start_s:g})\n"
+            f"{run.said()}"
+        )
     trainer, actor = records(out, "finetune"), records(out, "actor")
     try:
         seconds = seconds_per_step(trainer, SKIPPED)
     except ValueError as error:
-        raise RuntimeError(f"{out}: exit status {status}, {error}\n{run.said()}") from None
+        problem = f"exit status {status}, {error} (--window {window_s:g})"
+        raise RuntimeError(f"{out}: {problem}\n{run.said()}") from None
     last = actor[-1] if actor else {}
     return {
         "status": status,
         "seconds_per_step": seconds,
+        "steps": steps_of(trainer)[-1][1],
+        "first_step_s": first_s,
         "lag_max_texts": max(values(trainer, "stats/lag_max"), default=0.0),
         "idle_share": float(last.get("actor/requests/engine_idle_share", float("nan"))),
         "paused_ms": [1e3 * one for one in values(trainer, "weights/max_paused_s")],
@@ -147,6 +163,8 @@ def figures_of(found: dict[str, dict[str, Any]], hardware: str) -> list[Figure]:
     figures = []
     for mode, one in found.items():
         figures.append(Figure(f"{mode}: a step", one["seconds_per_step"], "s"))
+        figures.append(Figure(f"{mode}: steps made", one["steps"], "steps"))
+        figures.append(Figure(f"{mode}: first step after", one["first_step_s"], "s"))
         figures.append(Figure(f"{mode}: oldest trained text", one["lag_max_texts"], "texts"))
         if mode == "asynchronous":
             share = one["idle_share"]
@@ -163,8 +181,9 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hardware", choices=list(SIZES), default="cpu")
-    parser.add_argument("--steps", type=int, default=12)
-    parser.add_argument("--limit", type=float, default=600.0, help="seconds for both runs")
+    parser.add_argument("--steps", type=int, default=14)
+    parser.add_argument("--start", type=float, default=300.0, help="seconds of a run to its first step")
+    parser.add_argument("--window", type=float, default=300.0, help="seconds of a run from its first step")
     parser.add_argument("--work", type=Path, default=Path("results/async_sync"))
     parser.add_argument("--out", type=Path, help="the table as JSON; async_sync_HARDWARE.json by default")
     parser.add_argument("overrides", nargs="*", help="of both runs, key=value")
@@ -182,13 +201,19 @@ def main() -> int:
     failed = 0
     for mode, updates in reversed(MODES.items()):
         given = overrides(options.hardware, size, model, updates, options.steps)
-        share, run = options.limit / len(MODES), fresh(options.work.absolute() / mode)
+        folder = fresh(options.work.absolute() / mode)
+        run = LimitedRun(launcher(folder, [*given, *options.overrides]), folder.with_suffix(".log"))
         try:
-            found[mode] = measure(run, share, [*given, *options.overrides])
+            found[mode] = measure(run, folder, options.start, options.window)
         except RuntimeError as error:
             failed = 1
             print(f"{mode} FAILED: {error}", flush=True)
-        keep(run, (options.out or options.work / out.name).with_stem(f"{out.stem}_{mode}"))
+        keep(folder, (options.out or options.work / out.name).with_stem(f"{out.stem}_{mode}"))
+        write_partial(out, found)
+        if run.terminated:
+            print("ended before its end; what there is follows", flush=True)
+            break
+    out.with_suffix(".partial").unlink(missing_ok=True)
     missed = report("async_sync", figures_of(found, options.hardware), settings, out)
     return failed or min(missed, 1)
 

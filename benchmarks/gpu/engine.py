@@ -1,6 +1,7 @@
 """Stock vLLM as the pipeline uses it: generation through the actor's client, weights in flight over NCCL.
 
-    python -m benchmarks.gpu.engine [--size 1.7B] [--rows update parity throughput failure] [--out FILE]
+    python -m benchmarks.gpu.engine [--size 1.7B] [--rows update parity throughput failure]
+                                    [--api-servers 1 4] [--out FILE]
 
 Random weights of a Qwen3 architecture. Needs two GPUs: one for the engine, one for the trainer's side.
 `--cpu` rehearses the same on a CPU build of vLLM with a tiny model, weights through files.
@@ -10,8 +11,11 @@ Random weights of a Qwen3 architecture. Needs two GPUs: one for the engine, one 
   generated. `--variants N` measures the first N ways only.
 - `parity`: log-probabilities of the engine after an update against transformers' forward, tied weights; of
   both against float32.
-- `throughput`: 512 + 512 tokens with log-probabilities, N requests always in flight, against N requests at
-  once of the offline engine with the same flags, on the other card while the server rests.
+- `throughput`: waves of N requests of 512 + 512 tokens with log-probabilities, against the same wave of the
+  offline engine with the same flags, on the other card while the server rests; beside it the rate with N
+  requests always in flight, and the CPU time of every process. `--api-servers 1 4` does it with each of these
+  numbers of HTTP front-ends: all servers start together, and the other rows take the default number, or the
+  first one where that is not among them.
 - `failure`: the engine is stopped with SIGSTOP in the middle of a broadcast; the publisher has to name it at
   its deadline and to free its sender.
 """
@@ -19,7 +23,6 @@ Random weights of a Qwen3 architecture. Needs two GPUs: one for the engine, one 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import json
 import os
 import signal
@@ -35,35 +38,24 @@ import numpy as np
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
-from benchmarks.gpu.load import Load, session
+from benchmarks._figures import RESULTS, Figure, at_most, report
 from benchmarks.gpu.offline import Offline
-from benchmarks.gpu.runs import Terminated, leave_in_order
-from benchmarks.gpu.served import PYTHON, engine_argv, model_folder, serving
-from benchmarks.gpu.updates import OUTPUT, PROMPT, VARIANTS, WARM_S, publisher_for, update_figures, updates
+from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
+from benchmarks.gpu.served import PYTHON, Server, engine_argv, model_folder, started, stop
+from benchmarks.gpu.throughput import offline as measure_offline
+from benchmarks.gpu.throughput import served, throughput_figures
+from benchmarks.gpu.updates import OUTPUT, PROMPT, VARIANTS, publisher_for, update_figures, updates
+from pipelinerl.config.compose import Request, compose
 from pipelinerl.finetune.model import distinct_parameters
-from pipelinerl.inference.client import SamplingParams
-from pipelinerl.inference.fleet import Fleet
 from pipelinerl.inference.vllm import installed_version
-from pipelinerl.weights.looking import counters
 from pipelinerl.weights.parity import probe_ids
 from pipelinerl.weights.publisher import PublishDeadlines, WeightUpdateError
 
-WINDOW_S = 12.0
+CONTEXT = PROMPT + OUTPUT + 16
+SHARED_MEMORY = 0.2
+"""Of a card that has to be free when a server starts whose KV cache has a size of its own."""
 ROWS = ("parity", "update", "throughput", "failure")
 PORT = 8300
-
-
-async def _wave(url: str, in_flight: int, vocab: int, output: int = OUTPUT) -> float:
-    """Tokens per second of `in_flight` requests sent together."""
-    generator = np.random.default_rng(1)
-    prompts = [generator.integers(0, vocab, PROMPT) for _ in range(in_flight)]
-    async with session() as http, Fleet([url], http) as fleet:
-        started = time.perf_counter()
-        answers = await asyncio.gather(
-            *(fleet.generate(ids, SamplingParams(max_tokens=output, ignore_eos=True)) for ids in prompts)
-        )
-        return sum(len(one.token_ids) for one in answers) / (time.perf_counter() - started)
 
 
 def random_model(folder: Path, device: torch.device) -> PreTrainedModel:
@@ -142,39 +134,20 @@ def failure(url: str, group: int, model: PreTrainedModel, device: torch.device) 
     return row
 
 
-def throughput(url: str, vocab: int, in_flight: list[int]) -> dict[int, float]:
-    """Tokens per second, by the engine's counter, with so many requests of the client always in flight."""
-    asyncio.run(_wave(url, min(in_flight), vocab, output=64))
-    rates = {}
-    for count in in_flight:
-        with Load(url, count, vocab, PROMPT, OUTPUT) as load:
-            time.sleep(WARM_S)
-            first = counters(url, 30.0)
-            time.sleep(WINDOW_S)
-            rates[count] = counters(url, 30.0).rate_since(first)
-        print(f"served, {count} in flight: {rates[count]:.0f} tokens/s {load.result}", flush=True)
-    return rates
-
-
-def figures(found: dict[str, Any]) -> Iterator[Figure]:
-    """The rows of the table, with goals where there are some."""
+def figures(found: dict[str, Any], default: int) -> Iterator[Figure]:
+    """The rows of the table, with goals where there are some; `default` is a number of API servers."""
     yield from update_figures(found.get("update", []))
     for name, value in found.get("parity", {}).items():
         yield Figure(f"|delta| of {name}", value, "nats")
-    served, offline = found.get("served", {}), found.get("offline", {})
-    for count, rate in served.items():
-        yield Figure(f"client, {count} in flight", rate, "tok/s")
-        if count in offline:
-            yield Figure(f"offline engine, {count} requests", offline[count], "tok/s")
-            yield at_least(f"client / offline, {count}", rate / offline[count], "", 0.95)
+    yield from throughput_figures(found.get("served", {}), found.get("offline", []), default)
     if "failure" in found:
         yield at_most("stopped engine named after", found["failure"]["seconds"], "s", 30.0)
 
 
-def engine_kwargs(options: argparse.Namespace) -> dict[str, Any]:
-    """Flags that server and offline engine share."""
+def engine_kwargs(options: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
+    """Flags that servers and offline engine share."""
     kwargs: dict[str, Any] = {
-        "max-model-len": PROMPT + OUTPUT + 16,
+        "max-model-len": CONTEXT,
         "max-num-seqs": max(options.in_flight),
         "max-num-batched-tokens": 8192,
     }
@@ -182,10 +155,25 @@ def engine_kwargs(options: argparse.Namespace) -> dict[str, Any]:
         return {**kwargs, "dtype": "float32", "enforce-eager": ""}
     if options.kv_gib:  # somebody else uses the card: what is free must not be measured then
         kwargs["kv-cache-memory-bytes"] = options.kv_gib * 2**30
+    elif len(options.api_servers) > 1:  # servers share a card; each gets what its requests need
+        kwargs["kv-cache-memory-bytes"] = kv_bytes(config, max(options.in_flight))
+        return {**kwargs, "gpu-memory-utilization": SHARED_MEMORY}
     return {**kwargs, "gpu-memory-utilization": options.memory}
 
 
-def main() -> int:
+def kv_bytes(config: dict[str, Any], requests: int) -> int:
+    """KV cache in bfloat16 of so many requests at their full length, and a little more for whole blocks."""
+    per_token = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
+    return int(1.03 * per_token * requests * CONTEXT)
+
+
+def default_api_servers() -> int:
+    """The number that a run has unless it is told another one."""
+    config = compose(Request(overrides=["hardware=gpu"])).tree
+    return int(config.vllm_config.api_server_count or 1)
+
+
+def parsed(default: int) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -194,7 +182,8 @@ def main() -> int:
     parser.add_argument("--gpus", nargs=2, default=["0", "1"], help="of the engine and of the trainer's side")
     parser.add_argument("--variants", type=int, default=len(VARIANTS), help="ways of updating")
     parser.add_argument("--in-flight", nargs="+", type=int, default=[256, 512])
-    parser.add_argument("--api-servers", type=int, default=1)
+    parser.add_argument("--api-servers", nargs="+", type=int, default=[default], help="numbers of front-ends")
+    parser.add_argument("--clients", type=int, default=2, help="processes that send the requests of a wave")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/pipelinerl-bench"))
     parser.add_argument("--port", type=int, default=PORT)
     parser.add_argument("--memory", type=float, default=0.85, help="the engine's share of its card")
@@ -202,97 +191,159 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU build of vLLM")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_engine.json")
     options = parser.parse_args()
+    options.api_servers = list(dict.fromkeys(options.api_servers))
     if options.cpu:
         options.size, options.gpus = "tiny", ["", ""]
+    return options
+
+
+def main() -> int:
+    default = default_api_servers()
+    options = parsed(default)
+    main_count = default if default in options.api_servers else options.api_servers[0]
     # The trainer's side uses the second GPU alone, as the launcher would give it.
     os.environ["CUDA_VISIBLE_DEVICES"] = options.gpus[1]
     device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
     folder = model_folder(options.size, options.folder / options.size)
-    vocab = int(json.loads((folder / "config.json").read_text())["vocab_size"])
-    kwargs = engine_kwargs(options)
-    argv = engine_argv(folder, options.port, "file" if options.cpu else "nccl", kwargs, options.api_servers)
-    print(" ".join(argv), flush=True)
     found: dict[str, Any] = {}
-    logs = options.out.parent
+    leave_in_order()
+    try:
+        _measure(options, folder, device, main_count, found)
+    except Terminated:
+        print("ended before its end; what there is follows", flush=True)
+    settings = {
+        "card": "none" if options.cpu else torch.cuda.get_device_name(device),
+        "vllm": installed_version(PYTHON),
+        "model": options.size,
+        "api servers": main_count,
+        "client processes": options.clients,
+        "torch": torch.__version__,
+    }
+    missed = report("gpu_engine", list(figures(found, main_count)), settings, options.out)
+    record = json.loads(options.out.read_text())
+    options.out.write_text(json.dumps(record | {"rows": found}, indent=1) + "\n")
+    options.out.with_suffix(".partial").unlink(missing_ok=True)
+    return 1 if "errors" in found else min(missed, 1)
+
+
+def _measure(
+    options: argparse.Namespace, folder: Path, device: torch.device, main_count: int, found: dict[str, Any]
+) -> None:
+    """All rows, into `found`; servers and offline engine start together."""
+    config = json.loads((folder / "config.json").read_text())
+    lengths = (int(config["vocab_size"]), PROMPT, OUTPUT)
+    kwargs = engine_kwargs(options, config)
+    log = options.out.with_suffix(".log")
     offline = None
     if "throughput" in options.rows:
         shared = dict(kwargs)
         if not options.cpu:  # the trainer's side needs room beside it
             shared["gpu-memory-utilization"] = min(0.6, options.memory)
-        load = {"counts": options.in_flight, "vocab": vocab, "prompt": PROMPT, "output": OUTPUT}
-        offline = Offline(folder, options.gpus[1], shared, load, logs / f"{options.out.stem}_offline.log")
-    leave_in_order()
+        load = {**dict(zip(("vocab", "prompt", "output"), lengths)), "warm": min(options.in_flight)}
+        offline = Offline(folder, options.gpus[1], shared, load, log.with_stem(f"{log.stem}_offline"))
+    counts = options.api_servers if "throughput" in options.rows else [main_count]
+    servers = {}
+    for number, count in enumerate(counts):
+        port = options.port + 10 * number
+        argv = engine_argv(folder, port, "file" if options.cpu else "nccl", kwargs, count)
+        print(" ".join(argv), flush=True)
+        servers[count] = Server(argv, options.gpus[0], port, log.with_stem(f"{log.stem}_server{count}"))
     try:
-        with serving(argv, options.gpus[0], options.port, logs / f"{options.out.stem}_server.log") as (
-            url,
-            group,
-        ):
-            _rows(options, url, group, folder, device, vocab, offline, found)
-    except Terminated:
-        print("ended before its end; what there is follows", flush=True)
+        with started(list(servers.values())):
+            ready = _ready(servers, found)
+            if offline is not None:
+                _throughput(options, ready, main_count, lengths, offline, found)
+                offline.close()  # its card is the trainer's from here on
+            others = [server.process for count, server in servers.items() if count != main_count]
+            stop(*others)
+            if main_count in ready:
+                _updates(options, ready[main_count], folder, device, lengths[0], found)
     finally:
         if offline is not None:
             offline.close()
-    settings = {
-        "card": "none" if options.cpu else torch.cuda.get_device_name(device),
-        "vllm": installed_version(PYTHON),
-        "model": options.size,
-    }
-    settings |= {"api servers": options.api_servers, "torch": torch.__version__, "rows": found}
-    shown = {key: value for key, value in settings.items() if key != "rows"}
-    options.out.with_suffix(".partial").unlink(missing_ok=True)
-    missed = report("gpu_engine", list(figures(found)), shown, options.out)
-    record = json.loads(options.out.read_text())
-    options.out.write_text(json.dumps(record | {"rows": found}, indent=1) + "\n")
-    return min(missed, 1)
 
 
-def _rows(
+def _ready(servers: dict[int, Server], found: dict[str, Any]) -> dict[int, Server]:
+    """Those that have started; of the others it is said why not."""
+    ready = {}
+    for count, server in servers.items():
+        try:
+            server.wait_ready()
+            ready[count] = server
+        except SystemExit as error:
+            found.setdefault("errors", {})[f"start with API servers {count}"] = str(error)
+            print(f"API servers {count}: {error}", flush=True)
+    return ready
+
+
+def _throughput(
     options: argparse.Namespace,
-    url: str,
-    group: int,
+    ready: dict[int, Server],
+    main_count: int,
+    lengths: tuple[int, int, int],
+    offline: Offline,
+    found: dict[str, Any],
+) -> None:
+    """The goal's row first, then the offline engine's, then the others."""
+    order = sorted(ready, key=lambda count: count != main_count)
+    rows: dict[str, Any] = {}
+    found["served"] = rows
+    for number, count in enumerate(order):
+        server = ready[count]
+        work = partial(served, server.url, server.group, lengths, options.in_flight, options.clients)
+        print(f"API servers {count}:", flush=True)
+        _guarded(rows, str(count), work, options.out, found)
+        if number == 0:
+            _guarded(found, "offline", lambda: measure_offline(offline, options.in_flight), options.out)
+
+
+def _updates(
+    options: argparse.Namespace,
+    server: Server,
     folder: Path,
     device: torch.device,
     vocab: int,
-    offline: Offline | None,
     found: dict[str, Any],
 ) -> None:
     """Each row by itself: what fails is said and does not cost the others."""
-    if offline is not None:
-        _guarded(found, "served", lambda: throughput(url, vocab, options.in_flight), options.out)
-        _guarded(found, "offline", offline.measure, options.out)
-        offline.close()  # its card is the trainer's from here on
     if not {"parity", "update", "failure"} & set(options.rows):
         return
-    model = random_model(folder, device)
+    url, model = server.url, random_model(folder, device)
     if "parity" in options.rows:
         _guarded(found, "parity", lambda: parity(url, model, device, vocab), options.out)
     if "update" in options.rows:
         keep = partial(_keep, found, "update", options.out)
-        _guarded(
-            found,
-            "update",
-            lambda: updates(url, model, device, vocab, options.variants, max(options.in_flight), keep),
-            options.out,
-        )
+        streams = max(options.in_flight)
+        work = partial(updates, url, model, device, vocab, options.variants, streams, keep)
+        _guarded(found, "update", work, options.out)
     if "failure" in options.rows:
-        _guarded(found, "failure", lambda: failure(url, group, model, device), options.out)
+        _guarded(found, "failure", lambda: failure(url, server.group, model, device), options.out)
 
 
-def _guarded(found: dict[str, Any], name: str, work: Callable[[], Any], out: Path) -> None:
-    """Keep what `work` gives, or why it failed, also for somebody who has to end this before its end."""
+def _guarded(
+    rows: dict[str, Any],
+    name: str,
+    work: Callable[[], Any],
+    out: Path,
+    found: dict[str, Any] | None = None,
+) -> None:
+    """Keep what `work` gives, or why it failed, also for somebody who has to end this before its end.
+
+    `rows` may be a part of everything that is `found`.
+    """
+    found = rows if found is None else found
     try:
-        found[name] = work()
+        rows[name] = work()
     except Exception as error:
         found.setdefault("errors", {})[name] = f"{type(error).__name__}: {error}"
         print(f"{name} FAILED: {type(error).__name__}: {error}", flush=True)
-    out.with_suffix(".partial").write_text(json.dumps(found, indent=1))
+    write_partial(out, found)
 
 
 def _keep(found: dict[str, Any], name: str, out: Path, rows: Any) -> None:
     """What there is so far, for somebody who has to end this in the middle of a row."""
     found[name] = rows
-    out.with_suffix(".partial").write_text(json.dumps(found, indent=1))
+    write_partial(out, found)
 
 
 if __name__ == "__main__":

@@ -155,7 +155,7 @@ def watched(command: Sequence[str], log: Path, limit_s: float) -> LimitedRun:
             seen.append(Progress(run.seconds, share))
         return len(steps) >= SEEN and len(seen) > 1
 
-    if not run.until(enough, limit_s) or len(seen) < 2:
+    if not run.until(enough, limit_s) or len(seen) < 2 or run.process.poll() is not None:
         return run
     budget = budget_that_fits(seen, limit_s)
     if budget is None or budget < LEAST_BUDGET:

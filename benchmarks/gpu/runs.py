@@ -37,11 +37,16 @@ def leave_in_order() -> None:
 
 
 class LimitedRun:
-    """A child process in a group of its own, which ends at a limit: SIGTERM first, SIGKILL for what stays."""
+    """A child process in a group of its own, which ends at a limit: SIGTERM first, SIGKILL for what stays.
+
+    `Terminated` while its end is waited for ends it too; `terminated` says so, and whoever waited goes on
+    to write down what there is.
+    """
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
         log.parent.mkdir(parents=True, exist_ok=True)
         self.log = log
+        self.terminated = False
         self._started = time.monotonic()
         with log.open("ab") as out:
             self.process = subprocess.Popen(
@@ -59,10 +64,14 @@ class LimitedRun:
 
     def until(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Wait for something that the run does; False if it ended, or the limit (since its start) passed."""
-        while not condition():
-            if self.process.poll() is not None or self.seconds > limit_s:
-                return condition()
-            time.sleep(POLL_S)
+        try:
+            while not condition():
+                if self.process.poll() is not None or self.seconds > limit_s:
+                    return condition()
+                time.sleep(POLL_S)
+        except Terminated:
+            self._terminate()
+            return condition()
         return True
 
     def end(self, limit_s: float) -> int:
@@ -71,7 +80,13 @@ class LimitedRun:
             return self.process.wait(max(0.0, limit_s - self.seconds))
         except subprocess.TimeoutExpired:
             self.stop()
-            return ENDED
+        except Terminated:
+            self._terminate()
+        return ENDED
+
+    def _terminate(self) -> None:
+        self.terminated = True
+        self.stop(STOP_S / 2)  # whoever ended this process does not wait longer either
 
     def stop(self, wait_s: float = STOP_S) -> None:
         """SIGTERM to the whole group, after `wait_s` SIGKILL."""
@@ -87,7 +102,7 @@ class LimitedRun:
     def _stop_if_running(self) -> None:
         """At the end of this process, whatever ended it."""
         if self.process.poll() is None:
-            self.stop(STOP_S / 2)  # whoever ended this process does not wait longer either
+            self.stop(STOP_S / 2)
 
     def said(self, lines: int = 15) -> str:
         """The end of the log."""
@@ -105,6 +120,11 @@ def launcher(out: Path, overrides: Sequence[str]) -> list[str]:
     """Command line of a run in `out`."""
     fixed = [f"output_dir={out}", "wandb.use_wandb=false"]
     return [sys.executable, "-m", "pipelinerl.launch", *fixed, *overrides]
+
+
+def write_partial(out: Path, found: Any) -> None:
+    """What there is so far, beside where the table will be, for somebody who ends this before its end."""
+    out.with_suffix(".partial").write_text(json.dumps(found, indent=1))
 
 
 def keep(out: Path, beside: Path) -> None:

@@ -11,7 +11,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -102,52 +102,73 @@ def engine_argv(
     return serve_argv(options)
 
 
-@contextmanager
-def serving(argv: list[str], gpu: str, port: int, log: Path) -> Iterator[tuple[str, int]]:
-    """URL and process group of a started engine; it and its workers are gone afterwards.
+class Server:
+    """An engine's process that has begun to start."""
 
-    `gpu` is an id, several with commas between them, or empty for a CPU build.
-    """
-    log.parent.mkdir(parents=True, exist_ok=True)
-    with log.open("ab") as out:
-        process = subprocess.Popen(
-            argv,
-            stdout=out,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, **serve_env([gpu] if gpu else [])},
-            start_new_session=True,
-        )
-    url = f"http://127.0.0.1:{port}"
-    try:
-        _wait_ready(process, url, log)
-        yield url, process.pid
-    finally:
-        stop(process)
+    def __init__(self, argv: Sequence[str], gpu: str, port: int, log: Path) -> None:
+        """`gpu` is an id, several with commas between them, or empty for a CPU build."""
+        log.parent.mkdir(parents=True, exist_ok=True)
+        self.log = log
+        self.url = f"http://127.0.0.1:{port}"
+        with log.open("ab") as out:
+            self.process = subprocess.Popen(
+                argv,
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **serve_env([gpu] if gpu else [])},
+                start_new_session=True,
+            )
 
+    @property
+    def group(self) -> int:
+        """Its process group."""
+        return self.process.pid
 
-def _wait_ready(process: subprocess.Popen[bytes], url: str, log: Path) -> None:
-    end = time.monotonic() + READY_DEADLINE_S
-    while True:
-        try:
-            call("GET", url, "/health", 2.0)
-            return
-        except CallFailed:
-            if process.poll() is not None:
-                raise SystemExit(f"the engine ended with status {process.returncode}; see {log}") from None
-            if time.monotonic() > end:
-                raise SystemExit(f"the engine is not ready after {READY_DEADLINE_S:g} s; see {log}") from None
-            time.sleep(0.5)
-
-
-def stop(process: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL to the whole group."""
-    for number, seconds in ((signal.SIGCONT, 0.0), (signal.SIGTERM, STOP_DEADLINE_S), (signal.SIGKILL, 10.0)):
-        try:
-            os.killpg(process.pid, number)
-        except ProcessLookupError:
-            return
-        if seconds:
+    def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> None:
+        """SystemExit, which says why, if it ends or is not ready by the deadline."""
+        end = time.monotonic() + deadline_s
+        while True:
             try:
-                process.wait(seconds)
+                call("GET", self.url, "/health", 2.0)
+                return
+            except CallFailed:
+                if self.process.poll() is not None:
+                    status = self.process.returncode
+                    raise SystemExit(f"the engine ended with status {status}; see {self.log}") from None
+                if time.monotonic() > end:
+                    problem = f"the engine is not ready after {deadline_s:g} s"
+                    raise SystemExit(f"{problem}; see {self.log}") from None
+                time.sleep(0.5)
+
+
+@contextmanager
+def started(servers: Sequence[Server]) -> Iterator[Sequence[Server]]:
+    """They and their workers are gone afterwards, all within the deadlines of one."""
+    try:
+        yield servers
+    finally:
+        stop(*(server.process for server in servers))
+
+
+@contextmanager
+def serving(argv: Sequence[str], gpu: str, port: int, log: Path) -> Iterator[tuple[str, int]]:
+    """URL and process group of an engine that is ready; it and its workers are gone afterwards."""
+    with started([Server(argv, gpu, port, log)]) as (server,):
+        server.wait_ready()
+        yield server.url, server.group
+
+
+def stop(*processes: subprocess.Popen[bytes]) -> None:
+    """SIGTERM, then SIGKILL to the whole group of each."""
+    for number, seconds in ((signal.SIGCONT, 0.0), (signal.SIGTERM, STOP_DEADLINE_S), (signal.SIGKILL, 10.0)):
+        for process in processes:
+            try:
+                os.killpg(process.pid, number)
+            except ProcessLookupError:
+                continue
+        end = time.monotonic() + seconds
+        for process in processes:
+            try:
+                process.wait(max(0.0, end - time.monotonic()))
             except subprocess.TimeoutExpired:
                 continue

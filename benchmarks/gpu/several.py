@@ -1,10 +1,11 @@
 """One engine over two cards, and an engine on each: the same updates, under load, with the same numbers.
 
-    python -m benchmarks.gpu.several [--size 0.6B] [--streams 64] [--out FILE]
+    python -m benchmarks.gpu.several [--sets tensor_parallel two_engines] [--size 0.6B] [--out FILE]
 
-All start at the same time with a small share of each card, which the trainer's side uses as well: weights
-travel through files, since NCCL does not connect two processes on one card. `--cpu` rehearses two engines of
-a CPU build of vLLM.
+All engines start at the same time with a small share of each card, which the trainer's side uses as well:
+weights travel through files, since NCCL does not connect two processes on one card. The sets are measured one
+after the other, and what the first gave is kept when the second is ended. `--cpu` rehearses two engines of a
+CPU build of vLLM.
 """
 
 from __future__ import annotations
@@ -16,9 +17,8 @@ import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -29,8 +29,8 @@ from transformers import PreTrainedModel
 from benchmarks._figures import RESULTS, Figure, at_most, report
 from benchmarks.gpu.engine import random_model, scores_of
 from benchmarks.gpu.load import Load
-from benchmarks.gpu.runs import leave_in_order
-from benchmarks.gpu.served import engine_argv, model_folder, serving
+from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
+from benchmarks.gpu.served import Server, engine_argv, model_folder, started
 from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.weights.directory import weights_directory
 from pipelinerl.weights.file import FileTransport
@@ -38,12 +38,13 @@ from pipelinerl.weights.looking import counters
 from pipelinerl.weights.parity import probe_ids
 from pipelinerl.weights.publisher import Publisher
 
-SETS = {"tensor parallel 2": ("0,1",), "two engines": ("0", "1")}
+SETS: dict[str, Sequence[str]] = {"tensor_parallel": ("0,1",), "two_engines": ("0", "1")}
 """Cards of each engine."""
-ON_CPU = {"two engines": ("", "")}
+ON_CPU: dict[str, Sequence[str]] = {"two_engines": ("", "")}
 PROMPT = OUTPUT = 256
 UPDATES = 4
-WINDOW_S = 6.0
+THROUGH_S = 60.0
+WINDOW_S = 5.0
 PARITY_LIMIT = 0.05
 """Of random weights in bfloat16, on average; float32 stays below 1e-4."""
 
@@ -60,32 +61,28 @@ def kwargs_of(cards: str, streams: int, cpu: bool) -> dict[str, Any]:
     return kwargs
 
 
-@contextmanager
-def all_serving(
+def servers_of(
     sets: dict[str, Sequence[str]], folder: Path, options: argparse.Namespace
-) -> Iterator[dict[str, list[str]]]:
-    """URLs of each set; the engines start beside each other, which takes as long as one."""
+) -> dict[str, list[Server]]:
+    """All engines, which begin to start beside each other: that takes as long as the slowest."""
+    found: dict[str, list[Server]] = {name: [] for name in sets}
     placed = [(name, cards) for name, engines in sets.items() for cards in engines]
-    urls: dict[str, list[str]] = {name: [] for name in sets}
-    with ExitStack() as stack, ThreadPoolExecutor(len(placed)) as pool:
-        started = []
-        for index, (name, cards) in enumerate(placed):
-            port = options.port + 10 * index
-            kwargs = kwargs_of(cards, options.streams, options.cpu)
-            context = serving(
-                engine_argv(folder, port, "file", kwargs),
-                cards,
-                port,
-                options.out.parent / f"several{index}.log",
-            )
-            started.append((name, context, pool.submit(context.__enter__)))
-        for name, context, future in started:
-            if future.exception() is None:
-                stack.push(context)
-                urls[name].append(future.result()[0])
-            else:
-                print(f"{name}: {future.exception()}", flush=True)
-        yield urls
+    for index, (name, cards) in enumerate(placed):
+        port = options.port + 10 * index
+        argv = engine_argv(folder, port, "file", kwargs_of(cards, options.streams, options.cpu))
+        found[name].append(Server(argv, cards, port, options.out.parent / f"several{index}.log"))
+    return found
+
+
+def ready(name: str, servers: Sequence[Server]) -> bool:
+    """Whether all engines of a set have started; if not, it is said why."""
+    try:
+        for server in servers:
+            server.wait_ready()
+    except SystemExit as error:
+        print(f"{name}: {error}", flush=True)
+        return False
+    return True
 
 
 def measure(urls: list[str], model: PreTrainedModel, vocab: int, streams: int) -> dict[str, Any]:
@@ -93,11 +90,13 @@ def measure(urls: list[str], model: PreTrainedModel, vocab: int, streams: int) -
     size = sum(parameter.numel() for _, parameter in distinct_parameters(model))
     folder = weights_directory(Path(tempfile.mkdtemp()), size * model.dtype.itemsize, None)
     publisher = Publisher(urls, FileTransport(folder, model.dtype))
-    publisher.wait_ready(60)
     paused: list[float] = []
     with ExitStack() as stack:
+        stack.callback(publisher.close)
+        publisher.wait_ready(60)
         loads = [stack.enter_context(Load(url, streams, vocab, PROMPT, OUTPUT)) for url in urls]
-        time.sleep(WINDOW_S)
+        for load in loads:
+            load.wait_through(THROUGH_S)
         first = [counters(url, 30.0) for url in urls]
         time.sleep(WINDOW_S)
         rate = sum(counters(url, 30.0).rate_since(one) for url, one in zip(urls, first))
@@ -108,11 +107,10 @@ def measure(urls: list[str], model: PreTrainedModel, vocab: int, streams: int) -
             done = publisher.publish(version, distinct_parameters(model))
             paused.append(max(done.paused_s.values()) * 1e3)
             time.sleep(0.5)
-    ids = probe_ids(vocab)
-    expected = scores_of(model, ids)
-    found = [publisher.prompt_logprobs(row) for row in ids]
-    deltas = {url: np.abs(np.stack([one[url] for one in found]) - expected) for url in urls}
-    publisher.close()
+        ids = probe_ids(vocab)
+        expected = scores_of(model, ids)
+        found = [publisher.prompt_logprobs(row) for row in ids]
+        deltas = {url: np.abs(np.stack([one[url] for one in found]) - expected) for url in urls}
     return {
         "tokens_per_s": rate,
         "paused_ms": statistics.median(paused[1:]),
@@ -140,6 +138,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), default=list(SETS))
     parser.add_argument("--size", default="0.6B")
     parser.add_argument("--streams", type=int, default=64, help="requests in flight at each engine")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/pipelinerl-bench"))
@@ -147,25 +146,48 @@ def main() -> int:
     parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU build of vLLM")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_several.json")
     options = parser.parse_args()
-    sets: dict[str, Sequence[str]] = dict(ON_CPU if options.cpu else SETS)
+    known = ON_CPU if options.cpu else SETS
+    sets = {name: known[name] for name in options.sets if name in known}
     size = "tiny" if options.cpu else options.size
     folder = model_folder(size, options.folder / size)
-    vocab = int(json.loads((folder / "config.json").read_text())["vocab_size"])
+    if not options.cpu:
+        os.environ["CUDA_VISIBLE_DEVICES"] = "1"  # of the trainer's side
+    device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
     rows: dict[str, dict[str, Any]] = {}
     leave_in_order()
-    with all_serving(sets, folder, options) as urls:
-        if not options.cpu:
-            os.environ["CUDA_VISIBLE_DEVICES"] = "1"
-        device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
-        model = random_model(folder, device)
-        for name, members in urls.items():
-            if len(members) < len(sets[name]):
-                continue
-            rows[name] = measure(members, model, vocab, options.streams)
-            print(json.dumps({name: rows[name]}), flush=True)
+    try:
+        measure_sets(sets, folder, device, options, rows)
+    except Terminated:
+        print("ended before its end; what there is follows", flush=True)
     card = "none" if options.cpu else torch.cuda.get_device_name(device)
     missed = report("gpu_several", figures_of(rows), {"card": card, "model": size}, options.out)
+    options.out.with_suffix(".partial").unlink(missing_ok=True)
     return 1 if len(rows) < len(sets) else min(missed, 1)
+
+
+def measure_sets(
+    sets: dict[str, Sequence[str]],
+    folder: Path,
+    device: torch.device,
+    options: argparse.Namespace,
+    rows: dict[str, dict[str, Any]],
+) -> None:
+    """Each set by itself, into `rows`: what fails is said and does not cost the others."""
+    vocab = int(json.loads((folder / "config.json").read_text())["vocab_size"])
+    servers = servers_of(sets, folder, options)
+    with started([server for engines in servers.values() for server in engines]):
+        startup = {name: ready(name, engines) for name, engines in servers.items()}
+        model = random_model(folder, device)
+        for name, engines in servers.items():
+            if not startup[name]:
+                continue
+            try:
+                rows[name] = measure([one.url for one in engines], model, vocab, options.streams)
+            except Exception as error:
+                print(f"{name} FAILED: {type(error).__name__}: {error}", flush=True)
+                continue
+            print(json.dumps({name: rows[name]}), flush=True)
+            write_partial(options.out, rows)
 
 
 if __name__ == "__main__":

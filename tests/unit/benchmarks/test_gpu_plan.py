@@ -11,6 +11,7 @@ from omegaconf import OmegaConf
 from benchmarks import async_sync
 from benchmarks.gpu import killed, plan
 from benchmarks.gpu.__main__ import command_of
+from benchmarks.gpu.engine import parsed
 from benchmarks.gpu.trainer import ROWS, SIZES
 from pipelinerl.bootstrap.model import ModelShape
 from pipelinerl.config.checks import sampling
@@ -36,11 +37,12 @@ def test_the_stages_of_a_plan_fit_into_what_is_borrowed(name: str) -> None:
     assert all(plan.seconds_of(stage) <= LONGEST_CALL_S + 90 for stage in plan.PLANS[name])
 
 
-def test_lanes_beside_each_other_share_neither_cards_nor_cores() -> None:
+def test_lanes_beside_each_other_share_no_cores_and_timed_ones_no_cards() -> None:
     for stages in plan.PLANS.values():
         for phase in itertools.chain.from_iterable(stages):
             for one, other in itertools.combinations(phase, 2):
-                assert not set(one.cards.split(",")) & set(other.cards.split(","))
+                shared = set(one.cards.split(",")) & set(other.cards.split(","))
+                assert not shared or one.untimed != other.untimed
                 for cores in (16, 32):
                     taken = [_numbers(lane.core_list(cores)) for lane in (one, other)]
                     assert not taken[0] & taken[1]
@@ -51,6 +53,19 @@ def test_an_engine_is_timed_alone() -> None:
         for phase in itertools.chain.from_iterable(stages):
             if any(step.module in plan.NEEDS_VLLM for lane in phase for step in lane.steps):
                 assert len(phase) == 1
+
+
+def test_what_is_untimed_says_nothing_about_speed() -> None:
+    """Of an engine that is killed the run has to go on; how fast is a figure without a goal."""
+    for stages in plan.PLANS.values():
+        for lane in itertools.chain.from_iterable(itertools.chain.from_iterable(stages)):
+            if lane.untimed:
+                assert {step.module for step in lane.steps} <= {"pytest", "benchmarks.gpu.killed"}
+
+
+def test_the_first_stage_has_what_is_wanted_most() -> None:
+    first = [step.name for phase in plan.PLANS["two_cards"][0] for lane in phase for step in lane.steps]
+    assert first == ["engine", "async_sync"]
 
 
 def test_a_step_gets_what_is_left_and_is_left_out_when_that_is_too_little() -> None:
@@ -112,6 +127,14 @@ def test_the_preset_plays_the_small_models_game(hardware: str) -> None:
     assert tree.privacy_hopqa.training_reward_mode == "hop_step_situational"
     assert tree.vllm_config.vllm_kwargs.max_model_len == tree.engine.max_model_len == 1024
     assert tree.engine.kind == ("vllm" if hardware == "gpu" else "embedded")
+
+
+def test_arguments_of_the_plan_are_those_of_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's are parsed; it would say an unknown one only on the machine."""
+    engine = plan.PLANS["two_cards"][0][0][0].steps[0]
+    monkeypatch.setattr("sys.argv", ["engine", *plan.filled(engine.arguments, {"work": "/w", "out": "/o"})])
+    options = parsed(1)
+    assert options.api_servers == [1, 4] and options.in_flight == [256, 512] and "failure" in options.rows
 
 
 @pytest.mark.parametrize("hardware", list(async_sync.SIZES))

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-import time
 from pathlib import Path
 from typing import Any
 
@@ -143,7 +142,8 @@ def test_a_child_ends_at_its_limit(tmp_path: Path) -> None:
     assert run.process.poll() is not None
 
 
-def test_what_a_terminated_script_started_ends_with_it(tmp_path: Path) -> None:
+def test_what_a_terminated_script_started_ends_and_the_script_goes_on(tmp_path: Path) -> None:
+    """The limit of a step is its SIGTERM: the run is ended, and what it made is still written down."""
     script = f"""
     import sys
     from pathlib import Path
@@ -151,19 +151,18 @@ def test_what_a_terminated_script_started_ends_with_it(tmp_path: Path) -> None:
     leave_in_order()
     run = LimitedRun([sys.executable, "-c", "import time; time.sleep(600)"], Path({str(tmp_path / "log")!r}))
     print(run.process.pid, flush=True)
-    run.end(600.0)
+    run.until(lambda: print("waiting", flush=True), 600.0)
+    print("afterwards:", run.terminated, run.end(600.0))
     """
     process = subprocess.Popen(
         [sys.executable, "-c", textwrap.dedent(script)], stdout=subprocess.PIPE, text=True, env=os.environ
     )
     assert process.stdout is not None
     child = int(process.stdout.readline())
+    assert process.stdout.readline() == "waiting\n"
     process.send_signal(signal.SIGTERM)
-    process.wait(60)
-    process.stdout.close()
-    end = time.monotonic() + 60
-    while _lives(child) and time.monotonic() < end:
-        time.sleep(0.05)
+    said = process.communicate(timeout=60)[0]
+    assert process.returncode == 0 and "afterwards: True" in said
     assert not _lives(child)
 
 
@@ -176,7 +175,8 @@ def _lives(pid: int) -> bool:
 
 
 def test_asynchronous_training_is_compared_with_taking_turns() -> None:
-    one = {"seconds_per_step": 1.0, "lag_max_texts": 64.0, "idle_share": 0.0}
+    one = {"seconds_per_step": 1.0, "steps": 14.0, "first_step_s": 60.0, "lag_max_texts": 64.0}
+    one |= {"idle_share": 0.0}
     other = {**one, "seconds_per_step": 2.5, "lag_max_texts": 0.0}
     found = {"asynchronous": one, "synchronous": other}
     ratio = "asynchronous / synchronous, steps per second"

@@ -1,0 +1,79 @@
+"""CPU time of an engine's processes, so that a rate explains itself."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+import psutil
+
+TITLE = re.compile(r"^VLLM::(\w+)")
+ROOTS = {"vllm.entrypoints.cli": "parent", "vllm.entrypoints.openai": "APIServer"}
+"""Of the first process, by what is in its command line; several front-ends have a parent."""
+NUMBER = re.compile(r"_?\d+$")
+
+
+def role_of(words: str, root: bool) -> str:
+    """What a process of an engine is, by the title that vLLM gives it or by its command line."""
+    if named := TITLE.match(words):
+        return named[1]
+    if root:
+        return (
+            "parent" if "vllm.entrypoints.cli" in words else "APIServer" if "entrypoints" in words else "LLM"
+        )
+    return "others"
+
+
+def cpu_seconds(group: int) -> dict[tuple[str, int], float]:
+    """By role and process id: user and system time so far of the process `group` and all below it."""
+    found = {}
+    root = psutil.Process(group)
+    for process in (root, *root.children(recursive=True)):
+        try:
+            words, times = " ".join(process.cmdline()), process.cpu_times()
+        except psutil.NoSuchProcess:
+            continue
+        found[role_of(words, process.pid == group), process.pid] = times.user + times.system
+    return found
+
+
+@dataclass(frozen=True)
+class Used:
+    """By the processes of one role, while so many tokens were sampled."""
+
+    processes: int
+    us_per_token: float
+    """Of all of them."""
+    busiest: float
+    """Cores that the busiest one kept busy; 1.0 is a thread of Python at its limit."""
+
+    @classmethod
+    def of(cls, cpu_s: Iterable[float], tokens: int, seconds: float) -> Used:
+        spent = list(cpu_s)
+        return cls(len(spent), 1e6 * sum(spent) / max(1, tokens), max(spent) / seconds)
+
+
+def used(
+    before: Mapping[tuple[str, int], float],
+    after: Mapping[tuple[str, int], float],
+    tokens: int,
+    seconds: float,
+) -> dict[str, Used]:
+    """By role, numbers of its processes left out (`APIServer_0`, `APIServer_1` are one)."""
+    spent: dict[str, list[float]] = {}
+    for (role, pid), total in after.items():
+        spent.setdefault(NUMBER.sub("", role), []).append(total - before.get((role, pid), 0.0))
+    return {role: Used.of(one, tokens, seconds) for role, one in spent.items()}
+
+
+class Meter:
+    """CPU time between its creation and `read`."""
+
+    def __init__(self, group: int) -> None:
+        self._group, self._begun, self._before = group, time.monotonic(), cpu_seconds(group)
+
+    def read(self, tokens: int) -> dict[str, Used]:
+        """By role, for so many sampled tokens."""
+        return used(self._before, cpu_seconds(self._group), tokens, time.monotonic() - self._begun)

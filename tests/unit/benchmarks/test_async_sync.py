@@ -1,0 +1,78 @@
+"""Deadlines of the two runs that are compared: one to the first optimizer step, one from then on."""
+
+from __future__ import annotations
+
+import json
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from benchmarks import async_sync
+from benchmarks.gpu.runs import ENDED, LimitedRun
+
+PROGRAM = """
+import json, sys, time
+from pathlib import Path
+out, steps, ends = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3] == "ends"
+(out / "finetune").mkdir(parents=True)
+with (out / "finetune" / "metrics.jsonl").open("w") as metrics:
+    for step in range(1, steps + 1):
+        row = {"time": 2.0 * step, "stats/completed_steps": step, "stats/samples": 16 * step}
+        metrics.write(json.dumps(row) + "\\\\n")
+if not ends:
+    time.sleep(600)
+"""
+
+
+def a_run(out: Path, steps: int, ends: bool) -> LimitedRun:
+    words = [str(out), str(steps), "ends" if ends else "goes on"]
+    return LimitedRun([sys.executable, "-c", PROGRAM.replace("\\\\", "\\"), *words], out.with_suffix(".log"))
+
+
+def test_a_run_that_makes_no_step_is_named_at_the_deadline_of_its_start(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", 0, ends=False)
+    with pytest.raises(RuntimeError, match=r"no optimizer step after .*--start 1"):
+        async_sync.measure(run, tmp_path / "run", 1.0, 600.0)
+    assert run.process.poll() is not None
+
+
+def test_a_run_that_dies_before_its_first_step_is_not_waited_for(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="exit status 0, no optimizer step"):
+        async_sync.measure(a_run(tmp_path / "run", 0, ends=True), tmp_path / "run", 600.0, 600.0)
+
+
+def test_a_run_that_is_not_through_counts_with_the_steps_it_made(tmp_path: Path) -> None:
+    """The window begins with the first step, whenever that came."""
+    run = a_run(tmp_path / "run", 8, ends=False)
+    found = async_sync.measure(run, tmp_path / "run", 600.0, 1.0)
+    assert found["status"] == ENDED and found["steps"] == 8.0 and found["seconds_per_step"] == 2.0
+    assert found["total_s"] >= found["first_step_s"] + 1.0
+
+
+def test_too_few_steps_for_a_rate_are_an_error(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="too short"):
+        async_sync.measure(a_run(tmp_path / "run", 3, ends=True), tmp_path / "run", 600.0, 600.0)
+
+
+def test_one_run_alone_makes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The other one fails; the table has no ratio, the exit status says so, nothing partial is left."""
+    script = f"""
+    import sys
+    from benchmarks import async_sync
+    from benchmarks.gpu.runs import LimitedRun
+    def model(folder, shape): return folder
+    def launcher(out, given):
+        steps = "8" if out.name == "synchronous" else "0"
+        return [sys.executable, "-c", {PROGRAM.replace(chr(92) * 2, chr(92))!r}, str(out), steps, "ends"]
+    async_sync.random_model, async_sync.launcher = model, launcher
+    sys.argv = ["async_sync", "--work", {str(tmp_path / "work")!r}, "--out", {str(tmp_path / "table.json")!r}]
+    sys.exit(async_sync.main())
+    """
+    run = LimitedRun([sys.executable, "-c", textwrap.dedent(script)], tmp_path / "log")
+    assert run.end(120.0) == 1, run.said()
+    figures = json.loads((tmp_path / "table.json").read_text())["figures"]
+    assert "synchronous: a step" in figures and "asynchronous: a step" not in figures
+    assert "asynchronous FAILED" in run.said(40)
+    assert not (tmp_path / "table.partial").exists()

@@ -1,0 +1,106 @@
+"""What is made of waves, of the CPU time behind them, and of processes that do not answer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from argparse import Namespace
+from typing import Any
+
+import pytest
+
+from benchmarks._figures import Figure
+from benchmarks.gpu import engine
+from benchmarks.gpu.child import Child
+from benchmarks.gpu.served import model_config
+from benchmarks.gpu.throughput import throughput_figures
+from benchmarks.gpu.usage import Used, cpu_seconds, role_of, used
+from benchmarks.gpu.wave import merged
+
+
+def test_a_wave_lasts_from_the_first_request_to_the_last_answer_of_all_processes() -> None:
+    one = {"requests": 2, "tokens": 10, "begun": 5.0, "ended": 8.0, "cpu_s": 1.0, "errors": []}
+    other = {"requests": 1, "tokens": 5, "begun": 4.0, "ended": 7.0, "cpu_s": 0.5, "errors": ["lost"]}
+    wave = merged([one, other])
+    assert (wave.requests, wave.tokens, wave.seconds, wave.errors) == (3, 15, 4.0, ["lost"])
+    assert wave.rate == 3.75
+
+
+@pytest.mark.parametrize(
+    ("words", "root", "role"),
+    [
+        ("VLLM::EngineCore", False, "EngineCore"),
+        ("VLLM::APIServer_3", False, "APIServer_3"),
+        ("python -m vllm.entrypoints.openai.api_server --model x", True, "APIServer"),
+        ("python -m vllm.entrypoints.cli.main serve x", True, "parent"),
+        ("python -c import json", True, "LLM"),
+        ("python -c from multiprocessing.resource_tracker", False, "others"),
+    ],
+)
+def test_processes_of_an_engine_are_named(words: str, root: bool, role: str) -> None:
+    assert role_of(words, root) == role
+
+
+def test_cpu_time_is_counted_by_role_and_the_busiest_process_shows() -> None:
+    before = {("APIServer_0", 1): 1.0, ("EngineCore", 3): 5.0}
+    after = {("APIServer_0", 1): 5.0, ("APIServer_1", 2): 2.0, ("EngineCore", 3): 10.0}
+    found = used(before, after, tokens=1_000_000, seconds=5.0)
+    assert found["APIServer"] == Used(processes=2, us_per_token=6.0, busiest=0.8)
+    assert found["EngineCore"] == Used(processes=1, us_per_token=5.0, busiest=1.0)
+
+
+def test_the_cpu_time_of_a_process_group_is_read() -> None:
+    found = cpu_seconds(os.getpid())
+    assert max(found.values()) > 0
+
+
+def row(requests: int, rate: float) -> dict[str, Any]:
+    usage = {"APIServer": {"processes": 4, "us_per_token": 40.0, "busiest": 0.7}}
+    return {"requests": requests, "tok_s": rate, "usage": usage, "errors": [], "failed": 0}
+
+
+def test_the_goal_is_that_of_the_default_number_of_api_servers() -> None:
+    by_servers = {
+        "4": {"waves": [row(256, 19.0), row(512, 21.0)], "steady": row(256, 18.0)},
+        "1": {"waves": [row(256, 10.0)], "steady": row(256, 9.0)},
+    }
+    found = {one.name: one for one in throughput_figures(by_servers, [row(256, 20.0)], default=4)}
+    assert found["client / offline, 256"].met is True
+    assert found["client / offline, 256, API servers 1"] == Figure(
+        "client / offline, 256, API servers 1", 0.5, "x"
+    )
+    assert "client / offline, 512" not in found  # the offline engine was not asked for it
+    assert found["client, 256 always in flight"].goal is None
+    assert found["  client, 256 requests: APIServer x 4, CPU per token"].value == 40.0
+
+
+def test_rates_show_without_the_offline_engine() -> None:
+    by_servers = {"1": {"waves": [row(256, 10.0)], "steady": row(256, 9.0)}}
+    names = [one.name for one in throughput_figures(by_servers, [], default=1)]
+    assert "client, 256 requests" in names and not any("offline" in name for name in names)
+
+
+def test_servers_that_share_a_card_get_what_their_requests_need() -> None:
+    """Two of them with 512 requests of 1,040 tokens, their weights and an H200's 139 GiB."""
+    config = model_config("1.7B")
+    options = Namespace(cpu=False, kv_gib=0, api_servers=[1, 4], in_flight=[256, 512], memory=0.85)
+    shared = engine.engine_kwargs(options, config)
+    tokens = shared["kv-cache-memory-bytes"] / (28 * 8 * 128 * 2 * 2)
+    assert 512 * 1040 <= tokens < 1.05 * 512 * 1040
+    assert 2 * (shared["kv-cache-memory-bytes"] + 8 * 2**30) < 139 * 2**30
+    alone = engine.engine_kwargs(Namespace(**{**vars(options), "api_servers": [1]}), config)
+    assert alone["gpu-memory-utilization"] == 0.85 and "kv-cache-memory-bytes" not in alone
+
+
+def test_a_child_answers_by_a_mark_and_its_silence_ends_at_the_deadline() -> None:
+    program = "import sys, time; print('noise'); print('SAID yes', flush=True); time.sleep(600)"
+    child = Child("the child", [sys.executable, "-c", program])
+    try:
+        assert child.expect("SAID ", 60.0) == "yes"
+        with pytest.raises(RuntimeError, match=r"the child did not say MORE .*within 0.2 s"):
+            child.expect("MORE ", 0.2)
+    finally:
+        child.close()
+    assert child.process.returncode == -signal.SIGKILL
+    child.close()
