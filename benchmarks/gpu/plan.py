@@ -180,11 +180,11 @@ def async_sync(limit_s: float, *overrides: str) -> Step:
         name="async_sync",
         module="benchmarks.async_sync",
         arguments=(
-            *("--hardware", "gpu", "--steps", "14", "--start", "150", "--window", "60"),
+            *("--hardware", "gpu", "--steps", "16", "--start", "150", "--window", "70"),
             *common,
             *overrides,
         ),
-        tiny=("--hardware", "cpu", "--steps", "6", *common),
+        tiny=("--hardware", "cpu", "--steps", "12", *common),
         limit_s=limit_s,
         least_s=200.0,
     )
