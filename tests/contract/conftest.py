@@ -34,8 +34,10 @@ from tests.contract.live_vllm import Installation, serving
 STARTS = pytest.mark.timeout(600)  # the first test waits for the engine's start
 MARKS = {
     "cpu": [pytest.mark.slow, STARTS],
+    "cpu-ahead": [pytest.mark.slow, STARTS],
     "gpu-file": [pytest.mark.gpu, STARTS],
     "gpu-nccl": [pytest.mark.gpu, STARTS],
+    "gpu-nccl-ahead": [pytest.mark.gpu, STARTS],
 }
 PASSED = pytest.StashKey[bool]()
 torch.set_num_threads(1)
@@ -62,9 +64,10 @@ class Live:
 
     @staticmethod
     def installation(column: str) -> Installation:
-        if column == "cpu":
-            return Installation(os.environ["VLLM_PYTHON"])
-        return Installation(sys.executable, column.removeprefix("gpu-"), ("0",))
+        kind, _, transport = column.partition("-")
+        if kind == "cpu":
+            return Installation(os.environ["VLLM_PYTHON"], "file_ahead" if transport else "file")
+        return Installation(sys.executable, transport.replace("-", "_"), ("0",))
 
     def url(self, column: str, tied: bool) -> str:
         if (column, tied) not in self._running:
@@ -125,7 +128,7 @@ async def engine(
         pytest.skip(reason)
     parts = {name: value for name, value in request.node.callspec.params.items() if name != "engine"}
     test = f"{request.path.name}::{request.node.originalname}{sorted(parts.items()) or ''}"
-    facts, transport = EMBEDDED, file_transport(tmp_path)
+    facts, transport = EMBEDDED, file_transport(tmp_path, column.endswith("ahead"))
     recorder: tape.Recorder | None = None
     async with AsyncExitStack() as stack:
         if column == "embedded":
@@ -138,8 +141,8 @@ async def engine(
         else:
             facts = Facts.of_vllm(live.installation(column).version)
             url = live.url(column, tied)
-            if column == "gpu-nccl":
-                transport = nccl_transport(tmp_path)
+            if column.startswith("gpu-nccl"):
+                transport = nccl_transport(column.endswith("ahead"))
             if column == "cpu" and os.environ.get("VLLM_RECORD"):
                 recorder = tape.Recorder(url, test)
                 url = await stack.enter_async_context(tape.listening(recorder))

@@ -26,8 +26,11 @@ from tests.contract import models
 
 TAPES = Path(__file__).resolve().parents[1] / "fixtures"
 RECORDED = {"recorded-0.26": TAPES / "vllm_0_26.jsonl.gz", "recorded-0.32": TAPES / "vllm_0_32.jsonl.gz"}
-COLUMNS = ("embedded", *RECORDED, "cpu", "gpu-file", "gpu-nccl")
-"""`cpu`: a CPU build of vLLM in the environment of VLLM_PYTHON; the last two: vLLM of this environment."""
+COLUMNS = ("embedded", *RECORDED, "cpu", "cpu-ahead", "gpu-file", "gpu-nccl", "gpu-nccl-ahead")
+"""`cpu`: a CPU build of vLLM in the environment of VLLM_PYTHON; `gpu`: vLLM of this environment.
+
+`ahead`: weights are received while the engine generates.
+"""
 TOKENS = "vllm:generation_tokens_total"
 RUNNING = "vllm:num_requests_running"
 
@@ -142,23 +145,23 @@ class Held:
         return staged
 
 
-def file_transport(folder: Path) -> Callable[[], Transport]:
-    return lambda: FileTransport(folder)
+def file_transport(folder: Path, ahead: bool = False) -> Callable[[], Transport]:
+    return lambda: FileTransport(folder, ahead=ahead)
 
 
-def nccl_transport(_: Path) -> Callable[[], Transport]:
+def nccl_transport(ahead: bool) -> Callable[[], Transport]:
     device = torch.device("cuda", 1)
-    return lambda: NcclTransport(device, torch.float32, buffer_bytes=2**20, first_port=9500)
+    return lambda: NcclTransport(device, torch.float32, buffer_bytes=2**20, first_port=9500, ahead=ahead)
 
 
 def missing(column: str) -> str:
     """Why an engine cannot be had here; empty if it can."""
     if column in RECORDED:
         return "" if RECORDED[column].exists() else f"{RECORDED[column].name} was not recorded"
-    if column == "cpu":
+    if column.startswith("cpu"):
         return "" if os.environ.get("VLLM_PYTHON") else "VLLM_PYTHON names no interpreter with vLLM"
     if column.startswith("gpu"):
-        cards = 2 if column == "gpu-nccl" else 1
+        cards = 2 if column.startswith("gpu-nccl") else 1
         if torch.cuda.device_count() < cards or installed_version() is None:
             return f"needs vLLM and {cards} GPU(s)"
     return ""
