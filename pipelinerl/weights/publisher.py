@@ -184,8 +184,9 @@ class Publisher:
     def _participants(self, report: UpdateReport) -> list[str]:
         """Step 0: engines that answer; one that is new since the last update is initialised first."""
         found, new, seen = [], [], dict[str, Counters]()
-        for url in self.engine_urls:
-            problem = self._health_problem(url)
+        looks = {url: in_thread(self._look, url) for url in self.engine_urls}
+        for url, look in looks.items():
+            problem, counters = look.result()
             if not problem and url in self.broken and not self._is_new(url):
                 problem = "broken by a failed update and not restarted yet"
             if problem:
@@ -193,7 +194,7 @@ class Publisher:
                 self._initialised.pop(url, None)
                 continue
             found.append(url)
-            seen[url] = looking.counters(url, self._deadlines.health_s)
+            seen[url] = counters
             if url not in self._initialised or self._restarted(url, seen[url]):
                 new.append(url)
         if not found:
@@ -252,6 +253,12 @@ class Publisher:
             raise ValueError(
                 f"names, shapes or dtypes changed since the first update: {', '.join(names[:5])}"
             )
+
+    def _look(self, url: str) -> tuple[str, Counters]:
+        """Why an engine cannot take part, or nothing, and its metrics."""
+        problem = self._health_problem(url)
+        nothing = Counters(time.monotonic())
+        return problem, nothing if problem else looking.counters(url, self._deadlines.health_s)
 
     def _health_problem(self, url: str) -> str:
         return looking.health_problem(url, self._deadlines.health_s)
