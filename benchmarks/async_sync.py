@@ -5,7 +5,8 @@
 Two runs on completions whose lengths have a long tail: one in which texts may be several updates old, and one
 with `max_lag=0`, where every text of a step is sampled by the weights that the step starts from, as in
 synchronous training. The figure is the ratio of their seconds per optimizer step, after the first steps,
-which train what was sampled before the trainer was ready. The model is random and hardly learns (learning rate 1e-6): only time is measured.
+which train what was sampled before the trainer was ready. The model is random and hardly learns (learning
+rate 1e-6): only time is measured.
 
 Two deadlines for each run: `--start` until its first optimizer step (an engine compiles before that), then
 `--window`. A run that is not through by then is ended and counts with the steps that it has made.

@@ -1,7 +1,7 @@
 """Stock vLLM as the pipeline uses it: generation through the actor's client, weights in flight over NCCL.
 
     python -m benchmarks.gpu.engine [--size 1.7B] [--rows update parity throughput failure]
-                                    [--api-servers 1 4] [--out FILE]
+                                    [--api-servers 4 1] [--out FILE]
 
 Random weights of a Qwen3 architecture. Needs two GPUs: one for the engine, one for the trainer's side.
 `--cpu` rehearses the same on a CPU build of vLLM with a tiny model, weights through files.
@@ -13,9 +13,9 @@ Random weights of a Qwen3 architecture. Needs two GPUs: one for the engine, one 
   both against float32.
 - `throughput`: waves of N requests of 512 + 512 tokens with log-probabilities, against the same wave of the
   offline engine with the same flags, on the other card while the server rests; beside it the rate with N
-  requests always in flight, and the CPU time of every process. `--api-servers 1 4` does it with each of these
-  numbers of HTTP front-ends: all servers start together, and the other rows take the default number, or the
-  first one where that is not among them.
+  requests always in flight, and the CPU time of every process. `--api-servers 4 1` does it with each of these
+  numbers of HTTP front-ends, for all but the first with the smallest N only. All servers start together; the
+  other rows take the first.
 - `failure`: the engine is stopped with SIGSTOP in the middle of a broadcast; the publisher has to name it at
   its deadline and to free its sender.
 """
@@ -30,6 +30,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -41,7 +42,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from benchmarks._figures import RESULTS, Figure, at_most, report
 from benchmarks.gpu.offline import Offline
 from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
-from benchmarks.gpu.served import PYTHON, Server, engine_argv, model_folder, started, stop
+from benchmarks.gpu.served import PYTHON, Server, engine_argv, model_folder, started
 from benchmarks.gpu.throughput import offline as measure_offline
 from benchmarks.gpu.throughput import served, throughput_figures
 from benchmarks.gpu.updates import OUTPUT, PROMPT, VARIANTS, publisher_for, update_figures, updates
@@ -134,18 +135,30 @@ def failure(url: str, group: int, model: PreTrainedModel, device: torch.device) 
     return row
 
 
-def figures(found: dict[str, Any], default: int) -> Iterator[Figure]:
-    """The rows of the table, with goals where there are some; `default` is a number of API servers."""
+@dataclass(frozen=True)
+class Asked:
+    """A server that is to be measured."""
+
+    api_servers: int
+    backend: str
+    """Of its weight transfer."""
+
+    def __str__(self) -> str:
+        return f"API servers {self.api_servers}, {self.backend}"
+
+
+def figures(found: dict[str, Any], main: Asked) -> Iterator[Figure]:
+    """The rows of the table, with goals where there are some; `main` is the server of the goals."""
     yield from update_figures(found.get("update", []))
     for name, value in found.get("parity", {}).items():
         yield Figure(f"|delta| of {name}", value, "nats")
-    yield from throughput_figures(found.get("served", {}), found.get("offline", []), default)
+    yield from throughput_figures(found.get("served", {}), found.get("offline", []), str(main))
     if "failure" in found:
         yield at_most("stopped engine named after", found["failure"]["seconds"], "s", 30.0)
 
 
-def engine_kwargs(options: argparse.Namespace, config: dict[str, Any]) -> dict[str, Any]:
-    """Flags that servers and offline engine share."""
+def engine_kwargs(options: argparse.Namespace, config: dict[str, Any], requests: int) -> dict[str, Any]:
+    """Flags of a server for so many requests at once; the offline engine has the same."""
     kwargs: dict[str, Any] = {
         "max-model-len": CONTEXT,
         "max-num-seqs": max(options.in_flight),
@@ -156,7 +169,7 @@ def engine_kwargs(options: argparse.Namespace, config: dict[str, Any]) -> dict[s
     if options.kv_gib:  # somebody else uses the card: what is free must not be measured then
         kwargs["kv-cache-memory-bytes"] = options.kv_gib * 2**30
     elif len(options.api_servers) > 1:  # servers share a card; each gets what its requests need
-        kwargs["kv-cache-memory-bytes"] = kv_bytes(config, max(options.in_flight))
+        kwargs["kv-cache-memory-bytes"] = kv_bytes(config, requests)
         return {**kwargs, "gpu-memory-utilization": SHARED_MEMORY}
     return {**kwargs, "gpu-memory-utilization": options.memory}
 
@@ -173,7 +186,7 @@ def default_api_servers() -> int:
     return int(config.vllm_config.api_server_count or 1)
 
 
-def parsed(default: int) -> argparse.Namespace:
+def parsed() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -182,7 +195,10 @@ def parsed(default: int) -> argparse.Namespace:
     parser.add_argument("--gpus", nargs=2, default=["0", "1"], help="of the engine and of the trainer's side")
     parser.add_argument("--variants", type=int, default=len(VARIANTS), help="ways of updating")
     parser.add_argument("--in-flight", nargs="+", type=int, default=[256, 512])
-    parser.add_argument("--api-servers", nargs="+", type=int, default=[default], help="numbers of front-ends")
+    parser.add_argument(
+        "--api-servers", nargs="+", type=int, default=[0], help="front-ends of each server; 0: as a run has"
+    )
+    parser.add_argument("--backends", nargs="+", default=["nccl"], help="weight transfer of each server")
     parser.add_argument("--clients", type=int, default=2, help="processes that send the requests of a wave")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/pipelinerl-bench"))
     parser.add_argument("--port", type=int, default=PORT)
@@ -191,16 +207,22 @@ def parsed(default: int) -> argparse.Namespace:
     parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU build of vLLM")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_engine.json")
     options = parser.parse_args()
-    options.api_servers = list(dict.fromkeys(options.api_servers))
     if options.cpu:
         options.size, options.gpus = "tiny", ["", ""]
+        options.backends = [one.replace("nccl", "file") for one in options.backends]
     return options
 
 
+def asked(options: argparse.Namespace) -> list[Asked]:
+    """The servers, in the order of the command line; a back-end that is not given is the last that is."""
+    counts = [count or default_api_servers() for count in options.api_servers]
+    backends = options.backends + options.backends[-1:] * (len(counts) - len(options.backends))
+    return list(dict.fromkeys(Asked(*pair) for pair in zip(counts, backends)))
+
+
 def main() -> int:
-    default = default_api_servers()
-    options = parsed(default)
-    main_count = default if default in options.api_servers else options.api_servers[0]
+    options = parsed()
+    servers = asked(options)
     # The trainer's side uses the second GPU alone, as the launcher would give it.
     os.environ["CUDA_VISIBLE_DEVICES"] = options.gpus[1]
     device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
@@ -208,18 +230,19 @@ def main() -> int:
     found: dict[str, Any] = {}
     leave_in_order()
     try:
-        _measure(options, folder, device, main_count, found)
+        _measure(options, servers, folder, device, found)
     except Terminated:
         print("ended before its end; what there is follows", flush=True)
     settings = {
         "card": "none" if options.cpu else torch.cuda.get_device_name(device),
         "vllm": installed_version(PYTHON),
         "model": options.size,
-        "api servers": main_count,
+        "api servers": servers[0].api_servers,
+        "back-end": servers[0].backend,
         "client processes": options.clients,
         "torch": torch.__version__,
     }
-    missed = report("gpu_engine", list(figures(found, main_count)), settings, options.out)
+    missed = report("gpu_engine", list(figures(found, servers[0])), settings, options.out)
     record = json.loads(options.out.read_text())
     options.out.write_text(json.dumps(record | {"rows": found}, indent=1) + "\n")
     options.out.with_suffix(".partial").unlink(missing_ok=True)
@@ -227,74 +250,86 @@ def main() -> int:
 
 
 def _measure(
-    options: argparse.Namespace, folder: Path, device: torch.device, main_count: int, found: dict[str, Any]
+    options: argparse.Namespace,
+    servers: list[Asked],
+    folder: Path,
+    device: torch.device,
+    found: dict[str, Any],
 ) -> None:
     """All rows, into `found`; servers and offline engine start together."""
     config = json.loads((folder / "config.json").read_text())
     lengths = (int(config["vocab_size"]), PROMPT, OUTPUT)
-    kwargs = engine_kwargs(options, config)
     log = options.out.with_suffix(".log")
     offline = None
     if "throughput" in options.rows:
-        shared = dict(kwargs)
+        shared = engine_kwargs(options, config, max(options.in_flight))
         if not options.cpu:  # the trainer's side needs room beside it
             shared["gpu-memory-utilization"] = min(0.6, options.memory)
         load = {**dict(zip(("vocab", "prompt", "output"), lengths)), "warm": min(options.in_flight)}
         offline = Offline(folder, options.gpus[1], shared, load, log.with_stem(f"{log.stem}_offline"))
-    counts = options.api_servers if "throughput" in options.rows else [main_count]
-    servers = {}
-    for number, count in enumerate(counts):
-        port = options.port + 10 * number
-        argv = engine_argv(folder, port, "file" if options.cpu else "nccl", kwargs, count)
-        print(" ".join(argv), flush=True)
-        servers[count] = Server(argv, options.gpus[0], port, log.with_stem(f"{log.stem}_server{count}"))
+    running: dict[Asked, Server] = {}
     try:
-        with started(list(servers.values())):
-            ready = _ready(servers, found)
+        for number, one in enumerate(servers):
+            port = options.port + 10 * number
+            kwargs = engine_kwargs(options, config, _counts(options, first=number == 0)[-1])
+            argv = engine_argv(folder, port, one.backend, kwargs, one.api_servers)
+            print(" ".join(argv), flush=True)
+            running[one] = Server(argv, options.gpus[0], port, log.with_stem(f"{log.stem}_server{number}"))
+        with started(list(running.values())):
+            ready = _ready(running, found)
             if offline is not None:
-                _throughput(options, ready, main_count, lengths, offline, found)
+                _throughput(options, ready, servers[0], lengths, offline, found)
                 offline.close()  # its card is the trainer's from here on
-            others = [server.process for count, server in servers.items() if count != main_count]
-            stop(*others)
-            if main_count in ready:
-                _updates(options, ready[main_count], folder, device, lengths[0], found)
+            if servers[0] in ready:
+                _updates(options, ready[servers[0]], folder, device, lengths[0], found)
     finally:
         if offline is not None:
             offline.close()
 
 
-def _ready(servers: dict[int, Server], found: dict[str, Any]) -> dict[int, Server]:
+def _counts(options: argparse.Namespace, first: bool) -> list[int]:
+    """Requests of each wave, ascending: all of them for the first server."""
+    counts = sorted(options.in_flight)
+    return counts if first else counts[:1]
+
+
+def _ready(running: dict[Asked, Server], found: dict[str, Any]) -> dict[Asked, Server]:
     """Those that have started; of the others it is said why not."""
     ready = {}
-    for count, server in servers.items():
+    for one, server in running.items():
         try:
             server.wait_ready()
-            ready[count] = server
+            ready[one] = server
         except SystemExit as error:
-            found.setdefault("errors", {})[f"start with API servers {count}"] = str(error)
-            print(f"API servers {count}: {error}", flush=True)
+            found.setdefault("errors", {})[f"start, {one}"] = str(error)
+            print(f"{one}: {error}", flush=True)
     return ready
 
 
 def _throughput(
     options: argparse.Namespace,
-    ready: dict[int, Server],
-    main_count: int,
+    ready: dict[Asked, Server],
+    main: Asked,
     lengths: tuple[int, int, int],
     offline: Offline,
     found: dict[str, Any],
 ) -> None:
-    """The goal's row first, then the offline engine's, then the others."""
-    order = sorted(ready, key=lambda count: count != main_count)
+    """Of the main server first, then of the offline engine, then of the others."""
     rows: dict[str, Any] = {}
     found["served"] = rows
-    for number, count in enumerate(order):
-        server = ready[count]
-        work = partial(served, server.url, server.group, lengths, options.in_flight, options.clients)
-        print(f"API servers {count}:", flush=True)
-        _guarded(rows, str(count), work, options.out, found)
-        if number == 0:
-            _guarded(found, "offline", lambda: measure_offline(offline, options.in_flight), options.out)
+
+    def serve(one: Asked, first: bool) -> None:
+        server, counts = ready[one], _counts(options, first)
+        print(f"{one}:", flush=True)
+        work = partial(served, server.url, server.group, lengths, counts, options.clients)
+        _guarded(rows, str(one), work, options.out, found)
+
+    if main in ready:
+        serve(main, first=True)
+    _guarded(found, "offline", lambda: measure_offline(offline, sorted(options.in_flight)), options.out)
+    for one in ready:
+        if one != main:
+            serve(one, first=False)
 
 
 def _updates(

@@ -227,7 +227,7 @@ PLANS: dict[str, tuple[Stage, ...]] = {
                             "engine",
                             350,
                             *("--rows", "update", "parity", "throughput", "failure"),
-                            *("--variants", "4", "--in-flight", "256", "512", "--api-servers", "1", "4"),
+                            *("--variants", "4", "--in-flight", "256", "512", "--api-servers", "4", "1"),
                             tiny=TINY_ENGINE,
                         ),
                         async_sync(290),

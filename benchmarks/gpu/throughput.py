@@ -82,17 +82,17 @@ def _usage(name: str, row: dict[str, Any]) -> Iterator[Figure]:
 
 
 def throughput_figures(
-    by_servers: dict[str, dict[str, Any]], without: Sequence[dict[str, Any]], default: int
+    by_servers: dict[str, dict[str, Any]], without: Sequence[dict[str, Any]], goal_of: str
 ) -> Iterator[Figure]:
-    """Rates with the CPU time behind them; the goal is that of the `default` number of API servers."""
+    """Rates with the CPU time behind them; the goal is that of the servers named `goal_of`."""
     yardstick = {row["requests"]: row["tok_s"] for row in without}
     for row in without:
         name = f"offline engine, {row['requests']} requests"
         yield Figure(name, row["tok_s"], "tok/s")
         yield from _usage(name, row)
     for servers, found in by_servers.items():
-        main = int(servers) == default
-        suffix = "" if main else f", API servers {servers}"
+        main = servers == goal_of
+        suffix = "" if main else f", {servers}"
         for row in found["waves"]:
             count = row["requests"]
             name = f"client, {count} requests{suffix}"

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from benchmarks._figures import Figure, at_most
 from benchmarks.gpu.load import Load
 from pipelinerl.finetune.model import distinct_parameters
-from pipelinerl.inference.vllm import pause_routes
+from pipelinerl.inference.vllm import AHEAD, pause_routes
 from pipelinerl.weights.base import Transport
 from pipelinerl.weights.file import FileTransport
 from pipelinerl.weights.nccl import NcclTransport
@@ -43,20 +43,26 @@ class Variant:
     buffers: int = 2
     kv: str = "keep"
     """`keep` or `recompute`; `pause`: keep, through the route of that name instead of sleep level 0."""
+    ahead: bool = True
+    """Receive before the pause; otherwise within it."""
 
 
-DEFAULT = "keep, 2 packets of 256 MiB"
+DEFAULT = "ahead, 2 packets of 256 MiB"
 VARIANTS = (
     Variant(DEFAULT),
-    Variant("keep, 2 packets of 1 GiB", megabytes=1024),
     Variant("idle", in_flight=0),
-    Variant("keep, 1 packet of 4 GiB", megabytes=4096, buffers=1),
-    Variant("keep, 4 packets of 128 MiB", megabytes=128, buffers=4),
-    Variant("keep through /pause", kv="pause"),
-    Variant("recompute", kv="recompute"),
-    Variant("keep, 2 packets of 64 MiB", megabytes=64),
+    Variant("received in the pause", ahead=False),
+    Variant("ahead, 2 packets of 1 GiB", megabytes=1024),
+    Variant("ahead, 4 packets of 64 MiB", megabytes=64, buffers=4),
+    Variant("ahead, recompute", kv="recompute"),
+    Variant("ahead through /pause", kv="pause"),
 )
 """In the order of what they tell."""
+
+
+def backend(device: torch.device) -> str:
+    """Weight transfer of the engine under test; it also takes what is sent while it is paused."""
+    return ("nccl" if device.type == "cuda" else "file") + AHEAD
 
 
 def publisher_for(
@@ -66,14 +72,21 @@ def publisher_for(
     kv: Any = "keep",
     deadlines: PublishDeadlines | None = None,
     buffers: int = 2,
+    ahead: bool = True,
 ) -> Publisher:
+    """For an engine that was started with `backend(device)`."""
     transport: Transport
     if device.type == "cuda":
         transport = NcclTransport(
-            device, torch.bfloat16, buffer_bytes=megabytes * MIB, buffers=buffers, first_port=9100
+            device,
+            torch.bfloat16,
+            buffer_bytes=megabytes * MIB,
+            buffers=buffers,
+            first_port=9100,
+            ahead=ahead,
         )
     else:  # a rehearsal
-        transport = FileTransport(Path(tempfile.mkdtemp(prefix="weights-")))
+        transport = FileTransport(Path(tempfile.mkdtemp(prefix="weights-")), ahead=ahead)
     publisher = Publisher([url], transport, kv, deadlines or PublishDeadlines(health_s=10.0))
     publisher.wait_ready(60)
     return publisher
@@ -122,7 +135,9 @@ def updates(
     for number, variant in enumerate(VARIANTS[:variants], start=1):
         variant = replace(variant, in_flight=min(streams, variant.in_flight))
         kv = "keep" if variant.kv == "pause" else variant.kv
-        publisher = publisher_for(url, device, variant.megabytes, kv, buffers=variant.buffers)
+        publisher = publisher_for(
+            url, device, variant.megabytes, kv, buffers=variant.buffers, ahead=variant.ahead
+        )
         if variant.kv == "pause":
             publisher._routes = {url: pause_routes(None, clear_cache=False)}
         try:
@@ -143,7 +158,7 @@ def update_figures(rows: list[dict[str, Any]]) -> Iterator[Figure]:
     """The pause of each way beside the goal, and its parts."""
     for row in rows:
         name = f"paused: {row['name']}, {row['in_flight']} in flight"
-        wanted = row["in_flight"] > 0 and "recompute" not in row["name"]
+        wanted = row["in_flight"] > 0 and not ("recompute" in row["name"] or "in the pause" in row["name"])
         yield at_most(name, row["paused_ms"], "ms", 100.0) if wanted else Figure(name, row["paused_ms"], "ms")
         for step, value in row["steps_ms"].items():
             part = "of it " if step in STEPS else ""

@@ -60,37 +60,47 @@ def row(requests: int, rate: float) -> dict[str, Any]:
     return {"requests": requests, "tok_s": rate, "usage": usage, "errors": [], "failed": 0}
 
 
-def test_the_goal_is_that_of_the_default_number_of_api_servers() -> None:
+def test_the_goal_is_that_of_the_first_server() -> None:
     by_servers = {
-        "4": {"waves": [row(256, 19.0), row(512, 21.0)], "steady": row(256, 18.0)},
-        "1": {"waves": [row(256, 10.0)], "steady": row(256, 9.0)},
+        "API servers 4, nccl": {"waves": [row(256, 19.0), row(512, 21.0)], "steady": row(256, 18.0)},
+        "API servers 1, nccl": {"waves": [row(256, 10.0)], "steady": row(256, 9.0)},
     }
-    found = {one.name: one for one in throughput_figures(by_servers, [row(256, 20.0)], default=4)}
+    found = {
+        one.name: one
+        for one in throughput_figures(by_servers, [row(256, 20.0)], goal_of="API servers 4, nccl")
+    }
     assert found["client / offline, 256"].met is True
-    assert found["client / offline, 256, API servers 1"] == Figure(
-        "client / offline, 256, API servers 1", 0.5, "x"
-    )
+    other = "client / offline, 256, API servers 1, nccl"
+    assert found[other] == Figure(other, 0.5, "x")
     assert "client / offline, 512" not in found  # the offline engine was not asked for it
     assert found["client, 256 always in flight"].goal is None
     assert found["  client, 256 requests: APIServer x 4, CPU per token"].value == 40.0
 
 
 def test_rates_show_without_the_offline_engine() -> None:
-    by_servers = {"1": {"waves": [row(256, 10.0)], "steady": row(256, 9.0)}}
-    names = [one.name for one in throughput_figures(by_servers, [], default=1)]
+    by_servers = {"main": {"waves": [row(256, 10.0)], "steady": row(256, 9.0)}}
+    names = [one.name for one in throughput_figures(by_servers, [], goal_of="main")]
     assert "client, 256 requests" in names and not any("offline" in name for name in names)
 
 
 def test_servers_that_share_a_card_get_what_their_requests_need() -> None:
-    """Two of them with 512 requests of 1,040 tokens, their weights and an H200's 139 GiB."""
+    """512 requests of 1,040 tokens for the first, 256 for the second, weights twice, an H200's 139 GiB."""
     config = model_config("1.7B")
-    options = Namespace(cpu=False, kv_gib=0, api_servers=[1, 4], in_flight=[256, 512], memory=0.85)
-    shared = engine.engine_kwargs(options, config)
-    tokens = shared["kv-cache-memory-bytes"] / (28 * 8 * 128 * 2 * 2)
-    assert 512 * 1040 <= tokens < 1.05 * 512 * 1040
-    assert 2 * (shared["kv-cache-memory-bytes"] + 8 * 2**30) < 139 * 2**30
-    alone = engine.engine_kwargs(Namespace(**{**vars(options), "api_servers": [1]}), config)
+    options = Namespace(cpu=False, kv_gib=0, api_servers=[4, 1], in_flight=[512, 256], memory=0.85)
+    sizes = [
+        engine.engine_kwargs(options, config, engine._counts(options, first)[-1])["kv-cache-memory-bytes"]
+        for first in (True, False)
+    ]
+    for size, requests in zip(sizes, (512, 256), strict=True):
+        assert requests * 1040 <= size / (28 * 8 * 128 * 2 * 2) < 1.05 * requests * 1040
+    assert sum(sizes) + 2 * 12 * 2**30 < 139 * 2**30
+    alone = engine.engine_kwargs(Namespace(**{**vars(options), "api_servers": [1]}), config, 512)
     assert alone["gpu-memory-utilization"] == 0.85 and "kv-cache-memory-bytes" not in alone
+
+
+def test_back_ends_that_are_not_given_are_like_the_last() -> None:
+    options = Namespace(api_servers=[4, 1, 1], backends=["nccl_ahead", "nccl"])
+    assert [str(one) for one in engine.asked(options)] == ["API servers 4, nccl_ahead", "API servers 1, nccl"]
 
 
 def test_a_child_answers_by_a_mark_and_its_silence_ends_at_the_deadline() -> None:
