@@ -69,7 +69,7 @@ def servers_of(
     placed = [(name, cards) for name, engines in sets.items() for cards in engines]
     for index, (name, cards) in enumerate(placed):
         port = options.port + 10 * index
-        argv = engine_argv(folder, port, "file", kwargs_of(cards, options.streams, options.cpu))
+        argv = engine_argv(folder, port, "file_ahead", kwargs_of(cards, options.streams, options.cpu))
         found[name].append(Server(argv, cards, port, options.out.parent / f"several{index}.log"))
     return found
 
@@ -89,7 +89,7 @@ def measure(urls: list[str], model: PreTrainedModel, vocab: int, streams: int) -
     """Updates under load, the numbers of each engine afterwards, and the tokens per second of all."""
     size = sum(parameter.numel() for _, parameter in distinct_parameters(model))
     folder = weights_directory(Path(tempfile.mkdtemp()), size * model.dtype.itemsize, None)
-    publisher = Publisher(urls, FileTransport(folder, model.dtype))
+    publisher = Publisher(urls, FileTransport(folder, model.dtype, ahead=True))
     paused: list[float] = []
     with ExitStack() as stack:
         stack.callback(publisher.close)

@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 from benchmarks._figures import Figure, at_most
 from benchmarks.gpu.load import Load
 from pipelinerl.finetune.model import distinct_parameters
-from pipelinerl.inference.vllm import AHEAD, pause_routes
+from pipelinerl.inference.vllm import pause_routes
 from pipelinerl.weights.base import Transport
 from pipelinerl.weights.file import FileTransport
 from pipelinerl.weights.nccl import NcclTransport
@@ -60,11 +60,6 @@ VARIANTS = (
 """In the order of what they tell."""
 
 
-def backend(device: torch.device) -> str:
-    """Weight transfer of the engine under test; it also takes what is sent while it is paused."""
-    return ("nccl" if device.type == "cuda" else "file") + AHEAD
-
-
 def publisher_for(
     url: str,
     device: torch.device,
@@ -74,7 +69,7 @@ def publisher_for(
     buffers: int = 2,
     ahead: bool = True,
 ) -> Publisher:
-    """For an engine that was started with `backend(device)`."""
+    """For an engine whose weight transfer receives ahead; it also takes what is sent while it is paused."""
     transport: Transport
     if device.type == "cuda":
         transport = NcclTransport(
