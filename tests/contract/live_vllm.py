@@ -72,7 +72,10 @@ def serving(installation: Installation, model: Path, folder: Path) -> Iterator[s
         python=installation.python,
     )
     env = {**os.environ, **serve_env(installation.gpus), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    env["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(plug_in(folder / "site"))])
+    here = [str(ROOT), str(plug_in(folder / "site"))]
+    if installation.python == sys.executable:  # vLLM may lie in a folder that only this variable names
+        here += filter(None, [os.environ.get("PYTHONPATH")])
+    env["PYTHONPATH"] = os.pathsep.join(here)
     log, url = folder / "log", f"http://127.0.0.1:{port}"
     with log.open("wb") as out:
         process = subprocess.Popen(
