@@ -198,7 +198,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument(
         "--api-servers", nargs="+", type=int, default=[0], help="front-ends of each server; 0: as a run has"
     )
-    parser.add_argument("--backends", nargs="+", default=["nccl"], help="weight transfer of each server")
+    parser.add_argument("--backends", nargs="+", default=["nccl_ahead"], help="weight transfer of each")
     parser.add_argument("--clients", type=int, default=2, help="processes that send the requests of a wave")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/pipelinerl-bench"))
     parser.add_argument("--port", type=int, default=PORT)
