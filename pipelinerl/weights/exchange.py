@@ -126,10 +126,10 @@ class Exchange:
             self._confirm(version)
 
     def stop(self) -> None:
-        """Keep an engine that cannot be updated from serving, as far as it still answers; `error` stays."""
+        """Keep an engine that cannot be updated from serving, if it still answers soon; `error` stays."""
         said, step = self.error, self.step
         self._connection.close()  # it may have been cut
-        self.pause()
+        self._do("pause", self._routes.pause, self._deadlines.health_s)
         self.error, self.step = said, step
 
     def _confirm(self, version: int) -> None:
