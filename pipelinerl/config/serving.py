@@ -80,7 +80,7 @@ class VllmConfig(Section):
     python: str | None = None
     """Interpreter of another environment that has vLLM; null = this one."""
     api_server_count: int | None = Field(None, ge=1)
-    """HTTP front-ends of one engine; null = vLLM's default."""
+    """HTTP processes of one engine; null = one for each 4 cores that fall to its GPUs, 1 to 8; on a CPU 1."""
 
 
 class EngineConfig(Section):

@@ -21,7 +21,6 @@ class ChatRequest:
 
     def body(self, sampling: SamplingParams) -> bytes:
         """The request as JSON; ids and log-probabilities are asked for, so that the answer can be trained."""
-        sampled = {k: v for k, v in sampling.body().items() if k not in ("logprobs", "detokenize")}
         optional = {
             "tools": self.tools,
             "response_format": self.response_format,
@@ -34,7 +33,7 @@ class ChatRequest:
                 "return_token_ids": True,
                 "return_tokens_as_token_ids": True,
                 "stream": False,
-                **sampled,
+                **sampling.fields(),
                 **{name: value for name, value in optional.items() if value is not None},
             }
         )

@@ -47,6 +47,12 @@ __all__ = [
 
 DECODE_IN_THREAD_BYTES = 64 * 1024
 _JSON = {"Content-Type": "application/json"}
+WHOLE_ANSWER = {"logprobs": 0, "output_kind": 2, "flat_logprobs": True}
+"""How an answer is asked for: with the log-probability of each sampled token, in whatever way is cheapest.
+
+vLLM then builds it once, at its end (2 is `FINAL_ONLY`; before 0.32 it would at every token), and collects
+log-probabilities in a few lists, not in objects of each token. What an engine sends is the same.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,13 +88,13 @@ class SamplingParams:
     """How many continuations `generate_many` returns."""
 
     def body(self) -> dict[str, Any]:
-        """`sampling_params` of the request; log-probabilities are always asked for."""
-        fields: dict[str, Any] = {
-            "max_tokens": self.max_tokens,
-            "temperature": self.temperature,
-            "logprobs": 0,
-            "detokenize": bool(self.stop),  # an engine looks for stop strings in the text
-        }
+        """`sampling_params` of a request to the token route; log-probabilities are always asked for."""
+        detokenize = bool(self.stop)  # an engine looks for stop strings in the text
+        return {**self.fields(), **WHOLE_ANSWER, "detokenize": detokenize}
+
+    def fields(self) -> dict[str, Any]:
+        """What decides which tokens are sampled, by names that every route knows."""
+        fields: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
         optional: dict[str, tuple[Any, Any]] = {
             "top_p": (self.top_p, 1.0),
             "top_k": (self.top_k, 0),

@@ -27,7 +27,8 @@ def running_and_tokens(metrics: Mapping[str, float]) -> tuple[float, float]:
 
 
 STARTED = "process_start_time_seconds"
-"""When the process started, in seconds since 1970; missing where several HTTP processes share counters."""
+"""When the process started, in seconds since 1970; our plug-in to vLLM says it where several HTTP processes
+share counters (`pipelinerl.inference.vllm`)."""
 
 
 class StartWatch:

@@ -266,6 +266,8 @@ class Fleet:
             # Before 0.32 vLLM does not say which weights it has; a new process has those it loaded.
             return f"was started after version {announced} was announced"
         running, tokens = running_and_tokens(metrics)
+        if not member.calls:
+            running = 0.0  # whatever one of several HTTP processes has said last
         if member.in_rotation:
             self.counts.checks += 1
             self.counts.idle_checks += running == 0

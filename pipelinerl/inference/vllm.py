@@ -10,11 +10,14 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module, metadata
 from typing import Any
+
+from pipelinerl.inference.engine_metrics import STARTED
 
 OLDEST = (0, 26)
 SCALE_OUT_SINCE = (0, 32)
@@ -47,6 +50,9 @@ BACKENDS = {
     f"nccl{AHEAD}": ("vllm_ahead_transfer", "NcclAheadEngine"),
 }
 """Weight-transfer back-ends that this package brings to vLLM, beside its stock `nccl`."""
+STARTED_AT = "PIPELINERL_ENGINE_STARTED_AT"
+"""Variable by which the processes of one engine know when it started: their process group and the time."""
+CORES_PER_API_SERVER, MOST_API_SERVERS = 4, 8
 DEFAULT_VERSION = "0.32.0"
 """Flags are written for this version where vLLM is not installed, as in a dry run."""
 
@@ -166,7 +172,7 @@ class VllmOptions:
     fp32_head: bool = True
     """Compute logits in float32."""
     api_server_count: int | None = None
-    """HTTP front-ends; None = vLLM's default."""
+    """HTTP processes in front of the engine; None = one."""
     trust_remote_code: bool = False
     """Let the checkpoint bring Python code."""
     python: str | None = None
@@ -183,6 +189,14 @@ def flag(name: str, value: Any) -> list[str]:
     if value == "":
         return [key]
     return [key, json.dumps(value) if isinstance(value, (dict, list)) else str(value)]
+
+
+def api_servers(cores: int, gpus: int, of: int) -> int:
+    """HTTP processes for an engine on `gpus` of the `of` GPUs that share a host's cores.
+
+    One process prepares at most some 20,000 tokens a second; more than it can use only cost memory.
+    """
+    return min(MOST_API_SERVERS, max(1, cores * gpus // max(1, of) // CORES_PER_API_SERVER))
 
 
 def kwargs_problems(kwargs: Mapping[str, Any]) -> list[str]:
@@ -213,7 +227,7 @@ def serve_argv(options: VllmOptions) -> list[str]:
     }
     if options.fp32_head:
         flags["hf-overrides"] = {"head_dtype": "float32"}
-    if options.api_server_count is not None:
+    if (options.api_server_count or 1) > 1:
         flags["api-server-count"] = options.api_server_count
     if options.trust_remote_code:
         flags["trust-remote-code"] = ""
@@ -290,8 +304,24 @@ def trainer_endpoint() -> Callable[[dict[str, Any]], Any]:
     return endpoint
 
 
+def say_when_it_started() -> None:
+    """Let the metrics of an engine with several HTTP processes have `process_start_time_seconds` again.
+
+    prometheus_client leaves it out where processes share counters; those of a process group inherit a value.
+    """
+    group, _, started = os.environ.get(STARTED_AT, "").partition(" ")
+    if group != str(os.getpgid(0)):
+        started = repr(time.time())
+        os.environ[STARTED_AT] = f"{os.getpgid(0)} {started}"
+    if "PROMETHEUS_MULTIPROC_DIR" in os.environ:
+        client = import_module("prometheus_client")
+        about = "Start time of the engine since unix epoch in seconds."
+        client.Gauge(STARTED, about, registry=None, multiprocess_mode="max").set(float(started))
+
+
 def register_plugins() -> None:
     """Entry point `vllm.general_plugins`: vLLM calls it in each of its processes, perhaps more than once."""
+    say_when_it_started()
     factory = import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
     for name, (module, engine) in BACKENDS.items():
         # It refuses a name that it knows already.

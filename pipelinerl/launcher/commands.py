@@ -16,6 +16,7 @@ from pipelinerl.inference.vllm import (
     DEFAULT_VERSION,
     VllmOptions,
     VllmVersion,
+    api_servers,
     installed_version,
     serve_argv,
     serve_env,
@@ -134,6 +135,7 @@ def _server(
             interval_s=min(LONGEST_PROBE_INTERVAL_S, cfg.engine.stall_deadline_s / 4),
             metrics_url=f"{job.url}/metrics" if job.kind in ENGINES else None,
             paused_url=f"{job.url}/is_paused" if job.kind in ENGINES else None,
+            generate_url=f"{job.url}/inference/v1/generate" if job.kind in ENGINES else None,
         ),
         restart=RestartPolicy(max_restarts=cfg.engine.max_restarts),
     )
@@ -192,11 +194,16 @@ def _vllm(cfg: Config, job: Job, model: str, devices: Sequence[str]) -> tuple[li
         version=VllmVersion.parse(version),
         kwargs=cfg.vllm_config.vllm_kwargs,
         fp32_head=bool(cfg.fp32_layer_prefix),
-        api_server_count=cfg.vllm_config.api_server_count,
+        api_server_count=cfg.vllm_config.api_server_count or _api_servers(cfg, job),
         trust_remote_code=cfg.finetune.trust_remote_code,
         python=python,
     )
     return serve_argv(options), serve_env(_gpus(job, devices))
+
+
+def _api_servers(cfg: Config, job: Job) -> int:
+    used = {gpu for one in cfg.jobs for gpu in one.gpus}
+    return api_servers(len(os.sched_getaffinity(0)), len(job.gpus), len(used)) if job.gpus else 1
 
 
 def _role(

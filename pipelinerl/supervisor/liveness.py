@@ -20,6 +20,8 @@ from pipelinerl.supervisor.spec import HealthCheck, Pulse
 _PROBE_TIMEOUT_S = 2.0
 _FIRST_PROBE_S = 0.05
 _LATER_PROBE_S = 0.5
+_TOKEN_TIMEOUT_S = 30.0
+_ONE_TOKEN = b'{"token_ids": [0], "sampling_params": {"max_tokens": 1, "detokenize": false}, "stream": false}'
 
 
 class Silence:
@@ -40,15 +42,16 @@ class Silence:
         return self.seconds
 
 
-def get(url: str, timeout_s: float = _PROBE_TIMEOUT_S) -> bytes | None:
-    """The body of a 200 answer, else None; proxies of the environment are not asked."""
+def get(url: str, timeout_s: float = _PROBE_TIMEOUT_S, body: bytes | None = None) -> bytes | None:
+    """The body of a 200 answer to a GET, or to a POST of a JSON `body`; else None. Uses no proxy."""
     parts = urlsplit(url)
     if parts.scheme == "redis":
         return _ping(parts.hostname or "127.0.0.1", parts.port or 6379, timeout_s)
     kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
     connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
     try:
-        connection.request("GET", parts.path or "/")
+        method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
+        connection.request(method, parts.path or "/", body, headers)
         answer = connection.getresponse()
         return answer.read() if answer.status == 200 else None
     except (OSError, http.client.HTTPException):
@@ -107,7 +110,8 @@ def _stalled(health: HealthCheck, watch: StallWatch) -> float:
         return 0.0
     if not watch.stalled(running, tokens, time.monotonic()):
         return 0.0
-    if health.paused_url and _is_paused(health.paused_url):
+    paused = health.paused_url is not None and _is_paused(health.paused_url)
+    if paused or (health.generate_url and get(health.generate_url, _TOKEN_TIMEOUT_S, _ONE_TOKEN) is not None):
         watch.restart(time.monotonic())
         return 0.0
     return running

@@ -39,6 +39,9 @@ class HealthCheck:
     `liveness_deadline_s`, and is not paused, is killed too."""
     paused_url: str | None = None
     """Answers `{"is_paused": bool}`; asked before an engine is called stalled."""
+    generate_url: str | None = None
+    """Token route, asked for one token before an engine is called stalled: several HTTP processes write down
+    what runs, and the last to write is not always the one that knows best."""
 
 
 @dataclass(frozen=True, kw_only=True)

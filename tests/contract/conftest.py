@@ -1,7 +1,8 @@
 """One fixture, `engine`, for every engine there is.
 
-A CPU build of vLLM takes part when `VLLM_PYTHON=/path/to/python` names the interpreter of its environment.
-With `VLLM_RECORD=1` what it is asked and answers is written to `tests/fixtures`, to be replayed without it.
+A CPU build of vLLM takes part when `VLLM_PYTHON=/path/to/python` names the interpreter of its environment;
+`VLLM_API_SERVERS=2` gives it two HTTP processes. With `VLLM_RECORD=1` what it is asked and answers is written
+to `tests/fixtures`, to be replayed without it.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ class Live:
     def installation(column: str) -> Installation:
         kind, _, transport = column.partition("-")
         if kind == "cpu":
-            return Installation(os.environ["VLLM_PYTHON"], "file_ahead" if transport else "file")
+            servers = int(os.environ.get("VLLM_API_SERVERS", "1"))
+            backend = "file_ahead" if transport else "file"
+            return Installation(os.environ["VLLM_PYTHON"], backend, api_servers=servers)
         return Installation(sys.executable, transport.replace("-", "_"), ("0",))
 
     def url(self, column: str, tied: bool) -> str:

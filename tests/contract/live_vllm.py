@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from benchmarks.gpu.cpu_build import named_vllm
 from benchmarks.gpu.served import stop
 from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
 from pipelinerl.weights.http import CallFailed, call
@@ -20,6 +22,7 @@ from tests.contract.models import CONTEXT
 
 ROOT = Path(__file__).resolve().parents[2]
 READY_S = 400.0
+PORTS = range(20_000, 32_000)
 FLAGS: dict[str, Any] = {"dtype": "float32", "max-num-seqs": 16, "enforce-eager": ""}
 FLAGS |= {"enable-prefix-caching": True, "enable-auto-tool-choice": "", "tool-call-parser": "hermes"}
 ON_A_CARD: dict[str, Any] = {"gpu-memory-utilization": 0.2, "kv-cache-memory-bytes": 2**30}
@@ -32,6 +35,8 @@ class Installation:
     python: str
     transport: str = "file"
     gpus: tuple[str, ...] = ()
+    api_servers: int = 1
+    """HTTP processes of each engine."""
 
     @property
     def version(self) -> str:
@@ -40,19 +45,26 @@ class Installation:
         return found
 
 
-def plug_in(folder: Path) -> Path:
+def plug_in(folder: Path, installation: Installation) -> Path:
     """A folder for PYTHONPATH with this package's entry points, as an installation would have them."""
     folder.mkdir()
     command = [sys.executable, "setup.py", "-q", "egg_info", "-e", str(folder)]
     subprocess.run(command, cwd=ROOT, check=True, timeout=60)
+    if installation.api_servers > 1 and not installation.gpus:
+        named_vllm(folder, installation.version)
     return folder
 
 
 def free_port() -> int:
-    """One that no other test run would choose meanwhile: the engine binds it only minutes later."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port: int = taken.getsockname()[1]
-        return port
+    """One that nobody chooses meanwhile: the engine binds it only minutes later.
+
+    Below the range from which the kernel takes ports of outgoing connections, and at random for the sake of
+    other test runs.
+    """
+    for port in random.sample(PORTS, 100):
+        with suppress(OSError), socket.create_server(("127.0.0.1", port)):
+            return port
+    raise AssertionError(f"100 ports of {PORTS} are taken")
 
 
 @contextmanager
@@ -69,10 +81,11 @@ def serving(installation: Installation, model: Path, folder: Path) -> Iterator[s
         transport=installation.transport,
         version=VllmVersion.parse(installation.version),
         kwargs=FLAGS | (ON_A_CARD if installation.gpus else {}),
+        api_server_count=installation.api_servers,
         python=installation.python,
     )
     env = {**os.environ, **serve_env(installation.gpus), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    here = [str(ROOT), str(plug_in(folder / "site"))]
+    here = [str(ROOT), str(plug_in(folder / "site", installation))]
     if installation.python == sys.executable:  # vLLM may lie in a folder that only this variable names
         here += filter(None, [os.environ.get("PYTHONPATH")])
     env["PYTHONPATH"] = os.pathsep.join(here)

@@ -1,6 +1,6 @@
 """The bodies of the inference routes: typed, closed (an unknown field is an error) and checked."""
 
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -38,6 +38,10 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     logprobs: int | None = None
     prompt_logprobs: int | None = None
     detokenize: bool = False
+    output_kind: Literal[0, 1, 2] = 0
+    """How often vLLM builds an answer that is not streamed; here always once, at its end."""
+    flat_logprobs: bool = False
+    """How vLLM collects log-probabilities; it sends the same."""
 
     @property
     def stops(self) -> tuple[str, ...]:

@@ -185,6 +185,8 @@ async def test_what_is_sent_is_what_was_asked() -> None:
                 "top_k": 3,
                 "seed": 4,
                 "logprobs": 0,
+                "output_kind": 2,
+                "flat_logprobs": True,
                 "detokenize": False,
             },
             "request_id": "id",
@@ -281,11 +283,22 @@ async def test_an_engine_without_labels_is_out_from_its_start_to_the_next_announ
 async def test_the_idle_share_counts_looks_at_engines_in_rotation() -> None:
     async with fake_engine() as engine, fake_engine() as sick, aiohttp.ClientSession() as session:
         fleet, sick.healthy = Fleet([engine.url, sick.url], session, QUICK), False
-        for running in (0, 1, 0, 1, 1):  # before the first look no engine is in rotation
+        await fleet._check_all()  # before the first look no engine is in rotation
+        engine.behaviour = hang
+        call = asyncio.ensure_future(fleet.generate([1], SAMPLING))
+        await until(lambda: bool(engine.requests))
+        for running in (1, 0, 1, 1):
             engine.running = running
             await fleet._check_all()
         assert (fleet.counts.checks, fleet.counts.idle_checks) == (4, 1)
         assert fleet.counts.as_dict()["engine_idle_share"] == 0.25
+        call.cancel()
+        await asyncio.gather(call, return_exceptions=True)
+        engine.running = 1
+        await fleet._check_all()
+        assert fleet.counts.idle_checks == 2, (
+            "nobody asked: what a second HTTP process wrote down last is old"
+        )
 
 
 async def test_waiting_for_an_engine_ends_with_the_reason_of_each() -> None:

@@ -56,7 +56,9 @@ def test_a_start_script_is_valid_shell(dry_run: DryRun, tmp_path: Path) -> None:
 
 
 def test_a_gpu_profile_dry_runs_on_a_machine_without_one(dry_run: DryRun, tmp_path: Path) -> None:
-    status, _, err = dry_run("+domain=guessing", *GPU, "vllm_config.version=0.32.0")
+    status, _, err = dry_run(
+        "+domain=guessing", *GPU, "vllm_config.version=0.32.0", "vllm_config.api_server_count=1"
+    )
     assert (status, err) == (0, "")
     engine = (tmp_path / "run/actor_vllm_3/start.sh").read_text()
     assert "-m vllm.entrypoints.openai.api_server" in engine and "--enable-scale-out" in engine

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -13,13 +15,16 @@ import pytest
 import pipelinerl
 from pipelinerl.config.serving import VllmConfig
 from pipelinerl.inference.vllm import (
+    STARTED_AT,
     VllmOptions,
     VllmVersion,
+    api_servers,
     flag,
     kwargs_problems,
     packing,
     pause_routes,
     register_plugins,
+    say_when_it_started,
     serve_argv,
     serve_env,
     trainer_endpoint,
@@ -96,6 +101,36 @@ def test_options_that_are_off_leave_no_flag() -> None:
 def test_several_front_ends_need_the_command_itself(several: dict[str, Any]) -> None:
     argv = serve_argv(options("0.26.0", **several))
     assert argv[:5] == [sys.executable, "-m", "vllm.entrypoints.cli.main", "serve", "/models/x"]
+
+
+@pytest.mark.parametrize(
+    ("cores", "gpus", "of", "expected"),
+    [(16, 1, 1, 4), (32, 1, 2, 4), (128, 1, 8, 4), (128, 4, 8, 8), (200, 1, 1, 8), (3, 1, 2, 1)],
+)
+def test_front_ends_take_a_quarter_of_the_cores_that_fall_to_an_engine(
+    cores: int, gpus: int, of: int, expected: int
+) -> None:
+    assert api_servers(cores, gpus, of) == expected
+
+
+def test_several_front_ends_say_when_their_engine_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    said: list[tuple[str, str, float]] = []
+
+    def gauge(name: str, _: str, *, registry: None, multiprocess_mode: str) -> SimpleNamespace:
+        return SimpleNamespace(set=lambda value: said.append((name, multiprocess_mode, value)))
+
+    monkeypatch.setitem(sys.modules, "prometheus_client", SimpleNamespace(Gauge=gauge))
+    monkeypatch.setenv(STARTED_AT, f"{os.getpgid(0) + 1} 5.0")
+    monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
+    before = time.time()
+    say_when_it_started()
+    assert not said, "a single one says it by itself"
+    monkeypatch.setenv("PROMETHEUS_MULTIPROC_DIR", "/tmp/counters")
+    say_when_it_started()
+    say_when_it_started()
+    ((name, mode, started), again) = said
+    assert (name, mode) == ("process_start_time_seconds", "max") and before <= started <= time.time()
+    assert again == said[0], "whoever comes later says the same"
 
 
 def test_every_version_agrees_on_the_packing_in_one_place_only() -> None:

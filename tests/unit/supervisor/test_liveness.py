@@ -65,6 +65,7 @@ class Engine:
 
     def __init__(self) -> None:
         self.tokens, self.running, self.paused, self.asked = 0, 0, False, threading.Semaphore(0)
+        self.generates, self.posted = False, threading.Semaphore(0)
 
     def body(self, path: str) -> bytes:
         if path == "/metrics":
@@ -86,6 +87,14 @@ def served() -> Iterator[tuple[Engine, str]]:
             self.end_headers()
             self.wfile.write(body)
 
+        def do_POST(self) -> None:
+            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            assert asked["sampling_params"]["max_tokens"] == 1
+            engine.posted.release()
+            self.send_response(200 if engine.generates else 503)
+            self.send_header("Content-Length", "0")
+            self.end_headers()
+
         def log_message(self, *_: object) -> None:
             return
 
@@ -94,6 +103,30 @@ def served() -> Iterator[tuple[Engine, str]]:
     yield engine, f"http://127.0.0.1:{server.server_address[1]}"
     server.shutdown()
     server.server_close()
+
+
+def test_an_engine_that_still_makes_a_token_is_not_stalled(served: tuple[Engine, str]) -> None:
+    """Of several HTTP processes the slowest may be the last to say what runs, and nothing corrects it."""
+    engine, url = served
+    engine.running, engine.generates = 3, True
+    check = HealthCheck(
+        url=f"{url}/health",
+        metrics_url=f"{url}/metrics",
+        generate_url=f"{url}/generate",
+        liveness_deadline_s=0.05,
+        interval_s=0.01,
+    )
+    causes = list[str]()
+    watch = threading.Thread(
+        target=watch_health, args=(check, threading.Event(), lambda: None, causes.append), daemon=True
+    )
+    watch.start()
+    for _ in range(3):
+        assert engine.posted.acquire(timeout=GONE_S)
+    assert not causes
+    engine.generates = False
+    watch.join(GONE_S)
+    assert causes == ["no new token for 0.05 s with 3 requests running"]
 
 
 @pytest.mark.parametrize("paused", [False, True])
