@@ -78,25 +78,28 @@ class Transfer:
 
     def _receive_and_place(self) -> None:
         """Transfer while everybody generates; the pause is only for putting the version into place."""
-        arrived = self._transport.arrived
+        arrived, collective = self._transport.arrived, self._transport.collective
         self._each(self._exchanges, partial(Exchange.start, paused=False))
         lost = [one for one in self._exchanges if one.error and one.error.status is None]
-        if len(lost) < len(self._exchanges) and not self._transport.collective:
+        if len(lost) < len(self._exchanges) and not collective:
             self.excluded |= {one.url: str(one.error) for one in lost}
             self._exchanges = [one for one in self._exchanges if one not in lost]
         failure: BaseException | None = None
-        failed = any(one.error for one in self._exchanges)
-        if not failed:
+        if not (collective and any(one.error for one in self._exchanges)):
             receive = [
                 partial(one.receive, self._body, self._deadline_s, partial(arrived, self._staged, one.url))
                 for one in self._exchanges
             ]
             failure = self._send_while(receive)
-            failed = failure is not None or any(one.error for one in self._exchanges)
-        if failed:  # they still generate with the old weights, but none of them can be started again
-            self._each(self._exchanges, Exchange.stop)
-        else:
-            self._each(self._exchanges, partial(Exchange.place, version=self._version))
+        without = failure is not None or (collective and any(one.error for one in self._exchanges))
+
+        def place_or_stop(one: Exchange) -> None:
+            if without or one.error is not None:  # it has its old weights, but cannot be started again
+                one.stop()
+            else:
+                one.place(self._version)
+
+        self._each(self._exchanges, place_or_stop)
         self._account(failure)
 
     def _update_while_paused(self) -> None:

@@ -105,7 +105,9 @@ class FakeVllm:
             raise Refused(self.faults.pop(path), f"fault at {path}")
         if self.dead:
             raise Refused(503 if path == "/health" else 500, "EngineDeadError")
-        work = ROUTES.get(path) or READS.get(path)
+        if path in ROUTES:
+            return getattr(self, ROUTES[path])(query, body)
+        work = READS.get(path)
         if work is None or (path == "/weight_info" and not self.modern):
             raise Refused(404, "Not Found")
         return work(self, query, body)
@@ -234,17 +236,18 @@ class FakeVllm:
 
 
 Work = Callable[[FakeVllm, str, Any], Any]
-ROUTES: dict[str, Work] = {
-    "/pause": FakeVllm.pause,
-    "/resume": FakeVllm.resume,
-    "/sleep": FakeVllm.sleep,
-    "/wake_up": FakeVllm.wake_up,
-    "/init_weight_transfer_engine": FakeVllm.init,
-    "/start_weight_update": FakeVllm.start,
-    "/update_weights": FakeVllm.update,
-    "/finish_weight_update": FakeVllm.finish,
-    "/inference/v1/generate": FakeVllm.generate,
+ROUTES = {
+    "/pause": "pause",
+    "/resume": "resume",
+    "/sleep": "sleep",
+    "/wake_up": "wake_up",
+    "/init_weight_transfer_engine": "init",
+    "/start_weight_update": "start",
+    "/update_weights": "update",
+    "/finish_weight_update": "finish",
+    "/inference/v1/generate": "generate",
 }
+"""Path to the method that answers it."""
 READS: dict[str, Work] = {
     "/health": FakeVllm.health,
     "/metrics": FakeVllm.metrics,

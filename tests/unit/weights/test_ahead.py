@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from pipelinerl.weights.base import Member, TransportError
+from pipelinerl.weights.exchange import in_thread
 from pipelinerl.weights.file import FileTransport, read_mark
 from pipelinerl.weights.nccl import NcclTransport
 from pipelinerl.weights.publisher import Publisher, WeightUpdateError
@@ -127,6 +128,37 @@ def test_a_sender_that_fails_costs_the_engines_that_wait_for_it(
         setup.publish(1)
     assert error.value.broken == sorted(setup.urls)
     assert all(engine.paused and "/finish_weight_update" not in engine.calls for engine in setup.engines)
+
+
+class Reader(FakeVllm):
+    """An engine that reads files ahead: it only says so, at once."""
+
+    reader = ""
+    damaged = False
+
+    def init(self, query: str, body: Any) -> Any:
+        self.reader = body["init_info"]["reader"]
+        return {}
+
+    def update(self, query: str, body: Any) -> Any:
+        mark = read_mark(Path(body["update_info"]["path"]), self.reader, 0)
+        mark.write_text("ValueError: it is damaged" if self.damaged else "")
+        self._received = in_thread(dict[str, torch.Tensor])
+        return {}
+
+
+def test_an_engine_that_cannot_read_a_file_does_not_cost_the_others(tmp_path: Path) -> None:
+    first, second = Reader("0.32.0", Meeting(), ahead=True), Reader("0.32.0", Meeting(), ahead=True)
+    with serving(first) as one, serving(second) as two:
+        publisher = Publisher([one, two], FileTransport(tmp_path, ahead=True), deadlines=DEADLINES)
+        publisher.wait_ready(5)
+        publisher.publish(1, tensors(1))
+        first.damaged = True
+        with pytest.raises(WeightUpdateError, match=r"update of .*it is damaged") as error:
+            publisher.publish(2, tensors(2))
+        assert error.value.broken == [one] and first.paused and first.label == "1"
+        assert second.label == "2" and not second.paused
+        publisher.close()
 
 
 def engine_of(url: str, ranks: int = 1, version: str | None = "0.32.0") -> Member:
