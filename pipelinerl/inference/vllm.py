@@ -255,6 +255,7 @@ def serve_env(gpus: Sequence[str]) -> dict[str, str]:
         "CUDA_VISIBLE_DEVICES": ",".join(gpus),
         "VLLM_SERVER_DEV_MODE": "1",  # the weight-update routes exist only then
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",  # a client drops an idle connection first, aiohttp after 15 s
     }
     if not gpus:
         env |= {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}

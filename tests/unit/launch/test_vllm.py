@@ -211,4 +211,5 @@ def test_the_environment_opens_the_update_routes_on_the_given_devices() -> None:
         "CUDA_VISIBLE_DEVICES": "3,GPU-a",
         "VLLM_SERVER_DEV_MODE": "1",
         "VLLM_NO_USAGE_STATS": "1",
+        "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",
     }
