@@ -23,7 +23,7 @@ import aiohttp
 import numpy as np
 import psutil
 
-from benchmarks._figures import ROOT, Figure, report
+from benchmarks._figures import ROOT, Figure, at_most, report
 from benchmarks.gpu.cpu_build import named_vllm
 from benchmarks.gpu.served import model_folder, serving
 from pipelinerl.inference.client import SamplingParams
@@ -73,48 +73,62 @@ async def ask(url: str, prompt: int, sampling: dict[str, Any], requests: int) ->
         await asyncio.gather(*(one(http, ids) for ids in prompts))
 
 
-def measure(python: str, servers: int, folder: Path, port: int, flags: dict[str, Any]) -> list[Figure]:
-    """Figures of one version with so many HTTP processes."""
-    version = installed_version(python)
-    if version is None:
+def launch(python: str, servers: int, folder: Path, port: int, flags: dict[str, Any]) -> VllmOptions:
+    """What is started: a tiny model with dummy weights."""
+    found = installed_version(python)
+    if found is None:
         raise SystemExit(f"{python} has no vLLM")
-    site = folder / f"{version}-{servers}"
-    named_vllm(site, version)
+    site = folder / f"{found}-{servers}"
+    named_vllm(site, found)
     os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(site)] if servers > 1 else [str(ROOT)])
-    options = VllmOptions(
+    kwargs = {"load-format": "dummy", "dtype": "float32", "enforce-eager": "", "max-num-seqs": IN_FLIGHT}
+    return VllmOptions(
         model=str(model_folder("tiny", folder / "model")),
         served_model_name="bench",
         host="127.0.0.1",
         port=port,
         max_model_len=CONTEXT,
         transport="file",
-        version=VllmVersion.parse(version),
-        kwargs={"load-format": "dummy", "dtype": "float32", "enforce-eager": "", "max-num-seqs": IN_FLIGHT}
-        | flags,
+        version=VllmVersion.parse(found),
+        kwargs=kwargs | flags,
         api_server_count=servers,
         python=python,
     )
-    found = []
-    with serving(serve_argv(options), "", port, folder / "log") as (url, pid):
+
+
+def measure(options: VllmOptions, log: Path) -> list[Figure]:
+    """Figures of one version with so many HTTP processes."""
+    figures = []
+    servers = options.api_server_count or 1
+    before = f"{options.version}, {servers} process{'es' if servers > 1 else ''}"
+    with serving(serve_argv(options), "", options.port, log) as (url, pid):
         server = psutil.Process(pid)
         asyncio.run(ask(url, SHORT[0], asked(SHORT[1])["client"], 2 * IN_FLIGHT))
-        processes = "1 process" if servers == 1 else f"{servers} processes"
         for name in asked(1) if servers == 1 else ("client",):
             for prompt, output, requests in (LONG, SHORT):
-                before = front_cpu_s(server)
+                spent = front_cpu_s(server)
                 asyncio.run(ask(url, prompt, asked(output)[name], requests))
-                spent = 1e6 * (front_cpu_s(server) - before) / requests
-                what = f"{version}, {processes}, {name}"
-                if output == LONG[1]:
-                    found.append(Figure(f"{what}: a token of {output}", spent / output, "us CPU"))
-                else:
-                    found.append(Figure(f"{what}: a call, {prompt} + {output}", spent, "us CPU"))
-                print(found[-1].line(), flush=True)
-    return found
+                each = 1e6 * (front_cpu_s(server) - spent) / requests
+                what, value = (
+                    ("a token of 512", each / output) if output == LONG[1] else ("a short call", each)
+                )
+                figures.append(Figure(f"{before}, {name}: {what}", value, "us CPU"))
+                print(figures[-1].line(), flush=True)
+    return figures
+
+
+def ratios(figures: Sequence[Figure]) -> list[Figure]:
+    """The client's way against vLLM's own, where both were measured."""
+    values = {one.name: one.value for one in figures}
+    return [
+        at_most(name.replace("client", "client / unasked"), value / values[other], "x", 1.1)
+        for name, value in values.items()
+        if "client" in name and (other := name.replace("client", "unasked")) in values
+    ]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Measure, print, write; returns how many goals are missed (there are none)."""
+    """Measure, print, write; returns how many goals are missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.vllm_front", description=__doc__)
     parser.add_argument("--python", nargs="+", default=[os.environ.get("VLLM_PYTHON")])
     parser.add_argument("--servers", type=int, nargs="+", default=[1, 2])
@@ -128,7 +142,9 @@ def main(argv: Sequence[str]) -> int:
     with tempfile.TemporaryDirectory() as folder:
         for python in given.python:
             for servers in given.servers:
-                figures += measure(python, servers, Path(folder), given.port, given.flags)
+                options = launch(python, servers, Path(folder), given.port, given.flags)
+                figures += measure(options, Path(folder) / "log")
+    figures += ratios(figures)
     settings = {"in flight": IN_FLIGHT, "long": list(LONG), "short": list(SHORT), "flags": given.flags}
     return report("vllm_front", figures, settings, given.out)
 
