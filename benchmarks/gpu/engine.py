@@ -27,6 +27,7 @@ import json
 import os
 import signal
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -40,15 +41,15 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks._figures import RESULTS, Figure, at_most, report
+from benchmarks.gpu.cpu_build import named_vllm
 from benchmarks.gpu.offline import Offline
 from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
 from benchmarks.gpu.served import PYTHON, Server, engine_argv, model_folder, started
 from benchmarks.gpu.throughput import offline as measure_offline
 from benchmarks.gpu.throughput import served, throughput_figures
 from benchmarks.gpu.updates import OUTPUT, PROMPT, VARIANTS, publisher_for, update_figures, updates
-from pipelinerl.config.compose import Request, compose
 from pipelinerl.finetune.model import distinct_parameters
-from pipelinerl.inference.vllm import installed_version
+from pipelinerl.inference.vllm import api_servers, installed_version
 from pipelinerl.weights.parity import probe_ids
 from pipelinerl.weights.publisher import PublishDeadlines, WeightUpdateError
 
@@ -180,10 +181,9 @@ def kv_bytes(config: dict[str, Any], requests: int) -> int:
     return int(1.03 * per_token * requests * CONTEXT)
 
 
-def default_api_servers() -> int:
-    """The number that a run has unless it is told another one."""
-    config = compose(Request(overrides=["hardware=gpu"])).tree
-    return int(config.vllm_config.api_server_count or 1)
+def default_api_servers(options: argparse.Namespace) -> int:
+    """The number that a run on these cards has unless it is told another one."""
+    return 1 if options.cpu else api_servers(len(os.sched_getaffinity(0)), 1, len(set(options.gpus)))
 
 
 def parsed() -> argparse.Namespace:
@@ -215,7 +215,7 @@ def parsed() -> argparse.Namespace:
 
 def asked(options: argparse.Namespace) -> list[Asked]:
     """The servers, in the order of the command line; a back-end that is not given is the last that is."""
-    counts = [count or default_api_servers() for count in options.api_servers]
+    counts = [count or default_api_servers(options) for count in options.api_servers]
     backends = options.backends + options.backends[-1:] * (len(counts) - len(options.backends))
     return list(dict.fromkeys(Asked(*pair) for pair in zip(counts, backends)))
 
@@ -227,6 +227,10 @@ def main() -> int:
     os.environ["CUDA_VISIBLE_DEVICES"] = options.gpus[1]
     device = torch.device("cpu") if options.cpu else torch.device("cuda", 0)
     folder = model_folder(options.size, options.folder / options.size)
+    if options.cpu:
+        site = Path(tempfile.mkdtemp(prefix="site-"))
+        named_vllm(site, str(installed_version(PYTHON)))
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     found: dict[str, Any] = {}
     leave_in_order()
     try:

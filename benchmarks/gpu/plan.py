@@ -220,7 +220,7 @@ def several(limit_s: float) -> Step:
     )
 
 
-TINY_ENGINE = ("--rows", "update", "parity", "throughput", "--variants", "2", "--in-flight", "2")
+TINY_ENGINE = ("--rows", "update", "parity", "throughput", "--variants", "1", "--in-flight", "2")
 FIRST_HALF, SECOND_HALF = (0.0, 0.5), (0.5, 1.0)
 SHARED = ("world.share_device=true",)
 PLANS: dict[str, tuple[Stage, ...]] = {
@@ -233,7 +233,7 @@ PLANS: dict[str, tuple[Stage, ...]] = {
                             "engine",
                             350,
                             *("--rows", "update", "parity", "throughput", "failure"),
-                            *("--variants", "3", "--in-flight", "256", "512", "--api-servers", "0", "4"),
+                            *("--variants", "3", "--in-flight", "256", "512", "--api-servers", "0", "1"),
                             tiny=TINY_ENGINE,
                         ),
                         async_sync(290),

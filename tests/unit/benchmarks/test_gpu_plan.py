@@ -143,7 +143,7 @@ def test_arguments_of_the_plan_are_those_of_the_scripts(monkeypatch: pytest.Monk
     engine = plan.PLANS["two_cards"][0][0][0].steps[0]
     monkeypatch.setattr("sys.argv", ["engine", *plan.filled(engine.arguments, {"work": "/w", "out": "/o"})])
     options = parsed()
-    assert options.api_servers == [0, 4] and options.in_flight == [256, 512] and "failure" in options.rows
+    assert options.api_servers == [0, 1] and options.in_flight == [256, 512] and "failure" in options.rows
 
 
 @pytest.mark.parametrize("hardware", list(async_sync.SIZES))

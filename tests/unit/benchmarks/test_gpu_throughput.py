@@ -103,6 +103,13 @@ def test_back_ends_that_are_not_given_are_like_the_last() -> None:
     assert [str(one) for one in engine.asked(options)] == ["API servers 4, nccl_ahead", "API servers 1, nccl"]
 
 
+def test_a_number_of_api_servers_that_is_left_to_us_is_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """32 cores for two cards; the one that is asked for beside it may be the same."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
+    options = Namespace(cpu=False, gpus=["0", "1"], api_servers=[0, 1, 4], backends=["nccl_ahead"])
+    assert [one.api_servers for one in engine.asked(options)] == [4, 1]
+
+
 def test_a_child_answers_by_a_mark_and_its_silence_ends_at_the_deadline() -> None:
     program = "import sys, time; print('noise'); print('SAID yes', flush=True); time.sleep(600)"
     child = Child("the child", [sys.executable, "-c", program])
