@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -282,7 +283,8 @@ async def test_an_engine_without_labels_is_out_from_its_start_to_the_next_announ
 
 async def test_the_idle_share_counts_looks_at_engines_in_rotation() -> None:
     async with fake_engine() as engine, fake_engine() as sick, aiohttp.ClientSession() as session:
-        fleet, sick.healthy = Fleet([engine.url, sick.url], session, QUICK), False
+        patient = replace(QUICK, stall_s=600.0)
+        fleet, sick.healthy = Fleet([engine.url, sick.url], session, patient), False
         await fleet._check_all()  # before the first look no engine is in rotation
         engine.behaviour = hang
         call = asyncio.ensure_future(fleet.generate([1], SAMPLING))
