@@ -45,6 +45,9 @@ def _vllm_on_cpu(cfg: Config) -> Iterator[str]:
         )
     if cfg.weights.transport != "file":
         yield f"weights.transport={cfg.weights.transport}: a CPU has none; set file"
+    servers = cfg.vllm_config.api_server_count
+    if (servers or 1) > 1:
+        yield f"vllm_config.api_server_count={servers}: a CPU build cannot start several; leave it null"
 
 
 def _streams(cfg: Config, dry_run: bool) -> Iterator[str]:

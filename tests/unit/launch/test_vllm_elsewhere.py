@@ -98,3 +98,9 @@ def test_a_cpu_has_no_nccl(tmp_path: Path) -> None:
     python = interpreter(tmp_path, "0.32.0", True)
     [problem] = problems(f"vllm_config.python={python}", "weights.transport=nccl")
     assert problem == "weights.transport=nccl: a CPU has none; set file"
+
+
+def test_a_cpu_build_has_one_front_end(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "0.32.0", True)
+    [problem] = problems(f"vllm_config.python={python}", "vllm_config.api_server_count=2")
+    assert problem.endswith("api_server_count=2: a CPU build cannot start several; leave it null")
