@@ -75,12 +75,14 @@ async def ask(url: str, prompt: int, sampling: dict[str, Any], requests: int) ->
 
 def launch(python: str, servers: int, folder: Path, port: int, flags: dict[str, Any]) -> VllmOptions:
     """What is started: a tiny model with dummy weights."""
+    os.environ["PYTHONPATH"] = str(ROOT)
     found = installed_version(python)
     if found is None:
         raise SystemExit(f"{python} has no vLLM")
     site = folder / f"{found}-{servers}"
     named_vllm(site, found)
-    os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(site)] if servers > 1 else [str(ROOT)])
+    if servers > 1:
+        os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(site)])
     kwargs = {"load-format": "dummy", "dtype": "float32", "enforce-eager": "", "max-num-seqs": IN_FLIGHT}
     return VllmOptions(
         model=str(model_folder("tiny", folder / "model")),
