@@ -1,12 +1,11 @@
 """How much faster is training while generating than in turns? Same texts, same machine, same code.
 
-    python -m benchmarks.async_sync [--hardware cpu|gpu] [--steps 16] [--start 300] [--window 300] [key=value]
+    python -m benchmarks.async_sync [--hardware cpu|gpu] [--steps 12] [--start 300] [--window 300] [key=value]
 
 Two runs on completions whose lengths have a long tail: one in which texts may be several updates old, and one
 with `max_lag=0`, where every text of a step is sampled by the weights that the step starts from, as in
-synchronous training. The figure is the ratio of their seconds per optimizer step, after the first steps,
-which train what was sampled before the trainer was ready. The model is random and hardly learns (learning
-rate 1e-6): only time is measured.
+synchronous training. The figure is the ratio of their seconds per optimizer step, after the first steps. The
+model is random and hardly learns (learning rate 1e-6): only time is measured.
 
 Two deadlines for each run: `--start` until its first optimizer step (an engine compiles before that), then
 `--window`. A run that is not through by then is ended and counts with the steps that it has made.
@@ -90,10 +89,21 @@ SIZES = {
         ),
     ),
 }
-MODES = {"synchronous": 0, "asynchronous": 4}
-"""How many updates old a text may be."""
-SKIPPED = max(MODES.values()) + 2
-"""Steps before the clock starts: by then all is trained that was sampled while the trainer was compiling."""
+
+
+@dataclass(frozen=True)
+class Mode:
+    """How far a run may be ahead of its trainer."""
+
+    updates: int
+    """How many updates old a text may be."""
+    skipped: int
+    """Steps before the clock starts."""
+
+
+MODES = {"synchronous": Mode(0, 3), "asynchronous": Mode(12, 10)}
+"""While the longest text is sampled beside others, 8 to 10 steps pass (its length over the mean): with fewer
+updates every step would wait for it, and the steps before are made of short texts, so they do not count."""
 
 
 def overrides(hardware: str, size: Size, model: Path, updates: int, steps: int) -> list[str]:
@@ -127,8 +137,8 @@ def overrides(hardware: str, size: Size, model: Path, updates: int, steps: int) 
     ]
 
 
-def measure(run: LimitedRun, out: Path, start_s: float, window_s: float) -> dict[str, Any]:
-    """Seconds per step of a run in `out`, and what else the comparison needs.
+def measure(run: LimitedRun, out: Path, start_s: float, window_s: float, skipped: int) -> dict[str, Any]:
+    """Seconds per step of a run in `out` after the first `skipped`, and what else the comparison needs.
 
     RuntimeError if no optimizer step was made within `start_s`, or too few in `window_s` from then on.
     """
@@ -142,7 +152,7 @@ def measure(run: LimitedRun, out: Path, start_s: float, window_s: float) -> dict
         )
     trainer, actor = records(out, "finetune"), records(out, "actor")
     try:
-        seconds = seconds_per_step(trainer, SKIPPED)
+        seconds = seconds_per_step(trainer, skipped)
     except ValueError as error:
         problem = f"exit status {status}, {error} (--window {window_s:g})"
         raise RuntimeError(f"{out}: {problem}\n{run.said()}") from None
@@ -182,7 +192,7 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--hardware", choices=list(SIZES), default="cpu")
-    parser.add_argument("--steps", type=int, default=16)
+    parser.add_argument("--steps", type=int, default=12, help="that count, after those that do not")
     parser.add_argument("--start", type=float, default=300.0, help="seconds of a run to its first step")
     parser.add_argument("--window", type=float, default=300.0, help="seconds of a run from its first step")
     parser.add_argument("--work", type=Path, default=Path("results/async_sync"))
@@ -200,16 +210,16 @@ def main() -> int:
     out.parent.mkdir(parents=True, exist_ok=True)
     found: dict[str, dict[str, Any]] = {}
     failed = 0
-    for mode, updates in reversed(MODES.items()):
-        given = overrides(options.hardware, size, model, updates, options.steps)
-        folder = fresh(options.work.absolute() / mode)
+    for name, mode in reversed(MODES.items()):
+        given = overrides(options.hardware, size, model, mode.updates, mode.skipped + options.steps)
+        folder = fresh(options.work.absolute() / name)
         run = LimitedRun(launcher(folder, [*given, *options.overrides]), folder.with_suffix(".log"))
         try:
-            found[mode] = measure(run, folder, options.start, options.window)
+            found[name] = measure(run, folder, options.start, options.window, mode.skipped)
         except RuntimeError as error:
             failed = 1
-            print(f"{mode} FAILED: {error}", flush=True)
-        keep(folder, (options.out or options.work / out.name).with_stem(f"{out.stem}_{mode}"))
+            print(f"{name} FAILED: {error}", flush=True)
+        keep(folder, (options.out or options.work / out.name).with_stem(f"{out.stem}_{name}"))
         write_partial(out, found)
         if run.terminated:
             print("ended before its end; what there is follows", flush=True)

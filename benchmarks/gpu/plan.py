@@ -186,11 +186,11 @@ def async_sync(limit_s: float, *overrides: str) -> Step:
         name="async_sync",
         module="benchmarks.async_sync",
         arguments=(
-            *("--hardware", "gpu", "--steps", "16", "--start", "150", "--window", "70"),
+            *("--hardware", "gpu", "--steps", "12", "--start", "150", "--window", "70"),
             *common,
             *overrides,
         ),
-        tiny=("--hardware", "cpu", "--steps", "12", *common),
+        tiny=("--hardware", "cpu", "--steps", "6", *common),
         limit_s=limit_s,
         least_s=200.0,
     )

@@ -12,6 +12,7 @@ import pytest
 from benchmarks import async_sync
 from benchmarks.gpu.runs import ENDED, LimitedRun
 
+SKIPPED = 3
 PROGRAM = """
 import json, sys, time
 from pathlib import Path
@@ -34,28 +35,26 @@ def a_run(out: Path, steps: int, ends: bool) -> LimitedRun:
 def test_a_run_that_makes_no_step_is_named_at_the_deadline_of_its_start(tmp_path: Path) -> None:
     run = a_run(tmp_path / "run", 0, ends=False)
     with pytest.raises(RuntimeError, match=r"no optimizer step after .*--start 1"):
-        async_sync.measure(run, tmp_path / "run", 1.0, 600.0)
+        async_sync.measure(run, tmp_path / "run", 1.0, 600.0, SKIPPED)
     assert run.process.poll() is not None
 
 
 def test_a_run_that_dies_before_its_first_step_is_not_waited_for(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="exit status 0, no optimizer step"):
-        async_sync.measure(a_run(tmp_path / "run", 0, ends=True), tmp_path / "run", 600.0, 600.0)
+        async_sync.measure(a_run(tmp_path / "run", 0, ends=True), tmp_path / "run", 600.0, 600.0, SKIPPED)
 
 
 def test_a_run_that_is_not_through_counts_with_the_steps_it_made(tmp_path: Path) -> None:
     """The window begins with the first step, whenever that came."""
     run = a_run(tmp_path / "run", 10, ends=False)
-    found = async_sync.measure(run, tmp_path / "run", 600.0, 1.0)
+    found = async_sync.measure(run, tmp_path / "run", 600.0, 1.0, SKIPPED)
     assert found["status"] == ENDED and found["steps"] == 10.0 and found["seconds_per_step"] == 2.0
     assert found["total_s"] >= found["first_step_s"] + 1.0
 
 
 def test_too_few_steps_for_a_rate_are_an_error(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError, match="too short"):
-        async_sync.measure(
-            a_run(tmp_path / "run", async_sync.SKIPPED, ends=True), tmp_path / "run", 600.0, 600.0
-        )
+        async_sync.measure(a_run(tmp_path / "run", SKIPPED, ends=True), tmp_path / "run", 600.0, 600.0)
 
 
 def test_one_run_alone_makes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -66,7 +65,7 @@ def test_one_run_alone_makes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyP
     from benchmarks.gpu.runs import LimitedRun
     def model(folder, shape): return folder
     def launcher(out, given):
-        steps = "10" if out.name == "synchronous" else "0"
+        steps = "8" if out.name == "synchronous" else "0"
         return [sys.executable, "-c", {PROGRAM.replace(chr(92) * 2, chr(92))!r}, str(out), steps, "ends"]
     async_sync.random_model, async_sync.launcher = model, launcher
     sys.argv = ["async_sync", "--work", {str(tmp_path / "work")!r}, "--out", {str(tmp_path / "table.json")!r}]

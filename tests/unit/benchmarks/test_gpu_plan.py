@@ -9,6 +9,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from benchmarks import async_sync
+from benchmarks._long_tail import lengths
 from benchmarks.gpu import killed, plan
 from benchmarks.gpu.__main__ import command_of
 from benchmarks.gpu.engine import parsed
@@ -150,12 +151,21 @@ def test_arguments_of_the_plan_are_those_of_the_scripts(monkeypatch: pytest.Monk
 def test_the_synchronous_run_differs_in_the_age_of_texts_alone(hardware: str) -> None:
     size = async_sync.SIZES[hardware]
     one, other = (
-        async_sync.overrides(hardware, size, Path("/model"), updates, 12)
-        for updates in async_sync.MODES.values()
+        async_sync.overrides(hardware, size, Path("/model"), mode.updates, 12)
+        for mode in async_sync.MODES.values()
     )
     assert {a.split("=")[0] for a, b in zip(one, other, strict=True) if a != b} == {"max_lag"}
     for overrides in (one, other):
         assert not list(sampling.check(typed(compose(Request(overrides=overrides)).tree)))
+
+
+@pytest.mark.parametrize("hardware", list(async_sync.SIZES))
+def test_the_asynchronous_run_does_not_wait_for_its_longest_text(hardware: str) -> None:
+    """Steps that pass while it is sampled beside as many others as a step has: its length over the mean."""
+    size = async_sync.SIZES[hardware]
+    drawn = lengths(4096, size.median, size.sigma, size.longest)
+    mode = async_sync.MODES["asynchronous"]
+    assert drawn.max() / drawn.mean() < min(mode.updates, mode.skipped)
 
 
 def test_the_overrides_of_the_killed_run_exist() -> None:
