@@ -53,11 +53,12 @@ def test_a_run_that_is_not_through_counts_with_the_steps_it_made(tmp_path: Path)
 
 
 def test_too_few_steps_for_a_rate_are_an_error(tmp_path: Path) -> None:
+    run = a_run(tmp_path / "run", SKIPPED, ends=True)
     with pytest.raises(RuntimeError, match="too short"):
-        async_sync.measure(a_run(tmp_path / "run", SKIPPED, ends=True), tmp_path / "run", 600.0, 600.0)
+        async_sync.measure(run, tmp_path / "run", 600.0, 600.0, SKIPPED)
 
 
-def test_one_run_alone_makes_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_run_alone_makes_a_table(tmp_path: Path) -> None:
     """The other one fails; the table has no ratio, the exit status says so, nothing partial is left."""
     script = f"""
     import sys
