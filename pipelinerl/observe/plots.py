@@ -194,21 +194,33 @@ def lag_histogram(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Tokens by lag over all steps: edges [bins + 1] and counts [bins]; both empty without records.
 
-    Steps record histograms with edges of their own; each of their bins counts at its left edge.
+    Steps record histograms with edges of their own; the tokens of a bin lie evenly within it.
     """
-    lags: list[float] = []
-    counts: list[float] = []
-    for record in records:
-        if isinstance(found := record.get(name), dict):
-            lags.extend(found["edges"][:-1])
-            counts.extend(found["counts"])
-    if not counts or not sum(counts):
+    found = [record[name] for record in records if isinstance(record.get(name), dict)]
+    found = [one for one in found if sum(one["counts"])]
+    if not found:
         return np.zeros(0), np.zeros(0)
-    highest = max(lag for lag, count in zip(lags, counts) if count)
-    width = max(1, int(np.ceil((highest + 1) / bins)))
-    edges = np.arange(0, highest + 1 + width, width, dtype=np.float64)
-    filled, _ = np.histogram(lags, bins=edges, weights=counts)
-    return edges, filled
+    highest = max(end for one in found for end, count in zip(one["edges"][1:], one["counts"]) if count)
+    edges = np.arange(0, highest + (width := max(1, int(np.ceil(highest / bins)))), width, dtype=np.float64)
+    counts = np.zeros(len(edges) - 1)
+    for one in found:
+        counts += np.diff(np.interp(edges, one["edges"], np.concatenate([[0.0], np.cumsum(one["counts"])])))
+    return edges, counts
+
+
+def pace(records: Records, name: str = "throughput/tokens_per_step") -> Series:
+    """Tokens per second of wall time around each record, over windows of a sixth of the run.
+
+    Whatever happens between two records counts, updates of the engines too.
+    """
+    tokens, times = series(records, name), series(records, "time")
+    if len(tokens) < 2 or len(times) != len(tokens):
+        return Series(np.zeros(0), np.zeros(0))
+    done, half = np.cumsum(tokens.y), max(1, len(tokens) // 12)
+    last = len(tokens) - 1
+    first, behind = (np.clip(np.arange(last + 1) + shift, 0, last) for shift in (-half, half))
+    seconds = np.maximum(times.y[behind] - times.y[first], 1e-9)
+    return Series(tokens.x, (done[behind] - done[first]) / seconds)
 
 
 def staleness(path: Path, finetune: Records) -> Path | None:
@@ -243,13 +255,13 @@ def throughput(path: Path, actor: Records, finetune: Records) -> Path | None:
         axes = figure.subplots()
         lines = {
             "generated": series(actor, "actor/output_tokens_per_second"),
-            "trained on": series(finetune, "throughput/tokens_per_sec"),
+            "trained on": pace(finetune),
             "trainer while working": series(finetune, "throughput/working_tokens_per_sec"),
         }
         for index, (label, data) in enumerate(lines.items()):
             _curve(axes, data, label, index)
         axes.set(title="throughput", xlabel=_TEXTS, ylabel="tokens per second")
-        axes.set_ylim(bottom=0)
+        axes.set_yscale("log")  # a trainer that mostly waits is a hundred times as fast while it works
         _legend(axes)
         return any(len(data) for data in lines.values())
 

@@ -18,7 +18,7 @@ from pipelinerl.accounting import Counts, Outcome
 from pipelinerl.observe.focus import ReportFocus
 from pipelinerl.observe.history import MetricsTail, read_evaluations, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
-from pipelinerl.observe.plots import lag_histogram, smooth
+from pipelinerl.observe.plots import lag_histogram, pace, smooth
 from pipelinerl.observe.progress import Progress, ProgressDisplay, notable_waits, status_line
 from pipelinerl.observe.report import write_report
 from pipelinerl.observe.status import StatusFile
@@ -143,9 +143,28 @@ def test_lag_histograms_of_steps_are_added_up() -> None:
         {"stats/lag_histogram": {"edges": [0, 1], "counts": [5]}},
     ]
     edges, counts = lag_histogram(records)
-    assert counts[0] == 15 and counts.sum() == 20
-    assert edges[np.flatnonzero(counts)].tolist() == [0, 8]
+    assert counts[0] == 15 and counts.sum() == pytest.approx(20)
+    assert edges.tolist() == list(range(17))
+    assert counts[1:8].sum() == 0 and counts[8:].tolist() == pytest.approx([5 / 8] * 8)
     assert all(len(part) == 0 for part in lag_histogram([]))
+
+
+def test_a_wide_bin_of_lags_is_spread_over_its_width() -> None:
+    edges, counts = lag_histogram([{"stats/lag_histogram": {"edges": [0, 100, 4100], "counts": [0, 80]}}])
+    assert edges[-1] >= 4100 and counts.sum() == pytest.approx(80)
+    assert np.flatnonzero(counts)[-1] == len(counts) - 1, "the largest lag is shown"
+
+
+def test_the_pace_of_training_is_over_all_time_that_passed() -> None:
+    """One slow step in two: the mean of the two rates would be five times too high."""
+    records = [
+        {"step": n, "time": 100.0 + 10 * (n // 2) + 0.1 * (n % 2), "throughput/tokens_per_step": 50.0}
+        for n in range(24)
+    ]
+    found = pace(records)
+    assert found.x.tolist() == list(range(24))
+    assert found.y[4:20] == pytest.approx([10.0] * 16, rel=0.05)
+    assert len(pace(records[:1])) == 0
 
 
 def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
