@@ -237,6 +237,7 @@ def main() -> int:
         _measure(options, servers, folder, device, found)
     except Terminated:
         print("ended before its end; what there is follows", flush=True)
+        found.setdefault("errors", {})["all rows"] = "ended before their end by SIGTERM"
     settings = {
         "card": "none" if options.cpu else torch.cuda.get_device_name(device),
         "vllm": installed_version(PYTHON),
