@@ -42,7 +42,7 @@ class FakeEngine:
         """Label in force; "" is an engine without that route."""
         self.started = 100.0
         self.requests: list[dict[str, Any]] = []
-        self.running = 0
+        self.running, self.generated = 0, 9
         self.closed = 0
 
     async def answer(self, finish_reason: str = "length", **changes: Any) -> web.Response:
@@ -78,7 +78,8 @@ class FakeEngine:
     async def metrics(self, _: web.Request) -> web.Response:
         label = '{model_name="m"}'
         return web.Response(
-            text=f"vllm:num_requests_running{label} {self.running}\nvllm:generation_tokens_total{label} 9\n"
+            text=f"vllm:num_requests_running{label} {self.running}\n"
+            f"vllm:generation_tokens_total{label} {self.generated}\n"
             f"process_start_time_seconds {self.started}\n"
         )
 
@@ -296,11 +297,15 @@ async def test_the_idle_share_counts_looks_at_engines_in_rotation() -> None:
         assert fleet.counts.as_dict()["engine_idle_share"] == 0.25
         call.cancel()
         await asyncio.gather(call, return_exceptions=True)
+        await until(lambda: engine.closed == 1)
         engine.running = 1
         await fleet._check_all()
         assert fleet.counts.idle_checks == 2, (
             "nobody asked: what a second HTTP process wrote down last is old"
         )
+        engine.running, engine.generated = 1, engine.generated + 1
+        await fleet._check_all()
+        assert fleet.counts.idle_checks == 2, "somebody else's request runs"
 
 
 async def test_waiting_for_an_engine_ends_with_the_reason_of_each() -> None:
