@@ -7,7 +7,7 @@ any error nothing may be announced.
 
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -56,6 +56,17 @@ class UpdateReport:
     """Tokens that all engines would have sampled meanwhile, at the rate they had since the update before."""
     joined: list[str] = field(default_factory=list)
     """Engines that were new and agreed on the transport just before."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Look:
+    """What an engine said just before an update."""
+
+    problem: str
+    """Why it cannot take part; empty if it can."""
+    counters: Counters
+    label: str | None
+    """Version label in force; None from an engine that does not say."""
 
 
 class Publisher:
@@ -125,8 +136,9 @@ class Publisher:
             raise ValueError(f"version {version} is older than {self.version}; versions only grow")
         started = time.perf_counter()
         report = UpdateReport(version, 0)
-        earlier, participants = self._seen, self._participants(report)
-        staged = self._transport.stage(version, named_tensors)
+        earlier, looks = self._seen, {url: in_thread(self._look, url) for url in self.engine_urls}
+        staged = self._transport.stage(version, named_tensors)  # while the engines answer
+        participants = self._participants(looks, report)
         self._check_layout(staged)
         report.bytes = staged.bytes
         report.seconds["stage"] = time.perf_counter() - started
@@ -181,12 +193,12 @@ class Publisher:
         """Give up files and connections."""
         self._transport.close()
 
-    def _participants(self, report: UpdateReport) -> list[str]:
+    def _participants(self, looks: Mapping[str, Future[_Look]], report: UpdateReport) -> list[str]:
         """Step 0: engines that answer; one that is new since the last update is initialised first."""
         found, new, seen = [], [], dict[str, Counters]()
-        looks = {url: in_thread(self._look, url) for url in self.engine_urls}
-        for url, look in looks.items():
-            problem, counters = look.result()
+        for url, future in looks.items():
+            look = future.result()
+            problem = look.problem
             if not problem and url in self.broken and not self._is_new(url):
                 problem = "broken by a failed update and not restarted yet"
             if problem:
@@ -194,8 +206,8 @@ class Publisher:
                 self._initialised.pop(url, None)
                 continue
             found.append(url)
-            seen[url] = counters
-            if url not in self._initialised or self._restarted(url, seen[url]):
+            seen[url] = look.counters
+            if url not in self._initialised or self._restarted(url, look.counters, look.label):
                 new.append(url)
         if not found:
             reasons = "; ".join(f"{url}: {reason}" for url, reason in report.excluded.items())
@@ -254,11 +266,11 @@ class Publisher:
                 f"names, shapes or dtypes changed since the first update: {', '.join(names[:5])}"
             )
 
-    def _look(self, url: str) -> tuple[str, Counters]:
-        """Why an engine cannot take part, or nothing, and its metrics."""
-        problem = self._health_problem(url)
-        nothing = Counters(time.monotonic())
-        return problem, nothing if problem else looking.counters(url, self._deadlines.health_s)
+    def _look(self, url: str) -> _Look:
+        """Asks everything at the same time: a busy engine takes a while for each answer."""
+        counters = in_thread(looking.counters, url, self._deadlines.health_s)
+        label = in_thread(self._label, url)
+        return _Look(self._health_problem(url), counters.result(), label.result())
 
     def _health_problem(self, url: str) -> str:
         return looking.health_problem(url, self._deadlines.health_s)
@@ -278,10 +290,10 @@ class Publisher:
             return label != str(self.version)
         if url not in self._initialised:
             return True
-        return self._restarted(url, looking.counters(url, self._deadlines.health_s))
+        return self._restarted(url, looking.counters(url, self._deadlines.health_s), label)
 
-    def _restarted(self, url: str, now: Counters) -> bool:
+    def _restarted(self, url: str, now: Counters, label: str | None) -> bool:
         """Whether the process at `url` is another one than the one that was initialised."""
-        if self.version is not None and self._label(url) == "default":
+        if self.version is not None and label == "default":
             return True
         return now.is_another_process(self._seen.get(url, self._initialised[url]))
