@@ -21,11 +21,11 @@ from typing import Any
 
 import aiohttp
 import numpy as np
-import psutil
 
 from benchmarks._figures import ROOT, Figure, report
 from benchmarks.gpu.cpu_build import named_vllm
 from benchmarks.gpu.served import model_folder, serving
+from benchmarks.gpu.usage import cpu_seconds
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv
 
@@ -34,7 +34,7 @@ LONG, SHORT = (256, 512, 64), (100, 8, 512)
 """Prompt tokens, output tokens, requests."""
 UNASKED = "output_kind", "flat_logprobs"
 ENGINE = "EngineCore", "Worker"
-"""In the names of the processes that are not counted."""
+"""Beginnings of the roles of processes that are not counted."""
 
 
 def asked(output: int) -> dict[str, dict[str, Any]]:
@@ -47,14 +47,9 @@ def asked(output: int) -> dict[str, dict[str, Any]]:
     }
 
 
-def front_cpu_s(server: psutil.Process) -> float:
+def front_cpu_s(group: int) -> float:
     """Processor seconds of a server's processes without the engine's."""
-    total = 0.0
-    for process in [server, *server.children(recursive=True)]:
-        if not any(name in " ".join(process.cmdline()) for name in ENGINE):
-            times = process.cpu_times()
-            total += times.user + times.system
-    return total
+    return sum(spent for (role, _), spent in cpu_seconds(group).items() if not role.startswith(ENGINE))
 
 
 async def ask(url: str, prompt: int, sampling: dict[str, Any], requests: int) -> None:
@@ -103,14 +98,13 @@ def measure(options: VllmOptions, log: Path) -> list[Figure]:
     figures = []
     servers = options.api_server_count or 1
     before = f"{options.version}, {servers} process{'es' if servers > 1 else ''}"
-    with serving(serve_argv(options), "", options.port, log) as (url, pid):
-        server = psutil.Process(pid)
+    with serving(serve_argv(options), "", options.port, log) as (url, group):
         asyncio.run(ask(url, SHORT[0], asked(SHORT[1])["client"], 2 * IN_FLIGHT))
         for name in asked(1) if servers == 1 else ("client",):
             for prompt, output, requests in (LONG, SHORT):
-                spent = front_cpu_s(server)
+                spent = front_cpu_s(group)
                 asyncio.run(ask(url, prompt, asked(output)[name], requests))
-                each = 1e6 * (front_cpu_s(server) - spent) / requests
+                each = 1e6 * (front_cpu_s(group) - spent) / requests
                 what, value = (
                     ("a token of 512", each / output) if output == LONG[1] else ("a short call", each)
                 )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import socket
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,9 +93,7 @@ class Ports:
 
 def engine_devices(cfg: Config) -> int:
     """Devices of one vLLM server: tensor times pipeline times data parallel size."""
-    kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
-    sizes = (kwargs.get(f"{kind}-parallel-size") for kind in ("tensor", "pipeline", "data"))
-    return math.prod(int(size or 1) for size in sizes)
+    return cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
 
 
 class _Jobs:

@@ -20,9 +20,7 @@ def role_of(words: str, root: bool) -> str:
     if named := TITLE.match(words):
         return named[1]
     if root:
-        return (
-            "parent" if "vllm.entrypoints.cli" in words else "APIServer" if "entrypoints" in words else "LLM"
-        )
+        return next((role for module, role in ROOTS.items() if module in words), "LLM")
     return "others"
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, Literal
 
 from pydantic import Field
@@ -81,6 +82,11 @@ class VllmConfig(Section):
     """Interpreter of another environment that has vLLM; null = this one."""
     api_server_count: int | None = Field(None, ge=1)
     """HTTP processes of one engine; null = one for each 4 cores that fall to its GPUs, 1 to 8; on a CPU 1."""
+
+    def parallel_size(self, *kinds: Literal["tensor", "pipeline", "data"]) -> int:
+        """GPUs of one engine that these kinds of parallelism need, multiplied."""
+        kwargs = {key.replace("_", "-"): value for key, value in self.vllm_kwargs.items()}
+        return math.prod(int(kwargs.get(f"{kind}-parallel-size") or 1) for kind in kinds)
 
 
 class EngineConfig(Section):

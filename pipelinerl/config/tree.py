@@ -155,8 +155,7 @@ class Config(OpenSection):
 
         Not over NCCL into an engine of several GPUs: its broadcasts would run beside those that connect them.
         """
-        kwargs = {key.replace("_", "-"): value for key, value in self.vllm_config.vllm_kwargs.items()}
-        one_gpu = all(int(kwargs.get(f"{how}-parallel-size") or 1) == 1 for how in ("tensor", "pipeline"))
+        one_gpu = self.vllm_config.parallel_size("tensor", "pipeline") == 1
         can = self.engine.kind == "vllm" and (self.weights.transport == "file" or one_gpu)
         return can and self.weights.ahead
 

@@ -55,9 +55,13 @@ class StallWatch:
         self._tokens = -1.0
         self._since = 0.0
 
+    def has_new(self, tokens: float) -> bool:
+        """Whether the counter is another one than when `stalled` was asked last."""
+        return tokens != self._tokens
+
     def stalled(self, running: float, tokens: float, now: float) -> bool:
         """True when requests have been running for `stall_s` without a new token; call it regularly."""
-        if tokens != self._tokens or running == 0:
+        if self.has_new(tokens) or running == 0:
             self._tokens, self._since = tokens, now
         return now - self._since >= self._stall_s
 

@@ -49,8 +49,6 @@ class _Member:
         """Calls the watch ended because the engine stalled; others end with their caller or the fleet."""
         self.watch = StallWatch(client.deadlines.stall_s)
         self.start = StartWatch()
-        self.tokens = -1.0
-        """Sampled until the last look."""
         self.problem = "not checked yet"
         """Why it is out of rotation, for messages."""
 
@@ -268,9 +266,8 @@ class Fleet:
             # Before 0.32 vLLM does not say which weights it has; a new process has those it loaded.
             return f"was started after version {announced} was announced"
         running, tokens = running_and_tokens(metrics)
-        if not member.calls and tokens == member.tokens:  # nothing for others either
+        if not member.calls and not member.watch.has_new(tokens):  # nothing for others either
             running = 0.0  # whatever one of several HTTP processes has said last
-        member.tokens = tokens
         if member.in_rotation:
             self.counts.checks += 1
             self.counts.idle_checks += running == 0

@@ -144,8 +144,13 @@ def installation(python: str) -> Installation:
     return Installation(found["version"], found["plugin"])
 
 
-def has_plugin() -> bool:
-    """Whether a vLLM of this interpreter will find this package's weight transfer."""
+def has_plugin(python: str | None = None) -> bool:
+    """Whether a vLLM of `python` (null: this interpreter) will find this package's weight transfer.
+
+    Raises ValueError when there is no such interpreter.
+    """
+    if python is not None:
+        return installation(python).has_plugin
     return PLUGIN in metadata.entry_points(group=PLUGIN_GROUP).names
 
 

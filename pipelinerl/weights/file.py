@@ -27,7 +27,8 @@ class FileTransport:
         self.dtype = dtype
         self.ahead = ahead
         self._written: list[Path] = []
-        self._readers: dict[str, Member] = {}
+        self._ranks: dict[str, int] = {}
+        """Of each engine that reads ahead, by its URL."""
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """Nothing to agree on, but for the name under which an engine says what it has read ahead.
@@ -39,7 +40,7 @@ class FileTransport:
         for one in members:
             if one.version is None:
                 raise TransportError(f"{one.url} is no vLLM; weights.ahead needs vLLM, set it to false")
-        self._readers |= {one.url: one for one in members}
+        self._ranks |= {one.url: one.ranks for one in members}
         return [{"reader": _reader(one.url)} for one in members]
 
     def join(self, deadline_s: float) -> None:
@@ -69,7 +70,7 @@ class FileTransport:
     def arrived(self, staged: StagedUpdate, url: str) -> bool:
         """Whether every rank of the engine has said so; TransportError with what one says instead."""
         path = Path(staged.info["path"])
-        marks = [read_mark(path, _reader(url), rank) for rank in range(self._readers[url].ranks)]
+        marks = [read_mark(path, _reader(url), rank) for rank in range(self._ranks[url])]
         for mark in marks:
             if not mark.exists():
                 return False

@@ -64,6 +64,7 @@ class Transfer:
 
         Raises WeightUpdateError, or SenderStuck when the sender cannot be freed.
         """
+        everybody = self._exchanges
         try:
             if self._transport.ahead:
                 self._receive_and_place()
@@ -73,25 +74,25 @@ class Transfer:
                 self._leave_out_the_lost()
                 self._update_while_paused()
         finally:
-            for one in self._exchanges:
+            for one in everybody:
                 one.close()
 
     def _receive_and_place(self) -> None:
         """Transfer while everybody generates; the pause is only for putting the version into place."""
-        arrived, collective = self._transport.arrived, self._transport.collective
+        arrived = self._transport.arrived
         self._each(self._exchanges, partial(Exchange.start, paused=False))
         lost = [one for one in self._exchanges if one.error and one.error.status is None]
-        if len(lost) < len(self._exchanges) and not collective:
+        if len(lost) < len(self._exchanges) and not self._transport.collective:
             self.excluded |= {one.url: str(one.error) for one in lost}
             self._exchanges = [one for one in self._exchanges if one not in lost]
         failure: BaseException | None = None
-        if not (collective and any(one.error for one in self._exchanges)):
+        if not self._one_ends_all():
             receive = [
                 partial(one.receive, self._body, self._deadline_s, partial(arrived, self._staged, one.url))
                 for one in self._exchanges
             ]
             failure = self._send_while(receive)
-        without = failure is not None or (collective and any(one.error for one in self._exchanges))
+        without = failure is not None or self._one_ends_all()
 
         def place_or_stop(one: Exchange) -> None:
             if without or one.error is not None:  # it has its old weights, but cannot be started again
@@ -106,12 +107,16 @@ class Transfer:
         """Start, update, finish and resume of paused engines, with the transport's send beside it."""
         self._each(self._exchanges, Exchange.start)
         failure: BaseException | None = None
-        if not (self._transport.collective and any(one.error for one in self._exchanges)):
+        if not self._one_ends_all():
             complete = [
                 partial(one.complete, self._body, self._version, self._deadline_s) for one in self._exchanges
             ]
             failure = self._send_while(complete)
         self._account(failure)
+
+    def _one_ends_all(self) -> bool:
+        """Whether an engine has failed without which the others cannot be updated."""
+        return self._transport.collective and any(one.error for one in self._exchanges)
 
     def _prepare(self, preparing: Collection[str]) -> None:
         """Before step 1, engines that offer it read the version."""

@@ -10,7 +10,6 @@ from pipelinerl.config.tree import Config
 from pipelinerl.inference.vllm import (
     VllmVersion,
     has_plugin,
-    installation,
     installed_version,
     kwargs_problems,
 )
@@ -105,11 +104,7 @@ def _installation(cfg: Config, dry_run: bool) -> Iterator[str]:
         if python is not None and not dry_run:
             where = f"vllm_config.python={python}: "
         needs_plugin = cfg.weights_ahead or cfg.weights.transport == "file"
-        if dry_run or version is None or not needs_plugin:
-            there = True
-        else:
-            there = has_plugin() if python is None else installation(python).has_plugin
-        if not there:
+        if needs_plugin and version is not None and not dry_run and not has_plugin(python):
             yield (
                 f"{where}pipelinerl is not installed there, whose plug-in receives weights; "
                 "run pip install --no-deps on this package with it"

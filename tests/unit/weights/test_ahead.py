@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -15,32 +14,24 @@ import torch
 from pipelinerl.weights.base import Member, TransportError
 from pipelinerl.weights.exchange import in_thread
 from pipelinerl.weights.file import FileTransport, read_mark
-from pipelinerl.weights.nccl import NcclTransport
 from pipelinerl.weights.publisher import Publisher, WeightUpdateError
 from tests.unit.weights.fake_vllm import Always, FakeVllm, Meeting, serving
-from tests.unit.weights.test_vllm_updates import DEADLINES, VERSIONS, Setup, assert_serves, tensors
+from tests.unit.weights.test_vllm_updates import (
+    DEADLINES,
+    VERSIONS,
+    Setup,
+    assert_serves,
+    tensors,
+    two_engines,
+)
 
 STEPS = ["/start_weight_update", "/update_weights", "/sleep", "/finish_weight_update", "/wake_up"]
 
 
 @pytest.fixture(params=VERSIONS)
 def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
-    meeting = Meeting()
-    engines = [FakeVllm(request.param, meeting, ahead=True) for _ in range(2)]
-    with ExitStack() as stack:
-        urls = [stack.enter_context(serving(one)) for one in engines]
-        transport = NcclTransport(
-            torch.device("cpu"),
-            torch.bfloat16,
-            buffer_bytes=20,
-            connect=meeting.connect,
-            first_port=19600,
-            ahead=True,
-        )
-        publisher = Publisher(urls, transport, deadlines=DEADLINES)
-        publisher.wait_ready(5)
-        yield Setup(engines, urls, meeting, transport, publisher)
-        publisher.close()
+    with two_engines(request.param, ahead=True) as made:
+        yield made
 
 
 def test_engines_are_paused_only_when_everything_has_arrived(setup: Setup) -> None:
@@ -120,10 +111,7 @@ def test_an_engine_that_hangs_is_named(setup: Setup) -> None:
 def test_a_sender_that_fails_costs_the_engines_that_wait_for_it(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise TransportError("ncclUnhandledCudaError")
-
-    monkeypatch.setattr(setup.meeting.groups[0], "broadcast", fail)
+    setup.break_sender(monkeypatch)
     with pytest.raises(WeightUpdateError, match="send of the trainer: ncclUnhandledCudaError") as error:
         setup.publish(1)
     assert error.value.broken == sorted(setup.urls)

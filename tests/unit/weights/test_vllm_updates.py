@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -36,6 +36,14 @@ class Setup:
     transport: NcclTransport
     publisher: Publisher
 
+    def break_sender(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its next broadcast fails as NCCL does."""
+
+        def fail(*_: object, **__: object) -> None:
+            raise TransportError("ncclUnhandledCudaError")
+
+        monkeypatch.setattr(self.meeting.groups[0], "broadcast", fail)
+
     def publish(self, version: int) -> Any:
         return self.publisher.publish(version, tensors(version))
 
@@ -45,19 +53,31 @@ def tensors(version: int) -> list[tuple[str, torch.Tensor]]:
     return [("w", torch.full((2,), -float(version))), ("a", torch.randn(5, 3)), ("b", torch.randn(7))]
 
 
-@pytest.fixture(params=VERSIONS)
-def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
+@contextmanager
+def two_engines(version: str, ahead: bool = False) -> Iterator[Setup]:
+    """They and a publisher that has agreed on its transport with them."""
     meeting = Meeting()
-    engines = [FakeVllm(request.param, meeting) for _ in range(2)]
+    engines = [FakeVllm(version, meeting, ahead=ahead) for _ in range(2)]
     with ExitStack() as stack:
         urls = [stack.enter_context(serving(one)) for one in engines]
         transport = NcclTransport(
-            torch.device("cpu"), torch.bfloat16, buffer_bytes=20, connect=meeting.connect, first_port=19600
+            torch.device("cpu"),
+            torch.bfloat16,
+            buffer_bytes=20,
+            connect=meeting.connect,
+            first_port=19600,
+            ahead=ahead,
         )
         publisher = Publisher(urls, transport, deadlines=DEADLINES)
         publisher.wait_ready(5)
         yield Setup(engines, urls, meeting, transport, publisher)
         publisher.close()
+
+
+@pytest.fixture(params=VERSIONS)
+def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
+    with two_engines(request.param) as made:
+        yield made
 
 
 def assert_serves(engine: FakeVllm, version: int) -> None:
@@ -125,10 +145,7 @@ def test_an_engine_that_hangs_is_named_and_the_others_do_not_wait_for_it(setup: 
 def test_a_sender_that_fails_ends_the_engines_calls_at_once(
     setup: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(*_: object, **__: object) -> None:
-        raise TransportError("ncclUnhandledCudaError")
-
-    monkeypatch.setattr(setup.meeting.groups[0], "broadcast", fail)
+    setup.break_sender(monkeypatch)
     with pytest.raises(WeightUpdateError, match="send of the trainer: ncclUnhandledCudaError") as error:
         setup.publish(1)
     assert error.value.broken == sorted(setup.urls)
