@@ -1,13 +1,14 @@
 """vLLM's side of weight transfer ahead of time, registered as `file_ahead` and `nccl_ahead`.
 
 A version is received into a second copy of the weights, on a thread of the worker, while the engine
-generates. What is left for the pause is loading it from there. Only vLLM's workers import this module.
+generates. What is left for the pause is putting it into place: the first time as vLLM loads weights, layer
+by layer, and from then on, where nothing is computed from them, by copies. Only vLLM's workers import this.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from vllm.distributed.weight_transfer.nccl_engine import (
     NCCLWeightTransferEngine,
     NCCLWeightTransferUpdateInfo,
 )
+from vllm.logger import init_logger
 
+from pipelinerl.inference.placement import Named, NoPlacement, Placement
 from pipelinerl.inference.vllm_file_transfer import (
     FileInitInfo,
     FileUpdateInfo,
@@ -28,7 +31,7 @@ from pipelinerl.inference.vllm_file_transfer import (
 from pipelinerl.weights.file import read_mark
 from pipelinerl.weights.nccl import packets
 
-Named = Sequence[tuple[str, torch.Tensor]]
+log = init_logger(__name__)
 RECEIVED_DEADLINE_S = 60.0
 """In /finish_weight_update, which is asked for only when everything should have arrived."""
 
@@ -68,6 +71,8 @@ class _Ahead:
     vllm_config: Any
     parse_update_info: Callable[[dict[str, Any]], Any]
     _receiving: Receiving | None = None
+    _placement: Placement | None = None
+    """None before the first version, and for a model that has to be loaded layer by layer."""
 
     def receiver(self, update_info: Any) -> Callable[[], Named]:
         """What has to run on the thread; memory is reserved here, on the worker's own."""
@@ -82,12 +87,30 @@ class _Ahead:
         self._receiving = Receiving(self.receiver(self.parse_update_info(update_info)))
 
     def finish_weight_update(self) -> None:
-        """Load what was received. Between two steps: a worker does one thing at a time."""
+        """Put what was received into place. Between two steps: a worker does one thing at a time."""
         if self._receiving is None:
             raise ValueError("finish_weight_update before update_weights: there is nothing to put into place")
         tensors, self._receiving = self._receiving.result(), None
+        if self._placement is not None and self._placement.holds(self.model):
+            self._placement.put(tensors)
+            torch.accelerator.synchronize()
+            return
         with set_current_vllm_config(self.vllm_config):
             load_in_place(self.model, self.model_config, self.device, tensors)
+        self._placement = self._found(tensors)
+
+    def _found(self, tensors: Named) -> Placement | None:
+        """Where the version just loaded lies; CPU builds pack weights, and quantisation converts them."""
+        try:
+            if self.device.type != "cuda" or self.vllm_config.quant_config is not None:
+                raise NoPlacement(f"on {self.device.type}, or quantised, weights are converted")
+            packed = getattr(self.model, "packed_modules_mapping", None) or {}
+            found = Placement.of(self.model, tensors, packed)
+        except NoPlacement as reason:
+            log.info("weights are loaded layer by layer: %s", reason)
+            return None
+        log.info("weights are put into place by %d copies", len(tensors))
+        return found
 
 
 class FileAheadEngine(_Ahead, FileWeightTransferEngine):
