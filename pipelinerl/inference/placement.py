@@ -118,7 +118,9 @@ def _check_nothing_derived(model: torch.nn.Module) -> None:
     """What lies beside parameters and buffers may be computed from weights; copies would leave it old."""
     for prefix, module in model.named_modules():
         for name, value in vars(module).items():
-            if isinstance(value, torch.Tensor) and value.is_floating_point() and name != KV_CACHE:
+            if not isinstance(value, torch.Tensor) or name == KV_CACHE:
+                continue
+            if value.is_floating_point() and value.dim() > 0:  # scalars are scales of the cache
                 raise NoPlacement(f"{prefix} holds {name} beside its parameters")
 
 

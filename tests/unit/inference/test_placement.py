@@ -22,6 +22,7 @@ class Layer(nn.Module):
         self.norm = nn.LayerNorm(8, bias=False)
         self.register_buffer("scale", torch.tensor(1.0))
         self.kv_cache = torch.zeros(3)
+        self.scale_on_the_host = torch.tensor(1.0)
 
 
 class Served(nn.Module):
