@@ -3,8 +3,10 @@
     python -m benchmarks.gpu.engine [--size 1.7B] [--rows update parity throughput failure]
                                     [--api-servers 4 1] [--out FILE]
 
-Random weights of a Qwen3 architecture. Needs two GPUs: one for the engine, one for the trainer's side.
-`--cpu` rehearses the same on a CPU build of vLLM with a tiny model, weights through files.
+Random weights of a Qwen3 architecture. The engine has one GPU and the trainer's side another; with
+`--gpus 0 0` they share one, which NCCL has to be told (`NCCL_MULTI_RANK_GPU_ENABLE=1`, from 2.30; otherwise
+`--backends file_ahead`). `--cpu` rehearses the same on a CPU build of vLLM with a tiny model, weights through
+files.
 
 - `update`: updates while requests are in flight, by size and number of the packets and by what happens to the
   KV cache; seconds of each step, what lies between them, and the share of the time in which nothing was
@@ -12,12 +14,14 @@ Random weights of a Qwen3 architecture. Needs two GPUs: one for the engine, one 
 - `parity`: log-probabilities of the engine after an update against transformers' forward, tied weights; of
   both against float32.
 - `throughput`: waves of N requests of 512 + 512 tokens with log-probabilities, against the same wave of the
-  offline engine with the same flags, on the other card while the server rests; beside it the rate with N
+  offline engine with the same flags, on the trainer's card while the server rests; beside it the rate with N
   requests always in flight, and the CPU time of every process. `--api-servers 4 1` does it with each of these
   numbers of HTTP front-ends, for all but the first with the smallest N only. All servers start together; the
   other rows take the first.
 - `failure`: the engine is stopped with SIGSTOP in the middle of a broadcast; the publisher has to name it at
   its deadline and to free its sender.
+
+The KV cache of every engine is what its requests need, so several fit on a card.
 """
 
 from __future__ import annotations
@@ -31,6 +35,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,21 +46,27 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks._figures import RESULTS, Figure, at_most, report
+from benchmarks.gpu.cards import UPDATING, check_cards, counts_of, engine_kwargs
 from benchmarks.gpu.cpu_build import named_vllm
 from benchmarks.gpu.offline import Offline
 from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
 from benchmarks.gpu.served import PYTHON, Server, engine_argv, model_folder, started
 from benchmarks.gpu.throughput import offline as measure_offline
 from benchmarks.gpu.throughput import served, throughput_figures
-from benchmarks.gpu.updates import OUTPUT, PROMPT, VARIANTS, publisher_for, update_figures, updates
+from benchmarks.gpu.updates import (
+    OUTPUT,
+    PROMPT,
+    VARIANTS,
+    Variant,
+    publisher_for,
+    update_figures,
+    updates,
+)
 from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.inference.vllm import api_servers, installed_version
 from pipelinerl.weights.parity import probe_ids
 from pipelinerl.weights.publisher import PublishDeadlines, WeightUpdateError
 
-CONTEXT = PROMPT + OUTPUT + 16
-SHARED_MEMORY = 0.2
-"""Of a card that has to be free when a server starts whose KV cache has a size of its own."""
 ROWS = ("parity", "update", "throughput", "failure")
 PORT = 8300
 
@@ -78,13 +89,13 @@ def scores_of(model: PreTrainedModel, ids: np.ndarray) -> np.ndarray:
     return logits.log_softmax(-1).gather(-1, rows[:, 1:, None])[..., 0].cpu().numpy()
 
 
-def parity(url: str, model: PreTrainedModel, device: torch.device, vocab: int) -> dict[str, float]:
+def parity(url: str, backend: str, model: PreTrainedModel, vocab: int) -> dict[str, float]:
     """Mean and largest differences after two updates, each side also against float32 of the same weights.
 
     A random model of 28 layers amplifies rounding: what bfloat16 alone does is the distance of the trainer's
     own forward from float32.
     """
-    publisher, dtype = publisher_for(url, device, 256), model.dtype
+    publisher, dtype = publisher_for(url, backend, model, Variant("parity")), model.dtype
     try:
         for version in (1, 2):  # the second may be put into place in another way than the first
             with torch.no_grad():
@@ -110,10 +121,10 @@ def parity(url: str, model: PreTrainedModel, device: torch.device, vocab: int) -
     return found
 
 
-def failure(url: str, group: int, model: PreTrainedModel, device: torch.device) -> dict[str, Any]:
+def failure(url: str, group: int, backend: str, model: PreTrainedModel) -> dict[str, Any]:
     """Stop the engine's processes while it should receive; the error has to come at the deadline."""
     deadlines = PublishDeadlines(update_s=4.0, start_s=10.0, pause_s=10.0, health_s=10.0)
-    publisher = publisher_for(url, device, 16, deadlines=deadlines)
+    publisher = publisher_for(url, backend, model, Variant("failure", megabytes=16), deadlines)
     publisher.publish(9000, distinct_parameters(model))
     transport: Any = publisher._transport
     send = transport.send
@@ -159,29 +170,6 @@ def figures(found: dict[str, Any], main: Asked) -> Iterator[Figure]:
         yield at_most("stopped engine named after", found["failure"]["seconds"], "s", 30.0)
 
 
-def engine_kwargs(options: argparse.Namespace, config: dict[str, Any], requests: int) -> dict[str, Any]:
-    """Flags of a server for so many requests at once; the offline engine has the same."""
-    kwargs: dict[str, Any] = {
-        "max-model-len": CONTEXT,
-        "max-num-seqs": max(options.in_flight),
-        "max-num-batched-tokens": 8192,
-    }
-    if options.cpu:
-        return {**kwargs, "dtype": "float32", "enforce-eager": ""}
-    if options.kv_gib:  # somebody else uses the card: what is free must not be measured then
-        kwargs["kv-cache-memory-bytes"] = options.kv_gib * 2**30
-    elif len(options.api_servers) > 1:  # servers share a card; each gets what its requests need
-        kwargs["kv-cache-memory-bytes"] = kv_bytes(config, requests)
-        return {**kwargs, "gpu-memory-utilization": SHARED_MEMORY}
-    return {**kwargs, "gpu-memory-utilization": options.memory}
-
-
-def kv_bytes(config: dict[str, Any], requests: int) -> int:
-    """KV cache in bfloat16 of so many requests at their full length, and a little more for whole blocks."""
-    per_token = 2 * 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    return int(1.03 * per_token * requests * CONTEXT)
-
-
 def default_api_servers(options: argparse.Namespace) -> int:
     """The number that a run on these cards has unless it is told another one."""
     return 1 if options.cpu else api_servers(len(os.sched_getaffinity(0)), 1, len(set(options.gpus)))
@@ -203,8 +191,6 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--clients", type=int, default=2, help="processes that send the requests of a wave")
     parser.add_argument("--folder", type=Path, default=Path("/tmp/pipelinerl-bench"))
     parser.add_argument("--port", type=int, default=PORT)
-    parser.add_argument("--memory", type=float, default=0.85, help="the engine's share of its card")
-    parser.add_argument("--kv-gib", type=int, default=0, help="KV cache; 0 = what the share leaves")
     parser.add_argument("--cpu", action="store_true", help="rehearse on a CPU build of vLLM")
     parser.add_argument("--out", type=Path, default=RESULTS / "gpu_engine.json")
     options = parser.parse_args()
@@ -232,6 +218,10 @@ def main() -> int:
         site = Path(tempfile.mkdtemp(prefix="site-"))
         named_vllm(site, str(installed_version(PYTHON)))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
+    else:
+        config = json.loads((folder / "config.json").read_text())
+        memory = torch.cuda.get_device_properties(device).total_memory
+        check_cards(options, [one.backend for one in servers], config, memory)
     found: dict[str, Any] = {}
     leave_in_order()
     try:
@@ -241,6 +231,7 @@ def main() -> int:
         found.setdefault("errors", {})["all rows"] = "ended before their end by SIGTERM"
     settings = {
         "card": "none" if options.cpu else torch.cuda.get_device_name(device),
+        "cards": 0 if options.cpu else len(set(options.gpus)),
         "vllm": installed_version(PYTHON),
         "model": options.size,
         "api servers": servers[0].api_servers,
@@ -248,6 +239,8 @@ def main() -> int:
         "client processes": options.clients,
         "torch": torch.__version__,
     }
+    if settings["cards"] == 1 and servers[0].backend.startswith("nccl"):
+        settings["nccl"] = "several ranks on one card"
     missed = report("gpu_engine", list(figures(found, servers[0])), settings, options.out)
     record = json.loads(options.out.read_text())
     options.out.write_text(json.dumps(record | {"rows": found}, indent=1) + "\n")
@@ -269,34 +262,29 @@ def _measure(
     offline = None
     if "throughput" in options.rows:
         shared = engine_kwargs(options, config, max(options.in_flight))
-        if not options.cpu:  # the trainer's side needs room beside it
-            shared["gpu-memory-utilization"] = min(0.6, options.memory)
         load = {**dict(zip(("vocab", "prompt", "output"), lengths)), "warm": min(options.in_flight)}
         offline = Offline(folder, options.gpus[1], shared, load, log.with_stem(f"{log.stem}_offline"))
     running: dict[Asked, Server] = {}
     try:
         for number, one in enumerate(servers):
             port = options.port + 10 * number
-            kwargs = engine_kwargs(options, config, _counts(options, first=number == 0)[-1])
+            kwargs = engine_kwargs(options, config, counts_of(options, first=number == 0)[-1])
             argv = engine_argv(folder, port, one.backend, kwargs, one.api_servers)
             print(" ".join(argv), flush=True)
             running[one] = Server(argv, options.gpus[0], port, log.with_stem(f"{log.stem}_server{number}"))
         with started(list(running.values())):
             ready = _ready(running, found)
             if offline is not None:
+                with suppress(RuntimeError):  # said when it is measured; until then it uses the same cores
+                    offline.wait_ready()
                 _throughput(options, ready, servers[0], lengths, offline, found)
                 offline.close()  # its card is the trainer's from here on
-            if servers[0] in ready:
-                _updates(options, ready[servers[0]], folder, device, lengths[0], found)
+            if servers[0] in ready and UPDATING & set(options.rows):
+                model = random_model(folder, device)
+                _updates(options, ready[servers[0]], servers[0].backend, model, lengths[0], found)
     finally:
         if offline is not None:
             offline.close()
-
-
-def _counts(options: argparse.Namespace, first: bool) -> list[int]:
-    """Requests of each wave, ascending: all of them for the first server."""
-    counts = sorted(options.in_flight)
-    return counts if first else counts[:1]
 
 
 def _ready(running: dict[Asked, Server], found: dict[str, Any]) -> dict[Asked, Server]:
@@ -325,7 +313,7 @@ def _throughput(
     found["served"] = rows
 
     def serve(one: Asked, first: bool) -> None:
-        server, counts = ready[one], _counts(options, first)
+        server, counts = ready[one], counts_of(options, first)
         print(f"{one}:", flush=True)
         work = partial(served, server.url, server.group, lengths, counts, options.clients)
         _guarded(rows, str(one), work, options.out, found)
@@ -341,24 +329,23 @@ def _throughput(
 def _updates(
     options: argparse.Namespace,
     server: Server,
-    folder: Path,
-    device: torch.device,
+    backend: str,
+    model: PreTrainedModel,
     vocab: int,
     found: dict[str, Any],
 ) -> None:
     """Each row by itself: what fails is said and does not cost the others."""
-    if not {"parity", "update", "failure"} & set(options.rows):
-        return
-    url, model = server.url, random_model(folder, device)
+    url = server.url
     if "parity" in options.rows:
-        _guarded(found, "parity", lambda: parity(url, model, device, vocab), options.out)
+        _guarded(found, "parity", lambda: parity(url, backend, model, vocab), options.out)
     if "update" in options.rows:
         keep = partial(_keep, found, "update", options.out)
         streams = max(options.in_flight)
-        work = partial(updates, url, model, device, vocab, options.variants, streams, keep)
+        work = partial(updates, url, backend, model, vocab, options.variants, streams, keep)
         _guarded(found, "update", work, options.out)
     if "failure" in options.rows:
-        _guarded(found, "failure", lambda: failure(url, server.group, model, device), options.out)
+        group = server.group
+        _guarded(found, "failure", lambda: failure(url, group, backend, model), options.out)
 
 
 def _guarded(

@@ -50,6 +50,7 @@ class Offline:
         flags |= {"load_format": "dummy", "enable_prefix_caching": False}
         flags |= {"logprobs_mode": "processed_logprobs", "hf_overrides": {"head_dtype": "float32"}}
         argument = json.dumps({"model": str(model), "flags": flags, **load})
+        self._ready = False
         self._log = log.open("ab")
         self._child = Child(
             f"the offline engine ({log})",
@@ -64,7 +65,10 @@ class Offline:
         return self._child.process.pid
 
     def wait_ready(self) -> None:
-        self._child.expect("READY", DEADLINE_S)
+        """RuntimeError when it does not start; more than once does no harm."""
+        if not self._ready:
+            self._child.expect("READY", DEADLINE_S)
+            self._ready = True
 
     def wave(self, requests: int) -> tuple[int, float]:
         """Tokens sampled for so many requests at once, and seconds; RuntimeError at the deadline."""

@@ -3,7 +3,8 @@
 A plan has stages, one for each call that a machine may be borrowed for. A stage has phases, one after the
 other; the lanes of a phase run beside each other, on cards and cores of their own, and the steps of a lane
 one after the other. Work that keeps all cores busy (the bootstrap's data workers, compilers) shares a phase
-with nothing that times an engine. Limits are what a step took on two H200s with 32 cores, and a quarter.
+with nothing that times an engine. Limits are what a step took on two H200s with 32 cores, and a quarter; with
+one card, those of a stage fit into a call.
 """
 
 from __future__ import annotations
@@ -114,11 +115,11 @@ Phase = tuple[Lane, ...]
 Stage = tuple[Phase, ...]
 
 
-def bootstrap(limit_s: float) -> Step:
+def bootstrap(limit_s: float, *overrides: str) -> Step:
     return Step(
         name="privacy_bootstrap",
         module="benchmarks.gpu.privacy",
-        arguments=("bootstrap", *_privacy(), "bootstrap.workers={workers}"),
+        arguments=("bootstrap", *_privacy(), "bootstrap.workers={workers}", *overrides),
         tiny=("bootstrap", "--hardware", "cpu", *_privacy(), *TINY_BOOTSTRAP),
         limit_s=limit_s,
         least_s=240.0,
@@ -179,20 +180,22 @@ def engine(name: str, limit_s: float, *arguments: str, tiny: tuple[str, ...] | N
     )
 
 
-def async_sync(limit_s: float, *overrides: str) -> Step:
-    """The first start compiles (71 s), the second does not (56 s); a synchronous step takes 3.5 s."""
+def async_sync(
+    limit_s: float, *overrides: str, steps: int = 12, start_s: int = 150, window_s: int = 70
+) -> Step:
+    """The first start compiles (71 s), the second does not (56 s); a synchronous step takes 3.5 s.
+
+    The limit may end the second run within its window: it then counts with the steps that it has made.
+    """
     common = ("--work", "{work}/async_sync", "--out", "{out}")
+    counted = ("--steps", str(steps), "--start", str(start_s), "--window", str(window_s))
     return Step(
         name="async_sync",
         module="benchmarks.async_sync",
-        arguments=(
-            *("--hardware", "gpu", "--steps", "12", "--start", "150", "--window", "70"),
-            *common,
-            *overrides,
-        ),
+        arguments=("--hardware", "gpu", *counted, *common, *overrides),
         tiny=("--hardware", "cpu", "--steps", "6", *common),
         limit_s=limit_s,
-        least_s=200.0,
+        least_s=150.0,
     )
 
 
@@ -223,6 +226,19 @@ def several(limit_s: float) -> Step:
 TINY_ENGINE = ("--rows", "update", "parity", "throughput", "--variants", "1", "--in-flight", "2")
 FIRST_HALF, SECOND_HALF = (0.0, 0.5), (0.5, 1.0)
 SHARED = ("world.share_device=true",)
+
+
+def beside(bootstrap: Step, card: str, cards: str, *overrides: str) -> Phase:
+    """The bootstrap has half the cores and is in no hurry; beside it whatever is not timed, on all cards."""
+    one = (tests("vllm_tests", "tests/gpu/test_vllm.py", 150), contract("file", 150), killed(150, *overrides))
+    other = (contract("nccl-ahead", 150), contract("nccl", 150))
+    return (
+        Lane((bootstrap,), card, SECOND_HALF),
+        Lane(one, cards, (0.0, 0.25), untimed=True),
+        Lane(other, cards, (0.25, 0.5), untimed=True),
+    )
+
+
 PLANS: dict[str, tuple[Stage, ...]] = {
     "two_cards": (
         (  # a quiet host: nothing runs beside the engine
@@ -242,54 +258,50 @@ PLANS: dict[str, tuple[Stage, ...]] = {
                 ),
             ),
         ),
-        (  # the bootstrap has half the cores and is in no hurry; beside it whatever is not timed
-            (
-                Lane((bootstrap(480),), "1", SECOND_HALF),
-                Lane(
-                    (
-                        killed(150),
-                        tests("vllm_tests", "tests/gpu/test_vllm.py", 150),
-                        contract("file", 150),
-                    ),
-                    "0,1",
-                    (0.0, 0.25),
-                    untimed=True,
-                ),
-                Lane(
-                    (contract("nccl-ahead", 150), contract("nccl", 150)),
-                    "0,1",
-                    (0.25, 0.5),
-                    untimed=True,
-                ),
-            ),
-        ),
+        (beside(bootstrap(480), "1", "0,1"),),
         (
             (Lane((reinforcement(280), several(230), sharded("sharded", 90, "--size", "4B")), "0,1"),),
         ),
     ),
     "one_card": (
-        (
-            (Lane((bootstrap(330), trainer(230)), "0"),),
-        ),
-        (
+        (  # engine and trainer's side share it; NCCL has to allow that (benchmarks/gpu/cards.py)
             (
                 Lane(
                     (
                         engine(
                             "engine",
-                            210,
-                            *("--rows", "throughput", "--gpus", "0", "0"),
-                            *("--memory", "0.44", "--kv-gib", "55"),
+                            330,
+                            *("--rows", "update", "parity", "throughput", "failure", "--gpus", "0", "0"),
+                            *("--variants", "4", "--in-flight", "256", "512", "--api-servers", "0"),
                             tiny=TINY_ENGINE,
                         ),
+                        async_sync(240, *SHARED, steps=8, start_s=120, window_s=50),
+                    ),
+                    "0",
+                ),
+            ),
+        ),
+        # others use the card too: fewer tokens, so that a model is there at the limit
+        (beside(bootstrap(510, "bootstrap.budget=0.8"), "0", "0", *SHARED),),
+        (
+            (
+                Lane(
+                    (
                         reinforcement(330, *SHARED),
+                        engine(
+                            "engine_files",
+                            200,
+                            *("--rows", "update", "parity", "--gpus", "0", "0", "--backends", "file_ahead"),
+                            *("--variants", "2", "--in-flight", "256"),
+                            tiny=("--backends", "file_ahead", *TINY_ENGINE),
+                        ),
                     ),
                     "0",
                 ),
             ),
         ),
         (
-            (Lane((async_sync(290, *SHARED), killed(160, *SHARED)), "0"),),
+            (Lane((trainer(230),), "0"),),
         ),
     ),
 }  # fmt: skip

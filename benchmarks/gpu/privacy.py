@@ -41,6 +41,7 @@ METRICS = (
     "read_accuracy",
 )
 """What is compared before and after."""
+BUDGET = "bootstrap.budget="
 SEEN = 4
 """Reports of the recipe after which its rate is believed; compiling comes before the first."""
 AROUND_S = 60.0
@@ -135,12 +136,18 @@ class Progress:
 
 
 def budget_that_fits(seen: Sequence[Progress], limit_s: float) -> float | None:
-    """Share of the tokens that a new start could train on until the limit; None if this one will end."""
+    """Share of its tokens that a new start could train on until the limit; None if this one will end."""
     first, last = seen[0], seen[-1]
     rate = (last.share - first.share) / (last.at_s - first.at_s)
     if last.at_s + (1.0 - last.share) / rate + AROUND_S / 4 <= limit_s:
         return None
     return max(0.0, (limit_s - last.at_s - AROUND_S) * rate)
+
+
+def asked_budget(command: Sequence[str]) -> float:
+    """The share of the recipe's tokens that a command line asks for."""
+    budgets = [word for word in command if word.startswith(BUDGET)]
+    return float(budgets[-1].removeprefix(BUDGET)) if budgets else 1.0
 
 
 def watched(command: Sequence[str], log: Path, limit_s: float) -> LimitedRun:
@@ -157,16 +164,16 @@ def watched(command: Sequence[str], log: Path, limit_s: float) -> LimitedRun:
 
     if not run.until(enough, limit_s) or len(seen) < 2 or run.process.poll() is not None:
         return run
-    budget = budget_that_fits(seen, limit_s)
-    if budget is None or budget < LEAST_BUDGET:
+    share = budget_that_fits(seen, limit_s)
+    if share is None or share * asked_budget(command) < LEAST_BUDGET:
         return run
     run.stop()
     print(
-        f"{seen[-1].share:.0%} after {seen[-1].at_s:.0f} s is too slow; again with {budget:.0%} of it",
+        f"{seen[-1].share:.0%} after {seen[-1].at_s:.0f} s is too slow; again with {share:.0%} of it",
         flush=True,
     )
     log.rename(log.with_suffix(".first.log"))
-    again = LimitedRun([*command, f"bootstrap.budget={budget:.3f}"], log)
+    again = LimitedRun([*command, f"{BUDGET}{share * asked_budget(command):.3f}"], log)
     again.begun_earlier(run)
     return again
 

@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from transformers import PreTrainedModel
 
 from benchmarks._figures import Figure, at_most
@@ -19,9 +18,10 @@ from benchmarks.gpu.load import Load
 from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.inference.vllm import pause_routes
 from pipelinerl.weights.base import Transport
+from pipelinerl.weights.directory import weights_directory
 from pipelinerl.weights.file import FileTransport
 from pipelinerl.weights.nccl import NcclTransport
-from pipelinerl.weights.publisher import PublishDeadlines, Publisher
+from pipelinerl.weights.publisher import KvPolicy, PublishDeadlines, Publisher
 
 PROMPT = OUTPUT = 512
 STREAMS = 256
@@ -48,7 +48,7 @@ class Variant:
 
 
 DEFAULT = "ahead, 2 packets of 256 MiB"
-VARIANTS = (
+VARIANTS: tuple[Variant, ...] = (
     Variant(DEFAULT),
     Variant("idle", in_flight=0),
     Variant("received in the pause", ahead=False),
@@ -57,32 +57,50 @@ VARIANTS = (
     Variant("ahead, recompute", kv="recompute"),
     Variant("ahead through /pause", kv="pause"),
 )
-"""In the order of what they tell."""
+"""Over NCCL, in the order of what they tell."""
+THROUGH_FILES: tuple[Variant, ...] = (
+    Variant("ahead through files"),
+    Variant("idle through files", in_flight=0),
+    Variant("received in the pause, through files", ahead=False),
+    Variant("ahead through files, recompute", kv="recompute"),
+)
+"""The same where there are no packets."""
+
+
+def variants_of(backend: str) -> tuple[Variant, ...]:
+    """The ways of updating an engine with this weight transfer."""
+    return THROUGH_FILES if backend.startswith("file") else VARIANTS
 
 
 def publisher_for(
     url: str,
-    device: torch.device,
-    megabytes: int,
-    kv: Any = "keep",
+    backend: str,
+    model: PreTrainedModel,
+    variant: Variant,
     deadlines: PublishDeadlines | None = None,
-    buffers: int = 2,
-    ahead: bool = True,
 ) -> Publisher:
-    """For an engine whose weight transfer receives ahead; it also takes what is sent while it is paused."""
+    """From where the model lies to an engine with this weight transfer, which receives ahead.
+
+    It also takes what is sent while it is paused.
+    """
     transport: Transport
-    if device.type == "cuda":
+    if backend.startswith("file"):
+        size = sum(one.numel() for _, one in distinct_parameters(model)) * model.dtype.itemsize
+        folder = weights_directory(Path(tempfile.mkdtemp(prefix="weights-")), size)
+        transport = FileTransport(folder, model.dtype, ahead=variant.ahead)
+    else:
         transport = NcclTransport(
-            device,
-            torch.bfloat16,
-            buffer_bytes=megabytes * MIB,
-            buffers=buffers,
+            model.device,
+            model.dtype,
+            buffer_bytes=variant.megabytes * MIB,
+            buffers=variant.buffers,
             first_port=9100,
-            ahead=ahead,
+            ahead=variant.ahead,
         )
-    else:  # a rehearsal
-        transport = FileTransport(Path(tempfile.mkdtemp(prefix="weights-")), ahead=ahead)
+    kv: KvPolicy = "recompute" if variant.kv == "recompute" else "keep"
     publisher = Publisher([url], transport, kv, deadlines or PublishDeadlines(health_s=10.0))
+    if variant.kv == "pause":
+        publisher._routes = {url: pause_routes(None, clear_cache=False)}
     publisher.wait_ready(60)
     return publisher
 
@@ -115,8 +133,8 @@ def update_row(variant: Variant, model: PreTrainedModel, publisher: Publisher, f
 
 def updates(
     url: str,
+    backend: str,
     model: PreTrainedModel,
-    device: torch.device,
     vocab: int,
     variants: int,
     streams: int,
@@ -127,14 +145,9 @@ def updates(
     `keep` gets the rows as they come.
     """
     rows: list[dict[str, Any]] = []
-    for number, variant in enumerate(VARIANTS[:variants], start=1):
+    for number, variant in enumerate(variants_of(backend)[:variants], start=1):
         variant = replace(variant, in_flight=min(streams, variant.in_flight))
-        kv = "keep" if variant.kv == "pause" else variant.kv
-        publisher = publisher_for(
-            url, device, variant.megabytes, kv, buffers=variant.buffers, ahead=variant.ahead
-        )
-        if variant.kv == "pause":
-            publisher._routes = {url: pause_routes(None, clear_cache=False)}
+        publisher = publisher_for(url, backend, model, variant)
         try:
             if variant.in_flight:
                 with Load(url, variant.in_flight, vocab, PROMPT, OUTPUT) as load:

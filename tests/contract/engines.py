@@ -15,6 +15,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from benchmarks.gpu.cards import nccl_cards
 from pipelinerl.inference.client import EngineClient, Generation
 from pipelinerl.inference.vllm import VllmVersion, installed_version
 from pipelinerl.weights.base import NamedTensor, StagedUpdate, Transport
@@ -150,7 +151,7 @@ def file_transport(folder: Path, ahead: bool = False) -> Callable[[], Transport]
 
 
 def nccl_transport(ahead: bool) -> Callable[[], Transport]:
-    device = torch.device("cuda", 1)
+    device = torch.device("cuda", nccl_cards() - 1)
     return lambda: NcclTransport(device, torch.float32, buffer_bytes=2**20, first_port=9500, ahead=ahead)
 
 
@@ -161,7 +162,7 @@ def missing(column: str) -> str:
     if column.startswith("cpu"):
         return "" if os.environ.get("VLLM_PYTHON") else "VLLM_PYTHON names no interpreter with vLLM"
     if column.startswith("gpu"):
-        cards = 2 if column.startswith("gpu-nccl") else 1
+        cards = nccl_cards() if column.startswith("gpu-nccl") else 1
         if torch.cuda.device_count() < cards or installed_version() is None:
             return f"needs vLLM and {cards} GPU(s)"
     return ""

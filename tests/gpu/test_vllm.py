@@ -1,4 +1,7 @@
-"""Stock vLLM on one GPU, weights from another: numbers, names and failures on real cards."""
+"""Stock vLLM on one GPU, weights from another: numbers, names and failures on real cards.
+
+One is enough where NCCL connects two processes on it (`nccl_cards`).
+"""
 
 from __future__ import annotations
 
@@ -16,6 +19,7 @@ import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
+from benchmarks.gpu.cards import nccl_cards
 from benchmarks.gpu.served import engine_argv, model_folder, serving
 from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.inference.vllm import installed_version
@@ -27,7 +31,7 @@ from pipelinerl.world import Ports
 pytestmark = [
     pytest.mark.gpu,
     pytest.mark.timeout(400),
-    pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs"),
+    pytest.mark.skipif(torch.cuda.device_count() < nccl_cards(), reason=f"needs {nccl_cards()} GPU(s)"),
     pytest.mark.skipif(installed_version() is None, reason="needs vLLM"),
 ]
 FLAGS = {
@@ -53,7 +57,7 @@ class Served:
             return AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
 
     def publisher(self, deadlines: PublishDeadlines | None = None) -> Publisher:
-        transport = NcclTransport(self.device, torch.bfloat16, buffer_bytes=2**20, first_port=9500)
+        transport = NcclTransport(self.device, torch.bfloat16, buffer_bytes=2**20, first_port=9700)
         made = Publisher([self.url], transport, deadlines=deadlines)
         made.wait_ready(30)
         return made
@@ -68,7 +72,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     port = Ports().next(8700)
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     with serving(engine_argv(folder, port, "nccl", FLAGS), visible[0], port, root / "log") as (url, group):
-        yield Served(url, group, folder, torch.device("cuda", 1))
+        yield Served(url, group, folder, torch.device("cuda", nccl_cards() - 1))
 
 
 @torch.no_grad()

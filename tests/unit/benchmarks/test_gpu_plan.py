@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ from benchmarks import async_sync
 from benchmarks._long_tail import lengths
 from benchmarks.gpu import killed, plan
 from benchmarks.gpu.__main__ import command_of
-from benchmarks.gpu.engine import parsed
+from benchmarks.gpu.cards import SEVERAL_RANKS, check_cards
+from benchmarks.gpu.engine import asked, parsed
+from benchmarks.gpu.served import model_config
 from benchmarks.gpu.trainer import ROWS, SIZES
 from pipelinerl.bootstrap.model import ModelShape
 from pipelinerl.config.checks import sampling
@@ -37,6 +40,10 @@ def test_the_stages_of_a_plan_fit_into_what_is_borrowed(name: str) -> None:
     """A stage may exceed a call on paper, since steps seldom need their limits; all together must not."""
     assert sum(plan.seconds_of(stage) for stage in plan.PLANS[name]) <= BORROWED_S + 120
     assert all(plan.seconds_of(stage) <= LONGEST_CALL_S + 90 for stage in plan.PLANS[name])
+
+
+def test_with_one_card_a_stage_fits_into_a_call_by_its_limits() -> None:
+    assert all(plan.seconds_of(stage) <= LONGEST_CALL_S - 30 for stage in plan.PLANS["one_card"])
 
 
 def test_lanes_beside_each_other_share_no_cores_and_timed_ones_no_cards() -> None:
@@ -65,16 +72,16 @@ def test_what_is_untimed_says_nothing_about_speed() -> None:
                 assert {step.module for step in lane.steps} <= {"pytest", "benchmarks.gpu.killed"}
 
 
-def test_the_columns_of_the_contract_are_all_run() -> None:
-    steps = itertools.chain.from_iterable(
-        lane.steps for phase in plan.PLANS["two_cards"][1] for lane in phase
-    )
+@pytest.mark.parametrize("name", plan.PLANS)
+def test_the_columns_of_the_contract_are_all_run(name: str) -> None:
+    steps = itertools.chain.from_iterable(lane.steps for phase in plan.PLANS[name][1] for lane in phase)
     names = {step.name for step in steps if step.name.startswith("contract")}
     assert names == {f"contract_{one.removeprefix('gpu-')}" for one in COLUMNS if one.startswith("gpu")}
 
 
-def test_the_first_stage_has_what_is_wanted_most() -> None:
-    first = [step.name for phase in plan.PLANS["two_cards"][0] for lane in phase for step in lane.steps]
+@pytest.mark.parametrize("name", plan.PLANS)
+def test_the_first_stage_has_what_is_wanted_most(name: str) -> None:
+    first = [step.name for phase in plan.PLANS[name][0] for lane in phase for step in lane.steps]
     assert first == ["engine", "async_sync"]
 
 
@@ -139,12 +146,27 @@ def test_the_preset_plays_the_small_models_game(hardware: str) -> None:
     assert tree.engine.kind == ("vllm" if hardware == "gpu" else "embedded")
 
 
+def engine_options(step: plan.Step, monkeypatch: pytest.MonkeyPatch) -> Namespace:
+    monkeypatch.setattr("sys.argv", ["engine", *plan.filled(step.arguments, {"work": "/w", "out": "/o"})])
+    return parsed()
+
+
 def test_arguments_of_the_plan_are_those_of_the_scripts(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's are parsed; it would say an unknown one only on the machine."""
-    engine = plan.PLANS["two_cards"][0][0][0].steps[0]
-    monkeypatch.setattr("sys.argv", ["engine", *plan.filled(engine.arguments, {"work": "/w", "out": "/o"})])
-    options = parsed()
+    options = engine_options(plan.PLANS["two_cards"][0][0][0].steps[0], monkeypatch)
     assert options.api_servers == [0, 1] and options.in_flight == [256, 512] and "failure" in options.rows
+
+
+def test_the_engines_of_one_card_fit_on_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(SEVERAL_RANKS, "1")
+    config, found = model_config("1.7B"), []
+    for lane in itertools.chain.from_iterable(itertools.chain.from_iterable(plan.PLANS["one_card"])):
+        for step in lane.steps:
+            if step.module == "benchmarks.gpu.engine":
+                options = engine_options(step, monkeypatch)
+                check_cards(options, [one.backend for one in asked(options)], config, 139 * 2**30)
+                found.append((options.gpus, options.backends))
+    assert found == [(["0", "0"], ["nccl_ahead"]), (["0", "0"], ["file_ahead"])]
 
 
 @pytest.mark.parametrize("hardware", list(async_sync.SIZES))

@@ -58,6 +58,11 @@ def test_one_that_is_too_slow_starts_again_with_what_fits() -> None:
     assert budget_that_fits([Progress(440, 0.01), Progress(465, 0.02)], 470) == 0.0
 
 
+def test_what_fits_is_a_share_of_what_was_asked_for() -> None:
+    assert privacy.asked_budget(["python", "bootstrap.workers=2"]) == 1.0
+    assert privacy.asked_budget(["bootstrap.budget=0.8", "bootstrap.budget=0.5"]) == 0.5
+
+
 def test_a_slow_recipe_is_replaced_by_a_smaller_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A recipe that would take hours; the second start gets a smaller budget."""
     monkeypatch.setattr(privacy, "LEAST_BUDGET", 0.0)
@@ -217,8 +222,14 @@ def test_the_pause_is_shown_in_its_parts() -> None:
 
 
 def test_variants_start_with_the_default_and_differ() -> None:
-    assert updates.VARIANTS[0] == updates.Variant(updates.DEFAULT)
-    assert len({variant.name for variant in updates.VARIANTS}) == len(updates.VARIANTS)
+    assert updates.variants_of("nccl_ahead")[0] == updates.Variant(updates.DEFAULT)
+    names = [one.name for backend in ("nccl_ahead", "file_ahead") for one in updates.variants_of(backend)]
+    assert len(set(names)) == len(names)
+
+
+def test_updates_through_files_are_named_so() -> None:
+    found = updates.variants_of("file_ahead")
+    assert len(found) > 1 and all("through files" in variant.name for variant in found)
 
 
 def test_ranks_of_an_engine_follow_its_cards() -> None:

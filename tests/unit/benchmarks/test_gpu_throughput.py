@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from benchmarks._figures import Figure
-from benchmarks.gpu import engine
+from benchmarks.gpu import cards, engine
 from benchmarks.gpu.child import Child
 from benchmarks.gpu.served import model_config
 from benchmarks.gpu.throughput import throughput_figures
@@ -83,19 +83,47 @@ def test_rates_show_without_the_offline_engine() -> None:
     assert "client, 256 requests" in names and not any("offline" in name for name in names)
 
 
-def test_servers_that_share_a_card_get_what_their_requests_need() -> None:
-    """512 requests of 1,040 tokens for the first, 256 for the second, weights twice, an H200's 139 GiB."""
-    config = model_config("1.7B")
-    options = Namespace(cpu=False, kv_gib=0, api_servers=[4, 1], in_flight=[512, 256], memory=0.85)
-    sizes = [
-        engine.engine_kwargs(options, config, engine._counts(options, first)[-1])["kv-cache-memory-bytes"]
-        for first in (True, False)
-    ]
-    for size, requests in zip(sizes, (512, 256), strict=True):
+H200 = 139 * 2**30
+
+
+def on_cards(*gpus: str, **changes: object) -> Namespace:
+    """Options of the engine's rows; of the servers only the first has all requests."""
+    rows = ["throughput", "update"]
+    return Namespace(**{"cpu": False, "gpus": list(gpus), "rows": rows, "in_flight": [512, 256], **changes})
+
+
+def test_engines_get_what_their_requests_need() -> None:
+    """512 requests of 1,040 tokens for the first, 256 for the second."""
+    config, options = model_config("1.7B"), on_cards("0", "1")
+    for first, requests in ((True, 512), (False, 256)):
+        kwargs = cards.engine_kwargs(options, config, cards.counts_of(options, first)[-1])
+        size = kwargs["kv-cache-memory-bytes"]
         assert requests * 1040 <= size / (28 * 8 * 128 * 2 * 2) < 1.05 * requests * 1040
-    assert sum(sizes) + 2 * 12 * 2**30 < 139 * 2**30
-    alone = engine.engine_kwargs(Namespace(**{**vars(options), "api_servers": [1]}), config, 512)
-    assert alone["gpu-memory-utilization"] == 0.85 and "kv-cache-memory-bytes" not in alone
+    assert "kv-cache-memory-bytes" not in cards.engine_kwargs(on_cards("", "", cpu=True), config, 2)
+
+
+def test_what_does_not_fit_on_a_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Server and offline engine fit beside each other, a second server only where they have a card each."""
+    monkeypatch.setenv(cards.SEVERAL_RANKS, "1")
+    config = model_config("1.7B")
+    cards.check_cards(on_cards("0", "0"), ["nccl_ahead"], config, H200)
+    cards.check_cards(on_cards("0", "1"), ["nccl_ahead", "nccl"], config, H200)
+    with pytest.raises(SystemExit, match=r"3 engines on card 0 need 146 GiB, at most 118 .*--in-flight"):
+        cards.check_cards(on_cards("0", "0"), ["nccl_ahead", "nccl"], config, H200)
+
+
+def test_nccl_connects_two_processes_on_a_card_only_where_it_was_told_to(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    config = model_config("1.7B")
+    monkeypatch.delenv(cards.SEVERAL_RANKS, raising=False)
+    assert cards.nccl_cards() == 2
+    with pytest.raises(SystemExit, match=f"{cards.SEVERAL_RANKS}=1"):
+        cards.check_cards(on_cards("0", "0"), ["nccl_ahead"], config, H200)
+    cards.check_cards(on_cards("0", "0"), ["file_ahead"], config, H200)
+    cards.check_cards(on_cards("0", "0", rows=["throughput"]), ["nccl_ahead"], config, H200)
+    monkeypatch.setenv(cards.SEVERAL_RANKS, "1")
+    assert cards.nccl_cards() == 1
 
 
 def test_back_ends_that_are_not_given_are_like_the_last() -> None:
