@@ -26,8 +26,8 @@ PORTS = range(20_000, 32_000)
 FLAGS: dict[str, Any] = {"dtype": "float32", "max-num-seqs": 16, "enforce-eager": ""}
 FLAGS |= {"enable-prefix-caching": True, "enable-auto-tool-choice": "", "tool-call-parser": "hermes"}
 ON_A_CARD: dict[str, Any] = {"gpu-memory-utilization": 0.2, "kv-cache-memory-bytes": 2**30}
-# vLLM serves float32 with its Triton attention, whose products keep 10 bits of fraction (TF32) unless Triton is
-# told otherwise: up to 6e-3 nats from a forward in float32.
+# vLLM serves float32 with its Triton attention, whose products keep 10 bits of fraction (TF32) unless Triton
+# is told otherwise: up to 6e-3 nats from a forward in float32.
 FULL_FLOAT32 = {"TRITON_F32_DEFAULT": "ieee"}
 
 
