@@ -31,7 +31,7 @@ from pipelinerl.inference.vllm_file_transfer import (
 from pipelinerl.weights.file import read_mark
 from pipelinerl.weights.nccl import packets
 
-log = init_logger(__name__)
+log = init_logger(f"vllm.{__name__}")  # vLLM writes out only what its own loggers say
 RECEIVED_DEADLINE_S = 60.0
 """In /finish_weight_update, which is asked for only when everything should have arrived."""
 
