@@ -19,6 +19,7 @@ ALLOWED = {
         "pipelinerl/bootstrap/",
         "pipelinerl/finetune/",
         "pipelinerl/inference/embedded/",
+        "pipelinerl/inference/placement.py",
         "pipelinerl/inference/vllm_ahead_transfer.py",
         "pipelinerl/inference/vllm_file_transfer.py",
         "pipelinerl/preprocess/reference.py",
