@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pipelinerl import faults
 from pipelinerl.inference.vllm import PauseRoutes
 from pipelinerl.weights.base import TransportError
-from pipelinerl.weights.http import PREPARE_ROUTE, CallFailed, EngineConnection, encode
+from pipelinerl.weights.http import PREPARE_ROUTE, CallFailed, EngineConnection, call, encode
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -55,6 +55,8 @@ class Exchange:
         self.finished = False
         """The engine has confirmed the new version."""
         self.was_cut = False
+        self.silent = False
+        """The last call had no answer, and not because it was cut."""
         self._deadlines, self._routes = deadlines, routes
         self._connection = EngineConnection(url)
 
@@ -126,7 +128,14 @@ class Exchange:
             self._confirm(version)
 
     def stop(self) -> None:
-        """Keep an engine that cannot be updated from serving, if it still answers soon; `error` stays."""
+        """Keep an engine that cannot be updated from serving, if it still answers soon; `error` stays.
+
+        Nobody waits for one that is silent: it has cost a deadline already. If it hangs, it finds the call
+        when it goes on.
+        """
+        if self.silent:
+            in_thread(call, "POST", self.url, self._routes.pause, self._deadlines.health_s)
+            return
         said, step = self.error, self.step
         self._connection.close()  # it may have been cut
         self._do("pause", self._routes.pause, self._deadlines.health_s)
@@ -155,7 +164,7 @@ class Exchange:
         self, step: str, path: str, deadline_s: float, body: bytes | None = None, *, tries: int = 1
     ) -> bool:
         """One call; True on 200. An HTTP error is tried again `tries` times, a lost connection is not."""
-        self.step, started = step, time.perf_counter()
+        self.step, self.silent, started = step, False, time.perf_counter()
         for attempt in range(1, tries + 1):
             try:
                 self._connection.call("POST", path, deadline_s, body)
@@ -163,7 +172,7 @@ class Exchange:
                 return True
             except CallFailed as error:
                 if error.status is None or attempt == tries:
-                    self.error = error
+                    self.error, self.silent = error, error.status is None and not self.was_cut
                     return False
         return False
 

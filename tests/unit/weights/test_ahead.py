@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -106,6 +107,22 @@ def test_an_engine_that_hangs_is_named(setup: Setup) -> None:
     with pytest.raises(WeightUpdateError, match=r"update of .*no answer within 1 s") as error:
         setup.publish(1)
     assert error.value.broken == sorted(setup.urls)
+
+
+def test_nobody_waits_until_an_engine_that_hangs_has_stopped(setup: Setup) -> None:
+    """It does not answer its update, and would not answer the pause either; the others are stopped."""
+    first, second = setup.engines
+    setup.publisher._deadlines = replace(DEADLINES, health_s=60.0)
+    first.hangs |= {"/update_weights", "/sleep"}
+    setup.meeting.groups[0].hang = True
+    with pytest.raises(WeightUpdateError, match=r"update of .*no answer within 1 s"):
+        setup.publish(1)
+    assert not first.paused and second.paused
+    first.released.set()
+    end = time.monotonic() + 60
+    while not first.paused and time.monotonic() < end:
+        time.sleep(0.01)
+    assert first.paused, "when it goes on it stops, for its weights are old"
 
 
 def test_a_sender_that_fails_costs_the_engines_that_wait_for_it(
