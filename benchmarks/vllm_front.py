@@ -5,8 +5,8 @@ hold before any engine and do not depend on how fast this one is. Long answers g
 short calls microseconds per call: as vLLM does it unasked, as the project's client asks for it
 (`SamplingParams.body`), and without log-probabilities; then with two processes. A call of 512 + 1 tokens is
 the beginning of a wave; its end are answers whose last token comes in the same step, as the client asks for
-them and streamed in pieces (`--stream-interval`). `--python` names several interpreters (versions),
-of some five minutes each. Results go to benchmarks/results/vllm_front.json.
+them and streamed in pieces (`--stream-interval`). `--python` names several interpreters (versions);
+each takes some five minutes. Results go to benchmarks/results/vllm_front.json.
 """
 
 from __future__ import annotations

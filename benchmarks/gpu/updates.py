@@ -29,8 +29,11 @@ UPDATES = 7
 BETWEEN_S = 0.8
 WARM_S = 6.0
 MIB = 2**20
-STEPS = ("pause", "start", "update", "finish", "resume")
-"""Steps of which a pause consists; `send` runs beside `update`, `stage` before the pause."""
+IN_PAUSE = {True: ("pause", "finish", "resume"), False: ("pause", "start", "update", "finish", "resume")}
+"""Steps of which a pause consists, by whether the version was received ahead of it.
+
+`send` runs beside `update`, `stage` before all others.
+"""
 
 
 @dataclass(frozen=True)
@@ -116,6 +119,8 @@ def update_row(variant: Variant, model: PreTrainedModel, publisher: Publisher, f
     steady = reports[1:]
     steps = {step: statistics.median(one.seconds[step] for one in steady) * 1e3 for step in steady[0].seconds}
     paused = [max(one.paused_s.values()) * 1e3 for one in steady]
+    inside = IN_PAUSE[variant.ahead]
+    between = [whole - 1e3 * sum(one.seconds[step] for step in inside) for whole, one in zip(paused, steady)]
     row = {
         "name": variant.name,
         "in_flight": variant.in_flight,
@@ -123,7 +128,8 @@ def update_row(variant: Variant, model: PreTrainedModel, publisher: Publisher, f
         "paused_ms": statistics.median(paused),
         "paused_ms_all": [round(one, 1) for one in paused],
         "steps_ms": steps,
-        "between_steps_ms": statistics.median(paused) - sum(steps[step] for step in STEPS),
+        "in_pause": list(inside),
+        "between_steps_ms": statistics.median(between),
         "first_paused_ms": max(reports[0].paused_s.values()) * 1e3,
         "idle_share": sum(max(one.paused_s.values()) for one in reports) / wall,
     }
@@ -169,7 +175,7 @@ def update_figures(rows: list[dict[str, Any]]) -> Iterator[Figure]:
         wanted = row["in_flight"] > 0 and not ("recompute" in row["name"] or "in the pause" in row["name"])
         yield at_most(name, row["paused_ms"], "ms", 100.0) if wanted else Figure(name, row["paused_ms"], "ms")
         for step, value in row["steps_ms"].items():
-            part = "of it " if step in STEPS else ""
+            part = "of it " if step in row["in_pause"] else ""
             yield Figure(f"  {row['name']}: {part}{step}", value, "ms")
         yield Figure(f"  {row['name']}: of it between steps", row["between_steps_ms"], "ms")
         yield Figure(f"  {row['name']}: share of the time", row["idle_share"], "share")

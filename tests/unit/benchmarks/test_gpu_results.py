@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from benchmarks import async_sync
 from benchmarks._figures import Figure, report
@@ -28,6 +29,7 @@ from benchmarks.gpu.privacy import (
     watched,
 )
 from benchmarks.gpu.runs import ENDED, LimitedRun, fresh, keep, records, seconds_per_step
+from pipelinerl.weights.publisher import UpdateReport
 
 LOG = """tokenizer: 2048 entries
 model: 56.64M parameters on cuda
@@ -203,22 +205,25 @@ def test_a_killed_run_has_to_end_well() -> None:
     assert killed.figures_of(found | {"status": 1})[0].met is False
 
 
-def test_the_pause_is_shown_in_its_parts() -> None:
-    steps = dict.fromkeys((*updates.STEPS, "send", "stage", "total"), 10.0)
-    rows = [
-        {
-            "name": "keep",
-            "in_flight": 256,
-            "paused_ms": 60.0,
-            "steps_ms": steps,
-            "between_steps_ms": 10.0,
-            "idle_share": 0.06,
-        }
-    ]
-    found = by_name(list(updates.update_figures(rows)))
+@pytest.mark.parametrize("ahead", [True, False])
+def test_the_pause_is_shown_in_its_parts(monkeypatch: pytest.MonkeyPatch, ahead: bool) -> None:
+    """Steps of 10 ms and 2 ms between them; what is received ahead is received outside the pause."""
+    monkeypatch.setattr(updates, "BETWEEN_S", 0.0)
+    inside = {"pause", "finish", "resume"} | (set() if ahead else {"start", "update"})
+    seconds = dict.fromkeys(("stage", "send", "start", "update", "pause", "finish", "resume", "total"), 0.01)
+
+    class Publisher:
+        def publish(self, version: int, tensors: object) -> UpdateReport:
+            return UpdateReport(version, 8, dict(seconds), {"engine": 0.01 * len(inside) + 0.002})
+
+    publisher: Any = Publisher()
+    variant = updates.Variant("keep", ahead=ahead)
+    row = updates.update_row(variant, torch.nn.Linear(1, 1), publisher, 1)  # type: ignore[arg-type]
+    found = by_name(list(updates.update_figures([row])))
     assert found["paused: keep, 256 in flight"].met is True
-    assert found["  keep: of it between steps"].value == 10.0
-    assert "  keep: send" in found
+    assert {step for step in seconds if f"  keep: of it {step}" in found} == inside
+    assert {step for step in seconds if f"  keep: {step}" in found} == seconds.keys() - inside
+    assert found["  keep: of it between steps"].value == pytest.approx(2.0)
 
 
 def test_variants_start_with_the_default_and_differ() -> None:
