@@ -102,9 +102,9 @@ def publisher_for(
         )
     kv: KvPolicy = "recompute" if variant.kv == "recompute" else "keep"
     publisher = Publisher([url], transport, kv, deadlines or PublishDeadlines(health_s=10.0))
-    if variant.kv == "pause":
-        publisher._routes = {url: pause_routes(None, clear_cache=False)}
     publisher.wait_ready(60)
+    if variant.kv == "pause":  # in place of what the engine's version has said
+        publisher._routes = {url: pause_routes(None, clear_cache=False)}
     return publisher
 
 
