@@ -20,6 +20,8 @@ log = logging.getLogger(__name__)
 RETRY_INTERVAL_S = 1.0
 PARITY_REQUEST = "check_parity"
 """A file of this name in the trainer's folder asks for a comparison after the next update."""
+FIRST_UPDATES = 2
+"""Compared one by one: engines may put a second version into place in another way than the first."""
 
 
 class Broadcaster(Protocol):
@@ -65,7 +67,7 @@ class EngineBroadcaster:
         transport = build_transport(options, settings.output_dir, elements, self._dtype, learner.device)
         self._publisher = Publisher(settings.engine_urls, transport, options["kv"])
         self._updates = 0
-        self._checked = False
+        self._unchecked = FIRST_UPDATES
 
     def start(self) -> None:
         with waiting("the engines to be ready", self._settings.start_deadline_s):
@@ -77,7 +79,7 @@ class EngineBroadcaster:
             while True:
                 try:
                     report = self._publisher.publish(version, self._learner.weights())
-                    self._checked = self._checked and not report.joined
+                    self._unchecked = FIRST_UPDATES if report.joined else self._unchecked
                     parity = self._parity()
                     break
                 except WeightUpdateError as error:
@@ -96,7 +98,7 @@ class EngineBroadcaster:
         if version is None or not stale:
             return False
         log.warning("engines without version %s: %s", version, ", ".join(stale))
-        self._checked = False
+        self._unchecked = FIRST_UPDATES
         self.publish(version)
         return True
 
@@ -104,10 +106,10 @@ class EngineBroadcaster:
         self._publisher.close()
 
     def _parity(self) -> dict[str, float]:
-        """After the first update since a start of either side, every so often, and when asked for."""
+        """After the first updates since a start of either side, every so often, and when asked for."""
         every = self._settings.weights["parity_every"]
         asked = self._settings.folder / PARITY_REQUEST
-        if self._checked and not (every and self._updates % every == 0) and not asked.exists():
+        if not self._unchecked and not (every and self._updates % every == 0) and not asked.exists():
             return {}
         asked.unlink(missing_ok=True)
         options = self._settings.weights
@@ -117,7 +119,7 @@ class EngineBroadcaster:
         )
         vocabulary = int(self._learner.model.config.vocab_size)
         results = check_parity(self._publisher, probe_ids(vocabulary), self._learner.score_rows, limits)
-        self._checked = True
+        self._unchecked = max(0, self._unchecked - 1)
         worst = max(result.max_abs for result in results)
         mean = max(result.mean_abs for result in results)
         log.info("parity of engine and trainer: |delta| %.2g at most, %.2g on average", worst, mean)

@@ -92,29 +92,32 @@ def parts(
 Parts = tuple[EngineBroadcaster, FakePublisher, list[int | None]]
 
 
-def test_a_comparison_follows_the_first_update_then_every_so_many(parts: Parts) -> None:
+def test_a_comparison_follows_the_first_two_updates_then_every_so_many(parts: Parts) -> None:
     made, _, compared = parts
     for version in range(9):
         made.publish(version)
-    assert compared == [0, 4, 8]
+    assert compared == [0, 1, 4, 8]
 
 
 def test_a_comparison_can_be_asked_for_once(parts: Parts) -> None:
     made, _, compared = parts
     made.publish(0)
+    made.publish(1)
     request = made._settings.folder / PARITY_REQUEST
     request.touch()
-    made.publish(1)
     made.publish(2)
-    assert compared == [0, 1] and not request.exists()
+    made.publish(3)
+    assert compared == [0, 1, 2] and not request.exists()
 
 
 def test_an_engine_that_joins_is_compared_before_it_is_announced(parts: Parts) -> None:
     made, publisher, compared = parts
     made.publish(0)
-    publisher.joined = ["http://e"]
     made.publish(1)
-    assert compared == [0, 1]
+    publisher.joined = ["http://e"]
+    for version in (2, 3):
+        made.publish(version)
+    assert compared == [0, 1, 2, 3]
 
 
 def test_only_engines_that_were_started_again_make_a_refresh(parts: Parts) -> None:
