@@ -22,7 +22,7 @@ from tests.contract.engines import TOKENS, Engine, Held
 from tests.contract.models import VOCABULARY, full_logprobs, logprobs_over_an_update, prompt, score_rows
 
 OLD, NEW = 1, 2
-LENGTHS = (96, 384, 768)
+LENGTHS = (96, 384, 768, 1536)
 """Tokens of each stream: if all end before an engine on a busy machine is paused, longer ones are tried."""
 PROMPTS = [prompt(20 + 7 * seed, seed) for seed in range(8)]
 MORE_PER_STREAM = 8

@@ -12,7 +12,7 @@ import pytest
 
 from benchmarks.gpu.runs import LimitedRun, launcher, records, values
 from pipelinerl.inference.vllm import VllmVersion, installed_version
-from tests.contract.live_vllm import plug_in
+from tests.contract.live_vllm import Installation, plug_in
 from tests.pipeline.conftest import ROOT
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
@@ -34,7 +34,7 @@ def test_the_privacy_agent_trains_with_vllm_and_engine_and_trainer_agree(tmp_pat
         f"finetune.max_train_steps={STEPS}",
         *("actor.llm_max_rollouts=16", "max_lag=64", "weights.parity_every=1"),
     ]
-    path = os.pathsep.join([str(ROOT), str(plug_in(tmp_path / "site"))])
+    path = os.pathsep.join([str(ROOT), str(plug_in(tmp_path / "site", Installation(PYTHON)))])
     out = tmp_path / "run"
     run = LimitedRun(launcher(out, overrides), tmp_path / "log", {**os.environ, "PYTHONPATH": path})
     assert run.end(DEADLINE_S) == 0, run.said(40)
