@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 import threading
+from functools import partial
 
 import numpy as np
 import pytest
@@ -93,7 +95,7 @@ async def paused_midway(
         before = await engine.metric(TOKENS)
         sampling = SamplingParams(max_tokens=length, ignore_eos=True)
         running = asyncio.create_task(client.generate([5, 6], sampling))
-        await engine.until(TOKENS, lambda tokens, enough=before + 5: tokens >= enough)
+        await engine.until(TOKENS, partial(operator.le, before + 5))
         assert (await engine.call("POST", f"/pause?{how}"))["status"] == "paused"
         if await engine.metric(TOKENS) < before + length:
             return running, length

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import operator
+from functools import partial
 
 import pytest
 
@@ -64,7 +66,7 @@ async def test_closing_the_connection_aborts_the_request(engine: Engine) -> None
         running = asyncio.create_task(
             client.generate([5, 6], SamplingParams(max_tokens=length, ignore_eos=True))
         )
-        await engine.until(TOKENS, lambda tokens, enough=before + 3: tokens >= enough)
+        await engine.until(TOKENS, partial(operator.le, before + 3))
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await engine.until(RUNNING, lambda running: running == 0)

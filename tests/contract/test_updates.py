@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -128,14 +129,8 @@ async def test_parity_after_one_and_ten_updates(engine: Engine) -> None:
         report = await asyncio.to_thread(publisher.publish, version, engine.parameters(version % 3))
         assert report.bytes > 0 and report.paused_s[engine.url] > 0
         if version in (31, 40):
-            trained = engine.model(version % 3)
-            await asyncio.to_thread(
-                check_parity,
-                publisher,
-                rows,
-                lambda ids, one=trained: score_rows(one, ids),
-                ParityLimits(2e-5, None),
-            )
+            score = partial(score_rows, engine.model(version % 3))
+            await asyncio.to_thread(check_parity, publisher, rows, score, ParityLimits(2e-5, None))
     labels = {40} if engine.facts.reports_versions else {None}
     assert await engine.client().weight_version() in labels
     publisher.close()
@@ -176,7 +171,7 @@ async def test_a_damaged_file_is_refused_before_any_tensor_changes(engine: Engin
         path.write_bytes(data[:-8] if damage == "truncated" else data)
         return staged
 
-    transport.stage = damaged  # type: ignore[method-assign]
+    transport.stage = damaged  # type: ignore[method-assign, assignment]
     engine.spoiled = True
     with pytest.raises(WeightUpdateError, match=r"failed at update of .*(announced|checksum)") as error:
         await asyncio.to_thread(publisher.publish, 61, engine.parameters(NEW))

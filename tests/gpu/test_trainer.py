@@ -127,8 +127,12 @@ def test_packed_attention_matches_float32_and_its_gradients(kv_heads: int) -> No
     fast = [x.detach().cuda().bfloat16().requires_grad_() for x in plain]
     upstream = torch.randn(1, 333, 4, 64, generator=generator)
     module = torch.nn.Module()
-    expected, _ = varlen_attention(module, *plain, None, segments=Segments.from_offsets(offsets))
-    found, _ = varlen_attention(module, *fast, None, segments=Segments.from_offsets(offsets, "cuda"))
+    expected, _ = varlen_attention(
+        module, plain[0], plain[1], plain[2], None, segments=Segments.from_offsets(offsets)
+    )
+    found, _ = varlen_attention(
+        module, fast[0], fast[1], fast[2], None, segments=Segments.from_offsets(offsets, "cuda")
+    )
     (expected * upstream).sum().backward()
     (found * upstream.cuda()).sum().backward()
     assert distance(found, expected) < 0.02

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -89,7 +90,7 @@ def test_parity_after_one_and_after_ten_updates(served: Served) -> None:
         publisher.publish(version, distinct_parameters(model))
         if version in (1, 10):
             ids = probe_ids(int(model.config.vocab_size))
-            check_parity(publisher, ids, lambda rows, one=model: score(one, rows), limits_for("bfloat16"))
+            check_parity(publisher, ids, partial(score, model), limits_for("bfloat16"))
     publisher.close()
 
 
@@ -99,7 +100,7 @@ def test_a_new_publisher_makes_a_new_group_with_the_same_engine(served: Served) 
         model = served.model(version)
         publisher.publish(version, distinct_parameters(model))
         ids = probe_ids(int(model.config.vocab_size))
-        check_parity(publisher, ids, lambda rows, one=model: score(one, rows), limits_for("bfloat16"))
+        check_parity(publisher, ids, partial(score, model), limits_for("bfloat16"))
         publisher.close()
 
 

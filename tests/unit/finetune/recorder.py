@@ -27,6 +27,7 @@ class Recorder:
         np.save(self._folder / "scores.npy", self._learner.score_rows(probe))
         return {}
 
-    def refresh(self) -> None: ...
+    def refresh(self) -> bool:
+        return False
 
     def close(self) -> None: ...

@@ -32,7 +32,8 @@ class Recorder:
         self.versions.append(version)
         return {"weights/bytes": 1.0}
 
-    def refresh(self) -> None: ...
+    def refresh(self) -> bool:
+        return False
 
     def close(self) -> None: ...
 
