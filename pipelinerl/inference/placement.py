@@ -33,20 +33,23 @@ class Placement:
         """`model` has just been given `tensors`, under the names of the checkpoint, on any device.
 
         `packed`: names of its modules that hold several of the checkpoint's, one behind the other in the
-        first dimension (vLLM's `packed_modules_mapping`). Raises NoPlacement if a tensor has no place, a
-        parameter no tensor, or the model does not hold in every place what it was given.
+        first dimension (vLLM's `packed_modules_mapping`). Raises NoPlacement if a tensor has no place of its
+        own, a parameter no tensor, the model does not hold in every place what it was given, or no memory is
+        left to see that.
         """
         _check_nothing_derived(model)
         parameters = dict(model.named_parameters())
         places: dict[str, torch.Tensor] = {}
         for fused, parts in _by_parameter(tensors, parameters, packed).items():
             places |= _slices(fused, parameters[fused], parts)
+        if len({one.data_ptr() for one in places.values()}) < len(places):
+            raise NoPlacement("several tensors have one place")
         reached = {one.untyped_storage().data_ptr() for one in places.values()}
         for name, parameter in parameters.items():
             if parameter.untyped_storage().data_ptr() not in reached:
                 raise NoPlacement(f"{name} is in no version")
         for name, tensor in tensors:
-            if not torch.equal(places[name], tensor.to(places[name])):
+            if not _equal(places[name], tensor):
                 raise NoPlacement(f"the model does not hold {name} as it was sent")
         return cls(places, _pointers(model))
 
@@ -100,10 +103,20 @@ def _target(
 def _slices(
     fused: str, parameter: torch.Tensor, parts: Sequence[tuple[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """The part of a parameter for each of its tensors; a single one may be followed by padding rows."""
+    """The part of a parameter for each of its tensors.
+
+    A single one of the parameter's own name may be followed by zeros, which pad a vocabulary.
+    """
+    if [tensor.shape for _, tensor in parts] == [parameter.shape]:  # also a number, which has no rows
+        return {parts[0][0]: parameter.detach()}
+    if not all(one.dim() for one in (parameter, *(tensor for _, tensor in parts))):
+        raise NoPlacement(f"{fused} or one of its tensors is a single number")
     rows = sum(len(tensor) for _, tensor in parts)
-    if rows > len(parameter) or (rows < len(parameter) and len(parts) > 1):
+    may_be_padded = [name for name, _ in parts] == [fused]
+    if rows > len(parameter) or (rows < len(parameter) and not may_be_padded):
         raise NoPlacement(f"{fused} has {len(parameter)} rows, its tensors {rows}")
+    if bool(parameter[rows:].any()):
+        raise NoPlacement(f"{fused} holds more than zeros behind its {rows} rows")
     found, first = {}, 0
     for name, tensor in parts:
         place = parameter.detach()[first : first + len(tensor)]
@@ -114,14 +127,38 @@ def _slices(
     return found
 
 
+def _equal(place: torch.Tensor, tensor: torch.Tensor) -> bool:
+    """Needs memory for the tensor and its comparison; a model that is loaded must not fail for want of it."""
+    try:
+        return torch.equal(place, tensor.to(place))
+    except torch.OutOfMemoryError:
+        raise NoPlacement(f"no memory is left to compare {list(place.shape)} numbers") from None
+
+
 def _check_nothing_derived(model: torch.nn.Module) -> None:
-    """What lies beside parameters and buffers may be computed from weights; copies would leave it old."""
+    """What lies beside parameters and buffers may be computed from weights; copies would leave it old.
+
+    It lies in the modules, or in what processes their weights for them, such as vLLM's kinds of attention.
+    """
+    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
     for prefix, module in model.named_modules():
-        for name, value in vars(module).items():
-            if not isinstance(value, torch.Tensor) or name == KV_CACHE:
-                continue
-            if value.is_floating_point() and value.dim() > 0:  # scalars are scales of the cache
-                raise NoPlacement(f"{prefix} holds {name} beside its parameters")
+        helpers = [one for one in vars(module).values() if _processes_weights(one)]
+        for holder in (module, *helpers):
+            for name, value in vars(holder).items():
+                if not isinstance(value, torch.Tensor) or name == KV_CACHE:
+                    continue
+                computed = value.is_floating_point() and value.dim() > 0  # scalars are scales of the cache
+                if computed and value.untyped_storage().data_ptr() not in own:
+                    raise NoPlacement(f"{prefix} holds {name} beside its parameters")
+
+
+def _processes_weights(one: object) -> bool:
+    """Whether it is an object, no module, that vLLM hands a layer's weights after loading."""
+    return (
+        hasattr(one, "process_weights_after_loading")
+        and hasattr(one, "__dict__")
+        and not isinstance(one, torch.nn.Module | type)
+    )
 
 
 def _pointers(model: torch.nn.Module) -> list[int]:

@@ -73,6 +73,8 @@ class _Ahead:
     _receiving: Receiving | None = None
     _placement: Placement | None = None
     """None before the first version, and for a model that has to be loaded layer by layer."""
+    _layer_by_layer: torch.nn.Module | None = None
+    """A model that has turned out to be one of these; it is not looked at in every pause."""
 
     def receiver(self, update_info: Any) -> Callable[[], Named]:
         """What has to run on the thread; memory is reserved here, on the worker's own."""
@@ -95,9 +97,11 @@ class _Ahead:
             self._placement.put(tensors)
             torch.accelerator.synchronize()
             return
+        self._placement = None  # its views would keep memory that the model has given up
         with set_current_vllm_config(self.vllm_config):
             load_in_place(self.model, self.model_config, self.device, tensors)
-        self._placement = self._found(tensors)
+        if self.model is not self._layer_by_layer:
+            self._placement = self._found(tensors)
 
     def _found(self, tensors: Named) -> Placement | None:
         """Where the version just loaded lies; CPU builds pack weights, and quantisation converts them."""
@@ -108,6 +112,7 @@ class _Ahead:
             found = Placement.of(self.model, tensors, packed)
         except NoPlacement as reason:
             log.info("weights are loaded layer by layer: %s", reason)
+            self._layer_by_layer = self.model
             return None
         log.info("weights are put into place by %d copies", len(tensors))
         return found

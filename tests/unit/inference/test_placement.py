@@ -14,12 +14,22 @@ PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_pro
 Version = list[tuple[str, torch.Tensor]]
 
 
+class Attention:
+    """As engines keep it beside their modules."""
+
+    def __init__(self, sinks: torch.Tensor) -> None:
+        self.sinks = sinks
+
+    def process_weights_after_loading(self) -> None: ...
+
+
 class Layer(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.qkv_proj = nn.Linear(8, 16)
         self.gate_up_proj = nn.Linear(8, 24, bias=False)
         self.norm = nn.LayerNorm(8, bias=False)
+        self.temperature = nn.Parameter(torch.tensor(1.0))
         self.register_buffer("scale", torch.tensor(1.0))
         self.kv_cache = torch.zeros(3)
         self.scale_on_the_host = torch.tensor(1.0)
@@ -35,6 +45,8 @@ class Served(nn.Module):
         self.head = nn.Linear(8, 12, bias=False)
         self.head.weight = self.embed.weight
         self.to(torch.bfloat16)
+        for layer in self.layers:
+            layer.attention = Attention(layer.norm.weight)
 
     def load_its_own_way(self, version: Version) -> None:
         given = dict(version)
@@ -49,6 +61,7 @@ class Served(nn.Module):
                 parts = [given[f"{start}{part}_proj.weight"] for part in ("gate", "up")]
                 layer.gate_up_proj.weight.copy_(torch.cat(parts))
                 layer.norm.weight.copy_(given[f"{start}norm.weight"])
+                layer.temperature.copy_(given[f"{start}temperature"])
 
 
 def version(seed: int) -> Version:
@@ -61,7 +74,7 @@ def version(seed: int) -> Version:
             shapes[f"{start}{part}_proj.weight"] = (rows, 8)
         for part, rows in (("v", 4), ("q", 8), ("k", 4)):
             shapes |= {f"{start}{part}_proj.weight": (rows, 8), f"{start}{part}_proj.bias": (rows,)}
-        shapes[f"{start}norm.weight"] = (8,)
+        shapes |= {f"{start}norm.weight": (8,), f"{start}temperature": ()}
     return [(name, torch.randn(shape, generator=generator)) for name, shape in shapes.items()]
 
 
@@ -113,12 +126,31 @@ def _derived(model: Served) -> None:
     model.layers[0].absorbed = model.layers[0].qkv_proj.weight.detach().T.contiguous()
 
 
+def _derived_beside(model: Served) -> None:
+    model.layers[0].attention = Attention(model.layers[0].norm.weight.detach().float())
+
+
 def _padded_in_between(model: Served) -> None:
     model.layers[0].gate_up_proj = nn.Linear(8, 26, bias=False)
 
 
-def _narrower(model: Served) -> None:
-    model.layers[0].norm = nn.LayerNorm(9, bias=False)
+def _padded_by_something(model: Served) -> None:
+    with torch.no_grad():
+        model.embed.weight[11] = 1
+
+
+def _half_the_rows(model: Served) -> None:
+    """Of a column-parallel layer on one of two cards."""
+    model.layers[0].gate_up_proj = nn.Linear(8, 12, bias=False)
+
+
+def _half_the_columns(model: Served) -> None:
+    """Of a row-parallel layer on one of two cards."""
+    model.layers[0].gate_up_proj = nn.Linear(4, 24, bias=False)
+
+
+def _a_row_of_numbers(model: Served) -> None:
+    model.layers[0].temperature = nn.Parameter(torch.ones(2))
 
 
 @pytest.mark.parametrize(
@@ -128,8 +160,12 @@ def _narrower(model: Served) -> None:
         (_swapped, r"does not hold layers.0.up_proj.weight|does not hold layers.0.gate_proj.weight"),
         (_not_loaded, "extra is in no version"),
         (_derived, "layers.0 holds absorbed beside its parameters"),
+        (_derived_beside, "layers.0 holds sinks beside its parameters"),
         (_padded_in_between, "layers.0.gate_up_proj.weight has 26 rows, its tensors 24"),
-        (_narrower, r"layers.0.norm.weight"),
+        (_padded_by_something, "embed.weight holds more than zeros behind its 10 rows"),
+        (_half_the_rows, "layers.0.gate_up_proj.weight has 12 rows, its tensors 24"),
+        (_half_the_columns, r"layers.0.gate_proj.weight is \[12, 8\], its place \[12, 4\]"),
+        (_a_row_of_numbers, "layers.0.temperature or one of its tensors is a single number"),
     ],
 )
 def test_a_model_that_copies_would_not_serve(
@@ -145,10 +181,37 @@ def test_a_name_without_a_parameter(loaded: Served) -> None:
         Placement.of(loaded, version(1), {"gate_up_proj": PACKED["gate_up_proj"]})
 
 
+def test_a_part_alone_is_not_a_parameter_that_is_padded(loaded: Served) -> None:
+    only_queries = [one for one in version(1) if ".0.k_" not in one[0] and ".0.v_" not in one[0]]
+    with torch.no_grad():
+        loaded.layers[0].qkv_proj.weight[8:] = 0
+    with pytest.raises(NoPlacement, match=r"layers.0.qkv_proj.\w+ has 16 rows, its tensors 8"):
+        Placement.of(loaded, only_queries, PACKED)
+
+
+def test_two_tensors_cannot_have_one_place(loaded: Served) -> None:
+    """A head of its own, sent as such, in a model that keeps both in the same memory."""
+    loaded.head.weight = nn.Parameter(loaded.embed.weight.detach())
+    given = [*version(1), ("head.weight", dict(version(1))["embed.weight"])]
+    with pytest.raises(NoPlacement, match="several tensors have one place"):
+        Placement.of(loaded, given, PACKED)
+
+
+def test_a_card_that_is_too_full_to_compare_costs_no_update(
+    loaded: Served, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def equal(*_: object) -> bool:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "equal", equal)
+    with pytest.raises(NoPlacement, match=r"no memory is left to compare"):
+        Placement.of(loaded, version(1), PACKED)
+
+
 def test_other_tensors_than_the_first_version_change_nothing(loaded: Served) -> None:
     placement = Placement.of(loaded, version(1), PACKED)
     before = state(loaded)
-    narrow = [(name, tensor[..., :4]) for name, tensor in version(2)]
+    narrow = [(name, tensor[..., :4] if tensor.dim() else tensor) for name, tensor in version(2)]
     for wrong in (version(2)[1:], narrow, [*version(2), ("more", torch.ones(1))]):
         with pytest.raises(ValueError, match="have changed since the first version"):
             placement.put(wrong)
