@@ -22,8 +22,8 @@ import aiohttp
 from pipelinerl.inference.vllm import pause_routes
 
 PROBE_INTERVAL_S, PROBE_DEADLINE_S = 0.03, 60.0
-QUIET_S = 0.3
-"""Without processor time for so long, a process has taken in what it was sent."""
+QUIET_S, TAKEN_IN_S = 0.3, 120.0
+"""Without processor time for so long, a process has taken in what it was sent; it has to until the other."""
 NEAR_S = 0.02
 """A question answered so shortly before the first answer waited for the answers."""
 
@@ -53,7 +53,10 @@ class Ending:
 
 
 class Probe:
-    """Asks an HTTP process for nothing, all the time; as a context manager. `asked` grows meanwhile."""
+    """Asks an HTTP process for nothing, all the time, and once more at the end; as a context manager.
+
+    `asked` grows meanwhile.
+    """
 
     def __init__(self, url: str, cpu: Callable[[], float]) -> None:
         """`cpu`: processor seconds of the process so far."""
@@ -71,7 +74,9 @@ class Probe:
 
     def _ask(self) -> None:
         connection = http.client.HTTPConnection(self._where, timeout=PROBE_DEADLINE_S)
-        while not self._ended.wait(PROBE_INTERVAL_S):
+        ended = False
+        while not ended:
+            ended = self._ended.wait(PROBE_INTERVAL_S)
             spent, at = self._cpu(), time.monotonic()
             connection.request("GET", "/ping")
             connection.getresponse().read()
@@ -102,13 +107,14 @@ async def end_together(url: str, bodies: Bodies, cpu: Callable[[], float]) -> En
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         await post(routes.pause)
         requests = [asyncio.create_task(one(body)) for body in bodies]
-        spent = -1.0
+        spent, end = -1.0, time.monotonic() + TAKEN_IN_S
         while (now := cpu()) != spent:
+            if time.monotonic() > end:
+                raise SystemExit(f"{url} has not taken in {len(bodies)} requests within {TAKEN_IN_S:g} s")
             spent = now
             await asyncio.sleep(QUIET_S)
         await post(routes.resume)
         with Probe(url, cpu) as probe:
             await asyncio.gather(*requests)
             spent = cpu()
-            await asyncio.sleep(2 * PROBE_INTERVAL_S)  # the question that waited may be answered last
     return ending_of(probe.asked, answered, spent)

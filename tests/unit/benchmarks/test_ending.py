@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from benchmarks._ending import Asked, ending_of
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+from benchmarks._ending import Asked, Probe, ending_of
 
 
 def test_a_process_began_on_the_answers_when_it_left_a_question_waiting() -> None:
@@ -15,3 +19,21 @@ def test_a_process_began_on_the_answers_when_it_left_a_question_waiting() -> Non
 def test_a_question_asked_after_the_first_answer_waited_for_no_answer() -> None:
     found = ending_of([Asked(1.0, 1.001, 4.0), Asked(1.7, 1.8, 5.0)], [1.60, 1.62], cpu_s=4.9)
     assert round(found.seconds, 6) == 0.02 and found.cpu_s == 0.0
+
+
+class Server(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(204)
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None: ...
+
+
+def test_a_probe_asks_after_the_last_answer_too() -> None:
+    """However late its thread runs, one question is answered behind the answers."""
+    with HTTPServer(("127.0.0.1", 0), Server) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        with Probe(f"http://127.0.0.1:{server.server_port}", lambda: 4.0) as probe:
+            answered = time.monotonic()
+        server.shutdown()
+    assert ending_of(probe.asked, [answered], cpu_s=4.5).cpu_s == 0.5
