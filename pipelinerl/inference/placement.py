@@ -149,7 +149,7 @@ def _check_nothing_derived(model: torch.nn.Module) -> None:
                     continue
                 computed = value.is_floating_point() and value.dim() > 0  # scalars are scales of the cache
                 if computed and value.untyped_storage().data_ptr() not in own:
-                    raise NoPlacement(f"{prefix} holds {name} beside its parameters")
+                    raise NoPlacement(f"{prefix or 'the model'} holds {name} beside its parameters")
 
 
 def _processes_weights(one: object) -> bool:

@@ -15,6 +15,8 @@ import pytest
 import torch
 from torch import nn
 
+import pipelinerl.inference
+
 MODULE = "pipelinerl.inference.vllm_ahead_transfer"
 FILES = "pipelinerl.inference.vllm_file_transfer"
 Version = list[tuple[str, torch.Tensor]]
@@ -58,14 +60,11 @@ def transfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
         stub = types.ModuleType(name)
         vars(stub).update(content)
         monkeypatch.setitem(sys.modules, name, stub)
-    with pytest.MonkeyPatch.context() as patch:
-        for name in (MODULE, FILES):
-            patch.delitem(sys.modules, name, raising=False)
-        module = importlib.import_module(MODULE)
-        monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
-        yield module
-        for name in (MODULE, FILES):
-            del sys.modules[name]
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    yield importlib.import_module(MODULE)
+    for name in (MODULE, FILES):
+        del sys.modules[name]
+        delattr(pipelinerl.inference, name.rpartition(".")[2])
 
 
 class Worker:
