@@ -29,10 +29,10 @@ import numpy as np
 from benchmarks._ending import end_together
 from benchmarks._figures import ROOT, Figure, report
 from benchmarks.gpu.cpu_build import named_vllm
-from benchmarks.gpu.served import model_folder, serving
+from benchmarks.gpu.served import engine_options, model_folder, serving
 from benchmarks.gpu.usage import cpu_seconds
 from pipelinerl.inference.client import SamplingParams
-from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv
+from pipelinerl.inference.vllm import VllmOptions, installed_version, serve_argv
 
 IN_FLIGHT, CONTEXT, VOCABULARY = 64, 1024, 2000
 LONG, SHORT, TAKEN_IN, TOGETHER = (256, 512, 64), (100, 8, 512), (512, 1, 512), (16, 512, 64)
@@ -86,26 +86,15 @@ async def ask(url: str, prompt: int, asked_for: dict[str, Any], requests: int) -
 def launch(python: str, servers: int, folder: Path, port: int, flags: dict[str, Any]) -> VllmOptions:
     """What is started: a tiny model with dummy weights."""
     os.environ["PYTHONPATH"] = str(ROOT)
-    found = installed_version(python)
-    if found is None:
-        raise SystemExit(f"{python} has no vLLM")
-    site = folder / f"{found}-{servers}"
-    named_vllm(site, found)
+    kwargs = {"max-model-len": CONTEXT, "max-num-seqs": IN_FLIGHT, "dtype": "float32", "enforce-eager": ""}
+    kwargs |= {"enable-prefix-caching": None, **flags}
+    options = engine_options(model_folder("tiny", folder / "model"), port, "file", kwargs, servers, python)
     if servers > 1:
+        found = str(installed_version(python))
+        site = folder / f"{found}-{servers}"
+        named_vllm(site, found)
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), str(site)])
-    kwargs = {"load-format": "dummy", "dtype": "float32", "enforce-eager": "", "max-num-seqs": IN_FLIGHT}
-    return VllmOptions(
-        model=str(model_folder("tiny", folder / "model")),
-        served_model_name="bench",
-        host="127.0.0.1",
-        port=port,
-        max_model_len=CONTEXT,
-        transport="file",
-        version=VllmVersion.parse(found),
-        kwargs=kwargs | flags,
-        api_server_count=servers,
-        python=python,
-    )
+    return options
 
 
 def measure(options: VllmOptions, log: Path, streamed: bool = False) -> list[Figure]:

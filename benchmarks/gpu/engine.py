@@ -50,7 +50,7 @@ from benchmarks.gpu.cards import UPDATING, check_cards, counts_of, engine_kwargs
 from benchmarks.gpu.cpu_build import named_vllm
 from benchmarks.gpu.offline import Offline
 from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
-from benchmarks.gpu.served import PYTHON, Server, engine_argv, model_folder, started
+from benchmarks.gpu.served import PYTHON, Server, engine_argv, model_config, model_folder, started
 from benchmarks.gpu.throughput import offline as measure_offline
 from benchmarks.gpu.throughput import served, throughput_figures
 from benchmarks.gpu.updates import (
@@ -219,9 +219,8 @@ def main() -> int:
         named_vllm(site, str(installed_version(PYTHON)))
         os.environ["PYTHONPATH"] = os.pathsep.join([str(site), os.environ.get("PYTHONPATH", "")])
     else:
-        config = json.loads((folder / "config.json").read_text())
         memory = torch.cuda.get_device_properties(device).total_memory
-        check_cards(options, [one.backend for one in servers], config, memory)
+        check_cards(options, [one.backend for one in servers], model_config(options.size), memory)
     found: dict[str, Any] = {}
     leave_in_order()
     try:
@@ -256,7 +255,7 @@ def _measure(
     found: dict[str, Any],
 ) -> None:
     """All rows, into `found`; servers and offline engine start together."""
-    config = json.loads((folder / "config.json").read_text())
+    config = model_config(options.size)
     lengths = (int(config["vocab_size"]), PROMPT, OUTPUT)
     log = options.out.with_suffix(".log")
     offline = None

@@ -80,14 +80,19 @@ def model_folder(size: str, folder: Path) -> Path:
     return folder
 
 
-def engine_argv(
-    model: Path, port: int, transport: str, kwargs: Mapping[str, Any], api_servers: int = 1
-) -> list[str]:
-    """The command line that the launcher would write, with dummy weights."""
-    version = installed_version(PYTHON)
+def engine_options(
+    model: Path,
+    port: int,
+    transport: str,
+    kwargs: Mapping[str, Any],
+    api_servers: int = 1,
+    python: str | None = PYTHON,
+) -> VllmOptions:
+    """What the launcher would start, with dummy weights; SystemExit where there is no vLLM."""
+    version = installed_version(python)
     if version is None:
-        raise SystemExit("vLLM is not installed here")
-    options = VllmOptions(
+        raise SystemExit(f"{python or 'this interpreter'} has no vLLM")
+    return VllmOptions(
         model=str(model),
         served_model_name="bench",
         host="127.0.0.1",
@@ -96,10 +101,16 @@ def engine_argv(
         transport=transport,
         version=VllmVersion.parse(version),
         kwargs={"load-format": "dummy", "dtype": "bfloat16", "enable-prefix-caching": False, **kwargs},
-        api_server_count=api_servers if api_servers > 1 else None,
-        python=PYTHON,
+        api_server_count=api_servers,
+        python=python,
     )
-    return serve_argv(options)
+
+
+def engine_argv(
+    model: Path, port: int, transport: str, kwargs: Mapping[str, Any], api_servers: int = 1
+) -> list[str]:
+    """The command line that the launcher would write for it."""
+    return serve_argv(engine_options(model, port, transport, kwargs, api_servers))
 
 
 class Server:

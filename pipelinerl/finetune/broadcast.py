@@ -79,7 +79,8 @@ class EngineBroadcaster:
             while True:
                 try:
                     report = self._publisher.publish(version, self._learner.weights())
-                    self._unchecked = FIRST_UPDATES if report.joined else self._unchecked
+                    if report.joined:
+                        self._unchecked = FIRST_UPDATES
                     parity = self._parity()
                     break
                 except WeightUpdateError as error:

@@ -7,7 +7,8 @@ believed only if the model holds exactly the version that it has just loaded its
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 
 import torch
 
@@ -143,13 +144,16 @@ def _check_nothing_derived(model: torch.nn.Module) -> None:
     own = {one.untyped_storage().data_ptr() for one in model.parameters()}
     for prefix, module in model.named_modules():
         helpers = [one for one in vars(module).values() if _processes_weights(one)]
-        for holder in (module, *helpers):
-            for name, value in vars(holder).items():
-                if not isinstance(value, torch.Tensor) or name == KV_CACHE:
-                    continue
-                computed = value.is_floating_point() and value.dim() > 0  # scalars are scales of the cache
-                if computed and value.untyped_storage().data_ptr() not in own:
-                    raise NoPlacement(f"{prefix or 'the model'} holds {name} beside its parameters")
+        for name, tensor in chain.from_iterable(map(_computed, (module, *helpers))):
+            if tensor.untyped_storage().data_ptr() not in own:
+                raise NoPlacement(f"{prefix or 'the model'} holds {name} beside its parameters")
+
+
+def _computed(holder: object) -> Iterator[tuple[str, torch.Tensor]]:
+    """Plain attributes that may be computed from weights; scalars are scales of the cache."""
+    for name, value in vars(holder).items():
+        if isinstance(value, torch.Tensor) and name != KV_CACHE and value.is_floating_point() and value.dim():
+            yield name, value
 
 
 def _processes_weights(one: object) -> bool:

@@ -28,7 +28,7 @@ from pipelinerl.inference.vllm_file_transfer import (
     checked_tensors,
     load_in_place,
 )
-from pipelinerl.weights.file import read_mark
+from pipelinerl.weights.file import read_mark, write_whole
 from pipelinerl.weights.nccl import packets
 
 log = init_logger(f"vllm.{__name__}")  # vLLM writes out only what its own loggers say
@@ -142,9 +142,7 @@ class FileAheadEngine(_Ahead, FileWeightTransferEngine):
                 said = f"{type(error).__name__}: {error}"
                 raise
             finally:
-                beside = mark.with_name(mark.name + ".partial")
-                beside.write_text(said, encoding="utf-8")
-                beside.rename(mark)
+                write_whole(mark, said.encode())
 
         return receive
 

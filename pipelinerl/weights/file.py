@@ -56,9 +56,7 @@ class FileTransport:
         data = save(tensors)
         path = self.directory / f"weights-{version:08d}.safetensors"
         _remove(path)  # a version that is published again has to be read again
-        beside = path.with_suffix(".partial")
-        beside.write_bytes(data)
-        os.replace(beside, path)
+        write_whole(path, data)
         self._keep(path)
         info = {"path": str(path), "version": str(version), "bytes": len(data), "checksum": checksum(data)}
         layout = {name: (tuple(one.shape), str(one.dtype)) for name, one in tensors.items()}
@@ -100,6 +98,13 @@ class FileTransport:
 def read_mark(path: Path, reader: str, rank: int) -> Path:
     """Beside a version's file: this rank of engine `reader` has read it; its text says what hindered it."""
     return path.with_name(f"{path.name}.read-{reader}-{rank}")
+
+
+def write_whole(path: Path, data: bytes) -> None:
+    """The file appears whole or not at all."""
+    beside = path.with_name(f"{path.name}.partial")
+    beside.write_bytes(data)
+    os.replace(beside, path)
 
 
 def _reader(url: str) -> str:

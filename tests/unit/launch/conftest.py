@@ -14,6 +14,7 @@ import pytest
 from pipelinerl.launch import main
 
 ROOT = Path(__file__).resolve().parents[3]
+ON_GPUS = ("hardware=gpu", "llm.parameters.max_tokens=64", "test_llm.parameters.max_tokens=64")
 
 
 @pytest.fixture

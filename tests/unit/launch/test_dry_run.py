@@ -12,10 +12,9 @@ import pytest
 from pipelinerl.config import load
 from pipelinerl.launch import main
 from pipelinerl.launcher.folder import RunFolder
-from tests.unit.launch.conftest import python
+from tests.unit.launch.conftest import ON_GPUS, python
 
 DryRun = Callable[..., tuple[int, str, str]]
-GPU = ("hardware=gpu", "llm.parameters.max_tokens=64", "test_llm.parameters.max_tokens=64")
 
 
 def test_a_dry_run_writes_every_start_script_and_starts_nothing(dry_run: DryRun, tmp_path: Path) -> None:
@@ -57,7 +56,7 @@ def test_a_start_script_is_valid_shell(dry_run: DryRun, tmp_path: Path) -> None:
 
 def test_a_gpu_profile_dry_runs_on_a_machine_without_one(dry_run: DryRun, tmp_path: Path) -> None:
     status, _, err = dry_run(
-        "+domain=guessing", *GPU, "vllm_config.version=0.32.0", "vllm_config.api_server_count=1"
+        "+domain=guessing", *ON_GPUS, "vllm_config.version=0.32.0", "vllm_config.api_server_count=1"
     )
     assert (status, err) == (0, "")
     engine = (tmp_path / "run/actor_vllm_3/start.sh").read_text()
@@ -69,13 +68,13 @@ def test_a_gpu_profile_dry_runs_on_a_machine_without_one(dry_run: DryRun, tmp_pa
 
 
 def test_devices_can_be_named_for_a_dry_run(dry_run: DryRun, tmp_path: Path) -> None:
-    status, _, _ = dry_run("+domain=guessing", *GPU, "hardware.devices=2")
+    status, _, _ = dry_run("+domain=guessing", *ON_GPUS, "hardware.devices=2")
     assert status == 0
     assert [job.gpus for job in load(tmp_path / "run").jobs_of("finetune")] == [[1]]
 
 
 def test_an_older_vllm_gets_its_own_flags_and_what_it_lacks_is_said(dry_run: DryRun, tmp_path: Path) -> None:
-    _, out, _ = dry_run("+domain=guessing", *GPU, "vllm_config.version=0.26.0")
+    _, out, _ = dry_run("+domain=guessing", *ON_GPUS, "vllm_config.version=0.26.0")
     assert "--enable-scale-out" not in (tmp_path / "run/actor_vllm_0/start.sh").read_text()
     assert "lower bounds" in " ".join(out.split())
 

@@ -18,6 +18,7 @@ from pipelinerl.session import read_session
 from pipelinerl.state import TrainerState
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 from pipelinerl.trainer_stand_in import stand_in
+from tests.unit.launch.conftest import ON_GPUS
 
 DryRun = Callable[..., tuple[int, str, str]]
 FREE = "max_lag=null"
@@ -83,12 +84,9 @@ def test_existing_engines_are_not_started(dry_run: DryRun, tmp_path: Path) -> No
 
 
 def test_devices_need_not_be_reserved_for_engines(dry_run: DryRun, tmp_path: Path, recording: Path) -> None:
-    common = ["hardware=gpu", "hardware.devices=4", "debug.mode=finetune", f"debug.streams_from={recording}"]
-    lengths = ["llm.parameters.max_tokens=64", "test_llm.parameters.max_tokens=64"]
+    common = [*ON_GPUS, "hardware.devices=4", "debug.mode=finetune", f"debug.streams_from={recording}"]
     for reserve, gpus in (("true", [2, 3]), ("false", [0, 1, 2, 3])):
-        status, _, err = dry_run(
-            "+domain=guessing", *common, *lengths, f"debug.place_inference_workers={reserve}"
-        )
+        status, _, err = dry_run("+domain=guessing", *common, f"debug.place_inference_workers={reserve}")
         assert (status, err) == (0, "")
         assert load(tmp_path / "run").jobs_of("finetune")[0].gpus == gpus
 

@@ -9,14 +9,10 @@ import pytest
 
 from pipelinerl.config import load
 from pipelinerl.finetune.settings import Checkpointing, Sharding, settings_from_config
+from tests.unit.launch.conftest import ON_GPUS
 
 DryRun = Callable[..., tuple[int, str, str]]
-GPU = (
-    "hardware=gpu",
-    "hardware.devices=8",
-    "llm.parameters.max_tokens=64",
-    "test_llm.parameters.max_tokens=64",
-)
+GPUS = (*ON_GPUS, "hardware.devices=8")
 
 
 @pytest.mark.parametrize(
@@ -39,7 +35,7 @@ def test_sharding_as_configured(
     sharding: Sharding | None,
     printed: str,
 ) -> None:
-    status, out, err = dry_run("+domain=guessing", *GPU, "vllm_config.version=0.32.0", *overrides)
+    status, out, err = dry_run("+domain=guessing", *GPUS, "vllm_config.version=0.32.0", *overrides)
     assert (status, err) == (0, "")
     assert printed in out
     settings = settings_from_config(load(tmp_path / "run"), tmp_path / "run", None, 4)
@@ -55,7 +51,7 @@ def test_checkpointing_adapters_and_compilation_reach_the_trainer(
         "finetune.compile=true",
         "finetune.lora.enabled=true",
     )
-    status, _, err = dry_run("+domain=guessing", *GPU, "vllm_config.version=0.32.0", *chosen)
+    status, _, err = dry_run("+domain=guessing", *GPUS, "vllm_config.version=0.32.0", *chosen)
     assert (status, err) == (0, "")
     settings = settings_from_config(load(tmp_path / "run"), tmp_path / "run", None)
     assert settings.gradient_checkpointing == expected

@@ -9,14 +9,10 @@ import pytest
 
 from pipelinerl.config import load
 from pipelinerl.finetune.settings import settings_from_config
+from tests.unit.launch.conftest import ON_GPUS
 
 DryRun = Callable[..., tuple[int, str, str]]
-GPU = (
-    "hardware=gpu",
-    "hardware.devices=4",
-    "llm.parameters.max_tokens=64",
-    "test_llm.parameters.max_tokens=64",
-)
+GPUS = (*ON_GPUS, "hardware.devices=4")
 TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size=2"
 
 
@@ -32,7 +28,7 @@ TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size=2"
 def test_back_end_and_order_of_the_steps_agree(
     dry_run: DryRun, tmp_path: Path, overrides: tuple[str, ...], backend: str
 ) -> None:
-    status, out, err = dry_run("+domain=guessing", *GPU, "vllm_config.version=0.32.0", *overrides)
+    status, out, err = dry_run("+domain=guessing", *GPUS, "vllm_config.version=0.32.0", *overrides)
     assert (status, err) == (0, "")
     [command] = (tmp_path / "run").glob("actor_vllm_0/start.sh")
     assert f'{{"backend": "{backend}"}}' in command.read_text()
@@ -42,5 +38,5 @@ def test_back_end_and_order_of_the_steps_agree(
 
 
 def test_what_cannot_be_is_refused(dry_run: DryRun) -> None:
-    status, _, err = dry_run("+domain=guessing", *GPU, TENSOR_PARALLEL, "weights.ahead=true")
+    status, _, err = dry_run("+domain=guessing", *GPUS, TENSOR_PARALLEL, "weights.ahead=true")
     assert status == 2 and "weights.ahead=true: has no effect here: engines receive ahead from files" in err

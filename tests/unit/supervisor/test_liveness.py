@@ -105,22 +105,27 @@ def served() -> Iterator[tuple[Engine, str]]:
     server.server_close()
 
 
+def watching(url: str, deadline_s: float, **asked: str) -> tuple[threading.Thread, list[str]]:
+    """A thread that watches the engine at `url` until it has called it dead, and why it did."""
+    check = HealthCheck(
+        url=f"{url}/health",
+        metrics_url=f"{url}/metrics",
+        liveness_deadline_s=deadline_s,
+        interval_s=deadline_s / 5,
+        **asked,
+    )
+    causes = list[str]()
+    arguments = (check, threading.Event(), lambda: None, causes.append)
+    watch = threading.Thread(target=watch_health, args=arguments, daemon=True)
+    watch.start()
+    return watch, causes
+
+
 def test_an_engine_that_still_makes_a_token_is_not_stalled(served: tuple[Engine, str]) -> None:
     """Of several HTTP processes the slowest may be the last to say what runs, and nothing corrects it."""
     engine, url = served
     engine.running, engine.generates = 3, True
-    check = HealthCheck(
-        url=f"{url}/health",
-        metrics_url=f"{url}/metrics",
-        generate_url=f"{url}/generate",
-        liveness_deadline_s=0.05,
-        interval_s=0.01,
-    )
-    causes = list[str]()
-    watch = threading.Thread(
-        target=watch_health, args=(check, threading.Event(), lambda: None, causes.append), daemon=True
-    )
-    watch.start()
+    watch, causes = watching(url, 0.05, generate_url=f"{url}/generate")
     for _ in range(3):
         assert engine.posted.acquire(timeout=GONE_S)
     assert not causes
@@ -135,26 +140,15 @@ def test_an_engine_without_new_tokens_is_reported_unless_it_is_paused(
 ) -> None:
     engine, url = served
     engine.running, engine.paused = 3, paused
-    check = HealthCheck(
-        url=f"{url}/health",
-        metrics_url=f"{url}/metrics",
-        paused_url=f"{url}/is_paused",
-        liveness_deadline_s=0.1,
-        interval_s=0.02,
-    )
-    gone, causes, ended = threading.Event(), list[str](), threading.Event()
-    watch = threading.Thread(
-        target=lambda: (watch_health(check, gone, lambda: None, causes.append), ended.set()), daemon=True
-    )
-    watch.start()
+    watch, causes = watching(url, 0.1, paused_url=f"{url}/is_paused")
     if paused:
         for _ in range(20):
             assert engine.asked.acquire(timeout=GONE_S)
         assert not causes
         engine.paused = False
-    assert ended.wait(GONE_S)
+    watch.join(GONE_S)
+    assert not watch.is_alive()
     assert causes == ["no new token for 0.1 s with 3 requests running"]
-    gone.set()
 
 
 STOPS = """

@@ -102,8 +102,7 @@ def test_a_failure_while_putting_into_place_costs_that_engine_alone(setup: Setup
 
 
 def test_an_engine_that_hangs_is_named(setup: Setup) -> None:
-    setup.engines[0].hangs.add("/update_weights")
-    setup.meeting.groups[0].hang = True  # the broadcast needs everybody
+    setup.hang_in_update(setup.engines[0])
     with pytest.raises(WeightUpdateError, match=r"update of .*no answer within 1 s") as error:
         setup.publish(1)
     assert error.value.broken == sorted(setup.urls)
@@ -113,8 +112,8 @@ def test_nobody_waits_until_an_engine_that_hangs_has_stopped(setup: Setup) -> No
     """It does not answer its update, and would not answer the pause either; the others are stopped."""
     first, second = setup.engines
     setup.publisher._deadlines = replace(DEADLINES, health_s=60.0)
-    first.hangs |= {"/update_weights", "/sleep"}
-    setup.meeting.groups[0].hang = True
+    setup.hang_in_update(first)
+    first.hangs.add("/sleep")
     with pytest.raises(WeightUpdateError, match=r"update of .*no answer within 1 s"):
         setup.publish(1)
     assert not first.paused and second.paused

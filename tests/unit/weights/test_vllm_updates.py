@@ -44,6 +44,11 @@ class Setup:
 
         monkeypatch.setattr(self.meeting.groups[0], "broadcast", fail)
 
+    def hang_in_update(self, engine: FakeVllm) -> None:
+        """It does not answer, and the broadcast, which needs everybody, does not end."""
+        engine.hangs.add("/update_weights")
+        self.meeting.groups[0].hang = True
+
     def publish(self, version: int) -> Any:
         return self.publisher.publish(version, tensors(version))
 
@@ -132,8 +137,7 @@ def test_a_failure_in_between_costs_all_without_a_confirmed_finish(setup: Setup,
 
 def test_an_engine_that_hangs_is_named_and_the_others_do_not_wait_for_it(setup: Setup) -> None:
     first, second = setup.engines
-    first.hangs.add("/update_weights")
-    setup.meeting.groups[0].hang = True  # the broadcast needs everybody
+    setup.hang_in_update(first)
     started = time.monotonic()
     with pytest.raises(WeightUpdateError, match=r"update of .*no answer within 1 s") as error:
         setup.publish(1)
