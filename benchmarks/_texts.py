@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
 from pipelinerl.preprocess.ready import ReadyText
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 
 def random_texts(lengths: Sequence[int], vocab: int, prompt: int) -> list[ReadyText]:

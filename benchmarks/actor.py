@@ -33,8 +33,8 @@ from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.config import Config, Job, save
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
-from pipelinerl.session import Session, write_session
-from pipelinerl.state import TrainerAnnouncements, begin_session
+from pipelinerl.run_state.announcements import TrainerAnnouncements, begin_session
+from pipelinerl.run_state.resume_point import Session, write_session
 
 TOKENS = 8
 ATTEMPTS = 8

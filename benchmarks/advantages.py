@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 
 from benchmarks._figures import Figure, at_least, at_most, report, seconds_of
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
 from pipelinerl.finetune.rl.advantages import compute_advantages
 from pipelinerl.finetune.rl.text_table import build_table
 from pipelinerl.finetune.rl.tokens import count_labels, expand, is_overflow
 from pipelinerl.preprocess.chunk import ChunkResult
 from pipelinerl.preprocess.metrics import AdvantageMetrics
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 UPSTREAM_S, UPSTREAM_TOKENS = 51.8, 2048 * 4096
 EOS = 2

@@ -23,7 +23,6 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks._figures import ROOT, Figure, at_most, report
 from benchmarks.engine import READY_DEADLINE_S, build_model, serving
-from pipelinerl.finetune.model import load_model
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
@@ -31,6 +30,7 @@ from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.fleet import Fleet
+from pipelinerl.modeling.model import load_model
 
 BUNDLED = ("guessing", "privacy_hopqa", "raro", "reputation_hacking")
 MAX_GOAL, MEAN_GOAL = 2e-5, 1e-6

@@ -108,7 +108,7 @@ DEFECTS = (
     Defect(
         15,
         "nobody looks for signs of life",
-        "pipelinerl/supervisor/liveness.py",
+        "pipelinerl/launcher/supervision/liveness.py",
         "if watch.alive and silent_s > pulse.silent_deadline_s:",
         "if False:",
         "tests/unit/supervisor/test_liveness.py::test_a_heartbeat_renews_its_file_until_it_is_stopped",
@@ -141,7 +141,7 @@ DEFECTS = (
     Defect(
         20,
         "tokens beyond the lag bound keep their weight",
-        "pipelinerl/finetune/targets.py",
+        "pipelinerl/finetune/rl/targets.py",
         "weight = ~stale / (",
         "weight = np.ones(len(at), bool) / (",
         "tests/unit/finetune/test_step.py::test_stale_tokens_have_no_gradient",
@@ -173,7 +173,7 @@ DEFECTS = (
     Defect(
         24,
         "every prompt stays in memory",
-        "pipelinerl/llm_engine.py",
+        "pipelinerl/inference/llm_engine.py",
         "        use.calls += 1\n",
         "        use.calls += 1\n"
         "        globals().setdefault('_KEPT', []).append(bytearray(prompt_tokens * 4))\n",
@@ -182,7 +182,7 @@ DEFECTS = (
     Defect(
         25,
         "a buffer that is no multiple of a step passes",
-        "pipelinerl/config/checks/training.py",
+        "pipelinerl/launcher/checks/training.py",
         "elif pre.dataset_buffer_size % texts:",
         "elif False:",
         "tests/unit/config/test_refusals.py::test_keys_that_contradict_each_other_are_refused",

@@ -24,17 +24,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks._figures import Figure, at_least, report
 from benchmarks._texts import random_texts
 from benchmarks.engine import SIZES, build_model
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.finetune.model import load_model
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
-from pipelinerl.finetune.targets import targets_of
+from pipelinerl.modeling.model import load_model
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.ready import ReadyText
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 PROMPT = 64
 SEQ_LENGTH = 2048

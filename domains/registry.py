@@ -11,7 +11,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelinerl.config.errors import ConfigError, suggestion
+from pipelinerl.base.errors import ConfigError, suggestion
 from pipelinerl.config.installed import GROUP, installed_domains
 from pipelinerl.domain import resolve_dotted
 

@@ -16,14 +16,13 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from pipelinerl import faults
-from pipelinerl.accounting import reconcile
+from pipelinerl.base import faults
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.logs import setup_logging
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.compose import Composition, compose
-from pipelinerl.config.errors import ConfigError
 from pipelinerl.config.tree import Config
-from pipelinerl.config.validate import checked, output_dir_problem
-from pipelinerl.domain import Domain
-from pipelinerl.hooks import load_domain
+from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.choices import print_choices
 from pipelinerl.launcher.folder import RunFolder
@@ -31,12 +30,12 @@ from pipelinerl.launcher.plan import fix_output_dir, make_plan, usable_devices
 from pipelinerl.launcher.ports import ReservedPorts
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.sharing import share_one_device
-from pipelinerl.observe.logs import setup_logging
+from pipelinerl.launcher.supervision import ChildFailed
+from pipelinerl.launcher.validate import checked, output_dir_problem
 from pipelinerl.observe.progress import ProgressDisplay
-from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.report import report_run
-from pipelinerl.state import begin_session
-from pipelinerl.supervisor import ChildFailed
+from pipelinerl.run_state.accounting import reconcile
+from pipelinerl.run_state.announcements import begin_session
 
 COMPLETED, FAILED, REFUSED = 0, 1, 2
 

@@ -62,10 +62,10 @@ from benchmarks.gpu.updates import (
     update_figures,
     updates,
 )
-from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.inference.vllm import api_servers, installed_version
-from pipelinerl.weights.parity import probe_ids
-from pipelinerl.weights.publisher import PublishDeadlines, WeightUpdateError
+from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.weights.send.parity import probe_ids
+from pipelinerl.weights.send.publisher import PublishDeadlines, WeightUpdateError
 
 ROWS = ("parity", "update", "throughput", "failure")
 PORT = 8300

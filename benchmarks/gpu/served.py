@@ -16,8 +16,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from pipelinerl.base.http import CallFailed, call
 from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
-from pipelinerl.weights.http import CallFailed, call
 
 ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "domains/guessing/checkpoint"

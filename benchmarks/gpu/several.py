@@ -31,12 +31,12 @@ from benchmarks.gpu.engine import random_model, scores_of
 from benchmarks.gpu.load import Load
 from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
 from benchmarks.gpu.served import Server, engine_argv, model_folder, started
-from pipelinerl.finetune.model import distinct_parameters
-from pipelinerl.weights.directory import weights_directory
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.looking import counters
-from pipelinerl.weights.parity import probe_ids
-from pipelinerl.weights.publisher import Publisher
+from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.weights.send.directory import weights_directory
+from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.send.looking import counters
+from pipelinerl.weights.send.parity import probe_ids
+from pipelinerl.weights.send.publisher import Publisher
 
 SETS: dict[str, Sequence[str]] = {"tensor_parallel": ("0,1",), "two_engines": ("0", "1")}
 """Cards of each engine."""

@@ -31,13 +31,14 @@ from benchmarks.gpu.trainer import (
 )
 from pipelinerl.finetune.checkpoints import collect_tensors
 from pipelinerl.finetune.loop import learner_of
-from pipelinerl.finetune.model import prepare_model
 from pipelinerl.finetune.ranks import join_ranks
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients
-from pipelinerl.finetune.settings import Sharding, TrainerSettings
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.weights.parity import probe_ids
+from pipelinerl.finetune.rl.targets import targets_of
+from pipelinerl.finetune.settings import TrainerSettings
+from pipelinerl.modeling.model import prepare_model
+from pipelinerl.modeling.options import Sharding
+from pipelinerl.weights.send.parity import probe_ids
 
 
 def main() -> int:

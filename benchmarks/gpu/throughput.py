@@ -13,7 +13,7 @@ from benchmarks.gpu.load import Load
 from benchmarks.gpu.offline import Offline
 from benchmarks.gpu.usage import Meter, Used
 from benchmarks.gpu.wave import Clients
-from pipelinerl.weights.looking import counters
+from pipelinerl.weights.send.looking import counters
 
 WARM_TOKENS = 64
 WINDOW_S = 10.0

@@ -36,17 +36,18 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
 from benchmarks._texts import random_texts
 from benchmarks.gpu.profile_step import profile_step
-from pipelinerl.finetune.logprobs import token_scores
 from pipelinerl.finetune.loop import learner_of
-from pipelinerl.finetune.masters import MasterWeights
-from pipelinerl.finetune.model import distinct_parameters, hidden_states, output_head, prepare_model
 from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients
-from pipelinerl.finetune.segments import Segments
-from pipelinerl.finetune.settings import Checkpointing, TrainerSettings
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.finetune.rl.targets import targets_of
+from pipelinerl.finetune.settings import TrainerSettings
+from pipelinerl.modeling.logprobs import token_scores
+from pipelinerl.modeling.masters import MasterWeights
+from pipelinerl.modeling.model import distinct_parameters, hidden_states, output_head, prepare_model
+from pipelinerl.modeling.options import Checkpointing
+from pipelinerl.modeling.segments import Segments
 from pipelinerl.preprocess.assemble import assemble_step, encode
 
 DEVICE = "cuda"

@@ -15,13 +15,13 @@ from transformers import PreTrainedModel
 
 from benchmarks._figures import Figure, at_most
 from benchmarks.gpu.load import Load
-from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.inference.vllm import pause_routes
-from pipelinerl.weights.base import Transport
-from pipelinerl.weights.directory import weights_directory
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.nccl import NcclTransport
-from pipelinerl.weights.publisher import KvPolicy, PublishDeadlines, Publisher
+from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.weights.send.base import Transport
+from pipelinerl.weights.send.directory import weights_directory
+from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.send.nccl import NcclTransport
+from pipelinerl.weights.send.publisher import KvPolicy, PublishDeadlines, Publisher
 
 PROMPT = OUTPUT = 512
 STREAMS = 256

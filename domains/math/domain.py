@@ -7,8 +7,7 @@ from importlib.util import find_spec
 from omegaconf import DictConfig
 
 from domains.math.data import load_problems
-from pipelinerl.domain import BaseDomain
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.domain import BaseDomain, ReportFocus
 
 LOADER = "math.load_problems"
 

@@ -19,8 +19,8 @@ from typing import Self
 
 from domains.math.answers import MAX_PREDICTION_LENGTH, compare, extracted, quick_status
 from domains.math.rewards import AnswerStatus
-from pipelinerl.observe.waits import WaitExpired
-from pipelinerl.supervisor import die_with_parent
+from pipelinerl.base.child import die_with_parent
+from pipelinerl.base.waits import WaitExpired
 
 MEMORY_MB = 1024
 DEADLINE_S = 2.0

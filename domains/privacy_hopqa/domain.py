@@ -18,8 +18,7 @@ from domains.privacy_hopqa.runtime import data_manifest
 from domains.privacy_hopqa.scorer.protocol import MAX_QUERIES
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, settings_of
 from domains.privacy_hopqa.world import WorldError, generate, world_config
-from pipelinerl.domain import BaseDomain, ReportSection, ServiceSpec
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection, ServiceSpec
 from retrieval_server.backends import choose, describe, start_deadline_s
 
 KEY = "privacy_hopqa"

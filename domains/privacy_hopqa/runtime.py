@@ -18,7 +18,7 @@ from domains.privacy_hopqa.scoring import EmbeddedScorer, Scorer, ServiceScorer
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of_run
 from domains.privacy_hopqa.traces import Traces
 from domains.privacy_hopqa.transport import JsonClient, Retries, Unavailable, with_retries
-from pipelinerl.per_tree import PerTree
+from pipelinerl.utils import PerTree
 from retrieval_server.access import TOKEN_VARIABLE
 
 HEALTH_RETRIES = Retries()

@@ -18,7 +18,7 @@ from pydantic import (
     model_validator,
 )
 
-from pipelinerl.per_tree import PerTree
+from pipelinerl.utils import PerTree
 
 Probability = Field(ge=0.0, le=1.0)
 

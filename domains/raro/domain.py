@@ -17,8 +17,7 @@ from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
 from domains.raro.replay import recover
 from domains.raro.report import sections
 from domains.raro.runtime import FOLDER, backup_path, open_buffer, replay_path
-from pipelinerl.domain import BaseDomain, ReportSection
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection
 
 KEY = "raro"
 

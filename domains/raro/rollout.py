@@ -28,9 +28,9 @@ from domains.raro.parser import extract_answer
 from domains.raro.prompts import policy_prompt
 from domains.raro.runtime import Runtime, runtime_of
 from pipelinerl.async_llm import make_training_text
+from pipelinerl.base.tokenizing import encode
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult, TrainingText
-from pipelinerl.tokenizing import encode
 
 ROLE = "policy"
 SITUATION = "raro:policy"

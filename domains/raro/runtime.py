@@ -13,7 +13,7 @@ from domains.raro.config import RaroSettings, settings_of
 from domains.raro.pairs import PairBuffer
 from domains.raro.replay import ReplayBuffer
 from domains.raro.watch import Watch
-from pipelinerl.per_tree import PerTree
+from pipelinerl.utils import PerTree
 
 FOLDER = "raro"
 WARNINGS = "warnings.jsonl"

@@ -10,8 +10,7 @@ from omegaconf import DictConfig
 
 from domains.reputation_hacking import demonstrations, llm_report
 from domains.reputation_hacking.settings import KEY, ReputationSettings, settings_of
-from pipelinerl.domain import BaseDomain, ReportSection
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection
 
 
 class ReputationDomain(BaseDomain):

@@ -14,7 +14,7 @@ from typing import Any
 from domains.reputation_hacking.dynamics import ACTIONS, HELP, SIGNAL, Episode, Episodes
 from domains.reputation_hacking.params import Params
 from domains.reputation_hacking.terminal import row
-from pipelinerl.closing import Closing
+from pipelinerl.base.closing import Closing
 
 END_MARK = 64
 """Bytes kept free for the line that says the trace was cut."""

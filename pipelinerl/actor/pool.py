@@ -12,9 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from pipelinerl.actor.messages import Channel, Died, Hello, Stop
-from pipelinerl.observe.heartbeat import INTERVAL_S, heartbeat_path
-from pipelinerl.observe.waits import wait_for, waiting
-from pipelinerl.supervisor.liveness import BeatWatch
+from pipelinerl.base.heartbeat import INTERVAL_S, BeatWatch, heartbeat_path
+from pipelinerl.base.waits import wait_for, waiting
 
 log = logging.getLogger(__name__)
 

@@ -9,7 +9,6 @@ from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.accounting import Ledger
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.actor.difficulty import DifficultyPenalty
 from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
@@ -23,13 +22,13 @@ from pipelinerl.actor.reporting import Reporter
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
 from pipelinerl.actor.snapshots import Snapshots
+from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config, load_tree
-from pipelinerl.domain import Domain
-from pipelinerl.epochs import note_problems
-from pipelinerl.hooks import load_domain
-from pipelinerl.observe.waits import Wait
-from pipelinerl.session import read_session
-from pipelinerl.state import TrainerState
+from pipelinerl.domain import Domain, load_domain
+from pipelinerl.run_state.accounting import Ledger
+from pipelinerl.run_state.announcements import TrainerState
+from pipelinerl.run_state.epochs import note_problems
+from pipelinerl.run_state.resume_point import read_session
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
 log = logging.getLogger(__name__)
@@ -68,7 +67,7 @@ class Actor:
         train, test = load_problems(cfg)
         note_problems(output_dir, len(train))
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
-        self.snapshots = Snapshots(output_dir / "actor" / "state", keep)
+        self.snapshots = Snapshots(output_dir, keep)
         self.pool = WorkerPool(
             str(output_dir),
             job,

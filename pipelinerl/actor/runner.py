@@ -15,11 +15,11 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
-from pipelinerl import faults
 from pipelinerl.actor.blocking import BlockingCalls
 from pipelinerl.actor.messages import Assignment, Ending, Outcome
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
 from pipelinerl.actor.texts import Stamp, metric_values, stamped_records
+from pipelinerl.base import faults
 from pipelinerl.inference.client import EngineUnavailable
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from pipelinerl.accounting import Outcome as Fate
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.actor.difficulty import DifficultyPenalty
 from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
@@ -19,6 +18,7 @@ from pipelinerl.actor.failures import FailureMonitor, OnError, judge
 from pipelinerl.actor.groups import Group, GroupTable, Start
 from pipelinerl.actor.messages import Assignment, Ending, Outcome
 from pipelinerl.actor.sampler import ProblemSampler, derived_seed
+from pipelinerl.run_state.accounting import Outcome as Fate
 
 
 class RunFailed(Exception):

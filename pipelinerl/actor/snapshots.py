@@ -4,46 +4,34 @@ A resume takes the newest snapshot that is not newer than the trainer's restored
 """
 
 import json
-import os
 from pathlib import Path
 from typing import Any
+
+from pipelinerl.base.files import write_whole
+from pipelinerl.run_state.snapshots import SnapshotFiles
 
 FORMAT = 2
 
 
 class Snapshots:
-    """Small JSON files `<folder>/<version>.json`; the newest `keep` are kept."""
+    """Small JSON files of the run in `output_dir`; the newest `keep` are kept."""
 
-    def __init__(self, folder: Path, keep: int):
-        self.folder, self.keep = folder, keep
-        folder.mkdir(parents=True, exist_ok=True)
-
-    def versions(self) -> list[int]:
-        return sorted(int(path.stem) for path in self.folder.glob("*.json") if path.stem.isdigit())
+    def __init__(self, output_dir: Path, keep: int):
+        self._files = SnapshotFiles(output_dir, "actor", keep)
+        self.versions = self._files.versions
 
     def save(self, version: int, state: dict[str, Any]) -> None:
-        path = self._path(version)
-        beside = path.with_name(f"~{path.name}")
-        with beside.open("w", encoding="utf-8") as file:
-            json.dump({"format": FORMAT, "version": version, **state}, file)
-            file.flush()
-            os.fsync(file.fileno())
-        beside.replace(path)
-        for old in self.versions()[: -self.keep]:
-            self._path(old).unlink()
+        self._files.save(version, json.dumps({"format": FORMAT, "version": version, **state}))
 
     def restore(self, version: int) -> dict[str, Any] | None:
-        """The newest state not newer than `version`, or None; newer ones are removed, their future is void.
+        """The newest state not newer than `version`, or None; newer ones are removed, they are made anew.
 
         Raises ValueError for a state of another format.
         """
-        versions = self.versions()
-        for newer in (v for v in versions if v > version):
-            self._path(newer).unlink()
-        usable = [v for v in versions if v <= version]
-        if not usable:
+        self._files.remove_after(version)
+        path = self._files.newest(version)
+        if path is None:
             return None
-        path = self._path(usable[-1])
         state = json.loads(path.read_text(encoding="utf-8"))
         if state.get("format") != FORMAT:
             raise ValueError(
@@ -53,12 +41,7 @@ class Snapshots:
 
     def next_start(self) -> int:
         """How often the actor was started in this folder before; counts this start."""
-        path = self.folder / "starts"
+        path = self._files.folder / "starts"
         starts = int(path.read_text()) if path.exists() else 0
-        beside = path.with_name("~starts")
-        beside.write_text(str(starts + 1))
-        beside.replace(path)
+        write_whole(path, str(starts + 1))
         return starts
-
-    def _path(self, version: int) -> Path:
-        return self.folder / f"{version:012d}.json"

@@ -16,7 +16,6 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
-from pipelinerl import faults
 from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import (
     Announced,
@@ -31,15 +30,16 @@ from pipelinerl.actor.messages import (
 from pipelinerl.actor.pool import worker_role
 from pipelinerl.actor.retries import reason_of
 from pipelinerl.actor.runner import RetryRules, RolloutRunner
+from pipelinerl.base import faults
+from pipelinerl.base.child import die_with_parent
+from pipelinerl.base.heartbeat import start_heartbeat
+from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import Config, load, load_tree
 from pipelinerl.config.serving import SamplingParameters
 from pipelinerl.domain import resolve_dotted
 from pipelinerl.inference.client import Deadlines, EngineClient
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
-from pipelinerl.observe.heartbeat import start_heartbeat
-from pipelinerl.observe.logs import setup_logging
-from pipelinerl.supervisor import die_with_parent
 
 log = logging.getLogger(__name__)
 

@@ -18,7 +18,7 @@ from pipelinerl.bootstrap.source import demonstrations_of
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
-from pipelinerl.hooks import load_domain
+from pipelinerl.domain import load_domain
 from pipelinerl.launcher.arguments import parse
 
 

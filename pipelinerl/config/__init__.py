@@ -1,6 +1,6 @@
 """The whole configuration tree as typed models: composition, validation, reading and writing."""
 
-from pipelinerl.config.errors import ConfigError
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.files import load, load_tree, save, typed
 from pipelinerl.config.finetune import FinetuneConfig, RLConfig
 from pipelinerl.config.machine import Job

@@ -17,8 +17,8 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from pipelinerl.base.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.detect import visible_devices
-from pipelinerl.config.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.installed import installed_conf_dirs
 from pipelinerl.config.keys import apply, brought_keys, domain_keys, leaves
 from pipelinerl.config.legacy import settle, whole_tree

@@ -9,7 +9,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
-from pipelinerl.config.errors import ConfigError, explain
+from pipelinerl.base.errors import ConfigError, explain
 from pipelinerl.config.tree import Config
 
 

@@ -11,10 +11,10 @@ from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from pydantic import BaseModel
 
-from pipelinerl.config.errors import ConfigError, first_line, nearest, suggestion
+from pipelinerl.base.errors import ConfigError, first_line, nearest, suggestion
 from pipelinerl.config.removed import remedy_for
 from pipelinerl.config.tree import Config
-from pipelinerl.hooks import load_domain
+from pipelinerl.domain import load_domain
 
 OPEN_SECTIONS = ("", "actor")
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
-from pipelinerl.config.errors import ConfigError
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.removed import REMOVED
 
 WRITTEN_BY_LAUNCHERS = ("jobs", "me", "attempt", "hydra")

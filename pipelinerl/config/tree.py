@@ -6,9 +6,9 @@ from typing import Any
 
 from pydantic import Field, model_validator
 
+from pipelinerl.base.errors import suggestion
 from pipelinerl.config.base import OpenSection
 from pipelinerl.config.bootstrap import BootstrapConfig
-from pipelinerl.config.errors import suggestion
 from pipelinerl.config.finetune import FinetuneConfig, FsdpConfig
 from pipelinerl.config.machine import (
     DebugConfig,

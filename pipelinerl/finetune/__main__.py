@@ -9,13 +9,13 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from pipelinerl import faults
+from pipelinerl.base import faults
+from pipelinerl.base.heartbeat import start_heartbeat
+from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import load
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import join_ranks
 from pipelinerl.finetune.settings import settings_from_config
-from pipelinerl.observe.heartbeat import start_heartbeat
-from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.streams import set_streams_backend
 

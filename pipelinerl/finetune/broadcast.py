@@ -8,13 +8,13 @@ from typing import Protocol
 
 import torch
 
+from pipelinerl.base.waits import waiting
 from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.finetune.step import Learner
-from pipelinerl.observe.waits import waiting
-from pipelinerl.weights.choose import build_transport
-from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids
-from pipelinerl.weights.publisher import Publisher, UpdateReport, WeightUpdateError
-from pipelinerl.weights.replacements import ask_for_replacement
+from pipelinerl.weights.send.choose import build_transport
+from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
+from pipelinerl.weights.send.publisher import Publisher, UpdateReport, WeightUpdateError
+from pipelinerl.weights.send.replacements import ask_for_replacement
 
 log = logging.getLogger(__name__)
 RETRY_INTERVAL_S = 1.0

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelinerl.accounting import Ledger, Outcome, rollout_id
-from pipelinerl.finetune.labels import TextStatistics, label_statistics
 from pipelinerl.finetune.metrics import StepStatistics
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
+from pipelinerl.finetune.rl.labels import TextStatistics, label_statistics
+from pipelinerl.finetune.rl.targets import Targets
 from pipelinerl.finetune.step import MicroStatistics
-from pipelinerl.finetune.targets import Targets
-from pipelinerl.finetune.types import PipelineBatchEncoding
-from pipelinerl.session import stream_end
-from pipelinerl.state import discarded_stream
+from pipelinerl.run_state.accounting import Ledger, Outcome, rollout_id
+from pipelinerl.run_state.announcements import discarded_stream
+from pipelinerl.run_state.resume_point import stream_end
 from pipelinerl.streams import read_stream
 
 Measured = tuple[PipelineBatchEncoding, Targets, MicroStatistics | None]

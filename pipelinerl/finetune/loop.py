@@ -19,36 +19,37 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
-from pipelinerl.accounting import Ledger, ledger_end, undo_after
-from pipelinerl.epochs import Epochs
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
 from pipelinerl.finetune.checkpoints import load_state, resume_point, save_checkpoint
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepBooks, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
-from pipelinerl.finetune.lora import FOLDER as ADAPTER_FOLDER
-from pipelinerl.finetune.lora import add_adapters, load_adapters
-from pipelinerl.finetune.masters import MasterWeights
 from pipelinerl.finetune.memory import MemoryDebug
 from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
-from pipelinerl.finetune.model import load_model
 from pipelinerl.finetune.optimiser import build_optimiser
-from pipelinerl.finetune.policy import Policy
 from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
 from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.settings import TrainerSettings
-from pipelinerl.finetune.sharding import shard_policy
 from pipelinerl.finetune.step import Learner
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.finetune.types import PipelineBatchEncoding, TrainingMetrics, sentinel_batch
-from pipelinerl.finetune.value_head import build_value_head, load_value_head
+from pipelinerl.finetune.types import TrainingMetrics
+from pipelinerl.modeling.lora import FOLDER as ADAPTER_FOLDER
+from pipelinerl.modeling.lora import add_adapters, load_adapters
+from pipelinerl.modeling.masters import MasterWeights
+from pipelinerl.modeling.model import load_model
+from pipelinerl.modeling.policy import Policy
+from pipelinerl.modeling.sharding import shard_policy
+from pipelinerl.modeling.value_head import build_value_head, load_value_head
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
-from pipelinerl.preprocess.snapshots import replayed_texts
-from pipelinerl.session import Session, stream_end, wait_for_snapshots, write_session
-from pipelinerl.state import TrainerAnnouncements
+from pipelinerl.run_state.accounting import Ledger, ledger_end, undo_after
+from pipelinerl.run_state.announcements import TrainerAnnouncements
+from pipelinerl.run_state.epochs import Epochs
+from pipelinerl.run_state.resume_point import Session, stream_end, write_session
+from pipelinerl.run_state.snapshots import replayed_texts, wait_for_snapshots
 from pipelinerl.streams import SingleStreamSpec
-from pipelinerl.weights.parity import probe_ids
+from pipelinerl.weights.send.parity import probe_ids
 
 log = logging.getLogger(__name__)
 

@@ -4,36 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.session import SNAPSHOTS
-
-Checkpointing = bool | int | Literal["selective"]
-"""False: keep every activation. True: keep each layer's input only. An integer n: the same for every n-th
-layer. "selective": keep attention and narrow matrix products, recompute the wide ones and what is cheap."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoraSettings:
-    """Low-rank adapters; names are those of the configuration."""
-
-    r: int = 16
-    alpha: float = 16.0
-    dropout: float = 0.0
-    target_modules: tuple[str, ...] = ()
-    """Names of linear layers; none: all of the decoder."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
-    """How several ranks share parameters, gradients and optimizer state."""
-
-    keep_gathered: bool = False
-    """Keep a layer's weights between forward and backward: gradients and optimizer state alone are sharded,
-    which saves half of the gathering."""
-    reduce_bfloat16: bool = False
-    """Sum gradients over ranks in bfloat16."""
+from pipelinerl.modeling.options import Checkpointing, LoraSettings, Sharding
+from pipelinerl.run_state.snapshots import SUFFIXES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,7 +124,7 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         streams_from=Path(streams_from) if streams_from else None,
         data_deadline_s=cfg.watchdog.input_deadline_s,
         follows_preprocess=follows_preprocess,
-        snapshots_of=tuple(role for role in SNAPSHOTS if cfg.max_lag == 0 and role in names),
+        snapshots_of=tuple(role for role in SUFFIXES if cfg.max_lag == 0 and role in names),
         engine_urls=engines if cfg.updates_engines else (),
         engine_dtype=_engine_dtype(cfg),
         start_deadline_s=cfg.engine.start_deadline_s,

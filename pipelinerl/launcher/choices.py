@@ -12,13 +12,13 @@ from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from pipelinerl.config.checks.inert import left_over
 from pipelinerl.config.compose import Composition
+from pipelinerl.config.environments import configured_keys
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
-from pipelinerl.environment_keys import configured_keys
 from pipelinerl.finetune.settings import sharding_of
 from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
+from pipelinerl.launcher.checks.inert import left_over
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipelinerl import trainer_stand_in
+from pipelinerl.base.heartbeat import heartbeat_path
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
@@ -21,16 +21,16 @@ from pipelinerl.inference.vllm import (
     serve_argv,
     serve_env,
 )
+from pipelinerl.launcher import trainer_stand_in
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
-from pipelinerl.observe.heartbeat import heartbeat_path
-from pipelinerl.supervisor import NEVER, ChildSpec, HealthCheck, Pulse, RestartPolicy
+from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, Pulse, RestartPolicy
 
 ROLE_MODULES = {
     "actor": "pipelinerl.actor",
     "preprocessor": "pipelinerl.preprocess",
     "finetune": "pipelinerl.finetune",
-    "environment": "pipelinerl.environment",
+    "environment": "pipelinerl.launcher.environment_server",
 }
 LONGEST_PROBE_INTERVAL_S = 5.0
 ENGINES = ("actor_llm", "preprocessor_llm")

@@ -13,7 +13,7 @@ from typing import IO, Self
 
 from omegaconf import OmegaConf
 
-from pipelinerl.config.errors import ConfigError
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.files import config_path
 
 MADE_BY_A_RUN = (

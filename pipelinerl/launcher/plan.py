@@ -10,19 +10,19 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
 
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Composition
-from pipelinerl.config.errors import ConfigError
+from pipelinerl.config.environments import remote_specs
 from pipelinerl.config.files import save, typed
 from pipelinerl.config.paths import default_output_dir
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, ServiceSpec
-from pipelinerl.environment_keys import remote_specs
 from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.folder import RunFolder
+from pipelinerl.launcher.placement import STREAMS_SERVICE, is_free, place, roles_of
 from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
-from pipelinerl.supervisor import ChildSpec, write_start_script
-from pipelinerl.world import STREAMS_SERVICE, is_free, place, roles_of
+from pipelinerl.launcher.supervision import ChildSpec, write_start_script
 
 REPLAYED = {"preprocessor": "actor", "finetune+preprocessor": "actor", "finetune": "training_data"}
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from pipelinerl.world import is_free
+from pipelinerl.launcher.placement import is_free
 
 
 class ReservedPorts:

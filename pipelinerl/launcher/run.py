@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from pipelinerl import faults
+from pipelinerl.base import faults
+from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.launcher.plan import Plan
+from pipelinerl.launcher.supervision import ChildFailed, Phase, Supervisor
 from pipelinerl.observe.stages import ProgressWatch
-from pipelinerl.observe.waits import Wait, WaitExpired
-from pipelinerl.supervisor import ChildFailed, Phase, Supervisor
-from pipelinerl.weights.directory import shared_directory
-from pipelinerl.weights.replacements import Replacements
+from pipelinerl.weights.send.directory import shared_directory
+from pipelinerl.weights.send.replacements import Replacements
 
 PREPROCESS_END_S = 60.0
 WATCH_EVERY_S = 2.0

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Composition
-from pipelinerl.config.errors import ConfigError
-from pipelinerl.world import roles_of
+from pipelinerl.launcher.placement import roles_of
 
 GIB = 2**30
 UTILIZATION = "vllm_config.vllm_kwargs.gpu-memory-utilization"

@@ -14,7 +14,7 @@ from typing import Any, Self
 import msgspec
 import numpy as np
 
-from pipelinerl.line_file import LineFile
+from pipelinerl.base.line_file import LineFile
 from pipelinerl.observe.wandb_run import WandbRun, start_wandb
 
 Number = int | float | bool

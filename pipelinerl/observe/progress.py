@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from pipelinerl.accounting import Books, Counts, Outcome
-from pipelinerl.closing import Closing
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.waits import current_waits
 from pipelinerl.observe.history import MetricsTail, read_status
-from pipelinerl.observe.waits import current_waits
+from pipelinerl.run_state.accounting import Books, Counts, Outcome
 
 # Shorter waits are ordinary; longer ones are worth a word.
 _NOTABLE_WAIT_S = 5.0

@@ -10,11 +10,11 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from pipelinerl.accounting import Counts
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.domain import ReportFocus
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
 from pipelinerl.observe.summary import Comparison, Summary, summarise
+from pipelinerl.run_state.accounting import Counts
 
 _RATES = {
     "elapsed_s": "seconds from the first to the last record",

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelinerl.base.waits import Wait
 from pipelinerl.observe.history import read_status
-from pipelinerl.observe.waits import Wait
 
 Status = Mapping[str, Mapping[str, Any]]
 WAITS_FOR_DATA = {"finetune": "texts of step", "preprocess": "groups of rollouts"}

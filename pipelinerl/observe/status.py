@@ -17,8 +17,8 @@ from typing import Any
 
 import msgspec
 
-from pipelinerl.closing import Closing
-from pipelinerl.observe.waits import current_waits
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.waits import current_waits
 
 log = logging.getLogger(__name__)
 

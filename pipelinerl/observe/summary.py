@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelinerl.accounting import Counts, reconcile
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.domain import ReportFocus
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
+from pipelinerl.run_state.accounting import Counts, reconcile
 
 _FIRST = ("success", "reward")
 _MOST_HEADLINES = 12

@@ -7,10 +7,10 @@ import logging
 import sys
 from pathlib import Path
 
-from pipelinerl import faults
+from pipelinerl.base import faults
+from pipelinerl.base.heartbeat import start_heartbeat
+from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import load
-from pipelinerl.observe.heartbeat import start_heartbeat
-from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.loop import run
 from pipelinerl.preprocess.settings import settings_from_config

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.finetune.packing import balance, pack
+from pipelinerl.finetune.rl.batch import UNSAMPLED, PipelineBatchEncoding, sentinel_batch
+from pipelinerl.finetune.rl.packing import balance, pack
 from pipelinerl.finetune.rl.tokens import expand
-from pipelinerl.finetune.types import UNSAMPLED, PipelineBatchEncoding, sentinel_batch
 from pipelinerl.preprocess.ready import ReadyText
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 _PER_TEXT = ("rewards", "advantages", "group_tokens", "num_labels", "overflow")
 _SCALES = ("loss_weight_scale", "kl_weight_scale")

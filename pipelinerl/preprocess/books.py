@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from pipelinerl.accounting import Ledger, Outcome, rollout_id
 from pipelinerl.preprocess.ready import ReadyText
 from pipelinerl.preprocess.validate import Record, metadata_of
-from pipelinerl.state import DiscardedTexts
+from pipelinerl.run_state.accounting import Ledger, Outcome, rollout_id
+from pipelinerl.run_state.announcements import DiscardedTexts
 
 
 @dataclass(slots=True)

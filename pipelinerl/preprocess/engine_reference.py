@@ -13,10 +13,10 @@ from collections.abc import Sequence
 import aiohttp
 import numpy as np
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
+from pipelinerl.base.waits import Wait, waiting
 from pipelinerl.inference.client import AbortedCompletion, EngineClient, EngineRequestError, EngineUnavailable
-from pipelinerl.observe.waits import Wait, waiting
 from pipelinerl.preprocess.validate import Record
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 log = logging.getLogger(__name__)
 RETRY_S = 0.25

@@ -14,11 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelinerl import faults
-from pipelinerl.accounting import Ledger
+from pipelinerl.base import faults
+from pipelinerl.base.waits import waiting
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
-from pipelinerl.observe.waits import waiting
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.books import Books
 from pipelinerl.preprocess.chunk import ChunkResult, apply_scales, process_chunk, split_bad_groups
@@ -30,8 +29,9 @@ from pipelinerl.preprocess.settings import PreprocessSettings
 from pipelinerl.preprocess.snapshots import Held, Keeper, fitting
 from pipelinerl.preprocess.validate import Record, check_group
 from pipelinerl.preprocess.wakeup import Wakeup
-from pipelinerl.session import Session, read_session
-from pipelinerl.state import AnnouncedVersion, DiscardedTexts, TrainerState
+from pipelinerl.run_state.accounting import Ledger
+from pipelinerl.run_state.announcements import AnnouncedVersion, DiscardedTexts, TrainerState
+from pipelinerl.run_state.resume_point import Session, read_session
 from pipelinerl.streams import (
     SingleStreamSpec,
     StreamRangeSpec,

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipelinerl.finetune.labels import MAX_FAMILIES, situation_family
 from pipelinerl.finetune.rl.advantages import Advantages
+from pipelinerl.finetune.rl.labels import MAX_FAMILIES, situation_family
 from pipelinerl.finetune.rl.text_table import TextTable
 from pipelinerl.preprocess.chunk import ChunkResult
 

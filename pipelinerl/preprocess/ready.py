@@ -9,11 +9,11 @@ from itertools import chain
 
 import numpy as np
 
-from pipelinerl.accounting import rollout_id
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
+from pipelinerl.finetune.rl.batch import UNSAMPLED
 from pipelinerl.finetune.rl.text_table import NONE, TextTable
-from pipelinerl.finetune.types import UNSAMPLED
 from pipelinerl.preprocess.validate import Record
+from pipelinerl.rollouts import MASKED_TOKEN_ID
+from pipelinerl.run_state.accounting import rollout_id
 
 
 @dataclass(slots=True)

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.finetune.logprobs import token_scores
-from pipelinerl.finetune.masters import MasterWeights
-from pipelinerl.finetune.model import hidden_states, load_model, output_head
-from pipelinerl.finetune.packing import best_fit_decreasing
-from pipelinerl.finetune.segments import Segments
+from pipelinerl.finetune.rl.packing import best_fit_decreasing
+from pipelinerl.modeling.logprobs import token_scores
+from pipelinerl.modeling.masters import MasterWeights
+from pipelinerl.modeling.model import hidden_states, load_model, output_head
+from pipelinerl.modeling.segments import Segments
 from pipelinerl.preprocess.validate import Record
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 
 class ReferenceScorer:

@@ -7,7 +7,6 @@ follow, as one stream record per file: `<output_dir>/preprocess/state/<version>.
 
 from __future__ import annotations
 
-import os
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
@@ -16,11 +15,10 @@ from typing import Any
 
 from pipelinerl.preprocess.ready import ReadyText
 from pipelinerl.preprocess.settings import PreprocessSettings
-from pipelinerl.session import Session, snapshot_path
-from pipelinerl.streams.errors import CorruptRecord
-from pipelinerl.streams.records import RecordEncoder, decode_record
+from pipelinerl.run_state.resume_point import Session
+from pipelinerl.run_state.snapshots import PREPROCESS_FORMAT, SnapshotFiles, read_preprocess_snapshot
+from pipelinerl.streams.records import RecordEncoder
 
-FORMAT = 1
 KEPT = 4
 """A checkpoint may be saved some versions after the snapshot that belongs to it."""
 _FIELDS = tuple(field.name for field in fields(ReadyText))
@@ -53,60 +51,32 @@ def can_be_resumed_from(
 
 
 class Snapshots:
-    """The files of one run."""
+    """The snapshots of one run, as records of held texts."""
 
     def __init__(self, output_dir: Path) -> None:
-        self._output_dir = output_dir
-        self._folder = output_dir / "preprocess" / "state"
+        self._files = SnapshotFiles(output_dir, "preprocess", KEPT)
+        self.remove_after = self._files.remove_after
 
     def save(self, held: Held) -> None:
         """The file appears whole or not at all; the newest KEPT stay."""
-        self._folder.mkdir(parents=True, exist_ok=True)
         tree = {
-            "format": FORMAT,
+            "format": PREPROCESS_FORMAT,
             "version": held.version,
             "ahead": [[step, [_tree(text) for text in texts]] for step, texts in held.ahead],
             "buffered": [_tree(text) for text in held.buffered],
             "position": held.position,
         }
-        path = self._path(held.version)
-        beside = path.with_name(f"~{path.name}")
-        with beside.open("wb") as file:
-            file.writelines(RecordEncoder().encode(tree))
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-        for old in self._versions()[:-KEPT]:
-            self._path(old).unlink()
+        self._files.save(held.version, RecordEncoder().encode(tree))
 
     def restore(self, version: int) -> Held | None:
         """The newest snapshot not newer than `version`, or None. Raises ValueError for a damaged one."""
-        usable = [found for found in self._versions() if found <= version]
-        if not usable:
+        path = self._files.newest(version)
+        if path is None:
             return None
-        path = self._path(usable[-1])
-        try:
-            tree = decode_record(bytearray(path.read_bytes()))
-        except CorruptRecord as error:
-            raise ValueError(
-                f"{path} is damaged ({error}); remove it, its texts are then made anew"
-            ) from error
-        if tree.get("format") != FORMAT:
-            raise ValueError(f"{path} has format {tree.get('format')}, expected {FORMAT}; remove it")
+        tree = read_preprocess_snapshot(path, PREPROCESS_FORMAT)
         ahead = [(int(step), [ReadyText(**text) for text in texts]) for step, texts in tree["ahead"]]
         buffered = [ReadyText(**text) for text in tree["buffered"]]
         return Held(int(tree["version"]), ahead, buffered, int(tree["position"]))
-
-    def forget_after(self, version: int) -> None:
-        """Remove what belongs to a future that did not come."""
-        for newer in (found for found in self._versions() if found > version):
-            self._path(newer).unlink()
-
-    def _versions(self) -> list[int]:
-        return sorted(int(path.stem) for path in self._folder.glob("*.rec") if path.stem.isdigit())
-
-    def _path(self, version: int) -> Path:
-        return snapshot_path(self._output_dir, "preprocess", version)
 
 
 class Keeper:
@@ -120,7 +90,7 @@ class Keeper:
 
     def restore(self) -> Held | None:
         """What was held at the version from which the run goes on."""
-        self._files.forget_after(self._session.version)
+        self._files.remove_after(self._session.version)
         return self._files.restore(self._session.version) if self._session.version else None
 
     def written(self, step: int, texts: list[ReadyText]) -> None:
@@ -146,12 +116,6 @@ class Keeper:
             settings.last_step,
         ):
             self._files.save(Held(version, list(self._ahead), list(buffered), position))
-
-
-def replayed_texts(output_dir: Path, version: int, step: int) -> int:
-    """Texts with which preprocess goes on in a run resumed at `version` and `step`."""
-    held = Snapshots(output_dir).restore(version) if version else None
-    return 0 if held is None else len(held.texts_from(step))
 
 
 def fitting(texts: Sequence[ReadyText], seq_length: int) -> tuple[list[ReadyText], list[ReadyText]]:

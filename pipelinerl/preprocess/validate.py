@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 Record = dict[str, Any]
 

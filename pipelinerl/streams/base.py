@@ -13,8 +13,8 @@ from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from pipelinerl.closing import Closing
-from pipelinerl.observe.waits import Wait, waiting
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.waits import Wait, waiting
 from pipelinerl.streams.errors import StreamError
 from pipelinerl.streams.records import Tree
 from pipelinerl.streams.specs import SingleStreamSpec, StreamRangeSpec, StreamSpec

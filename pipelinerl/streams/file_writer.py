@@ -8,7 +8,7 @@ import logging
 import os
 from collections.abc import Sequence
 
-from pipelinerl import faults
+from pipelinerl.base import faults
 from pipelinerl.streams.base import PartitionWriter
 from pipelinerl.streams.errors import StreamBusy, StreamError
 from pipelinerl.streams.layout import format_of, list_segments, skip_records

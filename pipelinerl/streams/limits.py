@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from pipelinerl.observe.waits import waiting
+from pipelinerl.base.waits import waiting
 from pipelinerl.streams.specs import SingleStreamSpec
 
 

@@ -16,13 +16,13 @@ import torch
 from transformers import PreTrainedModel
 
 from benchmarks.gpu.cards import nccl_cards
+from pipelinerl.base.http import CallFailed, call
 from pipelinerl.inference.client import EngineClient, Generation
 from pipelinerl.inference.vllm import VllmVersion, installed_version
-from pipelinerl.weights.base import NamedTensor, StagedUpdate, Transport
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.http import CallFailed, call
-from pipelinerl.weights.nccl import NcclTransport
-from pipelinerl.weights.publisher import KvPolicy, PublishDeadlines, Publisher
+from pipelinerl.weights.send.base import NamedTensor, StagedUpdate, Transport
+from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.send.nccl import NcclTransport
+from pipelinerl.weights.send.publisher import KvPolicy, PublishDeadlines, Publisher
 from tests.contract import models
 
 TAPES = Path(__file__).resolve().parents[1] / "fixtures"

@@ -16,8 +16,8 @@ from typing import Any
 
 from benchmarks.gpu.cpu_build import named_vllm
 from benchmarks.gpu.served import stop
+from pipelinerl.base.http import CallFailed, call
 from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
-from pipelinerl.weights.http import CallFailed, call
 from tests.contract.models import CONTEXT
 
 ROOT = Path(__file__).resolve().parents[2]

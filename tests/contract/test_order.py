@@ -12,8 +12,8 @@ import pytest
 
 from pipelinerl.inference.client import AbortedCompletion, EngineClient, Generation, SamplingParams
 from pipelinerl.inference.vllm import pause_routes
-from pipelinerl.weights.exchange import Exchange, PublishDeadlines
-from pipelinerl.weights.publisher import UpdateUnderWay, WeightUpdateError
+from pipelinerl.weights.send.exchange import Exchange, PublishDeadlines
+from pipelinerl.weights.send.publisher import UpdateUnderWay, WeightUpdateError
 from tests.contract.engines import RUNNING, TOKENS, Engine, Held
 from tests.contract.models import full_logprobs, prompt
 

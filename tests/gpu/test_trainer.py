@@ -11,17 +11,17 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.attention import varlen_attention
-from pipelinerl.finetune.logprobs import token_scores
 from pipelinerl.finetune.loop import Trainer, learner_of
-from pipelinerl.finetune.model import prepare_model
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients
-from pipelinerl.finetune.segments import Segments
-from pipelinerl.finetune.settings import Checkpointing
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
-from pipelinerl.finetune.targets import targets_of
+from pipelinerl.modeling.attention import varlen_attention
+from pipelinerl.modeling.logprobs import token_scores
+from pipelinerl.modeling.model import prepare_model
+from pipelinerl.modeling.options import Checkpointing
+from pipelinerl.modeling.segments import Segments
 from pipelinerl.preprocess.assemble import encode
 from tests.tiny_model import causal_lm
 from tests.unit.finetune.builders import ready, settings, write_steps

@@ -22,12 +22,12 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.gpu.cards import nccl_cards
 from benchmarks.gpu.served import engine_argv, model_folder, serving
-from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.inference.vllm import installed_version
-from pipelinerl.weights.nccl import NcclTransport
-from pipelinerl.weights.parity import check_parity, limits_for, probe_ids
-from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
-from pipelinerl.world import Ports
+from pipelinerl.launcher.placement import Ports
+from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.weights.send.nccl import NcclTransport
+from pipelinerl.weights.send.parity import check_parity, limits_for, probe_ids
+from pipelinerl.weights.send.publisher import PublishDeadlines, Publisher, WeightUpdateError
 
 pytestmark = [
     pytest.mark.gpu,

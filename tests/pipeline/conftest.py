@@ -16,7 +16,7 @@ import psutil
 import pytest
 from tiny_model import build_tokenizer, causal_lm
 
-from pipelinerl.accounting import reconcile
+from pipelinerl.run_state.accounting import reconcile
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0

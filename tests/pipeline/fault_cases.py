@@ -1,7 +1,7 @@
 """The kill matrix: which process dies or is stopped, when, and how the run must end.
 
-A fault point (`pipelinerl.faults`) holds some process at the phase; then the victim gets its signal and the
-held one is released. So every case happens at the same place each time, without sleeps.
+A fault point (`pipelinerl.base.faults`) holds some process at the phase; then the victim gets its signal and
+the held one is released. So every case happens at the same place each time, without sleeps.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 import psutil
 
-from pipelinerl.accounting import reconcile
+from pipelinerl.base.faults import FAULT, FOLDER, HIT, RELEASE
 from pipelinerl.config import load
-from pipelinerl.faults import FAULT, FOLDER, HIT, RELEASE
-from pipelinerl.weights.directory import shared_directory
-from pipelinerl.world import is_free
+from pipelinerl.launcher.placement import is_free
+from pipelinerl.run_state.accounting import reconcile
+from pipelinerl.weights.send.directory import shared_directory
 from tests.pipeline.conftest import LauncherProcess
 
 STEPS = 6
@@ -54,7 +54,7 @@ PROGRAMS = {
     "worker": "pipelinerl.actor.worker",
     "preprocess": "pipelinerl.preprocess",
     "finetune": "pipelinerl.finetune",
-    "environment": "pipelinerl.environment",
+    "environment": "pipelinerl.launcher.environment_server",
 }
 ROLES = ("launcher", *PROGRAMS)
 SERVERS = ("engine", "environment")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.accounting import reconcile
+from pipelinerl.run_state.accounting import reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from tests.pipeline.conftest import LauncherProcess
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from full_disk import enlarge, fill, small_disk
 
-from pipelinerl.accounting import reconcile
-from pipelinerl.faults import FAULT, FOLDER
+from pipelinerl.base.faults import FAULT, FOLDER
+from pipelinerl.run_state.accounting import reconcile
 from tests.pipeline.conftest import LauncherProcess
 from tests.pipeline.fault_cases import RUN, STEPS, completed_steps
 

@@ -12,10 +12,10 @@ import psutil
 import pytest
 from metric_tables import check_run as check_metric_names
 
-from pipelinerl.accounting import reconcile
 from pipelinerl.config import load
-from pipelinerl.weights.directory import shared_directory
-from pipelinerl.world import is_free
+from pipelinerl.launcher.placement import is_free
+from pipelinerl.run_state.accounting import reconcile
+from pipelinerl.weights.send.directory import shared_directory
 from tests.pipeline.conftest import LauncherProcess
 
 Launch = Callable[..., LauncherProcess]

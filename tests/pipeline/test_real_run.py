@@ -21,14 +21,14 @@ import numpy as np
 import psutil
 import pytest
 
-from pipelinerl.accounting import Counts, Outcome, reconcile
 from pipelinerl.config import load
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.inference.client import parse_prometheus
-from pipelinerl.state import WeightUpdateSuccess, parse_message, trainer_stream
+from pipelinerl.rollouts import MASKED_TOKEN_ID
+from pipelinerl.run_state.accounting import Counts, Outcome, reconcile
+from pipelinerl.run_state.announcements import WeightUpdateSuccess, parse_message, trainer_stream
 from pipelinerl.streams import SingleStreamSpec, read_stream
-from pipelinerl.weights.parity import PROBE_SEQUENCES
+from pipelinerl.weights.send.parity import PROBE_SEQUENCES
 from tests.pipeline.conftest import LauncherProcess
 
 TEXTS_PER_STEP, MAX_LAG, TEST_PROBLEMS = 16, 64, 4

@@ -16,10 +16,10 @@ import pytest
 from metric_tables import check_run
 
 from domains.multidomain.loader import load_datasets
-from pipelinerl.accounting import Outcome, reconcile
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.config import load
 from pipelinerl.domain_sampling import ADAPT_AFTER
+from pipelinerl.run_state.accounting import Outcome, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from tests.pipeline.conftest import LauncherProcess
 

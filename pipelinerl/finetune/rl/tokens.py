@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 _NOT_CUT = frozenset({"stop", "content_filter"})
 

@@ -9,7 +9,7 @@ from safetensors.torch import load as load_safetensors
 from xxhash import xxh3_64_hexdigest
 
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
-from pipelinerl.weights.checksum import checksum
+from pipelinerl.weights.wire import checksum
 
 
 class WeightsRefused(ValueError):

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelinerl.accounting import (
+from pipelinerl.run_state.accounting import (
     EVAL_ENDS,
     TRAINING_ENDS,
     Books,

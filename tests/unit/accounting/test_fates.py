@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelinerl.fates import OTHER_REASONS, Fates
+from pipelinerl.run_state.fates import OTHER_REASONS, Fates
 
 # Names that a careless key would mix up: padded and plain numbers, other series, other forms.
 GROUPS = [

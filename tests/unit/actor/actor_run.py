@@ -14,8 +14,8 @@ from fake_engine import FakeEngine
 from omegaconf import OmegaConf
 
 from pipelinerl.config import Config, Job, save
-from pipelinerl.session import Session, write_session
-from pipelinerl.state import TrainerAnnouncements
+from pipelinerl.run_state.announcements import TrainerAnnouncements
+from pipelinerl.run_state.resume_point import Session, write_session
 from pipelinerl.streams import SingleStreamSpec, read_stream
 
 HERE = Path(__file__).parent

@@ -7,7 +7,7 @@ import pytest
 from actor_run import ActorRun, tiny_model, write_config
 from fake_engine import FakeEngine
 
-from pipelinerl.accounting import Outcome, reconcile
+from pipelinerl.run_state.accounting import Outcome, reconcile
 
 
 @pytest.fixture(scope="module")

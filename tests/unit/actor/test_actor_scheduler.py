@@ -6,8 +6,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelinerl.accounting import Ledger, reconcile
-from pipelinerl.accounting import Outcome as Fate
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.actor.evaluation import EvaluationSchedule
 from pipelinerl.actor.failures import FailureMonitor
@@ -15,6 +13,8 @@ from pipelinerl.actor.groups import GroupTable, Slots
 from pipelinerl.actor.messages import Ending, Outcome
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
+from pipelinerl.run_state.accounting import Ledger, reconcile
+from pipelinerl.run_state.accounting import Outcome as Fate
 
 
 class World:

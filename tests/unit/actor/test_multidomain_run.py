@@ -14,7 +14,7 @@ from known_metrics import (
 )
 from metric_tables import names_in, undocumented
 
-from pipelinerl.accounting import reconcile
+from pipelinerl.run_state.accounting import reconcile
 
 DATASETS = {
     "dataset_loader": "pipelinerl.domains.multidomain.loader.load_datasets",

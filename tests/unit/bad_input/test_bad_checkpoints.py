@@ -19,12 +19,12 @@ from pipelinerl.config import Config, Job, save
 from pipelinerl.finetune import __main__ as trainer
 from pipelinerl.finetune.checkpoints import save_checkpoint
 from pipelinerl.finetune.loop import learner_of
-from pipelinerl.finetune.model import load_model
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.settings import settings_from_config
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.inference.embedded.__main__ import main as engine_main
 from pipelinerl.launch import main as launch
+from pipelinerl.modeling.model import load_model
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 from tests.unit.bad_input.one_line import check_one_line
 

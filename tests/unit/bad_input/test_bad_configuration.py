@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
-from pipelinerl.config.checks.inert import CONDITIONAL, UNREAD
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Request, compose
-from pipelinerl.config.errors import ConfigError
 from pipelinerl.config.keys import apply, leaves
+from pipelinerl.launcher.checks.inert import CONDITIONAL, UNREAD
 from tests.unit.bad_input.one_line import check_one_line
 
 Validate = Callable[..., tuple[int, str]]

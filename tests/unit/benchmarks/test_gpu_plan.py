@@ -18,9 +18,9 @@ from benchmarks.gpu.engine import asked, parsed
 from benchmarks.gpu.served import model_config
 from benchmarks.gpu.trainer import ROWS, SIZES
 from pipelinerl.bootstrap.model import ModelShape
-from pipelinerl.config.checks import sampling
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.config.files import typed
+from pipelinerl.launcher.checks import sampling
 from tests.contract.engines import COLUMNS
 
 STEPS = [

@@ -18,9 +18,9 @@ from pipelinerl.config import Config
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.finetune.settings import settings_from_config as trainer_settings
 from pipelinerl.launcher.commands import commands
+from pipelinerl.launcher.placement import place
 from pipelinerl.observe import wandb_run
 from pipelinerl.preprocess.settings import settings_from_config as preprocess_settings
-from pipelinerl.world import place
 
 ROOT = Path(__file__).resolve().parents[3]
 RUN = Path("/runs/run")
@@ -30,8 +30,8 @@ READERS = (
     "pipelinerl/bootstrap",
     "pipelinerl/launcher",
     "pipelinerl/launch.py",
-    "pipelinerl/world.py",
-    "pipelinerl/environment_keys.py",
+    "pipelinerl/launcher/placement.py",
+    "pipelinerl/config/environments.py",
     "pipelinerl/supervisor",
     "domains/math/rollouts.py",
     "domains/dispatcher.py",

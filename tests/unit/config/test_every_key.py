@@ -14,11 +14,11 @@ from omegaconf import OmegaConf
 from pydantic import SecretStr
 
 from pipelinerl.config import Config
-from pipelinerl.config.checks.inert import UNREAD
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.legacy import WRITTEN_BY_LAUNCHERS
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.settings import TrainerSettings
+from pipelinerl.launcher.checks.inert import UNREAD
 from pipelinerl.observe import wandb_run
 from pipelinerl.preprocess.settings import PreprocessSettings
 from tests.unit.config.key_effects import (

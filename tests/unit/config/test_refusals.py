@@ -7,8 +7,8 @@ from collections.abc import Callable
 import pytest
 
 from pipelinerl.config import typed
-from pipelinerl.config.checks import training
 from pipelinerl.config.compose import Composition
+from pipelinerl.launcher.checks import training
 
 MISSPELT = [
     ("actor.llm_max_rollout=3", "did you mean actor.llm_max_rollouts?"),

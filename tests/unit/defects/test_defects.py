@@ -26,13 +26,13 @@ from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.inference.answers import Generation
+from pipelinerl.launcher.supervision.liveness import get
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.observe.metrics import MetricsWriter
-from pipelinerl.state import WeightUpdateSuccess, parse_message, trainer_stream
+from pipelinerl.run_state.announcements import WeightUpdateSuccess, parse_message, trainer_stream
 from pipelinerl.streams import SingleStreamSpec, files, read_stream, write_to_streams
-from pipelinerl.supervisor.liveness import get
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.publisher import Publisher, WeightUpdateError
+from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.send.publisher import Publisher, WeightUpdateError
 from tests.unit.finetune.builders import settings, write_steps
 from tests.unit.weights.test_publisher import DEADLINES, FakeEngine, serving
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl import faults
+from pipelinerl.base import faults
 
 ROOT = Path(__file__).resolve().parents[3]
 

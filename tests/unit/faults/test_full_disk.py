@@ -14,8 +14,9 @@ import torch
 from full_disk import enlarge, fill, small_disk
 from tiny_model import causal_lm
 
-from pipelinerl import faults
-from pipelinerl.accounting import Ledger, Outcome, reconcile
+from pipelinerl.base import faults
+from pipelinerl.base.line_file import LineFile
+from pipelinerl.base.logs import setup_logging
 from pipelinerl.finetune.checkpoints import restore_point, save_checkpoint, settle
 from pipelinerl.finetune.loop import build_learner
 from pipelinerl.finetune.ranks import Ranks
@@ -23,12 +24,11 @@ from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.launcher import run
 from pipelinerl.launcher.run import failure_line
-from pipelinerl.line_file import LineFile
-from pipelinerl.observe.logs import setup_logging
+from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.observe.status import StatusFile
+from pipelinerl.run_state.accounting import Ledger, Outcome, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream, write_to_streams
 from pipelinerl.streams.errors import StreamError
-from pipelinerl.supervisor import ChildFailed
 from tests.unit.finetune.builders import settings
 
 

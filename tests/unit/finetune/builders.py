@@ -8,11 +8,11 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.ready import ReadyText
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.streams import StreamRangeSpec, write_to_streams
 from tests.unit.finetune.conftest import VOCAB
 

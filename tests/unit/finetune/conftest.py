@@ -6,7 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.model import prepare_model
+from pipelinerl.modeling.model import prepare_model
 from tests.tiny_model import causal_lm
 
 VOCAB = 31

@@ -8,7 +8,7 @@ import numpy as np
 from safetensors.torch import save_file
 
 from pipelinerl.finetune.step import Learner
-from pipelinerl.weights.parity import probe_ids
+from pipelinerl.weights.send.parity import probe_ids
 
 
 class Recorder:

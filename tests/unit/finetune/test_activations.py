@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipelinerl.finetune import model as models
-from pipelinerl.finetune.activations import checkpoint_layers, compiled_layers, decoder_layers
-from pipelinerl.finetune.model import hidden_states, prepare_model
-from pipelinerl.finetune.segments import Segments
-from pipelinerl.finetune.settings import Checkpointing
+from pipelinerl.modeling import model as models
+from pipelinerl.modeling.activations import checkpoint_layers, compiled_layers, decoder_layers
+from pipelinerl.modeling.model import hidden_states, prepare_model
+from pipelinerl.modeling.options import Checkpointing
+from pipelinerl.modeling.segments import Segments
 from tests.tiny_model import causal_lm
 from tests.unit.finetune.conftest import VOCAB
 

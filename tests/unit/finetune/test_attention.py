@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune import attention
-from pipelinerl.finetune.attention import varlen_attention
-from pipelinerl.finetune.model import hidden_states, prepare_model
-from pipelinerl.finetune.segments import Segments
+from pipelinerl.modeling import attention
+from pipelinerl.modeling.attention import varlen_attention
+from pipelinerl.modeling.model import hidden_states, prepare_model
+from pipelinerl.modeling.segments import Segments
 from tests.tiny_model import causal_lm
 
 LENGTHS = [5, 1, 9, 3]

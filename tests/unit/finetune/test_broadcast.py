@@ -15,11 +15,11 @@ from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.settings import TrainerSettings
-from pipelinerl.weights.choose import build_transport
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.nccl import NcclTransport
-from pipelinerl.weights.parity import ParityResult
-from pipelinerl.weights.publisher import UpdateReport
+from pipelinerl.weights.send.choose import build_transport
+from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.send.nccl import NcclTransport
+from pipelinerl.weights.send.parity import ParityResult
+from pipelinerl.weights.send.publisher import UpdateReport
 
 OPTIONS: dict[str, Any] = {
     "transport": "file",

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelinerl.epochs import Epochs, note_problems
 from pipelinerl.finetune.collect import StaleInQueue
-from pipelinerl.state import DiscardedTexts
+from pipelinerl.run_state.announcements import DiscardedTexts
+from pipelinerl.run_state.epochs import Epochs, note_problems
 
 
 def test_texts_too_old_to_be_queued_are_counted_once_also_over_a_restart_of_preprocess(

@@ -7,8 +7,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelinerl.finetune import logprobs
-from pipelinerl.finetune.logprobs import token_scores
+from pipelinerl.modeling import logprobs
+from pipelinerl.modeling.logprobs import token_scores
 
 
 def naive(

@@ -13,8 +13,8 @@ from pipelinerl.finetune.checkpoints import MARKER, restore_point, settle
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.observe.metrics import MetricsWriter
-from pipelinerl.session import read_session
-from pipelinerl.state import trainer_stream
+from pipelinerl.run_state.announcements import trainer_stream
+from pipelinerl.run_state.resume_point import read_session
 from pipelinerl.streams import read_stream
 from tests.unit.finetune.builders import settings, write_steps
 from tests.unit.finetune.conftest import tiny_model

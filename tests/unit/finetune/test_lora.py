@@ -12,10 +12,11 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("peft")
 
 from pipelinerl.finetune.loop import Trainer
-from pipelinerl.finetune.lora import FOLDER, add_adapters, is_adapter
-from pipelinerl.finetune.model import distinct_parameters, hidden_states
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.settings import LoraSettings, TrainerSettings
+from pipelinerl.finetune.settings import TrainerSettings
+from pipelinerl.modeling.lora import FOLDER, add_adapters, is_adapter
+from pipelinerl.modeling.model import distinct_parameters, hidden_states
+from pipelinerl.modeling.options import LoraSettings
 from tests.unit.finetune.builders import settings, write_steps
 from tests.unit.finetune.conftest import tiny_model
 

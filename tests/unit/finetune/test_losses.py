@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 import torch
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.finetune.logprobs import token_scores
 from pipelinerl.finetune.metrics import REDUCERS, token_statistics
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
+from pipelinerl.modeling.logprobs import token_scores
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 FIXTURE = Path(__file__).parents[2] / "fixtures" / "losses_upstream.json"
 CASES = json.loads(FIXTURE.read_text())["cases"]

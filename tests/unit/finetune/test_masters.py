@@ -9,8 +9,8 @@ from safetensors.torch import load_file
 from torch import nn
 
 from pipelinerl.finetune.loop import Trainer
-from pipelinerl.finetune.masters import MasterWeights
 from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.modeling.masters import MasterWeights
 from tests.unit.finetune.builders import settings, write_steps
 from tests.unit.finetune.conftest import tiny_model
 

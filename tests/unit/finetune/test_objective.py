@@ -11,16 +11,16 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelinerl.finetune.model import hidden_states
 from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.config import IGNORED, POLICY_LOSSES, RLConfig
 from pipelinerl.finetune.rl.losses import POLICY_LOSS_FUNCTIONS, Coefficients, LossInputs, total_loss
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
-from pipelinerl.finetune.segments import Segments
 from pipelinerl.finetune.step import Learner
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.finetune.types import PipelineBatchEncoding
-from pipelinerl.finetune.value_head import build_value_head
+from pipelinerl.modeling.model import hidden_states
+from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.value_head import build_value_head
 from pipelinerl.preprocess.assemble import assemble_step, encode
 from pipelinerl.preprocess.chunk import apply_scales
 from pipelinerl.preprocess.ready import ReadyText, scale_table

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelinerl.finetune.packing import balance, best_fit_decreasing, pack
+from pipelinerl.finetune.rl.packing import balance, best_fit_decreasing, pack
 
 SIZES = st.lists(st.integers(1, 50), min_size=1, max_size=40)
 

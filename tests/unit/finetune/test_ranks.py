@@ -17,8 +17,8 @@ from safetensors.torch import load_file
 
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.settings import LoraSettings
 from pipelinerl.finetune.step import Learner
+from pipelinerl.modeling.options import LoraSettings
 from tests.unit.finetune.builders import settings, write_steps
 from tests.unit.finetune.conftest import tiny_model
 from tests.unit.finetune.recorder import Recorder

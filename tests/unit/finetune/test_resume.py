@@ -14,14 +14,14 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from pipelinerl.accounting import Ledger, Outcome, reconcile
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.finetune import checkpoints
 from pipelinerl.finetune.checkpoints import restore_point, save_checkpoint, settle
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.observe.metrics import MetricsWriter
-from pipelinerl.observe.waits import WaitExpired
-from pipelinerl.session import snapshot_path
+from pipelinerl.run_state.accounting import Ledger, Outcome, reconcile
+from pipelinerl.run_state.snapshots import SnapshotFiles
 from tests.unit.finetune.builders import settings, write_steps
 from tests.unit.finetune.conftest import tiny_model
 from tests.unit.finetune.test_loop import Deadly, Killed, Recorder
@@ -190,14 +190,14 @@ def test_a_state_of_another_version_is_refused_in_one_line(
 def test_a_checkpoint_waits_for_the_snapshots_that_belong_to_it(tmp_path: Path) -> None:
     write_steps(tmp_path, 4, 6)
     chosen = settings(tmp_path, tiny_model(), snapshots_of=("actor", "preprocess"), data_deadline_s=0.3)
-    snapshot_path(tmp_path, "actor", 12).parent.mkdir(parents=True)
-    snapshot_path(tmp_path, "actor", 12).write_text("{}")
+    SnapshotFiles(tmp_path, "actor", 1).path(12).parent.mkdir(parents=True)
+    SnapshotFiles(tmp_path, "actor", 1).path(12).write_text("{}")
     with pytest.raises(WaitExpired, match="the snapshot of preprocess at version 12"):
         Trainer(chosen, Ranks()).run()
     assert restore_point(tmp_path / "finetune") is None
     for version in (12, 24):
         for role in ("actor", "preprocess"):
-            path = snapshot_path(tmp_path, role, version)
+            path = SnapshotFiles(tmp_path, role, 1).path(version)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("{}")
     Trainer(chosen, Ranks()).run()

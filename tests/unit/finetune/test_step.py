@@ -10,16 +10,16 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.labels import label_statistics
 from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, beyond_clip, rl_metrics, token_statistics
 from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
 from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.labels import label_statistics
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.finetune.types import PipelineBatchEncoding, sentinel_batch
-from pipelinerl.finetune.value_head import build_value_head
+from pipelinerl.modeling.value_head import build_value_head
 from pipelinerl.preprocess.assemble import assemble_step, encode
 from pipelinerl.preprocess.ready import ReadyText
 from tests.unit.finetune.builders import ready

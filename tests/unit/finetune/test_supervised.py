@@ -7,9 +7,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
 from pipelinerl.finetune.schedulers import build_scheduler, learning_rate_factor
 from pipelinerl.finetune.supervised import PackedBatch, train_supervised
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 from tests.unit.finetune.conftest import tiny_model
 
 

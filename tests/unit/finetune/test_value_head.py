@@ -10,10 +10,10 @@ import torch
 from known_metrics import FINETUNE, FINETUNE_WITH_VALUES, names
 
 from pipelinerl.finetune.loop import Trainer, build_learner
-from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.value_head import FILE, build_value_head, load_value_head
+from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.modeling.value_head import FILE, build_value_head, load_value_head
 from pipelinerl.observe.metrics import MetricsWriter
 from tests.unit.finetune.builders import settings, write_steps
 from tests.unit.finetune.conftest import tiny_model

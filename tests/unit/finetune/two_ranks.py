@@ -14,7 +14,7 @@ import torch
 
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import join_ranks
-from pipelinerl.finetune.settings import LoraSettings, Sharding
+from pipelinerl.modeling.options import LoraSettings, Sharding
 from tests.unit.finetune.builders import settings
 from tests.unit.finetune.conftest import tiny_model
 from tests.unit.finetune.recorder import Recorder

@@ -17,8 +17,8 @@ from torch import nn
 
 import pipelinerl.inference
 
-MODULE = "pipelinerl.inference.vllm_ahead_transfer"
-FILES = "pipelinerl.inference.vllm_file_transfer"
+MODULE = "pipelinerl.weights.receive.vllm_ahead"
+FILES = "pipelinerl.weights.receive.vllm_file"
 Version = list[tuple[str, torch.Tensor]]
 
 

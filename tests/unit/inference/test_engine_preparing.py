@@ -11,13 +11,13 @@ import pytest
 import torch
 from engine_harness import RunningEngine, full_logprobs, random_prompt, reference, running_engine
 
+from pipelinerl.base.http import PREPARE_ROUTE, optional_routes
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.update_state import OutOfOrder, State, UpdateState
 from pipelinerl.inference.embedded.weight_loader import WeightsRefused
 from pipelinerl.inference.embedded.weight_updates import WeightUpdates
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.http import PREPARE_ROUTE, optional_routes
+from pipelinerl.weights.send.file import FileTransport
 
 PAUSE = "/pause?mode=keep&clear_cache=false"
 EVENT_DEADLINE_S = 60.0

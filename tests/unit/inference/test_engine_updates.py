@@ -9,8 +9,8 @@ import torch
 from engine_harness import RunningEngine, full_logprobs, random_prompt, reference, running_engine
 
 from pipelinerl.inference.client import SamplingParams
-from pipelinerl.weights.checksum import checksum
-from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.wire import checksum
 
 
 async def update(

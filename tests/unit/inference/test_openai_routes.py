@@ -13,7 +13,7 @@ from engine_harness import RunningEngine, running_engine, until
 from text_model import build_text_model, byte_tokenizer
 
 from pipelinerl.inference.client import Generation, SamplingParams
-from pipelinerl.inference.embedded.openai.chat import read_tool_calls
+from pipelinerl.inference.embedded.openai_chat import read_tool_calls
 
 TOKENIZER = byte_tokenizer()
 MESSAGES: list[Any] = [{"role": "user", "content": "Say something."}]

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipelinerl.inference.placement import NoPlacement, Placement
+from pipelinerl.weights.receive.placement import NoPlacement, Placement
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 Version = list[tuple[str, torch.Tensor]]

@@ -2,8 +2,8 @@
 
 from text_model import byte_tokenizer
 
+from pipelinerl.base.tokenizing import encode
 from pipelinerl.inference.embedded.text import OutputText, TextOptions
-from pipelinerl.tokenizing import encode
 
 TOKENIZER = byte_tokenizer()
 BACKEND = TOKENIZER.backend_tokenizer

@@ -9,9 +9,9 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.config import Config, ConfigError, load, load_tree
-from pipelinerl.environment import make_environment
-from pipelinerl.environment_keys import remote_specs, replicas
+from pipelinerl.config.environments import remote_specs, replicas
 from pipelinerl.launcher.commands import commands
+from pipelinerl.launcher.environment_server import make_environment
 from pipelinerl.utils import get_environment_jobs, resolve_environment_key
 
 
@@ -110,7 +110,7 @@ def test_the_launcher_starts_checks_and_restarts_each_server(dry_run: DryRun, tm
     assert first.health.start_deadline_s == cfg.engine.start_deadline_s
     assert first.restart.max_restarts == cfg.engine.max_restarts
     assert {"environment_0", "environment_1"} <= set(children["actor"].depends)
-    assert "pipelinerl.environment" in (tmp_path / "run/environment_1/start.sh").read_text()
+    assert "pipelinerl.launcher.environment_server" in (tmp_path / "run/environment_1/start.sh").read_text()
     assert [job.url for job in get_environment_jobs(load_tree(tmp_path / "run"))] == [
         job.url for job in servers
     ]

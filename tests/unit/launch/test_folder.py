@@ -8,9 +8,9 @@ import pytest
 
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path
-from pipelinerl.config.validate import output_dir_problem
 from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.ports import ReservedPorts
+from pipelinerl.launcher.validate import output_dir_problem
 
 
 @pytest.fixture

@@ -8,8 +8,8 @@ from tests.unit.launch.conftest import python
 
 ROLES = [
     ("pipelinerl.launch", ["torch", "vllm", "transformers", "ray"]),
-    ("pipelinerl.config.validate", ["torch", "vllm", "transformers"]),
-    ("pipelinerl.supervisor", ["torch", "vllm", "transformers"]),
+    ("pipelinerl.launcher.validate", ["torch", "vllm", "transformers"]),
+    ("pipelinerl.launcher.supervision", ["torch", "vllm", "transformers"]),
     ("pipelinerl.streams", ["torch", "transformers"]),
     ("pipelinerl.inference.vllm", ["torch", "vllm"]),
     ("pipelinerl.inference.client", ["torch", "vllm"]),

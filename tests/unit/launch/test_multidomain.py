@@ -18,9 +18,8 @@ from domains.multidomain.loader import DatasetSpec, load_datasets
 from pipelinerl.config import ConfigError
 from pipelinerl.config import installed as installed_module
 from pipelinerl.config.compose import Request, compose
-from pipelinerl.config.validate import domain_problems
-from pipelinerl.domain import BaseDomain, ServiceSpec
-from pipelinerl.hooks import load_domain
+from pipelinerl.domain import BaseDomain, ServiceSpec, load_domain
+from pipelinerl.launcher.validate import domain_problems
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 
 DryRun = Callable[..., tuple[int, str, str]]

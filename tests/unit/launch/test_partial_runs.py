@@ -11,13 +11,13 @@ import pytest
 
 from pipelinerl.config import Config, Job, load
 from pipelinerl.finetune.feed import Feed
+from pipelinerl.finetune.rl.batch import sentinel_batch
 from pipelinerl.finetune.settings import settings_from_config as trainer_settings
-from pipelinerl.finetune.types import sentinel_batch
+from pipelinerl.launcher.trainer_stand_in import stand_in
 from pipelinerl.preprocess.settings import settings_from_config as preprocess_settings
-from pipelinerl.session import read_session
-from pipelinerl.state import TrainerState
+from pipelinerl.run_state.announcements import TrainerState
+from pipelinerl.run_state.resume_point import read_session
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
-from pipelinerl.trainer_stand_in import stand_in
 from tests.unit.launch.conftest import ON_GPUS
 
 DryRun = Callable[..., tuple[int, str, str]]

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.config import load
-from pipelinerl.finetune.settings import Checkpointing, Sharding, settings_from_config
+from pipelinerl.finetune.settings import settings_from_config
+from pipelinerl.modeling.options import Checkpointing, Sharding
 from tests.unit.launch.conftest import ON_GPUS
 
 DryRun = Callable[..., tuple[int, str, str]]

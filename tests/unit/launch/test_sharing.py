@@ -8,11 +8,12 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Composition, Request, compose
-from pipelinerl.config.errors import ConfigError
 from pipelinerl.config.files import typed
-from pipelinerl.hooks import load_domain
+from pipelinerl.domain import load_domain
 from pipelinerl.launcher.commands import commands
+from pipelinerl.launcher.placement import place
 from pipelinerl.launcher.sharing import (
     GIB,
     CardMemory,
@@ -21,7 +22,6 @@ from pipelinerl.launcher.sharing import (
     model_parameters,
     share_one_device,
 )
-from pipelinerl.world import place
 
 CARD = CardMemory(total=141 * GIB, free=140 * GIB)
 

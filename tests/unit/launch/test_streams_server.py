@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 from pipelinerl.config import ConfigError, load
 from pipelinerl.config.files import config_path
 from pipelinerl.launcher.streams_server import forget_earlier_records
+from pipelinerl.launcher.supervision.liveness import get
 from pipelinerl.streams import (
     SingleStreamSpec,
     StreamError,
@@ -22,7 +23,6 @@ from pipelinerl.streams import (
     write_to_streams,
 )
 from pipelinerl.streams.local_server import answers
-from pipelinerl.supervisor.liveness import get
 
 DryRun = Callable[..., tuple[int, str, str]]
 PASSWORD = 'a "quoted" \\ secret'

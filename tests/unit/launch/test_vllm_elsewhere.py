@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.config.checks import machine
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.config.files import typed
 from pipelinerl.inference.vllm import (
@@ -21,6 +20,7 @@ from pipelinerl.inference.vllm import (
     serve_argv,
     serve_env,
 )
+from pipelinerl.launcher.checks import machine
 
 
 def interpreter(folder: Path, version: str | None, plugin: bool) -> str:

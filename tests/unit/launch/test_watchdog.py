@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.machine import Job
 from pipelinerl.launcher.run import Watchdog
-from pipelinerl.observe.waits import WaitExpired
-from pipelinerl.supervisor import NEVER, ChildSpec, HealthCheck, Phase, RestartPolicy, Supervisor
-from pipelinerl.supervisor.core import Kill
-from pipelinerl.weights.replacements import ask_for_replacement
+from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, Phase, RestartPolicy, Supervisor
+from pipelinerl.launcher.supervision.core import Kill
+from pipelinerl.weights.send.replacements import ask_for_replacement
 
 URL = "http://127.0.0.1:8080"
 

@@ -15,9 +15,9 @@ from pipelinerl.async_llm import (
     make_training_text,
     make_training_texts_from_llm_calls,
 )
+from pipelinerl.base.tokenizing import decode
 from pipelinerl.inference.client import EngineRequestError
 from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprob, TokenLogprobs, TrainableLLM
-from pipelinerl.tokenizing import decode
 
 TOKENIZER = build_tokenizer()
 EOS = TOKENIZER.eos_token_id

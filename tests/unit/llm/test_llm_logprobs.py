@@ -10,8 +10,8 @@ from fake_engine import FakeEngine
 from tiny_model import build_tokenizer, save_model
 
 from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
+from pipelinerl.inference.llm_logprobs import Scores
 from pipelinerl.llm import LLMOutput, Prompt, TrainableLLM
-from pipelinerl.llm_logprobs import Scores
 
 TOKENIZER = build_tokenizer()
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.accounting import Ledger, Outcome, rollout_id
 from pipelinerl.observe.metrics import MetricsWriter, histogram
+from pipelinerl.run_state.accounting import Ledger, Outcome, rollout_id
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
 BATCH, STEPS, PROBLEMS = 32, 60, 50

@@ -14,10 +14,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.observe.logs import setup_logging
+from pipelinerl.base.logs import setup_logging
+from pipelinerl.base.waits import WaitExpired, current_waits, wait_for, waiting
 from pipelinerl.observe.metrics import MetricsWriter, histogram
 from pipelinerl.observe.status import StatusFile, status_path
-from pipelinerl.observe.waits import WaitExpired, current_waits, wait_for, waiting
 from pipelinerl.observe.wandb_run import has_key, run_names, wandb_mode
 
 

@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipelinerl.accounting import Counts, Outcome
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.base.waits import waiting
+from pipelinerl.domain import ReportFocus
 from pipelinerl.observe.history import MetricsTail, read_evaluations, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.plots import lag_histogram, pace, smooth
@@ -23,7 +23,7 @@ from pipelinerl.observe.progress import Progress, ProgressDisplay, notable_waits
 from pipelinerl.observe.report import write_report
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import summarise
-from pipelinerl.observe.waits import waiting
+from pipelinerl.run_state.accounting import Counts, Outcome
 
 
 def test_wilson_agrees_with_published_values() -> None:
@@ -182,7 +182,7 @@ def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
 
 
 def test_plain_output_repeats_nothing(tmp_path: Path) -> None:
-    from pipelinerl.accounting import Ledger
+    from pipelinerl.run_state.accounting import Ledger
 
     out = io.StringIO()
     with ProgressDisplay(tmp_path, console=Console(file=out, soft_wrap=True)) as display:

@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from pipelinerl.accounting import Ledger
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.types import PipelineBatchEncoding
 from pipelinerl.preprocess.books import Books
 from pipelinerl.preprocess.loop import Preprocess
 from pipelinerl.preprocess.settings import PreprocessSettings
 from pipelinerl.preprocess.validate import Limits
-from pipelinerl.session import Session
-from pipelinerl.state import DiscardedTexts
+from pipelinerl.run_state.accounting import Ledger
+from pipelinerl.run_state.announcements import DiscardedTexts
+from pipelinerl.run_state.resume_point import Session
 from pipelinerl.streams import SingleStreamSpec, read_stream, write_to_streams
 from tests.unit.finetune.conftest import VOCAB, model, one_thread
 

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from pipelinerl.actor.texts import Stamp, stamped_records
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.chunk import process_chunk
 from pipelinerl.preprocess.validate import Limits, check_group

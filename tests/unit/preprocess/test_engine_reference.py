@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from engine_harness import EOS, build_model, running_engine
 
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.preprocess import engine_reference
 from pipelinerl.preprocess.engine_reference import EngineReference
 from pipelinerl.preprocess.loop import _reference_scorer

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 from known_metrics import PREPROCESS, names
 
-from pipelinerl.finetune.labels import MAX_FAMILIES, TextStatistics, capped_families
 from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.labels import MAX_FAMILIES, TextStatistics, capped_families
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.chunk import process_chunk
 from pipelinerl.preprocess.loop import _Reporter

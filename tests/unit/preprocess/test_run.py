@@ -10,16 +10,16 @@ from pathlib import Path
 import pytest
 from transformers import PreTrainedModel
 
-from pipelinerl.accounting import Ledger, Outcome, reconcile
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.preprocess.loop import run
 from pipelinerl.preprocess.settings import PreprocessSettings, model_vocabulary
 from pipelinerl.preprocess.validate import Limits, Record
-from pipelinerl.session import Session, write_session
-from pipelinerl.state import TrainerAnnouncements, TrainerState
+from pipelinerl.run_state.accounting import Ledger, Outcome, reconcile
+from pipelinerl.run_state.announcements import TrainerAnnouncements, TrainerState
+from pipelinerl.run_state.resume_point import Session, write_session
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 from tests.unit.finetune.builders import group, settings
 from tests.unit.finetune.conftest import VOCAB

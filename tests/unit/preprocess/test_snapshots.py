@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.accounting import Ledger, reconcile
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.preprocess.books import Books
 from pipelinerl.preprocess.loop import Preprocess
@@ -20,10 +19,11 @@ from pipelinerl.preprocess.snapshots import (
     Snapshots,
     can_be_resumed_from,
     fitting,
-    replayed_texts,
 )
 from pipelinerl.preprocess.validate import Limits
-from pipelinerl.session import Session
+from pipelinerl.run_state.accounting import Ledger, reconcile
+from pipelinerl.run_state.resume_point import Session
+from pipelinerl.run_state.snapshots import replayed_texts
 from tests.unit.finetune.builders import group, ready
 from tests.unit.finetune.conftest import VOCAB
 from tests.unit.preprocess.conftest import Bench
@@ -57,7 +57,7 @@ def test_the_newest_not_newer_is_taken_and_the_future_is_forgotten(tmp_path: Pat
     for version in range(1, 8):
         files.save(Held(version, [], [ready(version)], version))
     assert files.restore(7 - KEPT) is None
-    files.forget_after(5)
+    files.remove_after(5)
     newest = Snapshots(tmp_path).restore(99)
     assert newest is not None and newest.version == 5
 

@@ -193,7 +193,7 @@ def test_overflow_and_kept_order() -> None:
 
 
 def test_reference_scores_match_the_policy_at_its_temperature(tmp_path: Path) -> None:
-    from pipelinerl.finetune.targets import targets_of
+    from pipelinerl.finetune.rl.targets import targets_of
     from pipelinerl.preprocess.reference import ReferenceScorer
     from tests.unit.finetune.test_step import learner
 

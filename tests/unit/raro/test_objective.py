@@ -6,7 +6,7 @@ import torch
 
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
-from pipelinerl.finetune.targets import targets_of
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.chunk import apply_scales
 from pipelinerl.preprocess.ready import ReadyText, scale_table

@@ -17,7 +17,7 @@ import pytest
 from redis_server import DEADLINE_S
 
 import pipelinerl.streams as streams
-from pipelinerl.observe.waits import WaitExpired, current_waits
+from pipelinerl.base.waits import WaitExpired, current_waits
 from pipelinerl.streams import (
     EARLIEST,
     CorruptRecord,
@@ -277,7 +277,8 @@ def test_the_command_prints_any_stream_as_json(spec: SingleStreamSpec, choose: C
 
 
 def test_streams_do_not_import_torch() -> None:
-    modules = "pipelinerl.streams, pipelinerl.state, pipelinerl.accounting, pipelinerl.observe.metrics"
+    modules = "pipelinerl.streams, pipelinerl.run_state.announcements, pipelinerl.run_state.accounting"
+    modules += ", pipelinerl.observe.metrics"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

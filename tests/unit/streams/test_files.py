@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.observe.waits import WaitExpired
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.streams import (
     EARLIEST,
     CorruptRecord,

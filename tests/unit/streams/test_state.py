@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.observe.waits import WaitExpired
-from pipelinerl.state import (
+from pipelinerl.base.waits import WaitExpired
+from pipelinerl.run_state.announcements import (
     AnnouncedVersion,
     DiscardedTexts,
     SamplesProcessed,

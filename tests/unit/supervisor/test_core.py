@@ -4,9 +4,16 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.supervisor import NEVER, ChildSpec, HealthCheck, Phase, RestartPolicy, SupervisorCore
-from pipelinerl.supervisor.core import GiveUp, Kill, Restart, Start, describe_exit
-from pipelinerl.supervisor.spec import write_start_script
+from pipelinerl.launcher.supervision import (
+    NEVER,
+    ChildSpec,
+    HealthCheck,
+    Phase,
+    RestartPolicy,
+    SupervisorCore,
+)
+from pipelinerl.launcher.supervision.core import GiveUp, Kill, Restart, Start, describe_exit
+from pipelinerl.launcher.supervision.spec import write_start_script
 
 ENGINE = RestartPolicy(max_restarts=3, backoff_s=1.0)
 

@@ -13,10 +13,10 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.observe.heartbeat import heartbeat_path, start_heartbeat
-from pipelinerl.supervisor import ChildSpec, HealthCheck, Pulse, Supervisor
-from pipelinerl.supervisor.liveness import Silence, beat, watch_health, watch_pulse
-from pipelinerl.supervisor.run import ChildFailed
+from pipelinerl.base.heartbeat import Silence, beat, heartbeat_path, start_heartbeat
+from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, Pulse, Supervisor
+from pipelinerl.launcher.supervision.liveness import watch_health, watch_pulse
+from pipelinerl.launcher.supervision.run import ChildFailed
 
 GONE_S = 20.0
 
@@ -154,7 +154,7 @@ def test_an_engine_without_new_tokens_is_reported_unless_it_is_paused(
 STOPS = """
 import os, signal, sys, time
 from pathlib import Path
-from pipelinerl.observe.heartbeat import start_heartbeat
+from pipelinerl.base.heartbeat import start_heartbeat
 start_heartbeat(Path(sys.argv[1]), "finetune", 0.05)
 os.kill(os.getpid(), signal.SIGSTOP)
 time.sleep(600)

@@ -15,15 +15,15 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelinerl.supervisor import ChildSpec, HealthCheck, RestartPolicy, Supervisor
-from pipelinerl.supervisor.run import ChildFailed
+from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, RestartPolicy, Supervisor
+from pipelinerl.launcher.supervision.run import ChildFailed
 
 DEADLINE_S = 90.0
 
 # A server with a worker that shares its group and one that asked to die with it.
 SERVER = """
 import http.server, os, sys, time
-from pipelinerl.supervisor import die_with_parent
+from pipelinerl.launcher.supervision import die_with_parent
 me = os.getpid()
 if os.fork() == 0:
     time.sleep(600)
@@ -87,7 +87,7 @@ def script(name: str, tmp_path: Path, code: str, **kwargs: object) -> ChildSpec:
 LAUNCHER = """
 import sys
 from pathlib import Path
-from pipelinerl.supervisor import ChildSpec, HealthCheck, Supervisor
+from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, Supervisor
 out, port, code = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
 spec = ChildSpec(name="engine", argv=[sys.executable, "-c", code, port], log_dir=out / "engine",
                  health=HealthCheck(url=f"http://127.0.0.1:{port}/", start_deadline_s=30))

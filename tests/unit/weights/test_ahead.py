@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipelinerl.weights.base import Member, TransportError
-from pipelinerl.weights.exchange import in_thread
-from pipelinerl.weights.file import FileTransport, read_mark
-from pipelinerl.weights.publisher import Publisher, WeightUpdateError
+from pipelinerl.weights.send.base import Member, TransportError
+from pipelinerl.weights.send.exchange import in_thread
+from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.send.publisher import Publisher, WeightUpdateError
+from pipelinerl.weights.wire import read_mark
 from tests.unit.weights.fake_vllm import Always, FakeVllm, Meeting, serving
 from tests.unit.weights.test_vllm_updates import (
     DEADLINES,

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelinerl.weights import directory
-from pipelinerl.weights.checksum import checksum
-from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.send import directory
+from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.wire import checksum
 
 
 def test_a_version_is_written_with_size_and_checksum(tmp_path: Path) -> None:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from pipelinerl.weights import looking
-from pipelinerl.weights.http import CallFailed
-from pipelinerl.weights.looking import Counters
+from pipelinerl.base.http import CallFailed
+from pipelinerl.weights.send import looking
+from pipelinerl.weights.send.looking import Counters
 from tests.unit.weights.fake_vllm import FakeVllm, Meeting, serving
 
 

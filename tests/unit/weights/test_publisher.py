@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 import torch
 
+from pipelinerl.base.http import PREPARE_ROUTE
 from pipelinerl.inference.vllm import pause_routes
-from pipelinerl.weights.exchange import Exchange
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.http import PREPARE_ROUTE
-from pipelinerl.weights.parity import ParityLimits, check_parity, limits_for, probe_ids
-from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
+from pipelinerl.weights.send.exchange import Exchange
+from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.send.parity import ParityLimits, check_parity, limits_for, probe_ids
+from pipelinerl.weights.send.publisher import PublishDeadlines, Publisher, WeightUpdateError
 from tests.unit.weights.json_server import serving_json
 
 TENSORS = [("a", torch.ones(2, 3)), ("b", torch.zeros(4))]

@@ -15,10 +15,10 @@ import torch
 
 from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import EngineBroadcaster
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.parity import check_parity, limits_for, probe_ids
-from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
-from pipelinerl.weights.replacements import Replacements, ask_for_replacement
+from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.send.parity import check_parity, limits_for, probe_ids
+from pipelinerl.weights.send.publisher import PublishDeadlines, Publisher, WeightUpdateError
+from pipelinerl.weights.send.replacements import Replacements, ask_for_replacement
 from tests.unit.weights.test_publisher import FakeEngine, serving
 
 TENSORS = [("a", torch.ones(2, 3)), ("b", torch.zeros(4))]

@@ -15,9 +15,9 @@ import pytest
 import torch
 
 from pipelinerl.inference.client import EngineClient, EngineRequestError, SamplingParams
-from pipelinerl.weights.base import TransportError
-from pipelinerl.weights.nccl import NcclTransport
-from pipelinerl.weights.publisher import PublishDeadlines, Publisher, SenderStuck, WeightUpdateError
+from pipelinerl.weights.send.base import TransportError
+from pipelinerl.weights.send.nccl import NcclTransport
+from pipelinerl.weights.send.publisher import PublishDeadlines, Publisher, SenderStuck, WeightUpdateError
 from tests.unit.weights.fake_vllm import Always, FakeVllm, Meeting, serving
 
 VERSIONS = ("0.26.0", "0.32.0")

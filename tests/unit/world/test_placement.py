@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from pipelinerl.config import Config, ConfigError
-from pipelinerl.world import Ports, Shares, is_free, place, split_devices
+from pipelinerl.launcher.placement import Ports, Shares, is_free, place, split_devices
 
 
 def config(**groups: object) -> Config:

@@ -1,0 +1,280 @@
+"""What the trainer tells the others, and the view of it that actor, preprocess and launcher keep.
+
+Three messages travel over `weight_update_request` (trainer to all), and every process that drops texts
+publishes cumulative counts by reason over `discarded`, because the lag budget has to get them back. Both
+topics speak about the processes running now: `begin_session` empties them before the roles of a new or
+resumed run start.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import TracebackType
+from typing import Any, ClassVar, Self
+
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.waits import waiting
+from pipelinerl.streams import SingleStreamSpec, read_stream, remove_stream, wait_any, write_to_streams
+
+TRAINER_TOPIC = "weight_update_request"
+DISCARDED_TOPIC = "discarded"
+DISCARDED_PARTITIONS = {"preprocess": 0, "finetune": 1, "actor": 2}
+
+
+@dataclass(frozen=True)
+class SamplesProcessed:
+    """Texts consumed so far; sent once at start, then after every micro-batch."""
+
+    kind: ClassVar[str] = "samples_processed"
+    samples_processed: int
+    timestamp: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class WeightUpdateSuccess:
+    """Every engine in rotation serves `version` (texts behind the weights)."""
+
+    kind: ClassVar[str] = "weight_update_success"
+    version: int
+    timestamp: float = field(default_factory=time.time)
+
+
+@dataclass(frozen=True)
+class TrainingDone:
+    """The final model is saved."""
+
+    kind: ClassVar[str] = "training_done"
+    timestamp: float = field(default_factory=time.time)
+
+
+TrainerMessage = SamplesProcessed | WeightUpdateSuccess | TrainingDone
+_KINDS: dict[str, type[Any]] = {m.kind: m for m in (SamplesProcessed, WeightUpdateSuccess, TrainingDone)}
+
+
+def to_record(message: TrainerMessage) -> dict[str, Any]:
+    return {"kind": message.kind, **asdict(message)}
+
+
+def parse_message(record: Mapping[str, Any]) -> TrainerMessage:
+    """The message in a record; ValueError names an unknown kind or a missing field."""
+    kind = record.get("kind")
+    if kind not in _KINDS:
+        raise ValueError(f"trainer message of kind {kind!r} is not known; use one of {', '.join(_KINDS)}")
+    try:
+        return _KINDS[kind](**{k: v for k, v in record.items() if k != "kind"})
+    except TypeError as error:
+        raise ValueError(f"trainer message {kind} is malformed: {error}") from None
+
+
+def trainer_stream(output_dir: Path) -> SingleStreamSpec:
+    return SingleStreamSpec(output_dir, TRAINER_TOPIC)
+
+
+def discarded_stream(output_dir: Path, role: str) -> SingleStreamSpec:
+    """`role` is preprocess, finetune or actor."""
+    if role not in DISCARDED_PARTITIONS:
+        raise ValueError(f"role {role!r} discards no texts; use one of {', '.join(DISCARDED_PARTITIONS)}")
+    return SingleStreamSpec(output_dir, DISCARDED_TOPIC, partition=DISCARDED_PARTITIONS[role])
+
+
+def begin_session(output_dir: Path) -> None:
+    """Forget what an earlier session announced; the launcher calls this before it starts any role."""
+    for topic in (TRAINER_TOPIC, DISCARDED_TOPIC):
+        remove_stream(output_dir, topic)
+
+
+class TrainerAnnouncements(Closing):
+    """The trainer's side: a context manager that sends the three messages."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self._stream = write_to_streams(trainer_stream(output_dir))
+
+    def samples_processed(self, samples: int) -> None:
+        self._stream.write(to_record(SamplesProcessed(samples)))
+
+    def weight_update_success(self, version: int) -> None:
+        self._stream.write(to_record(WeightUpdateSuccess(version)))
+
+    def training_done(self) -> None:
+        self._stream.write(to_record(TrainingDone()))
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class AnnouncedVersion:
+    """The newest announced version, read in the caller's own thread; a context manager.
+
+    Whatever was written because of a version comes after its announcement. Somebody who reads such a record
+    first and asks for the version then is never told too old a one, which a background thread cannot promise.
+    """
+
+    def __init__(self, output_dir: Path) -> None:
+        self._reader = read_stream(trainer_stream(output_dir))
+        self._version: int | None = None
+
+    def newest(self) -> int | None:
+        """None before the first announcement."""
+        for record in self._reader.read_available():
+            message = parse_message(record)
+            if isinstance(message, WeightUpdateSuccess):
+                self._version = max(message.version, self._version or 0)
+        return self._version
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._reader.close()
+
+
+class DiscardedTexts:
+    """One process's cumulative counts of texts it dropped, published on every change."""
+
+    def __init__(self, output_dir: Path, role: str) -> None:
+        self._stream = write_to_streams(discarded_stream(output_dir, role))
+        self.counts: dict[str, int] = {}
+
+    def add(self, reason: str, texts: int) -> None:
+        """Count `texts` more for `reason` and publish; nothing is published for 0."""
+        if texts < 0:
+            raise ValueError(f"{texts} texts cannot be discarded ({reason})")
+        if texts:
+            self.counts[reason] = self.counts.get(reason, 0) + texts
+            self._stream.write({"counts": self.counts})
+
+    def close(self) -> None:
+        self._stream.close()
+
+
+class TrainerState(Closing):
+    """The latest word of the trainer, kept by a background thread; a context manager.
+
+    Reading a property after that thread failed raises its error.
+    """
+
+    def __init__(self, output_dir: Path, on_change: Callable[[], None] | None = None) -> None:
+        self._changed = threading.Condition()
+        self._wake = os.eventfd(0)
+        self._stopping = threading.Event()
+        self._error: BaseException | None = None
+        self._version: int | None = None
+        self._announced_at = 0.0
+        self._samples = 0
+        self._done = False
+        self._discarded: dict[str, dict[str, int]] = {}
+        self._on_change: list[Callable[[], None]] = [on_change] if on_change else []
+        self._trainer = read_stream(trainer_stream(output_dir))
+        self._others = {
+            role: read_stream(discarded_stream(output_dir, role)) for role in DISCARDED_PARTITIONS
+        }
+        self._thread = threading.Thread(target=self._follow, name="trainer-state", daemon=True)
+        self._thread.start()
+
+    def _follow(self) -> None:
+        readers = [self._trainer, *self._others.values()]
+        try:
+            while not self._stopping.is_set():
+                news = [parse_message(record) for record in self._trainer.read_available()]
+                counts = {role: r.read_available() for role, r in self._others.items()}
+                if news or any(counts.values()):
+                    self._apply(news, {role: rows[-1]["counts"] for role, rows in counts.items() if rows})
+                else:
+                    wait_any(readers, timeout_s=1.0, wake=self._wake)
+        except BaseException as error:  # handed to whoever reads the state
+            with self._changed:
+                self._error = error
+                self._changed.notify_all()
+            self._notify()
+
+    def _apply(self, news: list[TrainerMessage], counts: dict[str, dict[str, int]]) -> None:
+        with self._changed:
+            for message in news:
+                if isinstance(message, SamplesProcessed):
+                    self._samples = message.samples_processed
+                elif isinstance(message, WeightUpdateSuccess):
+                    self._version = max(message.version, self._version or 0)
+                    self._announced_at = message.timestamp
+                else:
+                    self._done = True
+            self._discarded.update(counts)
+            self._changed.notify_all()
+        self._notify()
+
+    def _notify(self) -> None:
+        for callback in list(self._on_change):
+            callback()
+
+    def subscribe(self, callback: Callable[[], None]) -> None:
+        """Call `callback` from the background thread after every change (use call_soon_threadsafe)."""
+        self._on_change.append(callback)
+
+    def _check(self) -> None:
+        if self._error is not None:
+            raise self._error
+
+    @property
+    def propagated_weight_version(self) -> int | None:
+        """The last announced version in texts; None before the first announcement."""
+        self._check()
+        return self._version
+
+    @property
+    def announced_at(self) -> float:
+        """When a version was announced last, in seconds since 1970; the same one may be announced again."""
+        self._check()
+        return self._announced_at
+
+    @property
+    def samples_processed(self) -> int:
+        """Texts consumed by the trainer."""
+        self._check()
+        return self._samples
+
+    @property
+    def training_done(self) -> bool:
+        self._check()
+        return self._done
+
+    @property
+    def discarded(self) -> dict[str, int]:
+        """Texts dropped in this session, by reason, summed over the processes that drop any."""
+        self._check()
+        total: dict[str, int] = {}
+        with self._changed:
+            for counts in self._discarded.values():
+                for reason, texts in counts.items():
+                    total[reason] = total.get(reason, 0) + texts
+        return total
+
+    def wait_for_version(self, deadline_s: float, at_least: int = 0) -> int:
+        """Block until a version of at least `at_least` is announced and return it; raises WaitExpired."""
+        with (
+            waiting(f"weight version {at_least} or later from the trainer", deadline_s) as wait,
+            self._changed,
+        ):
+            while True:
+                self._check()
+                if self._version is not None and self._version >= at_least:
+                    return self._version
+                wait.check(f"the last announced version is {self._version}" if wait.expired else "")
+                self._changed.wait(wait.remaining_s)
+
+    def close(self) -> None:
+        if self._stopping.is_set():
+            return
+        self._stopping.set()
+        os.eventfd_write(self._wake, 1)
+        self._thread.join(timeout=5)
+        if not self._thread.is_alive():
+            os.close(self._wake)
+            self._trainer.close()
+            for reader in self._others.values():
+                reader.close()
