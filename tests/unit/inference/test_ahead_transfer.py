@@ -15,7 +15,7 @@ import pytest
 import torch
 from torch import nn
 
-import pipelinerl.inference
+import pipelinerl.weights.receive
 
 MODULE = "pipelinerl.weights.receive.vllm_ahead"
 FILES = "pipelinerl.weights.receive.vllm_file"
@@ -64,7 +64,7 @@ def transfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
     yield importlib.import_module(MODULE)
     for name in (MODULE, FILES):
         del sys.modules[name]
-        delattr(pipelinerl.inference, name.rpartition(".")[2])
+        delattr(pipelinerl.weights.receive, name.rpartition(".")[2])
 
 
 class Worker:
