@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
-from typing import Protocol
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Protocol
 
 import torch
 
 from pipelinerl.base.waits import waiting
 from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.finetune.step import Learner
-from pipelinerl.weights.send.choose import build_transport
+from pipelinerl.weights.run_files import ask_for_replacement, weights_directory
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.nccl_transport import NcclTransport
 from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
-from pipelinerl.weights.send.publisher import Publisher, UpdateReport, WeightUpdateError
-from pipelinerl.weights.send.replacements import ask_for_replacement
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.transport import Transport
+from pipelinerl.weights.send.version_update import UpdateReport, WeightUpdateError
 
 log = logging.getLogger(__name__)
 RETRY_INTERVAL_S = 1.0
@@ -125,6 +130,31 @@ class EngineBroadcaster:
         mean = max(result.mean_abs for result in results)
         log.info("parity of engine and trainer: |delta| %.2g at most, %.2g on average", worst, mean)
         return {"weights/parity_max_abs": worst, "weights/parity_mean_abs": mean}
+
+
+def build_transport(
+    options: Mapping[str, Any], output_dir: Path, elements: int, dtype: torch.dtype, device: torch.device
+) -> Transport:
+    """`options` are the keys of `weights` and `group_port`; `elements` counts the parameters of the model.
+
+    Raises ValueError for NCCL without a GPU.
+    """
+    if options["transport"] == "nccl":
+        if device.type != "cuda":
+            raise ValueError(
+                f"weights.transport=nccl: the trainer runs on {device.type}, which has no NCCL; use file"
+            )
+        return NcclTransport(
+            device,
+            dtype,
+            buffer_bytes=options["buffer_mb"] * 2**20,
+            buffers=options["buffers"],
+            first_port=options["group_port"],
+            ahead=options["ahead"],
+        )
+    configured = Path(options["directory"]) if options["directory"] else None
+    directory = weights_directory(output_dir, elements * dtype.itemsize, configured)
+    return FileTransport(directory, dtype, options["ahead"])
 
 
 def _report_metrics(report: UpdateReport) -> dict[str, float]:

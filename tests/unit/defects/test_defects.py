@@ -26,13 +26,14 @@ from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.inference.answers import Generation
-from pipelinerl.launcher.supervision.liveness import get
+from pipelinerl.launcher.supervision.liveness import is_healthy
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.run_state.announcements import WeightUpdateSuccess, parse_message, trainer_stream
 from pipelinerl.streams import SingleStreamSpec, files, read_stream, write_to_streams
-from pipelinerl.weights.send.file import FileTransport
-from pipelinerl.weights.send.publisher import Publisher, WeightUpdateError
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.unit.finetune.builders import settings, write_steps
 from tests.unit.weights.test_publisher import DEADLINES, FakeEngine, serving
 
@@ -228,7 +229,7 @@ async def test_a_server_with_a_self_signed_certificate_gets_no_token(certificate
             client = JsonClient(url, session, 5, Retries(()), {"Authorization": "Bearer secret"})
             with pytest.raises(TransportFailure, match="certificate verify failed"):
                 await client.post("/browsecomp/search", {"query": "x"})
-        assert await asyncio.to_thread(get, url + "/health") is None
+        assert not await asyncio.to_thread(is_healthy, url + "/health")
     finally:
         await runner.cleanup()
     assert seen == []

@@ -79,7 +79,7 @@ class Worker:
         engine.parse_update_info = lambda info: info
         engine.receiver = lambda info: lambda: self.received
         self.engine: Any = engine
-        monkeypatch.setattr(transfer, "load_in_place", self._load)
+        monkeypatch.setattr(transfer, "reload_layerwise", self._load)
 
     @torch.no_grad()
     def _load(self, model: nn.Module, config: object, device: object, tensors: Version) -> None:
@@ -142,7 +142,7 @@ def test_what_hindered_receiving_is_said_and_changes_nothing(
 
     worker.engine.receiver = lambda info: fail
     worker.engine.start_weight_update()
-    with pytest.raises(ValueError, match="there is nothing to put into place"):
+    with pytest.raises(ValueError, match="there is nothing to load"):
         worker.engine.finish_weight_update()
     worker.engine.update_weights({})
     with pytest.raises(ValueError, match="a packet is missing"):

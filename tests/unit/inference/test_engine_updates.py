@@ -9,7 +9,7 @@ import torch
 from engine_harness import RunningEngine, full_logprobs, random_prompt, reference, running_engine
 
 from pipelinerl.inference.client import SamplingParams
-from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import checksum
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from pipelinerl.weights.send.exchange import in_thread
+from pipelinerl.base.threads import in_thread
 from tests.unit.weights.fake_group import FakeGroup, unpack
 from tests.unit.weights.json_server import serving_json
 

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from pipelinerl.weights.send.base import Member, TransportError
-from pipelinerl.weights.send.exchange import in_thread
-from pipelinerl.weights.send.file import FileTransport
-from pipelinerl.weights.send.publisher import Publisher, WeightUpdateError
+from pipelinerl.base.threads import in_thread
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.transport import Member, TransportError
+from pipelinerl.weights.send.version_update import WeightUpdateError
 from pipelinerl.weights.wire import read_mark
 from tests.unit.weights.fake_vllm import Always, FakeVllm, Meeting, serving
 from tests.unit.weights.test_vllm_updates import (

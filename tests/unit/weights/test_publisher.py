@@ -11,16 +11,18 @@ import numpy as np
 import pytest
 import torch
 
-from pipelinerl.base.http import PREPARE_ROUTE
 from pipelinerl.inference.vllm import pause_routes
-from pipelinerl.weights.send.exchange import Exchange
-from pipelinerl.weights.send.file import FileTransport
-from pipelinerl.weights.send.parity import ParityLimits, check_parity, limits_for, probe_ids
-from pipelinerl.weights.send.publisher import PublishDeadlines, Publisher, WeightUpdateError
+from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.version_update import WeightUpdateError
+from pipelinerl.weights.wire import PREPARE_ROUTE
 from tests.unit.weights.json_server import serving_json
 
 TENSORS = [("a", torch.ones(2, 3)), ("b", torch.zeros(4))]
 DEADLINES = PublishDeadlines(health_s=5, init_s=5, pause_s=1, start_s=1, update_s=1, finish_s=1, resume_s=1)
+EXACT = ParityLimits(1e-4, None)
 CYCLE = ["/pause", "/start_weight_update", "/update_weights", "/finish_weight_update", "/resume"]
 
 
@@ -162,14 +164,14 @@ def test_an_engine_that_fails_in_between_is_broken_and_never_resumed(
 
 
 def test_a_second_start_is_not_sent(engines: Pair) -> None:
-    exchange = Exchange(engines[1][0], DEADLINES, pause_routes(None, clear_cache=False))
-    exchange.pause()
-    exchange.start()
-    assert exchange.error is None
-    exchange.start()
-    exchange.close()
+    update = EngineUpdate(engines[1][0], DEADLINES, pause_routes(None, clear_cache=False))
+    update.pause()
+    update.start()
+    assert update.error is None
+    update.start()
+    update.close()
     assert engines[0][0].calls == ["/pause", "/start_weight_update"]
-    assert "start after start" in str(exchange.error)
+    assert "start after start" in str(update.error)
 
 
 def test_a_hanging_engine_is_named_at_the_deadline(engines: Pair, tmp_path: Path) -> None:
@@ -271,10 +273,9 @@ def test_parity_beyond_the_limit_breaks_the_engine(engines: Pair, tmp_path: Path
     def score(rows: np.ndarray) -> np.ndarray:
         return np.full((len(rows), rows.shape[1] - 1), -1.0, dtype=np.float32)
 
-    results = check_parity(publisher, ids, score, limits_for("float32"))
+    results = check_parity(publisher, ids, score, EXACT)
     assert [one.max_abs for one in results] == [0.0, 0.0]
     engines[0][1].logprob = -1.01
     with pytest.raises(WeightUpdateError, match=r"parity of .*differ by 0.01") as error:
-        check_parity(publisher, ids, score, limits_for("float32"))
+        check_parity(publisher, ids, score, EXACT)
     assert error.value.broken == [engines[1][1]] and publisher.broken == {engines[1][1]}
-    assert limits_for("bfloat16") == ParityLimits(None, 0.02)

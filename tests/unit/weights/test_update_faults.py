@@ -15,10 +15,12 @@ import torch
 
 from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import EngineBroadcaster
-from pipelinerl.weights.send.file import FileTransport
-from pipelinerl.weights.send.parity import check_parity, limits_for, probe_ids
-from pipelinerl.weights.send.publisher import PublishDeadlines, Publisher, WeightUpdateError
-from pipelinerl.weights.send.replacements import Replacements, ask_for_replacement
+from pipelinerl.weights.run_files import Replacements, ask_for_replacement
+from pipelinerl.weights.send.engine_update import PublishDeadlines
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.unit.weights.test_publisher import FakeEngine, serving
 
 TENSORS = [("a", torch.ones(2, 3)), ("b", torch.zeros(4))]
@@ -33,6 +35,7 @@ PATHS = {
     "resume": "/resume",
     "parity": "/inference/v1/generate",
 }
+EXACT = ParityLimits(1e-4, None)
 GIVES_UP_THE_ENGINE = {"start", "update", "finish"}
 FAULTS = {
     "500": "HTTP 500: .*fault at",
@@ -62,7 +65,7 @@ def test_a_fault_in_any_step_is_named_and_announces_nothing(tmp_path: Path, step
         inject(engine, step, how)
         with pytest.raises(WeightUpdateError, match=FAULTS[how]) as error:
             publisher.publish(1, TENSORS)
-            check_parity(publisher, probe_ids(50, length=4), score, limits_for("float32"))
+            check_parity(publisher, probe_ids(50, length=4), score, EXACT)
         assert (error.value.engine, error.value.step) == (url, step)
         assert len(str(error.value).splitlines()) == 1
         assert publisher.broken == ({url} if step in GIVES_UP_THE_ENGINE else set())

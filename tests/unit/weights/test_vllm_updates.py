@@ -15,9 +15,11 @@ import pytest
 import torch
 
 from pipelinerl.inference.client import EngineClient, EngineRequestError, SamplingParams
-from pipelinerl.weights.send.base import TransportError
-from pipelinerl.weights.send.nccl import NcclTransport
-from pipelinerl.weights.send.publisher import PublishDeadlines, Publisher, SenderStuck, WeightUpdateError
+from pipelinerl.weights.send.engine_update import PublishDeadlines
+from pipelinerl.weights.send.nccl_transport import NcclTransport
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.transport import TransportError
+from pipelinerl.weights.send.version_update import SenderStuck, WeightUpdateError
 from tests.unit.weights.fake_vllm import Always, FakeVllm, Meeting, serving
 
 VERSIONS = ("0.26.0", "0.32.0")

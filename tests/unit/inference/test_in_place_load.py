@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipelinerl.weights.receive.placement import NoPlacement, Placement
+from pipelinerl.weights.receive.in_place_load import InPlaceLoad, NoInPlaceLoad
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 Version = list[tuple[str, torch.Tensor]]
@@ -90,11 +90,11 @@ def state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_copies_leave_what_the_models_own_way_leaves(loaded: Served) -> None:
-    placement = Placement.of(loaded, version(1), PACKED)
+    in_place = InPlaceLoad(loaded, version(1), PACKED)
     expected = Served()
     for seed in (2, 3):
-        assert placement.holds(loaded)
-        placement.put(version(seed))
+        assert in_place.fits(loaded)
+        in_place.load(version(seed))
         expected.load_its_own_way(version(seed))
         for name, tensor in state(expected).items():
             assert torch.equal(tensor, loaded.state_dict()[name]), name
@@ -102,9 +102,9 @@ def test_copies_leave_what_the_models_own_way_leaves(loaded: Served) -> None:
 
 
 def test_a_parameter_that_lies_elsewhere_is_seen(loaded: Served) -> None:
-    placement = Placement.of(loaded, version(1), PACKED)
+    in_place = InPlaceLoad(loaded, version(1), PACKED)
     loaded.layers[0].norm.weight = nn.Parameter(torch.ones(8))
-    assert not placement.holds(loaded)
+    assert not in_place.fits(loaded)
 
 
 def _scaled(model: Served) -> None:
@@ -172,29 +172,29 @@ def test_a_model_that_copies_would_not_serve(
     loaded: Served, change: Callable[[Served], None], reason: str
 ) -> None:
     change(loaded)
-    with pytest.raises(NoPlacement, match=reason):
-        Placement.of(loaded, version(1), PACKED)
+    with pytest.raises(NoInPlaceLoad, match=reason):
+        InPlaceLoad(loaded, version(1), PACKED)
 
 
 def test_a_name_without_a_parameter(loaded: Served) -> None:
-    with pytest.raises(NoPlacement, match=r"no parameter for layers.0.[qkv]_proj"):
-        Placement.of(loaded, version(1), {"gate_up_proj": PACKED["gate_up_proj"]})
+    with pytest.raises(NoInPlaceLoad, match=r"no parameter for layers.0.[qkv]_proj"):
+        InPlaceLoad(loaded, version(1), {"gate_up_proj": PACKED["gate_up_proj"]})
 
 
 def test_a_part_alone_is_not_a_parameter_that_is_padded(loaded: Served) -> None:
     only_queries = [one for one in version(1) if ".0.k_" not in one[0] and ".0.v_" not in one[0]]
     with torch.no_grad():
         loaded.layers[0].qkv_proj.weight[8:] = 0
-    with pytest.raises(NoPlacement, match=r"layers.0.qkv_proj.\w+ has 16 rows, its tensors 8"):
-        Placement.of(loaded, only_queries, PACKED)
+    with pytest.raises(NoInPlaceLoad, match=r"layers.0.qkv_proj.\w+ has 16 rows, its tensors 8"):
+        InPlaceLoad(loaded, only_queries, PACKED)
 
 
 def test_two_tensors_cannot_have_one_place(loaded: Served) -> None:
     """A head of its own, sent as such, in a model that keeps both in the same memory."""
     loaded.head.weight = nn.Parameter(loaded.embed.weight.detach())
     given = [*version(1), ("head.weight", dict(version(1))["embed.weight"])]
-    with pytest.raises(NoPlacement, match="several tensors have one place"):
-        Placement.of(loaded, given, PACKED)
+    with pytest.raises(NoInPlaceLoad, match="several tensors have one place"):
+        InPlaceLoad(loaded, given, PACKED)
 
 
 def test_a_card_that_is_too_full_to_compare_costs_no_update(
@@ -204,15 +204,15 @@ def test_a_card_that_is_too_full_to_compare_costs_no_update(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "equal", equal)
-    with pytest.raises(NoPlacement, match=r"no memory is left to compare"):
-        Placement.of(loaded, version(1), PACKED)
+    with pytest.raises(NoInPlaceLoad, match=r"no memory is left to compare"):
+        InPlaceLoad(loaded, version(1), PACKED)
 
 
 def test_other_tensors_than_the_first_version_change_nothing(loaded: Served) -> None:
-    placement = Placement.of(loaded, version(1), PACKED)
+    in_place = InPlaceLoad(loaded, version(1), PACKED)
     before = state(loaded)
     narrow = [(name, tensor[..., :4] if tensor.dim() else tensor) for name, tensor in version(2)]
     for wrong in (version(2)[1:], narrow, [*version(2), ("more", torch.ones(1))]):
         with pytest.raises(ValueError, match="have changed since the first version"):
-            placement.put(wrong)
+            in_place.load(wrong)
     assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.state_dict().items())

@@ -1,65 +1,61 @@
-"""Where the tensors of a version lie in a served model, so that putting one there is nothing but copies.
+"""Loading a version into a served model by nothing but copies, used by `vllm_ahead` in the pause of an update.
 
-Engines keep several tensors of a checkpoint in one parameter, such as queries, keys and values. Their own way
-of loading asks every layer anew where everything belongs. Here that is worked out once, from the names, and
-believed only if the model holds exactly the version that it has just loaded its own way.
+vLLM keeps several tensors of a checkpoint in one parameter, such as queries, keys and values, and its own way
+of loading asks every layer anew where each belongs. Here that is worked out once, from the names, and believed
+only if the model holds exactly the version that it has just loaded its own way.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
+from collections.abc import Mapping, Sequence
 
 import torch
 
 Named = Sequence[tuple[str, torch.Tensor]]
+Packed = Mapping[str, Sequence[str]]
 KV_CACHE = "kv_cache"
 """What attention layers of vLLM call theirs; it is no copy of weights."""
 
 
-class NoPlacement(ValueError):
+class NoInPlaceLoad(ValueError):
     """A model cannot be given a version by copies; the message says why not."""
 
 
-class Placement:
+class InPlaceLoad:
     """A view of the model's memory for each tensor of a version."""
 
-    def __init__(self, places: Mapping[str, torch.Tensor], pointers: Sequence[int]) -> None:
-        self._places = dict(places)
-        self._pointers = list(pointers)
-
-    @classmethod
     @torch.no_grad()
-    def of(cls, model: torch.nn.Module, tensors: Named, packed: Mapping[str, Sequence[str]]) -> Placement:
+    def __init__(self, model: torch.nn.Module, tensors: Named, packed: Packed) -> None:
         """`model` has just been given `tensors`, under the names of the checkpoint, on any device.
 
         `packed`: names of its modules that hold several of the checkpoint's, one behind the other in the
-        first dimension (vLLM's `packed_modules_mapping`). Raises NoPlacement if a tensor has no place of its
-        own, a parameter no tensor, the model does not hold in every place what it was given, or no memory is
-        left to see that.
+        first dimension (vLLM's `packed_modules_mapping`). Raises NoInPlaceLoad if a tensor has no place of
+        its own, a parameter no tensor, the model does not hold in every place what it was given, or no memory
+        is left to see that.
         """
         _check_nothing_derived(model)
         parameters = dict(model.named_parameters())
-        places: dict[str, torch.Tensor] = {}
+        self._places: dict[str, torch.Tensor] = {}
         for fused, parts in _by_parameter(tensors, parameters, packed).items():
-            places |= _slices(fused, parameters[fused], parts)
-        if len({one.data_ptr() for one in places.values()}) < len(places):
-            raise NoPlacement("several tensors have one place")
-        reached = {one.untyped_storage().data_ptr() for one in places.values()}
+            self._places |= _slices(fused, parameters[fused], parts)
+        if len({one.data_ptr() for one in self._places.values()}) < len(self._places):
+            raise NoInPlaceLoad("several tensors have one place")
+        reached = {one.untyped_storage().data_ptr() for one in self._places.values()}
         for name, parameter in parameters.items():
             if parameter.untyped_storage().data_ptr() not in reached:
-                raise NoPlacement(f"{name} is in no version")
+                raise NoInPlaceLoad(f"{name} is in no version")
+        # Names and shapes alone would not show a scale, a transposition or another order of the parts.
         for name, tensor in tensors:
-            if not _equal(places[name], tensor):
-                raise NoPlacement(f"the model does not hold {name} as it was sent")
-        return cls(places, _pointers(model))
+            if not _equal(self._places[name], tensor):
+                raise NoInPlaceLoad(f"the model does not hold {name} as it was sent")
+        self._pointers = _pointers(model)
 
-    def holds(self, model: torch.nn.Module) -> bool:
+    def fits(self, model: torch.nn.Module) -> bool:
         """Whether the model's parameters still lie where they lay."""
         return _pointers(model) == self._pointers
 
     @torch.no_grad()
-    def put(self, tensors: Named) -> None:
+    def load(self, tensors: Named) -> None:
         """Copy a version to its places, in the order of the current stream; nothing waits for the copies.
 
         Raises ValueError, with nothing copied, for other tensors than those of the first version.
@@ -72,7 +68,7 @@ class Placement:
 
 
 def _by_parameter(
-    tensors: Named, parameters: Mapping[str, torch.Tensor], packed: Mapping[str, Sequence[str]]
+    tensors: Named, parameters: Mapping[str, torch.Tensor], packed: Packed
 ) -> dict[str, list[tuple[str, torch.Tensor]]]:
     """Tensors of each parameter, in the order in which they lie there."""
     found: dict[str, list[tuple[int, str, torch.Tensor]]] = {}
@@ -85,75 +81,65 @@ def _by_parameter(
     }
 
 
-def _target(
-    name: str, parameters: Mapping[str, torch.Tensor], packed: Mapping[str, Sequence[str]]
-) -> tuple[str, int]:
+def _target(name: str, parameters: Mapping[str, torch.Tensor], packed: Packed) -> tuple[str, int]:
     """The parameter of a tensor, and which of its parts the tensor is."""
     if name in parameters:
         return name, 0
     words = name.split(".")
     for fused, parts in packed.items():
         for position, part in enumerate(parts):
-            if part in words:
-                target = ".".join(fused if word == part else word for word in words)
-                if target in parameters:
-                    return target, position
-    raise NoPlacement(f"the model has no parameter for {name}")
+            target = ".".join(fused if word == part else word for word in words)
+            if target in parameters:
+                return target, position
+    raise NoInPlaceLoad(f"the model has no parameter for {name}")
 
 
 def _slices(
     fused: str, parameter: torch.Tensor, parts: Sequence[tuple[str, torch.Tensor]]
 ) -> dict[str, torch.Tensor]:
-    """The part of a parameter for each of its tensors.
-
-    A single one of the parameter's own name may be followed by zeros, which pad a vocabulary.
-    """
+    """The part of a parameter for each of its tensors."""
     if [tensor.shape for _, tensor in parts] == [parameter.shape]:  # also a number, which has no rows
         return {parts[0][0]: parameter.detach()}
     if not all(one.dim() for one in (parameter, *(tensor for _, tensor in parts))):
-        raise NoPlacement(f"{fused} or one of its tensors is a single number")
+        raise NoInPlaceLoad(f"{fused} or one of its tensors is a single number")
     rows = sum(len(tensor) for _, tensor in parts)
+    # vLLM pads a vocabulary with rows of zeros. Only there: rows that are missing from several parts, or from
+    # one that is not all of its parameter, belong to a tensor that was not sent.
     may_be_padded = [name for name, _ in parts] == [fused]
     if rows > len(parameter) or (rows < len(parameter) and not may_be_padded):
-        raise NoPlacement(f"{fused} has {len(parameter)} rows, its tensors {rows}")
+        raise NoInPlaceLoad(f"{fused} has {len(parameter)} rows, its tensors {rows}")
     if bool(parameter[rows:].any()):
-        raise NoPlacement(f"{fused} holds more than zeros behind its {rows} rows")
-    found, first = {}, 0
+        raise NoInPlaceLoad(f"{fused} holds more than zeros behind its {rows} rows")
+    found, start = {}, 0
     for name, tensor in parts:
-        place = parameter.detach()[first : first + len(tensor)]
+        place = parameter.detach()[start : start + len(tensor)]
         if place.shape != tensor.shape:
-            raise NoPlacement(f"{name} is {list(tensor.shape)}, its place {list(place.shape)}")
+            raise NoInPlaceLoad(f"{name} is {list(tensor.shape)}, its place {list(place.shape)}")
         found[name] = place
-        first += len(tensor)
+        start += len(tensor)
     return found
 
 
 def _equal(place: torch.Tensor, tensor: torch.Tensor) -> bool:
-    """Needs memory for the tensor and its comparison; a model that is loaded must not fail for want of it."""
+    # Needs memory for the tensor and its comparison; for want of it a model that is loaded must not fail.
     try:
         return torch.equal(place, tensor.to(place))
     except torch.OutOfMemoryError:
-        raise NoPlacement(f"no memory is left to compare {list(place.shape)} numbers") from None
+        raise NoInPlaceLoad(f"no memory is left to compare {list(place.shape)} numbers") from None
 
 
 def _check_nothing_derived(model: torch.nn.Module) -> None:
-    """What lies beside parameters and buffers may be computed from weights; copies would leave it old.
-
-    It lies in the modules, or in what processes their weights for them, such as vLLM's kinds of attention.
-    """
+    """What lies beside parameters and buffers may be computed from weights; copies would leave it old."""
     own = {one.untyped_storage().data_ptr() for one in model.parameters()}
     for prefix, module in model.named_modules():
+        # In the modules, or in what processes their weights for them, such as vLLM's kinds of attention.
         helpers = [one for one in vars(module).values() if _processes_weights(one)]
-        for name, tensor in chain.from_iterable(map(_computed, (module, *helpers))):
-            if tensor.untyped_storage().data_ptr() not in own:
-                raise NoPlacement(f"{prefix or 'the model'} holds {name} beside its parameters")
-
-
-def _computed(holder: object) -> Iterator[tuple[str, torch.Tensor]]:
-    """Plain attributes that may be computed from weights; scalars are scales of the cache."""
-    for name, value in vars(holder).items():
-        if isinstance(value, torch.Tensor) and name != KV_CACHE and value.is_floating_point() and value.dim():
-            yield name, value
+        for holder in (module, *helpers):
+            for name, value in vars(holder).items():
+                # Scalars are scales of the cache.
+                derived = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
+                if derived and name != KV_CACHE and value.untyped_storage().data_ptr() not in own:
+                    raise NoInPlaceLoad(f"{prefix or 'the model'} holds {name} beside its parameters")
 
 
 def _processes_weights(one: object) -> bool:

@@ -1,7 +1,12 @@
-"""What the publisher needs from a transport: one interface for files, NCCL and whatever comes later."""
+"""How the bytes of a version travel: what a transport does for an update, and how it fails (TransportError).
+
+`file_transport` and `nccl_transport` are the two there are; the trainer chooses by `weights.transport`
+(`pipelinerl/finetune/broadcast.py`). A transport knows nothing of pauses: it stages a version, sends it while
+the engines are in /update_weights, and says when it has arrived.
+"""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -16,8 +21,10 @@ class StagedUpdate:
     info: dict[str, Any]
     """`update_info` of the engines' /update_weights."""
     bytes: int
-    layout: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    layout: dict[str, tuple[tuple[int, ...], str]]
     """Name to (shape, dtype), which must be the same for every version of a run."""
+    tensors: tuple[torch.Tensor, ...] = ()
+    """What is only read when it is sent; it must not change until then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +35,7 @@ class Member:
     ranks: int
     """Processes of the engine that hold weights: tensor x pipeline x data parallel."""
     version: str | None
-    """What the engine says about its own version; None from one that has no such route."""
+    """vLLM's version; None for an engine that is no vLLM."""
 
 
 class TransportError(RuntimeError):
@@ -38,7 +45,7 @@ class TransportError(RuntimeError):
 class Transport(Protocol):
     """Moves the tensors of one version to every participating engine."""
 
-    collective: bool
+    collective: bool = False
     """Whether all engines take part in each transfer together: one that is missing stops the others, and a
     change of membership needs a new rendezvous of everybody."""
     ahead: bool
@@ -46,31 +53,29 @@ class Transport(Protocol):
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """`init_info` for each engine; begins a new rendezvous."""
-        ...
-
-    def join(self, deadline_s: float) -> None:
-        """The publisher's own part of the rendezvous, while the engines do theirs."""
-        ...
 
     def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
-        """Prepare everything that can be prepared while the engines still generate."""
-        ...
+        """Prepare everything that can be prepared while the engines still generate.
 
-    def send(self, staged: StagedUpdate, deadline_s: float) -> None:
-        """Runs while the engines are in /update_weights; nothing to do when they read by themselves."""
-        ...
+        `named_tensors`: distinct parameters; of tied ones the first.
+        """
 
     def arrived(self, staged: StagedUpdate, url: str) -> bool:
-        """Whether the engine at `url` has all of it, once `send` has returned. Asked where it is `ahead`.
+        """Whether the engine at `url` has all of it, asked where it is `ahead` and `send` has begun.
 
         Raises TransportError when the engine says that it cannot have it.
         """
-        ...
-
-    def abort(self) -> None:
-        """Free a `send` or `join` that hangs, from another thread; a new rendezvous is needed afterwards."""
-        ...
 
     def close(self) -> None:
         """Leave no files, threads or connections behind."""
-        ...
+
+    # What follows is nothing to do for a transport whose engines fetch a version by themselves.
+
+    def join(self, deadline_s: float) -> None:
+        """The publisher's own part of the rendezvous, while the engines do theirs."""
+
+    def send(self, staged: StagedUpdate, deadline_s: float) -> None:
+        """Runs while the engines are in /update_weights."""
+
+    def abort(self) -> None:
+        """Free a `send` or `join` that hangs, from another thread; a new rendezvous is needed afterwards."""

@@ -1,4 +1,8 @@
-"""The file transport: safetensors written beside, then renamed; engines read it by path."""
+"""The file transport: one safetensors file for each version, which engines read by its path.
+
+For any engine that sees the same file system, such as the embedded one, and for an engine that shares its GPU
+with the trainer, where NCCL cannot connect them.
+"""
 
 import shutil
 from collections.abc import Iterable, Sequence
@@ -8,23 +12,20 @@ from typing import Any
 import torch
 from safetensors.torch import save
 
-from pipelinerl.weights.send.base import Member, NamedTensor, StagedUpdate, TransportError
-from pipelinerl.weights.send.directory import SHARED_MEMORY
-from pipelinerl.weights.wire import checksum, read_mark, write_whole
+from pipelinerl.base.files import write_whole
+from pipelinerl.weights.run_files import SHARED_MEMORY
+from pipelinerl.weights.send.transport import Member, NamedTensor, StagedUpdate, Transport, TransportError
+from pipelinerl.weights.wire import checksum, read_mark
 
 VERSIONS_KEPT = 2
 
 
-class FileTransport:
-    """Writes each version to `directory`, in `dtype`; works for any engine that sees the same file system."""
-
-    collective = False
+class FileTransport(Transport):
+    """Writes each version to `directory`, in `dtype`."""
 
     def __init__(self, directory: Path, dtype: torch.dtype = torch.float32, ahead: bool = False) -> None:
         """`ahead`: the engines are vLLM with this package's back-end and read while they generate."""
-        self.directory = directory
-        self.dtype = dtype
-        self.ahead = ahead
+        self.directory, self.dtype, self.ahead = directory, dtype, ahead
         self._written: list[Path] = []
         self._ranks: dict[str, int] = {}
         """Of each engine that reads ahead, by its URL."""
@@ -42,11 +43,8 @@ class FileTransport:
         self._ranks |= {one.url: one.ranks for one in members}
         return [{"reader": _reader(one.url)} for one in members]
 
-    def join(self, deadline_s: float) -> None:
-        """No rendezvous."""
-
     def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
-        """Write the version's file; names must be distinct parameters (no ties)."""
+        """Write the version's file, and remove that of the version before the last."""
         with torch.no_grad():
             tensors = {
                 name: tensor.detach().to(device="cpu", dtype=self.dtype).contiguous()
@@ -54,44 +52,34 @@ class FileTransport:
             }
         data = save(tensors)
         path = self.directory / f"weights-{version:08d}.safetensors"
-        _remove(path)  # a version that is published again has to be read again
+        # With its marks: a version that is published again has to be read again.
+        _remove(path)
         write_whole(path, data)
-        self._keep(path)
+        self._written = [*(one for one in self._written if one != path), path]
+        # The one before stays: an engine that hung may still be reading it.
+        while len(self._written) > VERSIONS_KEPT:
+            _remove(self._written.pop(0))
         info = {"path": str(path), "version": str(version), "bytes": len(data), "checksum": checksum(data)}
         layout = {name: (tuple(one.shape), str(one.dtype)) for name, one in tensors.items()}
         return StagedUpdate(info, len(data), layout)
 
-    def send(self, staged: StagedUpdate, deadline_s: float) -> None:
-        """The engines read the file themselves."""
-
     def arrived(self, staged: StagedUpdate, url: str) -> bool:
         """Whether every rank of the engine has said so; TransportError with what one says instead."""
         path = Path(staged.info["path"])
-        marks = [read_mark(path, _reader(url), rank) for rank in range(self._ranks[url])]
-        for mark in marks:
+        for rank in range(self._ranks[url]):
+            mark = read_mark(path, _reader(url), rank)
             if not mark.exists():
                 return False
             if said := mark.read_text(encoding="utf-8"):
                 raise TransportError(said)
         return True
 
-    def abort(self) -> None:
-        """Nothing here ever waits."""
-
     def close(self) -> None:
         """Remove what was written, and the folder if it lies in shared memory."""
-        for path in self._written:
-            _remove(path)
-        self._written.clear()
+        while self._written:
+            _remove(self._written.pop())
         if self.directory.parent == SHARED_MEMORY:
             shutil.rmtree(self.directory, ignore_errors=True)
-
-    def _keep(self, path: Path) -> None:
-        if path in self._written:
-            self._written.remove(path)
-        self._written.append(path)
-        while len(self._written) > VERSIONS_KEPT:
-            _remove(self._written.pop(0))
 
 
 def _reader(url: str) -> str:
@@ -100,5 +88,6 @@ def _reader(url: str) -> str:
 
 
 def _remove(path: Path) -> None:
-    for one in (path, *path.parent.glob(f"{path.name}.read-*")):
+    """The file of a version, its marks, and either of them half written."""
+    for one in path.parent.glob(f"*{path.name}*"):
         one.unlink(missing_ok=True)
