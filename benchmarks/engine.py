@@ -41,10 +41,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from pipelinerl.inference.client import Generation, SamplingParams
 from pipelinerl.inference.fleet import Fleet
-from pipelinerl.weights.run_files import weights_directory
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.version_update import UpdateReport
+from pipelinerl.weights.wire import weights_directory
 
 READY_DEADLINE_S = 120.0
 PAUSE_GOAL_MS = 30.0

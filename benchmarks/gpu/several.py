@@ -32,11 +32,11 @@ from benchmarks.gpu.load import Load
 from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
 from benchmarks.gpu.served import Server, engine_argv, model_folder, started
 from pipelinerl.modeling.model import distinct_parameters
-from pipelinerl.weights.run_files import weights_directory
 from pipelinerl.weights.send.engine_state import EngineState
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.parity import probe_ids
 from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.wire import weights_directory
 
 SETS: dict[str, Sequence[str]] = {"tensor_parallel": ("0,1",), "two_engines": ("0", "1")}
 """Cards of each engine."""

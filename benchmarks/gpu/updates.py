@@ -17,12 +17,12 @@ from benchmarks._figures import Figure, at_most
 from benchmarks.gpu.load import Load
 from pipelinerl.inference.vllm import pause_routes
 from pipelinerl.modeling.model import distinct_parameters
-from pipelinerl.weights.run_files import weights_directory
 from pipelinerl.weights.send.engine_update import PublishDeadlines
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.nccl_transport import NcclTransport
 from pipelinerl.weights.send.publisher import KvPolicy, Publisher
 from pipelinerl.weights.send.transport import Transport
+from pipelinerl.weights.wire import weights_directory
 
 PROMPT = OUTPUT = 512
 STREAMS = 256

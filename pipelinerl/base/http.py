@@ -1,8 +1,8 @@
-"""Small blocking HTTP calls with a deadline: health checks, questions to engines, the steps of a weight update.
+"""Small blocking HTTP calls with a deadline: health checks, questions to engines, steps of a weight update.
 
-`call` gives the body of a 200 answer or raises CallFailed; `get_or_none` is for callers to whom the reason does
-not matter. Several calls to one server go over a `Connection`. No proxy is used: servers are on this host or
-in a private network. The actor's requests are asynchronous and go through `pipelinerl.inference.client`.
+`call` gives the body of a 200 answer or raises CallFailed; `get_or_none` is for callers to whom the reason
+does not matter. Several calls to one server go over a `Connection`. No proxy is used: servers are on this
+host or in a private network. The actor's requests are asynchronous: `pipelinerl/inference/client.py`.
 """
 
 import contextlib
@@ -88,7 +88,7 @@ def call(method: str, url: str, path: str, deadline_s: float, body: Any = None) 
 
 
 def get_or_none(url: str, deadline_s: float, body: Any = None) -> bytes | None:
-    """The body of a 200 answer to a GET, or to a POST where there is a JSON `body`; None for anything else."""
+    """The body of a 200 answer to a GET, or to a POST of a JSON `body`; None for anything else."""
     parts = urlsplit(url)
     server, path = (
         f"{parts.scheme}://{parts.netloc}",

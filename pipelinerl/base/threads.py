@@ -1,4 +1,4 @@
-"""Blocking work beside the caller, whose result is a future; for calls that may hang longer than the process lives."""
+"""Blocking work beside the caller, with a future for its result; also work that may never end."""
 
 import threading
 from collections.abc import Callable

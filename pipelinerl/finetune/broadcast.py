@@ -13,13 +13,14 @@ import torch
 from pipelinerl.base.waits import waiting
 from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.finetune.step import Learner
-from pipelinerl.weights.run_files import ask_for_replacement, weights_directory
+from pipelinerl.run_state.replacements import ask_for_replacement
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.nccl_transport import NcclTransport
 from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.transport import Transport
 from pipelinerl.weights.send.version_update import UpdateReport, WeightUpdateError
+from pipelinerl.weights.wire import weights_directory
 
 log = logging.getLogger(__name__)
 RETRY_INTERVAL_S = 1.0

@@ -1,1 +1,1 @@
-"""How a weight version gets from the trainer into the engines: `send` runs in the trainer, `receive` in vLLM."""
+"""How a weight version gets from the trainer (`send`) into the engines (`receive` runs inside vLLM)."""

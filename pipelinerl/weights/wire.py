@@ -1,16 +1,46 @@
-"""What both ends of a weight update agree on: the whole file, the marks beside it, the cut into packets.
+"""What both ends of a weight update agree on: files and where they lie, the marks beside them, packets.
 
-Imported by the trainer's side (`send`), by what runs inside vLLM (`receive`) and by the embedded engine. No
-torch here.
+Imported by `send`, `receive`, the embedded engine, and by the launcher, which removes what a killed trainer
+left; no torch here.
 """
 
+import hashlib
+import shutil
 import zlib
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 PREPARE_ROUTE = "/prepare_weights"
-"""Takes the body of /update_weights ahead of it, while the engine samples. The embedded engine names it in its
-answer to /init_weight_transfer_engine; vLLM has no such route."""
+"""Takes the body of /update_weights ahead of it, while the engine samples. The embedded engine offers it in
+its answer to /init_weight_transfer_engine; vLLM has no such route."""
+SHARED_MEMORY = Path("/dev/shm")
+# Two versions are kept while a third is written.
+COPIES = 3
+
+
+def shared_directory(output_dir: Path) -> Path:
+    """The run's folder in shared memory; the same for every process and every start of that run."""
+    name = hashlib.sha256(str(output_dir.resolve()).encode()).hexdigest()[:16]
+    return SHARED_MEMORY / f"pipelinerl-{name}"
+
+
+def weights_directory(output_dir: Path, model_bytes: int, configured: Path | None = None) -> Path:
+    """An existing folder with room for the versions kept; files of an earlier start are removed.
+
+    `configured` wins where it is given; otherwise shared memory with room for three copies of `model_bytes`,
+    else `output_dir/weights`.
+    """
+    if configured is not None:
+        chosen = configured
+    elif SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > COPIES * model_bytes:
+        chosen = shared_directory(output_dir)
+    else:
+        chosen = output_dir / "weights"
+    chosen.mkdir(parents=True, exist_ok=True)
+    # Also `~weights-...`, which a killed trainer had not given its name yet.
+    for leftover in (*chosen.glob("weights-*"), *chosen.glob("~weights-*")):
+        leftover.unlink()
+    return chosen
 
 
 def checksum(data: bytes | memoryview) -> str:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from pipelinerl.inference.client import AbortedCompletion, EngineClient, Generation, SamplingParams
-from pipelinerl.inference.vllm import pause_routes
+from pipelinerl.weights.send.engine_state import EngineState
 from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
 from pipelinerl.weights.send.publisher import UpdateUnderWay
 from pipelinerl.weights.send.version_update import WeightUpdateError
@@ -33,10 +33,11 @@ async def serves(engine: Engine, seed: int) -> None:
 
 async def test_an_update_without_a_pause_is_refused_before_anything_is_sent(engine: Engine) -> None:
     await engine.publish(70, 1, "recompute")
-    update = EngineUpdate(engine.url, PublishDeadlines(), pause_routes(None, clear_cache=True))
+    update = EngineUpdate(EngineState(engine.url, 5), PublishDeadlines())
     update.start()
     assert "start after nothing, not after a granted pause" in str(update.error)
-    update.update_and_finish(b"{}", 71, 5.0)
+    update.update(b"{}", 5.0, lambda: True)
+    update.finish(71)
     update.close()
     assert not update.finished
     await serves(engine, 1)

@@ -15,7 +15,7 @@ from metric_tables import check_run as check_metric_names
 from pipelinerl.config import load
 from pipelinerl.launcher.placement import is_free
 from pipelinerl.run_state.accounting import reconcile
-from pipelinerl.weights.run_files import shared_directory
+from pipelinerl.weights.wire import shared_directory
 from tests.pipeline.conftest import LauncherProcess
 
 Launch = Callable[..., LauncherProcess]

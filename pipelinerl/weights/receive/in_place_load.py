@@ -1,20 +1,21 @@
-"""Loading a version into a served model by nothing but copies, used by `vllm_ahead` in the pause of an update.
+"""Loading a version into a served model by nothing but copies; `vllm_ahead` does so in an update's pause.
 
 vLLM keeps several tensors of a checkpoint in one parameter, such as queries, keys and values, and its own way
-of loading asks every layer anew where each belongs. Here that is worked out once, from the names, and believed
-only if the model holds exactly the version that it has just loaded its own way.
+of loading asks every layer anew where each belongs. Here that is worked out once, from the names, and
+believed only if the model holds exactly the version that it has just loaded its own way.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import itemgetter
 
 import torch
 
 Named = Sequence[tuple[str, torch.Tensor]]
 Packed = Mapping[str, Sequence[str]]
+# What attention layers of vLLM call theirs; it is no copy of weights.
 KV_CACHE = "kv_cache"
-"""What attention layers of vLLM call theirs; it is no copy of weights."""
 
 
 class NoInPlaceLoad(ValueError):
@@ -29,15 +30,19 @@ class InPlaceLoad:
         """`model` has just been given `tensors`, under the names of the checkpoint, on any device.
 
         `packed`: names of its modules that hold several of the checkpoint's, one behind the other in the
-        first dimension (vLLM's `packed_modules_mapping`). Raises NoInPlaceLoad if a tensor has no place of
-        its own, a parameter no tensor, the model does not hold in every place what it was given, or no memory
-        is left to see that.
+        first dimension (vLLM's `packed_modules_mapping`). Raises NoInPlaceLoad.
         """
         _check_nothing_derived(model)
         parameters = dict(model.named_parameters())
+        parts: dict[str, list[tuple[int, str, torch.Tensor]]] = {}
+        for name, tensor in tensors:
+            target, position = _target(name, parameters, packed)
+            parts.setdefault(target, []).append((position, name, tensor))
         self._places: dict[str, torch.Tensor] = {}
-        for fused, parts in _by_parameter(tensors, parameters, packed).items():
-            self._places |= _slices(fused, parameters[fused], parts)
+        for target, found in parts.items():
+            in_order = [(name, tensor) for _, name, tensor in sorted(found, key=itemgetter(0))]
+            self._places |= _slices(target, parameters[target], in_order)
+        # Such as a head sent as its own to a model that keeps it in the memory of the embedding.
         if len({one.data_ptr() for one in self._places.values()}) < len(self._places):
             raise NoInPlaceLoad("several tensors have one place")
         reached = {one.untyped_storage().data_ptr() for one in self._places.values()}
@@ -56,29 +61,15 @@ class InPlaceLoad:
 
     @torch.no_grad()
     def load(self, tensors: Named) -> None:
-        """Copy a version to its places, in the order of the current stream; nothing waits for the copies.
+        """Enqueue a copy of each tensor to its place, on the current stream.
 
-        Raises ValueError, with nothing copied, for other tensors than those of the first version.
+        Raises ValueError, with nothing copied, for other names or shapes than those of the first version.
         """
         given = {name: tensor.shape for name, tensor in tensors}
         if given != {name: place.shape for name, place in self._places.items()}:
             raise ValueError("names or shapes of the tensors have changed since the first version")
         for name, tensor in tensors:
             self._places[name].copy_(tensor, non_blocking=True)
-
-
-def _by_parameter(
-    tensors: Named, parameters: Mapping[str, torch.Tensor], packed: Packed
-) -> dict[str, list[tuple[str, torch.Tensor]]]:
-    """Tensors of each parameter, in the order in which they lie there."""
-    found: dict[str, list[tuple[int, str, torch.Tensor]]] = {}
-    for name, tensor in tensors:
-        target, position = _target(name, parameters, packed)
-        found.setdefault(target, []).append((position, name, tensor))
-    return {
-        target: [(name, tensor) for _, name, tensor in sorted(parts, key=lambda part: part[0])]
-        for target, parts in found.items()
-    }
 
 
 def _target(name: str, parameters: Mapping[str, torch.Tensor], packed: Packed) -> tuple[str, int]:
@@ -94,10 +85,8 @@ def _target(name: str, parameters: Mapping[str, torch.Tensor], packed: Packed) -
     raise NoInPlaceLoad(f"the model has no parameter for {name}")
 
 
-def _slices(
-    fused: str, parameter: torch.Tensor, parts: Sequence[tuple[str, torch.Tensor]]
-) -> dict[str, torch.Tensor]:
-    """The part of a parameter for each of its tensors."""
+def _slices(fused: str, parameter: torch.Tensor, parts: Named) -> dict[str, torch.Tensor]:
+    """The part of a parameter for each of its tensors, which lie one behind the other."""
     if [tensor.shape for _, tensor in parts] == [parameter.shape]:  # also a number, which has no rows
         return {parts[0][0]: parameter.detach()}
     if not all(one.dim() for one in (parameter, *(tensor for _, tensor in parts))):
@@ -132,23 +121,14 @@ def _check_nothing_derived(model: torch.nn.Module) -> None:
     """What lies beside parameters and buffers may be computed from weights; copies would leave it old."""
     own = {one.untyped_storage().data_ptr() for one in model.parameters()}
     for prefix, module in model.named_modules():
-        # In the modules, or in what processes their weights for them, such as vLLM's kinds of attention.
-        helpers = [one for one in vars(module).values() if _processes_weights(one)]
-        for holder in (module, *helpers):
-            for name, value in vars(holder).items():
+        # In the modules, or in what vLLM hands their weights after loading, such as its kinds of attention.
+        helpers = [one for one in vars(module).values() if hasattr(one, "process_weights_after_loading")]
+        for holder in (module, *(one for one in helpers if not isinstance(one, torch.nn.Module | type))):
+            for name, value in getattr(holder, "__dict__", {}).items():
                 # Scalars are scales of the cache.
                 derived = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
                 if derived and name != KV_CACHE and value.untyped_storage().data_ptr() not in own:
                     raise NoInPlaceLoad(f"{prefix or 'the model'} holds {name} beside its parameters")
-
-
-def _processes_weights(one: object) -> bool:
-    """Whether it is an object, no module, that vLLM hands a layer's weights after loading."""
-    return (
-        hasattr(one, "process_weights_after_loading")
-        and hasattr(one, "__dict__")
-        and not isinstance(one, torch.nn.Module | type)
-    )
 
 
 def _pointers(model: torch.nn.Module) -> list[int]:

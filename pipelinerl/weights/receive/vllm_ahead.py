@@ -1,7 +1,7 @@
 """vLLM's side of weight transfer ahead of the pause, registered as `file_ahead` and `nccl_ahead`.
 
-A version is received into a second copy of the weights, on a thread of the worker, while the engine generates;
-the pause only loads it into the model. Only vLLM's workers import this.
+A version is received into a second copy of the weights, on a thread of the worker, while the engine
+generates; the pause only loads it into the model. Only vLLM's workers import this.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from pipelinerl.weights.receive.vllm_file import (
 from pipelinerl.weights.wire import packets, read_mark
 
 log = init_logger(f"vllm.{__name__}")  # vLLM writes out only what its own loggers say
+# In /finish_weight_update, which is asked for only when everything should have arrived.
 RECEIVED_DEADLINE_S = 60.0
-"""In /finish_weight_update, which is asked for only when everything should have arrived."""
 
 
 class _Ahead:
@@ -46,13 +46,13 @@ class _Ahead:
     vllm_config: Any
     parse_update_info: Callable[[dict[str, Any]], Any]
     _received: Future[Named] | None = None
+    # None before the first version, and for a model that has to be loaded layer by layer.
     _in_place: InPlaceLoad | None = None
-    """None before the first version, and for a model that has to be loaded layer by layer."""
+    # A model that has turned out to be one of these; it is not looked at in every pause.
     _layer_by_layer: torch.nn.Module | None = None
-    """A model that has turned out to be one of these; it is not looked at in every pause."""
 
     def receiver(self, update_info: Any) -> Callable[[], Named]:
-        """What has to run on the thread; memory is reserved here, on the worker's own."""
+        """What has to run on the thread. Memory is reserved here, on the worker's own."""
         raise NotImplementedError
 
     def start_weight_update(self) -> None:
@@ -78,7 +78,7 @@ class _Ahead:
         self._in_place = None
         # The first version the way vLLM loads: what that leaves shows whether copies would do the same.
         with set_current_vllm_config(self.vllm_config):
-            reload_layerwise(self.model, self.model_config, self.device, tensors)
+            reload_layerwise(self, tensors)
         if self.model is not self._layer_by_layer:
             self._in_place = self._find_places(tensors)
 
@@ -111,18 +111,16 @@ class FileAheadEngine(_Ahead, FileWeightTransferEngine):
         mark = read_mark(Path(update_info.path), self._reader, rank)
 
         def receive() -> Named:
-            said = ""
             try:
                 tensors = checked_tensors(update_info)
                 if self.device.type != "cpu":
                     torch.accelerator.set_device_index(self.device)
                     tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
-                return list(tensors.items())
             except Exception as error:
-                said = f"{type(error).__name__}: {error}"
+                write_whole(mark, f"{type(error).__name__}: {error}")
                 raise
-            finally:
-                write_whole(mark, said)
+            write_whole(mark, "")
+            return list(tensors.items())
 
         return receive
 

@@ -29,8 +29,7 @@ from pipelinerl.weights.wire import read_checked
 class FileInitInfo(WeightTransferInitInfo):
     """Nothing to agree on, but for an engine that reads ahead."""
 
-    reader: str = ""
-    """What it calls itself where it says that it has read a file."""
+    reader: str = ""  # what it calls itself where it says that it has read a file
 
 
 @dataclass
@@ -63,8 +62,8 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        """Abstract in the base class."""
-        reload_layerwise(self.model, self.model_config, self.device, checked_tensors(update_info).items())
+        """Called through `update_weights` alone; the base class has it apart."""
+        reload_layerwise(self, checked_tensors(update_info).items())
 
     def finish_weight_update(self) -> None:
         """`update_weights` has done everything."""
@@ -83,18 +82,14 @@ def checked_tensors(info: FileUpdateInfo) -> dict[str, torch.Tensor]:
     return load(read_checked(Path(info.path), info.bytes, info.checksum))
 
 
-def reload_layerwise(
-    model: torch.nn.Module,
-    model_config: Any,
-    device: torch.device,
-    tensors: Iterable[tuple[str, torch.Tensor]],
-) -> None:
+def reload_layerwise(engine: Any, tensors: Iterable[tuple[str, torch.Tensor]]) -> None:
     """Load a version, on whatever device, the way vLLM loads a checkpoint; returns when the model has it."""
+    model, device = engine.model, engine.device
     initialize_layerwise_reload(model)
     # In the order of the layers: vLLM keeps what it has of a layer until it has all of it.
     in_order = sorted(tensors, key=lambda one: _layer_order(one[0]))
     model.load_weights((name, tensor.to(device, non_blocking=True)) for name, tensor in in_order)
-    finalize_layerwise_reload(model, model_config)
+    finalize_layerwise_reload(model, engine.model_config)
     _restore_tie(model)
     if device.type != "cpu":
         torch.accelerator.synchronize()

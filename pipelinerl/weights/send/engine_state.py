@@ -1,6 +1,6 @@
 """What an engine says of itself between updates, and what the publisher remembers of it.
 
-Every question has the short deadline of a health check. The routes are those of vLLM and of the embedded engine.
+Every question has the short deadline of a health check.
 """
 
 import json
@@ -8,7 +8,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from pipelinerl.base.http import CallFailed, call
+from pipelinerl.base.http import CallFailed, call, get_or_none
 from pipelinerl.base.threads import in_thread
 from pipelinerl.inference.engine_metrics import STARTED, parse_prometheus
 from pipelinerl.inference.vllm import PauseRoutes, pause_routes
@@ -22,12 +22,9 @@ GENERATED = "vllm:generation_tokens_total"
 class Counters:
     """Some of an engine's metrics; None where it does not say."""
 
-    at: float
-    """When they were read, on the monotonic clock."""
-    started: float | None = None
-    """When the process started, in seconds since 1970."""
-    generated: float | None = None
-    """Tokens sampled since then."""
+    at: float  # when they were read, on the monotonic clock
+    started: float | None = None  # when the process started, in seconds since 1970
+    generated: float | None = None  # tokens sampled since then
 
     def is_another_process(self, earlier: "Counters") -> bool:
         """Whether a process started in between: it says so, or counts from the beginning."""
@@ -48,35 +45,29 @@ class EngineState:
 
     def __init__(self, url: str, deadline_s: float) -> None:
         self.url = url
-        self.problem = ""
-        """Why it cannot take part in an update; empty if it can."""
-        self.version: str | None = None
-        """Weight version that it samples with; None from vLLM before 0.32, `default` before its first."""
+        self.problem = ""  # why it cannot take part in an update; empty if it can
+        self.weight_version: str | None = None  # `default` before the first; None from vLLM before 0.32
         self.now = Counters(0.0)
-        self.last: Counters | None = None
-        """Before the last update, if it took part."""
-        self.joined: Counters | None = None
-        """At its rendezvous; None for an engine that needs one before the next update."""
-        self.broken = False
-        """It failed between start and finish of an update and may hold half a model."""
+        self.last: Counters | None = None  # before the last update, if it took part
+        self.joined: Counters | None = None  # at its rendezvous; None: it needs one before the next update
+        self.broken = False  # it may hold half a model
         self.routes: PauseRoutes = pause_routes(None, clear_cache=False)
-        self.can_prepare = False
-        """Whether it reads a version ahead of its update through PREPARE_ROUTE."""
+        self.can_prepare = False  # it reads a version ahead of its update through PREPARE_ROUTE
         self._deadline_s = deadline_s
 
     def look(self) -> None:
         """Ask for health, weight version and counters."""
         # At the same time: a busy engine takes a while for each answer.
-        answers = [in_thread(one) for one in (self.weight_version, self.counters)]
+        version, now = in_thread(self._said, "/weight_info", "weight_version"), in_thread(self.counters)
         self.problem = self.health_problem()
-        self.version, self.now = (one.result() for one in answers)
+        self.weight_version, self.now = version.result(), now.result()
         # A broken engine is never resumed, so one that is not paused is another process.
         if not self.problem and self.broken and self.is_paused():
             self.problem = "broken by a failed update and not restarted yet"
 
     def has_restarted(self, published: int | None) -> bool:
         """Whether the process is another one than that of the rendezvous; True without a rendezvous."""
-        if self.joined is None or (published is not None and self.version == "default"):
+        if self.joined is None or (published is not None and self.weight_version == "default"):
             return True
         return self.now.is_another_process(self.last or self.joined)
 
@@ -85,8 +76,8 @@ class EngineState:
         self.look()
         if self.problem:
             return False
-        if self.version is not None:
-            return self.version != str(published)
+        if self.weight_version is not None:
+            return self.weight_version != str(published)
         return self.has_restarted(published)
 
     def health_problem(self) -> str:
@@ -99,37 +90,27 @@ class EngineState:
 
     def is_paused(self) -> bool:
         """Whether sampling is stopped; an engine that does not answer counts as paused."""
-        try:
-            return bool(self._get("/is_paused")["is_paused"])
-        except CallFailed:
-            return True
-
-    def weight_version(self) -> str | None:
-        try:
-            return str(self._get("/weight_info")["weight_version"])
-        except CallFailed:
-            return None
+        return bool(self._said("/is_paused", "is_paused", True))
 
     def counters(self) -> Counters:
         """The metrics that are looked at here."""
+        # Nothing from a busy engine that does not answer in time: that is no sign of another process.
+        text = get_or_none(self.url + "/metrics", self._deadline_s) or b""
         try:
-            text = call("GET", self.url, "/metrics", self._deadline_s)
             values = parse_prometheus(text.decode(errors="replace"))
-        except (CallFailed, ValueError):
+        except ValueError:
             values = {}
         return Counters(time.monotonic(), values.get(STARTED), values.get(GENERATED))
 
     def member(self) -> Member:
         """What a transport has to know. CallFailed if the engine does not say how many ranks it has."""
-        ranks = int(self._get("/get_world_size")["world_size"])
-        try:
-            version = str(self._get("/version")["version"])
-        except (CallFailed, KeyError):
-            version = None
-        return Member(self.url, ranks, version)
+        ranks = json.loads(call("GET", self.url, "/get_world_size", self._deadline_s))["world_size"]
+        return Member(self.url, int(ranks), self._said("/version", "version"))
 
-    def _get(self, path: str) -> Any:
-        return json.loads(call("GET", self.url, path, self._deadline_s))
+    def _said(self, path: str, key: str, otherwise: Any = None) -> Any:
+        """A field of an answer; `otherwise` from an engine that does not answer or has no such route."""
+        answer = get_or_none(self.url + path, self._deadline_s)
+        return otherwise if answer is None else json.loads(answer).get(key, otherwise)
 
 
 def offers_prepare(answer: bytes) -> bool:

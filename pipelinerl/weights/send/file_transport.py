@@ -1,7 +1,7 @@
 """The file transport: one safetensors file for each version, which engines read by its path.
 
-For any engine that sees the same file system, such as the embedded one, and for an engine that shares its GPU
-with the trainer, where NCCL cannot connect them.
+For any engine that sees the same file system: the embedded one, and one that shares its GPU with the trainer,
+where NCCL cannot connect them.
 """
 
 import shutil
@@ -13,9 +13,8 @@ import torch
 from safetensors.torch import save
 
 from pipelinerl.base.files import write_whole
-from pipelinerl.weights.run_files import SHARED_MEMORY
 from pipelinerl.weights.send.transport import Member, NamedTensor, StagedUpdate, Transport, TransportError
-from pipelinerl.weights.wire import checksum, read_mark
+from pipelinerl.weights.wire import SHARED_MEMORY, checksum, read_mark
 
 VERSIONS_KEPT = 2
 
@@ -27,14 +26,11 @@ class FileTransport(Transport):
         """`ahead`: the engines are vLLM with this package's back-end and read while they generate."""
         self.directory, self.dtype, self.ahead = directory, dtype, ahead
         self._written: list[Path] = []
+        # Of each engine that reads ahead, by its URL.
         self._ranks: dict[str, int] = {}
-        """Of each engine that reads ahead, by its URL."""
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
-        """Nothing to agree on, but for the name under which an engine says what it has read ahead.
-
-        Raises TransportError for an engine that cannot.
-        """
+        """The name under which an engine says what it has read ahead; TransportError for one that cannot."""
         if not self.ahead:
             return [{} for _ in members]
         for one in members:
@@ -45,11 +41,10 @@ class FileTransport(Transport):
 
     def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
         """Write the version's file, and remove that of the version before the last."""
-        with torch.no_grad():
-            tensors = {
-                name: tensor.detach().to(device="cpu", dtype=self.dtype).contiguous()
-                for name, tensor in named_tensors
-            }
+        tensors = {
+            name: tensor.detach().to(device="cpu", dtype=self.dtype).contiguous()
+            for name, tensor in named_tensors
+        }
         data = save(tensors)
         path = self.directory / f"weights-{version:08d}.safetensors"
         # With its marks: a version that is published again has to be read again.
@@ -89,5 +84,5 @@ def _reader(url: str) -> str:
 
 def _remove(path: Path) -> None:
     """The file of a version, its marks, and either of them half written."""
-    for one in path.parent.glob(f"*{path.name}*"):
+    for one in (*path.parent.glob(f"{path.name}*"), *path.parent.glob(f"~{path.name}*")):
         one.unlink(missing_ok=True)

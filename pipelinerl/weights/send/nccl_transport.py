@@ -1,8 +1,8 @@
 """The NCCL transport: packed broadcasts from the trainer's GPU to those of all engines.
 
 The engines run vLLM's stock `nccl` back-end, or this package's, which receives while they generate; both take
-bytes in packets. Parameters are cast while they are copied into a packet, so no second model exists on this
-side: `weights.buffers` packets of `weights.buffer_mb` do.
+bytes in packets. Parameters are cast while they are copied into a packet, so this side needs no second model,
+only `weights.buffers` packets of `weights.buffer_mb`.
 """
 
 from __future__ import annotations
@@ -11,8 +11,8 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import nullcontext
-from typing import Any, Protocol
+from contextlib import nullcontext, suppress
+from typing import Any
 
 import torch
 
@@ -23,19 +23,9 @@ from pipelinerl.weights.wire import packets
 POLL_S = 0.0002
 LOOPBACK = "127.0.0.1"
 PORTS_TRIED = 200
-
-
-class Communicator(Protocol):
-    """What is used of vLLM's communicator."""
-
-    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> Any: ...
-
-    def destroy(self) -> Any:
-        """Abort collectives under way and leave the group."""
-
-
-Connect = Callable[[dict[str, Any]], Communicator]
-"""Joins the group as rank 0, given master_address, master_port and world_size; blocks until all have."""
+Connect = Callable[[dict[str, Any]], Any]
+"""Joins the group as rank 0, given master_address, master_port and world_size; blocks until all have. Returns
+vLLM's communicator: `broadcast(tensor, src, stream)`, and `destroy()`, which aborts what is under way."""
 
 
 class NcclTransport(Transport):
@@ -51,35 +41,29 @@ class NcclTransport(Transport):
         buffer_bytes: int = 256 * 2**20,
         buffers: int = 2,
         first_port: int = 9000,
-        address: str = LOOPBACK,
         connect: Connect | None = None,
         ahead: bool = False,
     ) -> None:
-        """`address` is where engines reach this process; `connect` stands in for vLLM's helper in tests.
-
-        `ahead`: the engines were started with this package's back-end and receive while they generate.
-        """
-        if buffer_bytes < 1 or buffers < 1:
-            raise ValueError(f"{buffers} buffers of {buffer_bytes} bytes; at least one of one byte is needed")
+        """`ahead`: engines have this package's back-end. `connect` replaces vLLM's helper in tests."""
         self.device, self.dtype, self.ahead = device, dtype, ahead
         self._limit, self._buffers = buffer_bytes, buffers
-        self._first_port, self._address, self._connect = first_port, address, connect
+        self._first_port, self._connect = first_port, connect
         self._rendezvous: dict[str, Any] = {}
         self._packed_at_init = False
-        self._communicator: Communicator | None = None
+        self._communicator: Any = None
         self._lanes: list[_Lane] = []
         self._aborted = threading.Event()
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """Ranks of each engine in a new group; the former one is left."""
-        self._leave()
+        self.abort()
         self._aborted.clear()
-        # A stream of theirs may still hold a broadcast that was aborted.
+        # A stream of the former ones may still hold a broadcast that was aborted.
         self._lanes = []
         self._packed_at_init = _packed_at_init(members)
         self._rendezvous = {
-            "master_address": self._address,
-            "master_port": _free_port(self._first_port, self._address),
+            "master_address": LOOPBACK,
+            "master_port": _free_port(self._first_port),
             "world_size": 1 + sum(one.ranks for one in members),
         }
         agreed = packing(self._limit, self._buffers) if self._packed_at_init else {}
@@ -92,7 +76,7 @@ class NcclTransport(Transport):
     def join(self, deadline_s: float) -> None:
         """Blocks until every engine is in the group; the store behind it gives up after 300 s by itself."""
         connect = self._connect or trainer_endpoint()
-        _use(self.device)
+        self._use_device()
         communicator = connect(self._rendezvous)
         # An abort meanwhile found no communicator that it could have destroyed.
         if self._aborted.is_set():
@@ -123,42 +107,39 @@ class NcclTransport(Transport):
         if communicator is None:
             raise TransportError("no group of engines; the rendezvous comes first")
         end = time.monotonic() + deadline_s
-        _use(self.device)
+        self._use_device()
         sizes = [tensor.numel() * self.dtype.itemsize for tensor in staged.tensors]
         cuts = list(packets(sizes, self._limit))
-        self._reserve(max((sum(sizes[start:stop]) for start, stop in cuts), default=0))
-        with torch.no_grad():
-            for number, (start, stop) in enumerate(cuts):
-                # One lane is filled while another is broadcast.
-                lane = self._lanes[number % len(self._lanes)]
-                self._wait(lane, end)
-                lane.send(communicator, staged.tensors[start:stop])
+        elements = max((sum(sizes[start:stop]) for start, stop in cuts), default=0) // self.dtype.itemsize
+        if not self._lanes or len(self._lanes[0].buffer) < elements:
+            self._lanes = [_Lane(elements, self.dtype, self.device) for _ in range(self._buffers)]
+        for number, (start, stop) in enumerate(cuts):
+            # One lane is filled while another is broadcast.
+            lane = self._lanes[number % len(self._lanes)]
+            self._wait(lane, end)
+            lane.send(communicator, staged.tensors[start:stop])
         for lane in self._lanes:
             self._wait(lane, end)
 
     def arrived(self, staged: StagedUpdate, url: str) -> bool:
-        """A broadcast has ended everywhere when it has ended here."""
+        """A broadcast has ended everywhere when `send` has returned, which is waited for as well."""
         return True
 
     def abort(self) -> None:
-        """Abort the group's collectives; `send` then ends with TransportError."""
+        """Leave the group, and with it abort a broadcast; `send` then ends with TransportError."""
         self._aborted.set()
-        self._leave()
-
-    def close(self) -> None:
-        """Leave the group and free the packets."""
-        self.abort()
-        self._lanes.clear()
-
-    def _leave(self) -> None:
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
             communicator.destroy()
 
-    def _reserve(self, size: int) -> None:
-        elements = -(-size // self.dtype.itemsize)
-        if not self._lanes or len(self._lanes[0].buffer) < elements:
-            self._lanes = [_Lane(elements, self.dtype, self.device) for _ in range(self._buffers)]
+    def close(self) -> None:
+        self.abort()
+        self._lanes.clear()
+
+    def _use_device(self) -> None:
+        # CUDA's current device belongs to the thread, and each join and send runs in a new one.
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def _wait(self, lane: _Lane, end: float) -> None:
         # Polls, because a synchronisation with an engine that hangs could not be given up.
@@ -182,7 +163,7 @@ class _Lane:
     def idle(self) -> bool:
         return self._stream is None or bool(self._stream.query())
 
-    def send(self, communicator: Communicator, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, communicator: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Enqueue copies, with the cast, and the broadcast of their bytes."""
         with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             used = 0
@@ -207,22 +188,13 @@ def _packed_at_init(members: Sequence[Member]) -> bool:
     return places.pop()
 
 
-def _free_port(first: int, address: str) -> int:
+def _free_port(first: int) -> int:
     """A port that can be bound now."""
     # Without SO_REUSEADDR: the store of the rendezvous before may linger at its port.
     for port in range(first, min(first + PORTS_TRIED, 65536)):
-        with socket.socket() as probe:
-            try:
-                probe.bind((address, port))
-                return port
-            except OSError:
-                continue
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
     raise TransportError(
         f"world.actor_group_port={first}: {PORTS_TRIED} ports from here are taken; choose another"
     )
-
-
-def _use(device: torch.device) -> None:
-    # CUDA's current device belongs to the thread, and every send runs in a new one.
-    if device.type == "cuda":
-        torch.cuda.set_device(device)

@@ -1,4 +1,4 @@
-"""Do engine and trainer give the same log-probabilities? A fixed probe, scored on both sides after an update."""
+"""Do engine and trainer give the same log-probabilities? A fixed probe, scored on both sides."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -57,11 +57,8 @@ def check_parity(
         # Not `value > limit`: NaN must be outside.
         if not all(limit is None or value <= limit for value, limit in pairs):
             publisher.mark_broken(engine)
-            raise WeightUpdateError(
-                engine,
-                "parity",
-                f"log-probabilities differ by {result.max_abs:.2g} at most and {result.mean_abs:.2g} "
-                f"on average; allowed: max {limits.max_abs}, mean {limits.mean_abs}",
-                [engine],
-            )
+            found_text = f"{result.max_abs:.2g} at most and {result.mean_abs:.2g} on average"
+            allowed = f"allowed: max {limits.max_abs}, mean {limits.mean_abs}"
+            reason = f"log-probabilities differ by {found_text}; {allowed}"
+            raise WeightUpdateError(engine, "parity", reason, [engine])
     return results

@@ -2,15 +2,14 @@
 
 Called by the trainer's main rank (`pipelinerl/finetune/broadcast.py`), which announces a version only after
 `publish` has returned: then every engine that took part serves it. An engine that failed between start and
-finish may hold half a model; it is broken, and takes part again only as a new process, which the rendezvous,
-a whole update and the parity check go ahead of.
+finish may hold half a model: it is broken, and takes part again only as a new process.
 """
 
 import threading
 import time
 from collections.abc import Iterable
-from concurrent.futures import FIRST_EXCEPTION, wait
-from typing import Literal
+from concurrent.futures import FIRST_EXCEPTION, Future, wait
+from typing import Any, Literal
 
 import numpy as np
 
@@ -19,7 +18,7 @@ from pipelinerl.base.threads import in_thread
 from pipelinerl.inference.answers import read_prompt_logprobs
 from pipelinerl.inference.vllm import pause_routes
 from pipelinerl.weights.send.engine_state import EngineState, offers_prepare
-from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
+from pipelinerl.weights.send.engine_update import PublishDeadlines
 from pipelinerl.weights.send.transport import NamedTensor, StagedUpdate, Transport, TransportError
 from pipelinerl.weights.send.version_update import UpdateReport, VersionUpdate, WeightUpdateError
 
@@ -51,26 +50,21 @@ class Publisher:
         """Last version that every participant confirmed."""
         self._transport = transport
         self._clear_cache = kv == "recompute"
+        # Held during an update, and the version that it is to.
         self._updating, self._target = threading.Lock(), 0
-        """Held during an update, and the version that it is to."""
+        # Engines of the last rendezvous.
         self._group: set[str] = set()
-        """Engines of the last rendezvous."""
         self._layout: dict[str, tuple[tuple[int, ...], str]] | None = None
-
-    @property
-    def broken(self) -> set[str]:
-        """URLs of engines that may hold half a model."""
-        return {one.url for one in self.engines.values() if one.broken}
 
     def wait_ready(self, deadline_s: float) -> None:
         """Until every engine is healthy, then agree on the transport with all of them."""
         end = time.monotonic() + deadline_s
-        missing = list(self.engines.values())
-        while missing := [one for one in missing if one.health_problem()]:
+        missing = dict.fromkeys(self.engines, "")
+        while missing := {url: why for url in missing if (why := self.engines[url].health_problem())}:
             if time.monotonic() > end:
-                problems = "; ".join(f"{one.url}: {one.health_problem()}" for one in missing)
+                problems = "; ".join(f"{url}: {why}" for url, why in missing.items())
                 reason = f"{deadline_s:g} s passed ({problems})"
-                raise WeightUpdateError(missing[0].url, "wait for engines", reason)
+                raise WeightUpdateError(next(iter(missing)), "wait for engines", reason)
             time.sleep(READY_INTERVAL_S)
         self._rendezvous(list(self.engines.values()))
 
@@ -99,19 +93,14 @@ class Publisher:
         for look in looks:
             look.result()
         engines = self._participants(report)
-        rates = {one.url: one.now.rate_since(one.last) for one in engines}
+        rates = {}
         for one in engines:
-            one.last = one.now
+            rates[one.url], one.last = one.now.rate_since(one.last), one.now
         self._check_layout(staged)
         report.bytes = staged.bytes
         report.seconds["stage"] = time.perf_counter() - started
-        ahead = self._transport.ahead
-        updates = [
-            EngineUpdate(one.url, self._deadlines, one.routes, ahead=ahead, can_prepare=one.can_prepare)
-            for one in engines
-        ]
         try:
-            VersionUpdate(self._transport, updates, staged, report, self._deadlines).run()
+            VersionUpdate(self._transport, engines, staged, report, self._deadlines).run()
         finally:
             for url in report.broken:
                 self.mark_broken(url)
@@ -125,9 +114,8 @@ class Publisher:
 
     def stale_engines(self) -> list[str]:
         """Healthy engines that do not have the last published version, such as one started again."""
-        if self.version is None:
-            return []
-        return [one.url for one in self.engines.values() if one.is_stale(self.version)]
+        version = self.version
+        return [one.url for one in self.engines.values() if version is not None and one.is_stale(version)]
 
     def prompt_logprobs(self, token_ids: np.ndarray) -> dict[str, np.ndarray]:
         """For each participating engine, float32 [P - 1]: log-probabilities of prompt tokens 1 … P - 1."""
@@ -150,22 +138,18 @@ class Publisher:
         self.engines[url].broken, self.engines[url].joined = True, None
 
     def close(self) -> None:
-        """Give up files and connections."""
         self._transport.close()
 
     def _participants(self, report: UpdateReport) -> list[EngineState]:
         """Engines that can take part; one that is new since the last update has its rendezvous first."""
-        engines = []
-        for one in self.engines.values():
-            if one.problem:
-                report.excluded[one.url] = one.problem
-                one.joined = one.last = None
-            else:
-                engines.append(one)
+        report.excluded = {one.url: one.problem for one in self.engines.values() if one.problem}
+        for url in report.excluded:
+            self.engines[url].joined = self.engines[url].last = None
+        engines = [one for one in self.engines.values() if not one.problem]
         if not engines:
             reasons = "; ".join(f"{url}: {reason}" for url, reason in report.excluded.items())
-            first = next(iter(self.engines))
-            raise WeightUpdateError(first, "health", f"no engine can take part ({reasons})")
+            reason = f"no engine can take part ({reasons})"
+            raise WeightUpdateError(next(iter(self.engines)), "health", reason)
         new = [one for one in engines if one.has_restarted(self.version)]
         # Ranks of a group are fixed: it is made anew for whoever came, and without whoever has gone.
         if self._transport.collective and (new or {one.url for one in engines} != self._group):
@@ -184,29 +168,26 @@ class Publisher:
         except (CallFailed, TransportError) as error:
             raise WeightUpdateError(engines[0].url, RENDEZVOUS, str(error)) from error
         joined = in_thread(self._transport.join, deadline)
-        answers = {
-            in_thread(call, "POST", one.url, f"/{RENDEZVOUS}", deadline, {"init_info": info}): one.url
+        waits: dict[str, Future[Any]] = {
+            one.url: in_thread(call, "POST", one.url, f"/{RENDEZVOUS}", deadline, {"init_info": info})
             for one, info in zip(engines, infos, strict=True)
         }
-        done, pending = wait({joined, *answers}, deadline, return_when=FIRST_EXCEPTION)
-        failed = next((one for one in done if one.exception() is not None), None)
-        if failed is not None or pending:
+        waits["the trainer"] = joined
+        wait(waits.values(), deadline, return_when=FIRST_EXCEPTION)
+        late = [who for who, one in waits.items() if not one.done()]
+        failed = [who for who, one in waits.items() if one.done() and one.exception() is not None]
+        if failed or late:
             # Whoever is still in the rendezvous waits for one that does not come.
             self._transport.abort()
-            stuck = [url for future, url in answers.items() if future in pending]
+            stuck = [who for who in late if who in self.engines]
             for url in stuck if self._transport.collective else ():
                 self.mark_broken(url)
-            if failed is None:
-                culprit, reason = stuck[0] if stuck else "the trainer", f"no answer within {deadline:g} s"
-            else:
-                culprit = next((url for future, url in answers.items() if future is failed), "the trainer")
-                reason = str(failed.exception())
-            raise WeightUpdateError(culprit, RENDEZVOUS, reason, stuck)
+            reason = str(waits[failed[0]].exception()) if failed else f"no answer within {deadline:g} s"
+            raise WeightUpdateError((failed or late)[0], RENDEZVOUS, reason, stuck)
         self._group = {one.url for one in engines}
-        for (future, url), member in zip(answers.items(), members, strict=True):
-            one = self.engines[url]
+        for one, member in zip(engines, members, strict=True):
             one.routes = pause_routes(member.version, self._clear_cache)
-            one.can_prepare = offers_prepare(future.result())
+            one.can_prepare = offers_prepare(waits[one.url].result())
             one.joined, one.broken = one.counters(), False
 
     def _check_layout(self, staged: StagedUpdate) -> None:

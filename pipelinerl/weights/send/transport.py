@@ -1,8 +1,7 @@
 """How the bytes of a version travel: what a transport does for an update, and how it fails (TransportError).
 
-`file_transport` and `nccl_transport` are the two there are; the trainer chooses by `weights.transport`
-(`pipelinerl/finetune/broadcast.py`). A transport knows nothing of pauses: it stages a version, sends it while
-the engines are in /update_weights, and says when it has arrived.
+There are `file_transport` and `nccl_transport`; the trainer chooses by `weights.transport`
+(`build_transport` in `pipelinerl/finetune/broadcast.py`). None of them knows of pauses.
 """
 
 from collections.abc import Iterable, Sequence
@@ -18,13 +17,11 @@ NamedTensor = tuple[str, torch.Tensor]
 class StagedUpdate:
     """One version, ready to be sent."""
 
-    info: dict[str, Any]
-    """`update_info` of the engines' /update_weights."""
+    info: dict[str, Any]  # `update_info` of the engines' /update_weights
     bytes: int
     layout: dict[str, tuple[tuple[int, ...], str]]
     """Name to (shape, dtype), which must be the same for every version of a run."""
-    tensors: tuple[torch.Tensor, ...] = ()
-    """What is only read when it is sent; it must not change until then."""
+    tensors: tuple[torch.Tensor, ...] = ()  # what is only read when it is sent, unchanged until then
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,10 +29,8 @@ class Member:
     """An engine as a transport sees it."""
 
     url: str
-    ranks: int
-    """Processes of the engine that hold weights: tensor x pipeline x data parallel."""
-    version: str | None
-    """vLLM's version; None for an engine that is no vLLM."""
+    ranks: int  # processes of the engine that hold weights: tensor x pipeline x data parallel
+    version: str | None  # vLLM's; None for an engine that is no vLLM
 
 
 class TransportError(RuntimeError):
@@ -54,28 +49,23 @@ class Transport(Protocol):
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """`init_info` for each engine; begins a new rendezvous."""
 
-    def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
-        """Prepare everything that can be prepared while the engines still generate.
-
-        `named_tensors`: distinct parameters; of tied ones the first.
-        """
-
-    def arrived(self, staged: StagedUpdate, url: str) -> bool:
-        """Whether the engine at `url` has all of it, asked where it is `ahead` and `send` has begun.
-
-        Raises TransportError when the engine says that it cannot have it.
-        """
-
-    def close(self) -> None:
-        """Leave no files, threads or connections behind."""
-
-    # What follows is nothing to do for a transport whose engines fetch a version by themselves.
-
     def join(self, deadline_s: float) -> None:
-        """The publisher's own part of the rendezvous, while the engines do theirs."""
+        """The trainer's own part of the rendezvous, while the engines do theirs."""
+        return  # nothing where engines fetch a version themselves, as for `send` and `abort`
+
+    def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
+        """Prepare everything that can be prepared while the engines still generate."""
 
     def send(self, staged: StagedUpdate, deadline_s: float) -> None:
         """Runs while the engines are in /update_weights."""
+        return
+
+    def arrived(self, staged: StagedUpdate, url: str) -> bool:
+        """Asked beside `send` where it is `ahead`; TransportError where the engine says that it cannot."""
 
     def abort(self) -> None:
         """Free a `send` or `join` that hangs, from another thread; a new rendezvous is needed afterwards."""
+        return
+
+    def close(self) -> None:
+        """Leave no files, threads or connections behind."""

@@ -1,22 +1,22 @@
-"""One version into all participating engines at the same time, with the transport's send beside their updates.
+"""One version into all participating engines at the same time, while the transport sends it.
 
-Called by `publisher` for each version. The order of the steps depends on `Transport.ahead`; what one engine's
-failure costs the others, on `Transport.collective`.
+Called by `publisher` for each version. `Transport.ahead` decides the order of the steps,
+`Transport.collective` what the failure of one engine costs the others.
 """
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from dataclasses import dataclass, field
-from functools import partial
 
 from pipelinerl.base.http import encode
 from pipelinerl.base.threads import in_thread
+from pipelinerl.weights.send.engine_state import EngineState
 from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
 from pipelinerl.weights.send.transport import StagedUpdate, Transport
 
+# The slowest transport that still counts as working.
 BYTES_PER_SECOND = 1e9
-"""Slowest transport that still counts as working."""
 
 
 class WeightUpdateError(RuntimeError):
@@ -48,10 +48,8 @@ class UpdateReport:
     """Tokens that all engines would have sampled meanwhile, at the rate they had since the update before."""
     joined: list[str] = field(default_factory=list)
     """Engines that were new and agreed on the transport just before."""
-    broken: list[str] = field(default_factory=list)
-    """Engines that were started and have not finished: they may hold half a model."""
-    group_lost: bool = False
-    """The group of a collective transport was aborted and has to be made anew."""
+    broken: list[str] = field(default_factory=list)  # engines that were started and have not finished
+    group_lost: bool = False  # a collective transport's group was aborted and has to be made anew
 
 
 class VersionUpdate:
@@ -60,86 +58,65 @@ class VersionUpdate:
     def __init__(
         self,
         transport: Transport,
-        engines: Sequence[EngineUpdate],
+        engines: Iterable[EngineState],
         staged: StagedUpdate,
         report: UpdateReport,
         deadlines: PublishDeadlines,
     ) -> None:
-        self._transport, self._staged = transport, staged
-        self._engines, self._report = list(engines), report
+        self._transport, self._staged, self._report = transport, staged, report
+        self._engines = [EngineUpdate(one, deadlines, transport.ahead) for one in engines]
         self._body = encode({"update_info": staged.info})
         self._deadline_s = deadlines.update_s + staged.bytes / BYTES_PER_SECOND
         self._abort_s = deadlines.abort_s
 
     def run(self) -> None:
-        """All steps, recorded in the report.
-
-        Raises WeightUpdateError, or SenderStuck when the sender cannot be freed.
-        """
-        everybody = self._engines
+        """All steps. Raises WeightUpdateError, or SenderStuck when the sender cannot be freed."""
+        everybody, ahead = self._engines, self._transport.ahead
         try:
-            if self._transport.ahead:
-                self._receive_then_pause()
-            else:
-                self._pause_then_receive()
+            # Each step for everybody before the next: who is lost before start costs nobody a started update.
+            if not ahead:
+                self._each(lambda one: one.prepare(self._body, self._deadline_s))
+                self._leave_out_the_lost()
+                self._each(EngineUpdate.pause)
+                self._leave_out_the_lost()
+            self._each(EngineUpdate.start)
+            if ahead and not self._transport.collective and not all(one.lost for one in self._engines):
+                self._exclude([one for one in self._engines if one.lost])
+            failure: BaseException | None = None
+            if not self._one_ends_all():
+                failure = self._send_while(self._update if ahead else self._update_and_finish)
+            if ahead:
+                given_up = failure is not None or self._one_ends_all()
+                self._each(lambda one: one.finish(self._report.version, given_up))
+            self._account(failure)
         finally:
             for one in everybody:
                 one.close()
 
-    def _pause_then_receive(self) -> None:
-        """Prepare and pause everybody; then start, and update, finish and resume beside the send."""
-        self._each(lambda one: one.prepare(self._body, self._deadline_s))
-        self._leave_out_the_lost()
-        # One step for all before the next: whoever is lost up to here costs nobody a started update.
-        self._each(EngineUpdate.pause)
-        self._leave_out_the_lost()
-        self._each(EngineUpdate.start)
-        failure: BaseException | None = None
-        if not self._one_ends_all():
-            version, deadline_s = self._report.version, self._deadline_s
-            failure = self._send_while(lambda one: one.update_and_finish(self._body, version, deadline_s))
-        self._account(failure)
+    def _update(self, one: EngineUpdate) -> None:
+        one.update(self._body, self._deadline_s, lambda: self._transport.arrived(self._staged, one.url))
 
-    def _receive_then_pause(self) -> None:
-        """Start everybody and send while they generate; the pause is only for putting the version in place."""
-        self._each(EngineUpdate.start)
-        left = [one for one in self._engines if not one.lost]
-        if left and not self._transport.collective:
-            self._report.excluded |= {one.url: str(one.error) for one in self._engines if one.lost}
-            self._engines = left
-        failure: BaseException | None = None
-        if not self._one_ends_all():
-            failure = self._send_while(self._receive)
-        incomplete = failure is not None or self._one_ends_all()
-
-        def finish_or_stop(one: EngineUpdate) -> None:
-            # Without its finish an engine has its old weights, but vLLM refuses to start it again: it must
-            # not serve on, and has to be replaced.
-            if incomplete or one.error is not None:
-                one.stop()
-            else:
-                one.pause_and_finish(self._report.version)
-
-        self._each(finish_or_stop)
-        self._account(failure)
-
-    def _receive(self, one: EngineUpdate) -> None:
-        one.receive(self._body, self._deadline_s, partial(self._transport.arrived, self._staged, one.url))
+    def _update_and_finish(self, one: EngineUpdate) -> None:
+        # An engine goes on as soon as it has everything, whatever the others still do.
+        self._update(one)
+        one.finish(self._report.version)
 
     def _one_ends_all(self) -> bool:
         """Whether an engine has failed without which the others cannot be updated."""
         return self._transport.collective and any(one.error for one in self._engines)
 
+    def _exclude(self, lost: list[EngineUpdate]) -> None:
+        self._report.excluded |= {one.url: str(one.error) for one in lost}
+        self._engines = [one for one in self._engines if one not in lost]
+
     def _leave_out_the_lost(self) -> None:
-        """Before start: exclude whoever is lost; raise, with the others resumed, if that does not do."""
+        """Before start: exclude who failed; raise, with the others resumed, where the update cannot go on."""
         failed = [one for one in self._engines if one.error is not None]
-        left = [one for one in self._engines if one.error is None]
-        self._report.excluded |= {one.url: str(one.error) for one in failed}
+        self._exclude(failed)
         # An engine that has refused runs on, and would serve old weights under the announced version.
         fatal = [one for one in failed if not one.lost]
-        if not fatal and (self._transport.collective or not left):
+        if not fatal and (self._transport.collective or not self._engines):
             fatal = failed
-        self._engines = left
         if fatal:
             self._each(lambda one: one.resume() if one.paused_at else None)
             raise WeightUpdateError(fatal[0].url, fatal[0].step, str(fatal[0].error))
@@ -161,18 +138,16 @@ class VersionUpdate:
             raise WeightUpdateError("the trainer", "send", str(failure), report.broken) from failure
 
     def _send_while(self, work: Callable[[EngineUpdate], None]) -> BaseException | None:
-        """Wait for sender and engines; the failure of one ends the others where all depend on all.
-
-        Returns what the sender died of, if it did. Raises SenderStuck when it cannot be freed.
-        """
+        """Sender and engines beside each other; returns what the sender died of, if it did."""
         sent = in_thread(self._timed_send)
         pending: set[Future[None]] = {sent, *(in_thread(work, one) for one in self._engines)}
         given_up = False
-        # In a pause an engine's answer says that it has everything; ahead of it, the sender's end does.
+        # In a pause an engine's answer says that it has everything; ahead of it, only the sender's end does.
         while pending - {sent} or (self._transport.ahead and pending and not given_up):
             done, pending = wait(pending, return_when=FIRST_COMPLETED)
             failed = sent in done and sent.exception() is not None
             failed = failed or any(one.error is not None and not one.finished for one in self._engines)
+            # Where all depend on all, the others would wait for the failed one until their deadlines.
             if failed and self._transport.collective and not given_up:
                 given_up = True
                 self._transport.abort()
@@ -195,8 +170,8 @@ class VersionUpdate:
 
     def _each(self, step: Callable[[EngineUpdate], None]) -> None:
         """Run a step for all engines at the same time; every call inside has its own deadline."""
+        # A single one on this thread: a pause does not wait until another thread is scheduled.
         if len(self._engines) == 1:
-            # On this thread: a pause does not wait until another one is scheduled.
             step(self._engines[0])
             return
         for future in [in_thread(step, one) for one in self._engines]:

@@ -82,10 +82,10 @@ class Worker:
         monkeypatch.setattr(transfer, "reload_layerwise", self._load)
 
     @torch.no_grad()
-    def _load(self, model: nn.Module, config: object, device: object, tensors: Version) -> None:
+    def _load(self, engine: Any, tensors: Version) -> None:
         self.loads += 1
         for name, tensor in tensors:
-            model.get_parameter(name).copy_(tensor)
+            engine.model.get_parameter(name).copy_(tensor)
 
     def update(self, number: float) -> None:
         self.received = [("weight", torch.full((3, 4), number)), ("bias", torch.full((3,), number))]

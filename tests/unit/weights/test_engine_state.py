@@ -46,7 +46,7 @@ def test_an_engine_is_asked_for_what_it_knows(vllm: str, version: str | None) ->
     with serving(engine) as url:
         state = EngineState(url, 5)
         state.look()
-        assert (state.problem, state.version) == ("", version)
+        assert (state.problem, state.weight_version) == ("", version)
         assert (state.now.started, state.now.generated) == (engine.started_at, 1.0)
         assert (state.member().version, state.member().ranks) == (vllm, 1)
         assert state.is_paused() is False

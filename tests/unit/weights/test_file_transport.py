@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelinerl.weights import run_files
+from pipelinerl.weights import wire
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import checksum
 
@@ -45,11 +45,11 @@ def test_directory_is_shared_memory_when_there_is_room(
 ) -> None:
     shared, run = tmp_path / "shm", tmp_path / "run"
     shared.mkdir()
-    monkeypatch.setattr(run_files, "SHARED_MEMORY", shared)
-    chosen = run_files.weights_directory(run, 1000)
-    assert chosen.parent == shared and chosen == run_files.weights_directory(run, 1000)
-    assert chosen != run_files.weights_directory(tmp_path / "other", 1000)
+    monkeypatch.setattr(wire, "SHARED_MEMORY", shared)
+    chosen = wire.weights_directory(run, 1000)
+    assert chosen.parent == shared and chosen == wire.weights_directory(run, 1000)
+    assert chosen != wire.weights_directory(tmp_path / "other", 1000)
     (chosen / "weights-00000001.safetensors").touch()
-    assert not list(run_files.weights_directory(run, 1000).iterdir()), "leftovers of an earlier start go"
-    assert run_files.weights_directory(run, 10**18) == run / "weights"
-    assert run_files.weights_directory(run, 1000, tmp_path / "here") == tmp_path / "here"
+    assert not list(wire.weights_directory(run, 1000).iterdir()), "leftovers of an earlier start go"
+    assert wire.weights_directory(run, 10**18) == run / "weights"
+    assert wire.weights_directory(run, 1000, tmp_path / "here") == tmp_path / "here"

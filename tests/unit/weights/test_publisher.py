@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelinerl.inference.vllm import pause_routes
+from pipelinerl.weights.send.engine_state import EngineState
 from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
@@ -164,7 +164,7 @@ def test_an_engine_that_fails_in_between_is_broken_and_never_resumed(
 
 
 def test_a_second_start_is_not_sent(engines: Pair) -> None:
-    update = EngineUpdate(engines[1][0], DEADLINES, pause_routes(None, clear_cache=False))
+    update = EngineUpdate(EngineState(engines[1][0], 5), DEADLINES)
     update.pause()
     update.start()
     assert update.error is None
@@ -239,7 +239,7 @@ def test_an_engine_lost_while_it_prepares_is_excluded_without_a_pause(engines: P
     publisher = ready(engines, tmp_path)
     first.faults[PREPARE_ROUTE] = [0, 0]
     report = publisher.publish(1, TENSORS)
-    assert list(report.excluded) == [engines[1][0]] and publisher.broken == set()
+    assert list(report.excluded) == [engines[1][0]] and not publisher.engines[engines[1][0]].broken
     assert (first.label, second.label) == ("default", "1")
     assert "/pause" not in first.calls
     second.faults["/health"] = [503]
@@ -278,4 +278,4 @@ def test_parity_beyond_the_limit_breaks_the_engine(engines: Pair, tmp_path: Path
     engines[0][1].logprob = -1.01
     with pytest.raises(WeightUpdateError, match=r"parity of .*differ by 0.01") as error:
         check_parity(publisher, ids, score, EXACT)
-    assert error.value.broken == [engines[1][1]] and publisher.broken == {engines[1][1]}
+    assert error.value.broken == [engines[1][1]] and publisher.engines[engines[1][1]].broken

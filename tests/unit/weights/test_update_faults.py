@@ -15,7 +15,7 @@ import torch
 
 from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import EngineBroadcaster
-from pipelinerl.weights.run_files import Replacements, ask_for_replacement
+from pipelinerl.run_state.replacements import Replacements, ask_for_replacement
 from pipelinerl.weights.send.engine_update import PublishDeadlines
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
@@ -68,7 +68,7 @@ def test_a_fault_in_any_step_is_named_and_announces_nothing(tmp_path: Path, step
             check_parity(publisher, probe_ids(50, length=4), score, EXACT)
         assert (error.value.engine, error.value.step) == (url, step)
         assert len(str(error.value).splitlines()) == 1
-        assert publisher.broken == ({url} if step in GIVES_UP_THE_ENGINE else set())
+        assert publisher.engines[url].broken == (step in GIVES_UP_THE_ENGINE)
         if step in GIVES_UP_THE_ENGINE:
             assert "/resume" not in engine.calls, "half a model must not serve"
 
