@@ -35,7 +35,8 @@ from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.weights.test_publisher import DEADLINES, FakeEngine, serving
+from tests.unit.weights.fake_vllm import FakeEmbedded, Refused, serving
+from tests.unit.weights.test_publisher import DEADLINES
 
 
 @pytest.fixture
@@ -90,15 +91,15 @@ def test_logging_every_second_step_gives_every_second_record_and_a_full_summary(
     assert times == sorted(times) and times[-1] > times[0]
 
 
-class SlowStart(FakeEngine):
+class SlowStart(FakeEmbedded):
     """Not healthy for its first answers, as while it loads its model."""
 
     loading = 5
 
-    def answer(self, path: str, query: str, body: Any) -> tuple[int, Any]:
+    def answer(self, path: str, query: str, body: Any) -> Any:
         if path == "/health" and self.loading:
             self.loading -= 1
-            return 503, {}
+            raise Refused(503, "loading")
         return super().answer(path, query, body)
 
 

@@ -107,71 +107,59 @@ def test_a_parameter_that_lies_elsewhere_is_seen(loaded: Served) -> None:
     assert not in_place.fits(loaded)
 
 
-def _scaled(model: Served) -> None:
-    with torch.no_grad():
-        model.layers[1].norm.weight += 1
+def swap_parts(model: Served) -> None:
+    weight = model.layers[0].gate_up_proj.weight
+    weight.copy_(weight.roll(12, 0))
 
 
-def _swapped(model: Served) -> None:
-    with torch.no_grad():
-        weight = model.layers[0].gate_up_proj.weight
-        weight.copy_(weight.roll(12, 0))
-
-
-def _not_loaded(model: Served) -> None:
-    model.extra = nn.Parameter(torch.ones(2))
-
-
-def _derived(model: Served) -> None:
+def derive(model: Served) -> None:
     model.layers[0].absorbed = model.layers[0].qkv_proj.weight.detach().T.contiguous()
 
 
-def _derived_beside(model: Served) -> None:
+def derive_beside(model: Served) -> None:
     model.layers[0].attention = Attention(model.layers[0].norm.weight.detach().float())
 
 
-def _padded_in_between(model: Served) -> None:
-    model.layers[0].gate_up_proj = nn.Linear(8, 26, bias=False)
+def gate_up(columns: int, rows: int) -> Callable[[Served], None]:
+    return lambda model: setattr(model.layers[0], "gate_up_proj", nn.Linear(columns, rows, bias=False))
 
 
-def _padded_by_something(model: Served) -> None:
+def parameter(path: str, value: torch.Tensor) -> Callable[[Served], None]:
+    module, _, name = path.rpartition(".")
+    return lambda model: setattr(model.get_submodule(module), name, nn.Parameter(value))
+
+
+CHANGES: dict[str, tuple[Callable[[Served], object], str]] = {
+    "scaled": (lambda model: model.layers[1].norm.weight.add_(1), "does not hold layers.1.norm.weight"),
+    "parts swapped": (swap_parts, r"does not hold layers.0.(up|gate)_proj.weight"),
+    "not loaded": (parameter("extra", torch.ones(2)), "extra is in no version"),
+    "derived": (derive, "layers.0 holds absorbed beside its parameters"),
+    "derived by attention": (derive_beside, "layers.0 holds sinks beside its parameters"),
+    "padded in between": (gate_up(8, 26), "layers.0.gate_up_proj.weight has 26 rows, its tensors 24"),
+    "padded by ones": (
+        lambda model: model.embed.weight[11].fill_(1),
+        "embed.weight holds more than zeros behind its 10 rows",
+    ),
+    "column-parallel on two cards": (
+        gate_up(8, 12),
+        "layers.0.gate_up_proj.weight has 12 rows, its tensors 24",
+    ),
+    "row-parallel on two cards": (
+        gate_up(4, 24),
+        r"layers.0.gate_proj.weight is \[12, 8\], its place \[12, 4\]",
+    ),
+    "numbers instead of a number": (
+        parameter("layers.0.temperature", torch.ones(2)),
+        "layers.0.temperature or one of its tensors is a single number",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_copies_would_not_serve(loaded: Served, change: str) -> None:
+    apply, reason = CHANGES[change]
     with torch.no_grad():
-        model.embed.weight[11] = 1
-
-
-def _half_the_rows(model: Served) -> None:
-    """Of a column-parallel layer on one of two cards."""
-    model.layers[0].gate_up_proj = nn.Linear(8, 12, bias=False)
-
-
-def _half_the_columns(model: Served) -> None:
-    """Of a row-parallel layer on one of two cards."""
-    model.layers[0].gate_up_proj = nn.Linear(4, 24, bias=False)
-
-
-def _a_row_of_numbers(model: Served) -> None:
-    model.layers[0].temperature = nn.Parameter(torch.ones(2))
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (_scaled, "does not hold layers.1.norm.weight"),
-        (_swapped, r"does not hold layers.0.up_proj.weight|does not hold layers.0.gate_proj.weight"),
-        (_not_loaded, "extra is in no version"),
-        (_derived, "layers.0 holds absorbed beside its parameters"),
-        (_derived_beside, "layers.0 holds sinks beside its parameters"),
-        (_padded_in_between, "layers.0.gate_up_proj.weight has 26 rows, its tensors 24"),
-        (_padded_by_something, "embed.weight holds more than zeros behind its 10 rows"),
-        (_half_the_rows, "layers.0.gate_up_proj.weight has 12 rows, its tensors 24"),
-        (_half_the_columns, r"layers.0.gate_proj.weight is \[12, 8\], its place \[12, 4\]"),
-        (_a_row_of_numbers, "layers.0.temperature or one of its tensors is a single number"),
-    ],
-)
-def test_a_model_that_copies_would_not_serve(
-    loaded: Served, change: Callable[[Served], None], reason: str
-) -> None:
-    change(loaded)
+        apply(loaded)
     with pytest.raises(NoInPlaceLoad, match=reason):
         InPlaceLoad(loaded, version(1), PACKED)
 
