@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.loop import Trainer, learner_of
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner

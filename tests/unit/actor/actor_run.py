@@ -11,9 +11,10 @@ from typing import Any
 
 import tiny_model
 from fake_engine import FakeEngine
-from omegaconf import OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
-from pipelinerl.config import Config, Job, save
+from pipelinerl.config import Config, Job, save, typed
+from pipelinerl.launcher.placement import derive
 from pipelinerl.run_state.announcements import TrainerAnnouncements
 from pipelinerl.run_state.resume_point import Session, write_session
 from pipelinerl.streams import SingleStreamSpec, read_stream
@@ -54,7 +55,9 @@ def write_config(output_dir: Path, model: Path, engines: list[FakeEngine], **cha
     if "dataset_loader" in changes:
         del basic["dataset_loader_params"]
     merged = OmegaConf.merge(config, basic, changes)
-    save(merged, output_dir)  # type: ignore[arg-type]
+    assert isinstance(merged, DictConfig)
+    merged.derived = derive(typed(merged), placed).model_dump()
+    save(merged, output_dir)
 
 
 class ActorRun:

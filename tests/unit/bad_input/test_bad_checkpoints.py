@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 from tiny_model import build_tokenizer, causal_lm
 
-from pipelinerl.config import Config, Job, save
+from pipelinerl.config import Config, DerivedConfig, Job, load, save
 from pipelinerl.finetune import __main__ as trainer
 from pipelinerl.finetune.checkpoints import save_checkpoint
 from pipelinerl.finetune.loop import learner_of
@@ -208,10 +208,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
         pass
     finetune = {"train_batch_size": 2, "gradient_accumulation_passes": 1, "max_train_steps": 5}
     write_config(folder, model, finetune)
-    cfg = Config.model_validate(
-        OmegaConf.to_container(OmegaConf.load(folder / "conf/exp_config.yaml"), resolve=True)
-    )
-    settings = settings_from_config(cfg, folder, 0)
+    settings = settings_from_config(load(folder), folder, 0)
     learner = learner_of(load_model(model), settings, Ranks())
     counters = TrainingMetrics(completed_steps=2, samples=4)
     save_checkpoint(folder / "finetune", learner, counters, {"positions": {}}, model)
@@ -229,6 +226,7 @@ def write_config(folder: Path, model: Path, finetune: dict[str, Any]) -> None:
         debug={"mode": "finetune", "streams_from": str(folder / "recorded")},  # type: ignore[arg-type]
         wandb={"use_wandb": False},  # type: ignore[arg-type]
         jobs=[Job(kind="finetune", idx=0, name="finetune")],
+        derived=DerivedConfig(trainer_ranks=1, texts_per_step=2, texts_per_update=2),
     )
     save(OmegaConf.create(cfg.model_dump(mode="json", by_alias=True)), folder)
 

@@ -18,7 +18,7 @@ from pipelinerl.config import Config
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.finetune.settings import settings_from_config as trainer_settings
 from pipelinerl.launcher.commands import commands
-from pipelinerl.launcher.placement import place
+from pipelinerl.launcher.placement import derive, place
 from pipelinerl.observe import wandb_run
 from pipelinerl.preprocess.settings import settings_from_config as preprocess_settings
 
@@ -93,7 +93,7 @@ def effects(cfg: Config) -> str:
     """What the processes of a run get to see: placement, commands, settings, sampling, wandb."""
     devices = 0 if cfg.hardware.kind == "cpu" else 8
     jobs = place(cfg, range(devices), ["service"], ENVIRONMENTS, lambda port: True)
-    placed = cfg.model_copy(update={"jobs": jobs})
+    placed = cfg.model_copy(update={"jobs": jobs, "derived_": derive(cfg, jobs)})
     rewards = RewardTable.model_validate(placed.rewards.model_dump())
     children = commands(placed, RUN, SERVICES, [str(index) for index in range(devices)], None)
     seen = [

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.ready import ReadyText

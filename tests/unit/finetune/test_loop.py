@@ -99,7 +99,7 @@ def test_a_run_announces_in_order_and_leaves_its_results(tmp_path: Path, model: 
 def test_update_interval_spans_steps(tmp_path: Path, model: PreTrainedModel) -> None:
     write_steps(tmp_path, 4, 6)
     recorder = Recorder()
-    chosen = settings(tmp_path, model, weight_update_interval=12)
+    chosen = settings(tmp_path, model, texts_per_update=12)
     Trainer(chosen, Ranks(), None, recorder).run()
     assert recorder.versions == [0, 12, 24]
 

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.metrics import REDUCERS, token_statistics
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.modeling.logprobs import token_scores
 from pipelinerl.rollouts import MASKED_TOKEN_ID
@@ -21,7 +21,7 @@ CASES = json.loads(FIXTURE.read_text())["cases"]
 
 
 def inputs_of(case: dict[str, Any], logits: torch.Tensor) -> tuple[LossInputs, RLConfig, torch.Tensor]:
-    config = RLConfig.from_tree(case["config"])
+    config = RLConfig(**{k: v for k, v in case["config"].items() if k in RLConfig.model_fields})
     rows, length, vocabulary = case["shape"]
     column = {k: np.array(v).reshape(rows, length) for k, v in case["inputs"].items() if k != "logits"}
     labels, segments = column["labels"], column["segment_ids"]

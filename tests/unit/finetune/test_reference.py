@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients, total_loss
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler

@@ -1,55 +1,29 @@
-"""What the configuration accepts is what the trainer has, with the same defaults."""
+"""Settings of the objective: fractions as weights of roles, coefficients that follow each other."""
 
 from __future__ import annotations
 
-from dataclasses import fields
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 
-from pipelinerl.config.finetune import RLConfig as Section
-from pipelinerl.finetune.rl.config import NORMALISATIONS, POLICY_LOSSES, SCOPES, RLConfig
-
-FOLLOWING = {"final_kl_coef", "final_entropy_bonus"}
-"""Absent means: as the first coefficient. In the configuration an interpolation says that."""
-
-
-def test_every_key_reaches_the_trainer_with_its_default() -> None:
-    ours = {field.name: getattr(RLConfig(), field.name) for field in fields(RLConfig)}
-    assert ours.keys() == Section.model_fields.keys()
-    section = Section()
-    assert {k: v for k, v in ours.items() if k not in FOLLOWING} == {
-        name: getattr(section, name) for name in ours if name not in FOLLOWING
-    }
-    assert RLConfig.from_tree(section).final_kl_coef == 0
-
-
-@pytest.mark.parametrize(
-    ("key", "choices"),
-    [
-        ("policy_loss", POLICY_LOSSES),
-        ("batch_size_normalization", NORMALISATIONS),
-        ("loss_scale_scope", SCOPES),
-    ],
-)
-def test_the_choices_are_the_same(key: str, choices: tuple[str, ...]) -> None:
-    assert set(get_args(Section.model_fields[key].annotation)) == set(choices)
-    with pytest.raises(ValueError, match=rf"finetune\.rl\.{key}=nothing is unknown; use one of"):
-        RLConfig(**{key: "nothing"})
+from pipelinerl.config.finetune import RLConfig
 
 
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"temperature": 0}, r"finetune\.rl\.temperature=0 must be positive"),
-        ({"pad_step_rewards_for_advantage": True}, "needs step_reward_advantages=true"),
-        ({"policy_loss": "gspo", "kl_coef": 0.1}, "gspo takes no KL"),
-        ({"policy_loss": "gspo", "entropy_bonus": 0.1}, "no entropy bonus"),
-        ({"policy_loss": "gspo", "use_advantages": False}, "needs use_advantages=true"),
-        ({"role_weights": {"critic": "1/0"}}, r"role_weights\.critic='1/0' must be a finite number >= 0"),
-        ({"role_weights": {"critic": -1}}, r"role_weights\.critic=-1 must be a finite number >= 0"),
-        ({"role_weights": {"critic": float("nan")}}, r"role_weights\.critic=nan must be a finite"),
-        ({"role_weights": {"critic": "inf"}}, r"role_weights\.critic='inf' must be a finite"),
+        (
+            {"role_weights": {"critic": "1/0"}},
+            "weight '1/0' of role critic must be a number >= 0 or a",
+        ),
+        ({"role_weights": {"critic": -1}}, "weight -1.0 of role critic must be >= 0"),
+        ({"role_weights": {"critic": float("nan")}}, "weight nan of role critic must be a number >= 0"),
+        ({"role_weights": {"critic": "inf"}}, "weight 'inf' of role critic must be a number >= 0"),
+        ({"role_weights": {"critic": 10**400}}, "of role critic must be a number >= 0"),
+        ({"role_weights": {"critic": [1]}}, "role_weights.critic"),
+        ({"batch_size_normalization": "nothing"}, "'training_texts', 'rollouts' or 'rollout_mean'"),
+        ({"loss_scale_scope": "nothing"}, "'chunk' or 'batch'"),
+        ({"temperature": -1}, "temperature"),
     ],
 )
 def test_bad_settings_are_named(values: dict[str, Any], message: str) -> None:
@@ -58,7 +32,25 @@ def test_bad_settings_are_named(values: dict[str, Any], message: str) -> None:
 
 
 def test_fractions_are_exact() -> None:
-    assert RLConfig(role_weights={"policy": "1/9", "critic": 8 / 9}).role_weights == {
-        "policy": 1 / 9,
-        "critic": 8 / 9,
-    }
+    given: dict[str, Any] = {"policy": "1/9", "critic": 8 / 9, "judge": 1}
+    assert RLConfig(role_weights=given).role_weights == {"policy": 1 / 9, "critic": 8 / 9, "judge": 1.0}
+
+
+def test_a_last_coefficient_that_is_not_given_is_the_first_one() -> None:
+    rl = RLConfig(kl_coef=0.2, entropy_bonus=0.1)
+    assert rl.kl_coefficient(3, 4) == 0.2 and rl.entropy_coefficient(3, 4) == 0.1
+    assert rl.uses_reference and RLConfig(final_kl_coef=0.1).uses_reference
+    assert not RLConfig().uses_reference
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ({}, "rollout"),
+        ({"step_reward_advantages": True}, "situation"),
+        ({"advantage_estimator": "situation"}, "situation"),
+        ({"advantage_estimator": "mine.baseline", "step_reward_advantages": True}, "mine.baseline"),
+    ],
+)
+def test_the_estimator_follows_from_step_rewards_unless_named(values: dict[str, Any], expected: str) -> None:
+    assert RLConfig(**values).estimator == expected

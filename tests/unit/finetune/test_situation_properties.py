@@ -10,10 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl import advantages as advantages_module
 from pipelinerl.finetune.rl import loss_scale as loss_scale_module
 from pipelinerl.finetune.rl.advantages import Advantages, compute_advantages
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.filtering import zero_advantage_groups
 from pipelinerl.finetune.rl.loss_scale import loss_scales
 from pipelinerl.finetune.rl.text_table import TextTable, build_table

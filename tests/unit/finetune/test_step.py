@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, beyond_clip, rl_metrics, token_statistics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.labels import label_statistics
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs
 from pipelinerl.finetune.rl.targets import targets_of

@@ -9,9 +9,9 @@ import pytest
 import torch
 from known_metrics import FINETUNE, FINETUNE_WITH_VALUES, names
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.loop import Trainer, build_learner
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.modeling.value_head import FILE, build_value_head, load_value_head
 from pipelinerl.observe.metrics import MetricsWriter

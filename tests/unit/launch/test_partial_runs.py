@@ -9,10 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.config import Config, Job, load
+from pipelinerl.config import Config, DerivedConfig, Job, load
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.rl.batch import sentinel_batch
 from pipelinerl.finetune.settings import settings_from_config as trainer_settings
+from pipelinerl.launcher.placement import derive
 from pipelinerl.launcher.trainer_stand_in import stand_in
 from pipelinerl.preprocess.settings import settings_from_config as preprocess_settings
 from pipelinerl.run_state.announcements import TrainerState
@@ -65,9 +66,7 @@ def test_only_a_stage_without_its_producer_reads_the_recording(recording: Path, 
         jobs = [Job(kind=kind, idx=index) for index, kind in enumerate(kinds)]  # type: ignore[arg-type]
         debug = {"mode": "finetune+preprocessor", "streams_from": str(recording)}
         made = Config(model_path=str(model), debug=debug, jobs=jobs)  # type: ignore[arg-type]
-        return made.model_copy(
-            update={"finetune": made.finetune.model_copy(update={"config_name": str(model)})}
-        )
+        return made.model_copy(update={"derived_": derive(made, jobs)})
 
     replaying = preprocess_settings(config("preprocessor", "finetune"), recording)
     assert replaying.streams_from == recording and replaying.has_trainer
@@ -124,7 +123,8 @@ def test_what_a_mode_cannot_do_is_refused_in_one_line(
 def test_a_stand_in_announces_counts_and_ends_like_a_trainer(tmp_path: Path) -> None:
     finetune = {"train_batch_size": 2, "gradient_accumulation_passes": 1, "max_train_steps": 2}
     jobs = [Job(kind="actor", idx=0), Job(kind="preprocessor", idx=1)]
-    cfg = Config(output_dir=str(tmp_path), finetune=finetune, jobs=jobs)  # type: ignore[arg-type]
+    derived = DerivedConfig(trainer_ranks=1, texts_per_step=2, texts_per_update=2)
+    cfg = Config(output_dir=str(tmp_path), finetune=finetune, jobs=jobs, derived=derived)  # type: ignore[arg-type]
     given: list[int] = []
     follower = threading.Thread(target=lambda: given.append(stand_in(cfg, tmp_path)))
     follower.start()

@@ -39,7 +39,7 @@ def test_sharding_as_configured(
     status, out, err = dry_run("+domain=guessing", *GPUS, "vllm_config.version=0.32.0", *overrides)
     assert (status, err) == (0, "")
     assert printed in out
-    settings = settings_from_config(load(tmp_path / "run"), tmp_path / "run", None, 4)
+    settings = settings_from_config(load(tmp_path / "run"), tmp_path / "run", None)
     assert settings.sharding == sharding
 
 

@@ -32,7 +32,7 @@ def test_back_end_and_order_of_the_steps_agree(
     assert (status, err) == (0, "")
     [command] = (tmp_path / "run").glob("actor_vllm_0/start.sh")
     assert f'{{"backend": "{backend}"}}' in command.read_text()
-    settings = settings_from_config(load(tmp_path / "run"), tmp_path / "run", None, 2)
+    settings = settings_from_config(load(tmp_path / "run"), tmp_path / "run", None)
     assert settings.weights["ahead"] is backend.endswith("_ahead")
     assert ("received ahead" in out) is settings.weights["ahead"]
 

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.preprocess.books import Books
 from pipelinerl.preprocess.loop import Preprocess
 from pipelinerl.preprocess.settings import PreprocessSettings

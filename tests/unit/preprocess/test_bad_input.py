@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.preprocess.loop import _warn_about_role_weights
 from pipelinerl.preprocess.rejections import LEAST, Rejections
 from pipelinerl.preprocess.validate import Record, metadata_of

@@ -11,7 +11,7 @@ import pytest
 from engine_harness import EOS, build_model, running_engine
 
 from pipelinerl.base.waits import WaitExpired
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.preprocess import engine_reference
 from pipelinerl.preprocess.engine_reference import EngineReference
 from pipelinerl.preprocess.loop import _reference_scorer

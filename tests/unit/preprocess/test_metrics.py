@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from known_metrics import PREPROCESS, names
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.labels import MAX_FAMILIES, TextStatistics, capped_families
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.chunk import process_chunk

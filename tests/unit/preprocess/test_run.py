@@ -11,9 +11,9 @@ import pytest
 from transformers import PreTrainedModel
 
 from pipelinerl.base.waits import WaitExpired
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.preprocess.loop import run
 from pipelinerl.preprocess.settings import PreprocessSettings, model_vocabulary
 from pipelinerl.preprocess.validate import Limits, Record

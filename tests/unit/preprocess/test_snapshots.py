@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.preprocess.books import Books
 from pipelinerl.preprocess.loop import Preprocess
 from pipelinerl.preprocess.ready import ReadyText

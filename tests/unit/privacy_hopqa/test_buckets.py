@@ -16,7 +16,7 @@ from agent_harness import (
 )
 
 from domains.privacy_hopqa.capture import situational_texts
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.preprocess.chunk import process_chunk
 from pipelinerl.rollouts import TrainingText
 from pipelinerl.situations import emit_situations

@@ -14,7 +14,7 @@ from domains.raro import rollout
 from domains.raro.calls import Caller
 from domains.raro.metrics import PREFIX
 from pipelinerl.actor.texts import Stamp, stamped_records
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.preprocess.chunk import process_chunk
 
 MIXED = ["[Answer 1]", "[Answer 2]", "[Tie]", "no verdict"]
