@@ -21,7 +21,7 @@ from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.launcher.checks.inert import UNREAD
 from pipelinerl.observe import wandb_run
 from pipelinerl.preprocess.settings import PreprocessSettings
-from tests.unit.config.key_effects import (
+from tests.support.key_effects import (
     ROOT,
     another_value,
     effects,

@@ -16,8 +16,8 @@ from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.run_state.announcements import trainer_stream
 from pipelinerl.run_state.resume_point import read_session
 from pipelinerl.streams import read_stream
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import settings, write_steps
+from tests.support.policy import tiny_model
 
 
 class Recorder:

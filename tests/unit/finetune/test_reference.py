@@ -24,8 +24,8 @@ from pipelinerl.finetune.step import Learner
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.chunk import apply_scales, process_chunk
 from pipelinerl.preprocess.ready import scale_table
-from tests.unit.finetune.builders import record
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import record
+from tests.support.policy import tiny_model
 
 K, E, TEMPERATURE, SEED = 0.1, 0.01, 0.8, 3
 GROUPS, ATTEMPTS = 3, 4

@@ -22,8 +22,8 @@ from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.value_head import build_value_head
 from pipelinerl.preprocess.assemble import assemble_step, encode
 from pipelinerl.preprocess.ready import ReadyText
-from tests.unit.finetune.builders import ready
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import ready
+from tests.support.policy import tiny_model
 
 
 def learner(model: PreTrainedModel, rl: RLConfig, learning_rate: float = 0.0) -> Learner:

@@ -21,7 +21,8 @@ from pipelinerl.run_state.accounting import Ledger
 from pipelinerl.run_state.announcements import DiscardedTexts
 from pipelinerl.run_state.resume_point import Session
 from pipelinerl.streams import SingleStreamSpec, read_stream, write_to_streams
-from tests.unit.finetune.conftest import VOCAB, model, one_thread
+from tests.support.policy import VOCAB
+from tests.unit.finetune.conftest import model, one_thread
 
 __all__ = ["Bench", "bench", "model", "one_thread"]
 

@@ -21,8 +21,8 @@ from pipelinerl.run_state.accounting import Ledger, Outcome, reconcile
 from pipelinerl.run_state.announcements import TrainerAnnouncements, TrainerState
 from pipelinerl.run_state.resume_point import Session, write_session
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
-from tests.unit.finetune.builders import group, settings
-from tests.unit.finetune.conftest import VOCAB
+from tests.support.builders import group, settings
+from tests.support.policy import VOCAB
 from tests.unit.preprocess.test_bad_input import ONE_TEXT, WHOLE_GROUP
 
 STEPS = 3
