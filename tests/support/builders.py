@@ -8,13 +8,15 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.settings import TrainerSettings
+from pipelinerl.config import Config, FinetuneConfig, Job, RLConfig
+from pipelinerl.config.machine import JobKind, WatchdogConfig
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.ready import ReadyText
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.streams import StreamRangeSpec, write_to_streams
 from tests.support.policy import VOCAB
+
+JOB_KINDS: dict[str, JobKind] = {"preprocess": "preprocessor", "actor": "actor"}
 
 
 def text(
@@ -96,23 +98,44 @@ def write_steps(
                     stream.write(batch.to_record(), rank)
 
 
-def settings(output_dir: Path, model: PreTrainedModel, **fields: Any) -> TrainerSettings:
-    """Save `model` below `output_dir` and describe a short run from it."""
+VALUE_HEAD = "causal-language-modeling-with-value-head"
+
+
+def _watchdog(seconds: float) -> WatchdogConfig:
+    """A watchdog whose `input_deadline_s` is shorter than a run may configure."""
+    return WatchdogConfig.model_construct(progress_deadline_s=seconds - 60.0)
+
+
+def trainer_config(output_dir: Path, model: PreTrainedModel, **fields: Any) -> Config:
+    """Save `model` below `output_dir` and describe a short float32 run from it on the CPU.
+
+    A field belongs to the section of that name that has it: `derived` (texts_per_step, texts_per_update),
+    `finetune`, or the top level. `follows_preprocess` adds that role, `data_deadline_s` is the watchdog's.
+    """
     path = output_dir / "model"
     if not path.exists():
         model.save_pretrained(path)
-    defaults: dict[str, Any] = {
-        "output_dir": output_dir,
-        "model_path": str(path),
+    finetune: dict[str, Any] = {
         "rl": RLConfig(epsilon_high=4.0),
-        "texts_per_step": 6,
-        "last_step": 4,
         "max_train_steps": 4,
         "learning_rate": 1e-2,
         "num_warmup_steps": 1,
         "save_checkpoint_steps": 2,
         "keep_intermediate_checkpoints": False,
-        "follows_preprocess": False,
-        "data_deadline_s": 30.0,
+        "load_as_bf16": False,
+        "gradient_checkpointing": False,
     }
-    return TrainerSettings(**defaults | fields)
+    derived = {"trainer_ranks": 1, "texts_per_step": 6, "texts_per_update": 1}
+    roles = fields.pop("roles", ("preprocess",) if fields.pop("follows_preprocess", False) else ())
+    top: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "model_path": str(path),
+        "hardware": {"kind": "cpu"},
+        "engine": {"kind": "embedded"},
+        "watchdog": _watchdog(fields.pop("data_deadline_s", 30.0)),
+        "jobs": [Job(kind=JOB_KINDS[name], idx=index, name=name) for index, name in enumerate(roles)],
+    }
+    for name, value in fields.items():
+        section = derived if name in derived else finetune if name in FinetuneConfig.model_fields else top
+        section[name] = value
+    return Config.model_validate(top | {"finetune": finetune, "derived": derived})
