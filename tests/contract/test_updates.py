@@ -20,8 +20,14 @@ from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
 from pipelinerl.weights.send.publisher import KvPolicy
 from pipelinerl.weights.send.transport import StagedUpdate
 from pipelinerl.weights.send.version_update import WeightUpdateError
-from tests.contract.engines import TOKENS, Engine, Held
-from tests.contract.models import VOCABULARY, full_logprobs, logprobs_over_an_update, prompt, score_rows
+from tests.support.contract.engines import TOKENS, Engine, Held
+from tests.support.contract.models import (
+    VOCABULARY,
+    full_logprobs,
+    logprobs_over_an_update,
+    prompt,
+    score_rows,
+)
 
 OLD, NEW = 1, 2
 LENGTHS = (96, 384, 768, 1536)

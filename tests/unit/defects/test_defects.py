@@ -15,7 +15,6 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-import tiny_model
 import torch
 from aiohttp import web
 from transformers import PreTrainedModel
@@ -34,8 +33,9 @@ from pipelinerl.streams import SingleStreamSpec, files, read_stream, write_to_st
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.version_update import WeightUpdateError
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.weights.fake_vllm import FakeEmbedded, Refused, serving
+from tests.support import tiny_model
+from tests.support.builders import trainer_config, write_steps
+from tests.support.fake_vllm import FakeEmbedded, Refused, serving
 from tests.unit.weights.test_publisher import DEADLINES
 
 
@@ -69,7 +69,7 @@ def test_a_failed_update_is_not_announced_and_ends_the_trainer_by_name(
 ) -> None:
     write_steps(tmp_path, 4, 6)
     with pytest.raises(WeightUpdateError, match="failed at update of http://engine"):
-        Trainer(settings(tmp_path, policy), Ranks(), None, Engines(12)).run()
+        Trainer(trainer_config(tmp_path, policy), Ranks(), None, Engines(12)).run()
     with read_stream(trainer_stream(tmp_path)) as stream:
         said = [parse_message(record) for record in stream.read_available()]
     assert [one.version for one in said if isinstance(one, WeightUpdateSuccess)] == [0, 6]
@@ -79,7 +79,7 @@ def test_logging_every_second_step_gives_every_second_record_and_a_full_summary(
     tmp_path: Path, policy: PreTrainedModel
 ) -> None:
     write_steps(tmp_path, 4, 6)
-    chosen = settings(tmp_path, policy, log_each_n_steps=2)
+    chosen = trainer_config(tmp_path, policy, log_each_n_steps=2)
     with MetricsWriter(tmp_path, "finetune") as writer:
         Trainer(chosen, Ranks(), writer, Engines()).run()
     rows = [json.loads(line) for line in (tmp_path / "finetune/metrics.jsonl").read_text().splitlines()]

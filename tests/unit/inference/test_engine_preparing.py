@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import RunningEngine, full_logprobs, random_prompt, reference, running_engine
 
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
@@ -19,6 +18,13 @@ from pipelinerl.inference.embedded.weight_updates import WeightUpdates
 from pipelinerl.weights.send.engine_state import offers_prepare
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import PREPARE_ROUTE
+from tests.support.engine_harness import (
+    RunningEngine,
+    full_logprobs,
+    random_prompt,
+    reference,
+    running_engine,
+)
 
 PAUSE = "/pause?mode=keep&clear_cache=false"
 EVENT_DEADLINE_S = 60.0

@@ -14,7 +14,6 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from engine_harness import random_prompt, reference, running_engine, until
 
 from pipelinerl.inference.client import EngineClient, EngineRequestError, EngineUnavailable, SamplingParams
 from pipelinerl.inference.embedded.__main__ import main
@@ -28,6 +27,7 @@ from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.transport import StagedUpdate
 from pipelinerl.weights.send.version_update import WeightUpdateError
+from tests.support.engine_harness import random_prompt, reference, running_engine, until
 
 
 def test_the_default_length_is_one_that_the_model_has(tmp_path: Path) -> None:

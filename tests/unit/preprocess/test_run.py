@@ -11,9 +11,9 @@ import pytest
 from transformers import PreTrainedModel
 
 from pipelinerl.base.waits import WaitExpired
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.preprocess.loop import run
 from pipelinerl.preprocess.settings import PreprocessSettings, model_vocabulary
 from pipelinerl.preprocess.validate import Limits, Record
@@ -21,8 +21,8 @@ from pipelinerl.run_state.accounting import Ledger, Outcome, reconcile
 from pipelinerl.run_state.announcements import TrainerAnnouncements, TrainerState
 from pipelinerl.run_state.resume_point import Session, write_session
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
-from tests.unit.finetune.builders import group, settings
-from tests.unit.finetune.conftest import VOCAB
+from tests.support.builders import group, trainer_config
+from tests.support.policy import VOCAB
 from tests.unit.preprocess.test_bad_input import ONE_TEXT, WHOLE_GROUP
 
 STEPS = 3
@@ -111,7 +111,9 @@ def test_groups_become_a_trained_model_and_a_resumed_run_goes_on(
     rl = RLConfig(epsilon_high=4.0, filter_zero_advantage_groups=True, temperature=0.9)
     for start, last_step in enumerate((STEPS, 2 * STEPS)):
         errors = Errors()
-        chosen = settings(tmp_path, model, rl=rl, last_step=last_step, follows_preprocess=True, max_lag=12)
+        chosen = trainer_config(
+            tmp_path, model, rl=rl, max_train_steps=last_step, follows_preprocess=True, max_lag=12
+        )
         for topic in ("weight_update_request", "discarded"):
             for file in (tmp_path / "streams" / topic).rglob("*.rec"):
                 file.unlink()  # what a launcher does before it starts the roles again
@@ -136,7 +138,7 @@ def test_a_run_goes_on_past_bad_samples_and_its_books_add_up(tmp_path: Path, mod
     steps = 14
     rl = RLConfig(epsilon_high=4.0, filter_zero_advantage_groups=True, batch_size_normalization="rollouts")
     errors = Errors()
-    chosen = settings(tmp_path, model, rl=rl, last_step=steps, follows_preprocess=True)
+    chosen = trainer_config(tmp_path, model, rl=rl, max_train_steps=steps, follows_preprocess=True)
     threads = [
         errors.thread(run, replace(preprocess_settings(tmp_path, rl, steps), max_lag=1000)),
         errors.thread(play_actor, tmp_path, 1000, every_third_is_bad),

@@ -18,7 +18,7 @@ from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.transport import Member, TransportError
 from pipelinerl.weights.send.version_update import WeightUpdateError
 from pipelinerl.weights.wire import read_mark
-from tests.unit.weights.fake_vllm import FakeVllm, Meeting, serving
+from tests.support.fake_vllm import FakeVllm, Meeting, serving
 from tests.unit.weights.test_vllm_updates import (
     DEADLINES,
     VERSIONS,

@@ -6,7 +6,7 @@ import pytest
 
 from pipelinerl.base.http import CallFailed
 from pipelinerl.weights.send.engine_state import Counters, EngineState
-from tests.unit.weights.fake_vllm import FakeVllm, Meeting, serving
+from tests.support.fake_vllm import FakeVllm, Meeting, serving
 
 
 @pytest.mark.parametrize(

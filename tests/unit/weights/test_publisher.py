@@ -18,7 +18,7 @@ from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.version_update import WeightUpdateError
 from pipelinerl.weights.wire import PREPARE_ROUTE
-from tests.unit.weights.fake_vllm import FakeEmbedded, serving
+from tests.support.fake_vllm import FakeEmbedded, serving
 
 TENSORS = [("a", torch.ones(2, 3)), ("b", torch.zeros(4))]
 DEADLINES = PublishDeadlines(health_s=5, init_s=5, pause_s=1, start_s=1, update_s=1, finish_s=1, resume_s=1)

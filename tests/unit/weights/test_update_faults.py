@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from pipelinerl.config import Config, Job
 from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import EngineBroadcaster
 from pipelinerl.run_state.replacements import Replacements
@@ -22,7 +23,7 @@ from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.parity import check_parity, probe_ids
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.version_update import WeightUpdateError
-from tests.unit.weights.fake_vllm import FakeEmbedded, serving
+from tests.support.fake_vllm import FakeEmbedded, serving
 from tests.unit.weights.test_publisher import EXACT, TENSORS, score
 
 SHORT = PublishDeadlines(
@@ -135,8 +136,6 @@ class Policy(torch.nn.Module):
 @contextmanager
 def training(folder: Path, engine: FakeEmbedded) -> Iterator[EngineBroadcaster]:
     """A trainer that has found its engine."""
-    weights = {"transport": "file", "kv": "keep", "parity_every": 0, "directory": str(folder / "weights")}
-    weights |= {"parity_max_abs": 1e-4, "parity_mean_abs": 0.02, "group_port": 9000, "ahead": False}
     policy = Policy()
     learner: Any = SimpleNamespace(
         model=policy,
@@ -147,16 +146,17 @@ def training(folder: Path, engine: FakeEmbedded) -> Iterator[EngineBroadcaster]:
     )
     (folder / "finetune").mkdir()
     with serving(engine) as url:
-        settings: Any = SimpleNamespace(
-            output_dir=folder,
-            folder=folder / "finetune",
-            weights=weights,
-            engine_dtype="float32",
-            engine_urls=(url,),
-            start_deadline_s=20.0,
-            bfloat16=False,
+        weights = {"transport": "file", "ahead": False, "parity_every": 0}
+        cfg = Config.model_validate(
+            {
+                "output_dir": str(folder),
+                "engine": {"kind": "embedded", "start_deadline_s": 20.0},
+                "finetune": {"load_as_bf16": False},
+                "jobs": [Job(kind="actor_llm", idx=0, name="actor_vllm_0", url=url)],
+                "weights": weights | {"directory": str(folder / "weights")},
+            }
         )
-        trainer = EngineBroadcaster(learner, settings)
+        trainer = EngineBroadcaster(learner, cfg)
         trainer.start()
         yield trainer
         trainer.close()
@@ -178,7 +178,7 @@ def test_a_broken_engine_is_replaced_and_gets_a_full_update_and_parity_before_th
         monkeypatch.setattr(broadcast.time, "sleep", launcher_replaces)
         metrics = trainer.publish(32)
     [(url, cause)] = seen[0].items()
-    assert url in trainer._settings.engine_urls and "failed at update" in cause
+    assert url in trainer._publisher.engines and "failed at update" in cause
     assert engine.label == "32" and not engine.paused
     assert engine.calls[0] == "/init_weight_transfer_engine", "everything from the beginning"
     assert metrics["weights/parity_max_abs"] == 0.0

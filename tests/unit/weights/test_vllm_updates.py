@@ -20,7 +20,7 @@ from pipelinerl.weights.send.nccl_transport import NcclTransport
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.transport import TransportError
 from pipelinerl.weights.send.version_update import SenderStuck, WeightUpdateError
-from tests.unit.weights.fake_vllm import FakeVllm, Meeting, serving
+from tests.support.fake_vllm import FakeVllm, Meeting, serving
 
 VERSIONS = ("0.26.0", "0.32.0")
 DEADLINES = PublishDeadlines(
