@@ -1,14 +1,15 @@
-"""The preprocess loop: groups in, packed optimizer steps out.
+"""The preprocess loop: groups in, packed optimizer steps out. Run by `python -m pipelinerl.preprocess`.
 
-Every text that arrives leaves exactly once: published in a step, or dropped with a counted reason. Groups
-are taken as they come, never waited for to fill a chunk; a step is written when B texts are ready and the
-trainer is not too far behind.
+Every sample that arrives leaves exactly once: published in a step, or dropped with a counted reason. Groups
+are taken as they come, never waited for to fill a chunk: with a lag bound the actor may be allowed fewer. A
+step is written when B samples are ready and the trainer is not too far behind.
 """
 
 from __future__ import annotations
 
 import logging
 import time
+from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import Any
 
@@ -18,16 +19,17 @@ from pipelinerl.base import faults
 from pipelinerl.base.waits import waiting
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
-from pipelinerl.preprocess.assemble import assemble_step
-from pipelinerl.preprocess.books import Books
-from pipelinerl.preprocess.chunk import ChunkResult, apply_scales, process_chunk, split_bad_groups
+from pipelinerl.finetune.rl.batch import assemble_step
+from pipelinerl.finetune.rl.loss_scale import apply_scales
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.preprocess.accounting import SampleAccounting
+from pipelinerl.preprocess.buffer import SampleBuffer
+from pipelinerl.preprocess.chunk import ChunkResult, process_groups
 from pipelinerl.preprocess.engine_reference import EngineReference
 from pipelinerl.preprocess.metrics import PreprocessMetrics
-from pipelinerl.preprocess.ready import ReadyBuffer, ReadyText, scale_table
-from pipelinerl.preprocess.rejections import Rejections
+from pipelinerl.preprocess.reading import Record, Rejections, read_groups, rollout_of
 from pipelinerl.preprocess.settings import PreprocessSettings
 from pipelinerl.preprocess.snapshots import Held, Keeper, fitting
-from pipelinerl.preprocess.validate import Record, check_group
 from pipelinerl.preprocess.wakeup import Wakeup
 from pipelinerl.run_state.accounting import Ledger
 from pipelinerl.run_state.announcements import AnnouncedVersion, DiscardedTexts, TrainerState
@@ -53,15 +55,15 @@ class Preprocess:
         self,
         settings: PreprocessSettings,
         state: TrainerState,
-        books: Books,
+        accounting: SampleAccounting,
         session: Session,
         training_data: StreamWriter,
         scorer: Any = None,
     ) -> None:
-        self.settings, self._state, self._books = settings, state, books
+        self.settings, self._state, self._accounting = settings, state, accounting
         self.keeper = Keeper(settings, session)
         self._training_data, self._scorer = training_data, scorer
-        self._buffer, self._rejections = ReadyBuffer(), Rejections()
+        self._buffer, self._rejections = SampleBuffer(), Rejections()
         self.metrics = PreprocessMetrics()
         self.step = session.step
         self.published = self._start = session.version
@@ -69,35 +71,40 @@ class Preprocess:
         self._first = True
 
     def restore(self) -> Held | None:
-        """Take up the texts that an earlier start held at the version from which the run goes on."""
+        """Take up the samples that an earlier start held at the version from which the run goes on."""
         held = self.keeper.restore()
-        texts = held.texts_from(self.step) if held is not None else []
-        self._books.restored(texts)
-        kept, too_long = fitting(texts, self.settings.limits.seq_length)
-        self._books.dropped([(text, "oversize") for text in too_long])
+        samples = held.samples_from(self.step) if held is not None else []
+        self._accounting.restored(samples)
+        kept, too_long = fitting(samples, self.settings.limits.seq_length)
+        self._drop(too_long, "oversize")
         self._buffer.add(kept)
-        if texts:
-            log.info("%d texts were kept over the resume", len(kept))
+        if samples:
+            log.info("%d samples were kept over the resume", len(kept))
         return held
 
     def announced(self, version: int | None, position: int) -> None:
         """The newest announced version, and how many groups were taken from the actor before it was asked."""
         self.keeper.announced(version, self._buffer, position)
 
-    def take_groups(self, groups: list[list[Record]]) -> None:
-        """Check, score and value a chunk of whole groups, and buffer what can be trained on."""
-        kept: list[list[Record]] = []
-        for group in groups:
-            self.received += len(group)
-            self._books.arrived(group)
-            checked = check_group(group, self.settings.limits)
-            self._books.dropped(checked.dropped)
-            kept.append(checked.kept)
+    def take_groups(self, groups: Sequence[Sequence[Record]]) -> None:
+        """Read, score and value a chunk of whole groups, and buffer what can be trained on."""
+        records = list(chain.from_iterable(groups))
+        self.received += len(records)
+        self._accounting.arrived(map(rollout_of, records))
+        kept: list[list[Sample]] = []
+        for group in read_groups(groups, self.settings.limits):
+            self._accounting.dropped(group.dropped)
+            if group.error:
+                self._rejections.rejected(group.error)
+            kept.append(group.samples)
         result = self._process(self._with_reference(kept))
         self.metrics.advantages.add_chunk(result)
-        self._books.dropped(result.dropped)
+        self._accounting.dropped((sample.rollout, reason) for sample, reason in result.dropped)
         self._buffer.add(result.ready)
         self._drop_oldest()
+
+    def _drop(self, samples: Iterable[Sample], reason: str) -> None:
+        self._accounting.dropped((sample.rollout, reason) for sample in samples)
 
     def write_steps(self) -> bool:
         """Write every step that is complete and wanted; True when at least one was written."""
@@ -111,12 +118,12 @@ class Preprocess:
         return wrote
 
     def wants_step(self) -> bool:
-        """B texts are ready, the run needs another step, and the trainer is close enough."""
+        """B samples are ready, the run needs another step, and the trainer is close enough."""
         return self._enough() and not self.complete and not self.trainer_is_behind
 
     @property
     def complete(self) -> bool:
-        """All texts of the run are published."""
+        """All samples of the run are published."""
         return self.step >= self.settings.last_step
 
     @property
@@ -126,7 +133,7 @@ class Preprocess:
 
     @property
     def is_full(self) -> bool:
-        """Without a lag bound nothing else limits the buffer, unless old texts may be dropped."""
+        """Without a lag bound nothing else limits the buffer, unless old samples may be dropped."""
         unbounded = self.settings.max_lag is None and not self.settings.pop_old_data
         return unbounded and len(self._buffer) >= self._room
 
@@ -139,44 +146,37 @@ class Preprocess:
         first = self.settings.dataset_buffer_size if self._first else 0
         return len(self._buffer) >= max(self.settings.texts_per_step, first)
 
-    def _process(self, groups: list[list[Record]]) -> ChunkResult:
-        """Value the groups together; those whose labels contradict each other are dropped and named."""
-        rl, eos = self.settings.rl, self.settings.eos_token_ids
-        try:
-            result = process_chunk(list(chain.from_iterable(groups)), rl, eos)
-        except ValueError:
-            good, bad = split_bad_groups(groups, rl, eos)
-            for group, message in bad:
-                self._books.dropped([(text, "bad_labels") for text in group])
-                self._rejections.rejected(message)
-            result, groups = process_chunk(list(chain.from_iterable(good)), rl, eos), [list(g) for g in good]
-        self._rejections.accepted(sum(map(bool, groups)))
+    def _process(self, groups: list[list[Sample]]) -> ChunkResult:
+        """Value the groups together; one whose samples cannot be compared is dropped and named."""
+        result, bad = process_groups(groups, self.settings.rl, self.settings.eos_token_ids)
+        for group, message in bad:
+            self._drop(group, "bad_labels")
+            self._rejections.rejected(message)
+        self._rejections.accepted(sum(map(bool, groups)) - len(bad))
         return result
 
-    def _with_reference(self, groups: list[list[Record]]) -> list[list[Record]]:
-        """The texts with `ref_logprobs`; those that the reference cannot score are dropped."""
+    def _with_reference(self, groups: list[list[Sample]]) -> list[list[Sample]]:
+        """The samples with `ref_logprobs`; those that the reference cannot score are dropped."""
+        samples = list(chain.from_iterable(groups))
         if self._scorer is None:
-            for text in chain.from_iterable(groups):
-                text["ref_logprobs"] = text["logprobs"]
+            for sample in samples:
+                sample.ref_logprobs = sample.old_logprobs
             return groups
-        scores = iter(self._scorer.score(list(chain.from_iterable(groups))))
-        scored: list[list[Record]] = [[] for _ in groups]
-        for group, kept in zip(groups, scored):
-            for text in group:
-                found = next(scores)
-                if found is None or not np.isfinite(found).all():
-                    self._books.dropped([(text, "no_reference")])
-                else:
-                    kept.append(text | {"ref_logprobs": found})
-        return scored
+        unscored = set()
+        for sample, found in zip(samples, self._scorer.score(samples), strict=True):
+            if found is None or not np.isfinite(found).all():
+                unscored.add(sample.name)
+                self._drop([sample], "no_reference")
+            else:
+                sample.ref_logprobs = found
+        return [[sample for sample in group if sample.name not in unscored] for group in groups]
 
     def _drop_stale(self) -> None:
-        """Texts of which every token will be beyond the lag bound; the trainer checks per token again."""
+        """Samples of which every token will be beyond the lag bound; the trainer checks per token again."""
         if self.settings.max_lag is None:
             return
         oldest = self._version_when_trained - self.settings.max_lag
-        stale = self._buffer.remove(lambda text: 0 <= int(text.versions.max()) < oldest)
-        self._books.dropped([(text, "stale") for text in stale])
+        self._drop(self._buffer.remove(lambda sample: 0 <= sample.newest_version < oldest), "stale")
 
     @property
     def _version_when_trained(self) -> int:
@@ -193,40 +193,39 @@ class Preprocess:
 
     def _drop_oldest(self) -> None:
         if self.settings.max_lag is None and self.settings.pop_old_data:
-            old = self._buffer.remove_oldest(self._room)
-            self._books.dropped([(text, "popped") for text in old])
+            self._drop(self._buffer.remove_oldest(self._room), "popped")
 
     def _write_step(self) -> None:
         settings = self.settings
-        texts, split = self._buffer.take(settings.texts_per_step)
+        samples, split = self._buffer.take(settings.texts_per_step)
         roles: dict[str, float] = {}
         if settings.rl.loss_scale_scope == "batch":
-            roles = apply_scales(texts, scale_table(texts), settings.rl)
-        plan = assemble_step(
-            texts, self.step, settings.limits.seq_length, settings.ranks, settings.seq_packing
+            roles = apply_scales(samples, settings.rl)
+        ranks = assemble_step(
+            samples, self.step, settings.limits.seq_length, settings.ranks, settings.seq_packing
         )
-        for rank, batches in enumerate(plan):
+        for rank, batches in enumerate(ranks):
             for batch in batches:
                 self._training_data.write(batch.to_record(), rank)
                 faults.hit("preprocess:mid_step")
-        self._books.published(texts)
-        self.keeper.written(self.step, texts)
+        self._accounting.published(samples)
+        self.keeper.written(self.step, samples)
         self._first = False
         self.step += 1
-        self.published += len(texts)
-        tokens = sum(len(text.input_ids) for text in texts)
-        room = sum(len(batches) for batches in plan) * settings.limits.seq_length
-        self.metrics.published(len(texts), tokens, tokens / room)
-        self.metrics.advantages.add_step(np.array([t.loss_scale for t in texts]), split, roles)
-        self._last_version = _newest_version(texts)
+        self.published += len(samples)
+        tokens = sum(len(sample.input_ids) for sample in samples)
+        room = sum(map(len, ranks)) * settings.limits.seq_length
+        self.metrics.published(len(samples), tokens, tokens / room)
+        self.metrics.advantages.add_step(np.array([s.loss_weight_scale for s in samples]), split, roles)
+        self._last_version = max(sample.newest_version for sample in samples)
 
     def discarded(self) -> dict[str, float]:
-        """Texts dropped so far by reason, as `discarded/<reason>`."""
-        return {f"discarded/{reason}": float(n) for reason, n in self._books.counts.items()}
+        """Samples dropped so far by reason, as `discarded/<reason>`."""
+        return {f"discarded/{reason}": float(n) for reason, n in self._accounting.counts.items()}
 
     def gauges(self) -> dict[str, float]:
         """Values for `preprocessor/*`."""
-        dropped = self._books.dropped_texts
+        dropped = self._accounting.dropped_samples
         return {
             "published_samples": self.published,
             "published_model_version": getattr(self, "_last_version", 0),
@@ -236,10 +235,6 @@ class Preprocess:
             "queue/output": len(self._buffer) // self.settings.texts_per_step,
             "total_filtered_out_samples": dropped,
         }
-
-
-def _newest_version(texts: list[ReadyText]) -> int:
-    return max(int(text.versions.max()) for text in texts)
 
 
 def run(settings: PreprocessSettings, writer: MetricsWriter | None = None) -> None:
@@ -259,7 +254,7 @@ def run(settings: PreprocessSettings, writer: MetricsWriter | None = None) -> No
         session = read_session(settings.output_dir)
         source = SingleStreamSpec(settings.streams_from or settings.output_dir, settings.input_topic)
         discarded = DiscardedTexts(settings.output_dir, "preprocess")
-        preprocess = Preprocess(settings, state, Books(ledger, discarded), session, training_data, scorer)
+        preprocess = Preprocess(settings, state, SampleAccounting(ledger, discarded), session, training_data, scorer)
         reporter = _Reporter(preprocess, writer, stats, status)
         held = preprocess.restore()
         name, first = "preprocess", session.actor_position
@@ -322,7 +317,7 @@ def _recording_ends(preprocess: Preprocess) -> None:
     said = f"the recording {settings.streams_from} ends after {preprocess.step} of {settings.last_step} steps"
     if settings.has_trainer:
         raise ValueError(f"{said}; set finetune.max_train_steps={preprocess.step} or lower")
-    log.warning("%s; %d texts are left over", said, preprocess.gauges()["queue/output_samples"])
+    log.warning("%s; %d samples are left over", said, preprocess.gauges()["queue/output_samples"])
 
 
 class _Reporter:

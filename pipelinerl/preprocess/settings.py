@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.preprocess.validate import Limits
+from pipelinerl.preprocess.reading import SampleLimits
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -18,7 +18,7 @@ class PreprocessSettings:
     output_dir: Path
     model_path: str
     rl: RLConfig
-    limits: Limits
+    limits: SampleLimits
     texts_per_step: int
     last_step: int
     eos_token_ids: tuple[int, ...] = ()
@@ -64,7 +64,7 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
         output_dir=output_dir,
         model_path=model_path,
         rl=RLConfig.from_tree(finetune.rl),
-        limits=Limits(vocab_size, finetune.seq_length, cfg.attempts, cfg.max_lag is not None),
+        limits=SampleLimits(vocab_size, finetune.seq_length, cfg.attempts, cfg.max_lag is not None),
         texts_per_step=-(-texts // ranks) * ranks,
         last_step=finetune.last_step,
         eos_token_ids=eos_token_ids,
