@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.preprocess.books import Books
 from pipelinerl.preprocess.loop import Preprocess
 from pipelinerl.preprocess.ready import ReadyText
@@ -24,8 +24,8 @@ from pipelinerl.preprocess.validate import Limits
 from pipelinerl.run_state.accounting import Ledger, reconcile
 from pipelinerl.run_state.resume_point import Session
 from pipelinerl.run_state.snapshots import replayed_texts
-from tests.unit.finetune.builders import group, ready
-from tests.unit.finetune.conftest import VOCAB
+from tests.support.builders import group, ready
+from tests.support.policy import VOCAB
 from tests.unit.preprocess.conftest import Bench
 
 

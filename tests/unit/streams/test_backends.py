@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from redis_server import DEADLINE_S
 
 import pipelinerl.streams as streams
 from pipelinerl.base.waits import WaitExpired, current_waits
@@ -33,6 +32,7 @@ from pipelinerl.streams import (
     set_streams_backend,
     write_to_streams,
 )
+from tests.support.redis_server import DEADLINE_S
 from tests.unit.streams.conftest import Choose
 
 pytestmark = pytest.mark.usefixtures("choose")

@@ -10,17 +10,12 @@ import numpy as np
 
 from pipelinerl.domain import resolve_dotted
 from pipelinerl.finetune.rl.advantages.base import AdvantageEstimator, Advantages
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.table import SampleTable
 
 __all__ = ["AdvantageEstimator", "Advantages", "compute_advantages"]
 
 _KEY = "finetune.rl.advantage_estimator"
-
-
-def estimator_name(rl: RLConfig) -> str:
-    """The estimator that is asked for, or the one that goes with `step_reward_advantages`."""
-    return rl.advantage_estimator or ("situation" if rl.step_reward_advantages else "rollout")
 
 
 def compute_advantages(table: SampleTable, rl: RLConfig) -> Advantages:
@@ -29,7 +24,7 @@ def compute_advantages(table: SampleTable, rl: RLConfig) -> Advantages:
     Raises ValueError for samples that the estimator cannot compare, and for an estimator of another package
     that returns anything but one finite number per sample.
     """
-    name = estimator_name(rl)
+    name = rl.estimator
     estimator: AdvantageEstimator = resolve_dotted(name if "." in name else f"{__name__}.{name}.{name}", _KEY)
     found = estimator(table, rl)
     if not isinstance(found, Advantages):

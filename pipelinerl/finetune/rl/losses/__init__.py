@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 
 from pipelinerl.domain import resolve_dotted
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.losses.base import Coefficients, LossInputs, PolicyLoss, regularisation
 from pipelinerl.finetune.rl.losses.value import value_loss
 
