@@ -1,4 +1,4 @@
-"""What a training text says of its situation: typed fields, metadata keys of other writers, and their agreement.
+"""The situation of a training text: typed fields, metadata keys of other writers, and their agreement.
 
 A situation labels the kind of decision and the information it was taken with. Samples of one group are
 compared only within a situation: at equal positions counted from the end (`position="end"`), or all
@@ -101,17 +101,15 @@ def fill_places(rollout: Sequence[Labels], name: str) -> None:
             segments[sample.situation].append(sample)
     for situation, segment in segments.items():
         if any(sample.pooled != segment[0].pooled for sample in segment):
-            raise ValueError(
-                f"rollout {name}: situation {situation!r} has both pooled and end-aligned samples"
-            )
+            raise ValueError(f"rollout {name}: situation {situation!r} has both pooled and end-aligned ones")
         for index, sample in enumerate(segment):
             if sample.segment_length is None:
                 place = (0, 1) if sample.pooled else (index, len(segment))
                 sample.local_index, sample.segment_length = place
             if sample.segment_length != segment[0].segment_length:
                 raise ValueError(
-                    f"rollout {name}: {LENGTH_KEY}={sample.segment_length} of situation {situation!r} differs "
-                    f"within its segment, the first sample says {segment[0].segment_length}"
+                    f"rollout {name}: {LENGTH_KEY}={sample.segment_length} differs within situation "
+                    f"{situation!r}, the first sample says {segment[0].segment_length}"
                 )
 
 
@@ -137,9 +135,7 @@ def emit_situations(texts: Sequence[TrainingText], rollout: str) -> None:
             text.metadata[INDEX_KEY], text.metadata[LENGTH_KEY] = label.local_index, label.segment_length
 
 
-def _resolved(
-    field: str, fields: Mapping[str, Any], key: str, metadata: Mapping[str, Any], name: str
-) -> Any:
+def _resolved(field: str, fields: Mapping[str, Any], key: str, metadata: Mapping[str, Any], name: str) -> Any:
     """The value of a fact that may be given as a typed field, as a metadata key, or as both."""
     typed, other = fields.get(field), metadata.get(key)
     if typed is None and other is None:
@@ -171,12 +167,13 @@ def _number(field: str, value: Any, name: str, at_least: float = -math.inf) -> A
 def _given_place(
     metadata: Mapping[str, Any], situation: str | None, pooled: bool, name: str
 ) -> tuple[int | None, int | None]:
-    index, length = metadata.get(INDEX_KEY), metadata.get(LENGTH_KEY)
+    index: Any = metadata.get(INDEX_KEY)
+    length: Any = metadata.get(LENGTH_KEY)
     if absent(index) and absent(length):
         return None, None
     if absent(index) or absent(length) or situation is None:
         raise ValueError(
-            f"sample {name}: a place needs both {INDEX_KEY} and {LENGTH_KEY}, and a situation ({SITUATION_KEY})"
+            f"sample {name}: metadata needs {SITUATION_KEY}, {INDEX_KEY} and {LENGTH_KEY} together"
         )
     integers = isinstance(index, int | np.integer) and isinstance(length, int | np.integer)
     if not integers or not 0 <= index < length:

@@ -39,7 +39,7 @@ from benchmarks.gpu.profile_step import profile_step
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.loop import learner_of
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.settings import TrainerSettings
@@ -48,7 +48,6 @@ from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import distinct_parameters, hidden_states, output_head, prepare_model
 from pipelinerl.modeling.options import Checkpointing
 from pipelinerl.modeling.segments import Segments
-from pipelinerl.preprocess.assemble import assemble_step, encode
 
 DEVICE = "cuda"
 PEAK_FLOPS = 990e12

@@ -22,7 +22,7 @@ class _Open:
 class SampleAccounting:
     """Counts every dropped sample by reason, and each rollout whose last sample is dropped.
 
-    A rollout of which a sample went to the trainer is the trainer's to account for. Rollouts go by their names.
+    A rollout of which a sample went to the trainer is the trainer's to account for. Rollouts are named.
     """
 
     def __init__(self, ledger: Ledger, discarded: DiscardedTexts) -> None:

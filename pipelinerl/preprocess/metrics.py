@@ -138,7 +138,7 @@ def _add_labels(
     table: SampleTable,
     advantages: Advantages,
 ) -> None:
-    """Count samples by label; `column` int64 `[N]` indexes `names`, and samples without a label are `none`."""
+    """Count samples by label; `column` int64 `[N]` indexes `names`; samples without one are `none`."""
     distinct = list(dict.fromkeys([*names, UNLABELLED]))
     code_of = np.array([distinct.index(name) for name in [*names, UNLABELLED]])  # NONE = -1 picks the last
     code = code_of[column]

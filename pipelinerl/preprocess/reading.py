@@ -6,10 +6,12 @@ room of a row, the vocabulary, whether a group is whole, and whether it came bef
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 from pipelinerl.finetune.rl.sample import BadSample, Sample, identity_of, metadata_of, settle_group
@@ -19,6 +21,33 @@ log = logging.getLogger(__name__)
 Record = Mapping[str, Any]
 WINDOW = 32
 LEAST = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """Number of token ids, and those that end a sequence."""
+
+    size: int
+    eos_token_ids: tuple[int, ...] = ()
+
+
+def model_vocabulary(model_path: str) -> Vocabulary:
+    """Of a model folder or hub name, without importing torch.
+
+    Raises ValueError when there is no readable config.json.
+    """
+    path = Path(model_path) / "config.json"
+    if not Path(model_path).is_dir():
+        from huggingface_hub import hf_hub_download
+
+        path = Path(hf_hub_download(model_path, "config.json"))
+    try:
+        config = json.loads(path.read_text())
+        eos = config.get("eos_token_id")
+        ids = eos if isinstance(eos, list) else [] if eos is None else [eos]
+        return Vocabulary(int(config["vocab_size"]), tuple(int(i) for i in ids))
+    except (OSError, KeyError, json.JSONDecodeError) as error:
+        raise ValueError(f"{path}: no model configuration with a vocab_size ({error})") from error
 
 
 @dataclass(frozen=True, slots=True)

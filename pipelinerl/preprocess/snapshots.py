@@ -13,8 +13,8 @@ from pathlib import Path
 
 import msgspec
 
+from pipelinerl.config import Config
 from pipelinerl.finetune.rl.sample import Sample
-from pipelinerl.preprocess.settings import PreprocessSettings
 from pipelinerl.run_state.resume_point import Session
 from pipelinerl.run_state.snapshots import PREPROCESS_FORMAT, SnapshotFiles, read_preprocess_snapshot
 from pipelinerl.streams.records import RecordEncoder
@@ -69,15 +69,15 @@ class HeldFiles:
         try:
             return msgspec.convert(tree, Held)
         except msgspec.ValidationError as error:
-            raise ValueError(f"{path} is damaged ({error}); remove it, its samples are then made anew") from None
+            raise ValueError(f"{path} is damaged ({error}); remove it") from None
 
 
 class Keeper:
     """Takes snapshots as versions are announced, and gives back what the last start held."""
 
-    def __init__(self, settings: PreprocessSettings, session: Session) -> None:
-        self._settings, self._session = settings, session
-        self._files = HeldFiles(settings.output_dir)
+    def __init__(self, cfg: Config, output_dir: Path, session: Session) -> None:
+        self._cfg, self._session = cfg, session
+        self._files = HeldFiles(output_dir)
         self._seen = session.version
         self._ahead: deque[tuple[int, list[Sample]]] = deque()
 
@@ -88,7 +88,7 @@ class Keeper:
 
     def written(self, step: int, samples: list[Sample]) -> None:
         """A step went to the trainer; a stand-in for one would never be done with it."""
-        if self._settings.has_trainer:
+        if self._cfg.jobs_of("finetune"):
             self._ahead.append((step, samples))
 
     def announced(self, version: int | None, buffered: Iterable[Sample], position: int) -> None:
@@ -96,17 +96,16 @@ class Keeper:
         if version is None or version <= self._seen:
             return
         self._seen = version
-        settings = self._settings
-        size = settings.texts_per_step
-        while self._ahead and self._ahead[0][0] < version // size:
+        derived, tune = self._cfg.derived, self._cfg.finetune
+        while self._ahead and self._ahead[0][0] < version // derived.texts_per_step:
             self._ahead.popleft()
         if can_be_resumed_from(
             version,
-            size,
-            settings.texts_per_update,
-            settings.save_checkpoint_steps,
-            settings.also_save_steps,
-            settings.last_step,
+            derived.texts_per_step,
+            derived.texts_per_update,
+            tune.save_checkpoint_steps,
+            tune.also_save_steps,
+            tune.last_step,
         ):
             self._files.save(Held(version, list(self._ahead), list(buffered), position))
 

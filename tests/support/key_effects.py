@@ -20,7 +20,6 @@ from pipelinerl.finetune.settings import settings_from_config as trainer_setting
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.placement import derive, place
 from pipelinerl.observe import wandb_run
-from pipelinerl.preprocess.settings import settings_from_config as preprocess_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = Path("/runs/run")
@@ -30,6 +29,9 @@ READERS = (
     "pipelinerl/bootstrap",
     "pipelinerl/launcher",
     "pipelinerl/launch.py",
+    "pipelinerl/preprocess",
+    "pipelinerl/finetune/rl",
+    "pipelinerl/finetune/rl/advantages",
     "pipelinerl/launcher/placement.py",
     "pipelinerl/config/environments.py",
     "pipelinerl/supervisor",
@@ -100,7 +102,6 @@ def effects(cfg: Config) -> str:
         jobs,
         children,
         trainer_settings(placed, RUN, None),
-        preprocess_settings(placed, RUN),
         placed.streams.settings,
         sampling_parameters(placed.llm.parameters),
         sampling_parameters(placed.test_llm.parameters),

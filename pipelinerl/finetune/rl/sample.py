@@ -1,9 +1,9 @@
 """One sample on its whole way: made from a text where it leaves the actor, packed by preprocess.
 
-The actor's workers call `samples_of` for each rollout. That is where a sample is validated; what is wrong with
-it is one line that names it. Between the processes a sample is a record of the stream `actor`, guarded by a
-checksum. `Sample.from_record` reads it, and validates what a foreign writer or an old recording may have got
-wrong, because both enter the same way. Behind that nobody looks into metadata. No torch here.
+The actor's workers call `samples_of` for each rollout; a sample is validated there, and what is wrong with it
+is one line that names it. Between the processes it is a record of the stream `actor`, guarded by a checksum.
+`Sample.from_record` reads that record, and those of foreign writers and old recordings, which enter the same
+way: therefore it validates. Behind it nobody looks into metadata. No torch here.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import index
 from typing import Any
 
-import msgspec
 import numpy as np
 
 from pipelinerl.rollouts import MASKED_TOKEN_ID, RolloutOrigin, TrainingText, VersionSpan
@@ -59,7 +58,7 @@ class Sample(Labels, kw_only=True, eq=False):
     output_tokens: int = 0
     exact_versions: bool = True
     """False where the engine reported no versions and the spans are lower bounds."""
-    shown: dict[str, Any] = {}
+    shown: dict[str, Any] = {}  # noqa: RUF012 (a Struct copies it)
     """What people read and training does not: text, metadata. Stays with the actor's record."""
 
     # Written by preprocess.
@@ -227,16 +226,16 @@ def settle_group(samples: Iterable[Sample]) -> None:
     pooled: dict[str, bool] = {}
     for sample in samples:
         rollouts.setdefault(sample.rollout, []).append(sample)
-        if sample.situation is not None and not sample.masked:
-            if pooled.setdefault(sample.situation, sample.pooled) != sample.pooled:
-                raise BadSample(
-                    "bad_labels",
-                    f"sample {sample.name}: situation {sample.situation!r} has both pooled and end-aligned "
-                    "samples",
-                )
+        compared = sample.situation is not None and not sample.masked
+        if compared and pooled.setdefault(str(sample.situation), sample.pooled) != sample.pooled:
+            raise BadSample(
+                "bad_labels",
+                f"sample {sample.name}: situation {sample.situation!r} has both pooled and end-aligned ones",
+            )
     for name, rollout in rollouts.items():
+        in_order = sorted(rollout, key=lambda sample: sample.step_index)
         try:
-            fill_places(sorted(rollout, key=lambda sample: sample.step_index), name)
+            fill_places(in_order, name)
         except ValueError as error:
             raise BadSample("bad_labels", str(error)) from None
 
@@ -253,7 +252,7 @@ def identity_of(record: Mapping[str, Any]) -> tuple[str, int, int]:
             "metadata, expected two integers >= 0; the actor writes them",
         )
     if group_id is None:
-        raise BadSample("foreign_group", f"a sample of rollout {rollout} has no group_id; the actor writes it")
+        raise BadSample("foreign_group", f"a sample of rollout {rollout} has no group_id")
     return str(group_id), rollout, step
 
 

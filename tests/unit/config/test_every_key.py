@@ -20,7 +20,6 @@ from pipelinerl.config.legacy import WRITTEN_BY_LAUNCHERS
 from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.launcher.checks.inert import UNREAD
 from pipelinerl.observe import wandb_run
-from pipelinerl.preprocess.settings import PreprocessSettings
 from tests.support.key_effects import (
     ROOT,
     another_value,
@@ -145,10 +144,9 @@ def test_a_key_without_effect_exists_and_says_why_in_one_line(key: str) -> None:
     ("settings", "rooms"),
     [
         (TrainerSettings, ["finetune"]),
-        (PreprocessSettings, ["preprocess"]),
         (RLConfig, ["config", "finetune", "preprocess"]),
     ],
-    ids=["trainer", "preprocess", "objective"],
+    ids=["trainer", "objective"],
 )
 def test_what_a_role_takes_from_the_tree_it_uses(settings: type, rooms: list[str]) -> None:
     sources = [source for path in rooms for source in (ROOT / "pipelinerl" / path).rglob("*.py")]

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.domain import resolve_dotted
 from pipelinerl.finetune.rl.advantages.base import AdvantageEstimator, Advantages
-from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.table import SampleTable
 
 __all__ = ["AdvantageEstimator", "Advantages", "compute_advantages"]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from pipelinerl.finetune.rl.advantages.base import Advantages, leave_one_out, mean_per_group, statistics
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.advantages.base import Advantages, leave_one_out, mean_per_group, statistics
 from pipelinerl.finetune.rl.table import SampleTable
 
 

@@ -1,11 +1,11 @@
-"""The situational estimator: one reward per sample, compared with samples of its group in the same situation."""
+"""The situational estimator: one reward per sample, compared within the group's situation."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from pipelinerl.finetune.rl.advantages.base import Advantages, leave_one_out, statistics, tokens_per_rollout
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.advantages.base import Advantages, leave_one_out, statistics, tokens_per_rollout
 from pipelinerl.finetune.rl.table import NONE, SampleTable, codes_of
 
 

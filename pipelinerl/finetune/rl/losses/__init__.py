@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import torch
 
-from pipelinerl.domain import resolve_dotted
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.domain import resolve_dotted
 from pipelinerl.finetune.rl.losses.base import Coefficients, LossInputs, PolicyLoss, regularisation
 from pipelinerl.finetune.rl.losses.value import value_loss
 
