@@ -10,15 +10,17 @@ import numpy as np
 from omegaconf import OmegaConf
 from transformers import PreTrainedModel
 
-from pipelinerl.config import Config, RLConfig
+from pipelinerl.config import Config, FinetuneConfig, Job, RLConfig
+from pipelinerl.config.machine import JobKind, WatchdogConfig
 from pipelinerl.finetune.rl.advantages import Advantages, compute_advantages
 from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.sample import Sample, settle_group
 from pipelinerl.finetune.rl.table import SampleTable
-from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.streams import StreamRangeSpec, write_to_streams
 from tests.support.policy import VOCAB
+
+JOB_KINDS: dict[str, JobKind] = {"preprocess": "preprocessor", "actor": "actor"}
 
 
 def text(
@@ -116,7 +118,17 @@ def write_steps(
                     stream.write(batch.to_record(), rank)
 
 
-def config(output_dir: Path, texts_per_step: int = 8, **changes: Any) -> Config:
+VALUE_HEAD = "causal-language-modeling-with-value-head"
+
+
+def _watchdog(seconds: float) -> WatchdogConfig:
+    """A watchdog whose `input_deadline_s` is shorter than a run may configure."""
+    return WatchdogConfig.model_construct(progress_deadline_s=seconds - 60.0)
+
+
+def preprocess_config(
+    output_dir: Path, texts_per_step: int = 8, data_deadline_s: float = 60.0, **changes: Any
+) -> Config:
     """A placed run for preprocess: groups of four, rows of 24 tokens, a trainer of one rank."""
     defaults = {
         "output_dir": str(output_dir),
@@ -130,27 +142,40 @@ def config(output_dir: Path, texts_per_step: int = 8, **changes: Any) -> Config:
             "texts_per_update": texts_per_step,
         },
     }
-    tree = OmegaConf.merge(OmegaConf.create(defaults), OmegaConf.create(changes))
-    return Config.model_validate(OmegaConf.to_container(tree))
+    tree: Any = OmegaConf.to_container(OmegaConf.merge(defaults, OmegaConf.create(changes)))
+    return Config.model_validate(tree | {"watchdog": _watchdog(data_deadline_s)})
 
 
-def settings(output_dir: Path, model: PreTrainedModel, **fields: Any) -> TrainerSettings:
-    """Save `model` below `output_dir` and describe a short run from it."""
+def trainer_config(output_dir: Path, model: PreTrainedModel, **fields: Any) -> Config:
+    """Save `model` below `output_dir` and describe a short float32 run from it on the CPU.
+
+    A field belongs to the section of that name that has it: `derived` (texts_per_step, texts_per_update),
+    `finetune`, or the top level. `follows_preprocess` adds that role, `data_deadline_s` is the watchdog's.
+    """
     path = output_dir / "model"
     if not path.exists():
         model.save_pretrained(path)
-    defaults: dict[str, Any] = {
-        "output_dir": output_dir,
-        "model_path": str(path),
+    finetune: dict[str, Any] = {
         "rl": RLConfig(epsilon_high=4.0),
-        "texts_per_step": 6,
-        "last_step": 4,
         "max_train_steps": 4,
         "learning_rate": 1e-2,
         "num_warmup_steps": 1,
         "save_checkpoint_steps": 2,
         "keep_intermediate_checkpoints": False,
-        "follows_preprocess": False,
-        "data_deadline_s": 30.0,
+        "load_as_bf16": False,
+        "gradient_checkpointing": False,
     }
-    return TrainerSettings(**defaults | fields)
+    derived = {"trainer_ranks": 1, "texts_per_step": 6, "texts_per_update": 1}
+    roles = fields.pop("roles", ("preprocess",) if fields.pop("follows_preprocess", False) else ())
+    top: dict[str, Any] = {
+        "output_dir": str(output_dir),
+        "model_path": str(path),
+        "hardware": {"kind": "cpu"},
+        "engine": {"kind": "embedded"},
+        "watchdog": _watchdog(fields.pop("data_deadline_s", 30.0)),
+        "jobs": [Job(kind=JOB_KINDS[name], idx=index, name=name) for index, name in enumerate(roles)],
+    }
+    for name, value in fields.items():
+        section = derived if name in derived else finetune if name in FinetuneConfig.model_fields else top
+        section[name] = value
+    return Config.model_validate(top | {"finetune": finetune, "derived": derived})

@@ -33,7 +33,7 @@ from pipelinerl.streams import SingleStreamSpec, files, read_stream, write_to_st
 from pipelinerl.weights.send.file import FileTransport
 from pipelinerl.weights.send.publisher import Publisher, WeightUpdateError
 from tests.support import tiny_model
-from tests.support.builders import settings, write_steps
+from tests.support.builders import trainer_config, write_steps
 from tests.unit.weights.test_publisher import DEADLINES, FakeEngine, serving
 
 
@@ -67,7 +67,7 @@ def test_a_failed_update_is_not_announced_and_ends_the_trainer_by_name(
 ) -> None:
     write_steps(tmp_path, 4, 6)
     with pytest.raises(WeightUpdateError, match="failed at update of http://engine"):
-        Trainer(settings(tmp_path, policy), Ranks(), None, Engines(12)).run()
+        Trainer(trainer_config(tmp_path, policy), Ranks(), None, Engines(12)).run()
     with read_stream(trainer_stream(tmp_path)) as stream:
         said = [parse_message(record) for record in stream.read_available()]
     assert [one.version for one in said if isinstance(one, WeightUpdateSuccess)] == [0, 6]
@@ -77,7 +77,7 @@ def test_logging_every_second_step_gives_every_second_record_and_a_full_summary(
     tmp_path: Path, policy: PreTrainedModel
 ) -> None:
     write_steps(tmp_path, 4, 6)
-    chosen = settings(tmp_path, policy, log_each_n_steps=2)
+    chosen = trainer_config(tmp_path, policy, log_each_n_steps=2)
     with MetricsWriter(tmp_path, "finetune") as writer:
         Trainer(chosen, Ranks(), writer, Engines()).run()
     rows = [json.loads(line) for line in (tmp_path / "finetune/metrics.jsonl").read_text().splitlines()]

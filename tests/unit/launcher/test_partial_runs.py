@@ -12,7 +12,6 @@ import pytest
 from pipelinerl.config import Config, DerivedConfig, Job, load
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.rl.batch import sentinel_batch
-from pipelinerl.finetune.settings import settings_from_config as trainer_settings
 from pipelinerl.launcher.placement import derive
 from pipelinerl.launcher.trainer_stand_in import stand_in
 from pipelinerl.run_state.announcements import TrainerState
@@ -55,9 +54,8 @@ def test_each_mode_starts_its_own_processes(
     cfg = load(run)
     assert not cfg.updates_engines
     if "finetune" in expected:
-        settings = trainer_settings(cfg, run, None)
-        assert settings.engine_urls == ()
-        assert (settings.streams_from is not None) == (mode == "finetune")
+        assert not cfg.updates_engines
+        assert (cfg.streams_source("finetune") is not None) == (mode == "finetune")
 
 
 def test_only_a_stage_without_its_producer_reads_the_recording(recording: Path, model: Path) -> None:

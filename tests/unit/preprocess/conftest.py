@@ -21,7 +21,7 @@ from pipelinerl.run_state.accounting import Ledger
 from pipelinerl.run_state.announcements import DiscardedTexts
 from pipelinerl.run_state.resume_point import Session
 from pipelinerl.streams import SingleStreamSpec, StreamWriter, read_stream, write_to_streams
-from tests.support.builders import config
+from tests.support.builders import preprocess_config
 from tests.support.policy import VOCAB
 from tests.unit.finetune.conftest import model, one_thread
 
@@ -55,7 +55,7 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path, request: Any) -> Iterator[Bench]:
-    cfg = config(tmp_path, **getattr(request, "param", {}))
+    cfg = preprocess_config(tmp_path, **getattr(request, "param", {}))
     trainer, discarded = FakeTrainer(), DiscardedTexts(tmp_path, "preprocess")
     with (
         Ledger(tmp_path, "preprocess") as ledger,

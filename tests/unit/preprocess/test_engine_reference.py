@@ -13,7 +13,7 @@ from pipelinerl.preprocess import engine_reference
 from pipelinerl.preprocess.engine_reference import EngineReference
 from pipelinerl.preprocess.loop import reference_scorer
 from pipelinerl.preprocess.reference import ReferenceScorer
-from tests.support.builders import config, record, samples
+from tests.support.builders import preprocess_config, record, samples
 from tests.support.engine_harness import EOS, build_model, running_engine
 from tests.support.policy import tiny_model
 
@@ -36,11 +36,13 @@ async def test_engines_score_what_the_model_scores(tmp_path: Path) -> None:
 
 
 def test_the_scorer_is_what_the_placement_says(tmp_path: Path) -> None:
-    assert reference_scorer(config(tmp_path)) is None
+    assert reference_scorer(preprocess_config(tmp_path)) is None
     with_kl = {"finetune": {"rl": {"kl_coef": 0.1}}}
     tiny_model().save_pretrained(tmp_path / "model")
-    assert isinstance(reference_scorer(config(tmp_path, **with_kl)), ReferenceScorer)
-    assert isinstance(reference_scorer(config(tmp_path, **with_kl, jobs=engines(1))), EngineReference)
+    assert isinstance(reference_scorer(preprocess_config(tmp_path, **with_kl)), ReferenceScorer)
+    assert isinstance(
+        reference_scorer(preprocess_config(tmp_path, **with_kl, jobs=engines(1))), EngineReference
+    )
 
 
 def engines(count: int) -> list[dict[str, object]]:
@@ -63,7 +65,9 @@ def test_so_many_texts_are_under_way_at_each_engine(tmp_path: Path, monkeypatch:
         return np.zeros(1, np.float32)
 
     monkeypatch.setattr(engine_reference, "_score", score)
-    cfg = config(tmp_path, finetune={"rl": {"kl_coef": 0.1}}, preprocess={"n_workers": 3}, jobs=engines(2))
+    cfg = preprocess_config(
+        tmp_path, finetune={"rl": {"kl_coef": 0.1}}, preprocess={"n_workers": 3}, jobs=engines(2)
+    )
     texts = samples([record("g", i, 0, 0.0, i) for i in range(20)])
     assert len(reference_scorer(cfg).score(texts)) == 20
     assert most == 3 * 2

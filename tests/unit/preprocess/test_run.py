@@ -11,8 +11,7 @@ import pytest
 from transformers import PreTrainedModel
 
 from pipelinerl.base.waits import WaitExpired
-from pipelinerl.config import Config, RLConfig
-from pipelinerl.config.machine import WatchdogConfig
+from pipelinerl.config import Config
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.preprocess.loop import run
@@ -21,7 +20,7 @@ from pipelinerl.run_state.accounting import Ledger, Outcome, reconcile
 from pipelinerl.run_state.announcements import TrainerAnnouncements, TrainerState
 from pipelinerl.run_state.resume_point import Session, write_session
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
-from tests.support.builders import config, group, settings
+from tests.support.builders import group, preprocess_config, trainer_config
 from tests.support.policy import VOCAB
 from tests.unit.preprocess.test_bad_input import ONE_TEXT, WHOLE_GROUP, Record
 
@@ -90,14 +89,14 @@ def play_actor(
             number += 1
 
 
-def preprocess_config(output_dir: Path, rl: dict[str, Any], last_step: int, **changes: Any) -> Config:
+def run_config(output_dir: Path, rl: dict[str, Any], last_step: int, **changes: Any) -> Config:
     defaults: dict[str, Any] = {
         "max_lag": 12,
         "engine": {"start_deadline_s": 30},
         "preprocess": {"log_every_n_samples": 6},
     }
     tune = {"max_train_steps": last_step, "rl": rl}
-    return config(output_dir, texts_per_step=6, finetune=tune, **defaults | changes)
+    return preprocess_config(output_dir, texts_per_step=6, finetune=tune, **defaults | changes)
 
 
 def test_groups_become_a_trained_model_and_a_resumed_run_goes_on(
@@ -106,14 +105,14 @@ def test_groups_become_a_trained_model_and_a_resumed_run_goes_on(
     rl = {"epsilon_high": 4.0, "filter_zero_advantage_groups": True, "temperature": 0.9}
     for start, last_step in enumerate((STEPS, 2 * STEPS)):
         errors = Errors()
-        chosen = settings(
-            tmp_path, model, rl=RLConfig(**rl), last_step=last_step, follows_preprocess=True, max_lag=12
+        chosen = trainer_config(
+            tmp_path, model, rl=rl, max_train_steps=last_step, follows_preprocess=True, max_lag=12
         )
         for topic in ("weight_update_request", "discarded"):
             for file in (tmp_path / "streams" / topic).rglob("*.rec"):
                 file.unlink()  # what a launcher does before it starts the roles again
         threads = [
-            errors.thread(run, preprocess_config(tmp_path, rl, last_step), tmp_path),
+            errors.thread(run, run_config(tmp_path, rl, last_step), tmp_path),
             errors.thread(play_actor, tmp_path, 1000 * start),
         ]
         trainer = Trainer(chosen, Ranks())
@@ -137,9 +136,9 @@ def test_a_run_goes_on_past_bad_samples_and_its_books_add_up(tmp_path: Path, mod
         "batch_size_normalization": "rollouts",
     }
     errors = Errors()
-    chosen = settings(tmp_path, model, rl=RLConfig(**rl), last_step=steps, follows_preprocess=True)
+    chosen = trainer_config(tmp_path, model, rl=rl, max_train_steps=steps, follows_preprocess=True)
     threads = [
-        errors.thread(run, preprocess_config(tmp_path, rl, steps, max_lag=1000), tmp_path),
+        errors.thread(run, run_config(tmp_path, rl, steps, max_lag=1000), tmp_path),
         errors.thread(play_actor, tmp_path, 1000, every_third_is_bad),
     ]
     trainer = Trainer(chosen, Ranks())
@@ -154,15 +153,12 @@ def test_a_run_goes_on_past_bad_samples_and_its_books_add_up(tmp_path: Path, mod
     assert found["not_finite"] >= 2 and found["bad_labels"] >= 8
 
 
-def test_waiting_for_groups_has_a_name_and_a_deadline(
-    tmp_path: Path, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_waiting_for_groups_has_a_name_and_a_deadline(tmp_path: Path, model: PreTrainedModel) -> None:
     model.save_pretrained(tmp_path / "model")
     write_session(tmp_path, Session(0, 0))
     with TrainerAnnouncements(tmp_path) as announcements:
         announcements.weight_update_success(0)
-        monkeypatch.setattr(WatchdogConfig, "input_deadline_s", 0.2)
-        chosen = preprocess_config(tmp_path, {}, 3)
+        chosen = run_config(tmp_path, {}, 3, data_deadline_s=0.2)
         with pytest.raises(WaitExpired, match="groups of rollouts for step 0"):
             run(chosen, tmp_path)
 

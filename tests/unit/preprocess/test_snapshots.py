@@ -21,7 +21,7 @@ from pipelinerl.run_state.accounting import Ledger, reconcile
 from pipelinerl.run_state.resume_point import Session
 from pipelinerl.run_state.snapshots import replayed_texts
 from pipelinerl.streams.records import decode_record, encode_record
-from tests.support.builders import config, group, ready
+from tests.support.builders import group, preprocess_config, ready
 from tests.unit.preprocess.conftest import Bench, make
 
 
@@ -93,7 +93,9 @@ def test_snapshots_are_taken_where_a_checkpoint_can_follow(
 
 
 def test_a_keeper_forgets_consumed_steps_and_saves_once_per_version(tmp_path: Path) -> None:
-    cfg = config(tmp_path, texts_per_step=2, finetune={"max_train_steps": 7, "save_checkpoint_steps": 2})
+    cfg = preprocess_config(
+        tmp_path, texts_per_step=2, finetune={"max_train_steps": 7, "save_checkpoint_steps": 2}
+    )
     keeper = Keeper(cfg, tmp_path, Session(version=0, step=0))
     texts = [ready(i) for i in range(7)]
     for step in range(3):
