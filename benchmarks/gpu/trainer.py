@@ -40,14 +40,13 @@ from pipelinerl.config import Config
 from pipelinerl.config.finetune import Checkpointing, RLConfig
 from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.modeling.logprobs import token_scores
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import distinct_parameters, hidden_states, output_head, prepare_model
 from pipelinerl.modeling.segments import Segments
-from pipelinerl.preprocess.assemble import assemble_step, encode
 
 DEVICE = "cuda"
 PEAK_FLOPS = 990e12

@@ -15,6 +15,7 @@ from pipelinerl.config.finetune import Checkpointing, RLConfig
 from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.batch import encode
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
@@ -22,7 +23,6 @@ from pipelinerl.modeling.attention import varlen_attention
 from pipelinerl.modeling.logprobs import token_scores
 from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.segments import Segments
-from pipelinerl.preprocess.assemble import encode
 from tests.support.builders import ready, trainer_config, write_steps
 from tests.support.policy import VOCAB, tiny_model
 from tests.support.tiny_model import causal_lm

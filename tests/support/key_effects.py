@@ -19,7 +19,6 @@ from pipelinerl.domain import ServiceSpec
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.placement import derive, place
 from pipelinerl.observe import wandb_run
-from pipelinerl.preprocess.settings import settings_from_config as preprocess_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = Path("/runs/run")
@@ -33,6 +32,7 @@ READERS = (
     "pipelinerl/config/environments.py",
     "pipelinerl/finetune",
     "pipelinerl/finetune/rl",
+    "pipelinerl/finetune/rl/advantages",
     "pipelinerl/finetune/rl/losses",
     "pipelinerl/modeling",
     "pipelinerl/weights/send",
@@ -105,7 +105,6 @@ def effects(cfg: Config) -> str:
     seen = [
         jobs,
         children,
-        preprocess_settings(placed, RUN),
         placed.streams.settings,
         sampling_parameters(placed.llm.parameters),
         sampling_parameters(placed.test_llm.parameters),

@@ -19,7 +19,6 @@ from pipelinerl.config.finetune import RLConfig
 from pipelinerl.config.legacy import WRITTEN_BY_LAUNCHERS
 from pipelinerl.launcher.checks.inert import UNREAD
 from pipelinerl.observe import wandb_run
-from pipelinerl.preprocess.settings import PreprocessSettings
 from tests.support.key_effects import (
     ROOT,
     another_value,
@@ -148,10 +147,9 @@ def test_a_key_without_effect_exists_and_says_why_in_one_line(key: str) -> None:
 @pytest.mark.parametrize(
     ("settings", "rooms"),
     [
-        (PreprocessSettings, ["preprocess"]),
         (RLConfig, ["config", "finetune", "preprocess"]),
     ],
-    ids=["preprocess", "objective"],
+    ids=["objective"],
 )
 def test_what_a_role_takes_from_the_tree_it_uses(settings: type, rooms: list[str]) -> None:
     sources = [source for path in rooms for source in (ROOT / "pipelinerl" / path).rglob("*.py")]
