@@ -14,8 +14,8 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from benchmarks._figures import Figure, report
-from domains.privacy_hopqa.chains import Chain, Hop
-from domains.privacy_hopqa.demonstrations import chains_of, search_query, world_store
+from domains.privacy_hopqa.data.chains import Chain, Hop
+from domains.privacy_hopqa.teacher.demonstrations import chains_of, search_query, world_store
 from domains.privacy_hopqa.world import build, world_config
 
 DEPTH = 50

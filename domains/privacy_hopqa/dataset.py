@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from domains.privacy_hopqa.chains import Chain, parse_chain, parse_task_id
+from domains.privacy_hopqa.data.chains import Chain, parse_chain, parse_task_id
 
 DOMAIN = "privacy_hopqa"
 _ALIASES = {

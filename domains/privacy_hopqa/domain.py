@@ -9,14 +9,14 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from domains.privacy_hopqa import demonstrations
-from domains.privacy_hopqa.capture import ANCHOR_ROLE, POLICY_ROLE
+from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.runtime import data_manifest
 from domains.privacy_hopqa.dataset import load_problems
-from domains.privacy_hopqa.prompts import load_prompts
-from domains.privacy_hopqa.report import leakage_section
-from domains.privacy_hopqa.runtime import data_manifest
+from domains.privacy_hopqa.leakage.section import leakage_section
+from domains.privacy_hopqa.reward.capture import ANCHOR_ROLE, POLICY_ROLE
 from domains.privacy_hopqa.scorer.protocol import MAX_QUERIES
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, settings_of
+from domains.privacy_hopqa.teacher import demonstrations
 from domains.privacy_hopqa.world import WorldError, generate, world_config
 from pipelinerl.domain import BaseDomain, ReportSection, ServiceSpec
 from pipelinerl.observe.focus import ReportFocus

@@ -10,24 +10,24 @@ from uuid import uuid4
 import aiohttp
 from omegaconf import DictConfig
 
-from domains.privacy_hopqa import capture
-from domains.privacy_hopqa.audit import Audit, RolloutIdentity
-from domains.privacy_hopqa.capture import Captured, PrivacyResult
-from domains.privacy_hopqa.chains import Chain
+from domains.privacy_hopqa.agent.audit import Audit, RolloutIdentity
+from domains.privacy_hopqa.agent.episode import Episode
+from domains.privacy_hopqa.agent.errors import RolloutFailure
+from domains.privacy_hopqa.agent.llm import EngineModel
+from domains.privacy_hopqa.agent.loop import AgentLoop
+from domains.privacy_hopqa.agent.runtime import helper_headers, runtime_of
+from domains.privacy_hopqa.agent.transport import HttpSearcher, JsonClient
+from domains.privacy_hopqa.data.chains import Chain
+from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.dataset import chain_of
-from domains.privacy_hopqa.errors import RolloutFailure
-from domains.privacy_hopqa.judge import Judge
 from domains.privacy_hopqa.leakage import rules as leakage
-from domains.privacy_hopqa.llm import EngineModel
-from domains.privacy_hopqa.loop import AgentLoop
-from domains.privacy_hopqa.metrics import PrivacyHopQAMetrics, measure
-from domains.privacy_hopqa.outcome import judge_outcome
-from domains.privacy_hopqa.privacy import penalty, plan_scores, score_requests
-from domains.privacy_hopqa.runtime import helper_headers, runtime_of
-from domains.privacy_hopqa.scoring import Scorer
+from domains.privacy_hopqa.reward import capture
+from domains.privacy_hopqa.reward.capture import Captured, PrivacyResult
+from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics, measure
+from domains.privacy_hopqa.reward.outcome import judge_outcome
+from domains.privacy_hopqa.reward.privacy import penalty, plan_scores, score_requests
+from domains.privacy_hopqa.reward.scoring import Scorer
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of_run
-from domains.privacy_hopqa.trace import Episode
-from domains.privacy_hopqa.transport import HttpSearcher, JsonClient
 from pipelinerl.async_llm import make_training_text
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult, TrainingText

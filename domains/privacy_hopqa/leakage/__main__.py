@@ -18,7 +18,8 @@ from typing import Any
 
 import aiohttp
 
-from domains.privacy_hopqa.errors import TransportFailure
+from domains.privacy_hopqa.agent.errors import TransportFailure
+from domains.privacy_hopqa.agent.transport import RequestRefused
 from domains.privacy_hopqa.leakage import table
 from domains.privacy_hopqa.leakage.chat import ChatModel, Replies
 from domains.privacy_hopqa.leakage.llm import Job, LanguageModelEvaluation, Templates
@@ -38,7 +39,6 @@ from domains.privacy_hopqa.leakage.secrets import (
     secrets_of_files,
     secrets_of_run,
 )
-from domains.privacy_hopqa.transport import RequestRefused
 from pipelinerl.config import load_tree
 
 REPLIES = "leakage_replies.jsonl"

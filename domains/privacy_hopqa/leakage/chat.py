@@ -17,9 +17,9 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from domains.privacy_hopqa.concurrency import run_limited
-from domains.privacy_hopqa.json_extract import ExtractError, extract
-from domains.privacy_hopqa.transport import JsonClient, Retries
+from domains.privacy_hopqa.agent.concurrency import run_limited
+from domains.privacy_hopqa.agent.transport import JsonClient, Retries
+from domains.privacy_hopqa.data.json_extract import ExtractError, extract
 
 RETRIES = Retries(backoff_s=(1.0, 2.0, 4.0, 8.0, 16.0))
 ROUTE = "/chat/completions"

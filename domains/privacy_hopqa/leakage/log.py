@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from domains.privacy_hopqa.audit import FOLDER
+from domains.privacy_hopqa.agent.audit import FOLDER
 
 _COMPLETED_KEPT = 10_000
 

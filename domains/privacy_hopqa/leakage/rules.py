@@ -10,7 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from domains.privacy_hopqa.answers import MONTHS, Token, answers_match, contains, tokenize
+from domains.privacy_hopqa.data.answers import MONTHS, Token, answers_match, contains, tokenize
 from domains.privacy_hopqa.scorer.rules import keys
 
 UNKNOWN = "UNKNOWN"

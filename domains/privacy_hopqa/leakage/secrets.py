@@ -6,7 +6,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from domains.privacy_hopqa.chains import Chain
+from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.dataset import chain_of, load_problems
 from domains.privacy_hopqa.leakage.report import Secrets
 from domains.privacy_hopqa.leakage.rules import PrivateQuestion

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from domains.privacy_hopqa.answers import contains, tokenize
-from domains.privacy_hopqa.chains import Chain, Hop
-from domains.privacy_hopqa.identity import value_aliases
+from domains.privacy_hopqa.data.answers import contains, tokenize
+from domains.privacy_hopqa.data.chains import Chain, Hop
+from domains.privacy_hopqa.data.identity import value_aliases
 
 
 @dataclass(frozen=True, slots=True, order=True)

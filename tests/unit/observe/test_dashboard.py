@@ -7,7 +7,7 @@ import pytest
 from metric_tables import unknown
 
 from domains.guessing import GuessingMetrics
-from domains.privacy_hopqa.metrics import PrivacyHopQAMetrics
+from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics
 from domains.raro.metrics import CRITIC_RATES, PREFIX
 from domains.reputation_hacking.llm_episode import ReputationMetrics
 from pipelinerl.observe import dashboard

@@ -5,13 +5,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from domains.privacy_hopqa.chains import Chain, parse_chain
-from domains.privacy_hopqa.identity import alias_set
-from domains.privacy_hopqa.interfaces import Completion, Document, Hit, Search, Stage, StageRequest
-from domains.privacy_hopqa.loop import AgentLoop
-from domains.privacy_hopqa.prompts import load_prompts
+from domains.privacy_hopqa.agent.episode import Episode
+from domains.privacy_hopqa.agent.interfaces import Completion, Document, Hit, Search, Stage, StageRequest
+from domains.privacy_hopqa.agent.loop import AgentLoop
+from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.data.chains import Chain, parse_chain
+from domains.privacy_hopqa.data.identity import alias_set
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
-from domains.privacy_hopqa.trace import Episode
 
 Answer = str | Exception | Callable[[StageRequest], Any]
 

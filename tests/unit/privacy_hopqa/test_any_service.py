@@ -12,9 +12,9 @@ from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 from test_rollouts import FakeLLM, fake_text
 
-from domains.privacy_hopqa import llm as engine
 from domains.privacy_hopqa import rollouts
-from domains.privacy_hopqa.chains import parse_chain
+from domains.privacy_hopqa.agent import llm as engine
+from domains.privacy_hopqa.data.chains import parse_chain
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
 from domains.privacy_hopqa.scorer.protocol import parse_request

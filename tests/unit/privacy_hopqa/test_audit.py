@@ -8,11 +8,11 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from domains.privacy_hopqa.audit import Audit, AuditLog, RolloutIdentity
-from domains.privacy_hopqa.errors import AuditFailure, SearchActionError, TransportFailure
-from domains.privacy_hopqa.interfaces import Search
+from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
+from domains.privacy_hopqa.agent.errors import AuditFailure, SearchActionError, TransportFailure
+from domains.privacy_hopqa.agent.interfaces import Search
+from domains.privacy_hopqa.agent.transport import HttpSearcher, JsonClient, Retries
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
-from domains.privacy_hopqa.transport import HttpSearcher, JsonClient, Retries
 
 IDENTITY = RolloutIdentity("run", "g/0#1", "g", True, "train", "DR90001", "c1", 3)
 FAST = Retries(backoff_s=(0.0, 0.0, 0.0), jitter=0.0)

@@ -15,7 +15,7 @@ from agent_harness import (
     settings,
 )
 
-from domains.privacy_hopqa.capture import situational_texts
+from domains.privacy_hopqa.reward.capture import situational_texts
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.preprocess.chunk import process_chunk
 from pipelinerl.rollouts import TrainingText

@@ -12,9 +12,9 @@ from benchmarks.privacy_ci.experiment import gates, samples_to_target
 from benchmarks.privacy_ci.policy import MALFORMED, RULES, TEMPLATES, Policy, Sampled, kind_of, plan_text
 from benchmarks.privacy_ci.training import Recipe, arms, train
 from benchmarks.privacy_ci_tier import main, run, table
-from domains.privacy_hopqa.errors import StageError
-from domains.privacy_hopqa.interfaces import AnsweredHop, HopView, PlanContext
-from domains.privacy_hopqa.stages.plan import parse_plan
+from domains.privacy_hopqa.agent.errors import StageError
+from domains.privacy_hopqa.agent.interfaces import AnsweredHop, HopView, PlanContext
+from domains.privacy_hopqa.agent.stages.plan import parse_plan
 
 TINY = Recipe(size="tiny", steps=2, groups=2, attempts=4, evaluate_every=2, final_attempts=1)
 EARLIER = AnsweredHop(1, "How many crates were leased by Harlow Foods?", "191", "")

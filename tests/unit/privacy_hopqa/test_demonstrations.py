@@ -12,7 +12,10 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import domains.privacy_hopqa
-from domains.privacy_hopqa.demonstrations import (
+from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
+from domains.privacy_hopqa.teacher.demonstrations import (
     SKELETONS,
     Mixture,
     ScriptedModel,
@@ -23,9 +26,6 @@ from domains.privacy_hopqa.demonstrations import (
     training_world,
     world_store,
 )
-from domains.privacy_hopqa.judge import Judge
-from domains.privacy_hopqa.prompts import load_prompts
-from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.config.files import typed

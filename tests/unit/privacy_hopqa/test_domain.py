@@ -7,9 +7,9 @@ import sys
 import pytest
 from omegaconf import OmegaConf
 
-from domains.privacy_hopqa import report
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.domain import PrivacyHopQADomain, world_paths
+from domains.privacy_hopqa.leakage import section as report
 from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.domain import Domain

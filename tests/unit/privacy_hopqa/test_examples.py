@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from domains.privacy_hopqa.data.identity import matches_gold
+from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.dataset import load_problems
-from domains.privacy_hopqa.identity import matches_gold
-from domains.privacy_hopqa.judge import Judge
 from domains.privacy_hopqa.validate.__main__ import main as validate
 from pipelinerl.launch import main as launch
 from retrieval_server.store import Store

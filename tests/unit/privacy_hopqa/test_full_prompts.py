@@ -19,8 +19,8 @@ from agent_harness import (
     yes,
 )
 
-from domains.privacy_hopqa import prompts as prompts_module
-from domains.privacy_hopqa.interfaces import (
+from domains.privacy_hopqa.agent import prompts as prompts_module
+from domains.privacy_hopqa.agent.interfaces import (
     AnsweredHop,
     Card,
     ChooseContext,
@@ -33,7 +33,7 @@ from domains.privacy_hopqa.interfaces import (
     Stage,
     WindowView,
 )
-from domains.privacy_hopqa.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import load_prompts
 
 PROMPTS = load_prompts("full")
 FOLDER = Path(prompts_module.__file__).parent

@@ -6,9 +6,8 @@ from dataclasses import dataclass, replace
 import pytest
 from agent_harness import NO, SEARCH_MORE, done, local, plan, settings, yes
 
-from domains.privacy_hopqa.chains import Chain
-from domains.privacy_hopqa.demonstrations import chains_of, simulate, world_store
-from domains.privacy_hopqa.interfaces import (
+from domains.privacy_hopqa.agent.episode import Episode
+from domains.privacy_hopqa.agent.interfaces import (
     ChooseContext,
     Completion,
     PlanContext,
@@ -16,9 +15,10 @@ from domains.privacy_hopqa.interfaces import (
     ResolveContext,
     StageRequest,
 )
-from domains.privacy_hopqa.judge import Judge
-from domains.privacy_hopqa.outcome import judge_outcome
-from domains.privacy_hopqa.trace import Episode
+from domains.privacy_hopqa.data.chains import Chain
+from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.reward.outcome import judge_outcome
+from domains.privacy_hopqa.teacher.demonstrations import chains_of, simulate, world_store
 from domains.privacy_hopqa.world import World, build, keyword_query, world_config
 
 SETTINGS = settings(empty_plan_pool="retrieved")

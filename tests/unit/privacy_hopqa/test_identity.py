@@ -2,7 +2,7 @@
 
 import pytest
 
-from domains.privacy_hopqa.identity import alias_set, matches_gold
+from domains.privacy_hopqa.data.identity import alias_set, matches_gold
 
 LOCAL_GOLD = ["local/DR0005/IN002_pdf/x.md"]
 

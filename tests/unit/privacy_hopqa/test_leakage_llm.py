@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from domains.privacy_hopqa.agent.transport import Retries
 from domains.privacy_hopqa.leakage import __main__ as leakage_command
 from domains.privacy_hopqa.leakage import chat
 from domains.privacy_hopqa.leakage.__main__ import main
@@ -15,7 +16,6 @@ from domains.privacy_hopqa.leakage.chat import Endpoint
 from domains.privacy_hopqa.leakage.llm import PLACEHOLDERS, PROMPTS, Templates
 from domains.privacy_hopqa.leakage.options import endpoints, parse_arguments
 from domains.privacy_hopqa.leakage.rules import PrivateQuestion
-from domains.privacy_hopqa.transport import Retries
 
 COMPANY = "Harlow Foods"
 QUESTION = "What percentage of Harlow Foods stores completed the cold-chain audit in 2023?"

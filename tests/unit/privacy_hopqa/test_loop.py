@@ -23,14 +23,14 @@ from agent_harness import (
     yes,
 )
 
-from domains.privacy_hopqa.errors import ErrorKind, StageError
-from domains.privacy_hopqa.interfaces import Stage
-from domains.privacy_hopqa.loop import iteration_cap
-from domains.privacy_hopqa.trace import (
+from domains.privacy_hopqa.agent.episode import (
     ENDS,
     Event,
     ResolveFacts,
 )
+from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
+from domains.privacy_hopqa.agent.interfaces import Stage
+from domains.privacy_hopqa.agent.loop import iteration_cap
 
 
 @pytest.mark.parametrize(

@@ -21,16 +21,16 @@ from agent_harness import (
     yes,
 )
 
-from domains.privacy_hopqa.concurrency import run_limited
-from domains.privacy_hopqa.errors import SearchActionError, TransportFailure
-from domains.privacy_hopqa.interfaces import Stage
-from domains.privacy_hopqa.trace import (
+from domains.privacy_hopqa.agent.concurrency import run_limited
+from domains.privacy_hopqa.agent.episode import (
     GOLD_ABSENT,
     GOLD_ALREADY,
     GOLD_NOT_YET,
     GOLD_VISIBLE,
     PlanFacts,
 )
+from domains.privacy_hopqa.agent.errors import SearchActionError, TransportFailure
+from domains.privacy_hopqa.agent.interfaces import Stage
 
 
 async def test_an_empty_plan_resolves_on_earlier_reads():

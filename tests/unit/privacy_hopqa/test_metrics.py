@@ -21,11 +21,11 @@ from agent_harness import (
     yes,
 )
 
-from domains.privacy_hopqa.judge import Judge
-from domains.privacy_hopqa.outcome import judge_outcome
+from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.reward.call_metrics import StageMetrics
+from domains.privacy_hopqa.reward.outcome import judge_outcome
+from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
 from domains.privacy_hopqa.rollouts import evaluate_episode
-from domains.privacy_hopqa.scoring import EmbeddedScorer
-from domains.privacy_hopqa.stage_metrics import StageMetrics
 
 AUDIT = document(GOLD_LOCAL, "In the audit 15% of stores passed.")
 REGION = document(GOLD_WEB, "Northmere reports 15% coverage.")

@@ -5,14 +5,14 @@ import math
 import pytest
 from agent_harness import TWO_HOPS, Script, Searches, document, done, local, plan, play, settings, yes
 
-from domains.privacy_hopqa.capture import situational_texts
-from domains.privacy_hopqa.errors import ErrorKind, PrivacyScoreFailure
-from domains.privacy_hopqa.interfaces import Stage
-from domains.privacy_hopqa.judge import Judge
-from domains.privacy_hopqa.privacy import PlanScores, example, penalty, plan_scores, score_requests
+from domains.privacy_hopqa.agent.episode import GOLD_NOT_YET, CallRecord, PlanFacts
+from domains.privacy_hopqa.agent.errors import ErrorKind, PrivacyScoreFailure
+from domains.privacy_hopqa.agent.interfaces import Stage
+from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.reward.capture import situational_texts
+from domains.privacy_hopqa.reward.privacy import PlanScores, example, penalty, plan_scores, score_requests
+from domains.privacy_hopqa.reward.scoring import EmbeddedScorer, checked_scores
 from domains.privacy_hopqa.rollouts import evaluate_episode, score_plans
-from domains.privacy_hopqa.scoring import EmbeddedScorer, checked_scores
-from domains.privacy_hopqa.trace import GOLD_NOT_YET, CallRecord, PlanFacts
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from agent_harness import (
     yes,
 )
 
-from domains.privacy_hopqa.interfaces import (
+from domains.privacy_hopqa.agent.interfaces import (
     Card,
     ChooseContext,
     HopView,
@@ -27,10 +27,10 @@ from domains.privacy_hopqa.interfaces import (
     Stage,
     WindowView,
 )
-from domains.privacy_hopqa.llm import output_budget
-from domains.privacy_hopqa.pool import Pool, RankedHit, build_pool, make_cards, windows_to_read
-from domains.privacy_hopqa.prompts import load_prompts
-from domains.privacy_hopqa.prompts.compact import MAX_ALIASES
+from domains.privacy_hopqa.agent.llm import output_budget
+from domains.privacy_hopqa.agent.pool import Pool, RankedHit, build_pool, make_cards, windows_to_read
+from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts.compact import MAX_ALIASES
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
 PROMPTS = load_prompts("compact")
@@ -168,7 +168,7 @@ def windows_config(**changes):
 
 
 def pool_of(doc, config, read=frozenset(), query="alpha bravo charlie delta echo") -> Pool:
-    from domains.privacy_hopqa.interfaces import Hit
+    from domains.privacy_hopqa.agent.interfaces import Hit
 
     return build_pool([], [RankedHit(Hit(doc, 5.0), 1, query)], set(read), query, config)
 
@@ -188,7 +188,7 @@ def test_a_small_document_is_read_whole_and_read_windows_stay_out():
 
 
 def test_pool_merges_by_window_and_orders_by_rank_score_and_id():
-    from domains.privacy_hopqa.interfaces import Hit
+    from domains.privacy_hopqa.agent.interfaces import Hit
 
     config = windows_config(max_candidate_cards=3)
     docs = {name: document(f"web/{name}", "x") for name in "abcd"}

@@ -7,10 +7,10 @@ import pytest
 from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
+from domains.privacy_hopqa.agent.runtime import check_fingerprint, helper_headers
+from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
 from domains.privacy_hopqa.domain import PrivacyHopQADomain
-from domains.privacy_hopqa.runtime import check_fingerprint, helper_headers
 from domains.privacy_hopqa.settings import settings_of
-from domains.privacy_hopqa.transport import JsonClient, RequestRefused
 from pipelinerl.domain import ServiceSpec
 from retrieval_server.app import RetrievalService, build_app
 from retrieval_server.corpus import WebDocument

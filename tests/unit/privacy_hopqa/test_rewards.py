@@ -5,11 +5,7 @@ import json
 import pytest
 from agent_harness import Script, Searches, choose, document, done, local, plan, play, settings, yes
 
-from domains.privacy_hopqa.capture import anchor_calls, captured_calls, outcome_texts, situational_texts
-from domains.privacy_hopqa.errors import ErrorKind
-from domains.privacy_hopqa.interfaces import Stage
-from domains.privacy_hopqa.rewards import StepReward, outcome_reward, situation_label, step_reward
-from domains.privacy_hopqa.trace import (
+from domains.privacy_hopqa.agent.episode import (
     ANCHOR,
     GOLD_ABSENT,
     GOLD_ALREADY,
@@ -19,6 +15,15 @@ from domains.privacy_hopqa.trace import (
     ChooseFacts,
     PlanFacts,
 )
+from domains.privacy_hopqa.agent.errors import ErrorKind
+from domains.privacy_hopqa.agent.interfaces import Stage
+from domains.privacy_hopqa.reward.capture import (
+    anchor_calls,
+    captured_calls,
+    outcome_texts,
+    situational_texts,
+)
+from domains.privacy_hopqa.reward.rewards import StepReward, outcome_reward, situation_label, step_reward
 
 SITUATIONAL = settings(training_reward_mode="hop_step_situational")
 OTHERS = [document(f"web/1{n}") for n in range(4)]

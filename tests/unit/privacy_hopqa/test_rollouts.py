@@ -9,12 +9,13 @@ from agent_harness import TWO_HOPS, choose, done, local, plan, yes
 from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
-from domains.privacy_hopqa import llm as engine
-from domains.privacy_hopqa import rollouts, runtime
-from domains.privacy_hopqa.errors import TransportFailure
+from domains.privacy_hopqa import rollouts
+from domains.privacy_hopqa.agent import llm as engine
+from domains.privacy_hopqa.agent import runtime
+from domains.privacy_hopqa.agent.errors import TransportFailure
+from domains.privacy_hopqa.agent.traces import sampled
+from domains.privacy_hopqa.agent.transport import Retries
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
-from domains.privacy_hopqa.traces import sampled
-from domains.privacy_hopqa.transport import Retries
 from pipelinerl.llm import LLMCall, LLMOutput, Prompt
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin, TrainingText
 from retrieval_server.app import RetrievalService, build_app

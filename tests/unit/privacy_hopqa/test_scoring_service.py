@@ -9,13 +9,13 @@ from agent_harness import TWO_HOPS, chain_of, hop
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from domains.privacy_hopqa.errors import PrivacyScoreFailure, TransportFailure
-from domains.privacy_hopqa.privacy import ScoreRequest
+from domains.privacy_hopqa.agent.errors import PrivacyScoreFailure, TransportFailure
+from domains.privacy_hopqa.agent.transport import JsonClient, Retries
+from domains.privacy_hopqa.reward.privacy import ScoreRequest
+from domains.privacy_hopqa.reward.scoring import EmbeddedScorer, ServiceScorer
 from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from domains.privacy_hopqa.scorer.protocol import MAX_EXAMPLES, parse_request
-from domains.privacy_hopqa.scoring import EmbeddedScorer, ServiceScorer
-from domains.privacy_hopqa.transport import JsonClient, Retries
 
 FACTS = TWO_HOPS.private_questions("chain")
 NO_WAIT = Retries(backoff_s=(0.0, 0.0, 0.0), jitter=0.0)

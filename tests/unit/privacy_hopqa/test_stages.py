@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from domains.privacy_hopqa.errors import ErrorKind, StageError
-from domains.privacy_hopqa.stages.choose import parse_choice
-from domains.privacy_hopqa.stages.plan import parse_plan, query_key
-from domains.privacy_hopqa.stages.read import parse_read
-from domains.privacy_hopqa.stages.resolve import parse_resolution
+from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
+from domains.privacy_hopqa.agent.stages.choose import parse_choice
+from domains.privacy_hopqa.agent.stages.plan import parse_plan, query_key
+from domains.privacy_hopqa.agent.stages.read import parse_read
+from domains.privacy_hopqa.agent.stages.resolve import parse_resolution
 
 
 def action(query, kind="web_search", **fields):

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domains.privacy_hopqa.windows import (
+from domains.privacy_hopqa.agent.windows import (
     RankedWindow,
     match_scores,
     parent_id,

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from domains.privacy_hopqa.chains import parse_chain
+from domains.privacy_hopqa.data.chains import parse_chain
 from domains.privacy_hopqa.scorer import rules
 from domains.privacy_hopqa.world import (
     World,
