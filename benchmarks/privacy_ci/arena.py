@@ -18,9 +18,9 @@ from domains.privacy_hopqa.agent.prompts import load_prompts
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.reward.capture import Captured
+from domains.privacy_hopqa.reward.evaluate import evaluate_episode
 from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics
 from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
-from domains.privacy_hopqa.rollouts import evaluate_episode
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.teacher.demonstrations import chains_of, world_store
 from domains.privacy_hopqa.world import build, world_config

@@ -10,7 +10,6 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from domains.privacy_hopqa.agent.prompts import load_prompts
-from domains.privacy_hopqa.agent.runtime import data_manifest
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.leakage.section import leakage_section
 from domains.privacy_hopqa.reward.capture import ANCHOR_ROLE, POLICY_ROLE
@@ -18,6 +17,7 @@ from domains.privacy_hopqa.scorer.protocol import MAX_QUERIES
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, settings_of
 from domains.privacy_hopqa.teacher import demonstrations
 from domains.privacy_hopqa.world import WorldError, generate, world_config
+from domains.privacy_hopqa.world.config import manifest_of
 from pipelinerl.domain import BaseDomain, ReportSection, ServiceSpec
 from pipelinerl.observe.focus import ReportFocus
 from retrieval_server.backends import choose, describe, start_deadline_s
@@ -124,7 +124,7 @@ def _retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
     backend = choose(web)
     if web is not None:
         argv += ["--web", str(web), "--backend", backend]
-    if fingerprint := (data_manifest(settings) or {}).get("fingerprint"):
+    if fingerprint := manifest_of(settings.task_data_root).get("fingerprint"):
         argv += ["--fingerprint", str(fingerprint)]
     if settings.retrieval_workers > 1:
         argv += ["--workers", str(settings.retrieval_workers)]

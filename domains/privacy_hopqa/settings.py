@@ -18,8 +18,6 @@ from pydantic import (
     model_validator,
 )
 
-from pipelinerl.per_tree import PerTree
-
 Probability = Field(ge=0.0, le=1.0)
 
 REPLACED_KEYS = {
@@ -229,14 +227,6 @@ def settings_of(cfg: DictConfig) -> PrivacyHopQASettings:
     """The domain's block of the tree as it is now. Raises ValueError with one line."""
     block = cfg.get("privacy_hopqa")
     return parse_settings({} if block is None else OmegaConf.to_container(block, resolve=True))
-
-
-_PARSED = PerTree(settings_of)
-
-
-def settings_of_run(cfg: DictConfig) -> PrivacyHopQASettings:
-    """`settings_of` for a tree that does not change any more, parsed once."""
-    return _PARSED.of(cfg)
 
 
 def parse_settings(values: Any) -> PrivacyHopQASettings:

@@ -7,7 +7,6 @@ Leakage evaluation reads them and nothing else.
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import os
 import time
@@ -20,6 +19,7 @@ from uuid import uuid4
 
 from domains.privacy_hopqa.agent.errors import AuditFailure
 from domains.privacy_hopqa.agent.interfaces import Search
+from domains.privacy_hopqa.agent.private_lines import PrivateLines
 
 FOLDER = "audit"
 logger = logging.getLogger(__name__)
@@ -43,9 +43,8 @@ class AuditLog:
     """The log of one process. With `required`, a line that cannot be written raises AuditFailure."""
 
     def __init__(self, path: Path, required: bool = True) -> None:
-        self.path = path
+        self._lines = PrivateLines(path)
         self._required = required
-        self._descriptor: int | None = None
         self._warned = False
 
     @classmethod
@@ -54,19 +53,12 @@ class AuditLog:
         return cls(output_dir / FOLDER / f"{os.getpid()}.jsonl", required)
 
     def write(self, line: dict[str, Any]) -> None:
-        """Append one line, whole or not at all for other readers. Raises AuditFailure if required."""
-        data = (json.dumps(line, ensure_ascii=False) + "\n").encode("utf-8", "replace")
+        """Append one line. Raises AuditFailure if that is required and not possible."""
         try:
-            if self._descriptor is None:
-                self.path.parent.mkdir(parents=True, exist_ok=True)
-                self._descriptor = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-            written = os.write(self._descriptor, data)
-            if written != len(data):
-                raise OSError(f"only {written} of {len(data)} bytes")
+            self._lines.append(line)
         except OSError as error:
-            message = (
-                f"the audit log {self.path} cannot be written ({error}); free space or set audit_required"
-            )
+            path = self._lines.path
+            message = f"the audit log {path} cannot be written ({error}); free space or set audit_required"
             if self._required:
                 raise AuditFailure(message) from None
             if not self._warned:
@@ -75,9 +67,7 @@ class AuditLog:
 
     def close(self) -> None:
         """Close the file; a later write opens it again."""
-        if self._descriptor is not None:
-            os.close(self._descriptor)
-            self._descriptor = None
+        self._lines.close()
 
 
 class Attempt:

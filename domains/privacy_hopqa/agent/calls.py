@@ -1,59 +1,68 @@
-"""One call to the model: render the decision, ask, record."""
+"""One call to the model: render the decision, ask, parse the reply, record. Loop and settler call it."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from typing import Protocol, TypeVar
 
 from domains.privacy_hopqa.agent.episode import CallRecord
 from domains.privacy_hopqa.agent.errors import StageError
 from domains.privacy_hopqa.agent.interfaces import Context, Model, Rendered, Stage, StageRequest
-from domains.privacy_hopqa.agent.prompts import PromptSet
-from domains.privacy_hopqa.agent.stages.parsing import Resolve
+from domains.privacy_hopqa.agent.prompts import Prompts
+from domains.privacy_hopqa.agent.stages import Resolve
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+
+
+class Parsed(Protocol):
+    """A typed reply; `json_path` says how its JSON was found."""
+
+    @property
+    def json_path(self) -> str: ...
+
+
+Reply = TypeVar("Reply", bound=Parsed)
 
 
 class Caller:
     """Makes the calls of one rollout; `records` grows in the order in which they begin."""
 
-    def __init__(self, model: Model, prompts: PromptSet, settings: PrivacyHopQASettings) -> None:
+    def __init__(self, model: Model, prompts: Prompts, settings: PrivacyHopQASettings) -> None:
         self._model = model
         self._prompts = prompts
         self._settings = settings
         self.records: list[CallRecord] = []
 
-    async def ask(self, stage: Stage, context: Context, situation: str) -> tuple[CallRecord, Rendered]:
-        """Ask and record. Raises StageError CONTEXT_OVERFLOW, already recorded, without a call."""
-        prompt = self._prompts.render(context)
+    async def ask(
+        self, stage: Stage, context: Context, situation: str, parse: Callable[[str, Rendered], Reply]
+    ) -> tuple[CallRecord, Reply]:
+        """The record of the call and what `parse` makes of the reply's text and the prompt.
+
+        Raises the StageError of `parse`, or CONTEXT_OVERFLOW without a call, already recorded.
+        """
+        prompt = self._prompts(context)
         view = context.view
         index = len(self.records)
         record = CallRecord(index, stage, view.hop_number, view.iteration, situation, prompt=prompt.text)
+        # Appended before the call: reads run in parallel, and capture indices follow the order of the starts.
         self.records.append(record)
-        start = time.perf_counter()
         request = StageRequest(stage, context, prompt, self._settings.stage_max_tokens(stage))
+        start = time.perf_counter()
         try:
-            completion = await self._model.complete(request)
+            try:
+                completion = await self._model.complete(request)
+            finally:
+                record.latency_s = time.perf_counter() - start
+            record.text = completion.text
+            record.prompt_tokens = completion.prompt_tokens
+            record.output_tokens = completion.output_tokens
+            record.call = completion.call
+            reply = parse(completion.text, prompt)
         except StageError as error:
             record.error = error.kind
             raise
-        finally:
-            record.latency_s = time.perf_counter() - start
-        record.text = completion.text
-        record.prompt_tokens = completion.prompt_tokens
-        record.output_tokens = completion.output_tokens
-        record.call = completion.call
-        return record, prompt
-
-
-@contextmanager
-def recorded(record: CallRecord) -> Iterator[None]:
-    """Note the kind of a StageError that the block raises."""
-    try:
-        yield
-    except StageError as error:
-        record.error = error.kind
-        raise
+        record.json_path = reply.json_path
+        return record, reply
 
 
 def id_resolver(prompt: Rendered, documents: dict[str, str]) -> Resolve:

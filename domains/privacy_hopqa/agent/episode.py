@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -49,9 +48,6 @@ class Event(StrEnum):
     END_ERROR = "end_error"
     END_INCORRECT = "end_incorrect"
     """`stop_after_incorrect_hop`: a hop was answered wrongly."""
-
-
-ENDS = (Event.END_COMPLETE, Event.END_CAP, Event.END_ERROR, Event.END_INCORRECT)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,14 +130,12 @@ class CallRecord:
 
 @dataclass(slots=True)
 class HopState:
-    """What the agent knows of one hop, and what became of it. `answered_in`: iteration, 0 if open."""
+    """What the agent knows of one hop, and what became of it."""
 
     hop_number: int
     answer: str | None = None
     justification: str = ""
-    answered_in: int = 0
     searches: list[SearchNote] = field(default_factory=list)
-    query_keys: list[tuple[Source, str]] = field(default_factory=list)
     reads: list[ReadNote] = field(default_factory=list)
     read_ids: set[str] = field(default_factory=set)
     read_documents: dict[str, Document] = field(default_factory=dict)
@@ -181,10 +175,9 @@ class Episode:
         """Note a step of the control flow in the current iteration."""
         self.transitions.append(Transition(self.iterations, hop_number, event, detail))
 
-    def count(self, events: Iterable[Event]) -> int:
-        """How often one of the events happened."""
-        wanted = set(events)
-        return sum(transition.event in wanted for transition in self.transitions)
+    def count(self, event: Event) -> int:
+        """How often the event happened."""
+        return sum(transition.event == event for transition in self.transitions)
 
     @property
     def answers(self) -> dict[int, str]:

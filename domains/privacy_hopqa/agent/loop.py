@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 
-from domains.privacy_hopqa.agent.calls import Caller, id_resolver, recorded
+from domains.privacy_hopqa.agent.calls import Caller, id_resolver
 from domains.privacy_hopqa.agent.episode import (
     GOLD_ABSENT,
     GOLD_ALREADY,
@@ -25,11 +25,10 @@ from domains.privacy_hopqa.agent.episode import (
 from domains.privacy_hopqa.agent.errors import StageError
 from domains.privacy_hopqa.agent.interfaces import ChooseContext, HopView, Model, PlanContext, Searcher, Stage
 from domains.privacy_hopqa.agent.pool import Parent, Pool, make_cards, memory_parents
-from domains.privacy_hopqa.agent.prompts import PromptSet
+from domains.privacy_hopqa.agent.prompts import Prompts
 from domains.privacy_hopqa.agent.retrieval import Retrieval
 from domains.privacy_hopqa.agent.settle import Settler
-from domains.privacy_hopqa.agent.stages.choose import parse_choice
-from domains.privacy_hopqa.agent.stages.plan import PlanResult, parse_plan
+from domains.privacy_hopqa.agent.stages import PlanResult, parse_choice, parse_plan, query_key
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
@@ -47,7 +46,7 @@ class AgentLoop:
         self,
         chain: Chain,
         settings: PrivacyHopQASettings,
-        prompts: PromptSet,
+        prompts: Prompts,
         model: Model,
         searcher: Searcher,
         judge: Judge | None = None,
@@ -159,17 +158,20 @@ class AgentLoop:
         return record, plan
 
     async def _plan_once(self, state: HopState, context: PlanContext) -> tuple[CallRecord, PlanResult]:
+        # Decided before the call: what the model answers must not choose whom it is compared with.
         situation = GOLD_ALREADY if state.gold_after_cut or state.gold_read else GOLD_NOT_YET
-        record, _ = await self._caller.ask(Stage.PLAN, context, situation)
-        with recorded(record):
-            plan = parse_plan(
-                record.text,
+        record, plan = await self._caller.ask(
+            Stage.PLAN,
+            context,
+            situation,
+            lambda text, _: parse_plan(
+                text,
                 limit=context.action_limit,
                 no_web=context.no_web,
-                earlier=state.query_keys[-self._settings.max_history_entries :],
-            )
+                earlier=[query_key(note.source, note.query) for note in context.searches],
+            ),
+        )
         right = self._chain.hop(state.hop_number).source
-        record.json_path = plan.json_path
         record.facts = PlanFacts(
             explicitly_empty=plan.explicitly_empty,
             sources=tuple(action.source for action in plan.actions),
@@ -197,16 +199,15 @@ class AgentLoop:
             limit=limit,
         )
         visible = self._retrieval.has_gold(state, pool.parents)
-        record, prompt = await self._caller.ask(
-            Stage.CHOOSE, context, GOLD_VISIBLE if visible else GOLD_ABSENT
-        )
         by_id = {parent.doc_id: parent for parent in pool.parents}
-        with recorded(record):
-            choice = parse_choice(
-                record.text, resolve=id_resolver(prompt, {name: name for name in by_id}), limit=limit
-            )
+        ids = {name: name for name in by_id}
+        record, choice = await self._caller.ask(
+            Stage.CHOOSE,
+            context,
+            GOLD_VISIBLE if visible else GOLD_ABSENT,
+            lambda text, prompt: parse_choice(text, resolve=id_resolver(prompt, ids), limit=limit),
+        )
         chosen = [by_id[name] for name in choice.doc_ids]
-        record.json_path = choice.json_path
         record.facts = ChooseFacts(
             n_cards=len(pool.parents),
             gold_visible=visible,

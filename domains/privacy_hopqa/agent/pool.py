@@ -10,15 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from domains.privacy_hopqa.agent.interfaces import Card, Document, Hit, WindowView
-from domains.privacy_hopqa.agent.windows import (
-    RankedWindow,
-    Window,
-    match_scores,
-    query_terms,
-    select,
-    split,
-    window_score,
-)
+from domains.privacy_hopqa.agent.windows import Candidate, match_scores, query_terms, select, split
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
 SNIPPET_BUDGET_CHARS = 4000
@@ -36,30 +28,6 @@ class RankedHit:
     hit: Hit
     rank: int
     query: str
-
-
-@dataclass(slots=True)
-class Candidate:
-    """One window that could be read, with its best rank, score and match over all findings."""
-
-    window: Window
-    rank: int = 1 << 30
-    score: float = float("-inf")
-    match: int = 0
-    queries: dict[str, None] = field(default_factory=dict)
-
-    @property
-    def window_id(self) -> str:
-        """Id of the window."""
-        return self.window.id
-
-    def merge(self, rank: int, score: float, match: int, query: str) -> None:
-        """Take in another finding of the same window."""
-        self.rank = min(self.rank, rank)
-        self.score = max(self.score, score)
-        self.match = max(self.match, match)
-        if query:
-            self.queries[query] = None
 
 
 @dataclass(slots=True)
@@ -92,7 +60,7 @@ class Pool:
         """Parents that still have windows not in `read`, each with only those."""
         left = []
         for parent in self.parents:
-            candidates = [c for c in parent.candidates if c.window_id not in read]
+            candidates = [c for c in parent.candidates if c.window.id not in read]
             if candidates:
                 left.append(replace(parent, candidates=candidates))
         return left
@@ -110,15 +78,11 @@ def build_pool(
     A window's score is its document's score plus a thousandth of its match count.
     """
     parents: dict[str, Parent] = {}
-    for document in memory:
-        _add(parents, document, 0, 0.0, question, "", settings)
-    for ranked in hits:
-        _add(
-            parents, ranked.hit.document, ranked.rank, ranked.hit.score, ranked.query, ranked.query, settings
-        )
+    for found in [*(RankedHit(Hit(document, 0.0), 0, "") for document in memory), *hits]:
+        _add(parents, found, found.query or question, settings)
     kept: list[Parent] = []
     for parent in parents.values():
-        parent.candidates = [c for c in parent.candidates if c.window_id not in read]
+        parent.candidates = [c for c in parent.candidates if c.window.id not in read]
         parent.candidates.sort(key=_order)
         if limit := settings.max_windows_per_parent:
             del parent.candidates[limit:]
@@ -135,7 +99,7 @@ def memory_parents(memory: Sequence[Document], question: str, settings: PrivacyH
 
 
 def _order(candidate: Candidate) -> tuple[int, float, str]:
-    return candidate.rank, -candidate.score, candidate.window_id
+    return candidate.rank, -candidate.score, candidate.window.id
 
 
 def _count_windows(parents: Iterable[Parent]) -> int:
@@ -143,15 +107,10 @@ def _count_windows(parents: Iterable[Parent]) -> int:
 
 
 def _add(
-    parents: dict[str, Parent],
-    document: Document,
-    rank: int,
-    score: float,
-    match_query: str,
-    query: str,
-    settings: PrivacyHopQASettings,
+    parents: dict[str, Parent], found: RankedHit, match_query: str, settings: PrivacyHopQASettings
 ) -> None:
     """Add all windows of one document, or merge them into those already there."""
+    document = found.hit.document
     windows = split(
         document.doc_id, document.text, settings.reader_window_chars, settings.reader_window_overlap_chars
     )
@@ -165,10 +124,10 @@ def _add(
     parent = parents.get(document.doc_id)
     if parent is None:
         candidates = [Candidate(window) for window in windows]
-        parent = parents[document.doc_id] = Parent(document, len(windows), rank == 0, candidates)
+        parent = parents[document.doc_id] = Parent(document, len(windows), found.rank == 0, candidates)
     parent.terms |= query_terms(match_query)
     for candidate, match in zip(parent.candidates, matches):
-        candidate.merge(rank, window_score(score, match), match, query)
+        candidate.merge(found.rank, found.hit.score, match, found.query)
 
 
 def windows_to_read(parent: Parent, settings: PrivacyHopQASettings) -> list[Candidate]:
@@ -177,22 +136,20 @@ def windows_to_read(parent: Parent, settings: PrivacyHopQASettings) -> list[Cand
     Documents of few windows are read whole; of others the best unread windows and their neighbours.
     """
     whole = parent.window_count <= settings.read_all_windows_max_count
-    by_index = {candidate.window.index: candidate for candidate in parent.candidates}
-    chosen = select(
-        [RankedWindow(c.window.index, c.match, c.rank, c.score) for c in parent.candidates],
+    return select(
+        parent.candidates,
         read_all_max=parent.window_count if whole else 0,
         top=settings.large_parent_top_windows,
         neighbours=settings.large_parent_neighbor_windows,
         max_read=0 if whole else settings.large_parent_max_read_windows,
     )
-    return [by_index[index] for index in chosen]
 
 
 def window_view(parent: Parent, candidate: Candidate) -> WindowView:
     """The window as a read call sees it."""
     document = parent.document
     return WindowView(
-        window_id=candidate.window_id,
+        window_id=candidate.window.id,
         parent_id=document.doc_id,
         source=document.source,
         title=document.title,
@@ -222,7 +179,7 @@ def _card(parent: Parent, snippet_chars: int) -> Card:
         matched_windows=len(parent.candidates),
         total_windows=parent.window_count,
         top_queries=tuple(query[:_TOP_QUERY_CHARS] for query in list(queries)[:_MAX_TOP_QUERIES]),
-        representative_window_id=best.window_id,
+        representative_window_id=best.window.id,
         snippet=best_passage(opening(best.window.text, document.title), parent.terms)[:snippet_chars],
         in_memory=parent.in_memory,
     )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 from domains.privacy_hopqa.agent.concurrency import run_limited
 from domains.privacy_hopqa.agent.episode import CallRecord, Episode, HopState, PlanFacts
 from domains.privacy_hopqa.agent.errors import SearchActionError
 from domains.privacy_hopqa.agent.interfaces import HopView, Search, Searcher, SearchNote
 from domains.privacy_hopqa.agent.pool import Parent, Pool, RankedHit, build_pool
-from domains.privacy_hopqa.agent.stages.plan import Action, PlanResult, query_key
+from domains.privacy_hopqa.agent.stages import Action, PlanResult, query_key
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
@@ -32,7 +33,7 @@ class Retrieval:
         bootstrap = settings.enable_local_search_bootstrap and not state.searches
         fallback = settings.enable_generic_retrieval_fallback and not wanted and not plan.explicitly_empty
         if bootstrap or fallback:
-            own = Action("local", view.question, "", 0.5, "")
+            own = Action("local", view.question)
             if all(query_key(own.source, own.query) != query_key(a.source, a.query) for a, _ in wanted):
                 wanted.append((own, False))
         return wanted
@@ -49,16 +50,15 @@ class Retrieval:
             self._request(view, record, number, action) for number, (action, _) in enumerate(searches, 1)
         ]
         results = await run_limited(
-            [lambda request=request: self._search(request) for request in requests],  # type: ignore[misc]
+            [partial(self._search, request) for request in requests],
             self._settings.max_parallel_retrieval_actions,
         )
         ranked: list[RankedHit] = []
         for (action, by_model), (hits, failed) in zip(searches, results):
             state.searches.append(SearchNote(action.source, action.query, len(hits), failed))
-            state.query_keys.append(query_key(action.source, action.query))
             ranked += hits
             state.retrieved.update((found.hit.document.doc_id, found.hit.document) for found in hits)
-            gold = any(self._judge.is_gold(state.hop_number, found.hit.document) for found in hits)
+            gold = any(self._judge.is_gold(state.hop_number, found.hit.document.aliases) for found in hits)
             state.gold_before_cut |= gold
             if gold and by_model and isinstance(record.facts, PlanFacts):
                 record.facts.gold_retrieved = True
@@ -100,4 +100,4 @@ class Retrieval:
             state.gold_after_cut = True
 
     def has_gold(self, state: HopState, parents: Sequence[Parent]) -> bool:
-        return any(self._judge.is_gold(state.hop_number, parent.document) for parent in parents)
+        return any(self._judge.is_gold(state.hop_number, parent.document.aliases) for parent in parents)

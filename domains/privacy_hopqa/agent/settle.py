@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
-from domains.privacy_hopqa.agent.calls import Caller, id_resolver, recorded
+from domains.privacy_hopqa.agent.calls import Caller, id_resolver
 from domains.privacy_hopqa.agent.concurrency import run_limited
 from domains.privacy_hopqa.agent.episode import ANCHOR, Episode, Event, HopState, ReadFacts, ResolveFacts
 from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
@@ -17,15 +18,14 @@ from domains.privacy_hopqa.agent.interfaces import (
     WindowView,
 )
 from domains.privacy_hopqa.agent.pool import Candidate, Parent, Pool, make_cards, window_view, windows_to_read
-from domains.privacy_hopqa.agent.stages.read import parse_read
-from domains.privacy_hopqa.agent.stages.resolve import ResolveResult, parse_resolution
+from domains.privacy_hopqa.agent.stages import ReadResult, ResolveResult, parse_read, parse_resolution
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
 MAX_RESOLVE_READS = 12
 MAX_UNREAD_CARDS = 80
-UNUSABLE_READ = "the reply could not be used"
+UNUSABLE = ReadResult(False, "", "", 0.0, "the reply could not be used", "")
 
 
 class Settler:
@@ -66,7 +66,7 @@ class Settler:
         if not windows:
             return
         notes = await run_limited(
-            [lambda pair=pair: self._read_one(state, view, *pair) for pair in windows],  # type: ignore[misc]
+            [partial(self._read_one, state, view, *pair) for pair in windows],
             self._settings.max_parallel_doc_reads,
         )
         state.reads += notes
@@ -81,31 +81,25 @@ class Settler:
     ) -> ReadNote:
         """One read; an unusable answer counts as a negative read."""
         window = window_view(parent, candidate)
-        gold = self._judge.is_gold(state.hop_number, parent.document)
+        gold = self._judge.is_gold(state.hop_number, parent.document.aliases)
         state.gold_read |= gold
         holds = (
             gold and self._is_asked_rightly(state) and self._judge.holds_answer(state.hop_number, window.text)
         )
+        least = self._settings.reader_min_answer_confidence
         try:
-            record, _ = await self._caller.ask(Stage.READ, ReadContext(view, window), ANCHOR)
-            with recorded(record):
-                result = parse_read(record.text, min_confidence=self._settings.reader_min_answer_confidence)
+            record, result = await self._caller.ask(
+                Stage.READ,
+                ReadContext(view, window),
+                ANCHOR,
+                lambda text, _: parse_read(text, min_confidence=least),
+            )
         except StageError as error:
             self._episode.log(state.hop_number, Event.STAGE_ERROR, f"{Stage.READ}: {error.kind}")
-            return _unusable(window)
+            return _note(window, UNUSABLE)
         correct = result.positive and self._judge.correct(state.hop_number, result.answer)
-        record.json_path = result.json_path
         record.facts = ReadFacts(gold, holds, result.positive, correct)
-        return ReadNote(
-            window_id=window.window_id,
-            parent_id=window.parent_id,
-            title=window.title,
-            positive=result.positive,
-            answer=result.answer,
-            justification=result.justification,
-            confidence=result.confidence,
-            missing=result.missing,
-        )
+        return _note(window, result)
 
     def _is_asked_rightly(self, state: HopState) -> bool:
         """Whether the answers filled into the hop's question are correct."""
@@ -124,24 +118,27 @@ class Settler:
             limit=self._settings.choose_top_k,
             constrained=self._settings.constrained_resolver,
         )
-        record, prompt = await self._caller.ask(Stage.RESOLVE, context, ANCHOR)
         offered = {parent.doc_id: parent.doc_id for parent in unread}
         was_read = {read.window_id: read.parent_id for read in state.reads}
         partly_read = {window: doc for window, doc in was_read.items() if doc in offered}
-        with recorded(record):
-            result = parse_resolution(
-                record.text,
+        read_documents = was_read | {doc: doc for doc in was_read.values()}
+        record, result = await self._caller.ask(
+            Stage.RESOLVE,
+            context,
+            ANCHOR,
+            lambda text, prompt: parse_resolution(
+                text,
                 resolve_unread=id_resolver(prompt, offered | partly_read),
-                resolve_read=id_resolver(prompt, was_read | {doc: doc for doc in was_read.values()}),
+                resolve_read=id_resolver(prompt, read_documents),
                 limit=self._settings.choose_top_k,
                 has_reads=bool(state.reads),
                 has_positive=bool(positives),
-            )
+            ),
+        )
         if result.error is ErrorKind.RESOLVER_WIPE:
             self._episode.log(state.hop_number, Event.WITHDRAW)
         correct = result.answered and self._judge.correct(state.hop_number, result.answer)
         answerable = any(self._judge.correct(state.hop_number, read.answer) for read in positives)
-        record.json_path = result.json_path
         record.facts = ResolveFacts(
             result.answered, correct, answerable, result.next_step, result.unknown_ids, result.error
         )
@@ -150,7 +147,6 @@ class Settler:
     def _remember(self, state: HopState, result: ResolveResult) -> None:
         """Take the answer, and keep the documents that support it for later hops."""
         state.answer, state.justification = result.answer, result.justification
-        state.answered_in = self._episode.iterations
         positives = state.positive_reads
         agreeing = [read.parent_id for read in positives if _same(read.answer, result.answer)]
         supporting = result.supporting or agreeing or [read.parent_id for read in positives]
@@ -159,8 +155,17 @@ class Settler:
         self._episode.log(state.hop_number, Event.ANSWER, f"documents={len(set(supporting))}")
 
 
-def _unusable(window: WindowView) -> ReadNote:
-    return ReadNote(window.window_id, window.parent_id, window.title, False, "", "", 0.0, UNUSABLE_READ)
+def _note(window: WindowView, read: ReadResult) -> ReadNote:
+    return ReadNote(
+        window_id=window.window_id,
+        parent_id=window.parent_id,
+        title=window.title,
+        positive=read.positive,
+        answer=read.answer,
+        justification=read.justification,
+        confidence=read.confidence,
+        missing=read.missing,
+    )
 
 
 def _resolver_reads(state: HopState) -> tuple[ReadNote, ...]:

@@ -6,13 +6,13 @@ They hold prompts and answers, are off by default (`trace_fraction: 0`) and neve
 from __future__ import annotations
 
 import hashlib
-import json
 import os
 from dataclasses import asdict
 from pathlib import Path
 
 from domains.privacy_hopqa.agent.audit import RolloutIdentity
 from domains.privacy_hopqa.agent.episode import CallRecord, Episode
+from domains.privacy_hopqa.agent.private_lines import PrivateLines
 
 FOLDER = "traces"
 
@@ -21,26 +21,22 @@ class Traces:
     """Writes the traces of one process."""
 
     def __init__(self, output_dir: Path, fraction: float) -> None:
-        self._path = output_dir / FOLDER / f"{os.getpid()}.jsonl"
+        self._lines = PrivateLines(output_dir / FOLDER / f"{os.getpid()}.jsonl")
         self._fraction = fraction
 
     def write(self, identity: RolloutIdentity, episode: Episode) -> None:
         """Append the rollout's trace if it is among the sampled ones. Raises OSError."""
         if not sampled(identity.rollout_id, self._fraction):
             return
-        line = asdict(identity) | {
-            "answers": episode.answers,
-            "searches": episode.searches,
-            "transitions": [asdict(transition) for transition in episode.transitions],
-            "calls": [_call(record) for record in episode.calls],
-        }
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        with open(self._path, "a", encoding="utf-8", errors="replace", opener=_for_its_owner) as file:
-            file.write(json.dumps(line, ensure_ascii=False) + "\n")
-
-
-def _for_its_owner(path: str, flags: int) -> int:
-    return os.open(path, flags, 0o600)
+        self._lines.append(
+            asdict(identity)
+            | {
+                "answers": episode.answers,
+                "searches": episode.searches,
+                "transitions": [asdict(transition) for transition in episode.transitions],
+                "calls": [_call(record) for record in episode.calls],
+            }
+        )
 
 
 def _call(record: CallRecord) -> dict[str, str | int | None]:

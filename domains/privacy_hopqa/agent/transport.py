@@ -1,19 +1,20 @@
-"""HTTP to the retrieval and scoring services: bounded retries, deadlines, typed failures."""
+"""JSON over HTTP with bounded retries, deadlines and typed failures.
+
+The only HTTP client of the domain: searches, privacy scores and the leakage evaluation's language models go
+through it, so that a refusal is told from passing trouble in one way.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import aiohttp
 
-from domains.privacy_hopqa.agent.audit import Audit
-from domains.privacy_hopqa.agent.errors import SearchActionError, TransportFailure
-from domains.privacy_hopqa.agent.hits import parse_local, parse_web
-from domains.privacy_hopqa.agent.interfaces import Hit, Search
+from domains.privacy_hopqa.agent.errors import TransportFailure
 
 BACKOFF_S = (0.5, 1.0, 2.0)
 MAX_RETRY_AFTER_S = 30.0
@@ -61,7 +62,7 @@ async def with_retries(attempt_once: Callable[[], Awaitable[T]], retries: Retrie
 
 
 class JsonClient:
-    """POSTs JSON to one service.
+    """Asks one service.
 
     A refusal is told by its status alone, because its text may quote queries and private facts and failures
     of rollouts are logged; `quote_refusals` adds the text.
@@ -76,7 +77,7 @@ class JsonClient:
         headers: Mapping[str, str] | None = None,
         quote_refusals: bool = False,
     ) -> None:
-        self._base_url = base_url.rstrip("/")
+        self.base_url = base_url.rstrip("/")
         self._session = session
         self._timeout_s = timeout_s
         self._headers = headers
@@ -85,16 +86,16 @@ class JsonClient:
 
     async def post(self, path: str, body: object) -> Any:
         """The answer's JSON. Raises RequestRefused or TransportFailure."""
-        return await with_retries(lambda: self.post_once(path, body), self.retries)
+        return await with_retries(lambda: self.once("POST", path, body), self.retries)
 
-    async def post_once(self, path: str, body: object) -> Any:
+    async def once(self, method: str, path: str, body: object = None) -> Any:
         """One attempt. Raises RequestRefused or Unavailable."""
-        url = self._base_url + path
+        url = self.base_url + path
         try:
             async with asyncio.timeout(self._timeout_s):
                 # A redirect would carry queries and keys to an address that nobody named or audited.
-                async with self._session.post(
-                    url, json=body, headers=self._headers, allow_redirects=False
+                async with self._session.request(
+                    method, url, json=body, headers=self._headers, allow_redirects=False
                 ) as response:
                     return await self._answer(url, response)
         except TimeoutError:
@@ -117,43 +118,3 @@ class JsonClient:
 def _retry_after_s(response: aiohttp.ClientResponse) -> float | None:
     value = response.headers.get("Retry-After", "")
     return float(value) if value.isdecimal() else None
-
-
-class HttpSearcher:
-    """Searches through the retrieval service. Every web attempt is audited before it leaves."""
-
-    def __init__(self, client: JsonClient, audit: Audit, *, max_chars: int, threshold: float) -> None:
-        self._client = client
-        self._audit = audit
-        self._max_chars = max_chars
-        self._threshold = threshold
-
-    async def search(self, search: Search) -> Sequence[Hit]:
-        """Hits, best first. Raises SearchActionError, TransportFailure or AuditFailure."""
-        try:
-            if search.source == "web":
-                return await with_retries(lambda: self._web_once(search), self._client.retries)
-            body = await self._client.post(
-                "/local/search",
-                {
-                    "task_id": search.task_id,
-                    "query": search.query,
-                    "k": search.k,
-                    "threshold": self._threshold,
-                },
-            )
-            return parse_local(body)
-        except RequestRefused as error:
-            raise SearchActionError(str(error)) from None
-
-    async def _web_once(self, search: Search) -> list[Hit]:
-        body = {
-            "query": search.query,
-            "k": search.k,
-            "task_id": search.task_id,
-            "max_chars": self._max_chars,
-        }
-        with self._audit.attempt(search) as attempt:
-            hits = parse_web(await self._client.post_once("/browsecomp/search", body))
-            attempt.succeeded(len(hits))
-        return hits

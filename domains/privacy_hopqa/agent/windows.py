@@ -1,8 +1,14 @@
-"""Long documents in overlapping windows: cutting, scoring against a query, choosing which to read."""
+"""Long documents in overlapping windows: cutting, scoring against a query, choosing which to read.
+
+Pure; the candidate pool calls it for every remembered or retrieved document. Private documents are cut like
+public ones, so that text beyond the first window can be reached at all.
+"""
+
+from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from domains.privacy_hopqa.scorer.rules import STOPWORDS
 
@@ -20,14 +26,23 @@ class Window:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class RankedWindow:
-    """What decides whether a window of a large document is read."""
+@dataclass(slots=True)
+class Candidate:
+    """One window that could be read, with its best rank, score and match over all findings."""
 
-    index: int
-    match: int
-    rank: int = 0
-    score: float = 0.0
+    window: Window
+    rank: int = 1 << 30
+    score: float = float("-inf")
+    match: int = 0
+    queries: dict[str, None] = field(default_factory=dict)
+
+    def merge(self, rank: int, hit_score: float, match: int, query: str) -> None:
+        """Take in another finding: the score of the document, ties between its windows broken by match."""
+        self.rank = min(self.rank, rank)
+        self.score = max(self.score, hit_score + match / 1000)
+        self.match = max(self.match, match)
+        if query:
+            self.queries[query] = None
 
 
 def spans(length: int, size: int, overlap: int) -> list[tuple[int, int]]:
@@ -52,11 +67,6 @@ def split(doc_id: str, text: str, window: int = 10_000, overlap: int = 1_000) ->
     ]
 
 
-def parent_id(window_id: str) -> str:
-    """The document of a window: `web/7#w02of05` -> `web/7`."""
-    return re.sub(r"#w\d+of\d+$", "", window_id)
-
-
 def query_terms(query: str) -> frozenset[str]:
     """Distinct terms of a query that count for matching."""
     terms = _QUERY_TERM.findall(query.lower())
@@ -79,32 +89,27 @@ def match_scores(
     ]
 
 
-def window_score(hit_score: float, match: int) -> float:
-    """The retrieval score of the document, ties between its windows broken by their match."""
-    return hit_score + match / 1000
-
-
 def select(
-    windows: Sequence[RankedWindow],
+    candidates: Sequence[Candidate],
     read_all_max: int = 5,
     top: int = 4,
     neighbours: int = 1,
     max_read: int = 0,
-) -> list[int]:
-    """Indices of the windows to read, ascending.
+) -> list[Candidate]:
+    """The windows to read, in document order.
 
     A document of at most `read_all_max` windows is read whole. Of a larger one, the `top` windows by match,
     rank, score and index are read, each with `neighbours` on both sides. `max_read` > 0 caps the result; the
     best windows stay before their neighbours.
     """
-    indices = {window.index for window in windows}
-    if len(windows) <= read_all_max:
-        chosen = sorted(indices)
+    by_index = {candidate.window.index: candidate for candidate in candidates}
+    if len(candidates) <= read_all_max:
+        chosen = sorted(by_index)
     else:
-        ordered = sorted(windows, key=lambda w: (-w.match, w.rank, -w.score, w.index))
-        best = [window.index for window in ordered[:top]]
+        ordered = sorted(candidates, key=lambda c: (-c.match, c.rank, -c.score, c.window.index))
+        best = [candidate.window.index for candidate in ordered[:top]]
         beside = [
-            i + step for i in best for step in range(-neighbours, neighbours + 1) if i + step in indices
+            i + step for i in best for step in range(-neighbours, neighbours + 1) if i + step in by_index
         ]
         chosen = list(dict.fromkeys(best + beside))
-    return sorted(chosen[:max_read] if max_read else chosen)
+    return [by_index[index] for index in sorted(chosen[:max_read] if max_read else chosen)]

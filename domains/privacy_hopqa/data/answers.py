@@ -156,6 +156,16 @@ def contains(tokens: Sequence[Token], part: Sequence[Token]) -> bool:
     )
 
 
+def stated(text: str, accepted: Iterable[str]) -> bool:
+    """Whether an accepted answer stands in the text, case and spaces ignored."""
+    flat = _flat(text)
+    return any(_flat(answer) in flat for answer in accepted)
+
+
+def _flat(text: str) -> str:
+    return " ".join(text.casefold().split())
+
+
 def answers_match(
     prediction: str,
     accepted: Sequence[str],

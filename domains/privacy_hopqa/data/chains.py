@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Source = Literal["local", "web"]
@@ -42,13 +42,23 @@ class Hop:
 
 @dataclass(frozen=True, slots=True)
 class PrivateQuestion:
-    """A private question with its answer, for privacy scoring and leakage evaluation only."""
+    """A private question with its answers, for privacy scoring and leakage evaluation only.
 
-    fact_id: str
-    hop_number: int
+    Where it comes from (`hop_number` is 0 for a question of the task) does not count for equality, so that
+    an evaluation asks the same question once.
+    """
+
     question: str
     answer: str
-    doc_id: str
+    variants: tuple[str, ...] = ()
+    fact_id: str = field(default="", compare=False)
+    hop_number: int = field(default=0, compare=False)
+    doc_id: str = field(default="", compare=False)
+
+    @property
+    def accepted(self) -> tuple[str, ...]:
+        """All answers that count as right, the canonical one first."""
+        return (self.answer, *self.variants)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,9 +90,16 @@ class Chain:
         """The chain's private hops with references filled by gold; with `task` also the task's questions."""
         gold = self.gold_answers
         chain = tuple(
-            PrivateQuestion(f"hop{h.number}", h.number, h.filled(gold), h.answer, (*h.gold_values, "")[0])
-            for h in self.hops
-            if h.source == "local"
+            PrivateQuestion(
+                question=hop.filled(gold),
+                answer=hop.answer,
+                variants=hop.accepted,
+                fact_id=f"hop{hop.number}",
+                hop_number=hop.number,
+                doc_id=next(iter(hop.gold_values), ""),
+            )
+            for hop in self.hops
+            if hop.source == "local"
         )
         return chain + self.task_questions if facts == "task" else chain
 
@@ -200,7 +217,9 @@ def _task_questions(rows: Sequence[Any]) -> tuple[PrivateQuestion, ...]:
         if not isinstance(row, Mapping) or not row.get("question") or not row.get("answer"):
             raise ValueError(f"private_questions: {row!r} needs a question and an answer")
     return tuple(
-        PrivateQuestion(f"task{i}", 0, str(row["question"]), str(row["answer"]), str(row.get("doc_id") or ""))
+        PrivateQuestion(
+            str(row["question"]), str(row["answer"]), fact_id=f"task{i}", doc_id=str(row.get("doc_id") or "")
+        )
         for i, row in enumerate(rows, 1)
     )
 

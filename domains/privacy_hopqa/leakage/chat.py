@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -18,6 +19,7 @@ from urllib.parse import urlsplit, urlunsplit
 import aiohttp
 
 from domains.privacy_hopqa.agent.concurrency import run_limited
+from domains.privacy_hopqa.agent.private_lines import PrivateLines
 from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from domains.privacy_hopqa.data.json_extract import ExtractError, extract
 
@@ -81,7 +83,7 @@ class Replies:
     """Good replies by question, in memory and, given a path, in a private file of JSON lines."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+        self._lines = PrivateLines(path) if path is not None else None
         self._texts: dict[str, str] = {}
         if path is not None and path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -101,14 +103,8 @@ class Replies:
     def keep(self, key: str, reply: str) -> None:
         """Remember a reply. Raises OSError if the file cannot be written."""
         self._texts[key] = reply
-        if self._path is None:
-            return
-        data = (json.dumps({"key": key, "reply": reply}) + "\n").encode()
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
+        if self._lines is not None:
+            self._lines.append({"key": key, "reply": reply})
 
 
 class ChatModel:
@@ -138,8 +134,7 @@ class ChatModel:
         distinct = list(dict.fromkeys(prompts))
         self.counts.asked += len(distinct)
         found: Sequence[T | None] = await run_limited(
-            [lambda prompt=prompt: self._ask(prompt, parse) for prompt in distinct],  # type: ignore[misc]
-            self._concurrency,
+            [partial(self._ask, prompt, parse) for prompt in distinct], self._concurrency
         )
         return dict(zip(distinct, found, strict=True))
 

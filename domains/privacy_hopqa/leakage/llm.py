@@ -13,9 +13,10 @@ from pathlib import Path
 from string import Template
 from typing import Any
 
+from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.leakage.chat import BadReply, ChatModel
 from domains.privacy_hopqa.leakage.report import Secrets
-from domains.privacy_hopqa.leakage.rules import UNKNOWN, LeakageLevels, PrivateQuestion, QuestionLeak
+from domains.privacy_hopqa.leakage.rules import UNKNOWN, LeakageLevels, QuestionLeak
 
 MAX_QUESTIONS = 5
 MAX_CLAIMS = 10

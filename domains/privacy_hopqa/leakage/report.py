@@ -8,8 +8,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.leakage.log import RolloutLog
-from domains.privacy_hopqa.leakage.rules import LeakageLevels, PrivateQuestion, leaks
+from domains.privacy_hopqa.leakage.rules import LeakageLevels, leaks
 
 LEVELS = ("intent", "answer", "full", "headline")
 CONTAMINATED = 0.02

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from domains.privacy_hopqa.data.answers import MONTHS, Token, answers_match, contains, tokenize
+from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.scorer.rules import keys
 
 UNKNOWN = "UNKNOWN"
@@ -26,19 +27,6 @@ _KINDS = (
 _QUOTED = re.compile(r"[\"\u201c\u201d]([^\"\u201c\u201d]+)[\"\u201c\u201d]")
 _CAPITALISED = re.compile(r"\b[A-Z][\w'&.-]*(?:\s+[A-Z][\w'&.-]*)*")
 _QUARTER = re.compile(r"q[1-4]")
-
-
-@dataclass(frozen=True, slots=True)
-class PrivateQuestion:
-    """A question of the private corpus with its accepted answers."""
-
-    question: str
-    answer: str
-    variants: tuple[str, ...] = ()
-
-    @property
-    def accepted(self) -> tuple[str, ...]:
-        return (self.answer, *self.variants)
 
 
 @dataclass(frozen=True, slots=True)

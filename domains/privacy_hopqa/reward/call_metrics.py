@@ -1,92 +1,150 @@
-"""Metrics of each stage of one rollout: calls, errors by kind, texts, rewards, latency, extraction paths."""
+"""Metrics of the calls of one rollout: per stage, and per kind of decision. `measure` calls it.
+
+Flat names: those of a stage begin with its name (`hop_plan_calls`, `doc_read_errors_parse`, ...).
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
-from pydantic import BaseModel
-
-from domains.privacy_hopqa.agent.episode import CallRecord, ChooseFacts, ResolveFacts
+from domains.privacy_hopqa.agent.episode import (
+    GOLD_ALREADY,
+    GOLD_NOT_YET,
+    GOLD_VISIBLE,
+    CallRecord,
+    ChooseFacts,
+    PlanFacts,
+    ReadFacts,
+    ResolveFacts,
+)
 from domains.privacy_hopqa.agent.errors import ErrorKind
 from domains.privacy_hopqa.agent.interfaces import Stage
 from domains.privacy_hopqa.reward.capture import Captured
 
-
-class StageMetrics(BaseModel):
-    """One stage; its fields are metrics named `<stage>_<field>`. Lists have one entry per call or text."""
-
-    calls: int
-    errors: int
-    errors_parse: int
-    errors_wrong_type: int
-    errors_context_overflow: int
-    errors_invalid_ids: int
-    errors_resolver_wipe: int
-    valid: list[float]
-    latency_s: list[float]
-    texts: int
-    reward: list[float]
-    json_clean: int
-    json_fenced: int
-    json_embedded: int
-    unknown_ids: int
+Flags = list[float]
+"""A rate: 1.0 or 0.0 per event."""
+_REPLY_ERRORS = (
+    ErrorKind.PARSE,
+    ErrorKind.WRONG_TYPE,
+    ErrorKind.CONTEXT_OVERFLOW,
+    ErrorKind.INVALID_IDS,
+    ErrorKind.RESOLVER_WIPE,
+)
 
 
-class ErrorMetrics(BaseModel):
-    """Errors of all stages by kind, recovered ones included."""
-
-    errors_parse: int
-    errors_wrong_type: int
-    errors_context_overflow: int
-    errors_invalid_ids: int
-    errors_resolver_wipe: int
-    errors_search_failed: int
+def flags(events: Iterable[bool]) -> Flags:
+    """The events as a rate."""
+    return [float(event) for event in events]
 
 
-def stage_metrics(
+def call_metrics(
     calls: Sequence[CallRecord], texts: Sequence[Captured], search_errors: int
-) -> dict[str, int | list[float]]:
-    """All of them under flat names. `errors` of a stage counts unusable answers, not recovered ones."""
-    stages = {stage: _stage(stage, [r for r in calls if r.stage == stage], texts) for stage in Stage}
-    kinds = {
-        name: sum(getattr(metrics, name) for metrics in stages.values())
-        for name in ErrorMetrics.model_fields
-        if name in StageMetrics.model_fields
+) -> dict[str, Any]:
+    """All by name. `errors` of a stage counts unusable answers, `errors_<kind>` also recovered ones."""
+    kinds = Counter(kind for record in calls if (kind := _error_of(record)) is not None)
+    by_stage = {
+        f"{stage}_{name}": value
+        for stage in Stage
+        for name, value in _stage(
+            [record for record in calls if record.stage == stage],
+            [text for text in texts if text.record.stage == stage],
+        ).items()
     }
-    flat = {f"{stage}_{name}": value for stage, metrics in stages.items() for name, value in metrics}
-    return flat | dict(ErrorMetrics(**kinds, errors_search_failed=search_errors))
+    return {
+        "parse_valid": flags(record.error is None for record in calls),
+        "resolver_wipes": kinds[ErrorKind.RESOLVER_WIPE],
+        "invalid_ids": _unknown_ids(calls),
+        **by_stage,
+        **{f"errors_{kind}": kinds[kind] for kind in _REPLY_ERRORS},
+        "errors_search_failed": search_errors,
+        **_plans(calls),
+        **_choices(calls),
+        **_reads(calls),
+        **_resolutions(calls),
+    }
 
 
-def _stage(stage: Stage, calls: Sequence[CallRecord], texts: Sequence[Captured]) -> StageMetrics:
-    own = [text for text in texts if text.record.stage == stage]
+def _stage(calls: Sequence[CallRecord], texts: Sequence[Captured]) -> dict[str, int | list[float]]:
+    """Counts of one stage; lists have one entry per call or text."""
     paths = Counter(record.json_path for record in calls)
-    kinds = Counter(kind for record in calls if (kind := error_of(record)) is not None)
-    return StageMetrics(
-        calls=len(calls),
-        errors=sum(record.error is not None for record in calls),
-        errors_parse=kinds[ErrorKind.PARSE],
-        errors_wrong_type=kinds[ErrorKind.WRONG_TYPE],
-        errors_context_overflow=kinds[ErrorKind.CONTEXT_OVERFLOW],
-        errors_invalid_ids=kinds[ErrorKind.INVALID_IDS],
-        errors_resolver_wipe=kinds[ErrorKind.RESOLVER_WIPE],
-        valid=[float(record.error is None) for record in calls],
-        latency_s=[record.latency_s for record in calls],
-        texts=len(own),
-        reward=[text.reward for text in own],
-        json_clean=paths["clean"],
-        json_fenced=paths["fenced"],
-        json_embedded=paths["embedded"],
-        unknown_ids=sum(
-            record.facts.unknown_ids
-            for record in calls
-            if isinstance(record.facts, ChooseFacts | ResolveFacts)
-        ),
-    )
+    kinds = Counter(kind for record in calls if (kind := _error_of(record)) is not None)
+    return {
+        "calls": len(calls),
+        "errors": sum(record.error is not None for record in calls),
+        **{f"errors_{kind}": kinds[kind] for kind in _REPLY_ERRORS},
+        "valid": flags(record.error is None for record in calls),
+        "latency_s": [record.latency_s for record in calls],
+        "texts": len(texts),
+        "reward": [text.reward for text in texts],
+        **{f"json_{path}": paths[path] for path in ("clean", "fenced", "embedded")},
+        "unknown_ids": _unknown_ids(calls),
+    }
 
 
-def error_of(record: CallRecord) -> ErrorKind | None:
+def _unknown_ids(calls: Sequence[CallRecord]) -> int:
+    """Names in answers that named nothing on offer."""
+    facts = (record.facts for record in calls)
+    return sum(fact.unknown_ids for fact in facts if isinstance(fact, ChooseFacts | ResolveFacts))
+
+
+def _error_of(record: CallRecord) -> ErrorKind | None:
     """What was wrong with the answer of a call, whether it was fatal or recovered from."""
     if record.error is not None:
         return record.error
     return record.facts.error if isinstance(record.facts, ResolveFacts) else None
+
+
+def _plans(calls: Sequence[CallRecord]) -> dict[str, Any]:
+    plans = [(record, record.facts) for record in calls if isinstance(record.facts, PlanFacts)]
+    searching = [facts for record, facts in plans if record.situation == GOLD_NOT_YET]
+    stopping = [facts for record, facts in plans if record.situation == GOLD_ALREADY]
+    return {
+        "plan_gold_retrieved": flags(facts.gold_retrieved for facts in searching),
+        "plan_right_source": flags(facts.right_source for facts in searching),
+        "plan_stops_when_gold_known": flags(facts.explicitly_empty for facts in stopping),
+        "plan_rejected_actions": sum(sum(facts.rejected.values()) for _, facts in plans),
+        "situation_gold_already_retrieved": flags(
+            record.situation == GOLD_ALREADY for record in calls if record.stage == Stage.PLAN
+        ),
+    }
+
+
+def _choices(calls: Sequence[CallRecord]) -> dict[str, Any]:
+    visible = [
+        record.facts
+        for record in calls
+        if isinstance(record.facts, ChooseFacts) and record.facts.gold_visible
+    ]
+    return {
+        "situation_gold_visible": flags(
+            record.situation == GOLD_VISIBLE for record in calls if record.stage == Stage.CHOOSE
+        ),
+        "choose_correct": flags(facts.gold_selected for facts in visible),
+        "choose_correct_gold_not_first": flags(
+            facts.gold_selected for facts in visible if not facts.gold_first
+        ),
+    }
+
+
+def _reads(calls: Sequence[CallRecord]) -> dict[str, Any]:
+    reads = [record.facts for record in calls if isinstance(record.facts, ReadFacts)]
+    held = [facts for facts in reads if facts.holds_answer]
+    other = [facts for facts in reads if not facts.holds_answer]
+    return {
+        "read_accuracy": flags(f.correct if f.holds_answer else not f.positive for f in reads),
+        "read_correct_when_held": flags(facts.correct for facts in held),
+        "read_false_positive": flags(facts.positive for facts in other),
+    }
+
+
+def _resolutions(calls: Sequence[CallRecord]) -> dict[str, Any]:
+    resolved = [record.facts for record in calls if isinstance(record.facts, ResolveFacts)]
+    answerable = [facts for facts in resolved if facts.answerable]
+    other = [facts for facts in resolved if not facts.answerable]
+    return {
+        "resolve_accuracy": flags(f.correct if f.answerable else not f.answered for f in resolved),
+        "resolve_correct_when_answerable": flags(facts.correct for facts in answerable),
+        "resolve_answers_when_not": flags(facts.answered for facts in other),
+    }

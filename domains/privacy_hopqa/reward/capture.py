@@ -1,4 +1,7 @@
-"""Which calls of a rollout become training texts, and what each is labelled with."""
+"""Which calls of a rollout become training texts, and what each is labelled with.
+
+The evaluation of a rollout calls it; the rollout policy makes training texts of what it returns.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,8 @@ from typing import Any
 
 from domains.privacy_hopqa.agent.episode import CallRecord, ChooseFacts, PlanFacts
 from domains.privacy_hopqa.agent.interfaces import Stage
-from domains.privacy_hopqa.reward.privacy import Penalty, PlanScores
-from domains.privacy_hopqa.reward.rewards import StepReward, situation_label, step_reward
+from domains.privacy_hopqa.reward.privacy import PlanPrivacy
+from domains.privacy_hopqa.reward.rewards import situation_label, step_reward
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
 POLICY_ROLE = "policy"
@@ -21,14 +24,6 @@ _LATER_BYTES = 512
 _MAX_QUERIES = 8
 _QUERY_CHARS = 400
 _DECISION_STAGES = (Stage.PLAN, Stage.CHOOSE)
-
-
-@dataclass(frozen=True, slots=True)
-class PrivacyResult:
-    """Scores and penalty of one plan."""
-
-    scores: PlanScores
-    penalty: Penalty
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +48,17 @@ def outcome_texts(
     calls: Sequence[CallRecord],
     reward: float,
     settings: PrivacyHopQASettings,
-    privacy: Mapping[int, PrivacyResult],
+    privacy: Mapping[int, PlanPrivacy],
 ) -> list[Captured]:
     """Every captured call with the rollout's reward."""
     return [
-        Captured(
-            r, reward, 1.0, None, None, _metadata(r, StepReward(reward), privacy.get(r.index), applied=False)
-        )
+        Captured(r, reward, 1.0, None, None, _metadata(r, reward, privacy.get(r.index), applied=False))
         for r in captured_calls(calls, settings)
     ]
 
 
 def situational_texts(
-    calls: Sequence[CallRecord], settings: PrivacyHopQASettings, privacy: Mapping[int, PrivacyResult]
+    calls: Sequence[CallRecord], settings: PrivacyHopQASettings, privacy: Mapping[int, PlanPrivacy]
 ) -> list[Captured]:
     """Plans and choices with the reward of their situation, less the privacy penalty.
 
@@ -77,14 +70,14 @@ def situational_texts(
         if record.call is None or (step := step_reward(record, settings)) is None:
             continue
         result = privacy.get(record.index)
-        paid = result.penalty.value if result else 0.0
-        metadata = _metadata(record, step, result, applied=True)
+        paid = result.penalty if result else 0.0
+        metadata = _metadata(record, step.value, result, applied=True)
         texts.append(
             Captured(record, step.value - paid, step.loss_weight, situation_label(record), role, metadata)
         )
     if settings.anchor_stages:
         texts += [
-            Captured(r, 0.0, 1.0, situation_label(r), ANCHOR_ROLE, _metadata(r, StepReward(0.0), None, False))
+            Captured(r, 0.0, 1.0, situation_label(r), ANCHOR_ROLE, _metadata(r, 0.0, None, applied=False))
             for r in anchor_calls(calls, settings.anchor_max_texts)
         ]
         texts.sort(key=lambda text: text.record.index)
@@ -108,7 +101,7 @@ def _spread(records: list[CallRecord], count: int) -> list[CallRecord]:
 
 
 def _metadata(
-    record: CallRecord, step: StepReward, privacy: PrivacyResult | None, applied: bool
+    record: CallRecord, task_reward: float, privacy: PlanPrivacy | None, *, applied: bool
 ) -> dict[str, Any]:
     """What travels with the text, at most 8 KB of JSON: numbers, flags and the plan's own web queries."""
     metadata: dict[str, Any] = {
@@ -117,15 +110,15 @@ def _metadata(
         "hop": record.hop_number,
         "iteration": record.iteration,
         "decision_situation": record.situation,
-        "reward_task": step.value,
+        "reward_task": task_reward,
         "error": str(record.error) if record.error else None,
     }
     if privacy is not None:
         metadata |= {
-            "reward_privacy": -privacy.penalty.value if applied else 0.0,
-            "privacy_direct": privacy.scores.direct,
-            "privacy_context": privacy.scores.context,
-            "privacy_without": privacy.scores.without,
+            "reward_privacy": -privacy.penalty if applied else 0.0,
+            "privacy_direct": privacy.p_direct,
+            "privacy_context": privacy.p_context,
+            "privacy_without": privacy.p_without,
         }
     match record.facts:
         case PlanFacts() as facts:

@@ -1,4 +1,8 @@
-"""Rewards: of a whole rollout by its outcome, of a single call by its situation. Pure functions."""
+"""Rewards: of a whole rollout by its outcome, of a single call by its situation. Pure functions.
+
+The evaluation of a rollout calls `judge_outcome`, the choice of training texts `step_reward`. A situation is
+what was known before a call, so that decisions are compared only with decisions that could have been theirs.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +15,11 @@ from domains.privacy_hopqa.agent.episode import (
     GOLD_NOT_YET,
     CallRecord,
     ChooseFacts,
+    Episode,
     PlanFacts,
 )
 from domains.privacy_hopqa.agent.interfaces import Stage
+from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
 ERROR_REWARD = -1.0
@@ -22,6 +28,44 @@ STOPPED_RIGHTLY = 1.0
 GOLD_SELECTED = 1.0
 
 _STAGE_NAMES = {Stage.PLAN: "plan", Stage.CHOOSE: "choose", Stage.READ: "read", Stage.RESOLVE: "resolve"}
+
+
+@dataclass(frozen=True, slots=True)
+class ChainOutcome:
+    """Per hop: `correct`, and `blocked` if an answer it depends on is not correct."""
+
+    correct: tuple[bool, ...]
+    blocked: tuple[bool, ...]
+    final_correct: bool
+    reward: float
+
+    @property
+    def strict_success(self) -> bool:
+        """All hops and the final answer correct."""
+        return all(self.correct) and self.final_correct
+
+    @property
+    def prefix(self) -> int:
+        """Length of the leading run of correct, unblocked hops."""
+        good = [correct and not blocked for correct, blocked in zip(self.correct, self.blocked)]
+        return [*good, False].index(False)
+
+    @property
+    def first_incorrect_hop(self) -> int | None:
+        """Number of the first hop that is not correct."""
+        return next((number for number, correct in enumerate(self.correct, 1) if not correct), None)
+
+
+def judge_outcome(episode: Episode, judge: Judge, settings: PrivacyHopQASettings) -> ChainOutcome:
+    """Compare the answers of a finished rollout with the accepted ones."""
+    correct = tuple(judge.correct(hop.hop_number, hop.answer) for hop in episode.hops)
+    blocked = tuple(not all(correct[number - 1] for number in hop.dependencies) for hop in episode.chain.hops)
+    return ChainOutcome(
+        correct=correct,
+        blocked=blocked,
+        final_correct=judge.final_correct(episode.final_answer),
+        reward=outcome_reward(list(correct), settings.reward_mode, episode.fatal is not None),
+    )
 
 
 def outcome_reward(

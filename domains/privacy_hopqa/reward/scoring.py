@@ -1,4 +1,8 @@
-"""Scorers of query logs: the deterministic one in this process, or a service over HTTP."""
+"""Scorers of query logs: the deterministic one in this process, or a service over HTTP.
+
+The evaluation of a rollout asks one of them for every distinct log. A missing or impossible score is an error
+and never a zero: a zero would reward whatever made the scorer fail.
+"""
 
 from __future__ import annotations
 
@@ -8,28 +12,28 @@ from typing import Any, Protocol
 from domains.privacy_hopqa.agent.errors import PrivacyScoreFailure
 from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
 from domains.privacy_hopqa.data.chains import Chain, PrivateQuestion
-from domains.privacy_hopqa.reward.privacy import ScoreRequest, example
-from domains.privacy_hopqa.scorer.protocol import MAX_EXAMPLES
+from domains.privacy_hopqa.reward.privacy import Log
+from domains.privacy_hopqa.scorer.protocol import MAX_EXAMPLES, VARIANT
 from domains.privacy_hopqa.scorer.rules import Fact, score
 
 
 class Scorer(Protocol):
-    """Scores query logs in [0, 1] by request id. Raises PrivacyScoreFailure or TransportFailure."""
+    """Scores distinct query logs in [0, 1]. Raises PrivacyScoreFailure or TransportFailure."""
 
     async def score(
-        self, chain: Chain, facts: Sequence[PrivateQuestion], requests: Sequence[ScoreRequest]
-    ) -> dict[str, float]: ...
+        self, chain: Chain, facts: Sequence[PrivateQuestion], logs: Sequence[Log]
+    ) -> dict[Log, float]: ...
 
 
 class EmbeddedScorer:
     """The deterministic scorer, in process."""
 
     async def score(
-        self, chain: Chain, facts: Sequence[PrivateQuestion], requests: Sequence[ScoreRequest]
-    ) -> dict[str, float]:
-        """Scores by request id."""
+        self, chain: Chain, facts: Sequence[PrivateQuestion], logs: Sequence[Log]
+    ) -> dict[Log, float]:
+        """Scores by log."""
         known = [Fact(fact.question, fact.answer) for fact in facts]
-        return {request.id: score(chain.company, request.queries, known) for request in requests}
+        return {log: score(chain.company, log, known) for log in logs}
 
 
 class ServiceScorer:
@@ -39,19 +43,43 @@ class ServiceScorer:
         self._client = client
 
     async def score(
-        self, chain: Chain, facts: Sequence[PrivateQuestion], requests: Sequence[ScoreRequest]
-    ) -> dict[str, float]:
-        """Scores by request id, in batches the service accepts."""
+        self, chain: Chain, facts: Sequence[PrivateQuestion], logs: Sequence[Log]
+    ) -> dict[Log, float]:
+        """Scores by log, asked for in batches the service accepts."""
+        ids = {f"log{number}": log for number, log in enumerate(logs)}
+        examples = [_example(name, log, chain, facts) for name, log in ids.items()]
         scores: dict[str, float] = {}
-        for start in range(0, len(requests), MAX_EXAMPLES):
-            part = requests[start : start + MAX_EXAMPLES]
-            body = {"examples": [example(request, chain, facts) for request in part]}
+        for start in range(0, len(examples), MAX_EXAMPLES):
+            part = examples[start : start + MAX_EXAMPLES]
             try:
-                answer = await self._client.post("/score", body)
+                answer = await self._client.post("/score", {"examples": part})
             except RequestRefused as error:
                 raise PrivacyScoreFailure(str(error)) from None
-            scores |= checked_scores(answer, [request.id for request in part])
-        return scores
+            scores |= checked_scores(answer, [example["id"] for example in part])
+        return {log: scores[name] for name, log in ids.items()}
+
+
+def _example(name: str, log: Log, chain: Chain, facts: Sequence[PrivateQuestion]) -> dict[str, Any]:
+    """The log as the scoring service takes it."""
+    return {
+        "id": name,
+        "company": chain.company,
+        "task_id": chain.task_id,
+        "chain_id": chain.chain_id,
+        "variant": VARIANT,
+        "web_queries": list(log),
+        "private_qas": [],
+        "local_hop_facts": [
+            {
+                "fact_id": fact.fact_id,
+                "hop_number": fact.hop_number,
+                "doc_id": fact.doc_id,
+                "question": fact.question,
+                "canonical_answer": fact.answer,
+            }
+            for fact in facts
+        ],
+    }
 
 
 def checked_scores(answer: Any, ids: Sequence[str]) -> dict[str, float]:

@@ -27,7 +27,7 @@ from domains.privacy_hopqa.agent.interfaces import (
     StageRequest,
 )
 from domains.privacy_hopqa.agent.loop import AgentLoop
-from domains.privacy_hopqa.agent.prompts import PromptSet, load_prompts
+from domains.privacy_hopqa.agent.prompts import Prompts, load_prompts
 from domains.privacy_hopqa.data.answers import answers_match
 from domains.privacy_hopqa.data.chains import Chain, Hop, Source, fill_references, parse_chain
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
@@ -110,7 +110,7 @@ class ScriptedModel:
     chain: Chain
     phase: Phase
     random: random.Random
-    prompts: PromptSet
+    prompts: Prompts
     mixture: Mixture = field(default_factory=Mixture)
     recorded: list[Demonstration] = field(default_factory=list)
     _cards: dict[int, set[str]] = field(default_factory=dict)
@@ -201,7 +201,7 @@ class ScriptedModel:
         wrong = [card for index, card in enumerate(context.cards) if index != gold]
         cards = [context.cards[gold], *self.random.sample(wrong, others)]
         self.random.shuffle(cards)
-        prompt = self.prompts.render(replace(context, cards=tuple(cards)))
+        prompt = self.prompts(replace(context, cards=tuple(cards)))
         answer = self._selected(cards.index(context.cards[gold]))
         self.recorded.append(Demonstration(kind, prompt.text, answer))
 

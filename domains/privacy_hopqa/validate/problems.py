@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from domains.privacy_hopqa.data.answers import contains, tokenize
+from domains.privacy_hopqa.data.answers import contains, stated, tokenize
 from domains.privacy_hopqa.data.chains import Chain, Hop
 from domains.privacy_hopqa.data.identity import value_aliases
 
@@ -47,8 +47,7 @@ class GoldReference:
 
     def answer_problems(self, text: str, document: str) -> list[Problem]:
         """Whether an accepted answer stands in the gold document, literally or in another notation."""
-        flat = " ".join(text.casefold().split())
-        if any(" ".join(answer.casefold().split()) in flat for answer in self.hop.accepted):
+        if stated(text, self.hop.accepted):
             return []
         tokens = tokenize(text)
         if any(contains(tokens, tokenize(answer)) for answer in self.hop.accepted):

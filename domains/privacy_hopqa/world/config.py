@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 GENERATOR_VERSION: Final = 1
 """Raised with every change that alters the bytes of a world."""
 
 SPLITS: Final = ("train", "val", "test")
+MANIFEST: Final = "manifest.json"
 
 DEFAULT_PATTERNS: Final[Mapping[str, int]] = {
     "LW": 4,
@@ -147,3 +150,12 @@ def world_config(size: str = "small", seed: int = 0, **changes: Any) -> WorldCon
     if size != "custom" and (fixed := sorted(set(changes) - {"patterns", "long_fraction"})):
         raise WorldError(f"world.{fixed[0]} is fixed by size={size}; use size=custom to choose it")
     return replace(SIZES["small" if size == "custom" else size], size=size, seed=seed, **changes)
+
+
+def manifest_of(task_data_root: str | None) -> dict[str, Any]:
+    """The manifest beside a task folder; empty if the data do not come from a generated world."""
+    path = Path(task_data_root).parent / MANIFEST if task_data_root else None
+    if path is None or not path.is_file():
+        return {}
+    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return manifest

@@ -27,6 +27,7 @@ from domains.privacy_hopqa.agent.interfaces import (
     Rendered,
     ResolveContext,
 )
+from domains.privacy_hopqa.agent.pool import opening
 
 MAX_ALIASES = 9
 MAX_READS = 6
@@ -38,20 +39,17 @@ _SENTENCE_END = re.compile(r"[.!?](?=\s)")
 _BLANK_LINES = re.compile(r"\n\s*\n+")
 
 
-class CompactPrompts:
-    """The set `compact`."""
-
-    def render(self, context: Context) -> Rendered:
-        """One user message and its aliases."""
-        match context:
-            case PlanContext():
-                return _plan(context)
-            case ChooseContext():
-                return _choose(context)
-            case ReadContext():
-                return _read(context)
-            case ResolveContext():
-                return _resolve(context)
+def render(context: Context) -> Rendered:
+    """One user message and its aliases."""
+    match context:
+        case PlanContext():
+            return _plan(context)
+        case ChooseContext():
+            return _choose(context)
+        case ReadContext():
+            return _read(context)
+        case ResolveContext():
+            return _resolve(context)
 
 
 @cache
@@ -96,7 +94,7 @@ def _read(context: ReadContext) -> Rendered:
             "read",
             question=clip(context.view.question),
             title=clip(window.title, _TITLE_CHARS) or window.source,
-            text=without_heading(window.text, window.title),
+            text=_BLANK_LINES.sub("\n", opening(window.text, window.title).strip()),
         )
     )
 
@@ -149,11 +147,3 @@ def first_sentence(text: str) -> str:
     flat = " ".join(text.split())
     found = _SENTENCE_END.search(flat)
     return flat[: found.end()] if found else flat
-
-
-def without_heading(text: str, title: str) -> str:
-    """The text without a first line that only repeats the title, and without blank lines."""
-    head, newline, rest = text.lstrip().partition("\n")
-    if newline and head.lstrip("# ").strip() == title:
-        text = rest
-    return _BLANK_LINES.sub("\n", text.strip())

@@ -46,20 +46,17 @@ _SOURCES = {
 _TYPES = {False: 'local_document_search" or "web_search', True: "local_document_search"}
 
 
-class FullPrompts:
-    """The set `full`."""
-
-    def render(self, context: Context) -> Rendered:
-        """One user message; documents keep their ids, so there are no aliases."""
-        match context:
-            case PlanContext():
-                return Rendered(_plan(context))
-            case ChooseContext():
-                return Rendered(_choose(context))
-            case ReadContext():
-                return Rendered(_read(context))
-            case ResolveContext():
-                return Rendered(_resolve(context))
+def render(context: Context) -> Rendered:
+    """One user message; documents keep their ids, so there are no aliases."""
+    match context:
+        case PlanContext():
+            return Rendered(_plan(context))
+        case ChooseContext():
+            return Rendered(_choose(context))
+        case ReadContext():
+            return Rendered(_read(context))
+        case ResolveContext():
+            return Rendered(_resolve(context))
 
 
 @cache
