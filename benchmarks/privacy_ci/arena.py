@@ -22,8 +22,8 @@ from domains.privacy_hopqa.reward.evaluate import evaluate_episode
 from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics
 from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
-from domains.privacy_hopqa.teacher.demonstrations import chains_of, world_store
 from domains.privacy_hopqa.world import build, world_config
+from domains.privacy_hopqa.world.in_memory import chains_of, world_store
 from domains.privacy_hopqa.world.write import write
 
 SPLITS = ("train", "val", "test")

@@ -22,6 +22,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from domains.privacy_hopqa.dataset import parse_row
+
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 PAGE_LISTS = ("gold_docs", "evidence_docs", "negative_docs")
 _PARQUET_ROWS = 256
@@ -80,11 +82,9 @@ def rows_of(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
         return
     for number, line in _lines(path):
         try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}:{number}: not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: expected an object, got {type(row).__name__}")
+            row = parse_row(line)
+        except ValueError as error:
+            raise ValueError(f"{path}:{number}: {error}") from None
         yield number, row
 
 

@@ -130,7 +130,7 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
             raise ValueError(f"{path}:{number + 1}: not UTF-8 (byte {error.start} of a block)") from None
 
 
-def parse_row(line: str) -> Mapping[str, Any]:
+def parse_row(line: str | bytes) -> Mapping[str, Any]:
     """The JSON object of one line. Raises ValueError."""
     try:
         row = json.loads(line)

@@ -130,15 +130,7 @@ async def _run(
     refuse_gold_in_evaluation(settings, chain)
     audit = Audit(runtime.audit, identity)
     audit.announce()
-    searcher = HttpSearcher(
-        client, audit, max_chars=settings.retrieval_source_chars, threshold=settings.local_search_threshold
-    )
-    model = EngineModel(
-        llm,
-        session,
-        context_limit=settings.generation_context_limit_tokens,
-        margin=settings.generation_context_margin_tokens,
-    )
+    searcher, model = HttpSearcher(client, audit, settings), EngineModel(llm, session, settings)
     judge = Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
     episode = await AgentLoop(chain, settings, runtime.prompts, model, searcher, judge).run()
     captured, metrics = await evaluate_episode(episode, judge, settings, runtime.scorer(session))

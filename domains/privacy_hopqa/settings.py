@@ -32,6 +32,12 @@ REPLACED_KEYS = {
     "log_prompts": "use trace_fraction",
     "semantic_threshold": "use local_search_threshold",
 }
+DATASET_KEYS = (
+    "final_dataset_path",
+    "final_train_dataset_path",
+    "final_val_dataset_path",
+    "final_test_dataset_path",
+)
 _REPLACED_PREFIXES = {
     "use_remote_": "not needed: searches always go to the retrieval server",
     "local_index_": "not needed: the retrieval server indexes task_data_root",
@@ -205,10 +211,9 @@ class PrivacyHopQASettings(_Block):
         }
 
     @property
-    def has_dataset(self) -> bool:
-        """Whether the user named a dataset; otherwise a world is generated."""
-        paths = (self.final_dataset_path, self.final_train_dataset_path)
-        return any((*paths, self.final_val_dataset_path, self.final_test_dataset_path))
+    def dataset_paths(self) -> dict[str, Any]:
+        """The chain files that the user named, by key; empty if a world is to be generated."""
+        return {key: path for key in DATASET_KEYS if (path := getattr(self, key))}
 
     def stage_max_tokens(self, stage: str) -> int:
         """Output cap in tokens of a stage named `hop_plan`, `doc_choose`, `doc_read` or `hop_resolve`."""

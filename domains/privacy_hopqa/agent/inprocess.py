@@ -1,12 +1,18 @@
-"""Retrieval in the same process: the searcher of simulations, tests and demonstrations."""
+"""Search and whole rollouts in the same process: for simulations, tests and demonstrations."""
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+from domains.privacy_hopqa.agent.episode import Episode
 from domains.privacy_hopqa.agent.hits import local_document, web_document
-from domains.privacy_hopqa.agent.interfaces import Document, Hit, Search
+from domains.privacy_hopqa.agent.interfaces import Document, Hit, Model, Search
+from domains.privacy_hopqa.agent.loop import AgentLoop
+from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.data.chains import Chain
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from retrieval_server.store import Store
 
 
@@ -37,3 +43,9 @@ class StoreSearcher:
             parse = web_document if doc_id.startswith("web/") else local_document
             found = self._documents[doc_id] = parse(hit)
         return found
+
+
+def simulate(chain: Chain, store: Store, settings: PrivacyHopQASettings, model: Model) -> Episode:
+    """One rollout of the agent with search in the same process."""
+    loop = AgentLoop(chain, settings, load_prompts(settings.prompt_set), model, StoreSearcher(store))
+    return asyncio.run(loop.run())

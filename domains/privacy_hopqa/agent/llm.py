@@ -6,6 +6,7 @@ import aiohttp
 
 from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
 from domains.privacy_hopqa.agent.interfaces import Completion, StageRequest
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.llm import Prompt, TrainableLLM
 
@@ -19,22 +20,22 @@ class EngineModel:
     """Asks the engine. Prompts are tokenised once, and exactly those ids are counted and sent."""
 
     def __init__(
-        self, llm: TrainableLLM, session: aiohttp.ClientSession, *, context_limit: int, margin: int
+        self, llm: TrainableLLM, session: aiohttp.ClientSession, settings: PrivacyHopQASettings
     ) -> None:
         self._llm = llm
         self._session = session
-        self._context_limit = context_limit
-        self._margin = margin
+        self._limit = settings.generation_context_limit_tokens
+        self._margin = settings.generation_context_margin_tokens
 
     async def complete(self, request: StageRequest) -> Completion:
         """The answer. Raises StageError CONTEXT_OVERFLOW without a call; engine errors pass through."""
         messages = request.prompt.messages
         ids = self._llm.prompt_ids(Prompt(messages=messages)).tolist()
-        budget = output_budget(len(ids), request.max_tokens, self._context_limit, self._margin)
+        budget = output_budget(len(ids), request.max_tokens, self._limit, self._margin)
         if budget <= 0:
             raise StageError(
                 ErrorKind.CONTEXT_OVERFLOW,
-                f"{request.stage}: a prompt of {len(ids)} tokens leaves no room in {self._context_limit}",
+                f"{request.stage}: a prompt of {len(ids)} tokens leaves no room in {self._limit}",
             )
         prompt = Prompt(messages=messages, token_ids=ids)
         call = await llm_async_generate(self._llm, prompt, self._session, max_tokens_override=budget)

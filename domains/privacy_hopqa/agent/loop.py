@@ -57,7 +57,7 @@ class AgentLoop:
         self._judge = judge or Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
         self.episode = Episode(chain, [HopState(hop.number) for hop in chain.hops], self._caller.records)
         self._retrieval = Retrieval(self.episode, settings, searcher, self._judge)
-        self._settler = Settler(chain, settings, self._caller, self._judge, self.episode)
+        self._settler = Settler(self.episode, settings, self._caller, self._judge)
 
     async def run(self) -> Episode:
         """Run to the end. Raises RolloutFailure; a stage error ends the run and is noted in the episode."""

@@ -14,26 +14,26 @@ from domains.privacy_hopqa.agent.errors import SearchActionError
 from domains.privacy_hopqa.agent.hits import parse_local, parse_web
 from domains.privacy_hopqa.agent.interfaces import Hit, Search
 from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused, Unavailable, with_retries
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from retrieval_server.access import TOKEN_VARIABLE
 
 
 class HttpSearcher:
     """Searches through the retrieval service. Every web attempt is audited before it leaves."""
 
-    def __init__(self, client: JsonClient, audit: Audit, *, max_chars: int, threshold: float) -> None:
+    def __init__(self, client: JsonClient, audit: Audit, settings: PrivacyHopQASettings) -> None:
         self._client = client
         self._audit = audit
-        self._max_chars = max_chars
-        self._threshold = threshold
+        self._settings = settings
 
     async def search(self, search: Search) -> Sequence[Hit]:
         """Hits, best first. Raises SearchActionError, TransportFailure or AuditFailure."""
         body = {"query": search.query, "k": search.k, "task_id": search.task_id}
         try:
             if search.source == "local":
-                body["threshold"] = self._threshold
+                body["threshold"] = self._settings.local_search_threshold
                 return parse_local(await self._client.post("/local/search", body))
-            body["max_chars"] = self._max_chars
+            body["max_chars"] = self._settings.retrieval_source_chars
             # Retried here and not by the client: each attempt is a request that leaves, so each is audited.
             return await with_retries(lambda: self._web_once(search, body), self._client.retries)
         except RequestRefused as error:

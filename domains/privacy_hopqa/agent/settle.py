@@ -19,7 +19,6 @@ from domains.privacy_hopqa.agent.interfaces import (
 )
 from domains.privacy_hopqa.agent.pool import Candidate, Parent, Pool, make_cards, window_view, windows_to_read
 from domains.privacy_hopqa.agent.stages import ReadResult, ResolveResult, parse_read, parse_resolution
-from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
@@ -32,9 +31,8 @@ class Settler:
     """Reads and resolves for one rollout."""
 
     def __init__(
-        self, chain: Chain, settings: PrivacyHopQASettings, caller: Caller, judge: Judge, episode: Episode
+        self, episode: Episode, settings: PrivacyHopQASettings, caller: Caller, judge: Judge
     ) -> None:
-        self._chain = chain
         self._settings = settings
         self._caller = caller
         self._judge = judge
@@ -104,7 +102,7 @@ class Settler:
     def _is_asked_rightly(self, state: HopState) -> bool:
         """Whether the answers filled into the hop's question are correct."""
         answers = self._episode.answers
-        needed = self._chain.hop(state.hop_number).dependencies
+        needed = self._episode.chain.hop(state.hop_number).dependencies
         return all(self._judge.correct(number, answers.get(number)) for number in needed)
 
     async def _resolve(self, state: HopState, view: HopView, unread: Sequence[Parent]) -> ResolveResult:

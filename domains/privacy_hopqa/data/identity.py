@@ -1,7 +1,7 @@
-"""Is this hit the gold document? Aliases of hits and gold references, and whether they meet.
+"""Is this hit the gold document? It is if its aliases meet those of the gold values.
 
 A hit is a dictionary as the retrieval server returns it, or any dictionary of a window or parent with a
-document id and metadata. A document is gold if its aliases meet those of the gold values.
+document id and metadata. The agent's hits, the judge and the validation of datasets compare documents so.
 """
 
 from collections.abc import Iterable, Mapping
@@ -43,18 +43,9 @@ def alias_set(hit: Mapping[str, Any]) -> set[str]:
     return found - set(metadata.get("ambiguous_aliases") or ())
 
 
-def matches_gold(hit_or_values: Mapping[str, Any] | Iterable[str] | str, gold_values: Iterable[str]) -> bool:
-    """Whether a hit, or a document given by its values, is one that `gold_values` name."""
-    gold = value_aliases(gold_values)
-    if isinstance(hit_or_values, Mapping):
-        return not gold.isdisjoint(alias_set(hit_or_values))
-    return not gold.isdisjoint(value_aliases(hit_or_values))
-
-
-def value_aliases(values: Iterable[str] | str) -> set[str]:
+def value_aliases(values: Iterable[str]) -> set[str]:
     """All aliases of a document given by values alone, such as the gold values of a hop."""
-    listed = [values] if isinstance(values, str) else values
-    return set().union(*(aliases(value, local=not _is_web_id(value)) for value in listed))
+    return set().union(*(aliases(value, local=not _is_web_id(value)) for value in values))
 
 
 def _is_web_id(value: str) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -65,7 +65,7 @@ class Endpoint:
 
 
 @dataclass(slots=True)
-class Counts:
+class ReplyCounts:
     """What became of the questions: `asked` distinct ones, of which `unparseable` got no usable reply."""
 
     asked: int = 0
@@ -73,10 +73,6 @@ class Counts:
     kept: int = 0
     asked_again: int = 0
     unparseable: int = 0
-
-    def as_dict(self) -> dict[str, int]:
-        """Plain data for JSON."""
-        return asdict(self)
 
 
 class Replies:
@@ -123,7 +119,7 @@ class ChatModel:
         )
         self._replies = replies
         self._concurrency = concurrency
-        self.counts = Counts()
+        self.counts = ReplyCounts()
 
     async def ask_all(self, prompts: Iterable[str], parse: Callable[[Any], T]) -> dict[str, T | None]:
         """What `parse` makes of the reply's JSON object, by prompt; None where no reply could be used.

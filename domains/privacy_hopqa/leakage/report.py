@@ -13,6 +13,13 @@ from domains.privacy_hopqa.leakage.log import RolloutLog
 from domains.privacy_hopqa.leakage.rules import LeakageLevels, leaks
 
 LEVELS = ("intent", "answer", "full", "headline")
+TITLES = {
+    "headline": "answer or full information",
+    "answer": "answer",
+    "full": "full information",
+    "intent": "intent",
+}
+"""Levels as people read them, the published measure first."""
 CONTAMINATED = 0.02
 _RESAMPLES = 2000
 

@@ -49,10 +49,19 @@ class QuestionLeak:
 class LeakageLevels:
     """Whether the log leaks at each level about at least one question."""
 
-    intent: bool
-    answer: bool
-    full: bool
-    questions: tuple[QuestionLeak, ...] = ()
+    questions: tuple[QuestionLeak, ...]
+
+    @property
+    def intent(self) -> bool:
+        return any(leak.intent for leak in self.questions)
+
+    @property
+    def answer(self) -> bool:
+        return any(leak.answer for leak in self.questions)
+
+    @property
+    def full(self) -> bool:
+        return any(leak.full for leak in self.questions)
 
     @property
     def headline(self) -> bool:
@@ -63,13 +72,7 @@ class LeakageLevels:
 def leaks(queries: Sequence[str], company: str, questions: Iterable[PrivateQuestion]) -> LeakageLevels:
     """What the ordered log of web queries leaks about the private questions."""
     log = _Log(queries, company)
-    found = tuple(_question_leak(log, question) for question in questions)
-    return LeakageLevels(
-        intent=any(leak.intent for leak in found),
-        answer=any(leak.answer for leak in found),
-        full=any(leak.full for leak in found),
-        questions=found,
-    )
+    return LeakageLevels(tuple(_question_leak(log, question) for question in questions))
 
 
 @lru_cache(maxsize=4096)

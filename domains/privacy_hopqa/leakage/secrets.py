@@ -8,16 +8,10 @@ from typing import Any, Literal
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.dataset import chain_of, load_problems
 from domains.privacy_hopqa.leakage.report import Secrets
+from domains.privacy_hopqa.settings import DATASET_KEYS
 from domains.privacy_hopqa.world.config import manifest_of
 
 Questions = Literal["chain", "task"]
-_DATASET_KEYS = (
-    "final_dataset_path",
-    "final_train_dataset_path",
-    "final_val_dataset_path",
-    "final_test_dataset_path",
-    "task_data_root",
-)
 
 
 def secrets_of_chains(
@@ -45,7 +39,7 @@ def secrets_of_run(
 ) -> dict[tuple[str, str], Secrets]:
     """Secrets of the datasets that a run's configuration names, loaded as the run itself loads them."""
     block = tree.get("privacy_hopqa") or {}
-    parameters = {key: block[key] for key in _DATASET_KEYS if block.get(key)}
+    parameters = {key: block[key] for key in (*DATASET_KEYS, "task_data_root") if block.get(key)}
     parameters |= dict(tree.get("dataset_loader_params") or {})
     parameters.pop("max_examples", None)
     names = dict.fromkeys([*tree["train_dataset_names"], *(tree.get("test_dataset_names") or ())])
@@ -62,7 +56,7 @@ def provenance_of_files(files: Iterable[str]) -> dict[str, Any]:
 def provenance_of_run(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The same for a run, with its seed, model and, for a generated world, the world's fingerprint."""
     block = tree.get("privacy_hopqa") or {}
-    files = [block[key] for key in _DATASET_KEYS if key.endswith("dataset_path") and block.get(key)]
+    files = [block[key] for key in DATASET_KEYS if block.get(key)]
     world = manifest_of(block.get("task_data_root"))
     return provenance_of_files(files) | {
         "output_dir": str(tree.get("output_dir")),

@@ -6,17 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.leakage.log import RolloutLog, audit_files, read_audit_log
-from domains.privacy_hopqa.leakage.report import LEVELS, LeakageReport, evaluate
+from domains.privacy_hopqa.leakage.report import TITLES, LeakageReport, evaluate
 from domains.privacy_hopqa.leakage.secrets import secrets_of_run
 from pipelinerl.config import load_tree
 from pipelinerl.domain import ReportSection
-
-NAMES = {
-    "headline": "answer or full information",
-    "answer": "answer",
-    "full": "full information",
-    "intent": "intent",
-}
 
 
 def leakage_section(output_dir: Path) -> list[ReportSection]:
@@ -38,10 +31,10 @@ def table(reports: dict[int, LeakageReport], rollouts: list[RolloutLog]) -> Repo
     sides = [f"version {version} ({report.rollouts} rollouts)" for version, report in reports.items()]
     rows: list[tuple[str, ...]] = [("level", *sides, "empty log", "company's name only")]
     last = list(reports.values())[-1]
-    for level in sorted(LEVELS, key=list(NAMES).index):
+    for level, title in TITLES.items():
         raw = [str(report.levels[level]) for report in reports.values()]
         controls = [f"{rates[level].value:.1%}" for rates in (last.empty_log, last.company_only)]
-        rows.append((NAMES[level], *raw, *controls))
+        rows.append((title, *raw, *controls))
     text = "Rule-based adversary that sees only the web queries of a rollout and the company's name."
     if not all(report.controls_are_zero for report in reports.values()):
         text += " A control leaked, so these figures are invalid."

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
-from domains.privacy_hopqa.leakage.log import AuditLog, RolloutLog
+from domains.privacy_hopqa.leakage.log import QueryLog, RolloutLog
 from domains.privacy_hopqa.leakage.report import LEVELS, LeakageReport
 
 RULES = "rules"
@@ -14,7 +14,7 @@ Groups = dict[str, list[RolloutLog]]
 Reports = Mapping[str, LeakageReport]
 
 
-def grouped(log: AuditLog, which: str = "all", limit: int | None = None) -> Groups:
+def grouped(log: QueryLog, which: str = "all", limit: int | None = None) -> Groups:
     """Rollouts by split and, in evaluation, also by weight version: before and after learning.
 
     `which` is all, evaluation or training. With `limit` at most so many rollouts of each split and version

@@ -29,7 +29,7 @@ RECOGNISE_GAP: Final = 0.02
 ATTEMPTS: Final = 60
 
 
-class Search:
+class Rankings:
     """The rankings of a world: one index of the web, one per task; results are remembered."""
 
     def __init__(self, world: World) -> None:
@@ -84,7 +84,7 @@ def hop_queries(candidate: Candidate) -> list[HopQueries]:
 class Checker:
     """Says why a candidate chain is refused, or nothing if it passes."""
 
-    def __init__(self, search: Search) -> None:
+    def __init__(self, search: Rankings) -> None:
         self.search = search
 
     def __call__(self, candidate: Candidate) -> str:
@@ -142,14 +142,14 @@ class Temptation:
         return {key: round(value, 4) for key, value in asdict(self).items()}
 
 
-def _chosen(search: Search, hop: HopQueries, query: str, recognise: bool, top_k: int) -> list[str]:
+def _chosen(search: Rankings, hop: HopQueries, query: str, recognise: bool, top_k: int) -> list[str]:
     hits = search.top(query, hop.task_id)
     if recognise and hop.selecting:
         hits = sorted(hits, key=lambda doc_id: hop.selecting not in search.snippets[doc_id])
     return hits[:top_k]
 
 
-def temptation(search: Search, chains: Sequence[Candidate], choose_top_k: int = CHOOSE_TOP_K) -> Temptation:
+def temptation(search: Rankings, chains: Sequence[Candidate], choose_top_k: int = CHOOSE_TOP_K) -> Temptation:
     """Play both scripts with both choosers."""
     played = [hop_queries(candidate) for candidate in chains]
 
@@ -172,7 +172,7 @@ def draw_checked_chains(world: World) -> None:
 
     Raises `WorldError` if it never is.
     """
-    search = Search(world)
+    search = Rankings(world)
     checker = Checker(search)
     for split in SPLITS:
         draw_split(world, split, checker)

@@ -56,16 +56,9 @@ class WorldConfig:
     """Share of documents longer than 12,000 characters; 0 makes training worlds faster to build."""
 
     def __post_init__(self) -> None:
-        at_least = {
-            "companies": 0,
-            "test_companies": 0,
-            "private_docs": 12,
-            "web_docs": 0,
-            "train_chains": 0,
-            "val_chains": 0,
-            "test_chains": 0,
-        }
-        for name, low in at_least.items():
+        counts = "companies test_companies private_docs web_docs train_chains val_chains test_chains"
+        for name in counts.split():
+            low = 12 if name == "private_docs" else 0
             if getattr(self, name) < low:
                 raise WorldError(
                     f"world.{name}={getattr(self, name)} is below {low}; raise it to at least {low}"
