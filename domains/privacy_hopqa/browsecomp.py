@@ -80,20 +80,11 @@ def rows_of(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if path.name.endswith(".parquet"):
         yield from enumerate(_parquet_rows(path), 1)
         return
-    for number, line in _lines(path):
-        try:
-            row = parse_row(line)
-        except ValueError as error:
-            raise ValueError(f"{path}:{number}: {error}") from None
-        yield number, row
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
         try:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield number, line
+                    yield number, parse_row(line, f"{path}:{number}: ")
         except (EOFError, zlib.error) as error:
             raise ValueError(f"{path}: cut short or damaged ({error})") from None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -147,15 +146,6 @@ class PrivacyHopQASettings(_Block):
     empty_plan_pool: Literal["memory", "retrieved"] = "memory"
     leakage: LeakageSettings = Field(default_factory=LeakageSettings)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _name_replaced_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            for key in values:
-                if remedy := remedy_for(str(key)):
-                    raise ValueError(f"{key} {remedy}")
-        return values
-
     @model_validator(mode="after")
     def _check_pairs(self) -> PrivacyHopQASettings:
         for size, overlap in (
@@ -242,5 +232,6 @@ def parse_settings(values: Any) -> PrivacyHopQASettings:
         first = error.errors(include_url=False)[0]
         where = ".".join(("privacy_hopqa", *map(str, first["loc"])))
         if first["type"] == "extra_forbidden":
-            raise ValueError(f"{where}: unknown setting") from None
+            remedy = remedy_for(str(first["loc"][-1]))
+            raise ValueError(f"{where} {remedy}" if remedy else f"{where}: unknown setting") from None
         raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None

@@ -4,24 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Protocol, TypeVar
+from typing import Any, TypeVar
 
 from domains.privacy_hopqa.agent.episode import CallRecord
 from domains.privacy_hopqa.agent.errors import StageError
 from domains.privacy_hopqa.agent.interfaces import Context, Model, Rendered, Stage, StageRequest
 from domains.privacy_hopqa.agent.prompts import Prompts
-from domains.privacy_hopqa.agent.stages import Resolve
+from domains.privacy_hopqa.agent.stages import Resolve, read_reply
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
-
-class Parsed(Protocol):
-    """A typed reply; `json_path` says how its JSON was found."""
-
-    @property
-    def json_path(self) -> str: ...
-
-
-Reply = TypeVar("Reply", bound=Parsed)
+Reply = TypeVar("Reply")
 
 
 class Caller:
@@ -34,11 +26,11 @@ class Caller:
         self.records: list[CallRecord] = []
 
     async def ask(
-        self, stage: Stage, context: Context, situation: str, parse: Callable[[str, Rendered], Reply]
+        self, stage: Stage, context: Context, situation: str, parse: Callable[[Any, Rendered], Reply]
     ) -> tuple[CallRecord, Reply]:
-        """The record of the call and what `parse` makes of the reply's text and the prompt.
+        """The record of the call and what `parse` makes of the reply's JSON and the prompt.
 
-        Raises the StageError of `parse`, or CONTEXT_OVERFLOW without a call, already recorded.
+        Raises StageError, already recorded: of an unusable reply, or CONTEXT_OVERFLOW without a call.
         """
         prompt = self._prompts(context)
         view = context.view
@@ -57,11 +49,12 @@ class Caller:
             record.prompt_tokens = completion.prompt_tokens
             record.output_tokens = completion.output_tokens
             record.call = completion.call
-            reply = parse(completion.text, prompt)
+            value, path = read_reply(completion.text, stage)
+            reply = parse(value, prompt)
         except StageError as error:
             record.error = error.kind
             raise
-        record.json_path = reply.json_path
+        record.json_path = path
         return record, reply
 
 

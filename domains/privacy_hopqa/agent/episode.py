@@ -195,9 +195,8 @@ class Episode:
         plans = (call.facts for call in self.calls if isinstance(call.facts, PlanFacts))
         return [query for facts in plans for query in facts.web_queries]
 
-    def answered_hops(self, below: int, replacements: dict[int, str]) -> tuple[AnsweredHop, ...]:
-        """Earlier answers as prompts show them; `replacements` stand in for some."""
-        shown = self.answers | replacements
+    def answered_hops(self, below: int, shown: dict[int, str]) -> tuple[AnsweredHop, ...]:
+        """Earlier hops as prompts show them, with the answers `shown`."""
         return tuple(
             AnsweredHop(
                 state.hop_number,

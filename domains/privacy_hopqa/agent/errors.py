@@ -27,33 +27,26 @@ class StageError(Exception):
 class SearchActionError(Exception):
     """One search failed for good and only for itself: refused (4xx) or answered with a malformed hit."""
 
-    kind = ErrorKind.SEARCH_FAILED
-
 
 class RolloutFailure(Exception):
-    """The rollout cannot go on for reasons outside the policy: no texts, counted as failed."""
+    """The rollout cannot go on for reasons outside the policy: no texts, counted as failed under `reason`."""
 
-    def __init__(self, reason: str, message: str) -> None:
-        super().__init__(message)
-        self.reason = reason
+    reason: str
 
 
 class TransportFailure(RolloutFailure):
     """A service could not be reached after all retries."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(ErrorKind.TRANSPORT, message)
+    reason = ErrorKind.TRANSPORT
 
 
 class PrivacyScoreFailure(RolloutFailure):
     """The privacy scorer answered with a missing, extra or impossible score."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__(ErrorKind.PRIVACY_SCORE, message)
+    reason = ErrorKind.PRIVACY_SCORE
 
 
 class AuditFailure(RolloutFailure):
     """The outbound-query log cannot be written, so no web request may leave."""
 
-    def __init__(self, message: str) -> None:
-        super().__init__("audit", message)
+    reason = "audit"

@@ -19,10 +19,8 @@ from retrieval_server.store import Store
 class StoreSearcher:
     """Searches a loaded store. Documents are cached, so that repeated hits cost little."""
 
-    def __init__(self, store: Store, *, max_chars: int = 0, threshold: float = 0.0) -> None:
+    def __init__(self, store: Store) -> None:
         self._store = store
-        self._max_chars = max_chars
-        self._threshold = threshold
         self._documents: dict[str, Document] = {}
 
     async def search(self, search: Search) -> Sequence[Hit]:
@@ -32,9 +30,9 @@ class StoreSearcher:
     def search_now(self, search: Search) -> list[Hit]:
         """The same without an event loop."""
         if search.source == "web":
-            raw = self._store.search_web(search.query, search.k, self._max_chars)
+            raw = self._store.search_web(search.query, search.k, max_chars=0)
             return [Hit(self._document(hit["docid"], hit), hit["score"]) for hit in raw]
-        raw = self._store.search_local(search.task_id, search.query, search.k, self._threshold)
+        raw = self._store.search_local(search.task_id, search.query, search.k)
         return [Hit(self._document(hit["doc_id"], hit), hit["similarity_score"]) for hit in raw]
 
     def _document(self, doc_id: str, hit: dict[str, Any]) -> Document:

@@ -23,8 +23,16 @@ from domains.privacy_hopqa.agent.episode import (
     PlanFacts,
 )
 from domains.privacy_hopqa.agent.errors import StageError
-from domains.privacy_hopqa.agent.interfaces import ChooseContext, HopView, Model, PlanContext, Searcher, Stage
-from domains.privacy_hopqa.agent.pool import Parent, Pool, make_cards, memory_parents
+from domains.privacy_hopqa.agent.interfaces import (
+    Card,
+    ChooseContext,
+    HopView,
+    Model,
+    PlanContext,
+    Searcher,
+    Stage,
+)
+from domains.privacy_hopqa.agent.pool import Parent, Pool, build_pool, make_cards
 from domains.privacy_hopqa.agent.prompts import Prompts
 from domains.privacy_hopqa.agent.retrieval import Retrieval
 from domains.privacy_hopqa.agent.settle import Settler
@@ -145,7 +153,7 @@ class AgentLoop:
             view=view,
             searches=tuple(state.searches[-self._settings.max_history_entries :]),
             reads=tuple(state.reads[-self._settings.max_history_entries :]),
-            memory=make_cards(self._memory(view), self._settings.chooser_excerpt_chars),
+            memory=self._memory(view),
             action_limit=self._settings.max_parallel_retrieval_actions,
             no_web=self._settings.no_web,
             privacy_note=self._settings.planner_privacy_prompt,
@@ -164,8 +172,8 @@ class AgentLoop:
             Stage.PLAN,
             context,
             situation,
-            lambda text, _: parse_plan(
-                text,
+            lambda items, _: parse_plan(
+                items,
                 limit=context.action_limit,
                 no_web=context.no_web,
                 earlier=[query_key(note.source, note.query) for note in context.searches],
@@ -181,8 +189,10 @@ class AgentLoop:
         )
         return record, plan
 
-    def _memory(self, view: HopView) -> list[Parent]:
-        return memory_parents(list(self.episode.memory.values()), view.question, self._settings)
+    def _memory(self, view: HopView) -> tuple[Card, ...]:
+        """The remembered documents with all their windows, read in this hop or not."""
+        pool = build_pool(list(self.episode.memory.values()), (), set(), view.question, self._settings)
+        return make_cards(pool.parents, self._settings.chooser_excerpt_chars)
 
     # Choose
 
@@ -195,7 +205,7 @@ class AgentLoop:
         context = ChooseContext(
             view=view,
             cards=make_cards(pool.parents, self._settings.chooser_excerpt_chars),
-            memory=make_cards(self._memory(view), self._settings.chooser_excerpt_chars),
+            memory=self._memory(view),
             limit=limit,
         )
         visible = self._retrieval.has_gold(state, pool.parents)
@@ -205,7 +215,7 @@ class AgentLoop:
             Stage.CHOOSE,
             context,
             GOLD_VISIBLE if visible else GOLD_ABSENT,
-            lambda text, prompt: parse_choice(text, resolve=id_resolver(prompt, ids), limit=limit),
+            lambda values, prompt: parse_choice(values, resolve=id_resolver(prompt, ids), limit=limit),
         )
         chosen = [by_id[name] for name in choice.doc_ids]
         record.facts = ChooseFacts(

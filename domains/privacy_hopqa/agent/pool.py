@@ -93,11 +93,6 @@ def build_pool(
     return Pool(cut, len(kept), _count_windows(kept), _count_windows(cut))
 
 
-def memory_parents(memory: Sequence[Document], question: str, settings: PrivacyHopQASettings) -> list[Parent]:
-    """The remembered documents with all their windows, read in this hop or not."""
-    return build_pool(memory, (), set(), question, settings).parents
-
-
 def _order(candidate: Candidate) -> tuple[int, float, str]:
     return candidate.rank, -candidate.score, candidate.window.id
 

@@ -24,7 +24,7 @@ from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
 MAX_RESOLVE_READS = 12
 MAX_UNREAD_CARDS = 80
-UNUSABLE = ReadResult(False, "", "", 0.0, "the reply could not be used", "")
+UNUSABLE = ReadResult(False, "", "", 0.0, "the reply could not be used")
 
 
 class Settler:
@@ -90,7 +90,7 @@ class Settler:
                 Stage.READ,
                 ReadContext(view, window),
                 ANCHOR,
-                lambda text, _: parse_read(text, min_confidence=least),
+                lambda values, _: parse_read(values, min_confidence=least),
             )
         except StageError as error:
             self._episode.log(state.hop_number, Event.STAGE_ERROR, f"{Stage.READ}: {error.kind}")
@@ -124,8 +124,8 @@ class Settler:
             Stage.RESOLVE,
             context,
             ANCHOR,
-            lambda text, prompt: parse_resolution(
-                text,
+            lambda values, prompt: parse_resolution(
+                values,
                 resolve_unread=id_resolver(prompt, offered | partly_read),
                 resolve_read=id_resolver(prompt, read_documents),
                 limit=self._settings.choose_top_k,

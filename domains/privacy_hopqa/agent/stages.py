@@ -1,7 +1,8 @@
-"""What each stage accepts from the model: the reply's text in, a typed decision or a StageError out.
+"""What each stage accepts from the model: the reply's JSON in, a typed decision or a StageError out.
 
-The loop and the settler call one parser per reply. Recovery is spelled out here, because every lenient
-reading of a malformed reply could be rewarded: an answer that names nothing valid is an error, never a guess.
+Every call reads its reply with `read_reply`; loop and settler then parse it, each stage with one function.
+Recovery is spelled out here, because every lenient reading of a malformed reply could be rewarded: an answer
+that names nothing valid is an error, never a guess.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
+from domains.privacy_hopqa.agent.interfaces import Stage
 from domains.privacy_hopqa.data.chains import Source
 from domains.privacy_hopqa.data.json_extract import ExtractError, JsonErrorKind, extract
 
@@ -22,6 +24,19 @@ QueryKey = tuple[Source, str]
 NextStep = Literal["done", "read_more", "search_more"]
 
 _SOURCES: dict[str, Source] = {"web_search": "web", "local_document_search": "local"}
+
+
+def read_reply(text: str, stage: Stage) -> tuple[Any, str]:
+    """A plan's array or the object of any other stage, and the path on which it was found.
+
+    Raises StageError PARSE or WRONG_TYPE.
+    """
+    try:
+        found = extract(text, "array" if stage is Stage.PLAN else "object")
+    except ExtractError as error:
+        kind = ErrorKind.WRONG_TYPE if error.kind == JsonErrorKind.WRONG_TYPE else ErrorKind.PARSE
+        raise StageError(kind, f"{error.kind}: {error}") from None
+    return found.value, found.path
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +54,6 @@ class PlanResult:
     actions: tuple[Action, ...]
     explicitly_empty: bool
     rejected: dict[str, int]
-    json_path: str
 
 
 def query_key(source: Source, query: str) -> QueryKey:
@@ -47,12 +61,10 @@ def query_key(source: Source, query: str) -> QueryKey:
     return source, " ".join(query.lower().split())
 
 
-def parse_plan(text: str, *, limit: int, no_web: bool, earlier: Collection[QueryKey]) -> PlanResult:
-    """Which searches to run. `earlier` holds the keys of the last searches of this hop.
-
-    Raises StageError PARSE or WRONG_TYPE if the answer is no JSON array.
-    """
-    items, path = _extract(text, "array")
+def parse_plan(
+    items: Sequence[Any], *, limit: int, no_web: bool, earlier: Collection[QueryKey]
+) -> PlanResult:
+    """Which searches to run. `earlier` holds the keys of the last searches of this hop."""
     rejected: Counter[str] = Counter()
     if len(items) > limit:
         rejected["over_limit"] = len(items) - limit
@@ -70,7 +82,7 @@ def parse_plan(text: str, *, limit: int, no_web: bool, earlier: Collection[Query
         seen.add(key)
         actions.append(action)
     # Only an array that is empty itself says that nothing is missing; one of unusable items does not.
-    return PlanResult(tuple(actions), not items, dict(rejected), path)
+    return PlanResult(tuple(actions), not items, dict(rejected))
 
 
 def _parse_action(item: Any, no_web: bool) -> Action | str:
@@ -95,16 +107,14 @@ class ChooseResult:
 
     doc_ids: tuple[str, ...]
     unknown_ids: int
-    json_path: str
 
 
-def parse_choice(text: str, *, resolve: Resolve, limit: int) -> ChooseResult:
-    """Which documents to read. Raises StageError PARSE, WRONG_TYPE, or INVALID_IDS if none valid is named."""
-    values, path = _extract(text, "object")
+def parse_choice(values: Mapping[str, Any], *, resolve: Resolve, limit: int) -> ChooseResult:
+    """Which documents to read. Raises StageError INVALID_IDS if no valid one is named."""
     documents, unknown = _selected_ids(values, "selected_doc_ids", resolve, limit)
     if not documents:
         raise StageError(ErrorKind.INVALID_IDS, f"no valid document among {unknown} named")
-    return ChooseResult(documents, unknown, path)
+    return ChooseResult(documents, unknown)
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,18 +126,16 @@ class ReadResult:
     justification: str
     confidence: float
     missing: str
-    json_path: str
 
 
-def parse_read(text: str, *, min_confidence: float) -> ReadResult:
-    """Whether one document window answers the question. Raises StageError PARSE or WRONG_TYPE."""
-    values, path = _extract(text, "object")
+def parse_read(values: Mapping[str, Any], *, min_confidence: float) -> ReadResult:
+    """Whether one document window answers the question. Raises StageError WRONG_TYPE without `can_answer`."""
     claimed = _boolean(values, "can_answer")
     answer = _string(values, "proposed_answer")
     confidence = _probability(values.get("confidence"))
     missing = _missing(values.get("missing_information"))
     positive = claimed and bool(answer) and confidence >= min_confidence and not missing
-    return ReadResult(positive, answer, _string(values, "justification"), confidence, missing, path)
+    return ReadResult(positive, answer, _string(values, "justification"), confidence, missing)
 
 
 def _missing(value: object) -> str:
@@ -154,11 +162,10 @@ class ResolveResult:
     supporting: tuple[str, ...]
     unknown_ids: int
     error: ErrorKind | None
-    json_path: str
 
 
 def parse_resolution(
-    text: str,
+    values: Mapping[str, Any],
     *,
     resolve_unread: Resolve,
     resolve_read: Resolve,
@@ -166,12 +173,12 @@ def parse_resolution(
     has_reads: bool,
     has_positive: bool,
 ) -> ResolveResult:
-    """Whether the reads of a hop answer it, and what to do if not. Raises StageError PARSE or WRONG_TYPE.
+    """Whether the reads of a hop answer it, and what to do if not.
 
-    An answer that is empty or that no positive read supports is withdrawn (RESOLVER_WIPE); `read_more`
-    without a valid unread document becomes `search_more` (INVALID_IDS).
+    Raises StageError WRONG_TYPE without `answered`. An answer that is empty or that no positive read supports
+    is withdrawn (RESOLVER_WIPE); `read_more` without a valid unread document becomes `search_more`
+    (INVALID_IDS).
     """
-    values, path = _extract(text, "object")
     answer = _string(values, "answer")
     wanted = _boolean(values, "answered")
     answered = wanted and bool(answer) and has_positive
@@ -195,7 +202,6 @@ def parse_resolution(
         supporting=supporting,
         unknown_ids=unknown,
         error=error,
-        json_path=path,
     )
 
 
@@ -203,16 +209,6 @@ def _next_step(value: object, *, wiped: bool, has_reads: bool) -> NextStep:
     if wiped:
         return "read_more" if has_reads else "search_more"
     return "read_more" if value == "read_more" else "search_more"
-
-
-def _extract(text: str, expected: Literal["array", "object"]) -> tuple[Any, str]:
-    """(value, path of extraction). Raises StageError PARSE or WRONG_TYPE."""
-    try:
-        found = extract(text, expected)
-    except ExtractError as error:
-        kind = ErrorKind.WRONG_TYPE if error.kind == JsonErrorKind.WRONG_TYPE else ErrorKind.PARSE
-        raise StageError(kind, f"{error.kind}: {error}") from None
-    return found.value, found.path
 
 
 def _string(values: Mapping[str, Any], key: str) -> str:

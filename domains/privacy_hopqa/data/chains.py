@@ -10,7 +10,7 @@ from typing import Any, Literal
 Source = Literal["local", "web"]
 
 TASK_ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
-TASK_PREFIXES = ("drbench/data/tasks/", "drbench/data/", "data/tasks/")
+TASK_PREFIX = re.compile(r"^(?:drbench/data/tasks/|drbench/data/|data/tasks/)")
 _HOP_TYPES: dict[str, Source] = {
     "l": "local",
     "local": "local",
@@ -36,8 +36,13 @@ class Hop:
     gold_values: tuple[str, ...]
 
     def filled(self, answers: Mapping[int, str]) -> str:
-        """The question with each reference to an answered hop replaced by that answer."""
-        return fill_references(self.question, answers, self.number)
+        """The question with each `(n)` of an answered earlier hop replaced; other parentheses stay."""
+
+        def replace(match: re.Match[str]) -> str:
+            number = int(match[1])
+            return answers.get(number, match[0]) if number < self.number else match[0]
+
+        return REFERENCE.sub(replace, self.question)
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,16 +109,6 @@ class Chain:
         return chain + self.task_questions if facts == "task" else chain
 
 
-def fill_references(text: str, answers: Mapping[int, str], below: int) -> str:
-    """Replace `(n)` with `answers[n]` where n < `below`; other parentheses stay."""
-
-    def replace(match: re.Match[str]) -> str:
-        number = int(match[1])
-        return answers.get(number, match[0]) if number < below else match[0]
-
-    return REFERENCE.sub(replace, text)
-
-
 def hop_source(row: Mapping[str, Any], pattern: str, number: int) -> Source:
     """Where a hop's answer lies: its own `hop_type` (or `source`), else the pattern's character.
 
@@ -166,11 +161,7 @@ def parse_chain(row: Mapping[str, Any], *, company: str, description: str, split
 
 def parse_task_id(row: Mapping[str, Any]) -> str:
     """The task directory's name without its known prefixes; ValueError if it could leave the root."""
-    task_id = _required(row, "task_id")
-    for prefix in TASK_PREFIXES:
-        if task_id.startswith(prefix):
-            task_id = task_id.removeprefix(prefix)
-            break
+    task_id = TASK_PREFIX.sub("", _required(row, "task_id"))
     if not TASK_ID.fullmatch(task_id):
         raise ValueError(f"task_id={task_id!r} must match {TASK_ID.pattern}")
     return task_id

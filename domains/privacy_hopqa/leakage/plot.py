@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from domains.privacy_hopqa.leakage.report import TITLES, LeakageReport, Rate
+from domains.privacy_hopqa.leakage.report import TITLES, LeakageReport
 from domains.privacy_hopqa.leakage.table import Reports, spread
 
 MAX_ROWS = 14
@@ -68,7 +68,7 @@ def _point(
         linestyle="none",
         label=label and f"{label}, 95 % interval over chains",
     )
-    control = max(report.empty_log[level], report.company_only[level], key=_value)
+    control = max(report.empty_log[level], report.company_only[level], key=lambda found: found.value)
     axes.plot(
         control.value,
         y,
@@ -79,10 +79,6 @@ def _point(
         linestyle="none",
         label=label and f"{label}, larger of the two controls",
     )
-
-
-def _value(rate: Rate) -> float:
-    return rate.value
 
 
 def _row_name(found: Mapping[str, Reports], name: str) -> str:

@@ -70,17 +70,6 @@ def _row(adversary: str, name: str, level: str, report: LeakageReport) -> tuple[
     return adversary, name, level, raw, f"{empty.value:.1%}", f"{company.value:.1%}", note
 
 
-def problems(found: Mapping[str, Reports]) -> list[str]:
-    """What makes the rule-based figures invalid, one line each."""
-    leaking = [name for name, report in found.get(RULES, {}).items() if not report.controls_are_zero]
-    return [f"a control leaked in {name}, so its figures are invalid" for name in leaking]
-
-
-def as_data(reports: Reports) -> dict[str, object]:
-    """Plain data for JSON."""
-    return {name: report.as_dict() for name, report in reports.items()}
-
-
 def spread(names: Sequence[str], count: int) -> list[str]:
     """At most `count` of the names, the first and the last among them, evenly spaced."""
     if len(names) <= count:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 from domains.privacy_hopqa.agent.episode import (
     GOLD_ALREADY,
@@ -23,6 +23,7 @@ from domains.privacy_hopqa.agent.errors import ErrorKind
 from domains.privacy_hopqa.agent.interfaces import Stage
 from domains.privacy_hopqa.reward.capture import Captured
 
+Facts = TypeVar("Facts")
 Flags = list[float]
 """A rate: 1.0 or 0.0 per event."""
 _REPLY_ERRORS = (
@@ -96,55 +97,47 @@ def _error_of(record: CallRecord) -> ErrorKind | None:
     return record.facts.error if isinstance(record.facts, ResolveFacts) else None
 
 
+def _facts(calls: Sequence[CallRecord], kind: type[Facts]) -> list[Facts]:
+    """The decisions of one kind of call, where its answer could be used."""
+    return [record.facts for record in calls if isinstance(record.facts, kind)]
+
+
 def _plans(calls: Sequence[CallRecord]) -> dict[str, Any]:
-    plans = [(record, record.facts) for record in calls if isinstance(record.facts, PlanFacts)]
-    searching = [facts for record, facts in plans if record.situation == GOLD_NOT_YET]
-    stopping = [facts for record, facts in plans if record.situation == GOLD_ALREADY]
+    plans = [record for record in calls if record.stage == Stage.PLAN]
+    searching = _facts([record for record in plans if record.situation == GOLD_NOT_YET], PlanFacts)
+    stopping = _facts([record for record in plans if record.situation == GOLD_ALREADY], PlanFacts)
     return {
         "plan_gold_retrieved": flags(facts.gold_retrieved for facts in searching),
         "plan_right_source": flags(facts.right_source for facts in searching),
         "plan_stops_when_gold_known": flags(facts.explicitly_empty for facts in stopping),
-        "plan_rejected_actions": sum(sum(facts.rejected.values()) for _, facts in plans),
-        "situation_gold_already_retrieved": flags(
-            record.situation == GOLD_ALREADY for record in calls if record.stage == Stage.PLAN
-        ),
+        "plan_rejected_actions": sum(sum(f.rejected.values()) for f in _facts(plans, PlanFacts)),
+        "situation_gold_already_retrieved": flags(record.situation == GOLD_ALREADY for record in plans),
     }
 
 
 def _choices(calls: Sequence[CallRecord]) -> dict[str, Any]:
-    visible = [
-        record.facts
-        for record in calls
-        if isinstance(record.facts, ChooseFacts) and record.facts.gold_visible
-    ]
+    choices = [record for record in calls if record.stage == Stage.CHOOSE]
+    visible = [facts for facts in _facts(choices, ChooseFacts) if facts.gold_visible]
     return {
-        "situation_gold_visible": flags(
-            record.situation == GOLD_VISIBLE for record in calls if record.stage == Stage.CHOOSE
-        ),
+        "situation_gold_visible": flags(record.situation == GOLD_VISIBLE for record in choices),
         "choose_correct": flags(facts.gold_selected for facts in visible),
-        "choose_correct_gold_not_first": flags(
-            facts.gold_selected for facts in visible if not facts.gold_first
-        ),
+        "choose_correct_gold_not_first": flags(f.gold_selected for f in visible if not f.gold_first),
     }
 
 
 def _reads(calls: Sequence[CallRecord]) -> dict[str, Any]:
-    reads = [record.facts for record in calls if isinstance(record.facts, ReadFacts)]
-    held = [facts for facts in reads if facts.holds_answer]
-    other = [facts for facts in reads if not facts.holds_answer]
+    reads = _facts(calls, ReadFacts)
     return {
         "read_accuracy": flags(f.correct if f.holds_answer else not f.positive for f in reads),
-        "read_correct_when_held": flags(facts.correct for facts in held),
-        "read_false_positive": flags(facts.positive for facts in other),
+        "read_correct_when_held": flags(f.correct for f in reads if f.holds_answer),
+        "read_false_positive": flags(f.positive for f in reads if not f.holds_answer),
     }
 
 
 def _resolutions(calls: Sequence[CallRecord]) -> dict[str, Any]:
-    resolved = [record.facts for record in calls if isinstance(record.facts, ResolveFacts)]
-    answerable = [facts for facts in resolved if facts.answerable]
-    other = [facts for facts in resolved if not facts.answerable]
+    resolved = _facts(calls, ResolveFacts)
     return {
         "resolve_accuracy": flags(f.correct if f.answerable else not f.answered for f in resolved),
-        "resolve_correct_when_answerable": flags(facts.correct for facts in answerable),
-        "resolve_answers_when_not": flags(facts.answered for facts in other),
+        "resolve_correct_when_answerable": flags(f.correct for f in resolved if f.answerable),
+        "resolve_answers_when_not": flags(f.answered for f in resolved if not f.answerable),
     }

@@ -24,7 +24,7 @@ from domains.privacy_hopqa.agent.interfaces import (
 )
 from domains.privacy_hopqa.agent.prompts import Prompts
 from domains.privacy_hopqa.data.answers import answers_match
-from domains.privacy_hopqa.data.chains import Chain, Hop, Source, fill_references
+from domains.privacy_hopqa.data.chains import Chain, Hop, Source
 from domains.privacy_hopqa.world import keyword_query
 from pipelinerl.bootstrap.demonstrations import Demonstration
 
@@ -76,7 +76,7 @@ def search_query(chain: Chain, hop: Hop, answers: dict[int, str], *, leaky: bool
         number: answer if leaky or hop.source == "local" or chain.hop(number).source == "web" else ""
         for number, answer in answers.items()
     }
-    text = fill_references(hop.question, kept, hop.number)
+    text = hop.filled(kept)
     company = {word.lower() for word in chain.company.split()}
     return " ".join(w for w in keyword_query(text).split() if w.lower().removesuffix("'s") not in company)
 

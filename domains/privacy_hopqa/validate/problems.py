@@ -47,10 +47,8 @@ class GoldReference:
 
     def answer_problems(self, text: str, document: str) -> list[Problem]:
         """Whether an accepted answer stands in the gold document, literally or in another notation."""
-        if stated(text, self.hop.accepted):
+        accepted, tokens = self.hop.accepted, tokenize(text)
+        if stated(text, accepted) or any(contains(tokens, tokenize(answer)) for answer in accepted):
             return []
-        tokens = tokenize(text)
-        if any(contains(tokens, tokenize(answer)) for answer in self.hop.accepted):
-            return []
-        answers = ", ".join(map(repr, self.hop.accepted))
+        answers = ", ".join(map(repr, accepted))
         return [self.problem(f"unanswerable, {document} holds none of its answers {answers:.120}")]

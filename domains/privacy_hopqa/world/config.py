@@ -24,6 +24,15 @@ DEFAULT_PATTERNS: Final[Mapping[str, int]] = {
     "LLWL": 1,
     "LWWL": 1,
 }
+_COUNTS: Final = (
+    "companies",
+    "test_companies",
+    "private_docs",
+    "web_docs",
+    "train_chains",
+    "val_chains",
+    "test_chains",
+)
 MAX_COMPANIES: Final = 5000
 """Per side (train and val, test): task ids are `DR90000`..`DR94999` and `DR95000`..`DR99999`."""
 
@@ -56,8 +65,7 @@ class WorldConfig:
     """Share of documents longer than 12,000 characters; 0 makes training worlds faster to build."""
 
     def __post_init__(self) -> None:
-        counts = "companies test_companies private_docs web_docs train_chains val_chains test_chains"
-        for name in counts.split():
+        for name in _COUNTS:
             low = 12 if name == "private_docs" else 0
             if getattr(self, name) < low:
                 raise WorldError(
@@ -109,17 +117,8 @@ class WorldConfig:
 
 
 def _sized(size: str, *counts: int) -> WorldConfig:
-    companies, test, docs, web, train, val, test_chains = counts
-    return WorldConfig(
-        size=size,
-        companies=companies,
-        test_companies=test,
-        private_docs=docs,
-        web_docs=web,
-        train_chains=train,
-        val_chains=val,
-        test_chains=test_chains,
-    )
+    named: dict[str, Any] = dict(zip(_COUNTS, counts, strict=True))
+    return WorldConfig(size=size, **named)
 
 
 SIZES: Final[Mapping[str, WorldConfig]] = {

@@ -91,7 +91,7 @@ class WebTopics:
                 page.fact, page.side, page.selector = item, item.side, item.value
             else:
                 page.selector = item
-            page.answer = self._answer(draws, kind, page, answers)
+            page.answer = self._answer(draws, page, answers)
             page.wording, page.wordy = draws.below(9240), draws.chance(0.2)
             pages.append(page)
         main = [page for page in pages if page.side == self.company.sides[0]]
@@ -99,8 +99,9 @@ class WebTopics:
             page.wordy = True
         return draws.shuffled(pages)
 
-    def _answer(self, draws: Draws, kind: str, page: Page, taken: set[str]) -> Value:
+    def _answer(self, draws: Draws, page: Page, taken: set[str]) -> Value:
         """A new answer; on a page that chains use, one that private questions refer to if possible."""
+        kind = page.subject.kind
         avoid = {page.selector.text} if page.selector else set()
         avoid |= {page.fact.scope} if page.fact else set()
         wanted = [s for s in self.scopes.get((page.side, kind), ()) if s not in taken and s not in avoid]
@@ -129,7 +130,7 @@ class WebTopics:
         pages = []
         for (text, side), qualifier in zip(draws.shuffled(entries), spread):
             page = Page("", "companion", subject, qualifier, Value(kind, ""), Value(entity, text), side=side)
-            page.answer = self._answer(draws, kind, page, answers)
+            page.answer = self._answer(draws, page, answers)
             page.wording = draws.below(9240)
             pages.append(page)
         return draws.shuffled(pages)
@@ -142,7 +143,7 @@ class WebTopics:
         for i, region in enumerate(regions):
             side = self.company.sides[-1 if i == 0 else 0]
             page = Page("", "open", subject, f"in {region}", Value(subject.kind, ""), side=side)
-            page.answer = self._answer(draws, subject.kind, page, answers)
+            page.answer = self._answer(draws, page, answers)
             page.wording = draws.below(9240)
             pages.append(page)
         return draws.shuffled(pages)

@@ -29,7 +29,6 @@ from domains.privacy_hopqa.agent.interfaces import (
 )
 from domains.privacy_hopqa.agent.pool import opening
 
-MAX_ALIASES = 9
 MAX_READS = 6
 MAX_UNREAD = 1
 _QUERY_CHARS = 100
