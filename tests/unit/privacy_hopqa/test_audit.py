@@ -2,6 +2,7 @@
 
 import json
 from contextlib import asynccontextmanager
+from pathlib import Path
 
 import aiohttp
 import pytest
@@ -11,10 +12,13 @@ from aiohttp.test_utils import TestServer
 from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
 from domains.privacy_hopqa.agent.errors import AuditFailure, SearchActionError, TransportFailure
 from domains.privacy_hopqa.agent.interfaces import Search
-from domains.privacy_hopqa.agent.transport import HttpSearcher, JsonClient, Retries
+from domains.privacy_hopqa.agent.search_service import HttpSearcher
+from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
 IDENTITY = RolloutIdentity("run", "g/0#1", "g", True, "train", "DR90001", "c1", 3)
+SETTINGS = PrivacyHopQASettings(local_search_threshold=0.5)
 FAST = Retries(backoff_s=(0.0, 0.0, 0.0), jitter=0.0)
 WEB_HIT = {"docid": "web/1", "raw_docid": "1", "url": "u", "text": "# T\n\nbody", "score": 2.0}
 LOCAL_HIT = {
@@ -52,13 +56,10 @@ class Service:
 async def searcher_on(service, path, required=True):
     app = web.Application()
     app.router.add_post("/{name:.*}", service.handle)
-    server = TestServer(app)
-    await server.start_server()
     audit = Audit(AuditLog(path, required), IDENTITY)
-    async with aiohttp.ClientSession() as session:
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
         client = JsonClient(str(server.make_url("")), session, 5.0, FAST)
-        yield HttpSearcher(client, audit, max_chars=0, threshold=0.5), audit
-    await server.close()
+        yield HttpSearcher(client, audit, SETTINGS), audit
 
 
 def lines(path):
@@ -134,8 +135,6 @@ async def test_an_unwritable_log_blocks_web_requests(tmp_path):
 
 async def test_a_full_disk_blocks_web_requests():
     service = Service({"hits": []})
-    from pathlib import Path
-
     async with searcher_on(service, Path("/dev/full")) as (searcher, _):
         with pytest.raises(AuditFailure):
             await searcher.search(search())

@@ -2,29 +2,28 @@
 
 import numpy as np
 import pytest
-from agent_harness import (
-    GOLD_LOCAL,
-    TWO_HOPS,
-    Script,
-    Searches,
-    choose,
-    document,
-    local,
-    plan,
-    play,
-    settings,
-)
 
 from domains.privacy_hopqa.reward.capture import situational_texts
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.preprocess.chunk import process_chunk
 from pipelinerl.rollouts import TrainingText
 from pipelinerl.situations import emit_situations
+from tests.support.privacy_hopqa.agent import (
+    AUDIT,
+    TWO_HOPS,
+    Script,
+    Searches,
+    choose,
+    local,
+    others,
+    plan,
+    play,
+    settings,
+)
 
 SITUATIONAL = settings(training_reward_mode="hop_step_situational")
 RL = RLConfig(step_reward_advantages=True, filter_zero_advantage_groups=True)
-OTHERS = [document(f"web/1{n}") for n in range(4)]
-GOLD = document(GOLD_LOCAL)
+OTHERS = others(4)
 
 
 def records(episode, rollout):
@@ -72,7 +71,7 @@ async def test_malformed_plans_are_compared_with_good_ones_of_the_same_situation
         Script(plan=local("nothing")),
         Script(plan="garbage"),
         Script(plan='{"type": "web_search"}'),
-        found={"gold": [GOLD]},
+        found={"gold": [AUDIT]},
     )
     where = "1:stage:plan:gold_not_yet_retrieved"
     assert ready(result) == [
@@ -101,7 +100,7 @@ async def test_choices_without_gold_alone_train_nothing():
 
 
 async def test_a_malformed_choice_in_sight_of_gold_stays_in_that_situation():
-    found = {"audit": [*OTHERS[:3], GOLD]}
+    found = {"audit": [*OTHERS[:3], AUDIT]}
     scripts = [Script(plan=local("audit"), choose=text) for text in (choose("d4"), choose("d1"), "no json")]
     trained = [text for text in ready(await chunk_of(*scripts, found=found)) if "choose" in text[0]]
     assert trained == [
@@ -114,7 +113,7 @@ async def test_a_malformed_choice_in_sight_of_gold_stays_in_that_situation():
 @pytest.mark.parametrize("attempts", [2, 3])
 async def test_every_attempt_at_a_plan_is_a_text_scored_by_its_own_decision(attempts):
     script = Script(plan=[*[plan("")] * (attempts - 1), local("gold")])
-    searches = Searches({"gold": [GOLD]})
+    searches = Searches({"gold": [AUDIT]})
     episode = await play(script, searches, max_iterations=1, hop_plan_attempts=3)
     texts = situational_texts(episode.calls, SITUATIONAL, {})
     assert [text.reward for text in texts] == [0.0] * (attempts - 1) + [1.25]

@@ -9,7 +9,7 @@ from omegaconf import OmegaConf
 
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.domain import PrivacyHopQADomain, world_paths
-from domains.privacy_hopqa.leakage import section as report
+from domains.privacy_hopqa.leakage import section
 from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.domain import Domain
@@ -264,16 +264,16 @@ def test_the_report_compares_leakage_of_the_first_and_the_last_evaluation(tmp_pa
     block = cfg.privacy_hopqa
     params = {"final_val_dataset_path": block.final_val_dataset_path, "task_data_root": block.task_data_root}
     cfg.train_dataset_names, cfg.dataset_loader_params = [], params
-    monkeypatch.setattr(report, "load_tree", lambda output_dir: cfg)
+    monkeypatch.setattr(section, "load_tree", lambda output_dir: cfg)
     chains = [p["chain"] for p in load_problems(["val"], **params)]
     (fact, *_) = chains[0].private_questions("chain")
     leaky = f"{fact.question.replace(chains[0].company, '')} {fact.answer}"
     rows = [*evaluation(chains[0], 0, leaky), *evaluation(chains[1], 0), *evaluation(chains[0], 64)]
     (tmp_path / "audit").mkdir()
     (tmp_path / "audit" / "1.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    (section,) = DOMAIN.report(tmp_path)
-    assert section.rows[0][1:3] == ("version 0 (2 rollouts)", "version 64 (1 rollouts)")
-    headline = next(row for row in section.rows if row[0] == "answer or full information")
+    (table,) = DOMAIN.report(tmp_path)
+    assert table.rows[0][1:3] == ("version 0 (2 rollouts)", "version 64 (1 rollouts)")
+    headline = next(row for row in table.rows if row[0] == "answer or full information")
     assert "(1/2)" in headline[1]
     assert "(0/1)" in headline[2]
     assert headline[3:] == ("0.0%", "0.0%")

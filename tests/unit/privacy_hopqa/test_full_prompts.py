@@ -5,19 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_harness import (
-    GOLD_LOCAL,
-    Script,
-    Searches,
-    choose,
-    document,
-    done,
-    local,
-    plan,
-    play,
-    read_more,
-    yes,
-)
 
 from domains.privacy_hopqa.agent import prompts as prompts_module
 from domains.privacy_hopqa.agent.interfaces import (
@@ -34,6 +21,19 @@ from domains.privacy_hopqa.agent.interfaces import (
     WindowView,
 )
 from domains.privacy_hopqa.agent.prompts import load_prompts
+from tests.support.privacy_hopqa.agent import (
+    GOLD_LOCAL,
+    Script,
+    Searches,
+    choose,
+    document,
+    done,
+    local,
+    plan,
+    play,
+    read_more,
+    yes,
+)
 
 PROMPTS = load_prompts("full")
 FOLDER = Path(prompts_module.__file__).parent
@@ -71,7 +71,7 @@ SHARED = ("(3) Who leads (2)?", "Page 3 says 15%.", "number 2 of 3", "Which regi
 
 
 def text_of(context):
-    rendered = PROMPTS.render(context)
+    rendered = PROMPTS(context)
     assert rendered.aliases == {}
     assert rendered.messages == [{"role": "user", "content": rendered.text}]
     assert "$" not in rendered.text

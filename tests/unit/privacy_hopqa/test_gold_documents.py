@@ -4,9 +4,9 @@ import json
 from dataclasses import dataclass, replace
 
 import pytest
-from agent_harness import NO, SEARCH_MORE, done, local, plan, settings, yes
 
 from domains.privacy_hopqa.agent.episode import Episode
+from domains.privacy_hopqa.agent.inprocess import simulate
 from domains.privacy_hopqa.agent.interfaces import (
     ChooseContext,
     Completion,
@@ -17,9 +17,10 @@ from domains.privacy_hopqa.agent.interfaces import (
 )
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
-from domains.privacy_hopqa.reward.outcome import judge_outcome
-from domains.privacy_hopqa.teacher.demonstrations import chains_of, simulate, world_store
+from domains.privacy_hopqa.reward.rewards import judge_outcome
 from domains.privacy_hopqa.world import World, build, keyword_query, world_config
+from domains.privacy_hopqa.world.in_memory import chains_of, world_store
+from tests.support.privacy_hopqa.agent import NO, SEARCH_MORE, done, local, plan, settings, yes
 
 SETTINGS = settings(empty_plan_pool="retrieved")
 

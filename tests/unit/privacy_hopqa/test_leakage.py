@@ -8,10 +8,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.leakage.__main__ import main
 from domains.privacy_hopqa.leakage.log import read_audit_log
 from domains.privacy_hopqa.leakage.report import Secrets, control_logs, evaluate, rate, rule_based
-from domains.privacy_hopqa.leakage.rules import UNKNOWN, PrivateQuestion, candidates, expected_kind, leaks
+from domains.privacy_hopqa.leakage.rules import UNKNOWN, candidates, expected_kind, leaks
 from domains.privacy_hopqa.leakage.table import spread
 
 COMPANY = "Harlow Foods"

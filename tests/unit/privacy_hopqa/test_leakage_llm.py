@@ -9,13 +9,13 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from domains.privacy_hopqa.agent.transport import Retries
+from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.leakage import __main__ as leakage_command
 from domains.privacy_hopqa.leakage import chat
 from domains.privacy_hopqa.leakage.__main__ import main
 from domains.privacy_hopqa.leakage.chat import Endpoint
 from domains.privacy_hopqa.leakage.llm import PLACEHOLDERS, PROMPTS, Templates
 from domains.privacy_hopqa.leakage.options import endpoints, parse_arguments
-from domains.privacy_hopqa.leakage.rules import PrivateQuestion
 
 COMPANY = "Harlow Foods"
 QUESTION = "What percentage of Harlow Foods stores completed the cold-chain audit in 2023?"

@@ -1,7 +1,12 @@
 """The control flow of a rollout: every branch, with a scripted model and a fake search."""
 
 import pytest
-from agent_harness import (
+
+from domains.privacy_hopqa.agent.episode import Event, ResolveFacts
+from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
+from domains.privacy_hopqa.agent.interfaces import Stage
+from domains.privacy_hopqa.agent.loop import iteration_cap
+from tests.support.privacy_hopqa.agent import (
     AUDIT,
     GOLD_LOCAL,
     NO,
@@ -22,15 +27,6 @@ from agent_harness import (
     settings,
     yes,
 )
-
-from domains.privacy_hopqa.agent.episode import (
-    ENDS,
-    Event,
-    ResolveFacts,
-)
-from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
-from domains.privacy_hopqa.agent.interfaces import Stage
-from domains.privacy_hopqa.agent.loop import iteration_cap
 
 
 @pytest.mark.parametrize(
@@ -276,4 +272,4 @@ async def test_how_a_rollout_ends(script, changes, end):
     chain = chain_of(hop(1, "What share passed?", "15%", GOLD_LOCAL))
     episode = await play(script, Searches({"audit": [AUDIT]}), chain, **changes)
     assert events(episode)[-1] is end
-    assert sum(event in ENDS for event in events(episode)) == 1
+    assert sum(event.startswith("end_") for event in events(episode)) == 1

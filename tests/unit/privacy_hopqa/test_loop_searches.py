@@ -3,7 +3,18 @@
 import asyncio
 
 import pytest
-from agent_harness import (
+
+from domains.privacy_hopqa.agent.concurrency import run_limited
+from domains.privacy_hopqa.agent.episode import (
+    GOLD_ABSENT,
+    GOLD_ALREADY,
+    GOLD_NOT_YET,
+    GOLD_VISIBLE,
+    PlanFacts,
+)
+from domains.privacy_hopqa.agent.errors import SearchActionError, TransportFailure
+from domains.privacy_hopqa.agent.interfaces import Stage
+from tests.support.privacy_hopqa.agent import (
     AUDIT,
     REGION,
     SEARCH_MORE,
@@ -20,17 +31,6 @@ from agent_harness import (
     play,
     yes,
 )
-
-from domains.privacy_hopqa.agent.concurrency import run_limited
-from domains.privacy_hopqa.agent.episode import (
-    GOLD_ABSENT,
-    GOLD_ALREADY,
-    GOLD_NOT_YET,
-    GOLD_VISIBLE,
-    PlanFacts,
-)
-from domains.privacy_hopqa.agent.errors import SearchActionError, TransportFailure
-from domains.privacy_hopqa.agent.interfaces import Stage
 
 
 async def test_an_empty_plan_resolves_on_earlier_reads():

@@ -1,9 +1,14 @@
 """Metrics of a rollout and the table of the report."""
 
-from agent_harness import (
+from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.reward.evaluate import evaluate_episode
+from domains.privacy_hopqa.reward.rewards import judge_outcome
+from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
+from tests.support.privacy_hopqa.agent import (
+    AUDIT,
     GOLD_LOCAL,
-    GOLD_WEB,
     NO,
+    REGION,
     SEARCH_MORE,
     TWO_HOPS,
     Script,
@@ -14,6 +19,7 @@ from agent_harness import (
     done,
     hop,
     local,
+    others,
     plan,
     play,
     read_more,
@@ -21,15 +27,7 @@ from agent_harness import (
     yes,
 )
 
-from domains.privacy_hopqa.data.judge import Judge
-from domains.privacy_hopqa.reward.call_metrics import StageMetrics
-from domains.privacy_hopqa.reward.outcome import judge_outcome
-from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
-from domains.privacy_hopqa.rollouts import evaluate_episode
-
-AUDIT = document(GOLD_LOCAL, "In the audit 15% of stores passed.")
-REGION = document(GOLD_WEB, "Northmere reports 15% coverage.")
-OTHERS = [document(f"web/1{n}") for n in range(4)]
+OTHERS = others(4)
 
 
 async def measured(script, found, chain=TWO_HOPS, **changes):
@@ -46,13 +44,8 @@ async def test_a_perfect_rollout():
         resolve=[done("15%"), done("Northmere")],
     )
     m = await measured(script, {"audit": [OTHERS[0], AUDIT, *OTHERS[1:]], "coverage": [REGION]})
-    assert (m.success, m.strict_chain_success, m.reward, m.well_formed, m.no_error) == (
-        True,
-        True,
-        1,
-        True,
-        True,
-    )
+    assert m.success and m.strict_chain_success and m.well_formed and m.no_error
+    assert m.reward == 1
     assert m.success_if_well_formed == [1.0]
     assert (m.correct_hops, m.total_hops, m.prefix_hops, m.blocked_hops) == (2, 2, 2, 0)
     assert m.first_incorrect_hop is None
@@ -101,17 +94,13 @@ async def test_errors_are_counted_per_stage_and_kind_and_recovered_ones_too():
     found = {"audit": OTHERS, "more": [*OTHERS, document("web/2")]}
     m = await measured(script, found, max_iterations=3)
     extra = m.model_extra
-    assert (extra["hop_plan_errors_parse"], extra["doc_read_errors_parse"], extra["errors_parse"]) == (
-        1,
-        1,
-        2,
-    )
+    assert extra["hop_plan_errors_parse"] == extra["doc_read_errors_parse"] == 1
+    assert extra["errors_parse"] == 2
     assert (extra["hop_resolve_errors_resolver_wipe"], m.resolver_wipes) == (1, 1)
     assert extra["hop_resolve_errors_invalid_ids"] == extra["errors_invalid_ids"] == 1
     assert (extra["doc_choose_unknown_ids"], m.invalid_ids) == (1, 1)
     assert (extra["hop_plan_errors"], extra["hop_resolve_errors"], extra["doc_read_errors"]) == (1, 0, 1)
     assert extra["doc_choose_valid"] == [1.0, 1.0]
-    assert set(StageMetrics.model_fields) <= {n.removeprefix("hop_plan_") for n in extra}
 
 
 async def test_how_a_rollout_ended_and_what_its_iterations_were_spent_on():

@@ -1,19 +1,6 @@
 """The compact prompts, line by line, and the token budget of a call."""
 
 import pytest
-from agent_harness import (
-    TWO_HOPS,
-    Script,
-    Searches,
-    chain_of,
-    document,
-    done,
-    hop,
-    local,
-    play,
-    read_more,
-    yes,
-)
 
 from domains.privacy_hopqa.agent.interfaces import (
     Card,
@@ -30,8 +17,20 @@ from domains.privacy_hopqa.agent.interfaces import (
 from domains.privacy_hopqa.agent.llm import output_budget
 from domains.privacy_hopqa.agent.pool import Pool, RankedHit, build_pool, make_cards, windows_to_read
 from domains.privacy_hopqa.agent.prompts import load_prompts
-from domains.privacy_hopqa.agent.prompts.compact import MAX_ALIASES
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from tests.support.privacy_hopqa.agent import (
+    TWO_HOPS,
+    Script,
+    Searches,
+    chain_of,
+    document,
+    done,
+    hop,
+    local,
+    play,
+    read_more,
+    yes,
+)
 
 PROMPTS = load_prompts("compact")
 VIEW = HopView(1, 2, 1, "What share\nof stores passed?", "(1) ...", (), "Harlow Foods", "")
@@ -62,7 +61,7 @@ def test_plan():
         False,
         False,
     )
-    assert PROMPTS.render(context).text.split("\n") == [
+    assert PROMPTS(context).text.split("\n") == [
         "plan",
         "company: Harlow Foods",
         "question: What share of stores passed?",
@@ -75,7 +74,7 @@ def test_plan():
 
 def test_plan_with_notes():
     context = PlanContext(VIEW, (), (), (), 3, True, True)
-    assert PROMPTS.render(context).text.split("\n")[3:] == [
+    assert PROMPTS(context).text.split("\n")[3:] == [
         "no web",
         "never put private values in web queries",
     ]
@@ -83,7 +82,7 @@ def test_plan_with_notes():
 
 def test_choose_names_documents_by_alias():
     context = ChooseContext(VIEW, (card("web/9"), card("local/x", "local", in_memory=True)), (), 2)
-    rendered = PROMPTS.render(context)
+    rendered = PROMPTS(context)
     assert rendered.text.split("\n") == [
         "choose",
         "question: What share of stores passed?",
@@ -96,7 +95,7 @@ def test_choose_names_documents_by_alias():
 
 def test_read_shows_the_window_without_its_heading():
     window = WindowView("w", "w", "web", "Regions", "w", 1, 1, "# Regions\n\nNorthmere has 15%.\n\n\nMore.")
-    assert PROMPTS.render(ReadContext(VIEW, window)).text.split("\n") == [
+    assert PROMPTS(ReadContext(VIEW, window)).text.split("\n") == [
         "read",
         "question: What share of stores passed?",
         "doc: Regions",
@@ -107,7 +106,7 @@ def test_read_shows_the_window_without_its_heading():
 
 def test_resolve_lists_reads_and_unread_documents():
     context = ResolveContext(VIEW, (), (note("w1", "15%"), note("w2")), (card("web/3"),), 2, False)
-    rendered = PROMPTS.render(context)
+    rendered = PROMPTS(context)
     assert rendered.text.split("\n") == [
         "resolve",
         "question: What share of stores passed?",
@@ -121,15 +120,15 @@ def test_resolve_lists_reads_and_unread_documents():
 def test_resolve_never_needs_more_than_nine_names_and_keeps_positive_reads():
     reads = (note("first", "15%"), *(note(f"w{n}") for n in range(12)))
     context = ResolveContext(VIEW, (), reads, tuple(card(f"web/{n}") for n in range(9)), 2, False)
-    rendered = PROMPTS.render(context)
-    assert len(rendered.aliases) <= MAX_ALIASES
+    rendered = PROMPTS(context)
+    assert len(rendered.aliases) <= 9
     assert rendered.aliases["d1"] == "first"
     assert "d1 yes 15%" in rendered.text
 
 
 def test_line_breaks_in_values_do_not_break_the_format():
     context = ChooseContext(VIEW, (card("web/9", title="A\nd2 web B", snippet="x\ny."),), (), 2)
-    assert len(PROMPTS.render(context).text.split("\n")) == 3
+    assert len(PROMPTS(context).text.split("\n")) == 3
 
 
 def test_an_unknown_prompt_set_names_those_there_are():

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from agent_harness import Script, Searches, choose, document, done, local, plan, play, settings, yes
 
 from domains.privacy_hopqa.agent.episode import (
     ANCHOR,
@@ -24,9 +23,22 @@ from domains.privacy_hopqa.reward.capture import (
     situational_texts,
 )
 from domains.privacy_hopqa.reward.rewards import StepReward, outcome_reward, situation_label, step_reward
+from tests.support.privacy_hopqa.agent import (
+    AUDIT,
+    Script,
+    Searches,
+    choose,
+    done,
+    local,
+    others,
+    plan,
+    play,
+    settings,
+    yes,
+)
 
 SITUATIONAL = settings(training_reward_mode="hop_step_situational")
-OTHERS = [document(f"web/1{n}") for n in range(4)]
+OTHERS = others(4)
 
 
 def plan_call(situation=GOLD_NOT_YET, sources=(), *, empty=False, right=False, gold=False, error=None):
@@ -132,7 +144,7 @@ def test_outcome_reward(correct, mode, fatal, reward):
 )
 async def test_garbage_never_earns_more_than_zero(script):
     script = Script(script.plan, script.choose)
-    gold_first = {"a": [document("local/DR90001/files_a/audit.md"), *OTHERS]}
+    gold_first = {"a": [AUDIT, *OTHERS]}
     episode = await play(script, Searches(gold_first), choose_top_k=1)
     earned = [text.reward for text in situational_texts(episode.calls, SITUATIONAL, {})]
     if script.plan == [local("a"), local("a")]:

@@ -5,24 +5,23 @@ from functools import partial
 
 import aiohttp
 import pytest
-from agent_harness import TWO_HOPS, chain_of, hop
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
 from domains.privacy_hopqa.agent.errors import PrivacyScoreFailure, TransportFailure
 from domains.privacy_hopqa.agent.transport import JsonClient, Retries
-from domains.privacy_hopqa.reward.privacy import ScoreRequest
 from domains.privacy_hopqa.reward.scoring import EmbeddedScorer, ServiceScorer
 from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from domains.privacy_hopqa.scorer.protocol import MAX_EXAMPLES, parse_request
+from tests.support.privacy_hopqa.agent import TWO_HOPS
 
 FACTS = TWO_HOPS.private_questions("chain")
 NO_WAIT = Retries(backoff_s=(0.0, 0.0, 0.0), jitter=0.0)
 
 
-def requests(count=2):
-    return [ScoreRequest(f"log{n}", ("audit 15%", f"query {n}")) for n in range(count)]
+def logs(count=2):
+    return [("audit 15%", f"query {n}") for n in range(count)]
 
 
 class Stub:
@@ -52,18 +51,15 @@ async def stub():
     found = Stub()
     app = web.Application(client_max_size=2**24)
     app.router.add_post("/score", found.score)
-    server = TestServer(app)
-    await server.start_server()
-    async with aiohttp.ClientSession() as session:
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
         found.scorer = ServiceScorer(JsonClient(str(server.make_url("")), session, 5.0, NO_WAIT))
         yield found
-    await server.close()
 
 
 async def test_the_request_is_what_the_service_takes(stub):
     stub.answers = [rows]
-    scores = await stub.scorer.score(TWO_HOPS, FACTS, requests())
-    assert scores == {"log0": 0.5, "log1": 0.5}
+    scores = await stub.scorer.score(TWO_HOPS, FACTS, logs())
+    assert scores == dict.fromkeys(logs(), 0.5)
     (body,) = stub.bodies
     first = json.loads(body)["examples"][0]
     assert first == {
@@ -89,7 +85,7 @@ async def test_the_request_is_what_the_service_takes(stub):
 
 async def test_more_logs_than_a_request_may_hold_go_in_several(stub):
     stub.answers = [rows]
-    scores = await stub.scorer.score(TWO_HOPS, FACTS, requests(MAX_EXAMPLES + 3))
+    scores = await stub.scorer.score(TWO_HOPS, FACTS, logs(MAX_EXAMPLES + 3))
     assert len(scores) == MAX_EXAMPLES + 3
     assert [len(json.loads(body)["examples"]) for body in stub.bodies] == [MAX_EXAMPLES, 3]
 
@@ -123,42 +119,32 @@ async def test_more_logs_than_a_request_may_hold_go_in_several(stub):
 async def test_an_answer_that_is_no_score_per_log_is_a_failure_and_not_repeated(stub, answer):
     stub.answers = [answer]
     with pytest.raises(PrivacyScoreFailure):
-        await stub.scorer.score(TWO_HOPS, FACTS, requests())
+        await stub.scorer.score(TWO_HOPS, FACTS, logs())
     assert len(stub.bodies) == 1
 
 
 async def test_a_refusal_that_quotes_the_request_is_told_by_its_status(stub):
-    """Reasons of failures stand in logs and books, where no query and no private answer may stand."""
+    """Reasons of failures stand in logs and reports, where no query and no private answer may stand."""
     stub.answers = [lambda body: web.Response(text=f"invalid input: {body.decode()}", status=422)]
     with pytest.raises(PrivacyScoreFailure, match=r"/score answered 422$"):
-        await stub.scorer.score(TWO_HOPS, FACTS, requests())
+        await stub.scorer.score(TWO_HOPS, FACTS, logs())
 
 
 async def test_passing_trouble_is_retried_and_lasting_trouble_fails_the_rollout(stub):
     stub.answers = [partial(raw, status=500), partial(raw, status=429), partial(raw, status=503), rows]
-    assert await stub.scorer.score(TWO_HOPS, FACTS, requests(1)) == {"log0": 0.5}
+    assert await stub.scorer.score(TWO_HOPS, FACTS, logs(1)) == {logs()[0]: 0.5}
     stub.answers, stub.bodies = [partial(raw, status=500)], []
     with pytest.raises(TransportFailure, match="answered 500"):
-        await stub.scorer.score(TWO_HOPS, FACTS, requests(1))
+        await stub.scorer.score(TWO_HOPS, FACTS, logs(1))
     assert len(stub.bodies) == 4
 
 
 async def test_the_service_and_the_scorer_in_process_agree():
-    server = TestServer(build_app(ScoringService(RulesClassifier())))
-    await server.start_server()
-    logs = [
-        ScoreRequest("a", ("15% of stores passed the audit",)),
-        ScoreRequest("b", ("Harlow Foods", "share 15%")),
-        ScoreRequest("c", ("weather",)),
-    ]
-    chain = chain_of(
-        hop(1, "What share of Harlow Foods stores passed the audit?", "15%", "local/DR90001/a.md")
-    )
-    facts = chain.private_questions("chain")
-    async with aiohttp.ClientSession() as session:
-        served = await ServiceScorer(JsonClient(str(server.make_url("")), session, 5.0)).score(
-            chain, facts, logs
-        )
-    await server.close()
-    assert served == await EmbeddedScorer().score(chain, facts, logs)
-    assert served["a"] > served["b"] > served["c"] == 0.0
+    leaky, mosaic, harmless = ("15% of stores passed the audit",), ("Harlow Foods", "share 15%"), ("weather",)
+    asked = [leaky, mosaic, harmless]
+    app = build_app(ScoringService(RulesClassifier()))
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        service = ServiceScorer(JsonClient(str(server.make_url("")), session, 5.0))
+        served = await service.score(TWO_HOPS, FACTS, asked)
+    assert served == await EmbeddedScorer().score(TWO_HOPS, FACTS, asked)
+    assert served[leaky] > served[mosaic] > served[harmless] == 0.0

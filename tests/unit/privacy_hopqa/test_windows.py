@@ -5,13 +5,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from domains.privacy_hopqa.agent.windows import (
-    RankedWindow,
+    Candidate,
+    Window,
     match_scores,
-    parent_id,
     query_terms,
     select,
     split,
-    window_score,
 )
 
 
@@ -36,8 +35,6 @@ def test_ids() -> None:
     ]
     assert split("web/7", "short")[0].id == "web/7#w01of01"
     assert split("local/DR1/f/a.md", "short")[0].id == "local/DR1/f/a.md"
-    assert parent_id("web/7#w02of03") == "web/7"
-    assert parent_id("local/DR1/f/a.md") == "local/DR1/f/a.md"
 
 
 @given(st.text(max_size=200), st.integers(1, 30), st.integers(0, 29))
@@ -59,19 +56,34 @@ def test_match_counts_the_best_overlapping_chunk() -> None:
     assert query_terms("The cold cold of a chain_x") == {"cold", "chain_x"}
     assert scores == [1, 1, 0]
     assert match_scores(text, windows[1:2], "audit", 100, 0) == [1]
-    assert window_score(2.5, 4) == pytest.approx(2.504)
+
+
+def test_of_several_findings_the_best_rank_score_and_match_count() -> None:
+    candidate = ranked(1)
+    candidate.merge(2, 2.5, 4, "q1")
+    candidate.merge(1, 1.0, 0, "q2")
+    assert (candidate.rank, candidate.match, list(candidate.queries)) == (1, 4, ["q1", "q2"])
+    assert candidate.score == pytest.approx(2.504)
+
+
+def ranked(index: int, match: int = 0, rank: int = 1 << 30, score: float = float("-inf")) -> Candidate:
+    return Candidate(Window(f"web/1#w{index}", index, 0, 0, ""), rank, score, match)
+
+
+def chosen(candidates: list[Candidate], **options: int) -> list[int]:
+    return [candidate.window.index for candidate in select(candidates, **options)]
 
 
 def test_large_documents_are_read_around_their_best_windows() -> None:
     matches = [0, 5, 4, 0, 0, 0, 3, 2, 0, 0, 0, 0]
-    ranked = [RankedWindow(index, match) for index, match in enumerate(matches, start=1)]
-    assert select(ranked) == [1, 2, 3, 4, 6, 7, 8, 9]
-    assert select(ranked, max_read=3) == [2, 3, 7]
-    assert select(ranked, top=1, neighbours=0) == [2]
-    assert select(ranked[:5]) == [1, 2, 3, 4, 5]
+    windows = [ranked(index, match) for index, match in enumerate(matches, start=1)]
+    assert chosen(windows) == [1, 2, 3, 4, 6, 7, 8, 9]
+    assert chosen(windows, max_read=3) == [2, 3, 7]
+    assert chosen(windows, top=1, neighbours=0) == [2]
+    assert chosen(windows[:5]) == [1, 2, 3, 4, 5]
 
 
 def test_ties_go_to_rank_then_score_then_index() -> None:
-    ranked = [RankedWindow(1, 1, 2, 9.0), RankedWindow(2, 1, 1, 1.0), RankedWindow(3, 1, 1, 2.0)]
-    assert select(ranked, read_all_max=1, top=1, neighbours=0) == [3]
-    assert select(ranked[:2], read_all_max=1, top=1, neighbours=0) == [2]
+    windows = [ranked(1, 1, 2, 9.0), ranked(2, 1, 1, 1.0), ranked(3, 1, 1, 2.0)]
+    assert chosen(windows, read_all_max=1, top=1, neighbours=0) == [3]
+    assert chosen(windows[:2], read_all_max=1, top=1, neighbours=0) == [2]

@@ -75,13 +75,13 @@ def test_a_fact_lies_in_exactly_one_document(world: World) -> None:
 
 
 def test_a_page_opens_with_topic_qualifier_and_selecting_value(world: World) -> None:
-    for document in world.web_docs:
-        page, snippet = document.page, document.text[:140]
+    for page in world.web_docs:
+        snippet = page.text[:140]
         assert page.subject.noun in snippet
         assert page.qualifier.lower() in snippet.lower()
         assert page.selector is None or page.selector.text in snippet
         assert page.answer.text not in page.opening()
-        assert page.answer.text in document.text[:READ_WINDOW]
+        assert page.answer.text in page.text[:READ_WINDOW]
         assert len(page.opening()) <= 120
 
 
