@@ -1,6 +1,7 @@
 """A scripted model, a searcher over a few documents, and chains to play with."""
 
-import json
+from __future__ import annotations
+
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,61 +10,32 @@ from domains.privacy_hopqa.agent.episode import Episode
 from domains.privacy_hopqa.agent.interfaces import Completion, Document, Hit, Search, Stage, StageRequest
 from domains.privacy_hopqa.agent.loop import AgentLoop
 from domains.privacy_hopqa.agent.prompts import load_prompts
-from domains.privacy_hopqa.data.chains import Chain, parse_chain
-from domains.privacy_hopqa.data.identity import alias_set
+from domains.privacy_hopqa.data.chains import Chain, Source, parse_chain
+from domains.privacy_hopqa.data.identity import value_aliases
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from tests.support.privacy_hopqa import say
 
 Answer = str | Exception | Callable[[StageRequest], Any]
-
-EMPTY_PLAN = "[]"
-NO = '{"can_answer":false}'
-SEARCH_MORE = '{"answered":false,"next_step":"search_more"}'
-
-
-def plan(*queries: str, source: str = "web_search") -> str:
-    return json.dumps([{"type": source, "parameters": {"query": query}} for query in queries])
-
-
-def local(*queries: str) -> str:
-    return plan(*queries, source="local_document_search")
-
-
-def choose(*ids: str) -> str:
-    return json.dumps({"selected_doc_ids": list(ids)})
-
-
-def yes(answer: str, confidence: float = 0.9) -> str:
-    return json.dumps({"can_answer": True, "proposed_answer": answer, "confidence": confidence})
-
-
-def done(answer: str) -> str:
-    return json.dumps({"answered": True, "answer": answer, "confidence": 0.9, "next_step": "done"})
-
-
-def read_more(*ids: str) -> str:
-    return json.dumps({"answered": False, "next_step": "read_more", "selected_doc_ids": list(ids)})
 
 
 @dataclass
 class Script:
     """Answers each stage from its own queue; the last answer repeats. Keeps the requests."""
 
-    plan: Answer | list[Answer] = EMPTY_PLAN
-    choose: Answer | list[Answer] = field(default_factory=lambda: choose("d1"))
-    read: Answer | list[Answer] = NO
-    resolve: Answer | list[Answer] = SEARCH_MORE
+    plan: Answer | list[Any] = say.EMPTY_PLAN
+    choose: Answer | list[Any] = '{"selected_doc_ids":["d1"]}'
+    read: Answer | list[Any] = say.NO
+    resolve: Answer | list[Any] = say.SEARCH_MORE
     requests: list[StageRequest] = field(default_factory=list)
-    _position: dict[Stage, int] = field(default_factory=dict)
 
     async def complete(self, request: StageRequest) -> Completion:
+        position = len(self.of(request.stage))
         self.requests.append(request)
-        name = {"hop_plan": "plan", "doc_choose": "choose", "doc_read": "read", "hop_resolve": "resolve"}
-        queue = getattr(self, name[request.stage])
-        if isinstance(queue, list):
-            position = self._position.get(request.stage, 0)
-            self._position[request.stage] = position + 1
-            queue = queue[min(position, len(queue) - 1)]
-        answer = queue(request) if callable(queue) else queue
+        answer = getattr(self, request.stage.split("_")[1])
+        if isinstance(answer, list):
+            answer = answer[min(position, len(answer) - 1)]
+        if callable(answer):
+            answer = answer(request)
         if isinstance(answer, Exception):
             raise answer
         return Completion(answer, prompt_tokens=10, output_tokens=3, call=f"call{len(self.requests)}")
@@ -71,11 +43,32 @@ class Script:
     def of(self, stage: Stage) -> list[StageRequest]:
         return [request for request in self.requests if request.stage == stage]
 
+    @property
+    def read_from(self) -> list[str]:
+        """The documents of the windows that were shown, in order."""
+        return [request.context.window.parent_id for request in self.of(Stage.READ)]
+
+
+def answering(answer: str, **changes: Any) -> Script:
+    """Searches privately for "audit", finds this answer in every window and takes it."""
+    said: dict[str, Any] = {"plan": say.local("audit"), "read": say.yes(answer), "resolve": say.done(answer)}
+    return Script(**(said | changes))
+
+
+def solving(second_search: str = "coverage", **changes: Any) -> Script:
+    """Answers both questions of `TWO_HOPS` rightly if the searches find their documents."""
+    said: dict[str, Any] = {
+        "plan": [say.local("audit"), say.plan(second_search)],
+        "read": lambda request: say.yes("15%" if request.context.view.hop_number == 1 else "Northmere"),
+        "resolve": [say.done("15%"), say.done("Northmere")],
+    }
+    return Script(**(said | changes))
+
 
 def document(doc_id: str, text: str = "", title: str = "") -> Document:
-    source = "web" if doc_id.startswith("web/") else "local"
+    source: Source = "web" if doc_id.startswith("web/") else "local"
     body = text or f"Nothing of note stands in {doc_id}."
-    return Document(doc_id, source, title or doc_id, doc_id, body, frozenset(alias_set({"doc_id": doc_id})))
+    return Document(doc_id, source, title or doc_id, doc_id, body, frozenset(value_aliases([doc_id])))
 
 
 @dataclass
@@ -95,14 +88,8 @@ class Searches:
 
 def hop(number: int, question: str, answer: str, doc_id: str = "", **fields: Any) -> dict[str, Any]:
     kind = "W" if doc_id.startswith("web/") else "L"
-    return {
-        "hop_number": number,
-        "question": question,
-        "answer": answer,
-        "doc_id": doc_id,
-        "hop_type": kind,
-        **fields,
-    }
+    row = {"hop_number": number, "question": question, "answer": answer, "doc_id": doc_id, "hop_type": kind}
+    return row | fields
 
 
 def chain_of(*hops: dict[str, Any], split: str = "train", **fields: Any) -> Chain:
@@ -112,11 +99,16 @@ def chain_of(*hops: dict[str, Any], split: str = "train", **fields: Any) -> Chai
 
 GOLD_LOCAL = "local/DR90001/files_a/audit.md"
 GOLD_WEB = "web/7"
-
 TWO_HOPS = chain_of(
     hop(1, "What share of Harlow Foods stores passed the audit?", "15%", GOLD_LOCAL),
     hop(2, "Which region reports (1) coverage?", "Northmere", GOLD_WEB),
 )
+AUDIT = document(GOLD_LOCAL, "# Audit\n\nIn the audit 15% of stores passed.")
+REGION = document(GOLD_WEB, "# Regions\n\nNorthmere reports 15% coverage.")
+
+
+def others(count: int, kind: str = "web/1") -> list[Document]:
+    return [document(f"{kind}{n}") for n in range(count)]
 
 
 def settings(**changes: Any) -> PrivacyHopQASettings:
@@ -126,18 +118,11 @@ def settings(**changes: Any) -> PrivacyHopQASettings:
 
 async def play(
     script: Script,
-    searches: Searches | None = None,
+    searches: Searches | dict[str, Any] | None = None,
     chain: Chain = TWO_HOPS,
     **changes: Any,
 ) -> Episode:
     config = settings(**changes)
-    loop = AgentLoop(chain, config, load_prompts(config.prompt_set), script, searches or Searches())
+    searcher = searches if isinstance(searches, Searches) else Searches(searches or {})
+    loop = AgentLoop(chain, config, load_prompts(config.prompt_set), script, searcher)
     return await loop.run()
-
-
-AUDIT = document(GOLD_LOCAL, "# Audit\n\nIn the audit 15% of stores passed.")
-REGION = document(GOLD_WEB, "# Regions\n\nNorthmere reports 15% coverage.")
-
-
-def others(count: int, kind: str = "web/1") -> list:
-    return [document(f"{kind}{n}") for n in range(count)]

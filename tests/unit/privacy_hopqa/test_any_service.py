@@ -12,8 +12,8 @@ from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
 from domains.privacy_hopqa.scorer.protocol import parse_request
 from retrieval_server.store import Store
-from tests.support.privacy_hopqa.agent import NO, chain_of, done, hop, local, plan, yes
-from tests.support.privacy_hopqa.rollouts import answer_with, attempt
+from tests.support.privacy_hopqa.agent import chain_of, hop
+from tests.support.privacy_hopqa.rollouts import answer_with, attempt, oracle
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "domains" / "privacy_hopqa" / "examples"
 LOCAL_METADATA = {"file_path", "original_path", "folder_path", "doc_ref", "title"}
@@ -72,19 +72,6 @@ def scored(examples, value=None, changes=lambda rows: rows):
     return json.dumps({"scores": changes(rows), "scorer": "stub", "version": "0"})
 
 
-def oracle(chain, text):
-    """Searches for the question and reads the right answer where it stands."""
-    stage, _, rest = text.partition("\n")
-    question = rest.split("question: ")[1].split("\n")[0]
-    hop = next(hop for hop in chain.hops if hop.filled(chain.gold_answers) == question)
-    if stage == "plan":
-        return (local if hop.source == "local" else plan)(question)
-    if stage == "read":
-        found = [answer for answer in hop.accepted if answer in rest.replace(question, "")]
-        return yes(found[0]) if found else NO
-    return done(hop.answer)
-
-
 @pytest.fixture
 async def services():
     found = Services()
@@ -128,17 +115,12 @@ async def test_a_chain_in_any_spelling_is_solved_rewarded_and_penalised(play, se
     "answer",
     [
         partial(scored, value=0.5, changes=lambda rows: rows[:-1]),
-        partial(scored, value=0.5, changes=lambda rows: [*rows, {"id": "x", "prob_yes": 0.1}]),
+        partial(scored, value=0.5, changes=lambda rows: [*rows, {"id": "more", "prob_yes": 0.1}]),
         partial(scored, value=0.5, changes=lambda rows: [row | {"id": f"x{row['id']}"} for row in rows]),
         partial(scored, value=float("nan")),
-        partial(scored, value=float("inf")),
-        partial(scored, value=1.01),
-        partial(scored, value=-1),
-        partial(scored, value=None),
-        partial(scored, value="0.5"),
         lambda examples: "no json",
     ],
-    ids=["missing", "extra", "renamed", "NaN", "infinite", "above", "below", "null", "text", "no JSON"],
+    ids=["missing", "extra", "renamed", "NaN", "no JSON"],
 )
 @pytest.mark.parametrize("mode", ["hop_step_situational", "outcome"])
 async def test_a_score_that_is_none_fails_the_rollout_and_trains_nothing(play, services, answer, mode):

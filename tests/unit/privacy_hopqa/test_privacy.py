@@ -10,19 +10,7 @@ from domains.privacy_hopqa.reward.capture import situational_texts
 from domains.privacy_hopqa.reward.evaluate import evaluate_episode, score_plans
 from domains.privacy_hopqa.reward.privacy import PlanLogs, distinct_logs, penalised, plan_logs
 from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
-from tests.support.privacy_hopqa.agent import (
-    AUDIT,
-    REGION,
-    TWO_HOPS,
-    Script,
-    Searches,
-    done,
-    local,
-    plan,
-    play,
-    settings,
-    yes,
-)
+from tests.support.privacy_hopqa.agent import AUDIT, REGION, TWO_HOPS, play, settings, solving
 
 
 @pytest.mark.parametrize(
@@ -70,12 +58,7 @@ LEAKY = "15% of stores passed the audit"
 
 
 async def leaky_episode():
-    script = Script(
-        plan=[local("audit"), plan(LEAKY)],
-        read=lambda r: yes("15%") if r.context.view.hop_number == 1 else yes("Northmere"),
-        resolve=[done("15%"), done("Northmere")],
-    )
-    return await play(script, Searches({"audit": [AUDIT], LEAKY: [REGION]}))
+    return await play(solving(LEAKY), {"audit": [AUDIT], LEAKY: [REGION]})
 
 
 async def test_a_leaky_plan_that_finds_gold_pays():

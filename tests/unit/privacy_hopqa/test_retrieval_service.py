@@ -9,12 +9,13 @@ from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
 from domains.privacy_hopqa.agent.search_service import check_fingerprint, helper_headers
-from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused, Retries
+from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
 from domains.privacy_hopqa.domain import PrivacyHopQADomain
 from pipelinerl.domain import ServiceSpec
 from retrieval_server.app import RetrievalService, build_app
 from retrieval_server.corpus import WebDocument
 from retrieval_server.store import Store
+from tests.support.privacy_hopqa.service import Service
 
 TOKEN = "0123456789abcdef"
 
@@ -62,14 +63,8 @@ async def test_the_token_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPa
 
 
 async def test_a_service_that_is_not_ready_is_asked_again() -> None:
-    app, answers = web.Application(), [web.json_response({"status": "loading"}, status=503)]
-    answers += [web.json_response({}, status=404), web.json_response({"status": "ok", "fingerprint": "f"})]
-
-    async def health(_: web.Request) -> web.Response:
-        return answers.pop(0)
-
-    app.router.add_get("/health", health)
-    async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        client = JsonClient(str(server.make_url("")), session, 30, Retries((0.0, 0.0), jitter=0.0))
+    loading = web.json_response({"status": "loading"}, status=503)
+    service = Service(loading, 404, {"status": "ok", "fingerprint": "f"})
+    async with service.client() as client:
         await check_fingerprint(client, "f")
-    assert answers == []
+    assert [path for path, _ in service.requests] == ["/health"] * 3

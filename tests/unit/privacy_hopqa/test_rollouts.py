@@ -3,6 +3,7 @@
 import asyncio
 import json
 from contextlib import contextmanager
+from functools import partial
 
 import pytest
 from aiohttp.test_utils import TestServer
@@ -16,8 +17,8 @@ from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin
 from retrieval_server.app import RetrievalService, build_app
 from retrieval_server.corpus import LocalDocument, WebDocument
 from retrieval_server.store import Store
-from tests.support.privacy_hopqa.agent import NO, TWO_HOPS, choose, done, local, plan, yes
-from tests.support.privacy_hopqa.rollouts import answer_with, attempt
+from tests.support.privacy_hopqa.agent import TWO_HOPS
+from tests.support.privacy_hopqa.rollouts import answer_with, attempt, oracle
 
 STORE = Store(
     {"DR90001": [LocalDocument("DR90001", "files_a/audit.md", "In the audit 15% of stores passed.")]},
@@ -25,22 +26,9 @@ STORE = Store(
 )
 
 
-def answer(text):
-    """By the first line and the question of the prompt."""
-    second = "Which region" in text
-    stage = text.split("\n")[0]
-    if stage == "plan":
-        return plan("region coverage") if second else local("audit stores")
-    if stage == "choose":
-        return choose("d1")
-    if stage == "read":
-        return yes("Northmere" if second else "15%") if "15%" in text else NO
-    return done("Northmere" if second else "15%")
-
-
 @pytest.fixture
 def sent(monkeypatch):
-    return answer_with(monkeypatch, answer)
+    return answer_with(monkeypatch, partial(oracle, TWO_HOPS))
 
 
 @pytest.fixture
@@ -79,7 +67,7 @@ async def test_a_rollout_returns_texts_metrics_and_leaves_its_records(run):
     assert first.metadata["gold_retrieved"]
     assert (result.domain, result.dataset_name) == ("privacy_hopqa", "toy")
     log = read_audit_log(audit_files(output))
-    assert [r.queries for r in log.rollouts] == [["region coverage"]]
+    assert [r.queries for r in log.rollouts] == [["Which region reports 15% coverage?"]]
     assert all(path.stat().st_mode & 0o077 == 0 for path in (output / "traces").iterdir())
     (trace,) = lines_of(output / "traces")
     assert trace["calls"][0]["prompt"].startswith("plan")
