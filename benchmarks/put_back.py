@@ -239,7 +239,7 @@ DEFECTS = (
     Defect(
         38,
         "certificates are not verified",
-        "domains/privacy_hopqa/transport.py",
+        "domains/privacy_hopqa/agent/transport.py",
         "headers=self._headers, allow_redirects=False",
         "headers=self._headers, allow_redirects=False, ssl=False",
         "tests/unit/defects/test_defects.py::test_a_server_with_a_self_signed_certificate_gets_no_token",

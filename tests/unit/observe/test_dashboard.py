@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from domains.guessing import GuessingMetrics
-from domains.privacy_hopqa.metrics import PrivacyHopQAMetrics
+from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics
 from domains.raro.metrics import CRITIC_RATES, PREFIX
 from domains.reputation_hacking.llm_episode import ReputationMetrics
 from pipelinerl.observe import dashboard
