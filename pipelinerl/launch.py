@@ -114,7 +114,7 @@ def _run(
         report_run(folder.path, domain)
         return COMPLETED
     setup_logging(folder.path, "launcher", "launcher_0")
-    plan = make_plan(composition, domain, cfg, folder, devices, ports.take, dry_run)
+    plan = make_plan(composition, domain, folder, devices, ports.take, dry_run)
     print_choices(plan.rows)
     if dry_run:
         print(

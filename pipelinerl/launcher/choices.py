@@ -8,12 +8,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
 from pipelinerl.config.compose import Composition
-from pipelinerl.config.environments import configured_keys
+from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
@@ -108,11 +107,8 @@ def _rest(cfg: Config) -> list[Choice]:
 
 def _environments(cfg: Config) -> list[Choice]:
     """How many servers each environment got, with those that got none."""
-    tree = OmegaConf.create(
-        cfg.model_dump(mode="json", include={"environment", "environments", "environment_key"})
-    )
     served = Counter(job.environment_key for job in cfg.jobs_of("environment"))
-    shown = [f"{key}: {served[key]} servers" for key in configured_keys(tree)]
+    shown = [f"{key}: {served[key]} servers" for key in environment_specs(cfg)]
     if not shown:
         return []
     because = "shares of actor.domain_mix" if cfg.actor.domain_mix else f"mode {cfg.world.environment_mode}"

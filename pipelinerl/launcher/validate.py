@@ -24,7 +24,7 @@ from pipelinerl.launcher.checks import (
     sampling,
     training,
 )
-from pipelinerl.launcher.placement import derive, place, roles_of
+from pipelinerl.launcher.placement import derive, place
 
 
 def checked(
@@ -58,7 +58,7 @@ def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:
         derived = derive(cfg, place(cfg, range(devices), free=lambda port: True))
     except ConfigError as error:
         unplaceable = error.problems
-    yield from data.check(cfg, roles_of(cfg.debug.mode))
+    yield from data.check(cfg)
     yield from sampling.check(cfg)
     yield from objective.check(cfg)
     yield from training.check(cfg, derived)

@@ -37,7 +37,6 @@ READERS = (
     "domains/dispatcher.py",
 )
 """Where keys are read that are in no settings object."""
-ENVIRONMENTS = {"maze": {"_target_": "package.Maze"}}
 
 
 def leaves(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -92,7 +91,7 @@ def another_value(field: FieldInfo, value: Any) -> Any:
 def effects(cfg: Config) -> str:
     """What the processes of a run get to see: placement, commands, settings, sampling, wandb."""
     devices = 0 if cfg.hardware.kind == "cpu" else 8
-    jobs = place(cfg, range(devices), ["service"], ENVIRONMENTS, lambda port: True)
+    jobs = place(cfg, range(devices), ["service"], lambda port: True)
     placed = cfg.model_copy(update={"jobs": jobs, "derived_": derive(cfg, jobs)})
     rewards = RewardTable.model_validate(placed.rewards.model_dump())
     children = commands(placed, RUN, SERVICES, [str(index) for index in range(devices)], None)

@@ -44,11 +44,14 @@ NEEDED: dict[str, dict[str, Any]] = {
     "preprocess.n_workers": {"world.preprocessor_fraction": 1},
     "debug.streams_from": {"debug.mode": "finetune"},
     "actor.domain_mix": {"world.env_replicas": 4},
+    "environment_key": {"environment": {"_target_": "package.Maze"}},
     "vllm_config.python": {"vllm_config.version": "0.26.0"},
 }
 """What has to be switched on before a key, or a key below it, can have an effect."""
 
+ENVIRONMENTS = {"maze": {"_target_": "package.Maze"}}
 VALUES: dict[str, Any] = {
+    "environments": {**ENVIRONMENTS, "other": ENVIRONMENTS["maze"]},
     "actor.domain_mix": {"maze": 1.0, "other": 1.0},
     "deepspeed_config": "deepspeed_stage2_bf16",
     "finetune.config_name": None,
@@ -77,7 +80,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
     """A run on GPUs and one on a CPU, neither checked."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps({"vocab_size": 31}))
-    gpu = Config.model_validate({"model_path": str(folder), "finetune": {"config_name": str(folder)}})
+    given = {"finetune": {"config_name": str(folder)}, "environments": ENVIRONMENTS}
+    gpu = Config.model_validate({"model_path": str(folder), **given})
     cpu = gpu
     for key, value in CPU.items():
         cpu = with_value(cpu, key, value)

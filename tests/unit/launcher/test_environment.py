@@ -81,16 +81,17 @@ PAIR = {"math": {"_target_": TARGET}, "maze": {"_target_": TARGET, "replicas_per
 def test_servers_follow_engines_and_the_mixture_of_domains(
     world: dict[str, int], mix: dict[str, float] | None, expected: dict[str, int]
 ) -> None:
-    cfg = Config.model_validate({"world": world, "actor": {"domain_mix": mix}})
-    assert replicas(cfg, PAIR, engines=2) == expected
+    cfg = Config.model_validate({"world": world, "actor": {"domain_mix": mix}, "environments": PAIR})
+    assert replicas(cfg, engines=2) == expected
 
 
 def test_other_modes_have_no_servers() -> None:
-    cfg = tree(environments={**PAIR, "own": {"_target_": TARGET, "mode": "embedded"}}, world={})
-    cfg.world.environment_mode = "remote"
-    assert list(remote_specs(cfg)) == ["math", "maze"]
-    cfg.world.environment_mode = "embedded"
-    assert remote_specs(cfg) == {}
+    own = {"_target_": TARGET, "mode": "embedded"}
+    for mode, expected in (("remote", ["math", "maze"]), ("embedded", [])):
+        cfg = Config.model_validate(
+            {"environments": {**PAIR, "own": own}, "world": {"environment_mode": mode}}
+        )
+        assert list(remote_specs(cfg)) == expected
 
 
 def test_the_launcher_starts_checks_and_restarts_each_server(dry_run: DryRun, tmp_path: Path) -> None:

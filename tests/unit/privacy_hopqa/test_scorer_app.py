@@ -18,7 +18,7 @@ from domains.privacy_hopqa.scorer.__main__ import main
 from domains.privacy_hopqa.scorer.app import ScoringService, build_app, scored
 from domains.privacy_hopqa.scorer.classifiers import FunctionClassifier, RulesClassifier, load_classifier
 from domains.privacy_hopqa.scorer.protocol import MAX_BODY_BYTES, parse_request
-from pipelinerl.launcher.placement import is_free
+from pipelinerl.launcher.ports import is_free
 from retrieval_server import http_errors
 from retrieval_server.limits import SearchQueue
 
