@@ -36,7 +36,23 @@ MADE_BY_A_RUN = (
 )
 """By the core. What a domain makes besides, it names itself (`Domain.folders`)."""
 
+OWN_BEFORE_START = frozenset({".lock", "launcher", "conf", "world"})
+"""What an interrupted start may leave before the configuration is written."""
 COMPLETED = Path("launcher", "completed.json")
+
+
+def check_writable(output_dir: Path) -> None:
+    """Raises ConfigError if a run may not write here."""
+    key = f"output_dir={output_dir}"
+    if output_dir.exists() and not output_dir.is_dir():
+        raise ConfigError(f"{key}: a file; choose another folder")
+    nearest_parent = next(path for path in (output_dir, *output_dir.parents) if path.exists())
+    if not os.access(nearest_parent, os.W_OK):
+        raise ConfigError(f"{key}: {nearest_parent} is not writable; choose another folder")
+    if output_dir.is_dir() and not config_path(output_dir).exists():
+        foreign = sorted(path.name for path in output_dir.iterdir() if path.name not in OWN_BEFORE_START)
+        if foreign:
+            raise ConfigError(f"{key}: holds {foreign[0]}, which no run made; choose an empty folder")
 
 
 class RunFolder(Closing):

@@ -38,7 +38,7 @@ def split_devices(total: int, fractions: tuple[int, int, int], per_engine: int =
 
 
 @dataclass(frozen=True)
-class _Layout:
+class Layout:
     """GPUs of each engine and of each reference engine, none on a CPU, and those left for the trainer."""
 
     engines: list[list[int]]
@@ -46,21 +46,21 @@ class _Layout:
     trainer: list[int]
 
 
-def _layout(cfg: Config, devices: list[int]) -> _Layout:
+def layout(cfg: Config, devices: list[int]) -> Layout:
     """Who gets which devices, as if every role ran. Raises ConfigError if they do not suffice."""
     world, roles = cfg.world, cfg.debug.roles
     if cfg.hardware.kind == "cpu":
-        return _Layout([[]] * cfg.engine.count, [[]] if world.preprocessor_fraction else [], [])
+        return Layout([[]] * cfg.engine.count, [[]] if world.preprocessor_fraction else [], [])
     if not devices:
         raise ConfigError("hardware=gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES or use hardware=cpu")
     if "actor_llm" not in roles and not cfg.debug.place_inference_workers:
-        return _Layout([], [], devices)
+        return Layout([], [], devices)
     if len(devices) == 1 and "finetune" in roles:
         if not world.share_device:
             raise ConfigError(
                 "world: one GPU for engine and trainer; set world.share_device=true or use hardware=cpu"
             )
-        return _Layout([devices], [], devices)
+        return Layout([devices], [], devices)
     per_engine = cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
     fractions = (world.actor_fraction, world.preprocessor_fraction, world.finetune_fraction)
     actor, reference, trainer = split_devices(len(devices), fractions, per_engine)
@@ -73,7 +73,7 @@ def _layout(cfg: Config, devices: list[int]) -> _Layout:
     groups = [devices[first : first + per_engine] for first in range(0, actor + reference, per_engine)]
     engines = actor // per_engine
     rest = devices[actor + reference :] if "finetune" in roles else []
-    return _Layout(groups[:engines], groups[engines:], rest)
+    return Layout(groups[:engines], groups[engines:], rest)
 
 
 class _Jobs:
@@ -102,18 +102,18 @@ def place(
     `devices` are the indices of the usable GPUs (none on the CPU), `services` the names of the servers to
     start, `free` says whether a port may be used. Raises ConfigError if the devices do not suffice.
     """
-    roles, layout = cfg.debug.roles, _layout(cfg, list(devices))
+    roles, places = cfg.debug.roles, layout(cfg, list(devices))
     world, ports, jobs = cfg.world, Ports(free), _Jobs()
     if cfg.streams.starts_server:
         port = ports.next(cfg.streams.port)
         jobs.add("service", STREAMS_SERVICE, port, url=f"redis://{LOOPBACK}:{port}")
     for name in services:
         jobs.add("service", name, ports.next(world.service_start_port))
-    for index, gpus in enumerate(layout.engines if "actor_llm" in roles else []):
+    for index, gpus in enumerate(places.engines if "actor_llm" in roles else []):
         wanted = cfg.engine.port + index
         port = wanted if cfg.debug.use_existing_llms else ports.next(wanted)
         jobs.add("actor_llm", f"actor_vllm_{index}", port, gpus=gpus)
-    for index, gpus in enumerate(layout.references if "preprocessor" in roles else []):
+    for index, gpus in enumerate(places.references if "preprocessor" in roles else []):
         port = ports.next(world.reference_start_port + index)
         jobs.add("preprocessor_llm", f"ref_vllm_{index}", port, gpus=gpus)
     if "actor" in roles:
@@ -126,9 +126,9 @@ def place(
     if "preprocessor" in roles:
         # Without reference engines preprocess scores the reference itself, on the trainer's last device.
         scores = cfg.finetune.rl.uses_reference and not jobs.count("preprocessor_llm")
-        jobs.add("preprocessor", "preprocess", gpus=layout.trainer[-1:] if scores else [])
+        jobs.add("preprocessor", "preprocess", gpus=places.trainer[-1:] if scores else [])
     if "finetune" in roles:
-        jobs.add("finetune", "finetune", gpus=layout.trainer)
+        jobs.add("finetune", "finetune", gpus=places.trainer)
     return jobs.all
 
 

@@ -97,7 +97,7 @@ def make_plan(
     write_server_config(final, folder.path)
     for child in children:
         write_start_script(child)
-    rows = choices(final, composition, folder.path, devices, checkpoint, services)
+    rows = list(choices(final, composition, folder.path, devices, checkpoint, services))
     return Plan(cfg=final, children=children, rows=rows)
 
 
