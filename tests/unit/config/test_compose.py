@@ -124,6 +124,14 @@ def test_interpolations_follow_the_user_s_value(composed: Compose) -> None:
     assert (tree.attempts, tree.finetune.rl.temperature, tree.finetune.rl.final_kl_coef) == (5, 0.7, 0.1)
 
 
+@pytest.mark.parametrize(("given", "expected"), [("true", True), ("selective", "selective"), ("3", 3)])
+def test_recomputation_is_a_switch_a_word_or_a_number(
+    composed: Compose, given: str, expected: object
+) -> None:
+    found = typed(composed(f"finetune.gradient_checkpointing={given}").tree).finetune.gradient_checkpointing
+    assert found == expected and isinstance(found, bool) == isinstance(expected, bool)
+
+
 def test_the_engine_takes_the_older_spelling_of_its_context(composed: Compose) -> None:
     cfg = typed(composed("hardware=gpu", "vllm_config.vllm_kwargs.max_model_len=4096").tree)
     assert cfg.engine.max_model_len == 4096
