@@ -13,7 +13,7 @@ from pipelinerl.run_state.snapshots import SnapshotFiles
 FORMAT = 2
 
 
-class Snapshots:
+class ActorSnapshots:
     """Small JSON files of the run in `output_dir`; the newest `keep` are kept."""
 
     def __init__(self, output_dir: Path, keep: int):

@@ -73,7 +73,7 @@ def read_preprocess_snapshot(path: Path, expected_format: int) -> dict[str, Any]
     return tree
 
 
-PREPROCESS_FORMAT = 1
+PREPROCESS_FORMAT = 2
 """Of the record that preprocess keeps: `ahead` [[step, texts]], `buffered` [texts], `position`."""
 
 
