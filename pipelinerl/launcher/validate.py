@@ -57,8 +57,8 @@ def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:
     yield from sampling.check(cfg)
     yield from objective.check(cfg)
     yield from training.check(cfg, derived)
-    yield from machine.check(cfg, devices, dry_run)
     yield from unplaceable
+    yield from machine.check(cfg, devices, dry_run)
     yield from environments.check(cfg)
     yield from partial.check(cfg)
 
