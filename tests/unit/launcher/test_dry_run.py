@@ -88,23 +88,6 @@ def test_problems_are_single_lines_on_stderr(dry_run: DryRun, tmp_path: Path) ->
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(
-    ("arguments", "expected"),
-    [
-        (["--confg-name=x"], "did you mean --config-name?"),
-        (["--config-name"], "needs a value"),
-        (["--cfg", "hydra"], "only --cfg job"),
-        (["--config-name", "nothing"], "no such configuration"),
-        (["--config-name", "guessing", "+domain=privacy_hopqa"], "name the domain once"),
-    ],
-)
-def test_unusable_options_are_refused(
-    arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert main(arguments) == 2
-    assert expected in capsys.readouterr().err
-
-
 def test_the_composed_tree_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["+domain=guessing", "--cfg", "job", "seed=3"]) == 0
     assert "seed: 3" in capsys.readouterr().out
