@@ -158,8 +158,8 @@ DEFECTS = (
         22,
         "a default in YAML differs from the model's",
         "conf/base.yaml",
-        "silent_deadline_s: 120",
-        "silent_deadline_s: 60",
+        "attempts: ${finetune.attempts}\n",
+        "attempts: ${finetune.attempts}\nwatchdog: {silent_deadline_s: 60}\n",
         "tests/unit/config/test_compose.py::test_what_a_run_uses_equals_the_defaults_of_the_models",
     ),
     Defect(

@@ -11,7 +11,6 @@ import numpy as np
 
 from benchmarks.privacy_ci.policy import Policy, PolicyModel
 from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
-from domains.privacy_hopqa.agent.inprocess import StoreSearcher
 from domains.privacy_hopqa.agent.interfaces import Hit, Search
 from domains.privacy_hopqa.agent.loop import AgentLoop
 from domains.privacy_hopqa.agent.prompts import load_prompts
@@ -22,6 +21,7 @@ from domains.privacy_hopqa.reward.evaluate import evaluate_episode
 from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics
 from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.teacher.inprocess import StoreSearcher
 from domains.privacy_hopqa.world import build, world_config
 from domains.privacy_hopqa.world.in_memory import chains_of, world_store
 from domains.privacy_hopqa.world.write import write

@@ -18,9 +18,10 @@ from omegaconf import DictConfig
 
 from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
 from domains.privacy_hopqa.agent.errors import RolloutFailure
+from domains.privacy_hopqa.agent.interfaces import Prompts
 from domains.privacy_hopqa.agent.llm import EngineModel
 from domains.privacy_hopqa.agent.loop import AgentLoop
-from domains.privacy_hopqa.agent.prompts import Prompts, load_prompts
+from domains.privacy_hopqa.agent.prompts import load_prompts
 from domains.privacy_hopqa.agent.search_service import HttpSearcher, check_fingerprint, helper_headers
 from domains.privacy_hopqa.agent.traces import Traces
 from domains.privacy_hopqa.agent.transport import JsonClient

@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from domains.privacy_hopqa.agent.episode import CallRecord
 from domains.privacy_hopqa.agent.errors import StageError
-from domains.privacy_hopqa.agent.interfaces import Context, Model, Rendered, Stage, StageRequest
-from domains.privacy_hopqa.agent.prompts import Prompts
+from domains.privacy_hopqa.agent.interfaces import Context, Model, Prompts, Rendered, Stage, StageRequest
 from domains.privacy_hopqa.agent.stages import Resolve, read_reply
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 

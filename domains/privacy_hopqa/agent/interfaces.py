@@ -5,7 +5,7 @@ The loop runs the same against the real engine, a scripted policy and an index i
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Protocol
@@ -201,6 +201,10 @@ class Rendered:
     def messages(self) -> list[dict[str, str]]:
         """The prompt as chat messages."""
         return [{"role": "user", "content": self.text}]
+
+
+Prompts = Callable[[Context], Rendered]
+"""A prompt set: equal contexts give equal prompts."""
 
 
 @dataclass(frozen=True, slots=True)

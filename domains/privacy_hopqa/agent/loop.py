@@ -29,11 +29,11 @@ from domains.privacy_hopqa.agent.interfaces import (
     HopView,
     Model,
     PlanContext,
+    Prompts,
     Searcher,
     Stage,
 )
 from domains.privacy_hopqa.agent.pool import Parent, Pool, build_pool, make_cards
-from domains.privacy_hopqa.agent.prompts import Prompts
 from domains.privacy_hopqa.agent.retrieval import Retrieval
 from domains.privacy_hopqa.agent.settle import Settler
 from domains.privacy_hopqa.agent.stages import PlanResult, parse_choice, parse_plan, query_key

@@ -5,9 +5,9 @@ from __future__ import annotations
 import random
 from typing import cast, get_args
 
-from domains.privacy_hopqa.agent.inprocess import simulate
 from domains.privacy_hopqa.agent.prompts import load_prompts
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import Phase, ScriptedModel
 from domains.privacy_hopqa.world import World, build, world_config
 from domains.privacy_hopqa.world.in_memory import chains_of, world_store

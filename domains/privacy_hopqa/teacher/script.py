@@ -18,11 +18,11 @@ from domains.privacy_hopqa.agent.interfaces import (
     Completion,
     HopView,
     PlanContext,
+    Prompts,
     ReadContext,
     ResolveContext,
     StageRequest,
 )
-from domains.privacy_hopqa.agent.prompts import Prompts
 from domains.privacy_hopqa.data.answers import answers_match
 from domains.privacy_hopqa.data.chains import Chain, Hop, Source
 from domains.privacy_hopqa.world import keyword_query

@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 import pytest
 
 from domains.privacy_hopqa.agent.episode import Episode
-from domains.privacy_hopqa.agent.inprocess import simulate
 from domains.privacy_hopqa.agent.interfaces import (
     ChooseContext,
     Completion,
@@ -18,6 +17,7 @@ from domains.privacy_hopqa.agent.interfaces import (
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.reward.rewards import judge_outcome
+from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.world import World, build, keyword_query, world_config
 from domains.privacy_hopqa.world.in_memory import chains_of, world_store
 from tests.support.privacy_hopqa import say

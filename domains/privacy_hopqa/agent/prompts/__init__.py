@@ -3,12 +3,9 @@
 A set is a pure function, so that equal states give equal prompts; templates are the `.md` files beside it.
 """
 
-from collections.abc import Callable
-
-from domains.privacy_hopqa.agent.interfaces import Context, Rendered
+from domains.privacy_hopqa.agent.interfaces import Prompts
 from domains.privacy_hopqa.agent.prompts import compact, full
 
-Prompts = Callable[[Context], Rendered]
 PROMPT_SETS: dict[str, Prompts] = {"full": full.render, "compact": compact.render}
 
 
