@@ -10,9 +10,6 @@ from pipelinerl.config.paths import PACKAGE
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.checks.dotted import dotted
 
-LOSSES = PACKAGE / "finetune" / "rl" / "losses"
-"""Each file that has a function of its own name is a loss. They import torch, so nothing is imported here."""
-ESTIMATORS = ("rollout", "situation")
 IGNORED: dict[str, tuple[str, ...]] = {
     "reinforce": ("epsilon_low",),
     "gspo": (
@@ -28,9 +25,13 @@ IGNORED: dict[str, tuple[str, ...]] = {
 """Settings that a policy loss does not read; a run that changes one of them is refused."""
 
 
-def loss_names() -> list[str]:
-    """Losses that come with the package, sorted."""
-    sources = {path.stem: path.read_text(encoding="utf-8") for path in LOSSES.glob("*.py")}
+def names_in(folder: str) -> list[str]:
+    """Losses (`losses`) or estimators (`advantages`) that come with the package, sorted.
+
+    Each file of that folder with a function of its own name is one. Losses import torch, so none is imported.
+    """
+    files = (PACKAGE / "finetune" / "rl" / folder).glob("*.py")
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in files}
     return sorted(n for n, source in sources.items() if re.search(rf"^def {n}\(", source, re.MULTILINE))
 
 
@@ -119,8 +120,8 @@ def _reference(cfg: Config) -> Iterator[str]:
 def _functions(rl: RLConfig) -> Iterator[str]:
     """Names that lead nowhere."""
     for key, name, known, what in (
-        ("policy_loss", rl.policy_loss, loss_names(), "loss"),
-        ("advantage_estimator", rl.advantage_estimator, ESTIMATORS, "estimator"),
+        ("policy_loss", rl.policy_loss, names_in("losses"), "loss"),
+        ("advantage_estimator", rl.advantage_estimator, names_in("advantages"), "estimator"),
     ):
         if name is None or name in known:
             continue
