@@ -12,6 +12,7 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages import compute_advantages
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
+from pipelinerl.launcher.checks.objective import names_in
 from pipelinerl.preprocess.chunk import process_chunk
 from tests.support.builders import group, samples, table_of, text
 
@@ -51,6 +52,15 @@ def module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def inputs(n: int = 4) -> LossInputs:
     columns = [torch.linspace(-1, 1, n) for _ in range(8)]
     return LossInputs(*columns, text_N=torch.zeros(n, dtype=torch.int64), n_texts=1)
+
+
+def test_estimators_of_the_package_are_files() -> None:
+    assert names_in("advantages") == ["rollout", "situation"]
+    named, chosen = RLConfig(advantage_estimator="situation"), RLConfig(step_reward_advantages=True)
+    table = table_of([text(i, step, float(i * step)) for i in range(3) for step in range(2)])
+    np.testing.assert_array_equal(
+        compute_advantages(table, named).advantage, compute_advantages(table, chosen).advantage
+    )
 
 
 def test_a_loss_of_ones_own_is_part_of_the_objective() -> None:
