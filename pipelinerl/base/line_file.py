@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 
@@ -33,3 +34,24 @@ class LineFile:
         if self._fd >= 0:
             os.close(self._fd)
             self._fd = -1
+
+
+class LineTail:
+    """Follows a file of lines that others append to; one that does not exist yet is empty."""
+
+    def __init__(self, path: Path, *, from_end: bool = False) -> None:
+        """`from_end`: leave out what is there already."""
+        self._path = path
+        self._offset = path.stat().st_size if from_end and path.exists() else 0
+
+    def news(self) -> Iterator[bytes]:
+        """Whole lines, with their ends, since the last call; one line is held at a time."""
+        if not self._path.exists():
+            return
+        with self._path.open("rb") as file:
+            file.seek(self._offset)
+            for line in file:
+                if not line.endswith(b"\n"):  # it is still being written
+                    return
+                self._offset += len(line)
+                yield line

@@ -12,10 +12,14 @@ import torch
 from pipelinerl.base.waits import waiting
 from pipelinerl.config import Config
 from pipelinerl.finetune.step import Learner
-from pipelinerl.weights.send.choose import build_transport
+from pipelinerl.run_state.replacements import ask_for_replacement
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.nccl_transport import NcclTransport
 from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
-from pipelinerl.weights.send.publisher import Publisher, UpdateReport, WeightUpdateError
-from pipelinerl.weights.send.replacements import ask_for_replacement
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.transport import Transport
+from pipelinerl.weights.send.version_update import UpdateReport, WeightUpdateError
+from pipelinerl.weights.wire import weights_directory
 
 log = logging.getLogger(__name__)
 RETRY_INTERVAL_S = 1.0
@@ -127,6 +131,30 @@ class EngineBroadcaster:
         mean = max(result.mean_abs for result in results)
         log.info("parity of engine and trainer: |delta| %.2g at most, %.2g on average", worst, mean)
         return {"weights/parity_max_abs": worst, "weights/parity_mean_abs": mean}
+
+
+def build_transport(cfg: Config, elements: int, dtype: torch.dtype, device: torch.device) -> Transport:
+    """The transport of `cfg.weights`, for a model of `elements` parameters and a trainer on `device`.
+
+    Raises ValueError for NCCL without a GPU.
+    """
+    weights = cfg.weights
+    if weights.transport == "nccl":
+        if device.type != "cuda":
+            raise ValueError(
+                f"weights.transport=nccl: the trainer runs on {device.type}, which has no NCCL; use file"
+            )
+        return NcclTransport(
+            device,
+            dtype,
+            buffer_bytes=weights.buffer_mb * 2**20,
+            buffers=weights.buffers,
+            first_port=cfg.world.actor_group_port,
+            ahead=cfg.weights_ahead,
+        )
+    configured = Path(weights.directory) if weights.directory else None
+    directory = weights_directory(Path(str(cfg.output_dir)), elements * dtype.itemsize, configured)
+    return FileTransport(directory, dtype, cfg.weights_ahead)
 
 
 def _report_metrics(report: UpdateReport) -> dict[str, float]:

@@ -25,16 +25,18 @@ from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.inference.answers import Generation
-from pipelinerl.launcher.supervision.liveness import get
+from pipelinerl.launcher.supervision.liveness import is_healthy
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.run_state.announcements import WeightUpdateSuccess, parse_message, trainer_stream
 from pipelinerl.streams import SingleStreamSpec, files, read_stream, write_to_streams
-from pipelinerl.weights.send.file import FileTransport
-from pipelinerl.weights.send.publisher import Publisher, WeightUpdateError
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.support import tiny_model
 from tests.support.builders import trainer_config, write_steps
-from tests.unit.weights.test_publisher import DEADLINES, FakeEngine, serving
+from tests.support.fake_vllm import FakeEmbedded, Refused, serving
+from tests.unit.weights.test_publisher import DEADLINES
 
 
 @pytest.fixture
@@ -89,15 +91,15 @@ def test_logging_every_second_step_gives_every_second_record_and_a_full_summary(
     assert times == sorted(times) and times[-1] > times[0]
 
 
-class SlowStart(FakeEngine):
+class SlowStart(FakeEmbedded):
     """Not healthy for its first answers, as while it loads its model."""
 
     loading = 5
 
-    def answer(self, path: str, query: str, body: Any) -> tuple[int, Any]:
+    def answer(self, path: str, query: str, body: Any) -> Any:
         if path == "/health" and self.loading:
             self.loading -= 1
-            return 503, {}
+            raise Refused(503, "loading")
         return super().answer(path, query, body)
 
 
@@ -228,7 +230,7 @@ async def test_a_server_with_a_self_signed_certificate_gets_no_token(certificate
             client = JsonClient(url, session, 5, Retries(()), {"Authorization": "Bearer secret"})
             with pytest.raises(TransportFailure, match="certificate verify failed"):
                 await client.post("/browsecomp/search", {"query": "x"})
-        assert await asyncio.to_thread(get, url + "/health") is None
+        assert not await asyncio.to_thread(is_healthy, url + "/health")
     finally:
         await runner.cleanup()
     assert seen == []

@@ -13,12 +13,11 @@ import torch
 
 from pipelinerl.config import Config, Job
 from pipelinerl.finetune import broadcast
-from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster
-from pipelinerl.weights.send.choose import build_transport
-from pipelinerl.weights.send.file import FileTransport
-from pipelinerl.weights.send.nccl import NcclTransport
+from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster, build_transport
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.nccl_transport import NcclTransport
 from pipelinerl.weights.send.parity import ParityResult
-from pipelinerl.weights.send.publisher import UpdateReport
+from pipelinerl.weights.send.version_update import UpdateReport
 
 OPTIONS: dict[str, Any] = {
     "transport": "file",
