@@ -90,18 +90,19 @@ DEFECTS = (
         9,
         "a resume takes the base weights with the old optimizer state",
         "pipelinerl/finetune/loop.py",
-        "self._source = Path(settings.model_path) if point is None else point.model",
-        "self._source = Path(settings.model_path)",
+        "self._source = Path(cfg.policy_path) if point is None else point.model",
+        "self._source = Path(cfg.policy_path)",
         "tests/unit/finetune/test_loop.py::test_resume_equals_uninterrupted_bit_for_bit",
     ),
     Defect(
         14,
         "success is announced before the update",
         "pipelinerl/finetune/loop.py",
-        "        version = self.counters.samples\n",
+        "        version = self.counters.samples\n        self.learner.prepare_publishing",
         "        version = self.counters.samples\n"
         "        if self._announcements is not None:\n"
-        "            self._announcements.weight_update_success(version)\n",
+        "            self._announcements.weight_update_success(version)\n"
+        "        self.learner.prepare_publishing",
         "tests/unit/defects/test_defects.py::"
         "test_a_failed_update_is_not_announced_and_ends_the_trainer_by_name",
     ),
@@ -215,7 +216,7 @@ DEFECTS = (
         34,
         "every step is logged",
         "pipelinerl/finetune/loop.py",
-        "if self.ranks.is_main and counters.completed_steps % settings.log_each_n_steps == 0:",
+        "if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:",
         "if self.ranks.is_main:",
         "tests/unit/defects/test_defects.py::"
         "test_logging_every_second_step_gives_every_second_record_and_a_full_summary",
