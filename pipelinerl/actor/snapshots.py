@@ -41,6 +41,7 @@ class ActorSnapshots:
 
     def next_start(self) -> int:
         """How often the actor was started in this folder before; counts this start."""
+        # Group ids begin with it: they stay unique over all starts, although numbers are drawn again.
         path = self._files.folder / "starts"
         starts = int(path.read_text()) if path.exists() else 0
         write_whole(path, str(starts + 1))
