@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import signal
@@ -16,7 +15,6 @@ import numpy as np
 import pytest
 from redis_server import DEADLINE_S
 
-import pipelinerl.streams as streams
 from pipelinerl.base.waits import WaitExpired, current_waits
 from pipelinerl.streams import (
     EARLIEST,
@@ -28,7 +26,6 @@ from pipelinerl.streams import (
     StreamWriter,
     list_streams,
     read_stream,
-    register_backend,
     remove_stream,
     set_streams_backend,
     write_to_streams,
@@ -135,15 +132,6 @@ def test_a_blocked_reader_is_woken(spec: SingleStreamSpec) -> None:
         timer.join()
 
 
-async def test_an_async_reader_is_woken_and_expires(spec: SingleStreamSpec) -> None:
-    with write_to_streams(spec) as out, read_stream(spec) as r:
-        asyncio.get_running_loop().call_later(0.05, out.write, "hello")
-        records = r.aread(deadline_s=LONG_S)
-        assert await anext(records) == "hello"
-        with pytest.raises(WaitExpired, match="for more"):
-            await anext(r.aread(deadline_s=0.05, name="more"))
-
-
 def test_a_partition_takes_one_writer(spec: SingleStreamSpec) -> None:
     with write_to_streams(spec), pytest.raises(StreamBusy, match="actor/0/0 already has a writer"):
         write_to_streams(spec)
@@ -199,16 +187,6 @@ def test_unknown_backends_modes_and_topics_are_one_line(tmp_path: Path) -> None:
         write_to_streams(SingleStreamSpec(tmp_path, "actor"), mode="r")
     with pytest.raises(ValueError, match="is not a plain name"):
         SingleStreamSpec(tmp_path, "../actor")
-
-
-def test_another_backend_can_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelinerl.streams import base
-
-    monkeypatch.setattr(base, "_factories", dict(base._factories))
-    register_backend("elsewhere", lambda host: streams.FilesBackend(segment_bytes=len(host)))
-    set_streams_backend("elsewhere", host="there")
-    with write_to_streams(SingleStreamSpec(tmp_path, "actor")) as out:
-        out.write(1)
 
 
 WRITER = """

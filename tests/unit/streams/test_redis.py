@@ -36,7 +36,7 @@ def server(redis_port: int) -> redis.Redis:
 
 
 def keys(spec: SingleStreamSpec) -> Keys:
-    return Keys.of(f"pipelinerl:{spec.exp_path}", spec)
+    return Keys(f"pipelinerl:{spec.exp_path}", spec)
 
 
 class Bomb:
