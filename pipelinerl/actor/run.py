@@ -21,14 +21,15 @@ from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.reporting import Reporter
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
-from pipelinerl.actor.snapshots import Snapshots
 from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config, load_tree
 from pipelinerl.domain import Domain, load_domain
-from pipelinerl.run_state.accounting import Ledger
+from pipelinerl.run_state.accounting import Outcome as Fate
+from pipelinerl.run_state.accounting import RolloutLog
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.epochs import note_problems
-from pipelinerl.run_state.resume_point import read_session
+from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.run_state.snapshots import Snapshots
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
 log = logging.getLogger(__name__)
@@ -67,7 +68,7 @@ class Actor:
         train, test = load_problems(cfg)
         note_problems(output_dir, len(train))
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
-        self.snapshots = Snapshots(output_dir, keep)
+        self.snapshots = Snapshots(output_dir, "actor", keep)
         self.pool = WorkerPool(
             str(output_dir),
             job,
@@ -75,7 +76,7 @@ class Actor:
             self._on_messages,
             lambda death: self._fail(death),
         )
-        self.books = Ledger(output_dir, "actor")
+        self.books = RolloutLog(output_dir, "actor")
         self.reporter = Reporter(output_dir, cfg, version)
         self.streams = {
             topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("actor", "actor_test")
@@ -93,24 +94,24 @@ class Actor:
         self._closed = False
 
     def _scheduler(self, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> Scheduler:
-        cfg, session = self.cfg, read_session(self.output_dir)
-        saved = self.snapshots.restore(session.version)
-        if saved is None and session.version > 0:
+        cfg, point = self.cfg, ResumePoint.read(self.output_dir)
+        saved = self.snapshots.restore(point.version)
+        if saved is None and point.version > 0:
             log.warning(
                 "no snapshot of the actor up to version %d; problems are drawn from the start",
-                session.version,
+                point.version,
             )
         sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix)
         evaluation = EvaluationSchedule(cfg.eval_every_n_versions, cfg.eval_at_end, len(test))
         interval = update_interval(cfg)
         recent = saved["recent_texts"] if saved is not None else ()
-        budget = LagBudget(cfg.max_lag, interval, session.version, recent, session.replayed)
+        budget = LagBudget(cfg.max_lag, interval, point.version, recent, point.replayed)
         log.info(
             "lag bound in texts: %s (max_lag %s, update interval %d)", budget.bound, cfg.max_lag, interval
         )
         start = self.snapshots.next_start()
         if start:
-            self.books.note_resume()
+            self.books.record(Fate.RESUMED)
         plan = Plan(
             attempts=cfg.attempts,
             on_error=cfg.actor.on_rollout_error,

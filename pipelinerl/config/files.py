@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
 from pipelinerl.base.errors import ConfigError, explain
+from pipelinerl.base.files import write_whole
 from pipelinerl.config.tree import Config
 
 
@@ -39,13 +39,9 @@ def _is_copy(tree: DictConfig, line: str) -> bool:
 def save(tree: DictConfig, output_dir: str | Path) -> Path:
     """Write the tree with every interpolation resolved; the file appears whole or not at all."""
     path = config_path(output_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
     resolved = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
-    beside = path.with_name(f"~{path.name}")
-    OmegaConf.save(resolved, beside)
-    if OmegaConf.select(resolved, "streams.password"):
-        beside.chmod(0o600)
-    os.replace(beside, path)
+    secret = OmegaConf.select(resolved, "streams.password")
+    write_whole(path, OmegaConf.to_yaml(resolved), mode=0o600 if secret else None)
     return path
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -19,6 +18,7 @@ import torch
 from torch import nn
 from transformers import PreTrainedModel
 
+from pipelinerl.base.files import write_whole
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
 from pipelinerl.finetune.checkpoints import load_state, resume_point, save_checkpoint
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepBooks, count_batch, fetch
@@ -43,10 +43,10 @@ from pipelinerl.modeling.sharding import shard_policy
 from pipelinerl.modeling.value_head import build_value_head, load_value_head
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
-from pipelinerl.run_state.accounting import Ledger, ledger_end, undo_after
+from pipelinerl.run_state.accounting import RolloutLog, log_size
 from pipelinerl.run_state.announcements import TrainerAnnouncements
-from pipelinerl.run_state.epochs import Epochs
-from pipelinerl.run_state.resume_point import Session, stream_end, write_session
+from pipelinerl.run_state.epochs import completed_epochs
+from pipelinerl.run_state.resume_point import ResumePoint, stream_end
 from pipelinerl.run_state.snapshots import replayed_texts, wait_for_snapshots
 from pipelinerl.streams import SingleStreamSpec
 from pipelinerl.weights.send.parity import probe_ids
@@ -130,7 +130,6 @@ class Trainer:
         self._positions: dict[str, int] = saved.get("positions", {})
         self._books_end: int | None = saved.get("ledger") if point is not None else 0
         self._broadcaster = broadcaster or self._default_broadcaster()
-        self._epochs = Epochs(settings.output_dir)
         self._memory = MemoryDebug(settings.memory_debug, settings.memory_every_n_steps, self.learner.device)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
@@ -156,7 +155,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.callback(self._broadcaster.close)
             stack.callback(feed.close)
-            ledger = stack.enter_context(Ledger(settings.output_dir, "finetune"))
+            ledger = stack.enter_context(RolloutLog(settings.output_dir, "finetune"))
             if self.ranks.is_main:
                 self._undo_later_updates(ledger)
                 self._announcements = stack.enter_context(TrainerAnnouncements(settings.output_dir))
@@ -170,10 +169,10 @@ class Trainer:
                 self._after_step(feed)
             self._finish(feed)
 
-    def _undo_later_updates(self, ledger: Ledger) -> None:
+    def _undo_later_updates(self, ledger: RolloutLog) -> None:
         """What an earlier start trained behind the checkpoint is not in these weights."""
         if self._books_end is not None:
-            undone = undo_after(self.settings.output_dir, "finetune", self._books_end, ledger)
+            undone = ledger.undo_after(self._books_end)
             if undone:
                 log.info("%d rollouts trained after the checkpoint are undone", undone)
 
@@ -186,7 +185,7 @@ class Trainer:
         return True
 
     def _first_record(self, spec: SingleStreamSpec) -> int:
-        """Where to read on, and the session file that tells preprocess the same."""
+        """Where to read on, and the resume point that tells preprocess the same."""
         settings = self.settings
         saved = int(self._positions.get(str(self.ranks.index), 0))
         offset = stream_end(spec) if settings.follows_preprocess else saved
@@ -195,12 +194,12 @@ class Trainer:
             position = 0 if settings.streams_from else stream_end(actor)
             version, step = self.counters.samples, self.counters.completed_steps
             kept = replayed_texts(settings.output_dir, version, step) if settings.follows_preprocess else 0
-            write_session(settings.output_dir, Session(version, step, position, kept))
+            ResumePoint(version, step, position, kept).write(settings.output_dir)
         if settings.follows_preprocess and offset > saved:
             log.info("%d micro-batches after the checkpoint are not trained on", offset - saved)
         return offset
 
-    def _train_step(self, feed: Feed, ledger: Ledger) -> None:
+    def _train_step(self, feed: Feed, ledger: RolloutLog) -> None:
         """One optimizer step over exactly B texts of all ranks."""
         settings, counters = self.settings, self.counters
         if self._status is not None:
@@ -230,7 +229,7 @@ class Trainer:
                 f"expected {settings.texts_per_step}"
             )
         books.close(ledger)
-        counters.epoch = max(counters.epoch, self._epochs.completed(books.trained))
+        counters.epoch = max(counters.epoch, completed_epochs(settings.output_dir, books.trained))
         self._count_step(total, grad_norm)
         if self.ranks.is_main and counters.completed_steps % settings.log_each_n_steps == 0:
             self._log(total, coefficients)
@@ -333,7 +332,7 @@ class Trainer:
         positions = dict(enumerate(self.ranks.gather(feed.position)))
         extra = {
             "positions": {str(rank): at for rank, at in positions.items()},
-            "ledger": ledger_end(self.settings.output_dir, "finetune"),
+            "ledger": log_size(self.settings.output_dir, "finetune"),
         }
         if self.ranks.is_main and with_state:
             self._wait_for_snapshots()
@@ -352,13 +351,8 @@ class Trainer:
     def _finish(self, feed: Feed) -> None:
         self._save(feed, self.settings.keep_intermediate_checkpoints, self.settings.save_final_training_state)
         if self.ranks.is_main:
-            _write_json(self.settings.folder / "summary.json", self.counters.to_dict())
-            _write_json(self.settings.folder / "rl_summary.json", self._last_rl)
+            for name, values in (("summary", self.counters.to_dict()), ("rl_summary", self._last_rl)):
+                text = json.dumps(values, indent=1, sort_keys=True)
+                write_whole(self.settings.folder / f"{name}.json", text)
         if self._announcements is not None:
             self._announcements.training_done()
-
-
-def _write_json(path: Path, values: Any) -> None:
-    beside = path.with_name(f"~{path.name}")
-    beside.write_text(json.dumps(values, indent=1, sort_keys=True))
-    os.replace(beside, path)

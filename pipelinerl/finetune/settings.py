@@ -8,7 +8,7 @@ from typing import Any
 
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.modeling.options import Checkpointing, LoraSettings, Sharding
-from pipelinerl.run_state.snapshots import SUFFIXES
+from pipelinerl.run_state.snapshots import KINDS
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -124,7 +124,7 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         streams_from=Path(streams_from) if streams_from else None,
         data_deadline_s=cfg.watchdog.input_deadline_s,
         follows_preprocess=follows_preprocess,
-        snapshots_of=tuple(role for role in SUFFIXES if cfg.max_lag == 0 and role in names),
+        snapshots_of=tuple(role for role in KINDS if cfg.max_lag == 0 and role in names),
         engine_urls=engines if cfg.updates_engines else (),
         engine_dtype=_engine_dtype(cfg),
         start_deadline_s=cfg.engine.start_deadline_s,

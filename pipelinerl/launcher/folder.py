@@ -14,6 +14,7 @@ from typing import IO, Self
 from omegaconf import OmegaConf
 
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.files import write_whole
 from pipelinerl.config.files import config_path
 
 MADE_BY_A_RUN = (
@@ -107,6 +108,4 @@ class RunFolder:
 
     def mark_completed(self, steps: int) -> None:
         """Remember that training reached `steps` and everything ended in order."""
-        mark = self.path / "launcher" / "completed.json"
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.write_text(json.dumps({"steps": steps}) + "\n")
+        write_whole(self.path / "launcher" / "completed.json", json.dumps({"steps": steps}) + "\n")

@@ -10,13 +10,13 @@ import fcntl
 import os
 import tempfile
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
+from pipelinerl.base.closing import Closing
 from pipelinerl.launcher.placement import is_free
 
 
-class ReservedPorts:
+class ReservedPorts(Closing):
     """A context manager whose `take` says whether a port is free, and keeps it if so.
 
     The reservation is a lock on a file in the system's temporary folder; it ends with this process.
@@ -41,12 +41,7 @@ class ReservedPorts:
         self._held.append(lock)
         return True
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         for lock in self._held:
             lock.close()
         self._held.clear()

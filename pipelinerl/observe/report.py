@@ -14,7 +14,7 @@ from pipelinerl.domain import ReportFocus
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
 from pipelinerl.observe.summary import Comparison, Summary, summarise
-from pipelinerl.run_state.accounting import Counts
+from pipelinerl.run_state.accounting import RolloutCounts
 
 _RATES = {
     "elapsed_s": "seconds from the first to the last record",
@@ -89,7 +89,7 @@ def rate_rows(summary: Summary) -> list[tuple[str, ...]]:
     ]
 
 
-def outcome_counts(counts: Counts) -> dict[str, int]:
+def outcome_counts(counts: RolloutCounts) -> dict[str, int]:
     """Training rollouts by outcome, the unfinished ones last."""
     return {outcome.value: n for outcome, n in counts.ends.items()} | {"unfinished": counts.unfinished}
 

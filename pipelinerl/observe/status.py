@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 
 from pipelinerl.base.closing import Closing
+from pipelinerl.base.files import write_whole
 from pipelinerl.base.waits import current_waits
 
 log = logging.getLogger(__name__)
@@ -32,7 +33,6 @@ class StatusFile(Closing):
 
     def __init__(self, output_dir: Path, role: str, interval_s: float = 1.0) -> None:
         self.path = status_path(output_dir, role)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         self._role = role
         self._fields: dict[str, Any] = {}
         self._written: dict[str, Any] = {}
@@ -60,10 +60,9 @@ class StatusFile(Closing):
             if content == self._written:
                 return
             self._written = content
-            temporary = self.path.with_name("~status.json")
             try:
-                temporary.write_bytes(msgspec.json.encode({**content, "time": round(time.time(), 3)}) + b"\n")
-                temporary.replace(self.path)
+                shown = {**content, "time": round(time.time(), 3)}
+                write_whole(self.path, msgspec.json.encode(shown) + b"\n")
             except OSError as error:  # nothing depends on the file; what matters will say by itself
                 if not self._failed:
                     log.warning("%s cannot be written: %s", self.path, error)

@@ -12,7 +12,7 @@ import numpy as np
 from pipelinerl.domain import ReportFocus
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
-from pipelinerl.run_state.accounting import Counts, reconcile
+from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 
 _FIRST = ("success", "reward")
 _MOST_HEADLINES = 12
@@ -32,7 +32,7 @@ class Summary:
     evaluations: list[Evaluation]
     comparisons: dict[str, Comparison]
     headline: list[str]
-    counts: Counts
+    counts: RolloutCounts
     rates: dict[str, float]
     """Throughput and staleness by name; what the run did not record is absent."""
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from pipelinerl.preprocess.ready import ReadyText
 from pipelinerl.preprocess.validate import Record, metadata_of
-from pipelinerl.run_state.accounting import Ledger, Outcome, rollout_id
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, rollout_id
 from pipelinerl.run_state.announcements import DiscardedTexts
 
 
@@ -26,7 +26,7 @@ class Books:
     A rollout of which a text went to the trainer is the trainer's to account for.
     """
 
-    def __init__(self, ledger: Ledger, discarded: DiscardedTexts) -> None:
+    def __init__(self, ledger: RolloutLog, discarded: DiscardedTexts) -> None:
         self._ledger, self._discarded = ledger, discarded
         self._open: dict[str, _Open] = defaultdict(_Open)
         self.dropped_texts = 0
@@ -46,7 +46,7 @@ class Books:
         for text in texts:
             self._open[text.rollout].texts += 1
             rollouts[text.rollout] = None
-        self._ledger.note_replayed(rollouts)
+        self._ledger.record(Outcome.REPLAYED, rollouts)
 
     def dropped(self, texts: Iterable[tuple[Record | ReadyText, str]]) -> None:
         """Texts with their reasons; each is refunded to the lag budget."""

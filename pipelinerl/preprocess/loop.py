@@ -29,9 +29,9 @@ from pipelinerl.preprocess.settings import PreprocessSettings
 from pipelinerl.preprocess.snapshots import Held, Keeper, fitting
 from pipelinerl.preprocess.validate import Record, check_group
 from pipelinerl.preprocess.wakeup import Wakeup
-from pipelinerl.run_state.accounting import Ledger
+from pipelinerl.run_state.accounting import RolloutLog
 from pipelinerl.run_state.announcements import AnnouncedVersion, DiscardedTexts, TrainerState
-from pipelinerl.run_state.resume_point import Session, read_session
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import (
     SingleStreamSpec,
     StreamRangeSpec,
@@ -54,7 +54,7 @@ class Preprocess:
         settings: PreprocessSettings,
         state: TrainerState,
         books: Books,
-        session: Session,
+        session: ResumePoint,
         training_data: StreamWriter,
         scorer: Any = None,
     ) -> None:
@@ -249,14 +249,14 @@ def run(settings: PreprocessSettings, writer: MetricsWriter | None = None) -> No
     _warn_about_role_weights(settings)
     with (
         TrainerState(settings.output_dir, wakeup.notify) as state,
-        Ledger(settings.output_dir, "preprocess") as ledger,
+        RolloutLog(settings.output_dir, "preprocess") as ledger,
         StatusFile(settings.output_dir, "preprocess") as status,
         write_to_streams(out) as training_data,
         write_to_streams(SingleStreamSpec(settings.output_dir, "preprocessor_stats")) as stats,
     ):
         scorer = _reference_scorer(settings)
         state.wait_for_version(settings.start_deadline_s)
-        session = read_session(settings.output_dir)
+        session = ResumePoint.read(settings.output_dir)
         source = SingleStreamSpec(settings.streams_from or settings.output_dir, settings.input_topic)
         discarded = DiscardedTexts(settings.output_dir, "preprocess")
         preprocess = Preprocess(settings, state, Books(ledger, discarded), session, training_data, scorer)

@@ -10,14 +10,12 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from pipelinerl.preprocess.ready import ReadyText
 from pipelinerl.preprocess.settings import PreprocessSettings
-from pipelinerl.run_state.resume_point import Session
-from pipelinerl.run_state.snapshots import PREPROCESS_FORMAT, SnapshotFiles, read_preprocess_snapshot
-from pipelinerl.streams.records import RecordEncoder
+from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.run_state.snapshots import Snapshots
 
 KEPT = 4
 """A checkpoint may be saved some versions after the snapshot that belongs to it."""
@@ -35,6 +33,23 @@ class Held:
     position: int
     """Groups read from the actor's stream."""
 
+    def save(self, snapshots: Snapshots) -> None:
+        state = {
+            "ahead": [[step, [_tree(text) for text in texts]] for step, texts in self.ahead],
+            "buffered": [_tree(text) for text in self.buffered],
+            "position": self.position,
+        }
+        snapshots.save(self.version, state)
+
+    @classmethod
+    def of(cls, state: dict[str, Any] | None) -> Self | None:
+        """What `save` wrote, as a snapshot has it."""
+        if state is None:
+            return None
+        ahead = [(int(step), [ReadyText(**text) for text in texts]) for step, texts in state["ahead"]]
+        buffered = [ReadyText(**text) for text in state["buffered"]]
+        return cls(int(state["version"]), ahead, buffered, int(state["position"]))
+
     def texts_from(self, step: int) -> list[ReadyText]:
         """What is left for a trainer that goes on with `step`, oldest first."""
         written = [text for number, texts in self.ahead if number >= step for text in texts]
@@ -50,48 +65,20 @@ def can_be_resumed_from(
     return any(step % every == 0 or step == last or step in set(also) for step in steps)
 
 
-class Snapshots:
-    """The snapshots of one run, as records of held texts."""
-
-    def __init__(self, output_dir: Path) -> None:
-        self._files = SnapshotFiles(output_dir, "preprocess", KEPT)
-        self.remove_after = self._files.remove_after
-
-    def save(self, held: Held) -> None:
-        """The file appears whole or not at all; the newest KEPT stay."""
-        tree = {
-            "format": PREPROCESS_FORMAT,
-            "version": held.version,
-            "ahead": [[step, [_tree(text) for text in texts]] for step, texts in held.ahead],
-            "buffered": [_tree(text) for text in held.buffered],
-            "position": held.position,
-        }
-        self._files.save(held.version, RecordEncoder().encode(tree))
-
-    def restore(self, version: int) -> Held | None:
-        """The newest snapshot not newer than `version`, or None. Raises ValueError for a damaged one."""
-        path = self._files.newest(version)
-        if path is None:
-            return None
-        tree = read_preprocess_snapshot(path, PREPROCESS_FORMAT)
-        ahead = [(int(step), [ReadyText(**text) for text in texts]) for step, texts in tree["ahead"]]
-        buffered = [ReadyText(**text) for text in tree["buffered"]]
-        return Held(int(tree["version"]), ahead, buffered, int(tree["position"]))
-
-
 class Keeper:
     """Takes snapshots as versions are announced, and gives back what the last start held."""
 
-    def __init__(self, settings: PreprocessSettings, session: Session) -> None:
-        self._settings, self._session = settings, session
-        self._files = Snapshots(settings.output_dir)
-        self._seen = session.version
+    def __init__(self, settings: PreprocessSettings, point: ResumePoint) -> None:
+        self._settings, self._point = settings, point
+        self._snapshots = Snapshots(settings.output_dir, "preprocess", KEPT)
+        self._seen = point.version
         self._ahead: deque[tuple[int, list[ReadyText]]] = deque()
 
     def restore(self) -> Held | None:
         """What was held at the version from which the run goes on."""
-        self._files.remove_after(self._session.version)
-        return self._files.restore(self._session.version) if self._session.version else None
+        # At version 0 there is nothing to go on with, but what an earlier start kept has to go.
+        held = Held.of(self._snapshots.restore(self._point.version))
+        return held if self._point.version else None
 
     def written(self, step: int, texts: list[ReadyText]) -> None:
         """A step went to the trainer; a stand-in for one would never be done with it."""
@@ -115,7 +102,7 @@ class Keeper:
             settings.also_save_steps,
             settings.last_step,
         ):
-            self._files.save(Held(version, list(self._ahead), list(buffered), position))
+            Held(version, list(self._ahead), list(buffered), position).save(self._snapshots)
 
 
 def fitting(texts: Sequence[ReadyText], seq_length: int) -> tuple[list[ReadyText], list[ReadyText]]:

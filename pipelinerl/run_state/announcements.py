@@ -2,7 +2,7 @@
 
 Three messages travel over `weight_update_request` (trainer to all), and every process that drops texts
 publishes cumulative counts by reason over `discarded`, because the lag budget has to get them back. Both
-topics speak about the processes running now: `begin_session` empties them before the roles of a new or
+topics speak about the processes running now: `forget_announcements` empties them before the roles of a new or
 resumed run start.
 """
 
@@ -11,11 +11,12 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any
+
+import msgspec
 
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.waits import waiting
@@ -26,49 +27,39 @@ DISCARDED_TOPIC = "discarded"
 DISCARDED_PARTITIONS = {"preprocess": 0, "finetune": 1, "actor": 2}
 
 
-@dataclass(frozen=True)
-class SamplesProcessed:
+class _Message(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
+    """A message travels as its fields and `kind`, the name of its class in small letters."""
+
+
+class SamplesProcessed(_Message, frozen=True, tag="samples_processed"):
     """Texts consumed so far; sent once at start, then after every micro-batch."""
 
-    kind: ClassVar[str] = "samples_processed"
     samples_processed: int
-    timestamp: float = field(default_factory=time.time)
+    timestamp: float = msgspec.field(default_factory=time.time)
 
 
-@dataclass(frozen=True)
-class WeightUpdateSuccess:
+class WeightUpdateSuccess(_Message, frozen=True, tag="weight_update_success"):
     """Every engine in rotation serves `version` (texts behind the weights)."""
 
-    kind: ClassVar[str] = "weight_update_success"
     version: int
-    timestamp: float = field(default_factory=time.time)
+    timestamp: float = msgspec.field(default_factory=time.time)
 
 
-@dataclass(frozen=True)
-class TrainingDone:
+class TrainingDone(_Message, frozen=True, tag="training_done"):
     """The final model is saved."""
 
-    kind: ClassVar[str] = "training_done"
-    timestamp: float = field(default_factory=time.time)
+    timestamp: float = msgspec.field(default_factory=time.time)
 
 
 TrainerMessage = SamplesProcessed | WeightUpdateSuccess | TrainingDone
-_KINDS: dict[str, type[Any]] = {m.kind: m for m in (SamplesProcessed, WeightUpdateSuccess, TrainingDone)}
 
 
-def to_record(message: TrainerMessage) -> dict[str, Any]:
-    return {"kind": message.kind, **asdict(message)}
-
-
-def parse_message(record: Mapping[str, Any]) -> TrainerMessage:
-    """The message in a record; ValueError names an unknown kind or a missing field."""
-    kind = record.get("kind")
-    if kind not in _KINDS:
-        raise ValueError(f"trainer message of kind {kind!r} is not known; use one of {', '.join(_KINDS)}")
+def parse_message(record: Any) -> TrainerMessage:
+    """The message in a record. Raises ValueError for another kind, or a missing or unknown field."""
     try:
-        return _KINDS[kind](**{k: v for k, v in record.items() if k != "kind"})
-    except TypeError as error:
-        raise ValueError(f"trainer message {kind} is malformed: {error}") from None
+        return msgspec.convert(record, TrainerMessage)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"trainer message {record} is malformed: {error}") from None
 
 
 def trainer_stream(output_dir: Path) -> SingleStreamSpec:
@@ -77,13 +68,14 @@ def trainer_stream(output_dir: Path) -> SingleStreamSpec:
 
 def discarded_stream(output_dir: Path, role: str) -> SingleStreamSpec:
     """`role` is preprocess, finetune or actor."""
-    if role not in DISCARDED_PARTITIONS:
-        raise ValueError(f"role {role!r} discards no texts; use one of {', '.join(DISCARDED_PARTITIONS)}")
     return SingleStreamSpec(output_dir, DISCARDED_TOPIC, partition=DISCARDED_PARTITIONS[role])
 
 
-def begin_session(output_dir: Path) -> None:
-    """Forget what an earlier session announced; the launcher calls this before it starts any role."""
+def forget_announcements(output_dir: Path) -> None:
+    """Of an earlier start; the launcher calls this before it starts any role.
+
+    A role that read them would take the run for finished, or its weights for newer than they are.
+    """
     for topic in (TRAINER_TOPIC, DISCARDED_TOPIC):
         remove_stream(output_dir, topic)
 
@@ -94,20 +86,23 @@ class TrainerAnnouncements(Closing):
     def __init__(self, output_dir: Path) -> None:
         self._stream = write_to_streams(trainer_stream(output_dir))
 
+    def _send(self, message: TrainerMessage) -> None:
+        self._stream.write(msgspec.to_builtins(message))
+
     def samples_processed(self, samples: int) -> None:
-        self._stream.write(to_record(SamplesProcessed(samples)))
+        self._send(SamplesProcessed(samples))
 
     def weight_update_success(self, version: int) -> None:
-        self._stream.write(to_record(WeightUpdateSuccess(version)))
+        self._send(WeightUpdateSuccess(version))
 
     def training_done(self) -> None:
-        self._stream.write(to_record(TrainingDone()))
+        self._send(TrainingDone())
 
     def close(self) -> None:
         self._stream.close()
 
 
-class AnnouncedVersion:
+class AnnouncedVersion(Closing):
     """The newest announced version, read in the caller's own thread; a context manager.
 
     Whatever was written because of a version comes after its announcement. Somebody who reads such a record
@@ -126,16 +121,11 @@ class AnnouncedVersion:
                 self._version = max(message.version, self._version or 0)
         return self._version
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._reader.close()
 
 
-class DiscardedTexts:
+class DiscardedTexts(Closing):
     """One process's cumulative counts of texts it dropped, published on every change."""
 
     def __init__(self, output_dir: Path, role: str) -> None:
@@ -148,6 +138,7 @@ class DiscardedTexts:
             raise ValueError(f"{texts} texts cannot be discarded ({reason})")
         if texts:
             self.counts[reason] = self.counts.get(reason, 0) + texts
+            # The sum and not the difference: a reader needs the last record only.
             self._stream.write({"counts": self.counts})
 
     def close(self) -> None:
@@ -245,14 +236,10 @@ class TrainerState(Closing):
 
     @property
     def discarded(self) -> dict[str, int]:
-        """Texts dropped in this session, by reason, summed over the processes that drop any."""
+        """Texts dropped in this start of the run, by reason, summed over the processes that drop any."""
         self._check()
-        total: dict[str, int] = {}
         with self._changed:
-            for counts in self._discarded.values():
-                for reason, texts in counts.items():
-                    total[reason] = total.get(reason, 0) + texts
-        return total
+            return dict(sum(map(Counter, self._discarded.values()), Counter[str]()))
 
     def wait_for_version(self, deadline_s: float, at_least: int = 0) -> int:
         """Block until a version of at least `at_least` is announced and return it; raises WaitExpired."""

@@ -5,15 +5,17 @@ Each watch is a thread of one child's start. It ends when the child is gone, or 
 
 from __future__ import annotations
 
-import http.client
 import json
 import socket
 import threading
 import time
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import urlsplit
 
-from pipelinerl.base.heartbeat import BeatWatch, Silence
+from pipelinerl.base.heartbeat import BeatWatch
+from pipelinerl.base.http import CallFailed, call
+from pipelinerl.base.waits import StallDetector
 from pipelinerl.inference.engine_metrics import StallWatch, parse_prometheus, running_and_tokens
 from pipelinerl.launcher.supervision.spec import HealthCheck, Pulse
 
@@ -21,25 +23,18 @@ _PROBE_TIMEOUT_S = 2.0
 _FIRST_PROBE_S = 0.05
 _LATER_PROBE_S = 0.5
 _TOKEN_TIMEOUT_S = 30.0
-_ONE_TOKEN = b'{"token_ids": [0], "sampling_params": {"max_tokens": 1, "detokenize": false}, "stream": false}'
+_ONE_TOKEN = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "detokenize": False}, "stream": False}
 
 
-def get(url: str, timeout_s: float = _PROBE_TIMEOUT_S, body: bytes | None = None) -> bytes | None:
+def get(url: str, timeout_s: float = _PROBE_TIMEOUT_S, body: dict[str, Any] | None = None) -> bytes | None:
     """The body of a 200 answer to a GET, or to a POST of a JSON `body`; else None. Uses no proxy."""
     parts = urlsplit(url)
     if parts.scheme == "redis":
         return _ping(parts.hostname or "127.0.0.1", parts.port or 6379, timeout_s)
-    kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
-    connection = kind(parts.hostname or "127.0.0.1", parts.port, timeout=timeout_s)
     try:
-        method, headers = ("GET", {}) if body is None else ("POST", {"Content-Type": "application/json"})
-        connection.request(method, parts.path or "/", body, headers)
-        answer = connection.getresponse()
-        return answer.read() if answer.status == 200 else None
-    except (OSError, http.client.HTTPException):
+        return call("GET" if body is None else "POST", url, "", timeout_s, body)
+    except CallFailed:
         return None
-    finally:
-        connection.close()
 
 
 def _ping(host: str, port: int, timeout_s: float) -> bytes | None:
@@ -69,10 +64,12 @@ def watch_health(
     limit_s = health.liveness_deadline_s
     if limit_s is None:
         return
-    silence = Silence(time.monotonic(), health.interval_s + 2 * _PROBE_TIMEOUT_S)
+    answers = 0
+    silence = StallDetector(answers, time.monotonic(), health.interval_s + 2 * _PROBE_TIMEOUT_S)
     tokens = StallWatch(limit_s)
     while not gone.wait(health.interval_s):
-        silent_s = silence.look(get(health.url) is not None, time.monotonic())
+        answers += get(health.url) is not None
+        silent_s = silence.look(answers, time.monotonic())
         if silent_s > limit_s:
             on_silent(f"no answer from its health check for {silent_s:.0f} s")
             return

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from pipelinerl.config import Config, Job, save
 from pipelinerl.run_state.announcements import TrainerAnnouncements
-from pipelinerl.run_state.resume_point import Session, write_session
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, read_stream
 
 HERE = Path(__file__).parent
@@ -62,7 +62,7 @@ class ActorRun:
 
     def __init__(self, output_dir: Path, job: int = 1, version: int = 0):
         self.output_dir = output_dir
-        write_session(output_dir, Session(version=version, step=version // 4))
+        ResumePoint(version=version, step=version // 4).write(output_dir)
         self.trainer = TrainerAnnouncements(output_dir)
         env = {**os.environ, "PYTHONPATH": f"{ROOT}:{HERE}", "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", str(job)]

@@ -16,13 +16,13 @@ from pipelinerl.actor.messages import Ending, Outcome
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, retryable
 from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.snapshots import Snapshots
 from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, Throughput, describe
 from pipelinerl.actor.texts import Stamp, metric_values, stamped_records
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.domain_sampling import DomainWeightedSampler
 from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
 from pipelinerl.rollouts import BaseMetrics, TrainingText
+from pipelinerl.run_state.snapshots import Snapshots
 
 PROBLEMS = [{"id": i, "domain": "abc"[i % 3]} for i in range(9)]
 
@@ -72,7 +72,7 @@ def test_impossible_mixtures_are_refused(weights, message):
 
 
 def test_a_resume_takes_the_newest_snapshot_not_newer_than_the_trainer(tmp_path):
-    snapshots = Snapshots(tmp_path, keep=3)
+    snapshots = Snapshots(tmp_path, "actor", keep=3)
     assert snapshots.restore(5) is None
     for version in (0, 4, 8, 12):
         snapshots.save(version, {"drawn": version})

@@ -13,8 +13,8 @@ from pipelinerl.actor.groups import GroupTable, Slots
 from pipelinerl.actor.messages import Ending, Outcome
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
-from pipelinerl.run_state.accounting import Ledger, reconcile
 from pipelinerl.run_state.accounting import Outcome as Fate
+from pipelinerl.run_state.accounting import RolloutLog, reconcile
 
 
 class World:
@@ -25,7 +25,7 @@ class World:
     ):
         self.published, self.finished_groups, self.passes = [], [], []
         self.running = {}
-        self.books = Ledger(folder, "actor")
+        self.books = RolloutLog(folder, "actor")
         self.folder = folder
         self.table = GroupTable(
             Slots([f"e{i}" for i in range(engines)], more.get("per_engine", 4), workers=2)

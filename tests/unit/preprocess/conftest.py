@@ -17,9 +17,9 @@ from pipelinerl.preprocess.books import Books
 from pipelinerl.preprocess.loop import Preprocess
 from pipelinerl.preprocess.settings import PreprocessSettings
 from pipelinerl.preprocess.validate import Limits
-from pipelinerl.run_state.accounting import Ledger
+from pipelinerl.run_state.accounting import RolloutLog
 from pipelinerl.run_state.announcements import DiscardedTexts
-from pipelinerl.run_state.resume_point import Session
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, read_stream, write_to_streams
 from tests.unit.finetune.conftest import VOCAB, model, one_thread
 
@@ -66,10 +66,10 @@ def bench(tmp_path: Path, request: Any) -> Iterator[Bench]:
     settings = PreprocessSettings(**defaults | options)
     trainer, discarded = FakeTrainer(), DiscardedTexts(tmp_path, "preprocess")
     with (
-        Ledger(tmp_path, "preprocess") as ledger,
+        RolloutLog(tmp_path, "preprocess") as ledger,
         write_to_streams(SingleStreamSpec(tmp_path, "training_data")) as out,
     ):
         books = Books(ledger, discarded)
-        preprocess = Preprocess(settings, trainer, books, Session(0, 0), out)  # type: ignore[arg-type]
+        preprocess = Preprocess(settings, trainer, books, ResumePoint(0, 0), out)  # type: ignore[arg-type]
         yield Bench(tmp_path, preprocess, trainer, discarded)
     discarded.close()

@@ -16,14 +16,13 @@ from pipelinerl.preprocess.snapshots import (
     KEPT,
     Held,
     Keeper,
-    Snapshots,
     can_be_resumed_from,
     fitting,
 )
 from pipelinerl.preprocess.validate import Limits
-from pipelinerl.run_state.accounting import Ledger, reconcile
-from pipelinerl.run_state.resume_point import Session
-from pipelinerl.run_state.snapshots import replayed_texts
+from pipelinerl.run_state.accounting import RolloutLog, reconcile
+from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.run_state.snapshots import Snapshots, replayed_texts
 from tests.unit.finetune.builders import group, ready
 from tests.unit.finetune.conftest import VOCAB
 from tests.unit.preprocess.conftest import Bench
@@ -38,12 +37,20 @@ def same(one: ReadyText, other: ReadyText) -> bool:
     )
 
 
+def snapshots(folder: Path) -> Snapshots:
+    return Snapshots(folder, "preprocess", KEPT)
+
+
+def newest(folder: Path, version: int) -> Held | None:
+    return Held.of(snapshots(folder).newest(version))
+
+
 def test_texts_come_back_as_they_were_and_a_later_checkpoint_leaves_out_what_it_contains(
     tmp_path: Path,
 ) -> None:
     texts = [ready(i, role="policy", situation=None, loss_scale=1 / 3) for i in range(6)]
-    Snapshots(tmp_path).save(Held(8, [(2, texts[:2]), (3, texts[2:4])], texts[4:], 17))
-    held = Snapshots(tmp_path).restore(11)
+    Held(8, [(2, texts[:2]), (3, texts[2:4])], texts[4:], 17).save(snapshots(tmp_path))
+    held = newest(tmp_path, 11)
     assert held is not None and held.position == 17 and held.version == 8
     assert all(map(same, held.texts_from(2), texts)) and len(held.texts_from(2)) == 6
     assert all(map(same, held.texts_from(3), texts[2:])) and len(held.texts_from(3)) == 4
@@ -53,24 +60,24 @@ def test_texts_come_back_as_they_were_and_a_later_checkpoint_leaves_out_what_it_
 
 
 def test_the_newest_not_newer_is_taken_and_the_future_is_forgotten(tmp_path: Path) -> None:
-    files = Snapshots(tmp_path)
+    files = snapshots(tmp_path)
     for version in range(1, 8):
-        files.save(Held(version, [], [ready(version)], version))
-    assert files.restore(7 - KEPT) is None
-    files.remove_after(5)
-    newest = Snapshots(tmp_path).restore(99)
-    assert newest is not None and newest.version == 5
+        Held(version, [], [ready(version)], version).save(files)
+    assert files.newest(7 - KEPT) is None
+    files.restore(5)
+    held = newest(tmp_path, 99)
+    assert held is not None and held.version == 5
 
 
 @pytest.mark.parametrize(
     ("data", "expected"), [(b"PRL", "is damaged"), (b"", "is damaged"), (b"\x80\x04pickle" * 9, "is damaged")]
 )
 def test_a_damaged_snapshot_is_named(tmp_path: Path, data: bytes, expected: str) -> None:
-    Snapshots(tmp_path).save(Held(4, [], [], 0))
+    Held(4, [], [], 0).save(snapshots(tmp_path))
     (path,) = (tmp_path / "preprocess" / "state").glob("*.rec")
     path.write_bytes(data)
     with pytest.raises(ValueError, match=f"{path} {expected}.*remove it"):
-        Snapshots(tmp_path).restore(4)
+        newest(tmp_path, 4)
 
 
 @pytest.mark.parametrize(
@@ -94,23 +101,23 @@ def test_a_keeper_forgets_consumed_steps_and_saves_once_per_version(tmp_path: Pa
         last_step=7,
         save_checkpoint_steps=2,
     )
-    keeper = Keeper(settings, Session(version=0, step=0))
+    keeper = Keeper(settings, ResumePoint(version=0, step=0))
     texts = [ready(i) for i in range(7)]
     for step in range(3):
         keeper.written(step, texts[2 * step : 2 * step + 2])
     keeper.announced(None, texts[6:], 1)
     keeper.announced(0, texts[6:], 1)
     keeper.announced(2, texts[6:], 2)
-    assert Snapshots(tmp_path).restore(99) is None
+    assert newest(tmp_path, 99) is None
     keeper.announced(4, texts[6:], 3)
     keeper.announced(4, [], 9)
-    held = Snapshots(tmp_path).restore(4)
+    held = newest(tmp_path, 4)
     assert held is not None and [step for step, _ in held.ahead] == [2] and held.position == 3
     assert [text.group_id for text in held.texts_from(2)] == ["g4", "g5", "g6"]
-    again = Keeper(settings, Session(version=4, step=2)).restore()
+    again = Keeper(settings, ResumePoint(version=4, step=2)).restore()
     assert again is not None and len(again.texts_from(2)) == 3
-    assert Keeper(settings, Session(version=0, step=0)).restore() is None
-    assert Snapshots(tmp_path).restore(99) is None, "a start from the beginning leaves no snapshot behind"
+    assert Keeper(settings, ResumePoint(version=0, step=0)).restore() is None
+    assert newest(tmp_path, 99) is None, "a start from the beginning leaves no snapshot behind"
 
 
 def test_texts_too_long_for_a_changed_configuration_are_set_apart() -> None:
@@ -132,9 +139,9 @@ def test_a_preprocess_started_again_goes_on_with_what_the_other_held(
     assert first.write_steps() and first.step == 2
     first.announced(consumed, 5)
     first.take_groups([group(9)])  # what came later is made anew
-    with Ledger(bench.folder, "preprocess") as ledger:
+    with RolloutLog(bench.folder, "preprocess") as ledger:
         books = Books(ledger, bench.discarded)
-        session = Session(version=consumed, step=consumed // 8)
+        session = ResumePoint(version=consumed, step=consumed // 8)
         second = Preprocess(first.settings, bench.trainer, books, session, first._training_data)
         held = second.restore()
         assert held is not None and held.position == 5

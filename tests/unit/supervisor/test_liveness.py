@@ -13,7 +13,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.base.heartbeat import Silence, beat, heartbeat_path, start_heartbeat
+from pipelinerl.base.heartbeat import beat, heartbeat_path, start_heartbeat
+from pipelinerl.base.waits import StallDetector
 from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, Pulse, Supervisor
 from pipelinerl.launcher.supervision.liveness import watch_health, watch_pulse
 from pipelinerl.launcher.supervision.run import ChildFailed
@@ -22,15 +23,16 @@ GONE_S = 20.0
 
 
 def test_silence_grows_while_nothing_is_seen_and_ends_with_a_sign() -> None:
-    silence = Silence(now=0.0, longest_s=3.0)
-    assert [silence.look(False, now) for now in (1.0, 2.0, 3.5)] == [1.0, 2.0, 3.5]
-    assert silence.look(True, 4.0) == 0.0
-    assert silence.look(False, 5.0) == 1.0
+    silence = StallDetector("seen", now=0.0, longest_s=3.0)
+    assert [silence.look("seen", now) for now in (1.0, 2.0, 3.5)] == [1.0, 2.0, 3.5]
+    assert silence.look("news", 4.0) == 0.0
+    assert silence.look("news", 5.0) == 1.0
+    silence.restart(7.0)
+    assert silence.look("news", 8.0) == 1.0
 
 
 def test_a_watcher_that_slept_itself_blames_nobody_for_it() -> None:
-    silence = Silence(now=0.0, longest_s=3.0)
-    assert silence.look(False, 3600.0) == 3.0
+    assert StallDetector("seen", now=0.0, longest_s=3.0).look("seen", 3600.0) == 3.0
 
 
 def test_a_heartbeat_renews_its_file_until_it_is_stopped(tmp_path: Path) -> None:
