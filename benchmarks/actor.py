@@ -30,7 +30,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from benchmarks._figures import ROOT, Figure, at_least, at_most, report
 from pipelinerl.async_llm import llm_async_generate, make_training_text
-from pipelinerl.config import Config, Job, save
+from pipelinerl.config import Config, Job, save, typed
+from pipelinerl.launcher.placement import derive
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
 from pipelinerl.run_state.announcements import TrainerAnnouncements, forget_announcements
@@ -166,6 +167,7 @@ def write_config(output_dir: Path, model: Path, policy: str, url: str, in_flight
     }
     merged = OmegaConf.merge(tree, changes)
     assert isinstance(merged, DictConfig)
+    merged.derived = derive(typed(merged), []).model_dump()
     save(merged, output_dir)
 
 

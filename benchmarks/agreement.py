@@ -23,9 +23,9 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks._figures import ROOT, Figure, at_most, report
 from benchmarks.engine import READY_DEADLINE_S, build_model, serving
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
 from pipelinerl.inference.client import SamplingParams

@@ -60,7 +60,7 @@ DEFECTS = (
         "pipelinerl/actor/messages.py",
         "import pickle\n",
         "import pickle\nimport torch\n",
-        "tests/unit/launch/test_imports.py::test_a_role_does_not_import_what_it_must_not",
+        "tests/unit/launcher/test_imports.py::test_a_role_does_not_import_what_it_must_not",
     ),
     Defect(
         5,
@@ -84,7 +84,7 @@ DEFECTS = (
         "pipelinerl/finetune/rl/advantages.py",
         "import numpy as np\n",
         "import numpy as np\nimport torch\n",
-        "tests/unit/finetune/test_advantages.py::test_module_needs_neither_torch_nor_pandas",
+        "tests/unit/finetune/rl/test_advantages.py::test_module_needs_neither_torch_nor_pandas",
     ),
     Defect(
         9,
@@ -111,7 +111,7 @@ DEFECTS = (
         "pipelinerl/launcher/supervision/liveness.py",
         "if watch.alive and silent_s > pulse.silent_deadline_s:",
         "if False:",
-        "tests/unit/supervisor/test_liveness.py::test_a_heartbeat_renews_its_file_until_it_is_stopped",
+        "tests/unit/launcher/supervision/test_liveness.py::test_a_heartbeat_renews_its_file_until_it_is_stopped",
     ),
     Defect(
         16,

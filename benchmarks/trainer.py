@@ -24,9 +24,9 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks._figures import Figure, at_least, report
 from benchmarks._texts import random_texts
 from benchmarks.engine import SIZES, build_model
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler

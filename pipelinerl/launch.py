@@ -85,7 +85,7 @@ def launch(argv: Sequence[str]) -> int:
     devices = usable_devices(composition, dry_run)
     share_one_device(composition, devices, dry_run)
     domain = load_domain(composition.tree.domain_hooks)
-    cfg = checked(composition.tree, domain, len(composition.devices), dry_run, composition.user_keys)
+    cfg = checked(composition.tree, domain, len(devices), dry_run, composition.user_keys)
     problem = output_dir_problem(output_dir)
     if problem is not None:
         raise ConfigError(problem)
@@ -124,7 +124,7 @@ def _run(
     if plan.cfg.streams.backend == "files":
         forget_announcements(folder.path)
     log = logging.getLogger("pipelinerl.launch")
-    with ProgressDisplay(folder.path, last * cfg.texts_per_step) as display:
+    with ProgressDisplay(folder.path, plan.cfg.total_texts) as display:
 
         def say(line: str) -> None:
             log.info(line)

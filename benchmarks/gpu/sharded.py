@@ -29,10 +29,10 @@ from benchmarks.gpu.trainer import (
     micro_batch,
     timed,
 )
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.checkpoints import collect_tensors
 from pipelinerl.finetune.loop import learner_of
 from pipelinerl.finetune.ranks import join_ranks
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.settings import TrainerSettings

@@ -36,10 +36,10 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
 from benchmarks._texts import random_texts
 from benchmarks.gpu.profile_step import profile_step
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.loop import learner_of
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.settings import TrainerSettings

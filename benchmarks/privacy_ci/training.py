@@ -15,7 +15,7 @@ from benchmarks.privacy_ci.policy import Policy, Sampled
 from domains.privacy_hopqa.audit import AuditLog
 from domains.privacy_hopqa.capture import Captured
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.preprocess.chunk import apply_scales, process_chunk
 from pipelinerl.preprocess.ready import scale_table
 from pipelinerl.rollouts import MASKED_TOKEN_ID, TrainingText

@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import math
 import signal
 import time
 from collections.abc import Coroutine
@@ -36,12 +35,6 @@ log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
 CLOSE_DEADLINE_S = 60.0
-
-
-def update_interval(cfg: Config) -> int:
-    """U: texts between two versions, a multiple of the texts of an optimizer step."""
-    step = cfg.texts_per_step
-    return math.ceil(max(1, cfg.finetune.weight_update_interval) / step) * step
 
 
 def difficulty_penalty(cfg: Config) -> DifficultyPenalty | None:
@@ -103,7 +96,7 @@ class Actor:
             )
         sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix)
         evaluation = EvaluationSchedule(cfg.eval_every_n_versions, cfg.eval_at_end, len(test))
-        interval = update_interval(cfg)
+        interval = cfg.derived.texts_per_update
         recent = saved["recent_texts"] if saved is not None else ()
         budget = LagBudget(cfg.max_lag, interval, point.version, recent, point.replayed)
         log.info(
@@ -117,7 +110,7 @@ class Actor:
             on_error=cfg.actor.on_rollout_error,
             seed=cfg.seed,
             run=str(start),
-            target=cfg.finetune.last_step * cfg.texts_per_step,
+            target=cfg.total_texts,
             train_payload=lambda index: payload(train[index], index),
             test_payload=lambda index: payload(test[index], index),
             penalty=difficulty_penalty(cfg),

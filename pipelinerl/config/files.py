@@ -46,8 +46,13 @@ def save(tree: DictConfig, output_dir: str | Path) -> Path:
 
 
 def load(output_dir: str | Path) -> Config:
-    """The typed tree of the run in `output_dir`. Raises ConfigError if it is absent or invalid."""
-    return typed(_read(output_dir))
+    """The typed tree of the run in `output_dir`. Raises ConfigError if it is absent, invalid or unplaced."""
+    cfg = typed(_read(output_dir))
+    if cfg.derived_ is None:
+        raise ConfigError(
+            f"{config_path(output_dir)}: has no section derived; start the run again with pipelinerl.launch"
+        )
+    return cfg
 
 
 def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:

@@ -10,7 +10,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.removed import REMOVED
 
-WRITTEN_BY_LAUNCHERS = ("jobs", "me", "attempt", "hydra")
+WRITTEN_BY_LAUNCHERS = ("jobs", "derived", "me", "attempt", "hydra")
 """What a launcher puts into the tree of a run; a new run gets its own."""
 
 FORMER_DEFAULTS: dict[str, Any] = {

@@ -82,6 +82,17 @@ class Job(Section):
     """Name of the process: its folder below `output_dir` and its name in messages."""
 
 
+class DerivedConfig(Section):
+    """What follows from the keys and the placement. The launcher computes it once; no role does again."""
+
+    trainer_ranks: int = Field(ge=1)
+    """Processes of the trainer."""
+    texts_per_step: int = Field(ge=1)
+    """B: samples of one optimizer step, rounded up to a multiple of the ranks."""
+    texts_per_update: int = Field(ge=1)
+    """Samples between two published weight versions: `weight_update_interval` rounded up to whole steps."""
+
+
 class StreamsConfig(Section):
     """Where records travel. Chosen with the group override `streams=files` or `streams=redis`."""
 

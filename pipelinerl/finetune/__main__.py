@@ -44,7 +44,11 @@ def _run(output_dir: Path, job: int | None) -> None:
     ranks = join_ranks(cpu=cfg.hardware.kind == "cpu")
     setup_logging(output_dir, "finetune", f"rank_{ranks.index}" if ranks.count > 1 else "")
     set_streams_backend(**cfg.streams.settings)
-    settings = settings_from_config(cfg, output_dir, job, ranks.count)
+    if ranks.count != cfg.derived.trainer_ranks:  # steps and streams were cut for that number
+        raise ValueError(
+            f"{ranks.count} ranks, but this run was placed for {cfg.derived.trainer_ranks}; use its start.sh"
+        )
+    settings = settings_from_config(cfg, output_dir, job)
     metrics: AbstractContextManager[MetricsWriter | None] = nullcontext()
     if ranks.is_main:
         metrics = MetricsWriter(output_dir, "finetune", cfg.wandb, cfg.model_dump(mode="json"))

@@ -300,7 +300,7 @@ class Trainer:
         if settings.cuda_empty_cache:
             torch.cuda.empty_cache()
         last = counters.completed_steps >= settings.last_step
-        due = counters.samples - counters.last_broadcasted_version >= settings.weight_update_interval
+        due = counters.samples - counters.last_broadcasted_version >= settings.texts_per_update
         if due or last:
             self._publish()
         self._say_samples(counters.samples)

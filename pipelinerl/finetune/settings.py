@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config import Config, RLConfig
+from pipelinerl.config.finetune import LoraConfig
 from pipelinerl.modeling.options import Checkpointing, LoraSettings, Sharding
 from pipelinerl.run_state.snapshots import KINDS
 
@@ -43,7 +44,7 @@ class TrainerSettings:
     threads: int = 1
     seed: int = 42
     max_lag: int | None = None
-    weight_update_interval: int = 1
+    texts_per_update: int = 1
     save_checkpoint_steps: int = 100
     also_save_steps: tuple[int, ...] = ()
     keep_intermediate_checkpoints: bool = True
@@ -74,21 +75,19 @@ class TrainerSettings:
         return self.output_dir / "finetune"
 
 
-def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks: int = 1) -> TrainerSettings:
-    """Read the typed tree. B is rounded up to a multiple of the trainer ranks."""
+def settings_from_config(cfg: Config, output_dir: Path, job_idx: int | None) -> TrainerSettings:
+    """Read the typed tree."""
     finetune = cfg.finetune
     engines = tuple(job.url for job in cfg.jobs if job.kind == "actor_llm")
     job = next((job for job in cfg.jobs if job.idx == job_idx), None)
-    on_gpu = cfg.hardware.kind == "gpu" and (job is None or bool(job.gpus))
-    texts = finetune.train_batch_size * finetune.gradient_accumulation_passes
+    on_gpu = cfg.on_gpu(job)
     names = {job.name for job in cfg.jobs}
     follows_preprocess = any(job.kind == "preprocessor" for job in cfg.jobs)
-    streams_from = None if follows_preprocess else cfg.debug.streams_from
     return TrainerSettings(
         output_dir=output_dir,
-        model_path=str(finetune.config_name or cfg.model_path),
-        rl=RLConfig.from_tree(finetune.rl),
-        texts_per_step=-(-texts // ranks) * ranks,
+        model_path=cfg.policy_path,
+        rl=finetune.rl,
+        texts_per_step=cfg.derived.texts_per_step,
         last_step=finetune.last_step,
         max_train_steps=finetune.max_train_steps,
         learning_rate=finetune.learning_rate,
@@ -104,13 +103,13 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         reentrant_checkpointing=finetune.reentrant_checkpointing,
         trust_remote_code=finetune.trust_remote_code,
         bfloat16=finetune.load_as_bf16,
-        sharding=sharding_of(cfg) if on_gpu else None,
+        sharding=cfg.sharding if on_gpu else None,
         lora=_lora(finetune.lora),
         device="cuda" if on_gpu else "cpu",
         threads=cfg.hardware.threads_per_process,
         seed=cfg.seed,
         max_lag=cfg.max_lag,
-        weight_update_interval=finetune.weight_update_interval,
+        texts_per_update=cfg.derived.texts_per_update,
         save_checkpoint_steps=finetune.save_checkpoint_steps,
         also_save_steps=tuple(finetune.also_save_steps),
         keep_intermediate_checkpoints=finetune.keep_intermediate_checkpoints,
@@ -121,12 +120,12 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
         cuda_empty_cache=finetune.cuda_empty_cache and on_gpu,
         input_topic=finetune.input,
         actor_topic=cfg.preprocess.input,
-        streams_from=Path(streams_from) if streams_from else None,
+        streams_from=cfg.streams_source("finetune"),
         data_deadline_s=cfg.watchdog.input_deadline_s,
         follows_preprocess=follows_preprocess,
         snapshots_of=tuple(role for role in KINDS if cfg.max_lag == 0 and role in names),
         engine_urls=engines if cfg.updates_engines else (),
-        engine_dtype=_engine_dtype(cfg),
+        engine_dtype=cfg.engine_dtype,
         start_deadline_s=cfg.engine.start_deadline_s,
         weights={
             **{name: getattr(cfg.weights, name) for name in type(cfg.weights).model_fields},
@@ -136,24 +135,8 @@ def settings_from_config(cfg: Any, output_dir: Path, job_idx: int | None, ranks:
     )
 
 
-def sharding_of(cfg: Any) -> Sharding | None:
-    """FSDP as configured; DeepSpeed's stages by what they shard: 1 nothing here, 2 all but weights, 3 all."""
-    reduce_bfloat16 = cfg.fsdp.reduce_dtype == "bf16"
-    if cfg.use_fsdp:
-        return Sharding(reduce_bfloat16=reduce_bfloat16)
-    if not cfg.use_deepspeed or "stage1" in cfg.deepspeed_config:
-        return None
-    return Sharding(keep_gathered="stage2" in cfg.deepspeed_config, reduce_bfloat16=reduce_bfloat16)
-
-
-def _lora(lora: Any) -> LoraSettings | None:
+def _lora(lora: LoraConfig) -> LoraSettings | None:
     if not lora.enabled:
         return None
     targets = tuple(lora.target_modules)
     return LoraSettings(r=lora.r, alpha=lora.alpha, dropout=lora.dropout, target_modules=targets)
-
-
-def _engine_dtype(cfg: Any) -> str:
-    if cfg.engine.kind == "embedded":
-        return str(cfg.engine.dtype)
-    return str(cfg.vllm_config.vllm_kwargs.get("dtype", "bfloat16"))

@@ -12,10 +12,10 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.metrics import text_means, token_statistics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.finetune.rl.targets import Targets
 from pipelinerl.modeling.lora import is_adapter

@@ -16,7 +16,6 @@ from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import configured_keys
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
-from pipelinerl.finetune.settings import sharding_of
 from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
 from pipelinerl.launcher.checks.inert import left_over
 
@@ -65,7 +64,8 @@ def choices(
         ),
         Choice(
             "optimizer step",
-            f"{cfg.texts_per_step} texts, {cfg.attempts} rollouts a problem, {cfg.finetune.last_step} steps",
+            f"{cfg.derived.texts_per_step} texts, {cfg.attempts} rollouts a problem, "
+            f"{cfg.finetune.last_step} steps",
             why("finetune.gradient_accumulation_passes", "profile"),
             "finetune.gradient_accumulation_passes=N",
         ),
@@ -153,7 +153,7 @@ def _trainer(cfg: Config, why: Callable[[str, str], str]) -> list[Choice]:
     """What is sharded and recomputed; a CPU has no such choice."""
     if cfg.hardware.kind == "cpu":
         return []
-    gpus, sharding = sum(len(job.gpus) for job in cfg.jobs_of("finetune")), sharding_of(cfg)
+    gpus, sharding = sum(len(job.gpus) for job in cfg.jobs_of("finetune")), cfg.sharding
     if sharding is None:
         shared = "nothing sharded"
     else:
@@ -167,7 +167,7 @@ def _trainer(cfg: Config, why: Callable[[str, str], str]) -> list[Choice]:
 def _lag(cfg: Config) -> Choice:
     if cfg.max_lag is None:
         return Choice("age of weights", "not bounded", "max_lag=null", "max_lag=TEXTS")
-    update = -(-cfg.finetune.weight_update_interval // cfg.texts_per_step) * cfg.texts_per_step
+    update = cfg.derived.texts_per_update
     admitted = cfg.max_lag // update * update
     text = f"at most {cfg.max_lag} texts when trained; rollouts are admitted for {admitted}"
     return Choice("age of weights", text, f"a multiple of the {update} texts of an update", "max_lag=TEXTS")
@@ -178,7 +178,7 @@ def _evaluation(cfg: Config) -> Choice:
         return Choice("evaluation", "none", "no test datasets", "test_dataset_names=[...]")
     parts = ["first version"] if cfg.eval_every_n_versions else []
     every = cfg.eval_every_n_versions
-    parts += [f"every {every} texts"] if 0 < every < cfg.finetune.last_step * cfg.texts_per_step else []
+    parts += [f"every {every} texts"] if 0 < every < cfg.total_texts else []
     parts += ["last version"] if cfg.eval_at_end else []
     return Choice("evaluation", ", ".join(parts) or "none", "profile", "eval_every_n_versions=TEXTS")
 

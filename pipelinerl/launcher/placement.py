@@ -9,10 +9,10 @@ from typing import Any
 
 from pipelinerl.base.errors import ConfigError, suggestion
 from pipelinerl.config.environments import replicas
-from pipelinerl.config.machine import Job, JobKind
+from pipelinerl.config.machine import DerivedConfig, Job, JobKind
 from pipelinerl.config.tree import Config
 
-__all__ = ["Job", "Ports", "Shares", "engine_devices", "is_free", "place", "roles_of", "split_devices"]
+__all__ = ["Ports", "Shares", "derive", "engine_devices", "is_free", "place", "roles_of", "split_devices"]
 
 LOOPBACK = "127.0.0.1"
 STREAMS_SERVICE = "redis"
@@ -157,11 +157,22 @@ def place(
     return jobs.all
 
 
+def derive(cfg: Config, jobs: Sequence[Job]) -> DerivedConfig:
+    """Quantities on which every role must agree; section `derived` of the run's tree."""
+    finetune = cfg.finetune
+    ranks = max([1, *(len(job.gpus) for job in jobs if job.kind == "finetune")])
+    step = _round_up(finetune.train_batch_size * finetune.gradient_accumulation_passes, ranks)
+    update = _round_up(finetune.weight_update_interval, step)
+    return DerivedConfig(trainer_ranks=ranks, texts_per_step=step, texts_per_update=update)
+
+
+def _round_up(number: int, unit: int) -> int:
+    return -(-number // unit) * unit
+
+
 def _reference_gpus(cfg: Config, jobs: _Jobs, trainer_gpus: Sequence[int]) -> Sequence[int]:
     """Without reference engines preprocess scores the reference itself, on the trainer's last device."""
-    rl = cfg.finetune.rl
-    scores = max(rl.kl_coef, rl.final_kl_coef) > 0
-    if not scores or any(job.kind == "preprocessor_llm" for job in jobs.all):
+    if not cfg.finetune.rl.uses_reference or any(job.kind == "preprocessor_llm" for job in jobs.all):
         return ()
     return trainer_gpus[-1:]
 

@@ -20,7 +20,7 @@ from pipelinerl.domain import Domain, ServiceSpec
 from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.folder import RunFolder
-from pipelinerl.launcher.placement import STREAMS_SERVICE, is_free, place, roles_of
+from pipelinerl.launcher.placement import STREAMS_SERVICE, derive, is_free, place, roles_of
 from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
 from pipelinerl.launcher.supervision import ChildSpec, write_start_script
 
@@ -92,6 +92,7 @@ def make_plan(
     with open_dict(tree):
         tree.attempt = attempt
         tree.jobs = [job.model_dump() for job in jobs]
+        tree.derived = derive(cfg, jobs).model_dump()
     final = typed(tree)
     checkpoint = folder.checkpoint
     children = commands(final, folder.path, services, devices, checkpoint)

@@ -14,8 +14,17 @@ from pipelinerl.config.files import config_path, typed
 from pipelinerl.config.keys import leaves
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, parts_of
-from pipelinerl.launcher.checks import data, environments, inert, machine, partial, sampling, training
-from pipelinerl.launcher.placement import roles_of
+from pipelinerl.launcher.checks import (
+    data,
+    environments,
+    inert,
+    machine,
+    objective,
+    partial,
+    sampling,
+    training,
+)
+from pipelinerl.launcher.placement import derive, place, roles_of
 
 
 def checked(
@@ -23,7 +32,8 @@ def checked(
 ) -> Config:
     """The typed tree, or ConfigError with every problem found, one line each.
 
-    `given` are the keys that the command line set: none of them may be without effect.
+    `devices` counts the GPUs of the run. `given` are the keys that the command line set: none of them may be
+    without effect.
     """
     missing = [f"{key}: missing; set {key}=VALUE" for key in missing_keys(tree)]
     if missing:
@@ -42,11 +52,18 @@ def missing_keys(tree: DictConfig) -> list[str]:
 
 
 def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:
-    """Problems of the core's own keys; `devices` counts the visible GPUs."""
+    """Problems of the core's own keys; `devices` counts the GPUs of the run."""
+    derived, unplaceable = None, list[str]()
+    try:  # where processes go decides how many texts a step has; which ports are free does not matter
+        derived = derive(cfg, place(cfg, range(devices), free=lambda port: True))
+    except ConfigError as error:
+        unplaceable = error.problems
     yield from data.check(cfg, roles_of(cfg.debug.mode))
     yield from sampling.check(cfg)
-    yield from training.check(cfg)
+    yield from objective.check(cfg)
+    yield from training.check(cfg, derived)
     yield from machine.check(cfg, devices, dry_run)
+    yield from unplaceable
     yield from environments.check(cfg)
     yield from partial.check(cfg)
 

@@ -5,6 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+from pipelinerl.config.finetune import Sharding
+
+__all__ = ["Checkpointing", "LoraSettings", "Sharding"]
+
 Checkpointing = bool | int | Literal["selective"]
 """False: keep every activation. True: keep each layer's input only. An integer n: the same for every n-th
 layer. "selective": keep attention and narrow matrix products, recompute the wide ones and what is cheap."""
@@ -19,14 +23,3 @@ class LoraSettings:
     dropout: float = 0.0
     target_modules: tuple[str, ...] = ()
     """Names of linear layers; none: all of the decoder."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Sharding:
-    """How several ranks share parameters, gradients and optimizer state."""
-
-    keep_gathered: bool = False
-    """Keep a layer's weights between forward and backward: gradients and optimizer state alone are sharded,
-    which saves half of the gathering."""
-    reduce_bfloat16: bool = False
-    """Sum gradients over ranks in bfloat16."""

@@ -8,8 +8,8 @@ from itertools import chain
 
 import numpy as np
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages import Advantages, compute_advantages
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.filtering import baseline_only, zero_advantage_groups
 from pipelinerl.finetune.rl.loss_scale import are_off, check_roles, is_counted, loss_scales
 from pipelinerl.finetune.rl.text_table import NONE, TextTable, build_table

@@ -187,8 +187,7 @@ class Preprocess:
         settings, announced = self.settings, self._state.propagated_weight_version or 0
         if not settings.has_trainer:  # its stand-in stays with the version it began with
             return announced
-        size = settings.texts_per_step
-        interval = -(-max(1, settings.weight_update_interval) // size) * size
+        interval = settings.texts_per_update
         return max(announced, self._start + (self.published - self._start) // interval * interval)
 
     def _drop_oldest(self) -> None:

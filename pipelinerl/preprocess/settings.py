@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config import Config, RLConfig
 from pipelinerl.preprocess.validate import Limits
 
 
@@ -32,7 +31,7 @@ class PreprocessSettings:
     ring_buffer_size: int = 128
     max_ready_samples_per_lead: int = 64
     log_every_n_samples: int = 128
-    weight_update_interval: int = 1
+    texts_per_update: int = 1
     save_checkpoint_steps: int = 100
     also_save_steps: tuple[int, ...] = ()
     input_topic: str = "actor"
@@ -52,23 +51,19 @@ class PreprocessSettings:
     """Engines that serve the reference model; empty: it is loaded into this process."""
 
 
-def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
+def settings_from_config(cfg: Config, output_dir: Path) -> PreprocessSettings:
     """Read the typed tree; vocabulary and end of sequence come from the model's config.json."""
     finetune, preprocess = cfg.finetune, cfg.preprocess
-    jobs = [job for job in cfg.jobs if job.kind == "preprocessor"]
-    ranks = max([1, *(len(job.gpus) for job in cfg.jobs if job.kind == "finetune")])
-    texts = finetune.train_batch_size * finetune.gradient_accumulation_passes
-    model_path = str(finetune.config_name or cfg.model_path)
-    vocab_size, eos_token_ids = model_vocabulary(model_path)
+    vocab_size, eos_token_ids = model_vocabulary(cfg.policy_path)
     return PreprocessSettings(
         output_dir=output_dir,
-        model_path=model_path,
-        rl=RLConfig.from_tree(finetune.rl),
+        model_path=cfg.policy_path,
+        rl=finetune.rl,
         limits=Limits(vocab_size, finetune.seq_length, cfg.attempts, cfg.max_lag is not None),
-        texts_per_step=-(-texts // ranks) * ranks,
+        texts_per_step=cfg.derived.texts_per_step,
         last_step=finetune.last_step,
         eos_token_ids=eos_token_ids,
-        ranks=ranks,
+        ranks=cfg.derived.trainer_ranks,
         seq_packing=finetune.seq_packing,
         max_lag=cfg.max_lag,
         pop_old_data=cfg.pop_old_data,
@@ -78,28 +73,21 @@ def settings_from_config(cfg: Any, output_dir: Path) -> PreprocessSettings:
         ring_buffer_size=preprocess.ring_buffer_size,
         max_ready_samples_per_lead=preprocess.max_ready_samples_per_lead,
         log_every_n_samples=preprocess.log_every_n_samples,
-        weight_update_interval=finetune.weight_update_interval,
+        texts_per_update=cfg.derived.texts_per_update,
         save_checkpoint_steps=finetune.save_checkpoint_steps,
         also_save_steps=tuple(finetune.also_save_steps),
         input_topic=preprocess.input,
         output_topic=preprocess.output,
-        streams_from=_recording(cfg),
-        has_trainer=any(job.kind == "finetune" for job in cfg.jobs),
+        streams_from=cfg.streams_source("preprocessor"),
+        has_trainer=bool(cfg.jobs_of("finetune")),
         data_deadline_s=cfg.watchdog.input_deadline_s,
         start_deadline_s=cfg.engine.start_deadline_s * 2,
         threads=cfg.hardware.threads_per_process,
-        reference_device="cuda" if any(job.gpus for job in jobs) else "cpu",
+        reference_device="cuda" if any(job.gpus for job in cfg.jobs_of("preprocessor")) else "cpu",
         flash_attention=finetune.use_flash_attention,
         bfloat16=finetune.load_as_bf16,
-        reference_urls=tuple(job.url for job in cfg.jobs if job.kind == "preprocessor_llm"),
+        reference_urls=tuple(job.url for job in cfg.jobs_of("preprocessor_llm")),
     )
-
-
-def _recording(cfg: Any) -> Path | None:
-    """The folder whose groups are replayed, where no actor makes any."""
-    if cfg.debug.streams_from is None or any(job.kind == "actor" for job in cfg.jobs):
-        return None
-    return Path(cfg.debug.streams_from)
 
 
 def model_vocabulary(model_path: str) -> tuple[int, tuple[int, ...]]:

@@ -97,7 +97,7 @@ class Keeper:
         if can_be_resumed_from(
             version,
             size,
-            settings.weight_update_interval,
+            settings.texts_per_update,
             settings.save_checkpoint_steps,
             settings.also_save_steps,
             settings.last_step,

@@ -14,8 +14,8 @@ from pipelinerl.inference.client import AbortedCompletion, EngineClient, Generat
 from pipelinerl.inference.vllm import pause_routes
 from pipelinerl.weights.send.exchange import Exchange, PublishDeadlines
 from pipelinerl.weights.send.publisher import UpdateUnderWay, WeightUpdateError
-from tests.contract.engines import RUNNING, TOKENS, Engine, Held
-from tests.contract.models import full_logprobs, prompt
+from tests.support.contract.engines import RUNNING, TOKENS, Engine, Held
+from tests.support.contract.models import full_logprobs, prompt
 
 LENGTHS = (200, 800, 1900)
 """Tokens of a request to be stopped: if it ends before that on a busy machine, a longer one is tried."""

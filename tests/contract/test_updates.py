@@ -19,8 +19,14 @@ from pipelinerl.inference.engine_metrics import parse_prometheus
 from pipelinerl.weights.send.base import StagedUpdate
 from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
 from pipelinerl.weights.send.publisher import KvPolicy, WeightUpdateError
-from tests.contract.engines import TOKENS, Engine, Held
-from tests.contract.models import VOCABULARY, full_logprobs, logprobs_over_an_update, prompt, score_rows
+from tests.support.contract.engines import TOKENS, Engine, Held
+from tests.support.contract.models import (
+    VOCABULARY,
+    full_logprobs,
+    logprobs_over_an_update,
+    prompt,
+    score_rows,
+)
 
 OLD, NEW = 1, 2
 LENGTHS = (96, 384, 768, 1536)

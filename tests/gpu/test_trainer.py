@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.loop import Trainer, learner_of
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
@@ -23,9 +23,9 @@ from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.options import Checkpointing
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.preprocess.assemble import encode
-from tests.tiny_model import causal_lm
-from tests.unit.finetune.builders import ready, settings, write_steps
-from tests.unit.finetune.conftest import VOCAB, tiny_model
+from tests.support.builders import ready, settings, write_steps
+from tests.support.policy import VOCAB, tiny_model
+from tests.support.tiny_model import causal_lm
 
 pytestmark = [
     pytest.mark.gpu,

@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metric_tables import check_run
 
 from domains.multidomain.loader import load_datasets
 from pipelinerl.actor.sampler import ProblemSampler
@@ -22,6 +21,7 @@ from pipelinerl.domain_sampling import ADAPT_AFTER
 from pipelinerl.run_state.accounting import Outcome, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from tests.pipeline.conftest import LauncherProcess
+from tests.support.metric_tables import check_run
 
 BOTH = """
 # @package _global_

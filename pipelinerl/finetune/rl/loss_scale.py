@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import get_args
 
 import numpy as np
 
-from pipelinerl.finetune.rl.config import NORMALISATIONS
+from pipelinerl.config.finetune import Normalisation
 from pipelinerl.finetune.rl.text_table import NONE, TextTable
 
 
@@ -50,10 +51,9 @@ def loss_scales(
     role's scales sum to its weight times the total. Raises ValueError for an unknown mode, a text whose
     role has no weight, or (scope `chunk`) a configured role without a text.
     """
-    if normalisation not in NORMALISATIONS:
+    if normalisation not in (known := get_args(Normalisation)):
         raise ValueError(
-            f"finetune.rl.batch_size_normalization={normalisation} is unknown; "
-            f"use one of {', '.join(NORMALISATIONS)}"
+            f"finetune.rl.batch_size_normalization={normalisation} is unknown; use one of {', '.join(known)}"
         )
     if are_off(table, normalisation, role_weights):
         ones = np.ones(len(table))

@@ -18,7 +18,7 @@ ENGINE_DTYPES = ("bfloat16", "float32")
 
 
 def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
-    """Problems with engines and devices; `devices` counts the visible GPUs."""
+    """Problems with engines and devices; `devices` counts the GPUs of the run."""
     engine, kind = cfg.engine, cfg.hardware.kind
     if engine.kind == "vllm" and kind == "cpu":
         yield from _vllm_on_cpu(cfg)
@@ -29,8 +29,6 @@ def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
     if kind == "gpu" and not dry_run and cfg.hardware.devices > devices:
         given = cfg.hardware.devices
         yield f"hardware.devices={given}: only {devices} visible; lower it or check CUDA_VISIBLE_DEVICES"
-    if kind == "gpu" and not dry_run and devices == 0:
-        yield "hardware=gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES or use hardware=cpu"
     if engine.kind == "vllm":
         yield from _vllm(cfg, dry_run)
     yield from _streams(cfg, dry_run)

@@ -1,99 +1,19 @@
-"""Loss, batches, buffers: settings that contradict each other."""
+"""Batches, memory, buffers, rollouts: settings of the trainer and around it that contradict each other."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
-from pipelinerl.config.finetune import RLConfig
+from pipelinerl.config.machine import DerivedConfig
 from pipelinerl.config.tree import Config
-from pipelinerl.finetune.rl.config import IGNORED
 
 
-def check(cfg: Config) -> Iterator[str]:
-    """Problems between the keys of trainer, preprocess and actor."""
-    yield from _loss(cfg)
+def check(cfg: Config, derived: DerivedConfig | None) -> Iterator[str]:
+    """Problems between the keys of trainer, preprocess and actor; `derived` is None if nothing was placed."""
     yield from _batches(cfg)
-    yield from _buffers(cfg)
+    if derived is not None:
+        yield from _buffers(cfg, derived)
     yield from _actor(cfg)
-
-
-def _loss(cfg: Config) -> Iterator[str]:
-    rl = cfg.finetune.rl
-    if rl.pad_step_rewards_for_advantage and not rl.step_reward_advantages:
-        yield (
-            "finetune.rl.pad_step_rewards_for_advantage=true: pads situations; "
-            "set finetune.rl.step_reward_advantages=true"
-        )
-    if rl.role_weights and rl.loss_scale_scope == "chunk":
-        yield "finetune.rl.loss_scale_scope=chunk: role_weights need whole steps; set loss_scale_scope=batch"
-    compares = rl.use_advantages and rl.policy_loss != "sft" and not cfg.finetune.has_value_head
-    if compares and cfg.attempts == 1:
-        yield "finetune.attempts=1: a lone rollout has advantage 0; use at least 2, or use_advantages=false"
-    yield from _value_head(cfg)
-    yield from _ineffective(cfg)
-    yield from _reference(cfg)
-
-
-def _value_head(cfg: Config) -> Iterator[str]:
-    tune, rl = cfg.finetune, cfg.finetune.rl
-    if rl.value_loss_coef > 0 and not tune.has_value_head:
-        yield (
-            f"finetune.rl.value_loss_coef={rl.value_loss_coef}: there is no value head; set it to 0, or "
-            "finetune.model_class=causal-language-modeling-with-value-head"
-        )
-    if not tune.has_value_head:
-        return
-    if rl.value_loss_coef == 0:
-        yield (
-            f"finetune.model_class={tune.model_class}: nothing trains the head; "
-            "set finetune.rl.value_loss_coef"
-        )
-    for key, needed in (
-        ("use_advantages", True),
-        ("divide_advantage_by_std", False),
-        ("filter_zero_advantage_groups", False),
-    ):
-        if getattr(rl, key) != needed:
-            yield (
-                f"finetune.rl.{key}={str(not needed).lower()}: the advantage is reward minus value; "
-                f"set {key}={str(needed).lower()}"
-            )
-
-
-def _ineffective(cfg: Config) -> Iterator[str]:
-    """Settings that differ from their default and that this run would not read."""
-    rl = cfg.finetune.rl
-    plain = RLConfig()
-    unread = [(key, f"policy_loss={rl.policy_loss}") for key in IGNORED[rl.policy_loss]]
-    if not rl.filter_zero_advantage_groups:
-        unread.append(("zero_advantage_epsilon", "filter_zero_advantage_groups=false"))
-    if rl.batch_size_normalization == "training_texts" and not rl.role_weights:
-        unread.append(("loss_scale_scope", "batch_size_normalization=training_texts"))
-    for key, cause in unread:
-        default = getattr(plain, key)
-        if getattr(rl, key) != default:
-            value, shown = (_shown(v) for v in (getattr(rl, key), default))
-            yield f"finetune.rl.{key}={value}: has no effect with {cause}; leave it at {shown}"
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _reference(cfg: Config) -> Iterator[str]:
-    rl, share = cfg.finetune.rl, cfg.world.preprocessor_fraction
-    if share == 0:
-        return
-    if max(rl.kl_coef, rl.final_kl_coef) == 0:
-        yield (
-            f"world.preprocessor_fraction={share}: no KL term, so nothing is scored; "
-            "set world.preprocessor_fraction=0 or finetune.rl.kl_coef"
-        )
-    if rl.temperature != 1:
-        yield (
-            f"world.preprocessor_fraction={share}: engines score at temperature 1, the policy samples at "
-            f"{rl.temperature:g}; set world.preprocessor_fraction=0 to score inside preprocess"
-        )
 
 
 def _batches(cfg: Config) -> Iterator[str]:
@@ -133,8 +53,8 @@ def _batches(cfg: Config) -> Iterator[str]:
             yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"
 
 
-def _buffers(cfg: Config) -> Iterator[str]:
-    pre, texts = cfg.preprocess, cfg.texts_per_step
+def _buffers(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
+    pre, texts, interval = cfg.preprocess, derived.texts_per_step, derived.texts_per_update
     if pre.dataset_buffer_size not in (0, pre.ring_buffer_size):
         yield (
             f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: must be 0 or equal to "
@@ -147,7 +67,6 @@ def _buffers(cfg: Config) -> Iterator[str]:
         )
     if pre.dataset_buffer_size and cfg.pop_old_data and cfg.max_lag is None:
         yield "preprocess.dataset_buffer_size: never fills while old texts drop; set pop_old_data=false"
-    interval = -(-cfg.finetune.weight_update_interval // texts) * texts
     if cfg.max_lag is not None and pre.dataset_buffer_size > cfg.max_lag + interval:
         yield (
             f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: max_lag={cfg.max_lag} admits at most "

@@ -11,8 +11,6 @@ from typing import Any
 
 import aiohttp
 import pytest
-import tiny_model
-import toy_domain
 from aiohttp import web
 
 from pipelinerl.actor.messages import Assignment, Ending, Outcome
@@ -20,6 +18,7 @@ from pipelinerl.actor.runner import RetryRules, RolloutRunner
 from pipelinerl.inference.client import Deadlines
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
+from tests.support import tiny_model, toy_domain
 
 ANNOUNCED = 5
 IDS = [7, 8, 9]

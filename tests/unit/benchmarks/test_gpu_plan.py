@@ -21,7 +21,7 @@ from pipelinerl.bootstrap.model import ModelShape
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.config.files import typed
 from pipelinerl.launcher.checks import sampling
-from tests.contract.engines import COLUMNS
+from tests.support.contract.engines import COLUMNS
 
 STEPS = [
     pytest.param(step, lane, id=f"{name}-{step.name}")

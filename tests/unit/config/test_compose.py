@@ -40,6 +40,7 @@ def test_what_a_run_uses_equals_the_defaults_of_the_models(composed: Compose) ->
     run = typed(tree).model_dump(by_alias=True)
     plain = Config().model_dump(by_alias=True)
     plain["finetune"]["config_name"] = plain["model_path"]
+    plain["finetune"]["rl"] |= {"final_kl_coef": 0.0, "final_entropy_bonus": 0.0}  # null: as the first one
     assert run == plain
 
 
@@ -149,6 +150,10 @@ def test_saving_and_loading_keeps_the_tree_and_says_who_reads_it(composed: Compo
         {"kind": "actor", "idx": 1, "name": "actor"},
     ]
     tree.jobs = [job.model_dump() for job in typed(tree).jobs]
+    save(tree, tmp_path)
+    with pytest.raises(ConfigError, match="has no section derived; start the run again"):
+        load(tmp_path)
+    tree.derived = {"trainer_ranks": 1, "texts_per_step": 4, "texts_per_update": 4}
     save(tree, tmp_path)
     assert load(tmp_path).model_dump() == typed(tree).model_dump()
     me = load_tree(tmp_path, job=1).me

@@ -15,7 +15,6 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-import tiny_model
 import torch
 from aiohttp import web
 from transformers import PreTrainedModel
@@ -33,7 +32,8 @@ from pipelinerl.run_state.announcements import WeightUpdateSuccess, parse_messag
 from pipelinerl.streams import SingleStreamSpec, files, read_stream, write_to_streams
 from pipelinerl.weights.send.file import FileTransport
 from pipelinerl.weights.send.publisher import Publisher, WeightUpdateError
-from tests.unit.finetune.builders import settings, write_steps
+from tests.support import tiny_model
+from tests.support.builders import settings, write_steps
 from tests.unit.weights.test_publisher import DEADLINES, FakeEngine, serving
 
 

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 import torch
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.weights.send.choose import build_transport
 from pipelinerl.weights.send.file import FileTransport

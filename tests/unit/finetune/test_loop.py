@@ -16,8 +16,8 @@ from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.run_state.announcements import trainer_stream
 from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import read_stream
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import settings, write_steps
+from tests.support.policy import tiny_model
 
 
 class Recorder:
@@ -99,7 +99,7 @@ def test_a_run_announces_in_order_and_leaves_its_results(tmp_path: Path, model: 
 def test_update_interval_spans_steps(tmp_path: Path, model: PreTrainedModel) -> None:
     write_steps(tmp_path, 4, 6)
     recorder = Recorder()
-    chosen = settings(tmp_path, model, weight_update_interval=12)
+    chosen = settings(tmp_path, model, texts_per_update=12)
     Trainer(chosen, Ranks(), None, recorder).run()
     assert recorder.versions == [0, 12, 24]
 

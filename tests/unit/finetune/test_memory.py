@@ -15,8 +15,8 @@ from pipelinerl.finetune.memory import MemoryDebug, host_memory
 from pipelinerl.finetune.metrics import StepStatistics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.observe.metrics import MetricsWriter
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.finetune.recorder import Recorder
+from tests.support.builders import settings, write_steps
+from tests.support.recorder import Recorder
 
 
 def trained(folder: Path, model: PreTrainedModel, **changes: Any) -> list[dict[str, Any]]:

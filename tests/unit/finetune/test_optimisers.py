@@ -14,8 +14,8 @@ from pipelinerl.finetune.lion import Lion
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.optimiser import OPTIMISERS, build_optimiser
 from pipelinerl.finetune.ranks import Ranks
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import settings, write_steps
+from tests.support.policy import tiny_model
 from tests.unit.finetune.test_loop import Deadly, Killed, weights
 
 

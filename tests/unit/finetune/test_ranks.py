@@ -19,9 +19,9 @@ from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.options import LoraSettings
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.finetune.conftest import tiny_model
-from tests.unit.finetune.recorder import Recorder
+from tests.support.builders import settings, write_steps
+from tests.support.policy import tiny_model
+from tests.support.recorder import Recorder
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 300
@@ -38,7 +38,7 @@ def start_ranks(folder: Path, count: int, **fields: Any) -> list[tuple[int, str]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    script = str(ROOT / "tests/unit/finetune/two_ranks.py")
+    script = str(ROOT / "tests/support/two_ranks.py")
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import torch
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients, total_loss
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
@@ -24,8 +24,8 @@ from pipelinerl.finetune.step import Learner
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.chunk import apply_scales, process_chunk
 from pipelinerl.preprocess.ready import scale_table
-from tests.unit.finetune.builders import record
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import record
+from tests.support.policy import tiny_model
 
 K, E, TEMPERATURE, SEED = 0.1, 0.01, 0.8, 3
 GROUPS, ATTEMPTS = 3, 4

@@ -22,8 +22,8 @@ from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
 from pipelinerl.run_state.snapshots import Snapshots
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import settings, write_steps
+from tests.support.policy import tiny_model
 from tests.unit.finetune.test_loop import Deadly, Killed, Recorder
 
 CLOCK = ("time", "throughput/", "samples_per", "weights/", "stats/time_waiting_for_data")

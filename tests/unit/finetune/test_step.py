@@ -10,10 +10,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, beyond_clip, rl_metrics, token_statistics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.labels import label_statistics
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs
 from pipelinerl.finetune.rl.targets import targets_of
@@ -22,8 +22,8 @@ from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.value_head import build_value_head
 from pipelinerl.preprocess.assemble import assemble_step, encode
 from pipelinerl.preprocess.ready import ReadyText
-from tests.unit.finetune.builders import ready
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import ready
+from tests.support.policy import tiny_model
 
 
 def learner(model: PreTrainedModel, rl: RLConfig, learning_rate: float = 0.0) -> Learner:

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import RunningEngine, full_logprobs, random_prompt, reference, running_engine
 
 from pipelinerl.base.http import PREPARE_ROUTE, optional_routes
 from pipelinerl.inference.client import SamplingParams
@@ -18,6 +17,13 @@ from pipelinerl.inference.embedded.update_state import OutOfOrder, State, Update
 from pipelinerl.inference.embedded.weight_loader import WeightsRefused
 from pipelinerl.inference.embedded.weight_updates import WeightUpdates
 from pipelinerl.weights.send.file import FileTransport
+from tests.support.engine_harness import (
+    RunningEngine,
+    full_logprobs,
+    random_prompt,
+    reference,
+    running_engine,
+)
 
 PAUSE = "/pause?mode=keep&clear_cache=false"
 EVENT_DEADLINE_S = 60.0

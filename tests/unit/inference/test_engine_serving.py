@@ -14,7 +14,6 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from engine_harness import random_prompt, reference, running_engine, until
 
 from pipelinerl.inference.client import EngineClient, EngineRequestError, EngineUnavailable, SamplingParams
 from pipelinerl.inference.embedded.__main__ import main
@@ -26,6 +25,7 @@ from pipelinerl.inference.embedded.settings import default_model_len
 from pipelinerl.weights.send.base import StagedUpdate
 from pipelinerl.weights.send.file import FileTransport
 from pipelinerl.weights.send.publisher import PublishDeadlines, Publisher, WeightUpdateError
+from tests.support.engine_harness import random_prompt, reference, running_engine, until
 
 
 def test_the_default_length_is_one_that_the_model_has(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from engine_harness import until
 
 from pipelinerl.inference.client import (
     AbortedCompletion,
@@ -25,6 +24,7 @@ from pipelinerl.inference.client import (
 )
 from pipelinerl.inference.engine_metrics import StallWatch, StartWatch
 from pipelinerl.inference.fleet import Fleet
+from tests.support.engine_harness import until
 
 SAMPLING = SamplingParams(max_tokens=2)
 QUICK = Deadlines(connect_s=2, generate_s=20, stall_s=0.3, health_s=2, health_interval_s=0.05)

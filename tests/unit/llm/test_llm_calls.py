@@ -6,8 +6,6 @@ import sys
 import aiohttp
 import numpy as np
 import pytest
-from fake_engine import FakeEngine
-from tiny_model import build_tokenizer, save_model
 
 from pipelinerl.async_llm import (
     RetryableAbortedCompletionError,
@@ -18,6 +16,8 @@ from pipelinerl.async_llm import (
 from pipelinerl.base.tokenizing import decode
 from pipelinerl.inference.client import EngineRequestError
 from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprob, TokenLogprobs, TrainableLLM
+from tests.support.fake_engine import FakeEngine
+from tests.support.tiny_model import build_tokenizer, save_model
 
 TOKENIZER = build_tokenizer()
 EOS = TOKENIZER.eos_token_id

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.preprocess.books import Books
 from pipelinerl.preprocess.loop import Preprocess
 from pipelinerl.preprocess.settings import PreprocessSettings
@@ -21,7 +21,8 @@ from pipelinerl.run_state.accounting import RolloutLog
 from pipelinerl.run_state.announcements import DiscardedTexts
 from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, read_stream, write_to_streams
-from tests.unit.finetune.conftest import VOCAB, model, one_thread
+from tests.support.policy import VOCAB
+from tests.unit.finetune.conftest import model, one_thread
 
 __all__ = ["Bench", "bench", "model", "one_thread"]
 

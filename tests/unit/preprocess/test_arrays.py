@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from pipelinerl.actor.texts import Stamp, stamped_records
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.chunk import process_chunk

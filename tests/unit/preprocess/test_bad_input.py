@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.preprocess.loop import _warn_about_role_weights
 from pipelinerl.preprocess.rejections import LEAST, Rejections
 from pipelinerl.preprocess.validate import Record, metadata_of
-from tests.unit.finetune.builders import group
-from tests.unit.finetune.conftest import VOCAB
+from tests.support.builders import group
+from tests.support.policy import VOCAB
 from tests.unit.preprocess.conftest import Bench
 
 Spoil = Callable[[list[Record]], None]

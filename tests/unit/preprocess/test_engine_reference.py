@@ -8,18 +8,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_harness import EOS, build_model, running_engine
 
 from pipelinerl.base.waits import WaitExpired
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.preprocess import engine_reference
 from pipelinerl.preprocess.engine_reference import EngineReference
 from pipelinerl.preprocess.loop import _reference_scorer
 from pipelinerl.preprocess.reference import ReferenceScorer
 from pipelinerl.preprocess.settings import PreprocessSettings
 from pipelinerl.preprocess.validate import Limits
-from tests.unit.finetune.builders import record
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import record
+from tests.support.engine_harness import EOS, build_model, running_engine
+from tests.support.policy import tiny_model
 
 
 async def test_engines_score_what_the_model_scores(tmp_path: Path) -> None:

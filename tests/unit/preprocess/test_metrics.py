@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from known_metrics import PREPROCESS, names
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.labels import MAX_FAMILIES, TextStatistics, capped_families
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.chunk import process_chunk
 from pipelinerl.preprocess.loop import _Reporter
 from pipelinerl.preprocess.metrics import AdvantageMetrics
-from tests.unit.finetune.builders import group
+from tests.support.builders import group
+from tests.support.known_metrics import PREPROCESS, names
 from tests.unit.preprocess.conftest import Bench
 
 BUCKETS = RLConfig(step_reward_advantages=True)

@@ -11,9 +11,9 @@ import pytest
 from transformers import PreTrainedModel
 
 from pipelinerl.base.waits import WaitExpired
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.preprocess.loop import run
 from pipelinerl.preprocess.settings import PreprocessSettings, model_vocabulary
 from pipelinerl.preprocess.validate import Limits, Record
@@ -21,8 +21,8 @@ from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
 from pipelinerl.run_state.announcements import TrainerAnnouncements, TrainerState
 from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
-from tests.unit.finetune.builders import group, settings
-from tests.unit.finetune.conftest import VOCAB
+from tests.support.builders import group, settings
+from tests.support.policy import VOCAB
 from tests.unit.preprocess.test_bad_input import ONE_TEXT, WHOLE_GROUP
 
 STEPS = 3

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.preprocess.books import Books
 from pipelinerl.preprocess.loop import Preprocess
 from pipelinerl.preprocess.ready import ReadyText
@@ -23,8 +23,8 @@ from pipelinerl.preprocess.validate import Limits
 from pipelinerl.run_state.accounting import RolloutLog, reconcile
 from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.run_state.snapshots import Snapshots, replayed_texts
-from tests.unit.finetune.builders import group, ready
-from tests.unit.finetune.conftest import VOCAB
+from tests.support.builders import group, ready
+from tests.support.policy import VOCAB
 from tests.unit.preprocess.conftest import Bench
 
 

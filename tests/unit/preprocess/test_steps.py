@@ -14,12 +14,12 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.preprocess.assemble import assemble_step
 from pipelinerl.preprocess.chunk import apply_scales, process_chunk
 from pipelinerl.preprocess.ready import ReadyBuffer, ReadyText, scale_table
-from tests.unit.finetune.builders import group, ready, record
-from tests.unit.finetune.conftest import VOCAB, tiny_model
+from tests.support.builders import group, ready, record
+from tests.support.policy import VOCAB, tiny_model
 from tests.unit.preprocess.conftest import Bench
 
 

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from pipelinerl.preprocess.validate import Limits, check_group
-from tests.unit.finetune.builders import group, record
-from tests.unit.finetune.conftest import VOCAB
+from tests.support.builders import group, record
+from tests.support.policy import VOCAB
 
 LIMITS = Limits(vocab_size=VOCAB, seq_length=20, attempts=4, needs_versions=True)
 

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import aiohttp
 import pytest
-from agent_harness import done, local, plan, yes
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
-from test_rollouts import FakeLLM, fake_text
 
 from domains.privacy_hopqa import llm as engine
 from domains.privacy_hopqa import rollouts
@@ -20,6 +18,8 @@ from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
 from domains.privacy_hopqa.scorer.protocol import parse_request
 from pipelinerl.llm import LLMCall, LLMOutput
 from retrieval_server.store import Store
+from tests.support.agent_harness import done, local, plan, yes
+from tests.unit.privacy_hopqa.test_rollouts import FakeLLM, fake_text
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "domains" / "privacy_hopqa" / "examples"
 LOCAL_METADATA = {"file_path", "original_path", "folder_path", "doc_ref", "title"}

@@ -2,7 +2,13 @@
 
 import numpy as np
 import pytest
-from agent_harness import (
+
+from domains.privacy_hopqa.capture import situational_texts
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.preprocess.chunk import process_chunk
+from pipelinerl.rollouts import TrainingText
+from pipelinerl.situations import emit_situations
+from tests.support.agent_harness import (
     GOLD_LOCAL,
     TWO_HOPS,
     Script,
@@ -14,12 +20,6 @@ from agent_harness import (
     play,
     settings,
 )
-
-from domains.privacy_hopqa.capture import situational_texts
-from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.preprocess.chunk import process_chunk
-from pipelinerl.rollouts import TrainingText
-from pipelinerl.situations import emit_situations
 
 SITUATIONAL = settings(training_reward_mode="hop_step_situational")
 RL = RLConfig(step_reward_advantages=True, filter_zero_advantage_groups=True)

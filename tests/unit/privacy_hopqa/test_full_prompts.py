@@ -5,19 +5,6 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_harness import (
-    GOLD_LOCAL,
-    Script,
-    Searches,
-    choose,
-    document,
-    done,
-    local,
-    plan,
-    play,
-    read_more,
-    yes,
-)
 
 from domains.privacy_hopqa import prompts as prompts_module
 from domains.privacy_hopqa.interfaces import (
@@ -34,6 +21,19 @@ from domains.privacy_hopqa.interfaces import (
     WindowView,
 )
 from domains.privacy_hopqa.prompts import load_prompts
+from tests.support.agent_harness import (
+    GOLD_LOCAL,
+    Script,
+    Searches,
+    choose,
+    document,
+    done,
+    local,
+    plan,
+    play,
+    read_more,
+    yes,
+)
 
 PROMPTS = load_prompts("full")
 FOLDER = Path(prompts_module.__file__).parent

@@ -4,7 +4,6 @@ import json
 from dataclasses import dataclass, replace
 
 import pytest
-from agent_harness import NO, SEARCH_MORE, done, local, plan, settings, yes
 
 from domains.privacy_hopqa.chains import Chain
 from domains.privacy_hopqa.demonstrations import chains_of, simulate, world_store
@@ -20,6 +19,7 @@ from domains.privacy_hopqa.judge import Judge
 from domains.privacy_hopqa.outcome import judge_outcome
 from domains.privacy_hopqa.trace import Episode
 from domains.privacy_hopqa.world import World, build, keyword_query, world_config
+from tests.support.agent_harness import NO, SEARCH_MORE, done, local, plan, settings, yes
 
 SETTINGS = settings(empty_plan_pool="retrieved")
 

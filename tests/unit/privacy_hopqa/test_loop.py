@@ -1,7 +1,16 @@
 """The control flow of a rollout: every branch, with a scripted model and a fake search."""
 
 import pytest
-from agent_harness import (
+
+from domains.privacy_hopqa.errors import ErrorKind, StageError
+from domains.privacy_hopqa.interfaces import Stage
+from domains.privacy_hopqa.loop import iteration_cap
+from domains.privacy_hopqa.trace import (
+    ENDS,
+    Event,
+    ResolveFacts,
+)
+from tests.support.agent_harness import (
     AUDIT,
     GOLD_LOCAL,
     NO,
@@ -21,15 +30,6 @@ from agent_harness import (
     read_more,
     settings,
     yes,
-)
-
-from domains.privacy_hopqa.errors import ErrorKind, StageError
-from domains.privacy_hopqa.interfaces import Stage
-from domains.privacy_hopqa.loop import iteration_cap
-from domains.privacy_hopqa.trace import (
-    ENDS,
-    Event,
-    ResolveFacts,
 )
 
 

@@ -3,7 +3,18 @@
 import asyncio
 
 import pytest
-from agent_harness import (
+
+from domains.privacy_hopqa.concurrency import run_limited
+from domains.privacy_hopqa.errors import SearchActionError, TransportFailure
+from domains.privacy_hopqa.interfaces import Stage
+from domains.privacy_hopqa.trace import (
+    GOLD_ABSENT,
+    GOLD_ALREADY,
+    GOLD_NOT_YET,
+    GOLD_VISIBLE,
+    PlanFacts,
+)
+from tests.support.agent_harness import (
     AUDIT,
     REGION,
     SEARCH_MORE,
@@ -19,17 +30,6 @@ from agent_harness import (
     plan,
     play,
     yes,
-)
-
-from domains.privacy_hopqa.concurrency import run_limited
-from domains.privacy_hopqa.errors import SearchActionError, TransportFailure
-from domains.privacy_hopqa.interfaces import Stage
-from domains.privacy_hopqa.trace import (
-    GOLD_ABSENT,
-    GOLD_ALREADY,
-    GOLD_NOT_YET,
-    GOLD_VISIBLE,
-    PlanFacts,
 )
 
 

@@ -1,6 +1,11 @@
 """Metrics of a rollout and the table of the report."""
 
-from agent_harness import (
+from domains.privacy_hopqa.judge import Judge
+from domains.privacy_hopqa.outcome import judge_outcome
+from domains.privacy_hopqa.rollouts import evaluate_episode
+from domains.privacy_hopqa.scoring import EmbeddedScorer
+from domains.privacy_hopqa.stage_metrics import StageMetrics
+from tests.support.agent_harness import (
     GOLD_LOCAL,
     GOLD_WEB,
     NO,
@@ -20,12 +25,6 @@ from agent_harness import (
     settings,
     yes,
 )
-
-from domains.privacy_hopqa.judge import Judge
-from domains.privacy_hopqa.outcome import judge_outcome
-from domains.privacy_hopqa.rollouts import evaluate_episode
-from domains.privacy_hopqa.scoring import EmbeddedScorer
-from domains.privacy_hopqa.stage_metrics import StageMetrics
 
 AUDIT = document(GOLD_LOCAL, "In the audit 15% of stores passed.")
 REGION = document(GOLD_WEB, "Northmere reports 15% coverage.")

@@ -3,7 +3,6 @@
 import math
 
 import pytest
-from agent_harness import TWO_HOPS, Script, Searches, document, done, local, plan, play, settings, yes
 
 from domains.privacy_hopqa.capture import situational_texts
 from domains.privacy_hopqa.errors import ErrorKind, PrivacyScoreFailure
@@ -13,6 +12,18 @@ from domains.privacy_hopqa.privacy import PlanScores, example, penalty, plan_sco
 from domains.privacy_hopqa.rollouts import evaluate_episode, score_plans
 from domains.privacy_hopqa.scoring import EmbeddedScorer, checked_scores
 from domains.privacy_hopqa.trace import GOLD_NOT_YET, CallRecord, PlanFacts
+from tests.support.agent_harness import (
+    TWO_HOPS,
+    Script,
+    Searches,
+    document,
+    done,
+    local,
+    plan,
+    play,
+    settings,
+    yes,
+)
 
 
 @pytest.mark.parametrize(

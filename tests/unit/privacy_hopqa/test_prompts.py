@@ -1,19 +1,6 @@
 """The compact prompts, line by line, and the token budget of a call."""
 
 import pytest
-from agent_harness import (
-    TWO_HOPS,
-    Script,
-    Searches,
-    chain_of,
-    document,
-    done,
-    hop,
-    local,
-    play,
-    read_more,
-    yes,
-)
 
 from domains.privacy_hopqa.interfaces import (
     Card,
@@ -32,6 +19,19 @@ from domains.privacy_hopqa.pool import Pool, RankedHit, build_pool, make_cards, 
 from domains.privacy_hopqa.prompts import load_prompts
 from domains.privacy_hopqa.prompts.compact import MAX_ALIASES
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from tests.support.agent_harness import (
+    TWO_HOPS,
+    Script,
+    Searches,
+    chain_of,
+    document,
+    done,
+    hop,
+    local,
+    play,
+    read_more,
+    yes,
+)
 
 PROMPTS = load_prompts("compact")
 VIEW = HopView(1, 2, 1, "What share\nof stores passed?", "(1) ...", (), "Harlow Foods", "")

@@ -3,7 +3,6 @@
 import json
 
 import pytest
-from agent_harness import Script, Searches, choose, document, done, local, plan, play, settings, yes
 
 from domains.privacy_hopqa.capture import anchor_calls, captured_calls, outcome_texts, situational_texts
 from domains.privacy_hopqa.errors import ErrorKind
@@ -18,6 +17,18 @@ from domains.privacy_hopqa.trace import (
     CallRecord,
     ChooseFacts,
     PlanFacts,
+)
+from tests.support.agent_harness import (
+    Script,
+    Searches,
+    choose,
+    document,
+    done,
+    local,
+    plan,
+    play,
+    settings,
+    yes,
 )
 
 SITUATIONAL = settings(training_reward_mode="hop_step_situational")

@@ -5,7 +5,6 @@ import json
 import aiohttp
 import numpy as np
 import pytest
-from agent_harness import TWO_HOPS, choose, done, local, plan, yes
 from aiohttp.test_utils import TestServer
 from omegaconf import OmegaConf
 
@@ -21,6 +20,7 @@ from retrieval_server.app import RetrievalService, build_app
 from retrieval_server.corpus import LocalDocument, WebDocument
 from retrieval_server.limits import SearchQueue
 from retrieval_server.store import Store
+from tests.support.agent_harness import TWO_HOPS, choose, done, local, plan, yes
 
 
 class FakeLLM:

@@ -5,7 +5,6 @@ from functools import partial
 
 import aiohttp
 import pytest
-from agent_harness import TWO_HOPS, chain_of, hop
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
@@ -16,6 +15,7 @@ from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from domains.privacy_hopqa.scorer.protocol import MAX_EXAMPLES, parse_request
 from domains.privacy_hopqa.scoring import EmbeddedScorer, ServiceScorer
 from domains.privacy_hopqa.transport import JsonClient, Retries
+from tests.support.agent_harness import TWO_HOPS, chain_of, hop
 
 FACTS = TWO_HOPS.private_questions("chain")
 NO_WAIT = Retries(backoff_s=(0.0, 0.0, 0.0), jitter=0.0)

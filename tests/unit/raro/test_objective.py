@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.preprocess.assemble import assemble_step

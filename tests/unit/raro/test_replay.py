@@ -10,11 +10,11 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from raro_harness import pair
 
 from domains.raro.keeper import Keeper
 from domains.raro.pairs import Pair
 from domains.raro.replay import ReplayBuffer, intact, recover, reservoir_place
+from tests.support.raro_harness import pair
 
 
 @pytest.fixture

@@ -3,8 +3,9 @@
 import random
 
 import pytest
-from raro_harness import pair
-from redis_server import redis_server
+
+from tests.support.raro_harness import pair
+from tests.support.redis_server import redis_server
 
 redis = pytest.importorskip("redis")
 

@@ -8,7 +8,6 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-from fake_engine import FakeEngine
 from omegaconf import OmegaConf
 
 import domains.reputation_hacking
@@ -37,6 +36,7 @@ from pipelinerl.finetune.rl.text_table import build_table
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin
 from pipelinerl.situations import emit_situations
+from tests.support.fake_engine import FakeEngine
 
 CHECKPOINT = Path(domains.reputation_hacking.__file__).parent / "checkpoint"
 PROBLEM = load_problems(["heldout"], heldout_count=1, c_signal=[0.7])[0]

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis_server import redis_server
 
 from pipelinerl.streams import SingleStreamSpec, set_streams_backend
+from tests.support.redis_server import redis_server
 
 Choose = Callable[..., dict[str, Any]]
 

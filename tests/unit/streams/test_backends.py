@@ -13,7 +13,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from redis_server import DEADLINE_S
 
 from pipelinerl.base.waits import WaitExpired, current_waits
 from pipelinerl.streams import (
@@ -30,6 +29,7 @@ from pipelinerl.streams import (
     set_streams_backend,
     write_to_streams,
 )
+from tests.support.redis_server import DEADLINE_S
 from tests.unit.streams.conftest import Choose
 
 pytestmark = pytest.mark.usefixtures("choose")

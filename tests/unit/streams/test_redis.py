@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
-from redis_server import redis_server
 
 from pipelinerl.streams import (
     CorruptRecord,
@@ -26,6 +25,7 @@ from pipelinerl.streams import (
 )
 from pipelinerl.streams.records import encode_record
 from pipelinerl.streams.redis_writer import Keys
+from tests.support.redis_server import redis_server
 
 
 @pytest.fixture

@@ -17,7 +17,7 @@ from pipelinerl.weights.send.exchange import in_thread
 from pipelinerl.weights.send.file import FileTransport
 from pipelinerl.weights.send.publisher import Publisher, WeightUpdateError
 from pipelinerl.weights.wire import read_mark
-from tests.unit.weights.fake_vllm import Always, FakeVllm, Meeting, serving
+from tests.support.fake_vllm import Always, FakeVllm, Meeting, serving
 from tests.unit.weights.test_vllm_updates import (
     DEADLINES,
     VERSIONS,

@@ -7,7 +7,7 @@ import pytest
 from pipelinerl.base.http import CallFailed
 from pipelinerl.weights.send import looking
 from pipelinerl.weights.send.looking import Counters
-from tests.unit.weights.fake_vllm import FakeVllm, Meeting, serving
+from tests.support.fake_vllm import FakeVllm, Meeting, serving
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from pipelinerl.weights.send.base import Member, TransportError
 from pipelinerl.weights.send.nccl import NcclTransport
 from pipelinerl.weights.wire import packets
-from tests.unit.weights.fake_group import FakeGroup, unpack
+from tests.support.fake_group import FakeGroup, unpack
 
 CPU = torch.device("cpu")
 

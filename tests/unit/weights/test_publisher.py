@@ -17,7 +17,7 @@ from pipelinerl.weights.send.exchange import Exchange
 from pipelinerl.weights.send.file import FileTransport
 from pipelinerl.weights.send.parity import ParityLimits, check_parity, limits_for, probe_ids
 from pipelinerl.weights.send.publisher import PublishDeadlines, Publisher, WeightUpdateError
-from tests.unit.weights.json_server import serving_json
+from tests.support.json_server import serving_json
 
 TENSORS = [("a", torch.ones(2, 3)), ("b", torch.zeros(4))]
 DEADLINES = PublishDeadlines(health_s=5, init_s=5, pause_s=1, start_s=1, update_s=1, finish_s=1, resume_s=1)

@@ -18,7 +18,7 @@ from pipelinerl.inference.client import EngineClient, EngineRequestError, Sampli
 from pipelinerl.weights.send.base import TransportError
 from pipelinerl.weights.send.nccl import NcclTransport
 from pipelinerl.weights.send.publisher import PublishDeadlines, Publisher, SenderStuck, WeightUpdateError
-from tests.unit.weights.fake_vllm import Always, FakeVllm, Meeting, serving
+from tests.support.fake_vllm import Always, FakeVllm, Meeting, serving
 
 VERSIONS = ("0.26.0", "0.32.0")
 DEADLINES = PublishDeadlines(

@@ -1,0 +1,42 @@
+"""Engine and trainer are told the same about how a version is received."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelinerl.config import load
+from pipelinerl.finetune.settings import settings_from_config
+from tests.unit.launcher.conftest import ON_GPUS
+
+DryRun = Callable[..., tuple[int, str, str]]
+GPUS = (*ON_GPUS, "hardware.devices=4")
+TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size=2"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "backend"),
+    [
+        ((), "nccl_ahead"),
+        (("weights.ahead=false",), "nccl"),
+        ((TENSOR_PARALLEL,), "nccl"),
+        ((TENSOR_PARALLEL, "weights.transport=file"), "file_ahead"),
+    ],
+)
+def test_back_end_and_order_of_the_steps_agree(
+    dry_run: DryRun, tmp_path: Path, overrides: tuple[str, ...], backend: str
+) -> None:
+    status, out, err = dry_run("+domain=guessing", *GPUS, "vllm_config.version=0.32.0", *overrides)
+    assert (status, err) == (0, "")
+    [command] = (tmp_path / "run").glob("actor_vllm_0/start.sh")
+    assert f'{{"backend": "{backend}"}}' in command.read_text()
+    settings = settings_from_config(load(tmp_path / "run"), tmp_path / "run", None)
+    assert settings.weights["ahead"] is backend.endswith("_ahead")
+    assert ("received ahead" in out) is settings.weights["ahead"]
+
+
+def test_what_cannot_be_is_refused(dry_run: DryRun) -> None:
+    status, _, err = dry_run("+domain=guessing", *GPUS, TENSOR_PARALLEL, "weights.ahead=true")
+    assert status == 2 and "weights.ahead=true: has no effect here: engines receive ahead from files" in err
