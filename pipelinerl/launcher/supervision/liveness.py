@@ -110,9 +110,7 @@ def watch_pulse(pulse: Pulse, last: int, gone: threading.Event, on_silent: Calla
     watch = BeatWatch(pulse.path, pulse.interval_s, last)
     while not gone.wait(pulse.interval_s):
         silent_s = watch.look()
-        if watch.alive and silent_s > pulse.silent_deadline_s:
-            on_silent(f"no sign of life for {silent_s:.0f} s")
-            return
-        if not watch.alive and silent_s > pulse.start_deadline_s:
-            on_silent(f"no sign of life {silent_s:.0f} s after its start")
+        if silent_s > (pulse.silent_deadline_s if watch.alive else pulse.start_deadline_s):
+            when = f"for {silent_s:.0f} s" if watch.alive else f"{silent_s:.0f} s after its start"
+            on_silent(f"no sign of life {when}")
             return

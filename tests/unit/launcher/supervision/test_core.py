@@ -8,12 +8,18 @@ from pipelinerl.launcher.supervision import (
     NEVER,
     ChildSpec,
     HealthCheck,
-    Phase,
     RestartPolicy,
-    SupervisorCore,
+    write_start_script,
 )
-from pipelinerl.launcher.supervision.core import GiveUp, Kill, Restart, Start, describe_exit
-from pipelinerl.launcher.supervision.spec import write_start_script
+from pipelinerl.launcher.supervision.core import (
+    ChildPhase,
+    GiveUp,
+    Kill,
+    Restart,
+    Start,
+    SupervisorCore,
+    describe_exit,
+)
 
 ENGINE = RestartPolicy(max_restarts=3, backoff_s=1.0)
 
@@ -36,7 +42,7 @@ def engine(deadline_s: float = 60.0) -> ChildSpec:
 def test_a_child_waits_until_those_it_depends_on_are_healthy() -> None:
     core = SupervisorCore([child("actor", depends=("engine",)), engine()])
     assert core.tick(0.0) == [Start("engine", 0)]
-    assert core.phase("actor") is Phase.WAITING
+    assert core.phase("actor") is ChildPhase.WAITING
     core.healthy("engine", 0)
     assert core.tick(1.0) == [Start("actor", 0)]
     assert core.all_ready
@@ -57,7 +63,7 @@ def test_an_engine_restarts_three_times_with_growing_delays_and_then_ends_the_ru
         assert core.tick(now) == [Start("engine", generation + 1)]
     assert delays == [1.0, 2.0, 4.0]
     assert core.exited("engine", 3, 1, now) == [GiveUp("engine", "exit status 1, after 3 restarts")]
-    assert core.phase("engine") is Phase.FAILED
+    assert core.phase("engine") is ChildPhase.FAILED
 
 
 def test_the_death_of_a_child_without_restarts_ends_the_run_at_once() -> None:
@@ -100,10 +106,10 @@ def test_news_of_an_earlier_start_is_ignored() -> None:
     core.exited("engine", 0, 1, 0.0)
     core.tick(1.0)
     core.healthy("engine", 0)
-    assert core.phase("engine") is Phase.STARTING
+    assert core.phase("engine") is ChildPhase.STARTING
     assert core.exited("engine", 0, 1, 1.0) == []
     core.healthy("engine", 1)
-    assert core.phase("engine") is Phase.READY
+    assert core.phase("engine") is ChildPhase.READY
 
 
 def test_an_engine_that_falls_silent_is_killed_and_restarted() -> None:

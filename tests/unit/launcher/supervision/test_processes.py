@@ -23,7 +23,7 @@ DEADLINE_S = 90.0
 # A server with a worker that shares its group and one that asked to die with it.
 SERVER = """
 import http.server, os, sys, time
-from pipelinerl.launcher.supervision import die_with_parent
+from pipelinerl.base.child import die_with_parent
 me = os.getpid()
 if os.fork() == 0:
     time.sleep(600)
