@@ -24,15 +24,11 @@ from pipelinerl.base.waits import current_waits
 log = logging.getLogger(__name__)
 
 
-def status_path(output_dir: Path, role: str) -> Path:
-    return Path(output_dir) / role / "status.json"
-
-
 class StatusFile(Closing):
     """Writes the file from a background thread every `interval_s` seconds while something changes."""
 
     def __init__(self, output_dir: Path, role: str, interval_s: float = 1.0) -> None:
-        self.path = status_path(output_dir, role)
+        self.path = Path(output_dir) / role / "status.json"
         self._role = role
         self._fields: dict[str, Any] = {}
         self._written: dict[str, Any] = {}
@@ -47,11 +43,8 @@ class StatusFile(Closing):
     def set(self, **fields: Any) -> None:
         """Set fields (numbers or short strings, never text of a task); None removes one."""
         with self._lock:
-            for name, value in fields.items():
-                if value is None:
-                    self._fields.pop(name, None)
-                else:
-                    self._fields[name] = value
+            merged = self._fields | fields
+            self._fields = {name: value for name, value in merged.items() if value is not None}
 
     def write(self) -> None:
         """Write now if anything changed; readers never see half a file."""

@@ -13,6 +13,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,27 @@ class TrainerAnnouncements(Closing):
         self._stream.close()
 
 
+@dataclass(frozen=True)
+class _Heard:
+    """What the messages so far amount to."""
+
+    version: int | None = None
+    announced_at: float = 0.0
+    samples: int = 0
+    done: bool = False
+
+    def and_then(self, record: Any) -> _Heard:
+        """With one more message. Raises ValueError for a malformed one."""
+        match parse_message(record):
+            case SamplesProcessed(samples_processed=samples):
+                return replace(self, samples=samples)
+            case WeightUpdateSuccess(version=version, timestamp=timestamp):
+                # The same version is announced again for an engine that was started again, never an older one.
+                return replace(self, version=max(version, self.version or 0), announced_at=timestamp)
+            case TrainingDone():
+                return replace(self, done=True)
+
+
 class AnnouncedVersion(Closing):
     """The newest announced version, read in the caller's own thread; a context manager.
 
@@ -111,15 +133,13 @@ class AnnouncedVersion(Closing):
 
     def __init__(self, output_dir: Path) -> None:
         self._reader = read_stream(trainer_stream(output_dir))
-        self._version: int | None = None
+        self._heard = _Heard()
 
     def newest(self) -> int | None:
         """None before the first announcement."""
         for record in self._reader.read_available():
-            message = parse_message(record)
-            if isinstance(message, WeightUpdateSuccess):
-                self._version = max(message.version, self._version or 0)
-        return self._version
+            self._heard = self._heard.and_then(record)
+        return self._heard.version
 
     def close(self) -> None:
         self._reader.close()
@@ -148,18 +168,16 @@ class DiscardedTexts(Closing):
 class TrainerState(Closing):
     """The latest word of the trainer, kept by a background thread; a context manager.
 
-    Reading a property after that thread failed raises its error.
+    Reading a property after that thread failed raises its error. `on_change` is called from that thread after
+    every change (use call_soon_threadsafe), as are those who subscribe.
     """
 
     def __init__(self, output_dir: Path, on_change: Callable[[], None] | None = None) -> None:
         self._changed = threading.Condition()
         self._wake = os.eventfd(0)
-        self._stopping = threading.Event()
+        self._stopping = False
         self._error: BaseException | None = None
-        self._version: int | None = None
-        self._announced_at = 0.0
-        self._samples = 0
-        self._done = False
+        self._heard = _Heard()
         self._discarded: dict[str, dict[str, int]] = {}
         self._on_change: list[Callable[[], None]] = [on_change] if on_change else []
         self._trainer = read_stream(trainer_stream(output_dir))
@@ -170,74 +188,62 @@ class TrainerState(Closing):
         self._thread.start()
 
     def _follow(self) -> None:
-        readers = [self._trainer, *self._others.values()]
         try:
-            while not self._stopping.is_set():
-                news = [parse_message(record) for record in self._trainer.read_available()]
-                counts = {role: r.read_available() for role, r in self._others.items()}
-                if news or any(counts.values()):
-                    self._apply(news, {role: rows[-1]["counts"] for role, rows in counts.items() if rows})
-                else:
-                    wait_any(readers, timeout_s=1.0, wake=self._wake)
+            while not self._stopping:
+                heard = self._heard
+                for record in self._trainer.read_available():
+                    heard = heard.and_then(record)
+                rows = {role: reader.read_available() for role, reader in self._others.items()}
+                counts = {role: found[-1]["counts"] for role, found in rows.items() if found}
+                if heard is self._heard and not counts:
+                    wait_any([self._trainer, *self._others.values()], timeout_s=1.0, wake=self._wake)
+                    continue
+                with self._changed:
+                    self._heard = heard
+                    self._discarded.update(counts)
+                    self._changed.notify_all()
+                self._tell()
         except BaseException as error:  # handed to whoever reads the state
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
-            self._notify()
+            self._tell()
 
-    def _apply(self, news: list[TrainerMessage], counts: dict[str, dict[str, int]]) -> None:
-        with self._changed:
-            for message in news:
-                if isinstance(message, SamplesProcessed):
-                    self._samples = message.samples_processed
-                elif isinstance(message, WeightUpdateSuccess):
-                    self._version = max(message.version, self._version or 0)
-                    self._announced_at = message.timestamp
-                else:
-                    self._done = True
-            self._discarded.update(counts)
-            self._changed.notify_all()
-        self._notify()
-
-    def _notify(self) -> None:
+    def _tell(self) -> None:
         for callback in list(self._on_change):
             callback()
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call `callback` from the background thread after every change (use call_soon_threadsafe)."""
         self._on_change.append(callback)
 
-    def _check(self) -> None:
+    def _checked(self) -> _Heard:
         if self._error is not None:
             raise self._error
+        return self._heard
 
     @property
     def propagated_weight_version(self) -> int | None:
         """The last announced version in texts; None before the first announcement."""
-        self._check()
-        return self._version
+        return self._checked().version
 
     @property
     def announced_at(self) -> float:
         """When a version was announced last, in seconds since 1970; the same one may be announced again."""
-        self._check()
-        return self._announced_at
+        return self._checked().announced_at
 
     @property
     def samples_processed(self) -> int:
         """Texts consumed by the trainer."""
-        self._check()
-        return self._samples
+        return self._checked().samples
 
     @property
     def training_done(self) -> bool:
-        self._check()
-        return self._done
+        return self._checked().done
 
     @property
     def discarded(self) -> dict[str, int]:
         """Texts dropped in this start of the run, by reason, summed over the processes that drop any."""
-        self._check()
+        self._checked()
         with self._changed:
             return dict(sum(map(Counter, self._discarded.values()), Counter[str]()))
 
@@ -247,21 +253,19 @@ class TrainerState(Closing):
             waiting(f"weight version {at_least} or later from the trainer", deadline_s) as wait,
             self._changed,
         ):
-            while True:
-                self._check()
-                if self._version is not None and self._version >= at_least:
-                    return self._version
-                wait.check(f"the last announced version is {self._version}" if wait.expired else "")
+            while (version := self._checked().version) is None or version < at_least:
+                wait.check(f"the last announced version is {version}" if wait.expired else "")
                 self._changed.wait(wait.remaining_s)
+            return version
 
     def close(self) -> None:
-        if self._stopping.is_set():
+        if self._stopping:
             return
-        self._stopping.set()
+        self._stopping = True
         os.eventfd_write(self._wake, 1)
         self._thread.join(timeout=5)
+        # A thread that hangs in a callback keeps its descriptors: another use of their numbers would be worse.
         if not self._thread.is_alive():
             os.close(self._wake)
-            self._trainer.close()
-            for reader in self._others.values():
+            for reader in (self._trainer, *self._others.values()):
                 reader.close()
