@@ -18,7 +18,8 @@ from pipelinerl.run_state.announcements import (
     parse_message,
     trainer_stream,
 )
-from pipelinerl.streams import CorruptRecord, read_stream, set_streams_backend, write_to_streams
+from pipelinerl.streams import CorruptRecord, read_stream, set_streams_backend
+from tests.unit.streams.conftest import fill
 
 pytestmark = pytest.mark.usefixtures("choose")  # on disk and over redis
 LONG_S = 30.0
@@ -106,8 +107,7 @@ def test_a_new_start_forgets_the_announcements_of_the_last(tmp_path: Path) -> No
 def test_a_corrupt_message_surfaces_in_whoever_reads_the_state(tmp_path: Path) -> None:
     set_streams_backend("files")
     changes = Changes()
-    with write_to_streams(trainer_stream(tmp_path)) as out:
-        out.write({"kind": "samples_processed", "samples_processed": 1})
+    fill(trainer_stream(tmp_path), {"kind": "samples_processed", "samples_processed": 1})
     path = next(p for p in trainer_stream(tmp_path).directory.iterdir() if p.suffix == ".rec")
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     with TrainerState(tmp_path, changes) as state:
