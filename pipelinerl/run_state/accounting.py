@@ -89,10 +89,8 @@ class RolloutLog(Closing):
         self._file = LineFile(log_path(output_dir, role))
 
     def record(self, outcome: Outcome, rollouts: Iterable[str] = (), reason: str = "") -> None:
-        """Append one line for these rollouts; nothing for none, unless it is about a resume.
-
-        The line is with the kernel when this returns: a kill of this process does not lose it.
-        """
+        """Append one line for these rollouts; nothing for none, unless it is about a resume."""
+        # One write to the kernel: killed before it the rollouts stay unfinished, after it they are counted.
         names = list(rollouts)
         if names or outcome in _OF_A_RESUME:
             entry = _Entry(Outcome(outcome), names, reason, round(time.time(), 3))
@@ -108,6 +106,7 @@ class RolloutLog(Closing):
         for entry in _entries(LineTail(self._file.path, offset=end)):
             if entry is None:
                 continue
+            # An earlier resume from the same checkpoint has rolled these back already.
             if entry.outcome is Outcome.UNDONE:
                 for name in entry.rollouts:
                     names.pop(name, None)
@@ -167,6 +166,7 @@ class RolloutCounts:
                 f"resumed {often}: {self.undone} rollouts trained after a checkpoint undone, "
                 f"{self.replayed} kept over the last resume, {self.discarded} discarded"
             )
+        # A kill only leaves rollouts unfinished; these two are errors of the program.
         if names := self.never_started:
             rows.append(f"rollout accounting error: {len(names)} ended and never started, such as {names[0]}")
         if names := self.started_twice:
@@ -192,6 +192,7 @@ class RolloutAccounting:
 
     def update(self) -> RolloutCounts:
         """Read new lines of every role and return the sums."""
+        # File by file and not by time: an end may be read before its start, which the table allows for.
         for path in sorted(self._folder.glob("*.jsonl")):
             for entry in _entries(self._tails.setdefault(path, LineTail(path))):
                 if entry is None:
@@ -228,6 +229,7 @@ class RolloutAccounting:
             case Outcome.EVAL_DONE | Outcome.EVAL_FAILED:
                 self._evaluation.end(outcome, rollouts, reason)
             case Outcome.RESUMED:
+                # Only the actor records starts and this, so what is of an earlier start stands before it.
                 self._resumes += 1
                 self._training.resume()
             case Outcome.UNDONE:

@@ -25,31 +25,29 @@ from pipelinerl.streams import SingleStreamSpec, read_stream, remove_stream, wai
 
 TRAINER_TOPIC = "weight_update_request"
 DISCARDED_TOPIC = "discarded"
+# A partition takes one writer, so each process that drops texts has its own.
 DISCARDED_PARTITIONS = {"preprocess": 0, "finetune": 1, "actor": 2}
 
 
-class _Message(msgspec.Struct, frozen=True, tag_field="kind", forbid_unknown_fields=True):
-    """A message travels as its fields and `kind`, the name of its class in small letters."""
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
+    timestamp: float = msgspec.field(default_factory=time.time)
+    """Seconds since 1970."""
 
 
 class SamplesProcessed(_Message, frozen=True, tag="samples_processed"):
     """Texts consumed so far; sent once at start, then after every micro-batch."""
 
     samples_processed: int
-    timestamp: float = msgspec.field(default_factory=time.time)
 
 
 class WeightUpdateSuccess(_Message, frozen=True, tag="weight_update_success"):
     """Every engine in rotation serves `version` (texts behind the weights)."""
 
     version: int
-    timestamp: float = msgspec.field(default_factory=time.time)
 
 
 class TrainingDone(_Message, frozen=True, tag="training_done"):
     """The final model is saved."""
-
-    timestamp: float = msgspec.field(default_factory=time.time)
 
 
 TrainerMessage = SamplesProcessed | WeightUpdateSuccess | TrainingDone
@@ -118,7 +116,7 @@ class _Heard:
             case SamplesProcessed(samples_processed=samples):
                 return replace(self, samples=samples)
             case WeightUpdateSuccess(version=version, timestamp=timestamp):
-                # The same version is announced again for an engine that was started again, never an older one.
+                # Announced again for an engine that was started again; an older one never counts.
                 return replace(self, version=max(version, self.version or 0), announced_at=timestamp)
             case TrainingDone():
                 return replace(self, done=True)
@@ -174,7 +172,7 @@ class TrainerState(Closing):
 
     def __init__(self, output_dir: Path, on_change: Callable[[], None] | None = None) -> None:
         self._changed = threading.Condition()
-        self._wake = os.eventfd(0)
+        self._wake = os.eventfd(0)  # ends the thread's wait when the state is closed
         self._stopping = False
         self._error: BaseException | None = None
         self._heard = _Heard()
@@ -196,8 +194,10 @@ class TrainerState(Closing):
                 rows = {role: reader.read_available() for role, reader in self._others.items()}
                 counts = {role: found[-1]["counts"] for role, found in rows.items() if found}
                 if heard is self._heard and not counts:
+                    # What comes between the look and this wait ends it at once.
                     wait_any([self._trainer, *self._others.values()], timeout_s=1.0, wake=self._wake)
                     continue
+                # All at once: whoever sees a version also sees the refunds that were read with it.
                 with self._changed:
                     self._heard = heard
                     self._discarded.update(counts)
@@ -264,7 +264,7 @@ class TrainerState(Closing):
         self._stopping = True
         os.eventfd_write(self._wake, 1)
         self._thread.join(timeout=5)
-        # A thread that hangs in a callback keeps its descriptors: another use of their numbers would be worse.
+        # A thread that hangs in a callback keeps its descriptors: their numbers must not name other files.
         if not self._thread.is_alive():
             os.close(self._wake)
             for reader in (self._trainer, *self._others.values()):

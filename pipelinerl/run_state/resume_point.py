@@ -47,10 +47,11 @@ class ResumePoint:
             raise ValueError(f"{path} is missing or damaged ({error}); start the run again") from error
 
 
-def stream_end(spec: SingleStreamSpec, offset: int = 0) -> int:
+def stream_end(spec: SingleStreamSpec) -> int:
     """Number of complete records that a partition has had."""
-    # Records are read and not only counted, so that a damaged one is found before anything is trained on.
-    with read_stream(spec, offset or EARLIEST) as reader:
+    # Records are read and not only counted, so that a damaged one is found before anything is trained on. An
+    # incomplete one at the end, of a writer that was killed, does not count and is never read.
+    with read_stream(spec, EARLIEST) as reader:
         while reader.read_available(_CHUNK):
             pass
         return reader.position

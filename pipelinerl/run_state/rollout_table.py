@@ -84,6 +84,7 @@ class RolloutTable(Generic[End]):
         """Rollouts of earlier starts that nobody will end any more."""
         kept = 0
         for name in self.replayed:
+            # One that has ended since is no longer among the open ones.
             block, at = self._place(name)
             kept += bool(block[at] & EARLIER) and not block[at + 1]
         return self._earlier_open - kept
@@ -123,6 +124,7 @@ class RolloutTable(Generic[End]):
         series, dash, digits = group.rpartition("-")
         if dash and digits.isascii() and digits.isdecimal():
             number = int(digits)
+            # `1` and `000001` are different names, and a number of seven digits is the same either way.
             padded = digits == f"{number:06d}"
             if padded or digits == str(number):
                 at = number % _GROUPS_PER_BLOCK * 2

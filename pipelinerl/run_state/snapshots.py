@@ -105,6 +105,7 @@ def wait_for_snapshots(output_dir: Path, roles: Iterable[str], version: int, dea
     for role in roles:
         path = Snapshots(output_dir, role).path(version)
         with waiting(f"the snapshot of {role} at version {version}", deadline_s) as wait:
+            # A role writes within milliseconds of the announcement, so there is no watch to set up for it.
             while not path.exists():
                 wait.check(f"{path} is not there")
                 time.sleep(_LOOK_EVERY_S)

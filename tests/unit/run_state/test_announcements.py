@@ -47,7 +47,7 @@ def test_messages_have_upstreams_fields_and_their_own_time(tmp_path: Path) -> No
         first, second = sent.read_available()
     assert first.keys() == {"kind", "samples_processed", "timestamp"}
     assert second["timestamp"] >= first["timestamp"] > 1e9
-    assert parse_message(second) == WeightUpdateSuccess(8, second["timestamp"])
+    assert parse_message(second) == WeightUpdateSuccess(8, timestamp=second["timestamp"])
 
 
 @pytest.mark.parametrize("record", [{"kind": "weight_update_request"}, {}, {"kind": "weight_update_success"}])
