@@ -41,9 +41,10 @@ from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
 from pipelinerl.inference.client import Generation, SamplingParams
 from pipelinerl.inference.fleet import Fleet
-from pipelinerl.weights.send.directory import weights_directory
-from pipelinerl.weights.send.file import FileTransport
-from pipelinerl.weights.send.publisher import Publisher, UpdateReport
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.version_update import UpdateReport
+from pipelinerl.weights.wire import weights_directory
 
 READY_DEADLINE_S = 120.0
 PAUSE_GOAL_MS = 30.0

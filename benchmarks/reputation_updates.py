@@ -25,6 +25,7 @@ from domains.reputation_hacking.language_policy import LanguagePolicy
 from domains.reputation_hacking.params import Params
 from domains.reputation_hacking.policies import choose, play, returns
 from domains.reputation_hacking.report import Yardstick
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages import compute_advantages
 
 START = Path(__file__).parent.parent / "domains" / "reputation_hacking" / "checkpoint"
@@ -60,7 +61,8 @@ def collect(
         table = table_of(to_go, ATTEMPTS)
     else:
         table = table_of(np.broadcast_to(to_go[0], to_go.shape), ATTEMPTS, np.array(seen))
-    found = compute_advantages(table, step_reward_advantages=True, divide_by_std=True).advantage
+    rl = RLConfig(step_reward_advantages=True, divide_advantage_by_std=True)
+    found = compute_advantages(table, rl).advantage
     taken = episodes.actions.ravel().astype(np.int64)
     return Decisions(prompts, torch.from_numpy(taken), torch.from_numpy(found))
 

@@ -27,13 +27,13 @@ from benchmarks.engine import SIZES, build_model
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.model import load_model
-from pipelinerl.preprocess.assemble import assemble_step
-from pipelinerl.preprocess.ready import ReadyText
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 PROMPT = 64
@@ -41,7 +41,7 @@ SEQ_LENGTH = 2048
 LEARNING_RATE = 1e-5
 
 
-def our_step(model: PreTrainedModel, texts: Sequence[ReadyText]) -> Callable[[], None]:
+def our_step(model: PreTrainedModel, texts: Sequence[Sample]) -> Callable[[], None]:
     """One optimizer step of the trainer, batches already assembled as preprocess delivers them."""
     rl = RLConfig(epsilon_high=4.0)
     optimiser = build_optimiser(model, learning_rate=LEARNING_RATE)
@@ -56,7 +56,7 @@ def our_step(model: PreTrainedModel, texts: Sequence[ReadyText]) -> Callable[[],
     return step
 
 
-def plain_step(model: PreTrainedModel, texts: Sequence[ReadyText]) -> Callable[[], None]:
+def plain_step(model: PreTrainedModel, texts: Sequence[Sample]) -> Callable[[], None]:
     """The same texts as padded rows, full logits and the policy gradient."""
     longest = max(len(text.input_ids) for text in texts)
     ids = torch.zeros(len(texts), longest, dtype=torch.int64)

@@ -64,8 +64,9 @@ from benchmarks.gpu.updates import (
 )
 from pipelinerl.inference.vllm import api_servers, installed_version
 from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.weights.send.engine_update import PublishDeadlines
 from pipelinerl.weights.send.parity import probe_ids
-from pipelinerl.weights.send.publisher import PublishDeadlines, WeightUpdateError
+from pipelinerl.weights.send.version_update import WeightUpdateError
 
 ROWS = ("parity", "update", "throughput", "failure")
 PORT = 8300

@@ -32,11 +32,11 @@ from benchmarks.gpu.load import Load
 from benchmarks.gpu.runs import Terminated, leave_in_order, write_partial
 from benchmarks.gpu.served import Server, engine_argv, model_folder, started
 from pipelinerl.modeling.model import distinct_parameters
-from pipelinerl.weights.send.directory import weights_directory
-from pipelinerl.weights.send.file import FileTransport
-from pipelinerl.weights.send.looking import counters
+from pipelinerl.weights.send.engine_state import EngineState
+from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.parity import probe_ids
 from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.wire import weights_directory
 
 SETS: dict[str, Sequence[str]] = {"tensor_parallel": ("0,1",), "two_engines": ("0", "1")}
 """Cards of each engine."""
@@ -97,9 +97,10 @@ def measure(urls: list[str], model: PreTrainedModel, vocab: int, streams: int) -
         loads = [stack.enter_context(Load(url, streams, vocab, PROMPT, OUTPUT)) for url in urls]
         for load in loads:
             load.wait_through(THROUGH_S)
-        first = [counters(url, 30.0) for url in urls]
+        engines = [EngineState(url, 30.0) for url in urls]
+        first = [one.counters() for one in engines]
         time.sleep(WINDOW_S)
-        rate = sum(counters(url, 30.0).rate_since(one) for url, one in zip(urls, first))
+        rate = sum(one.counters().rate_since(at) for one, at in zip(engines, first))
         for version in range(1, UPDATES + 1):
             with torch.no_grad():
                 for _, parameter in distinct_parameters(model):

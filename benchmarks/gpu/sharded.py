@@ -22,22 +22,20 @@ from benchmarks.gpu.trainer import (
     CHECKPOINTING,
     PEAK_FLOPS,
     SIZES,
-    TEXT,
     TOKENS,
     build,
     count,
     micro_batch,
     timed,
 )
+from pipelinerl.config import Config
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.checkpoints import collect_tensors
-from pipelinerl.finetune.loop import learner_of
 from pipelinerl.finetune.ranks import join_ranks
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
-from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.modeling.model import prepare_model
-from pipelinerl.modeling.options import Sharding
 from pipelinerl.weights.send.parity import probe_ids
 
 
@@ -58,18 +56,15 @@ def main() -> int:
     model = prepare_model(build(options.size), "cuda", CHECKPOINTING[options.mode], compile=not options.eager)
     parameters = count(model)
     rl = RLConfig(epsilon_high=4.0)
-    settings = TrainerSettings(
-        output_dir=Path("."),
-        model_path="",
-        rl=rl,
-        texts_per_step=TOKENS // TEXT * ranks.count,
-        last_step=100,
-        max_train_steps=100,
-        bfloat16=True,
-        device="cuda",
-        sharding=None if options.replicated else Sharding(keep_gathered=options.keep_gathered),
+    stage = "deepspeed_stage2_bf16" if options.keep_gathered else "deepspeed_stage3_bf16"
+    cfg = Config.model_validate(
+        {
+            "finetune": {"rl": rl, "max_train_steps": 100},
+            "use_deepspeed": not options.replicated,
+            "deepspeed_config": stage,
+        }
     )
-    learner = learner_of(model, settings, ranks)
+    learner = learner_of(model, cfg, ranks)
     batch = micro_batch()
 
     def step() -> None:

@@ -13,7 +13,7 @@ from benchmarks.gpu.load import Load
 from benchmarks.gpu.offline import Offline
 from benchmarks.gpu.usage import Meter, Used
 from benchmarks.gpu.wave import Clients
-from pipelinerl.weights.send.looking import counters
+from pipelinerl.weights.send.engine_state import EngineState
 
 WARM_TOKENS = 64
 WINDOW_S = 10.0
@@ -55,9 +55,10 @@ def served(
     in_flight = min(counts)
     with Load(url, in_flight, vocab, prompt, output) as load:
         load.wait_through(THROUGH_S)
-        meter, first = Meter(group), counters(url, 30.0)
+        engine = EngineState(url, 30.0)
+        meter, first = Meter(group), engine.counters()
         time.sleep(WINDOW_S)
-        rate = counters(url, 30.0).rate_since(first)
+        rate = engine.counters().rate_since(first)
         usage = meter.read(round(rate * WINDOW_S))
     steady = _row(in_flight, rate, usage, load.result.get("errors", []), f"served, {in_flight} always")
     return {"waves": waves, "steady": steady}

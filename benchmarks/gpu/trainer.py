@@ -36,19 +36,17 @@ from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, report
 from benchmarks._texts import random_texts
 from benchmarks.gpu.profile_step import profile_step
-from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.loop import learner_of
+from pipelinerl.config import Config
+from pipelinerl.config.finetune import Checkpointing, RLConfig
+from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
-from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.modeling.logprobs import token_scores
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import distinct_parameters, hidden_states, output_head, prepare_model
-from pipelinerl.modeling.options import Checkpointing
 from pipelinerl.modeling.segments import Segments
-from pipelinerl.preprocess.assemble import assemble_step, encode
 
 DEVICE = "cuda"
 PEAK_FLOPS = 990e12
@@ -177,17 +175,8 @@ def trainer_step(row: Row) -> tuple[Callable[[], Any], Callable[[], Any]]:
     row.parameters, row.micro_batches = count(model), len(batches)
     row.tokens = sum(batch.n_tokens for batch in batches)
     rl = RLConfig(epsilon_high=4.0)
-    settings = TrainerSettings(
-        output_dir=Path("."),
-        model_path="",
-        rl=rl,
-        texts_per_step=TOKENS // TEXT,
-        last_step=100,
-        max_train_steps=100,
-        bfloat16=True,
-        device=DEVICE,
-    )
-    learner = learner_of(model, settings, Ranks())
+    cfg = Config.model_validate({"finetune": {"rl": rl, "max_train_steps": 100}})
+    learner = learner_of(model, cfg, Ranks())
 
     def step() -> None:
         # As in the loop: targets are prepared on the host for every micro-batch.

@@ -17,11 +17,12 @@ from benchmarks._figures import Figure, at_most
 from benchmarks.gpu.load import Load
 from pipelinerl.inference.vllm import pause_routes
 from pipelinerl.modeling.model import distinct_parameters
-from pipelinerl.weights.send.base import Transport
-from pipelinerl.weights.send.directory import weights_directory
-from pipelinerl.weights.send.file import FileTransport
-from pipelinerl.weights.send.nccl import NcclTransport
-from pipelinerl.weights.send.publisher import KvPolicy, PublishDeadlines, Publisher
+from pipelinerl.weights.send.engine_update import PublishDeadlines
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.nccl_transport import NcclTransport
+from pipelinerl.weights.send.publisher import KvPolicy, Publisher
+from pipelinerl.weights.send.transport import Transport
+from pipelinerl.weights.wire import weights_directory
 
 PROMPT = OUTPUT = 512
 STREAMS = 256
@@ -104,7 +105,7 @@ def publisher_for(
     publisher = Publisher([url], transport, kv, deadlines or PublishDeadlines(health_s=10.0))
     publisher.wait_ready(60)
     if variant.kv == "pause":  # in place of what the engine's version has said
-        publisher._routes = {url: pause_routes(None, clear_cache=False)}
+        publisher.engines[url].routes = pause_routes(None, clear_cache=False)
     return publisher
 
 

@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -16,10 +15,10 @@ from domains.privacy_hopqa.audit import AuditLog
 from domains.privacy_hopqa.capture import Captured
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.preprocess.chunk import apply_scales, process_chunk
-from pipelinerl.preprocess.ready import scale_table
-from pipelinerl.rollouts import MASKED_TOKEN_ID, TrainingText
-from pipelinerl.situations import emit_situations
+from pipelinerl.finetune.rl.loss_scale import apply_scales
+from pipelinerl.finetune.rl.sample import Sample, samples_of
+from pipelinerl.preprocess.chunk import process_chunk
+from pipelinerl.rollouts import MASKED_TOKEN_ID, RolloutOrigin, TrainingText
 
 Decisions = dict[tuple[str, int, int], Sampled]
 """What was decided, by the name of its text: group, rollout, step."""
@@ -101,10 +100,10 @@ def train(arm: Arm, arena: Arena, recipe: Recipe, seed: int, folder: Path) -> Tr
         if step % recipe.evaluate_every == 0:
             training.mark()
         decisions: Decisions = {}
-        records = asyncio.run(
+        samples = asyncio.run(
             _groups(training, arena, indices, recipe.attempts, (seed, step), log, decisions)
         )
-        _update(training, records, decisions, recipe.rate)
+        _update(training, samples, decisions, recipe.rate)
     training.mark()
     log.close()
     return training
@@ -118,9 +117,9 @@ async def _groups(
     key: tuple[int, int],
     log: AuditLog,
     decisions: Decisions,
-) -> list[dict[str, Any]]:
-    """The texts of one step: a group of attempts at each chain. `key` is (seed, step)."""
-    records: list[dict[str, Any]] = []
+) -> list[Sample]:
+    """The samples of one step: a group of attempts at each chain. `key` is (seed, step)."""
+    samples: list[Sample] = []
     for index in indices.tolist():
         chain, group = arena.chains["train"][index], f"{key[1]}/{index}"
         for attempt in range(attempts):
@@ -128,9 +127,9 @@ async def _groups(
             identity = identity_of(chain, f"{group}/{attempt}", group, True, key[1])
             settings = training.arm.settings
             rollout = await arena.play(training.policy, chain, settings, log, identity, random)
-            records += _records(rollout, group, attempt, key[1], decisions)
+            samples += _samples(rollout, group, attempt, key[1], decisions)
             training.rollouts += 1
-    return records
+    return samples
 
 
 def _batches(n_chains: int, recipe: Recipe, seed: int) -> Iterator[np.ndarray]:
@@ -140,17 +139,12 @@ def _batches(n_chains: int, recipe: Recipe, seed: int) -> Iterator[np.ndarray]:
         yield random.choice(n_chains, recipe.groups, replace=False)
 
 
-def _records(
-    rollout: Rollout, group: str, attempt: int, version: int, decisions: Decisions
-) -> list[dict[str, Any]]:
-    """The rollout's texts as the preprocessor gets them; their decisions are added to `decisions`."""
-    texts = [_text(captured) for captured in rollout.texts]
-    emit_situations(texts, f"{group}/{attempt}")
-    for step, (text, captured) in enumerate(zip(texts, rollout.texts)):
-        text.group_id = group
-        text.metadata |= {"rollout_index": attempt, "step_index": step, "model_version": version}
+def _samples(rollout: Rollout, group: str, attempt: int, version: int, decisions: Decisions) -> list[Sample]:
+    """The rollout's samples; their decisions are added to `decisions`."""
+    for step, captured in enumerate(rollout.texts):
         decisions[group, attempt, step] = captured.record.call
-    return [text.to_record() for text in texts]
+    texts = [_text(captured) for captured in rollout.texts]
+    return samples_of(texts, RolloutOrigin(group, attempt, version, training=True))
 
 
 def _text(captured: Captured) -> TrainingText:
@@ -180,21 +174,21 @@ def _text(captured: Captured) -> TrainingText:
     )
 
 
-def _update(training: Training, records: list[dict[str, Any]], decisions: Decisions, rate: float) -> None:
+def _update(training: Training, samples: list[Sample], decisions: Decisions, rate: float) -> None:
     """One optimizer step on whole groups: advantages, filter, loss weights, gradient of the softmaxes.
 
     As in the trainer, a text counts `scale * advantage * grad log p / batch size`.
     """
     rl = training.arm.rl
-    chunk = process_chunk(records, rl)
+    chunk = process_chunk(samples, rl)
     training.filtered_groups += chunk.filtered_groups
     training.baseline_only += sum(reason == "baseline_only" for _, reason in chunk.dropped)
     if not chunk.ready:
         return
-    apply_scales(chunk.ready, scale_table(chunk.ready), rl)
+    apply_scales(chunk.ready, rl)
     size = len(chunk.ready)
     weights = [
-        (decisions[t.group_id, t.rollout_index, t.step_index], t.loss_scale * t.advantage / size)
+        (decisions[t.group_id, t.rollout_index, t.step_index], t.loss_weight_scale * t.advantage / size)
         for t in chunk.ready
     ]
     training.policy.step(weights, rate)

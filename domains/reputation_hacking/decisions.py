@@ -6,7 +6,7 @@ import numpy as np
 
 from domains.reputation_hacking.dynamics import Episodes
 from domains.reputation_hacking.prompts import DIFFICULTY_CUTS, FATIGUE_CUTS, SITUATIONS
-from pipelinerl.finetune.rl.text_table import NONE, TextTable
+from pipelinerl.finetune.rl.table import NONE, SampleTable
 
 
 def situations(episodes: Episodes) -> np.ndarray:
@@ -16,16 +16,16 @@ def situations(episodes: Episodes) -> np.ndarray:
     return (len(DIFFICULTY_CUTS) + 1) * fatigue + difficulty
 
 
-def table_of(reward: np.ndarray, attempts: int, situation: np.ndarray | None = None) -> TextTable:
-    """One text a decision: `reward` [T, N] of N / attempts groups, neighbours being siblings.
+def table_of(reward: np.ndarray, attempts: int, situation: np.ndarray | None = None) -> SampleTable:
+    """One sample a decision: `reward` [T, N] of N / attempts groups, neighbours being siblings.
 
-    `situation` [T, N] labels the texts; without it equal steps of siblings are compared.
+    `situation` [T, N] labels the samples; without it equal steps of siblings are compared.
     """
     steps, count = reward.shape
     episode = np.tile(np.arange(count), (steps, 1))
     flat = steps * count
     nothing = np.full(flat, np.nan)
-    return TextTable(
+    return SampleTable(
         group=(episode // attempts).ravel(),
         rollout=(episode % attempts).ravel(),
         step=np.repeat(np.arange(steps), count),
@@ -34,12 +34,10 @@ def table_of(reward: np.ndarray, attempts: int, situation: np.ndarray | None = N
         situation=np.full(flat, NONE) if situation is None else situation.ravel(),
         local_index=np.zeros(flat, dtype=np.int64),
         segment_length=np.ones(flat, dtype=np.int64),
-        pooled=np.full(flat, situation is not None),
         padding_value=nothing,
         padding_reward=nothing,
         role=np.full(flat, NONE),
         loss_weight=np.ones(flat),
-        masked=np.zeros(flat, dtype=bool),
         group_names=tuple(map(str, range(count // attempts))),
         situation_names=tuple(map(str, range(SITUATIONS))),
         role_names=(),

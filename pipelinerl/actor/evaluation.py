@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 from typing import Any
 
-from pipelinerl.actor.messages import Ending, Outcome
+from pipelinerl.actor.messages import Ending, FinishedRollout
 
 
 class EvaluationSchedule:
@@ -37,30 +37,30 @@ class EvaluationPass:
 
     version: int
     problems: int
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    rollouts: dict[int, FinishedRollout] = field(default_factory=dict)
     """By problem, in any order."""
 
-    def add(self, problem: int, outcome: Outcome) -> None:
-        self.outcomes[problem] = outcome
+    def add(self, problem: int, rollout: FinishedRollout) -> None:
+        self.rollouts[problem] = rollout
 
     @property
     def complete(self) -> bool:
-        return len(self.outcomes) == self.problems
+        return len(self.rollouts) == self.problems
 
     def values(self) -> dict[str, list[float | None]]:
         """Each metric for each problem in order; None where the rollout failed or lacks the metric."""
         names: dict[str, None] = {}
-        for outcome in self.outcomes.values():
-            names.update(dict.fromkeys(outcome.metrics))
+        for rollout in self.rollouts.values():
+            names.update(dict.fromkeys(rollout.metrics))
         columns: dict[str, list[float | None]] = {name: [] for name in names}
         for problem in range(self.problems):
-            outcome = self.outcomes[problem]
+            rollout = self.rollouts[problem]
             for name, column in columns.items():
-                column.append(_scalar(outcome, name))
+                column.append(_scalar(rollout, name))
         return columns
 
     def counts(self) -> dict[str, int]:
-        endings = [outcome.ending for outcome in self.outcomes.values()]
+        endings = [rollout.ending for rollout in self.rollouts.values()]
         return {
             "problems": self.problems,
             "failed": endings.count(Ending.FAILED),
@@ -68,8 +68,8 @@ class EvaluationPass:
         }
 
 
-def _scalar(outcome: Outcome, name: str) -> float | None:
-    value = outcome.metrics.get(name)
+def _scalar(rollout: FinishedRollout, name: str) -> float | None:
+    value = rollout.metrics.get(name)
     if isinstance(value, list):
         return sum(value) / len(value) if value else None
     return value

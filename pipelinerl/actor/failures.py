@@ -27,13 +27,13 @@ def judge(group: Group, on_error: OnError) -> Verdict:
     """Whether a complete group is published.
 
     `drop_rollout`: a group goes on if two rollouts remain (or all, where there was only one attempt).
-    `discard_group`: any failure drops it. A group without any text is not published.
+    `discard_group`: any failure drops it. A group without any sample is not published.
     """
-    failed = [outcome for outcome in group.outcomes.values() if outcome.ending is Ending.FAILED]
-    remaining = len(group.outcomes) - len(failed)
+    failed = [rollout for rollout in group.finished.values() if rollout.ending is Ending.FAILED]
+    remaining = len(group.finished) - len(failed)
     if failed and (on_error == "discard_group" or remaining < min(2, group.attempts)):
         return Verdict(False, f"group_discarded: {failed[0].reason}")
-    return Verdict(any(outcome.texts for outcome in group.outcomes.values()))
+    return Verdict(any(rollout.samples for rollout in group.finished.values()))
 
 
 class FailureMonitor:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from pipelinerl.actor.messages import Ending, Outcome
+from pipelinerl.actor.messages import Ending, FinishedRollout
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Group:
     cut_short: bool = False
     """No further attempts start."""
     running: set[int] = field(default_factory=set)
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    finished: dict[int, FinishedRollout] = field(default_factory=dict)
     """By rollout index."""
 
     @property
@@ -41,7 +41,7 @@ class Group:
         return not self.running and not self.waiting
 
     def rollout_ids(self, endings: Collection[Ending]) -> list[str]:
-        return [f"{self.id}/{index}" for index, outcome in self.outcomes.items() if outcome.ending in endings]
+        return [f"{self.id}/{index}" for index, rollout in self.finished.items() if rollout.ending in endings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,14 +132,14 @@ class GroupTable:
         self._running[start.key] = start
         return start
 
-    def finish(self, outcome: Outcome) -> Start | None:
-        """Take in an outcome; None if that rollout was cancelled meanwhile."""
-        start = self._running.pop(outcome.key, None)
+    def finish(self, rollout: FinishedRollout) -> Start | None:
+        """Take in how a rollout ended; None if it was cancelled meanwhile."""
+        start = self._running.pop(rollout.key, None)
         if start is None:
             return None
         self.slots.release(start.engine, start.worker)
-        start.group.running.discard(outcome.key)
-        start.group.outcomes[start.rollout_index] = outcome
+        start.group.running.discard(rollout.key)
+        start.group.finished[start.rollout_index] = rollout
         return start
 
     def cut_short(self, group: Group) -> int:

@@ -9,9 +9,8 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from pipelinerl.actor.messages import Channel, Died, Hello, Stop
+from pipelinerl.actor.messages import Channel, Died, Hello, Message, Stop
 from pipelinerl.base.heartbeat import INTERVAL_S, BeatWatch, heartbeat_path
 from pipelinerl.base.waits import wait_for, waiting
 
@@ -37,7 +36,7 @@ class WorkerPool:
         output_dir: str,
         job: int,
         count: int,
-        on_messages: Callable[[int, list[Any]], None],
+        on_messages: Callable[[int, list[Message]], None],
         on_death: Callable[[WorkerDied], None],
     ):
         self._argv = [sys.executable, "-m", "pipelinerl.actor.worker", output_dir, "--job", str(job)]
@@ -100,7 +99,7 @@ class WorkerPool:
     async def _pass_on(self, index: int) -> None:
         while (messages := await self._channels[index].receive()) is not None:
             self._heard[index] = time.monotonic()
-            passed_on = []
+            passed_on: list[Message] = []
             for message in messages:
                 if isinstance(message, Hello):
                     self._ready[index].set()
@@ -120,10 +119,10 @@ class WorkerPool:
             return WorkerDied(f"rollout worker {index} closed its channel but still runs")
         return WorkerDied(f"rollout worker {index} died with exit code {code}; its log says more")
 
-    def send(self, index: int, message: Any) -> None:
+    def send(self, index: int, message: Message) -> None:
         self._channels[index].send(message)
 
-    def broadcast(self, message: Any) -> None:
+    def broadcast(self, message: Message) -> None:
         for channel in self._channels:
             channel.send(message)
 

@@ -31,7 +31,7 @@ def backoff_s(attempt: int, initial_s: float, longest_s: float) -> float:
 
 
 def reason_of(error: BaseException) -> str:
-    """One short line for counting and for people."""
-    text = " ".join(str(error).split())
+    """One short line for counting and for people, in characters that any file can hold."""
+    text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
     name = type(error).__name__
     return (f"{name}: {text}" if text else name)[:300]

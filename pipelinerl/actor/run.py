@@ -1,4 +1,4 @@
-"""The actor's process: connects the scheduler to workers, trainer messages, streams, books and metrics."""
+"""The actor's process: connects the scheduler to workers, trainer, streams, accounting and metrics."""
 
 import asyncio
 import logging
@@ -13,18 +13,18 @@ from pipelinerl.actor.difficulty import DifficultyPenalty
 from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
 from pipelinerl.actor.failures import FailureMonitor
 from pipelinerl.actor.groups import Group, GroupTable, Slots
-from pipelinerl.actor.messages import Announced, Cancel, Outcome, Pulse
+from pipelinerl.actor.messages import Announced, Cancel, FinishedRollout, Message, Pulse
 from pipelinerl.actor.pool import WorkerPool
 from pipelinerl.actor.problems import load_problems, payload
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.reporting import Reporter
 from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
+from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler, SchedulingRules
 from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config, load_tree
 from pipelinerl.domain import Domain, load_domain
-from pipelinerl.run_state.accounting import Outcome as Fate
-from pipelinerl.run_state.accounting import RolloutLog
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.run_state.accounting import Outcome, RolloutLog
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.epochs import note_problems
 from pipelinerl.run_state.resume_point import ResumePoint
@@ -69,7 +69,7 @@ class Actor:
             self._on_messages,
             lambda death: self._fail(death),
         )
-        self.books = RolloutLog(output_dir, "actor")
+        self.accounting = RolloutLog(output_dir, "actor")
         self.reporter = Reporter(output_dir, cfg, version)
         self.streams = {
             topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("actor", "actor_test")
@@ -88,7 +88,7 @@ class Actor:
 
     def _scheduler(self, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> Scheduler:
         cfg, point = self.cfg, ResumePoint.read(self.output_dir)
-        saved = self.snapshots.restore(point.version)
+        saved = self.snapshots.restore(point.version, dict)
         if saved is None and point.version > 0:
             log.warning(
                 "no snapshot of the actor up to version %d; problems are drawn from the start",
@@ -104,8 +104,8 @@ class Actor:
         )
         start = self.snapshots.next_start()
         if start:
-            self.books.record(Fate.RESUMED)
-        plan = Plan(
+            self.accounting.record(Outcome.RESUMED)
+        rules = SchedulingRules(
             attempts=cfg.attempts,
             on_error=cfg.actor.on_rollout_error,
             seed=cfg.seed,
@@ -126,7 +126,15 @@ class Actor:
         )
         failures = FailureMonitor(cfg.actor.max_failed_fraction)
         scheduler = Scheduler(
-            plan, GroupTable(slots), budget, sampler, evaluation, failures, self.books, effects, self.version
+            rules,
+            GroupTable(slots),
+            budget,
+            sampler,
+            evaluation,
+            failures,
+            self.accounting,
+            effects,
+            self.version,
         )
         if saved is not None:
             scheduler.load_state_dict(saved)
@@ -171,7 +179,7 @@ class Actor:
             self.writer.close(CLOSE_DEADLINE_S)
         finally:
             self.reporter.close()
-            self.books.close()
+            self.accounting.close()
             for stream in self.streams.values():
                 stream.close()
 
@@ -228,22 +236,22 @@ class Actor:
         self._told_at = self.state.announced_at
         self.pool.broadcast(Announced(self.version, self._told_at))
 
-    def _on_messages(self, worker: int, messages: list[Any]) -> None:
+    def _on_messages(self, worker: int, messages: list[Message]) -> None:
         try:
             for message in messages:
                 if isinstance(message, Pulse):
                     self.scheduler.table.slots.out = set(message.engines_out)
                     self.reporter.pulse(message)
-                elif isinstance(message, Outcome) and not self.finished.done():
+                elif isinstance(message, FinishedRollout) and not self.finished.done():
                     self.scheduler.finish(message)
         except Exception as error:
             self._fail(error)
         self._turn()
 
-    def _publish(self, group: Group, rollouts: list[list[dict[str, Any]]]) -> None:
-        self.writer.put(
-            "actor" if group.training else "actor_test", [text for texts in rollouts for text in texts]
-        )
+    def _publish(self, group: Group, samples: list[Sample]) -> None:
+        """Hand a group to the writer's thread; records are made here, because rewards change no more."""
+        topic = "actor" if group.training else "actor_test"
+        self.writer.put(topic, [sample.to_record() for sample in samples])
 
     def _finished_evaluation(self, evaluation: EvaluationPass) -> None:
         self.reporter.finished_evaluation(evaluation, self.version)

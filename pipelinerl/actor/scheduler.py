@@ -1,36 +1,33 @@
-"""Which rollout starts next, and what becomes of its outcome.
+"""Which rollout starts next, and what becomes of it when it ends. Asked by the actor's loop in `run.py`.
 
 Everything that starts leaves exactly once: a training rollout is published with its whole group, failed or
-empty; an evaluation rollout is recorded in its pass. Decisions depend on values that come in; books and
-publication are injected, so a test needs no process, clock or file.
+empty; an evaluation rollout is recorded in its pass. Decisions depend on values that come in; accounting and
+publication are injected, so a test needs no process or clock.
 """
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.actor.difficulty import DifficultyPenalty
 from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
 from pipelinerl.actor.failures import FailureMonitor, OnError, judge
 from pipelinerl.actor.groups import Group, GroupTable, Start
-from pipelinerl.actor.messages import Assignment, Ending, Outcome
+from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.sampler import ProblemSampler, derived_seed
-from pipelinerl.run_state.accounting import Outcome as Fate
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.run_state.accounting import Outcome, RolloutLog
 
 
 class RunFailed(Exception):
     """The run cannot go on; the message is the one line that people see."""
 
 
-class Books(Protocol):
-    def record(self, outcome: Fate, rollouts: Iterable[str], reason: str = "") -> None: ...
-
-
 @dataclass(frozen=True, kw_only=True)
-class Plan:
+class SchedulingRules:
     """What does not change during a run."""
 
     attempts: int
@@ -39,7 +36,7 @@ class Plan:
     run: str
     """Prefix of group ids, different for each start of the actor in one output directory."""
     target: int
-    """Texts after which nothing more is trained."""
+    """Samples after which nothing more is trained."""
     train_payload: Callable[[int], bytes]
     """The pickled training problem with that index."""
     test_payload: Callable[[int], bytes]
@@ -52,8 +49,8 @@ class Plan:
 class Effects:
     """What the scheduler causes outside."""
 
-    publish: Callable[[Group, list[list[dict]]], None]  # type: ignore[type-arg]
-    """A whole group: records of each rollout, in the order to write them."""
+    publish: Callable[[Group, list[Sample]], None]
+    """The samples of a whole group, in the order to write them."""
     can_publish: Callable[[], bool]
     finished_group: Callable[[Group], None]
     """Every complete training group, published or not."""
@@ -65,18 +62,19 @@ class Scheduler:
 
     def __init__(
         self,
-        plan: Plan,
+        rules: SchedulingRules,
         table: GroupTable,
         budget: LagBudget,
         sampler: ProblemSampler,
         evaluation: EvaluationSchedule,
         failures: FailureMonitor,
-        books: Books,
+        accounting: RolloutLog,
         effects: Effects,
         version: int,
     ):
-        self.plan, self.table, self.budget, self.sampler = plan, table, budget, sampler
-        self.evaluation, self.failures, self.books, self.effects = evaluation, failures, books, effects
+        self.rules, self.table, self.budget, self.sampler = rules, table, budget, sampler
+        self.evaluation, self.failures, self.effects = evaluation, failures, effects
+        self.accounting = accounting
         self.version, self.discarded, self.processed = version, 0, 0
         self.training_done = False
         self.groups_opened = 0
@@ -109,7 +107,7 @@ class Scheduler:
         self.version, self.discarded, self.processed = version, discarded, processed
 
     def finish_training(self) -> list[Start]:
-        """Training is over: drop its groups. Returns rollouts to cancel; the books keep them unfinished."""
+        """Training is over: drop its groups. Returns rollouts to cancel, which stay unfinished."""
         self.training_done = True
         return self.table.cancel_training()
 
@@ -138,8 +136,8 @@ class Scheduler:
         if start is None:
             return None
         group = start.group
-        self.books.record(
-            Fate.STARTED if group.training else Fate.EVAL_STARTED, [f"{group.id}/{start.rollout_index}"]
+        self.accounting.record(
+            Outcome.STARTED if group.training else Outcome.EVAL_STARTED, [f"{group.id}/{start.rollout_index}"]
         )
         assignment = Assignment(
             start.key,
@@ -155,10 +153,10 @@ class Scheduler:
 
     def _seed_of(self, group: Group, rollout_index: int) -> int | None:
         if not group.training:
-            return derived_seed(self.plan.seed, "test", group.problem)
+            return derived_seed(self.rules.seed, "test", group.problem)
         return (
-            derived_seed(self.plan.seed, "train", group.number, rollout_index)
-            if self.plan.seed_training
+            derived_seed(self.rules.seed, "train", group.number, rollout_index)
+            if self.rules.seed_training
             else None
         )
 
@@ -169,7 +167,7 @@ class Scheduler:
             self._next_test_problem = 0
         if self.running_pass is not None:
             return self._open_test_problem(self.running_pass)
-        if self.training_done or self.processed >= self.plan.target or not self.effects.can_publish():
+        if self.training_done or self.processed >= self.rules.target or not self.effects.can_publish():
             return False
         if not self.budget.admits(self.version, self.discarded):
             return False
@@ -186,8 +184,8 @@ class Scheduler:
         if number >= current.problems:
             return False
         self._next_test_problem += 1
-        id_ = f"{self.plan.run}-eval{current.version}-{number}"
-        payload = self.plan.test_payload(number)
+        id_ = f"{self.rules.run}-eval{current.version}-{number}"
+        payload = self.rules.test_payload(number)
         self.table.open(Group(id_, number, number, payload, 1, False, self.version))
         return True
 
@@ -197,80 +195,82 @@ class Scheduler:
         else:
             number, problem = self.groups_opened, self.sampler.draw()
             self.groups_opened += 1
-        payload, attempts = self.plan.train_payload(problem), self.plan.attempts
-        id_ = f"{self.plan.run}-{number:06d}"
+        payload, attempts = self.rules.train_payload(problem), self.rules.attempts
+        id_ = f"{self.rules.run}-{number:06d}"
         self.table.open(Group(id_, number, problem, payload, attempts, True, self.version))
         self.budget.group_started(attempts)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, rollout: FinishedRollout) -> None:
         """Take in how a rollout ended. Raises RunFailed if the run must end."""
-        start = self.table.finish(outcome)
-        if start is None:
+        start = self.table.finish(rollout)
+        if start is None:  # it ended while its cancellation was on the way; it stays unfinished
             return
-        if outcome.ending is Ending.NO_ENGINE:
-            raise RunFailed(outcome.reason)
+        if rollout.ending is Ending.NO_ENGINE:
+            raise RunFailed(rollout.reason)
         name = f"{start.group.id}/{start.rollout_index}"
-        failed = outcome.ending is Ending.FAILED
+        failed = rollout.ending is Ending.FAILED
         if start.group.training:
-            self._finish_training_rollout(start, outcome, name)
+            self._finish_training_rollout(start, rollout, name)
         else:
-            self._finish_test_rollout(start, outcome, name)
-        self.failures.record(outcome.reason if failed else None)
-        if failed and self.plan.on_error == "stop":
-            raise RunFailed(f"rollout {name} failed (actor.on_rollout_error=stop): {outcome.reason}")
+            self._finish_test_rollout(start, rollout, name)
+        self.failures.record(rollout.reason if failed else None)
+        if failed and self.rules.on_error == "stop":
+            raise RunFailed(f"rollout {name} failed (actor.on_rollout_error=stop): {rollout.reason}")
         if complaint := self.failures.complaint():
             raise RunFailed(complaint)
 
-    def _finish_test_rollout(self, start: Start, outcome: Outcome, name: str) -> None:
-        if outcome.ending is Ending.FAILED:
-            self.books.record(Fate.EVAL_FAILED, [name], outcome.reason)
+    def _finish_test_rollout(self, start: Start, rollout: FinishedRollout, name: str) -> None:
+        if rollout.ending is Ending.FAILED:
+            self.accounting.record(Outcome.EVAL_FAILED, [name], rollout.reason)
         else:
-            self.books.record(Fate.EVAL_DONE, [name])
-            if outcome.texts:  # an evaluation that emits no texts says nothing about training
-                self.budget.observe(len(outcome.texts))
+            self.accounting.record(Outcome.EVAL_DONE, [name])
+            if rollout.samples:  # an evaluation that emits none says nothing about training
+                self.budget.observe(len(rollout.samples))
         group, current = start.group, self.running_pass
         assert current is not None
-        current.add(group.problem, outcome)
+        current.add(group.problem, rollout)
         self.table.close(group)
-        if outcome.texts:
-            self.effects.publish(group, [outcome.texts])
+        if rollout.samples:
+            self.effects.publish(group, rollout.samples)
         if current.complete:
             self.evaluation.last = current.version
             self.running_pass = None
             self.effects.finished_evaluation(current)
 
-    def _finish_training_rollout(self, start: Start, outcome: Outcome, name: str) -> None:
+    def _finish_training_rollout(self, start: Start, rollout: FinishedRollout, name: str) -> None:
         group = start.group
-        self.budget.rollout_finished(len(outcome.texts))
-        if outcome.ending is Ending.FAILED:
-            self.books.record(Fate.FAILED, [name], outcome.reason)
+        self.budget.rollout_finished(len(rollout.samples))
+        if rollout.ending is Ending.FAILED:
+            self.accounting.record(Outcome.FAILED, [name], rollout.reason)
             if self._hopeless(group):
+                # What will not start must not hold a place in the budget, or the run would wait for it.
                 self.budget.rollouts_cancelled(self.table.cut_short(group))
-        elif outcome.ending is Ending.EMPTY:
-            self.books.record(Fate.EMPTY, [name], "no_texts")
+        elif rollout.ending is Ending.EMPTY:
+            self.accounting.record(Outcome.EMPTY, [name], "no_texts")
         if group.complete:
             self._close(group)
 
     def _hopeless(self, group: Group) -> bool:
         """Whether failures already decide that the group will not be published."""
-        failed = sum(outcome.ending is Ending.FAILED for outcome in group.outcomes.values())
-        return self.plan.on_error == "discard_group" or group.attempts - failed < min(2, group.attempts)
+        failed = sum(rollout.ending is Ending.FAILED for rollout in group.finished.values())
+        return self.rules.on_error == "discard_group" or group.attempts - failed < min(2, group.attempts)
 
     def _close(self, group: Group) -> None:
         self.table.close(group)
         self.groups_finished += 1
-        if self.plan.penalty is not None:
-            self.plan.penalty.apply(group.outcomes.values())
-        verdict = judge(group, self.plan.on_error)
-        texts = sum(len(outcome.texts) for outcome in group.outcomes.values())
-        self.budget.group_finished(texts, texts if verdict.publish else 0)
-        domain = next((outcome.domain for outcome in group.outcomes.values()), None)
+        if self.rules.penalty is not None:  # needs the solve rate, so the whole group
+            self.rules.penalty.apply(group.finished.values())
+        verdict = judge(group, self.rules.on_error)
+        count = sum(len(rollout.samples) for rollout in group.finished.values())
+        self.budget.group_finished(count, count if verdict.publish else 0)
+        domain = next((rollout.domain for rollout in group.finished.values()), None)
         self.sampler.record_completion(domain)
         self.effects.finished_group(group)
         if verdict.publish:
-            self.published_texts += texts
-            order = sorted(group.outcomes)
-            random.Random(f"shuffle:{self.plan.seed}:{group.number}").shuffle(order)
-            self.effects.publish(group, [group.outcomes[i].texts for i in order if group.outcomes[i].texts])
+            self.published_texts += count
+            # Shuffled, because a step that has room for a part of the group takes its first rollouts.
+            order = sorted(group.finished)
+            random.Random(f"shuffle:{self.rules.seed}:{group.number}").shuffle(order)
+            self.effects.publish(group, [sample for i in order for sample in group.finished[i].samples])
         elif verdict.reason:
-            self.books.record(Fate.FAILED, group.rollout_ids([Ending.DONE]), verdict.reason)
+            self.accounting.record(Outcome.FAILED, group.rollout_ids([Ending.DONE]), verdict.reason)

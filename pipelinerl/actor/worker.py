@@ -23,7 +23,10 @@ from pipelinerl.actor.messages import (
     Cancel,
     Channel,
     Died,
+    Ending,
+    FinishedRollout,
     Hello,
+    Message,
     Pulse,
     Stop,
 )
@@ -40,6 +43,7 @@ from pipelinerl.domain import resolve_dotted
 from pipelinerl.inference.client import Deadlines, EngineClient
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
+from pipelinerl.streams.errors import UnsupportedValue
 
 log = logging.getLogger(__name__)
 
@@ -87,7 +91,7 @@ class Worker:
         await self._cancel(list(self._tasks))
         self._channel.send(self._state(lag, engines))
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, message: Message) -> None:
         if isinstance(message, Assignment):
             name = f"rollout {message.group_id}/{message.rollout_index}"
             self._tasks[message.key] = asyncio.create_task(self._run(message), name=name)
@@ -102,7 +106,14 @@ class Worker:
 
     async def _run(self, assignment: Assignment) -> None:
         try:
-            self._channel.send(await self._runner.run(assignment))
+            rollout = await self._runner.run(assignment)
+            try:
+                self._channel.send(rollout)
+            except (UnsupportedValue, UnicodeEncodeError) as error:
+                # Text or metadata that no record can hold costs this rollout and not the run, as it would
+                # if the stream's writer met it.
+                failed = FinishedRollout(key=assignment.key, ending=Ending.FAILED, reason=reason_of(error))
+                self._channel.send(failed)
         finally:
             del self._tasks[assignment.key]
 

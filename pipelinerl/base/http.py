@@ -1,14 +1,16 @@
-"""Blocking JSON over HTTP for the publisher, with a deadline on every call."""
+"""Small blocking HTTP calls with a deadline: health checks, questions to engines, steps of a weight update.
+
+`call` gives the body of a 200 answer or raises CallFailed; `get_or_none` is for callers to whom the reason
+does not matter. Several calls to one server go over a `Connection`. No proxy is used: servers are on this
+host or in a private network. The actor's requests are asynchronous: `pipelinerl/inference/client.py`.
+"""
 
 import contextlib
 import http.client
 import json
 import socket
 from typing import Any
-from urllib.parse import urlsplit
-
-PREPARE_ROUTE = "/prepare_weights"
-"""Takes the body of /update_weights ahead of it. Only for engines that name it when they are initialised."""
+from urllib.parse import urlsplit, urlunsplit
 
 
 class CallFailed(RuntimeError):
@@ -20,13 +22,14 @@ class CallFailed(RuntimeError):
         self.body = body
 
 
-class EngineConnection:
-    """One connection to an engine, kept open over several calls; for one thread, except `cut`."""
+class Connection:
+    """One connection to a server, kept open over several calls; for one thread, except `cut`."""
 
     def __init__(self, url: str) -> None:
         parts = urlsplit(url)
+        kind = http.client.HTTPSConnection if parts.scheme == "https" else http.client.HTTPConnection
         self._prefix = parts.path.rstrip("/")
-        self._http = http.client.HTTPConnection(parts.hostname or "", parts.port or 80)
+        self._http = kind(parts.hostname or "127.0.0.1", parts.port)
         self._cut = False
 
     def open(self, deadline_s: float) -> None:
@@ -43,7 +46,7 @@ class EngineConnection:
         """The body of the 200 answer; CallFailed otherwise. Connects again after a lost connection."""
         connection = self._http
         connection.timeout = deadline_s
-        if connection.sock is not None:
+        if connection.sock is not None:  # `timeout` alone only counts for the next connection
             connection.sock.settimeout(deadline_s)
         headers = {} if body is None else {"Content-Type": "application/json"}
         try:
@@ -73,33 +76,25 @@ class EngineConnection:
         self._http.close()
 
 
-def optional_routes(answer: bytes) -> frozenset[str]:
-    """What an engine offers beyond the protocol, from its answer to /init_weight_transfer_engine.
-
-    Nothing where the answer has no list of `optional_routes`, as that of vLLM.
-    """
-    try:
-        fields = json.loads(answer)
-    except ValueError:
-        return frozenset()
-    named = fields.get("optional_routes") if isinstance(fields, dict) else None
-    return frozenset(map(str, named)) if isinstance(named, list) else frozenset()
-
-
 def encode(body: Any) -> bytes:
     """JSON of a request."""
     return json.dumps(body).encode()
 
 
 def call(method: str, url: str, path: str, deadline_s: float, body: Any = None) -> bytes:
-    """The body of the 200 answer of `url` + `path` over a connection of its own; CallFailed otherwise."""
-    connection = EngineConnection(url)
-    try:
+    """The body of the 200 answer of `url` + `path` to a JSON `body`; CallFailed otherwise."""
+    with contextlib.closing(Connection(url)) as connection:
         return connection.call(method, path, deadline_s, None if body is None else encode(body))
-    finally:
-        connection.close()
 
 
-def get_json(url: str, path: str, deadline_s: float) -> Any:
-    """Decoded answer of a GET."""
-    return json.loads(call("GET", url, path, deadline_s))
+def get_or_none(url: str, deadline_s: float, body: Any = None) -> bytes | None:
+    """The body of a 200 answer to a GET, or to a POST of a JSON `body`; None for anything else."""
+    parts = urlsplit(url)
+    server, path = (
+        f"{parts.scheme}://{parts.netloc}",
+        urlunsplit(("", "", parts.path or "/", parts.query, "")),
+    )
+    try:
+        return call("GET" if body is None else "POST", server, path, deadline_s, body)
+    except CallFailed:
+        return None

@@ -127,6 +127,11 @@ def _linear(start: float, end: float | None, completed_steps: int, final_steps: 
     return start + (end - start) * min(1.0, progress)
 
 
+Checkpointing = bool | Literal["selective"] | Annotated[int, Field(ge=2)]
+"""False: keep every activation. True: keep each layer's input only. An integer n: the same for every n-th
+layer. "selective": keep attention and narrow matrix products, recompute the wide ones and what is cheap."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """How several ranks share parameters, gradients and optimizer state."""
@@ -206,7 +211,7 @@ class FinetuneConfig(Section):
     """Optimizer steps of a complete run."""
     interrupt_train_steps: int = Field(-1, ge=-1)
     """Stop after so many steps without changing the schedule; -1 = off."""
-    gradient_checkpointing: bool | Literal["selective"] | Annotated[int, Field(ge=2)] = True
+    gradient_checkpointing: Checkpointing = True
     """Recompute activations in the backward pass: of every layer, of every n-th (a number), or `selective`,
     which keeps attention and the narrow matrix products of each layer."""
     compile: bool = False

@@ -181,6 +181,11 @@ class Config(OpenSection):
         """Whether a process computes on GPUs; None is one that the launcher did not place."""
         return self.hardware.kind == "gpu" and (job is None or bool(job.gpus))
 
+    @property
+    def trainer_on_gpu(self) -> bool:
+        """Whether the trainer computes on GPUs."""
+        return self.on_gpu(next(iter(self.jobs_of("finetune")), None))
+
     def streams_source(self, kind: str) -> Path | None:
         """Folder of the recording that `preprocessor` or `finetune` replays; None: it follows this run."""
         producer = "actor" if kind == "preprocessor" else "preprocessor"

@@ -14,8 +14,8 @@ from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.launcher.plan import Plan
 from pipelinerl.launcher.supervision import ChildFailed, Supervisor
 from pipelinerl.observe.stages import ProgressWatch
-from pipelinerl.weights.send.directory import shared_directory
-from pipelinerl.weights.send.replacements import Replacements
+from pipelinerl.run_state.replacements import Replacements
+from pipelinerl.weights.wire import shared_directory
 
 PREPROCESS_END_S = 60.0
 WATCH_EVERY_S = 2.0

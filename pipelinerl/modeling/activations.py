@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 from transformers import PreTrainedModel
 
-from pipelinerl.modeling.options import Checkpointing
+from pipelinerl.config.finetune import Checkpointing
 
 _KEPT = ("_varlen_attn", "_flash_attention_forward", "_scaled_dot_product")
 

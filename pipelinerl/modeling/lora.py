@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from transformers import PreTrainedModel
 
-from pipelinerl.modeling.options import LoraSettings
+from pipelinerl.config.finetune import LoraConfig
 
 ADAPTER = "default"
 FOLDER = "adapter"
@@ -24,17 +24,17 @@ _BASE = ".base_layer."
 Exact = Callable[[torch.Tensor], torch.Tensor]
 
 
-def add_adapters(model: PreTrainedModel, settings: LoraSettings) -> None:
+def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
     """Freeze the model and put adapters into it, in place; their output is 0 at first.
 
     Raises ValueError when peft is missing or a target module does not exist.
     """
     peft = _peft()
-    targets = list(settings.target_modules) or "all-linear"
+    targets = lora.target_modules or "all-linear"
     config = peft.LoraConfig(
-        r=settings.r,
-        lora_alpha=settings.alpha,
-        lora_dropout=settings.dropout,
+        r=lora.r,
+        lora_alpha=lora.alpha,
+        lora_dropout=lora.dropout,
         target_modules=targets,
         exclude_modules=["lm_head"],
     )
@@ -42,7 +42,7 @@ def add_adapters(model: PreTrainedModel, settings: LoraSettings) -> None:
     try:
         peft.inject_adapter_in_model(config, model, ADAPTER)
     except ValueError as error:
-        chosen = ", ".join(settings.target_modules) or "all linear layers"
+        chosen = ", ".join(lora.target_modules) or "all linear layers"
         raise ValueError(f"finetune.lora.target_modules={chosen}: {str(error).splitlines()[0]}") from error
     for name, parameter in model.named_parameters():
         if "lora_" in name and not is_adapter(name):

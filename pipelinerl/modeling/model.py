@@ -10,11 +10,11 @@ from torch import nn
 from transformers import PreTrainedModel
 from transformers.utils.logging import disable_progress_bar
 
+from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.modeling.activations import checkpoint_layers, compile_layers
 from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME
 from pipelinerl.modeling.loading import load_causal_lm
 from pipelinerl.modeling.lora import Exact, is_adapter, merged_name, merged_weight
-from pipelinerl.modeling.options import Checkpointing
 from pipelinerl.modeling.segments import Segments
 
 # Output of a role is a log file, in which a progress bar is noise.

@@ -17,9 +17,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from pipelinerl.config.finetune import Sharding
 from pipelinerl.modeling.activations import decoder_layers
 from pipelinerl.modeling.model import distinct_parameters
-from pipelinerl.modeling.options import Sharding
 from pipelinerl.modeling.policy import Policy
 
 

@@ -10,14 +10,18 @@ import json
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
 
 from pipelinerl.base.files import write_whole
 from pipelinerl.base.waits import waiting
 from pipelinerl.streams.errors import CorruptRecord
 from pipelinerl.streams.records import Buffer, RecordEncoder, decode_record
 
+State = TypeVar("State")
 _LOOK_EVERY_S = 0.002
+_REMEDY = "remove it, what it held is then made anew"
 
 
 class _Kind(NamedTuple):
@@ -31,8 +35,8 @@ class _Kind(NamedTuple):
 
 KINDS = {
     "actor": _Kind(".json", 2, lambda state: [json.dumps(state).encode()], json.loads),
-    # One stream record: `ahead` [[step, texts]], `buffered` [texts], `position` in the actor's stream.
-    "preprocess": _Kind(".rec", 1, lambda state: RecordEncoder().encode(state), decode_record),
+    # One stream record: `ahead` [[step, samples]], `buffered` [samples], `position` in the actor's stream.
+    "preprocess": _Kind(".rec", 2, lambda state: RecordEncoder().encode(state), decode_record),
 }
 """The roles that keep their own state by version."""
 
@@ -62,34 +66,29 @@ class Snapshots:
         for old in self.versions()[: -self._keep]:
             self.path(old).unlink()
 
-    def newest(self, version: int) -> dict[str, Any] | None:
-        """The newest state not newer than `version`, or None.
+    def newest(self, version: int, shape: type[State]) -> State | None:
+        """The newest state not newer than `version`, or None; `shape` is dict or a msgspec.Struct.
 
         Raises ValueError for a damaged file or one of another format.
         """
         usable = [found for found in self.versions() if found <= version]
         if not usable:
             return None
-        path = self.path(usable[-1])
+        path, expected = self.path(usable[-1]), self._kind.format
         try:
             state: dict[str, Any] = self._kind.decode(bytearray(path.read_bytes()))
-        except (CorruptRecord, ValueError) as error:
-            raise ValueError(
-                f"{path} is damaged ({error}); remove it, what it held is then made anew"
-            ) from error
-        if state.get("format") != self._kind.format:
-            raise ValueError(
-                f"{path} has format {state.get('format')}, expected {self._kind.format}; remove it, or start "
-                "over with force_restart=true"
-            )
-        return state
+            if state.get("format") == expected:
+                return msgspec.convert(state, shape)
+        except (CorruptRecord, ValueError, msgspec.ValidationError) as error:
+            raise ValueError(f"{path} is damaged ({error}); {_REMEDY}") from error
+        raise ValueError(f"{path} has format {state.get('format')}, expected {expected}; {_REMEDY}")
 
-    def restore(self, version: int) -> dict[str, Any] | None:
+    def restore(self, version: int, shape: type[State]) -> State | None:
         """`newest` for a run that goes on from `version`; newer ones are removed, they are made anew."""
         for newer in self.versions():
             if newer > version:
                 self.path(newer).unlink()
-        return self.newest(version)
+        return self.newest(version, shape)
 
     def next_start(self) -> int:
         """How often the role was started in this folder before; counts this start."""
@@ -114,7 +113,7 @@ def wait_for_snapshots(output_dir: Path, roles: Iterable[str], version: int, dea
 def replayed_texts(output_dir: Path, version: int, step: int) -> int:
     """Texts with which preprocess goes on in a run resumed at `version` and `step`."""
     # A run that begins at version 0 has a snapshot here only from an earlier start that it does not resume.
-    held = Snapshots(output_dir, "preprocess").newest(version) if version else None
+    held = Snapshots(output_dir, "preprocess").newest(version, dict) if version else None
     if held is None:
         return 0
-    return len(held["buffered"]) + sum(len(texts) for number, texts in held["ahead"] if number >= step)
+    return len(held["buffered"]) + sum(len(samples) for number, samples in held["ahead"] if number >= step)

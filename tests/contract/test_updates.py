@@ -16,9 +16,10 @@ import pytest
 from pipelinerl.base.http import call
 from pipelinerl.inference.client import Generation, SamplingParams
 from pipelinerl.inference.engine_metrics import parse_prometheus
-from pipelinerl.weights.send.base import StagedUpdate
 from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
-from pipelinerl.weights.send.publisher import KvPolicy, WeightUpdateError
+from pipelinerl.weights.send.publisher import KvPolicy
+from pipelinerl.weights.send.transport import StagedUpdate
+from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.support.contract.engines import TOKENS, Engine, Held
 from tests.support.contract.models import (
     VOCABULARY,

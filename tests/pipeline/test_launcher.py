@@ -14,7 +14,7 @@ import pytest
 from pipelinerl.config import load
 from pipelinerl.launcher.placement import is_free
 from pipelinerl.run_state.accounting import reconcile
-from pipelinerl.weights.send.directory import shared_directory
+from pipelinerl.weights.wire import shared_directory
 from tests.pipeline.conftest import LauncherProcess
 from tests.support.metric_tables import check_run as check_metric_names
 

@@ -11,7 +11,8 @@ from typing import Any
 
 import torch
 
-from pipelinerl.weights.send.exchange import in_thread
+from pipelinerl.base.threads import in_thread
+from pipelinerl.weights.wire import PREPARE_ROUTE
 from tests.support.fake_group import FakeGroup, unpack
 from tests.support.json_server import serving_json
 
@@ -27,13 +28,6 @@ class Refused(Exception):
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
         self.status = status
-
-
-class Always(dict[str, int]):
-    """Faults that stay."""
-
-    def pop(self, key: str, *default: int) -> int:  # type: ignore[override]
-        return self[key]
 
 
 class Meeting:
@@ -75,10 +69,11 @@ class FakeVllm:
         """`ahead`: started with the package's back-end that receives while the engine generates."""
         self.version, self.meeting, self.scale_out, self.ahead = version, meeting, scale_out, ahead
         self.modern = tuple(int(part) for part in version.split(".")[:2]) >= (0, 32)
+        self.lacks = "" if self.modern else "/weight_info"
         self.started_at = time.time()
         self.calls: list[str] = []
-        self.faults: dict[str, int] = {}
-        """Path to the status with which its next call is answered."""
+        self.faults: dict[str, list[int]] = {}
+        """Path to the statuses of its next answers; 0 closes the connection without one."""
         self.hangs: set[str] = set()
         self.released = threading.Event()
         self._resumed = threading.Condition()
@@ -101,14 +96,14 @@ class FakeVllm:
             self.calls.append(path)
         if path in self.hangs:
             self.released.wait(30)
-        if path in self.faults:
-            raise Refused(self.faults.pop(path), f"fault at {path}")
+        if self.faults.get(path):
+            raise Refused(self.faults[path].pop(0), f"fault at {path}")
         if self.dead:
             raise Refused(503 if path == "/health" else 500, "EngineDeadError")
         if path in ROUTES:
             return getattr(self, ROUTES[path])(query, body)
         work = READS.get(path)
-        if work is None or (path == "/weight_info" and not self.modern):
+        if work is None or path == self.lacks:
             raise Refused(404, "Not Found")
         return work(self, query, body)
 
@@ -235,6 +230,34 @@ class FakeVllm:
             raise Refused(500, f"Invalid {name}: unexpected keyword argument {key!r}")
 
 
+class FakeEmbedded(FakeVllm):
+    """The same rules without vLLM's own routes: weights in files, which are not read here."""
+
+    def __init__(self) -> None:
+        super().__init__("0.32.0", Meeting())
+        self.lacks = "/version"
+        self.logprob = -1.0
+        self.offers: list[str] = []
+        """Optional routes."""
+
+    def pause(self, query: str, body: Any) -> Any:
+        self.pause_query, self.paused = query, True
+
+    def init(self, query: str, body: Any) -> Any:
+        return {"optional_routes": self.offers} if self.offers else {}
+
+    def prepare(self, query: str, body: Any) -> Any:
+        assert not self.paused
+
+    def update(self, query: str, body: Any) -> Any:
+        if not self.updating:
+            raise Refused(409, "update_weights outside an update")
+
+    def generate(self, query: str, body: Any) -> Any:
+        scores = [None, *({str(one): {"logprob": self.logprob}} for one in body["token_ids"][1:])]
+        return {"choices": [], "prompt_logprobs": scores}
+
+
 Work = Callable[[FakeVllm, str, Any], Any]
 ROUTES = {
     "/pause": "pause",
@@ -242,6 +265,7 @@ ROUTES = {
     "/sleep": "sleep",
     "/wake_up": "wake_up",
     "/init_weight_transfer_engine": "init",
+    PREPARE_ROUTE: "prepare",
     "/start_weight_update": "start",
     "/update_weights": "update",
     "/finish_weight_update": "finish",
@@ -261,7 +285,7 @@ READS: dict[str, Work] = {
 
 @contextmanager
 def serving(engine: FakeVllm) -> Iterator[str]:
-    """The engine's URL; connections are kept open between requests, as vLLM does."""
+    """The engine's URL."""
 
     def answer(path: str, query: str, body: Any) -> tuple[int, Any]:
         try:
@@ -269,7 +293,7 @@ def serving(engine: FakeVllm) -> Iterator[str]:
         except Refused as error:
             return error.status, {"error": {"message": str(error)}}
 
-    with serving_json(answer, keep_alive=True) as url:
+    with serving_json(answer) as url:
         try:
             yield url
         finally:

@@ -20,7 +20,7 @@ from pipelinerl.base.faults import FAULT, FOLDER, HIT, RELEASE
 from pipelinerl.config import load
 from pipelinerl.launcher.placement import is_free
 from pipelinerl.run_state.accounting import reconcile
-from pipelinerl.weights.send.directory import shared_directory
+from pipelinerl.weights.wire import shared_directory
 from tests.pipeline.conftest import LauncherProcess
 
 STEPS = 6

@@ -21,11 +21,11 @@ class _Server(ThreadingHTTPServer):
 
 
 @contextmanager
-def serving_json(answer: Answer, *, keep_alive: bool = False) -> Iterator[str]:
-    """The server's URL."""
+def serving_json(answer: Answer) -> Iterator[str]:
+    """The server's URL; connections are kept open between requests, as vLLM does."""
 
     class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1" if keep_alive else "HTTP/1.0"
+        protocol_version = "HTTP/1.1"
 
         def do_GET(self) -> None:
             path, _, query = self.path.partition("?")

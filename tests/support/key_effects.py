@@ -16,11 +16,9 @@ from domains.math.rewards import get_reward as math_reward
 from pipelinerl.actor.worker import sampling_parameters
 from pipelinerl.config import Config
 from pipelinerl.domain import ServiceSpec
-from pipelinerl.finetune.settings import settings_from_config as trainer_settings
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.placement import derive, place
 from pipelinerl.observe import wandb_run
-from pipelinerl.preprocess.settings import settings_from_config as preprocess_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = Path("/runs/run")
@@ -32,7 +30,15 @@ READERS = (
     "pipelinerl/launch.py",
     "pipelinerl/launcher/placement.py",
     "pipelinerl/config/environments.py",
-    "pipelinerl/supervisor",
+    "pipelinerl/finetune",
+    "pipelinerl/finetune/rl",
+    "pipelinerl/finetune/rl/advantages",
+    "pipelinerl/finetune/rl/losses",
+    "pipelinerl/modeling",
+    "pipelinerl/weights/send",
+    "pipelinerl/config/tree.py",
+    "pipelinerl/config/finetune.py",
+    "pipelinerl/preprocess",
     "domains/math/rollouts.py",
     "domains/dispatcher.py",
 )
@@ -99,8 +105,6 @@ def effects(cfg: Config) -> str:
     seen = [
         jobs,
         children,
-        trainer_settings(placed, RUN, None),
-        preprocess_settings(placed, RUN),
         placed.streams.settings,
         sampling_parameters(placed.llm.parameters),
         sampling_parameters(placed.test_llm.parameters),

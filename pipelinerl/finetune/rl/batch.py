@@ -1,17 +1,20 @@
-"""A packed micro-batch, the record of the `training_data` stream; numpy and plain values, no torch."""
+"""A packed micro-batch, the record of the `training_data` stream: how it is made of samples, and read.
+
+Preprocess calls `assemble_step` for the samples of one optimizer step; the trainer reads each record with
+`PipelineBatchEncoding.from_record`. Numpy and plain values, no torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 import numpy as np
 
+from pipelinerl.finetune.rl.packing import balance, pack
+from pipelinerl.finetune.rl.sample import UNSAMPLED, Sample
 from pipelinerl.rollouts import MASKED_TOKEN_ID
-
-UNSAMPLED = -1
-"""Token version of tokens that no engine sampled (prompts)."""
 
 
 @dataclass(slots=True)
@@ -135,3 +138,94 @@ def sentinel_batch(step: int, step_texts: int) -> PipelineBatchEncoding:
         step_texts=step_texts,
         sentinel=True,
     )
+
+
+def assemble_step(
+    samples: Sequence[Sample], step: int, seq_length: int, ranks: int = 1, packing: bool = True
+) -> list[list[PipelineBatchEncoding]]:
+    """`[rank][micro-batch]`: best-fit-decreasing rows of at most `seq_length` tokens, balanced over ranks.
+
+    Without `packing` each sample is a row of its own. A rank without samples gets one sentinel.
+    """
+    lengths = [len(sample.input_ids) for sample in samples]
+    if packing:
+        rows_of_ranks = pack(lengths, seq_length, ranks)
+    else:
+        rows_of_ranks = [[[i] for i in chosen] for chosen in balance(lengths, ranks)]
+    out = []
+    for rows in rows_of_ranks:
+        batches = [encode([samples[i] for i in row], step, len(samples)) for row in rows]
+        batches = batches or [sentinel_batch(step, len(samples))]
+        for batch in batches[:-1]:
+            batch.is_last = False
+        out.append(batches)
+    return out
+
+
+def encode(samples: Sequence[Sample], step: int, step_texts: int) -> PipelineBatchEncoding:
+    """One packed row; log-probabilities and versions are spread over the labelled tokens, 0 elsewhere."""
+    lengths = np.array([len(sample.input_ids) for sample in samples], np.int64)
+    boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    labels = np.concatenate([sample.labels for sample in samples])
+    learned = labels != MASKED_TOKEN_ID
+    old, reference = np.zeros(len(labels), np.float32), np.zeros(len(labels), np.float32)
+    versions = np.full(len(labels), UNSAMPLED, np.int32)
+    old[learned] = np.concatenate([sample.old_logprobs for sample in samples])
+    reference[learned] = np.concatenate([sample.ref_logprobs for sample in samples])
+    versions[learned] = _versions(samples)
+    labels[boundaries[:-1]] = MASKED_TOKEN_ID  # nothing predicts the first token of a sample
+    columns = {
+        "rewards": [sample.reward for sample in samples],
+        "advantages": [sample.advantage for sample in samples],
+        "group_tokens": [sample.group_tokens for sample in samples],
+        "num_labels": [len(sample.old_logprobs) for sample in samples],
+        "overflow": [sample.overflow for sample in samples],
+        "loss_weight_scale": [sample.loss_weight_scale for sample in samples],
+        "kl_weight_scale": [sample.kl_weight_scale for sample in samples],
+    }
+    expanded = expand(np.array([*columns.values()], np.float64), lengths)
+    sampled = versions[versions != UNSAMPLED]
+    return PipelineBatchEncoding(
+        input_ids=np.concatenate([sample.input_ids for sample in samples])[None],
+        labels=labels[None],
+        position_ids=(np.arange(len(labels)) - np.repeat(boundaries[:-1], lengths)).astype(np.int32)[None],
+        segment_ids=np.repeat(np.arange(len(samples), dtype=np.int32), lengths)[None],
+        seq_boundaries=boundaries,
+        ref_logprobs=reference[None],
+        old_logprobs=old[None],
+        token_versions=versions[None],
+        text_ids=[[sample.group_id, sample.rollout_index, sample.step_index] for sample in samples],
+        roles=[sample.role for sample in samples],
+        situations=[sample.situation for sample in samples],
+        step=step,
+        step_texts=step_texts,
+        model_version=int(sampled.min()) if len(sampled) else 0,
+        **dict(zip(columns, expanded[:, None, :], strict=True)),
+    )
+
+
+def _versions(samples: Sequence[Sample]) -> np.ndarray:
+    """Weight version of each labelled token, int32 `[labels]`; UNSAMPLED where nobody noted one."""
+    spans = [
+        span
+        for sample in samples
+        for span in sample.weight_versions or [(UNSAMPLED, 0, len(sample.old_logprobs))]
+    ]
+    versions, starts, ends = np.array(spans, np.int32).T
+    return np.repeat(versions, ends - starts)
+
+
+def expand(values: np.ndarray, lengths: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Repeat each sample's values over its tokens: `[C, N]` and int `[N]` to float32 `[C, sum(lengths)]`.
+
+    `out`, float32 of at least that width, is reused; what is returned is then a view of it.
+    """
+    total = int(lengths.sum())
+    if out is None or out.shape[1] < total:
+        out = np.empty((len(values), total), np.float32)
+    columns = np.ascontiguousarray(values.T, dtype=np.float32)
+    at = 0
+    for column, length in zip(columns, lengths.tolist()):
+        out[:, at : at + length] = column[:, None]
+        at += length
+    return out[:, :total]

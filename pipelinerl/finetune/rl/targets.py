@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl.batch import UNSAMPLED, PipelineBatchEncoding
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
+from pipelinerl.finetune.rl.sample import UNSAMPLED
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 

@@ -12,7 +12,6 @@ from typing import Any, TypeVar
 import msgspec
 from aiohttp import web
 
-from pipelinerl.base.http import PREPARE_ROUTE
 from pipelinerl.inference.embedded import protocol
 from pipelinerl.inference.embedded.desk import Desk, QueueFull, RequestFailed, error_body
 from pipelinerl.inference.embedded.engine import COMMAND_DEADLINE_S, Engine, EngineEnded
@@ -24,6 +23,7 @@ from pipelinerl.inference.embedded.served import Served
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder
 from pipelinerl.inference.embedded.weight_loader import WeightsRefused
+from pipelinerl.weights.wire import PREPARE_ROUTE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

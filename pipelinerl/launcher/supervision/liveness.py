@@ -10,42 +10,37 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from typing import Any
 from urllib.parse import urlsplit
 
 from pipelinerl.base.heartbeat import BeatWatch
-from pipelinerl.base.http import CallFailed, call
+from pipelinerl.base.http import get_or_none
 from pipelinerl.base.waits import StallDetector
 from pipelinerl.inference.engine_metrics import StallWatch, parse_prometheus, running_and_tokens
 from pipelinerl.launcher.supervision.spec import HealthCheck, Pulse
 
-_PROBE_TIMEOUT_S = 2.0
+_PROBE_DEADLINE_S = 2.0
 _FIRST_PROBE_S = 0.05
 _LATER_PROBE_S = 0.5
-_TOKEN_TIMEOUT_S = 30.0
+_TOKEN_DEADLINE_S = 30.0
 _ONE_TOKEN = {"token_ids": [0], "sampling_params": {"max_tokens": 1, "detokenize": False}, "stream": False}
 
 
-def get(url: str, timeout_s: float = _PROBE_TIMEOUT_S, body: dict[str, Any] | None = None) -> bytes | None:
-    """The body of a 200 answer to a GET, or to a POST of a JSON `body`; else None. Uses no proxy."""
+def is_healthy(url: str) -> bool:
+    """Whether a GET of `url` is answered with 200, or a redis server answers a ping."""
     parts = urlsplit(url)
     if parts.scheme == "redis":
-        return _ping(parts.hostname or "127.0.0.1", parts.port or 6379, timeout_s)
-    try:
-        return call("GET" if body is None else "POST", url, "", timeout_s, body)
-    except CallFailed:
-        return None
+        return _answers_ping(parts.hostname or "127.0.0.1", parts.port or 6379)
+    return get_or_none(url, _PROBE_DEADLINE_S) is not None
 
 
-def _ping(host: str, port: int, timeout_s: float) -> bytes | None:
-    """What a redis server says to a ping; one that asks for a password is alive too."""
+def _answers_ping(host: str, port: int) -> bool:
+    """A redis server that asks for a password is alive too."""
     try:
-        with socket.create_connection((host, port), timeout=timeout_s) as connection:
+        with socket.create_connection((host, port), timeout=_PROBE_DEADLINE_S) as connection:
             connection.sendall(b"PING\r\n")
-            answer = connection.recv(64)
+            return connection.recv(64).startswith((b"+PONG", b"-NOAUTH"))
     except OSError:
-        return None
-    return answer if answer.startswith((b"+PONG", b"-NOAUTH")) else None
+        return False
 
 
 def watch_health(
@@ -56,7 +51,7 @@ def watch_health(
 ) -> None:
     """Report the first good answer, then a cause once the answers, or an engine's tokens, stay away."""
     pause = _FIRST_PROBE_S
-    while get(health.url) is None:
+    while not is_healthy(health.url):
         if gone.wait(pause):
             return
         pause = min(pause * 1.3, _LATER_PROBE_S)
@@ -65,10 +60,10 @@ def watch_health(
     if limit_s is None:
         return
     answers = 0
-    silence = StallDetector(answers, time.monotonic(), health.interval_s + 2 * _PROBE_TIMEOUT_S)
+    silence = StallDetector(answers, time.monotonic(), health.interval_s + 2 * _PROBE_DEADLINE_S)
     tokens = StallWatch(limit_s)
     while not gone.wait(health.interval_s):
-        answers += get(health.url) is not None
+        answers += is_healthy(health.url)
         silent_s = silence.look(answers, time.monotonic())
         if silent_s > limit_s:
             on_silent(f"no answer from its health check for {silent_s:.0f} s")
@@ -80,7 +75,7 @@ def watch_health(
 
 def _stalled(health: HealthCheck, watch: StallWatch) -> float:
     """Requests that run without getting tokens; 0 for an engine that works, is paused or does not say."""
-    body = get(health.metrics_url) if health.metrics_url else None
+    body = get_or_none(health.metrics_url, _PROBE_DEADLINE_S) if health.metrics_url else None
     if body is None:
         return 0.0
     try:
@@ -90,15 +85,19 @@ def _stalled(health: HealthCheck, watch: StallWatch) -> float:
     if not watch.stalled(running, tokens, time.monotonic()):
         return 0.0
     paused = health.paused_url is not None and _is_paused(health.paused_url)
-    if paused or (health.generate_url and get(health.generate_url, _TOKEN_TIMEOUT_S, _ONE_TOKEN) is not None):
+    if paused or (health.generate_url and _makes_a_token(health.generate_url)):
         watch.restart(time.monotonic())
         return 0.0
     return running
 
 
+def _makes_a_token(url: str) -> bool:
+    return get_or_none(url, _TOKEN_DEADLINE_S, _ONE_TOKEN) is not None
+
+
 def _is_paused(url: str) -> bool:
     """What `{"is_paused": bool}` says; False for any other answer."""
-    answer = get(url)
+    answer = get_or_none(url, _PROBE_DEADLINE_S)
     try:
         return answer is not None and json.loads(answer)["is_paused"] is True
     except (ValueError, TypeError, KeyError):

@@ -1,14 +1,14 @@
-"""vLLM's side of weight transfer ahead of time, registered as `file_ahead` and `nccl_ahead`.
+"""vLLM's side of weight transfer ahead of the pause, registered as `file_ahead` and `nccl_ahead`.
 
 A version is received into a second copy of the weights, on a thread of the worker, while the engine
-generates. What is left for the pause is putting it into place: the first time as vLLM loads weights, layer
-by layer, and from then on, where nothing is computed from them, by copies. Only vLLM's workers import this.
+generates; the pause only loads it into the model. Only vLLM's workers import this.
 """
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
+from concurrent.futures import Future, wait
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -20,45 +20,21 @@ from vllm.distributed.weight_transfer.nccl_engine import (
 )
 from vllm.logger import init_logger
 
-from pipelinerl.weights.receive.placement import Named, NoPlacement, Placement
+from pipelinerl.base.files import write_whole
+from pipelinerl.base.threads import in_thread
+from pipelinerl.weights.receive.in_place_load import InPlaceLoad, Named, NoInPlaceLoad
 from pipelinerl.weights.receive.vllm_file import (
     FileInitInfo,
     FileUpdateInfo,
     FileWeightTransferEngine,
     checked_tensors,
-    load_in_place,
+    reload_layerwise,
 )
-from pipelinerl.weights.wire import packets, read_mark, write_whole
+from pipelinerl.weights.wire import packets, read_mark
 
 log = init_logger(f"vllm.{__name__}")  # vLLM writes out only what its own loggers say
+# In /finish_weight_update, which is asked for only when everything should have arrived.
 RECEIVED_DEADLINE_S = 60.0
-"""In /finish_weight_update, which is asked for only when everything should have arrived."""
-
-
-class Receiving:
-    """A version on its way into memory beside the model, on a thread that dies with the process."""
-
-    def __init__(self, receive: Callable[[], Named]) -> None:
-        self._receive = receive
-        self._tensors: Named = ()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="receive-weights", daemon=True)
-        self._thread.start()
-
-    def result(self) -> Named:
-        """The tensors by name, once they are there; raises what hindered it, or TimeoutError."""
-        self._thread.join(RECEIVED_DEADLINE_S)
-        if self._thread.is_alive():
-            raise TimeoutError(f"the version has not arrived {RECEIVED_DEADLINE_S:g} s after its finish")
-        if self._error is not None:
-            raise self._error
-        return self._tensors
-
-    def _run(self) -> None:
-        try:
-            self._tensors = self._receive()
-        except Exception as error:  # it belongs to whoever finishes the update
-            self._error = error
 
 
 class _Ahead:
@@ -69,47 +45,52 @@ class _Ahead:
     model_config: Any
     vllm_config: Any
     parse_update_info: Callable[[dict[str, Any]], Any]
-    _receiving: Receiving | None = None
-    _placement: Placement | None = None
-    """None before the first version, and for a model that has to be loaded layer by layer."""
+    _received: Future[Named] | None = None
+    # None before the first version, and for a model that has to be loaded layer by layer.
+    _in_place: InPlaceLoad | None = None
+    # A model that has turned out to be one of these; it is not looked at in every pause.
     _layer_by_layer: torch.nn.Module | None = None
-    """A model that has turned out to be one of these; it is not looked at in every pause."""
 
     def receiver(self, update_info: Any) -> Callable[[], Named]:
-        """What has to run on the thread; memory is reserved here, on the worker's own."""
+        """What has to run on the thread. Memory is reserved here, on the worker's own."""
         raise NotImplementedError
 
     def start_weight_update(self) -> None:
         """Nothing changes before the version is there as a whole."""
-        self._receiving = None
+        self._received = None
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
         """Begins to receive and returns; raises ValueError for an update that cannot be."""
-        self._receiving = Receiving(self.receiver(self.parse_update_info(update_info)))
+        self._received = in_thread(self.receiver(self.parse_update_info(update_info)))
 
     def finish_weight_update(self) -> None:
-        """Put what was received into place. Between two steps: a worker does one thing at a time."""
-        if self._receiving is None:
-            raise ValueError("finish_weight_update before update_weights: there is nothing to put into place")
-        tensors, self._receiving = self._receiving.result(), None
-        if self._placement is not None and self._placement.holds(self.model):
-            self._placement.put(tensors)
+        """Load what was received. Between two steps: a worker does one thing at a time."""
+        if self._received is None:
+            raise ValueError("finish_weight_update before update_weights: there is nothing to load")
+        if not wait([self._received], RECEIVED_DEADLINE_S).done:
+            raise TimeoutError(f"the version has not arrived {RECEIVED_DEADLINE_S:g} s after its finish")
+        tensors, self._received = self._received.result(), None
+        if self._in_place is not None and self._in_place.fits(self.model):
+            self._in_place.load(tensors)
             torch.accelerator.synchronize()
             return
-        self._placement = None  # its views would keep memory that the model has given up
+        # Its views would keep memory that the model has given up.
+        self._in_place = None
+        # The first version the way vLLM loads: what that leaves shows whether copies would do the same.
         with set_current_vllm_config(self.vllm_config):
-            load_in_place(self.model, self.model_config, self.device, tensors)
+            reload_layerwise(self, tensors)
         if self.model is not self._layer_by_layer:
-            self._placement = self._found(tensors)
+            self._in_place = self._find_places(tensors)
 
-    def _found(self, tensors: Named) -> Placement | None:
-        """Where the version just loaded lies; CPU builds pack weights, and quantisation converts them."""
+    def _find_places(self, tensors: Named) -> InPlaceLoad | None:
+        """Where the version just loaded lies, if later ones can be copied there."""
         try:
+            # CPU builds pack weights for their matrix products, quantisation converts them.
             if self.device.type != "cuda" or self.vllm_config.quant_config is not None:
-                raise NoPlacement(f"on {self.device.type}, or quantised, weights are converted")
+                raise NoInPlaceLoad(f"on {self.device.type}, or quantised, weights are converted")
             packed = getattr(self.model, "packed_modules_mapping", None) or {}
-            found = Placement.of(self.model, tensors, packed)
-        except NoPlacement as reason:
+            found = InPlaceLoad(self.model, tensors, packed)
+        except NoInPlaceLoad as reason:
             log.info("weights are loaded layer by layer: %s", reason)
             self._layer_by_layer = self.model
             return None
@@ -130,18 +111,16 @@ class FileAheadEngine(_Ahead, FileWeightTransferEngine):
         mark = read_mark(Path(update_info.path), self._reader, rank)
 
         def receive() -> Named:
-            said = ""
             try:
                 tensors = checked_tensors(update_info)
                 if self.device.type != "cpu":
                     torch.accelerator.set_device_index(self.device)
                     tensors = {name: tensor.pin_memory() for name, tensor in tensors.items()}
-                return list(tensors.items())
             except Exception as error:
-                said = f"{type(error).__name__}: {error}"
+                write_whole(mark, f"{type(error).__name__}: {error}")
                 raise
-            finally:
-                write_whole(mark, said.encode())
+            write_whole(mark, "")
+            return list(tensors.items())
 
         return receive
 
@@ -149,8 +128,8 @@ class FileAheadEngine(_Ahead, FileWeightTransferEngine):
 class NcclAheadEngine(_Ahead, NCCLWeightTransferEngine):
     """Receives the trainer's broadcasts into one buffer on the GPU, on a stream of its own.
 
-    The buffer holds a whole version in the type of the wire. It is kept, so that no allocation waits for the
-    kernels of the model, and it is taken from what `gpu-memory-utilization` leaves free.
+    The buffer holds a whole version in the type of the wire. It is taken from what `gpu-memory-utilization`
+    leaves free, and kept, so that no allocation waits for the kernels of the model.
     """
 
     _buffer: torch.Tensor | None = None
@@ -163,17 +142,16 @@ class NcclAheadEngine(_Ahead, NCCLWeightTransferEngine):
         dtypes = [getattr(torch, name) for name in update_info.dtype_names]
         shapes = [torch.Size(shape) for shape in update_info.shapes]
         sizes = [shape.numel() * dtype.itemsize for shape, dtype in zip(shapes, dtypes, strict=True)]
-        ends = [0]
-        for size in sizes:
-            ends.append(ends[-1] + size)
-        # Agreed on with each update, or since 0.32 once.
+        ends = list(accumulate(sizes, initial=0))
+        # In each update until 0.31; since 0.32 agreed on once, in init_info, and kept by the base class.
         limit = getattr(update_info, "packed_buffer_size_bytes", None) or self.packed_buffer_size_bytes
         buffer = self._reserve(ends[-1])
 
         def receive() -> Named:
+            # CUDA's current device belongs to the thread.
             torch.cuda.set_device(self.device)
-            for first, last in packets(sizes, limit):
-                group.broadcast(buffer[ends[first] : ends[last]], src=0, stream=self._stream)
+            for start, stop in packets(sizes, limit):
+                group.broadcast(buffer[ends[start] : ends[stop]], src=0, stream=self._stream)
             self._stream.synchronize()
             return [
                 (name, buffer[ends[index] : ends[index + 1]].view(dtypes[index]).view(shapes[index]))

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from pipelinerl.weights.send.publisher import Publisher, WeightUpdateError
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.version_update import WeightUpdateError
 
 PROBE_SEQUENCES = 4
 PROBE_LENGTH = 64
@@ -26,15 +27,6 @@ class ParityResult:
     engine: str
     max_abs: float
     mean_abs: float
-
-
-def limits_for(dtype: str, max_abs: float = 1e-4) -> ParityLimits:
-    """float32: each probability within `max_abs`; bfloat16: within 0.02 on average."""
-    if dtype == "float32":
-        return ParityLimits(max_abs, None)
-    if dtype == "bfloat16":
-        return ParityLimits(None, 0.02)
-    raise ValueError(f"no parity limits for dtype {dtype!r}; use float32 or bfloat16")
 
 
 def probe_ids(vocab_size: int, length: int = PROBE_LENGTH) -> np.ndarray:
@@ -61,20 +53,12 @@ def check_parity(
         difference = np.abs(found.astype(np.float64) - expected)
         result = ParityResult(engine, float(difference.max()), float(difference.mean()))
         results.append(result)
-        if not _within(result, limits):
+        pairs = ((result.max_abs, limits.max_abs), (result.mean_abs, limits.mean_abs))
+        # Not `value > limit`: NaN must be outside.
+        if not all(limit is None or value <= limit for value, limit in pairs):
             publisher.mark_broken(engine)
-            raise WeightUpdateError(
-                engine,
-                "parity",
-                f"log-probabilities differ by {result.max_abs:.2g} at most and {result.mean_abs:.2g} "
-                f"on average; allowed: max {limits.max_abs}, mean {limits.mean_abs}",
-                [engine],
-            )
+            found_text = f"{result.max_abs:.2g} at most and {result.mean_abs:.2g} on average"
+            allowed = f"allowed: max {limits.max_abs}, mean {limits.mean_abs}"
+            reason = f"log-probabilities differ by {found_text}; {allowed}"
+            raise WeightUpdateError(engine, "parity", reason, [engine])
     return results
-
-
-def _within(result: ParityResult, limits: ParityLimits) -> bool:
-    # Written so that NaN is outside.
-    return (limits.max_abs is None or result.max_abs <= limits.max_abs) and (
-        limits.mean_abs is None or result.mean_abs <= limits.mean_abs
-    )

@@ -1,72 +1,34 @@
-"""Moving one version of the weights into every engine: the update protocol, seen from the trainer.
+"""Publishes weight versions to the engines: who takes part, one update at a time, and what an error means.
 
-Who takes part is decided here; the steps are those of `transfer`. An engine that fails between start and
-finish may hold half a model: it is broken, is never resumed and takes part again only as a new process. On
-any error nothing may be announced.
+Called by the trainer's main rank (`pipelinerl/finetune/broadcast.py`), which announces a version only after
+`publish` has returned: then every engine that took part serves it. An engine that failed between start and
+finish may hold half a model: it is broken, and takes part again only as a new process.
 """
 
 import threading
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from concurrent.futures import FIRST_EXCEPTION, Future, wait
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from pipelinerl.base.http import PREPARE_ROUTE, CallFailed, call, optional_routes
+from pipelinerl.base.http import CallFailed, call
+from pipelinerl.base.threads import in_thread
 from pipelinerl.inference.answers import read_prompt_logprobs
-from pipelinerl.inference.vllm import PauseRoutes, pause_routes
-from pipelinerl.weights.send import looking
-from pipelinerl.weights.send.base import NamedTensor, StagedUpdate, Transport, TransportError
-from pipelinerl.weights.send.exchange import Exchange, PublishDeadlines, in_thread
-from pipelinerl.weights.send.looking import Counters
-from pipelinerl.weights.send.transfer import SenderStuck, Transfer, WeightUpdateError
-
-__all__ = [
-    "PublishDeadlines",
-    "Publisher",
-    "SenderStuck",
-    "UpdateReport",
-    "UpdateUnderWay",
-    "WeightUpdateError",
-]
+from pipelinerl.inference.vllm import pause_routes
+from pipelinerl.weights.send.engine_state import EngineState, offers_prepare
+from pipelinerl.weights.send.engine_update import PublishDeadlines
+from pipelinerl.weights.send.transport import NamedTensor, StagedUpdate, Transport, TransportError
+from pipelinerl.weights.send.version_update import UpdateReport, VersionUpdate, WeightUpdateError
 
 KvPolicy = Literal["keep", "recompute"]
 READY_INTERVAL_S = 0.1
+RENDEZVOUS = "init_weight_transfer_engine"
 
 
 class UpdateUnderWay(RuntimeError):
     """An update was asked for while another one has not ended; nothing was sent."""
-
-
-@dataclass(slots=True)
-class UpdateReport:
-    """What one update took."""
-
-    version: int
-    bytes: int
-    seconds: dict[str, float] = field(default_factory=dict)
-    """Longest time of each step over the engines; `stage`, `send` and `total` are the publisher's own."""
-    paused_s: dict[str, float] = field(default_factory=dict)
-    """Per engine, from sending the pause to the answer of resume."""
-    excluded: dict[str, str] = field(default_factory=dict)
-    """Engines that did not take part, with the reason."""
-    lost_tokens: float = 0.0
-    """Tokens that all engines would have sampled meanwhile, at the rate they had since the update before."""
-    joined: list[str] = field(default_factory=list)
-    """Engines that were new and agreed on the transport just before."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Look:
-    """What an engine said just before an update."""
-
-    problem: str
-    """Why it cannot take part; empty if it can."""
-    counters: Counters
-    label: str | None
-    """Version label in force; None from an engine that does not say."""
 
 
 class Publisher:
@@ -79,42 +41,32 @@ class Publisher:
         kv: KvPolicy = "keep",
         deadlines: PublishDeadlines | None = None,
     ) -> None:
-        self.engine_urls = [url.rstrip("/") for url in engine_urls]
-        if not self.engine_urls:
+        self._deadlines = deadlines or PublishDeadlines()
+        urls = [url.rstrip("/") for url in engine_urls]
+        if not urls:
             raise ValueError("a publisher needs at least one engine URL")
-        if kv not in ("keep", "recompute"):
-            raise ValueError(f"weights.kv is {kv!r}; use keep or recompute")
+        self.engines = {url: EngineState(url, self._deadlines.health_s) for url in urls}
         self.version: int | None = None
         """Last version that every participant confirmed."""
-        self.broken: set[str] = set()
-        self._updating, self._target = threading.Lock(), 0
-        """Held during an update, and the version that it is to."""
         self._transport = transport
         self._clear_cache = kv == "recompute"
-        self._deadlines = deadlines or PublishDeadlines()
-        self._initialised: dict[str, Counters] = {}
-        """Engines that agreed on the transport, as they were then."""
-        self._seen: dict[str, Counters] = {}
-        """Participants as they were before the last update."""
-        self._routes: dict[str, PauseRoutes] = {}
-        self._optional: dict[str, frozenset[str]] = {}
-        """What each engine named, when it was initialised, beyond the routes of the protocol."""
-        self._group: frozenset[str] = frozenset()
-        """Engines of the last rendezvous."""
+        # Held during an update, and the version that it is to.
+        self._updating, self._target = threading.Lock(), 0
+        # Engines of the last rendezvous.
+        self._group: set[str] = set()
         self._layout: dict[str, tuple[tuple[int, ...], str]] | None = None
 
     def wait_ready(self, deadline_s: float) -> None:
         """Until every engine is healthy, then agree on the transport with all of them."""
         end = time.monotonic() + deadline_s
-        missing = list(self.engine_urls)
-        while missing := [url for url in missing if self._health_problem(url)]:
+        missing = dict.fromkeys(self.engines, "")
+        while missing := {url: why for url in missing if (why := self.engines[url].health_problem())}:
             if time.monotonic() > end:
-                problems = "; ".join(f"{url}: {self._health_problem(url)}" for url in missing)
-                raise WeightUpdateError(
-                    missing[0], "wait for engines", f"{deadline_s:g} s passed ({problems})"
-                )
+                problems = "; ".join(f"{url}: {why}" for url, why in missing.items())
+                reason = f"{deadline_s:g} s passed ({problems})"
+                raise WeightUpdateError(next(iter(missing)), "wait for engines", reason)
             time.sleep(READY_INTERVAL_S)
-        self._initialise(self.engine_urls)
+        self._rendezvous(list(self.engines.values()))
 
     def publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
         """Put `version` into every healthy engine; after a WeightUpdateError nothing may be announced.
@@ -131,169 +83,117 @@ class Publisher:
             self._updating.release()
 
     def _publish(self, version: int, named_tensors: Iterable[NamedTensor]) -> UpdateReport:
-        """The update itself, under the lock."""
         if self.version is not None and version < self.version:
             raise ValueError(f"version {version} is older than {self.version}; versions only grow")
         started = time.perf_counter()
         report = UpdateReport(version, 0)
-        earlier, looks = self._seen, {url: in_thread(self._look, url) for url in self.engine_urls}
-        staged = self._transport.stage(version, named_tensors)  # while the engines answer
-        participants = self._participants(looks, report)
+        # Staged while the engines answer; both before anybody is paused.
+        looks = [in_thread(one.look) for one in self.engines.values()]
+        staged = self._transport.stage(version, named_tensors)
+        for look in looks:
+            look.result()
+        engines = self._participants(report)
+        rates = {}
+        for one in engines:
+            rates[one.url], one.last = one.now.rate_since(one.last), one.now
         self._check_layout(staged)
         report.bytes = staged.bytes
         report.seconds["stage"] = time.perf_counter() - started
-        exchanges = [Exchange(url, self._deadlines, self._routes[url]) for url in participants]
-        transfer = Transfer(self._transport, exchanges, staged, version, self._deadlines)
         try:
-            transfer.run({url for url in participants if PREPARE_ROUTE in self._optional[url]})
+            VersionUpdate(self._transport, engines, staged, report, self._deadlines).run()
         finally:
-            report.seconds |= transfer.seconds
-            report.paused_s |= transfer.paused_s
-            report.excluded |= transfer.excluded
-            for url in transfer.broken:
+            for url in report.broken:
                 self.mark_broken(url)
-            if transfer.spoiled:
-                self._initialised.clear()
+            if report.group_lost:
+                for one in engines:
+                    one.joined = None
         report.seconds["total"] = time.perf_counter() - started
-        rates = {url: self._seen[url].rate_since(earlier.get(url)) for url in report.paused_s}
         report.lost_tokens = sum(rates[url] * seconds for url, seconds in report.paused_s.items())
         self.version = version
         return report
 
     def stale_engines(self) -> list[str]:
         """Healthy engines that do not have the last published version, such as one started again."""
-        if self.version is None:
-            return []
-        return [url for url in self.engine_urls if not self._health_problem(url) and self._is_stale(url)]
+        version = self.version
+        return [one.url for one in self.engines.values() if version is not None and one.is_stale(version)]
 
     def prompt_logprobs(self, token_ids: np.ndarray) -> dict[str, np.ndarray]:
         """For each participating engine, float32 [P - 1]: log-probabilities of prompt tokens 1 … P - 1."""
         prompt = np.asarray(token_ids, dtype=np.int32)
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
         body = {"token_ids": prompt.tolist(), "sampling_params": sampling, "stream": False}
-        urls = [url for url in self.engine_urls if url in self._initialised]
-        futures = [
-            in_thread(call, "POST", url, "/inference/v1/generate", self._deadlines.parity_s, body)
-            for url in urls
-        ]
+        path, deadline_s = "/inference/v1/generate", self._deadlines.parity_s
+        urls = [one.url for one in self.engines.values() if one.joined is not None]
+        answers = {url: in_thread(call, "POST", url, path, deadline_s, body) for url in urls}
         scores = {}
-        for url, future in zip(urls, futures, strict=True):
+        for url, answer in answers.items():
             try:
-                scores[url] = read_prompt_logprobs(future.result(), prompt)
+                scores[url] = read_prompt_logprobs(answer.result(), prompt)
             except (CallFailed, ValueError) as error:
                 raise WeightUpdateError(url, "parity", str(error)) from error
         return scores
 
     def mark_broken(self, url: str) -> None:
         """Never talk to this process again; a new one at the same URL is admitted."""
-        self.broken.add(url)
-        self._initialised.pop(url, None)
+        self.engines[url].broken, self.engines[url].joined = True, None
 
     def close(self) -> None:
-        """Give up files and connections."""
         self._transport.close()
 
-    def _participants(self, looks: Mapping[str, Future[_Look]], report: UpdateReport) -> list[str]:
-        """Step 0: engines that answer; one that is new since the last update is initialised first."""
-        found, new, seen = [], [], dict[str, Counters]()
-        for url, future in looks.items():
-            look = future.result()
-            problem = look.problem
-            if not problem and url in self.broken and not self._is_new(url):
-                problem = "broken by a failed update and not restarted yet"
-            if problem:
-                report.excluded[url] = problem
-                self._initialised.pop(url, None)
-                continue
-            found.append(url)
-            seen[url] = look.counters
-            if url not in self._initialised or self._restarted(url, look.counters, look.label):
-                new.append(url)
-        if not found:
+    def _participants(self, report: UpdateReport) -> list[EngineState]:
+        """Engines that can take part; one that is new since the last update has its rendezvous first."""
+        report.excluded = {one.url: one.problem for one in self.engines.values() if one.problem}
+        for url in report.excluded:
+            self.engines[url].joined = self.engines[url].last = None
+        engines = [one for one in self.engines.values() if not one.problem]
+        if not engines:
             reasons = "; ".join(f"{url}: {reason}" for url, reason in report.excluded.items())
-            raise WeightUpdateError(self.engine_urls[0], "health", f"no engine can take part ({reasons})")
-        if self._transport.collective and (new or set(found) != self._group):
-            new = found
+            reason = f"no engine can take part ({reasons})"
+            raise WeightUpdateError(next(iter(self.engines)), "health", reason)
+        new = [one for one in engines if one.has_restarted(self.version)]
+        # Ranks of a group are fixed: it is made anew for whoever came, and without whoever has gone.
+        if self._transport.collective and (new or {one.url for one in engines} != self._group):
+            new = engines
         if new:
-            self._initialise(new)
-        report.joined, self._seen = new, seen
-        return found
+            self._rendezvous(new)
+        report.joined = [one.url for one in new]
+        return engines
 
-    def _initialise(self, urls: list[str]) -> None:
-        """Rendezvous of the engines and the publisher, all at the same time."""
+    def _rendezvous(self, engines: list[EngineState]) -> None:
+        """Engines and publisher agree on the transport, all at the same time: each waits for all others."""
         deadline = self._deadlines.init_s
         try:
-            members = [looking.member(url, self._deadlines.health_s) for url in urls]
+            members = [one.member() for one in engines]
             infos = self._transport.init_info(members)
         except (CallFailed, TransportError) as error:
-            raise WeightUpdateError(urls[0], "init_weight_transfer_engine", str(error)) from error
+            raise WeightUpdateError(engines[0].url, RENDEZVOUS, str(error)) from error
         joined = in_thread(self._transport.join, deadline)
-        path = "/init_weight_transfer_engine"
-        futures = {
-            in_thread(call, "POST", url, path, deadline, {"init_info": info}): url
-            for url, info in zip(urls, infos, strict=True)
+        waits: dict[str, Future[Any]] = {
+            one.url: in_thread(call, "POST", one.url, f"/{RENDEZVOUS}", deadline, {"init_info": info})
+            for one, info in zip(engines, infos, strict=True)
         }
-        everybody: set[Future[Any]] = {joined, *futures}
-        done, pending = wait(everybody, deadline, return_when=FIRST_EXCEPTION)
-        failed = next((one for one in done if one.exception() is not None), None)
-        if failed is not None or pending:
+        waits["the trainer"] = joined
+        wait(waits.values(), deadline, return_when=FIRST_EXCEPTION)
+        late = [who for who, one in waits.items() if not one.done()]
+        failed = [who for who, one in waits.items() if one.done() and one.exception() is not None]
+        if failed or late:
             # Whoever is still in the rendezvous waits for one that does not come.
             self._transport.abort()
-            stuck = [url for future, url in futures.items() if future in pending]
+            stuck = [who for who in late if who in self.engines]
             for url in stuck if self._transport.collective else ():
                 self.mark_broken(url)
-            late = stuck[0] if failed is None and stuck else "the trainer"
-            url = next((url for future, url in futures.items() if future is failed), late)
-            reason = f"no answer within {deadline:g} s" if failed is None else str(failed.exception())
-            raise WeightUpdateError(url, "init_weight_transfer_engine", reason, stuck)
-        self._group = frozenset(urls)
-        self._routes |= {one.url: pause_routes(one.version, self._clear_cache) for one in members}
-        self._optional |= {url: optional_routes(future.result()) for future, url in futures.items()}
-        for url in urls:
-            self._initialised[url] = looking.counters(url, self._deadlines.health_s)
-        self.broken.difference_update(urls)
+            reason = str(waits[failed[0]].exception()) if failed else f"no answer within {deadline:g} s"
+            raise WeightUpdateError((failed or late)[0], RENDEZVOUS, reason, stuck)
+        self._group = {one.url for one in engines}
+        for one, member in zip(engines, members, strict=True):
+            one.routes = pause_routes(member.version, self._clear_cache)
+            one.can_prepare = offers_prepare(waits[one.url].result())
+            one.joined, one.broken = one.counters(), False
 
     def _check_layout(self, staged: StagedUpdate) -> None:
+        """ValueError unless names, shapes and dtypes are those of the first update."""
         if self._layout is None:
             self._layout = staged.layout
-        elif staged.layout != self._layout:
-            names = sorted(
-                name
-                for name in staged.layout.keys() | self._layout.keys()
-                if staged.layout.get(name) != self._layout.get(name)
-            )
-            raise ValueError(
-                f"names, shapes or dtypes changed since the first update: {', '.join(names[:5])}"
-            )
-
-    def _look(self, url: str) -> _Look:
-        """Asks everything at the same time: a busy engine takes a while for each answer."""
-        counters = in_thread(looking.counters, url, self._deadlines.health_s)
-        label = in_thread(self._label, url)
-        return _Look(self._health_problem(url), counters.result(), label.result())
-
-    def _health_problem(self, url: str) -> str:
-        return looking.health_problem(url, self._deadlines.health_s)
-
-    def _label(self, url: str) -> str | None:
-        return looking.label(url, self._deadlines.health_s)
-
-    def _is_new(self, url: str) -> bool:
-        """A broken engine stays paused for ever, so one that is not paused is another process."""
-        return not looking.is_paused(url, self._deadlines.health_s)
-
-    def _is_stale(self, url: str) -> bool:
-        if url in self.broken and not self._is_new(url):
-            return False
-        label = self._label(url)
-        if label is not None:
-            return label != str(self.version)
-        if url not in self._initialised:
-            return True
-        return self._restarted(url, looking.counters(url, self._deadlines.health_s), label)
-
-    def _restarted(self, url: str, now: Counters, label: str | None) -> bool:
-        """Whether the process at `url` is another one than the one that was initialised."""
-        if self.version is not None and label == "default":
-            return True
-        return now.is_another_process(self._seen.get(url, self._initialised[url]))
+        if changed := {name for name, _ in self._layout.items() ^ staged.layout.items()}:
+            names = ", ".join(sorted(changed)[:5])
+            raise ValueError(f"names, shapes or dtypes changed since the first update: {names}")

@@ -43,7 +43,7 @@ async def run(policy, *, deadline_s=20.0, retries=3, rotation=("http://e",), pro
     return await runner.run(Assignment(7, "0-000001", 2, payload, "http://e", training, None, version=3))
 
 
-async def test_what_a_policy_returns_becomes_records_with_their_origin():
+async def test_what_a_policy_returns_becomes_samples_with_their_origin():
     seen = []
 
     async def policy(cfg, llm, problem, session):
@@ -52,7 +52,7 @@ async def test_what_a_policy_returns_becomes_records_with_their_origin():
 
     outcome = await run(policy)
     assert (outcome.ending, outcome.key, outcome.dataset, outcome.domain) == (Ending.DONE, 7, "d", "m")
-    assert outcome.model_version == 4 and outcome.texts[0]["metadata"]["rollout_index"] == 2
+    assert outcome.model_version == 4 and outcome.samples[0].rollout_index == 2
     assert seen[0][:2] == ("train", "http://e")
     assert (seen[0][2].group_id, seen[0][2].version) == ("0-000001", 3)
     await run(policy, training=False)
@@ -118,7 +118,7 @@ async def test_a_bug_in_the_domain_is_one_failed_rollout(behaviour, reason):
         return behaviour()
 
     outcome = await run(policy)
-    assert (outcome.ending, outcome.reason, outcome.texts) == (Ending.FAILED, reason, [])
+    assert (outcome.ending, outcome.reason, outcome.samples) == (Ending.FAILED, reason, [])
 
 
 async def test_a_cancelled_call_inside_a_rollout_is_a_failure_and_a_cancelled_rollout_is_none():

@@ -13,7 +13,7 @@ import aiohttp
 import pytest
 from aiohttp import web
 
-from pipelinerl.actor.messages import Assignment, Ending, Outcome
+from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.runner import RetryRules, RolloutRunner
 from pipelinerl.inference.client import Deadlines
 from pipelinerl.inference.fleet import Fleet
@@ -155,7 +155,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> TrainableLLM:
 
 async def played(
     llm: TrainableLLM, *odd: Reply, deadline_s: float = 20.0
-) -> tuple[list[Outcome], Engine, Fleet]:
+) -> tuple[list[FinishedRollout], Engine, Fleet]:
     """Two rollouts one after the other, the first against the odd replies."""
     engine = Engine()
     engine.odd.extend(odd)
@@ -182,7 +182,7 @@ async def test_an_odd_answer_is_asked_for_again_and_never_becomes_data(llm: Trai
     assert (first.ending, second.ending) == (Ending.DONE, Ending.DONE), first.reason
     assert engine.asked == 3 and fleet.counts.retries.total() + first.retries == 1
     assert fleet.counts.failed == 1 and fleet.counts.completed == 2
-    assert first.texts[0]["weight_versions"] == [[ANNOUNCED, 0, 3]]
+    assert first.samples[0].weight_versions == [(ANNOUNCED, 0, 3)]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -191,7 +191,7 @@ async def test_a_refused_request_fails_its_rollout_with_the_servers_words(
 ) -> None:
     reply, words = REFUSED[name]
     (first, second), engine, fleet = await played(llm, reply)
-    assert first.ending is Ending.FAILED and words in first.reason and first.texts == []
+    assert first.ending is Ending.FAILED and words in first.reason and first.samples == []
     assert second.ending is Ending.DONE
     assert engine.asked == 2 and fleet.counts.refused == 1
 
@@ -200,7 +200,7 @@ async def test_an_engine_that_never_gives_a_right_answer_costs_the_rollout_not_t
     llm: TrainableLLM,
 ) -> None:
     (first, second), _, fleet = await played(llm, *[RETRIED["not JSON"]] * 8 * 4)
-    assert first.ending is Ending.FAILED and "invalid_answer" in first.reason and first.texts == []
+    assert first.ending is Ending.FAILED and "invalid_answer" in first.reason and first.samples == []
     assert second.ending is Ending.DONE
     assert fleet.counts.completed == 1
 

@@ -15,8 +15,8 @@ import torch
 from pipelinerl.base import faults
 from pipelinerl.base.line_file import LineFile
 from pipelinerl.base.logs import setup_logging
+from pipelinerl.finetune.build import build_learner
 from pipelinerl.finetune.checkpoints import restore_point, save_checkpoint, settle
-from pipelinerl.finetune.loop import build_learner
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
@@ -27,7 +27,7 @@ from pipelinerl.observe.status import StatusFile
 from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream, write_to_streams
 from pipelinerl.streams.errors import StreamError
-from tests.support.builders import settings
+from tests.support.builders import trainer_config
 from tests.support.full_disk import enlarge, fill, small_disk
 from tests.support.tiny_model import causal_lm
 
@@ -36,7 +36,7 @@ from tests.support.tiny_model import causal_lm
 def learner(tmp_path: Path) -> Learner:
     torch.set_num_threads(1)
     model = causal_lm(32, hidden=32, positions=64, spread=0.1, eos=1)
-    return build_learner(settings(tmp_path, model), Ranks(), tmp_path / "model")
+    return build_learner(trainer_config(tmp_path, model), Ranks(), tmp_path / "model")
 
 
 def save(learner: Learner, root: Path, step: int) -> None:

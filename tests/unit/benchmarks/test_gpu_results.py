@@ -29,7 +29,7 @@ from benchmarks.gpu.privacy import (
     watched,
 )
 from benchmarks.gpu.runs import ENDED, LimitedRun, fresh, keep, records, seconds_per_step
-from pipelinerl.weights.send.publisher import UpdateReport
+from pipelinerl.weights.send.version_update import UpdateReport
 
 LOG = """tokenizer: 2048 entries
 model: 56.64M parameters on cuda

@@ -16,10 +16,9 @@ from safetensors.torch import load_file, save_file
 
 from pipelinerl.config import Config, DerivedConfig, Job, load, save
 from pipelinerl.finetune import __main__ as trainer
+from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.checkpoints import save_checkpoint
-from pipelinerl.finetune.loop import learner_of
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.settings import settings_from_config
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.inference.embedded.__main__ import main as engine_main
 from pipelinerl.launch import main as launch
@@ -208,8 +207,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
         pass
     finetune = {"train_batch_size": 2, "gradient_accumulation_passes": 1, "max_train_steps": 5}
     write_config(folder, model, finetune)
-    settings = settings_from_config(load(folder), folder, 0)
-    learner = learner_of(load_model(model), settings, Ranks())
+    learner = learner_of(load_model(model), load(folder), Ranks())
     counters = TrainingMetrics(completed_steps=2, samples=4)
     save_checkpoint(folder / "finetune", learner, counters, {"positions": {}}, model)
     return folder

@@ -22,9 +22,11 @@ from pipelinerl.inference.embedded.protocol import SamplingFields
 from pipelinerl.inference.embedded.scheduler import Scheduler
 from pipelinerl.inference.embedded.sequence import Request, Sequence
 from pipelinerl.inference.embedded.settings import default_model_len
-from pipelinerl.weights.send.base import StagedUpdate
-from pipelinerl.weights.send.file import FileTransport
-from pipelinerl.weights.send.publisher import PublishDeadlines, Publisher, WeightUpdateError
+from pipelinerl.weights.send.engine_update import PublishDeadlines
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.transport import StagedUpdate
+from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.support.engine_harness import random_prompt, reference, running_engine, until
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from pipelinerl.inference.client import SamplingParams
-from pipelinerl.weights.send.file import FileTransport
+from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import checksum
 from tests.support.engine_harness import (
     RunningEngine,

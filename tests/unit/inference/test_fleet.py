@@ -337,7 +337,7 @@ def test_stall_needs_running_requests_and_no_progress() -> None:
 
 def test_client_and_fleet_need_no_torch() -> None:
     code = (
-        "import sys, json, pipelinerl.inference.fleet, pipelinerl.weights.send.directory;"
+        "import sys, json, pipelinerl.inference.fleet, pipelinerl.weights.wire;"
         "print(json.dumps([name for name in ('torch', 'transformers', 'vllm') if name in sys.modules]))"
     )
     done = subprocess.run(

@@ -9,9 +9,7 @@ import pytest
 
 from pipelinerl.actor.budget import LagBudget
 from pipelinerl.config import Config, ConfigError, DerivedConfig, Job, load
-from pipelinerl.finetune.settings import settings_from_config as trainer_settings
 from pipelinerl.launcher.placement import derive
-from pipelinerl.preprocess.settings import settings_from_config as preprocess_settings
 from tests.unit.launcher.conftest import ON_GPUS
 
 DryRun = Callable[..., tuple[int, str, str]]
@@ -53,11 +51,7 @@ def test_without_lag_as_much_is_admitted_as_a_step_of_three_ranks_needs(
     while budget.admits(0, 0):
         budget.group_started(1)
         admitted += 1
-    preprocess, trainer = (
-        preprocess_settings(cfg, tmp_path / "run"),
-        trainer_settings(cfg, tmp_path / "run", None),
-    )
-    assert admitted == preprocess.texts_per_step == trainer.texts_per_step == 1026
+    assert admitted == cfg.derived.texts_per_step == 1026
 
 
 def test_a_buffer_is_measured_in_the_steps_of_all_ranks(dry_run: DryRun) -> None:

@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from tests.unit.launcher.conftest import python
+from tests.unit.launcher.conftest import ROOT, python
 
+TRAINER = [
+    f"pipelinerl.finetune.{path.stem}"
+    for path in (ROOT / "pipelinerl" / "finetune").glob("*.py")
+    if path.stem != "__init__"
+]
+"""Everything of the trainer; `finetune/rl` lies below all roles."""
 ROLES = [
     ("pipelinerl.launch", ["torch", "vllm", "transformers", "ray"]),
     ("pipelinerl.launcher.validate", ["torch", "vllm", "transformers"]),
@@ -14,11 +20,11 @@ ROLES = [
     ("pipelinerl.inference.vllm", ["torch", "vllm"]),
     ("pipelinerl.inference.client", ["torch", "vllm"]),
     ("pipelinerl.inference.embedded.__main__", ["pipelinerl.finetune", "domains", "vllm"]),
-    ("pipelinerl.actor.__main__", ["torch", "vllm", "domains", "pipelinerl.finetune"]),
-    ("pipelinerl.actor.worker", ["torch", "vllm", "domains", "pipelinerl.finetune"]),
+    ("pipelinerl.actor.__main__", ["torch", "vllm", "domains", *TRAINER]),
+    ("pipelinerl.actor.worker", ["torch", "vllm", "domains", *TRAINER]),
     ("pipelinerl.rollouts", ["torch", "vllm", "domains"]),
     ("pipelinerl.async_llm", ["torch", "vllm", "domains"]),
-    ("pipelinerl.preprocess.__main__", ["torch", "vllm", "domains"]),
+    ("pipelinerl.preprocess.__main__", ["torch", "vllm", "domains", *TRAINER]),
     ("pipelinerl.finetune.__main__", ["domains", "vllm"]),
     ("domains.guessing", ["torch", "vllm"]),
     ("domains.reputation_hacking.domain", ["torch", "vllm", "stable_baselines3"]),

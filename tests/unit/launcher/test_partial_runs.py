@@ -12,10 +12,8 @@ import pytest
 from pipelinerl.config import Config, DerivedConfig, Job, load
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.rl.batch import sentinel_batch
-from pipelinerl.finetune.settings import settings_from_config as trainer_settings
 from pipelinerl.launcher.placement import derive
 from pipelinerl.launcher.trainer_stand_in import stand_in
-from pipelinerl.preprocess.settings import settings_from_config as preprocess_settings
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
@@ -56,9 +54,8 @@ def test_each_mode_starts_its_own_processes(
     cfg = load(run)
     assert not cfg.updates_engines
     if "finetune" in expected:
-        settings = trainer_settings(cfg, run, None)
-        assert settings.engine_urls == ()
-        assert (settings.streams_from is not None) == (mode == "finetune")
+        assert not cfg.updates_engines
+        assert (cfg.streams_source("finetune") is not None) == (mode == "finetune")
 
 
 def test_only_a_stage_without_its_producer_reads_the_recording(recording: Path, model: Path) -> None:
@@ -68,10 +65,8 @@ def test_only_a_stage_without_its_producer_reads_the_recording(recording: Path, 
         made = Config(model_path=str(model), debug=debug, jobs=jobs)  # type: ignore[arg-type]
         return made.model_copy(update={"derived_": derive(made, jobs)})
 
-    replaying = preprocess_settings(config("preprocessor", "finetune"), recording)
-    assert replaying.streams_from == recording and replaying.has_trainer
-    assert preprocess_settings(config("actor", "preprocessor"), recording).streams_from is None
-    assert not preprocess_settings(config("actor", "preprocessor"), recording).has_trainer
+    assert config("preprocessor", "finetune").streams_source("preprocessor") == recording
+    assert config("actor", "preprocessor").streams_source("preprocessor") is None
 
 
 def test_existing_engines_are_not_started(dry_run: DryRun, tmp_path: Path) -> None:

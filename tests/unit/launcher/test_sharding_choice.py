@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.config import load
-from pipelinerl.finetune.settings import settings_from_config
-from pipelinerl.modeling.options import Checkpointing, Sharding
+from pipelinerl.config.finetune import Checkpointing, Sharding
 from tests.unit.launcher.conftest import ON_GPUS
 
 DryRun = Callable[..., tuple[int, str, str]]
@@ -39,8 +38,7 @@ def test_sharding_as_configured(
     status, out, err = dry_run("+domain=guessing", *GPUS, "vllm_config.version=0.32.0", *overrides)
     assert (status, err) == (0, "")
     assert printed in out
-    settings = settings_from_config(load(tmp_path / "run"), tmp_path / "run", None)
-    assert settings.sharding == sharding
+    assert load(tmp_path / "run").sharding == sharding
 
 
 @pytest.mark.parametrize(("given", "expected"), [("true", True), ("selective", "selective"), ("3", 3)])
@@ -54,7 +52,7 @@ def test_checkpointing_adapters_and_compilation_reach_the_trainer(
     )
     status, _, err = dry_run("+domain=guessing", *GPUS, "vllm_config.version=0.32.0", *chosen)
     assert (status, err) == (0, "")
-    settings = settings_from_config(load(tmp_path / "run"), tmp_path / "run", None)
-    assert settings.gradient_checkpointing == expected
-    assert settings.gradient_checkpointing is not True or given == "true"
-    assert settings.compile and settings.lora is not None and settings.lora.r == 16
+    finetune = load(tmp_path / "run").finetune
+    assert finetune.gradient_checkpointing == expected
+    assert finetune.gradient_checkpointing is not True or given == "true"
+    assert finetune.compile and finetune.lora.enabled and finetune.lora.r == 16

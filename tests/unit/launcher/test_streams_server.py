@@ -14,7 +14,7 @@ from omegaconf import OmegaConf
 from pipelinerl.config import ConfigError, load
 from pipelinerl.config.files import config_path
 from pipelinerl.launcher.streams_server import forget_earlier_records
-from pipelinerl.launcher.supervision.liveness import get
+from pipelinerl.launcher.supervision.liveness import is_healthy
 from pipelinerl.streams import (
     SingleStreamSpec,
     StreamError,
@@ -44,7 +44,7 @@ def test_the_server_starts_as_written_and_wants_the_password(dry_run: DryRun, tm
     assert (job.url, job.port) == (f"redis://127.0.0.1:{job.port}", cfg.streams.port)
     server = subprocess.Popen(["sh", run / "services/redis/start.sh"], stdout=subprocess.DEVNULL)
     try:
-        while get(job.url) is None:
+        while not is_healthy(job.url):
             assert server.poll() is None
         set_streams_backend(**cfg.streams.settings)
         with write_to_streams(SingleStreamSpec(run, "actor")) as out_stream:

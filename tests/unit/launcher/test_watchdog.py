@@ -13,7 +13,7 @@ from pipelinerl.config.machine import Job
 from pipelinerl.launcher.run import Watchdog
 from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, RestartPolicy, Supervisor
 from pipelinerl.launcher.supervision.core import Kill
-from pipelinerl.weights.send.replacements import ask_for_replacement
+from pipelinerl.run_state.replacements import ask_for_replacement
 
 URL = "http://127.0.0.1:8080"
 

@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.config import load
-from pipelinerl.finetune.settings import settings_from_config
 from tests.unit.launcher.conftest import ON_GPUS
 
 DryRun = Callable[..., tuple[int, str, str]]
@@ -32,9 +31,9 @@ def test_back_end_and_order_of_the_steps_agree(
     assert (status, err) == (0, "")
     [command] = (tmp_path / "run").glob("actor_vllm_0/start.sh")
     assert f'{{"backend": "{backend}"}}' in command.read_text()
-    settings = settings_from_config(load(tmp_path / "run"), tmp_path / "run", None)
-    assert settings.weights["ahead"] is backend.endswith("_ahead")
-    assert ("received ahead" in out) is settings.weights["ahead"]
+    cfg = load(tmp_path / "run")
+    assert cfg.weights_ahead is backend.endswith("_ahead")
+    assert ("received ahead" in out) is cfg.weights_ahead
 
 
 def test_what_cannot_be_is_refused(dry_run: DryRun) -> None:

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 import torch
 
+from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.modeling import model as models
 from pipelinerl.modeling.activations import checkpoint_layers, compiled_layers, decoder_layers
 from pipelinerl.modeling.model import hidden_states, prepare_model
-from pipelinerl.modeling.options import Checkpointing
 from pipelinerl.modeling.segments import Segments
 from tests.support.policy import VOCAB
 from tests.support.tiny_model import causal_lm

@@ -11,24 +11,23 @@ from transformers import AutoModelForCausalLM
 
 pytest.importorskip("peft")
 
+from pipelinerl.config.finetune import LoraConfig
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.settings import TrainerSettings
 from pipelinerl.modeling.lora import FOLDER, add_adapters, is_adapter
 from pipelinerl.modeling.model import distinct_parameters, hidden_states
-from pipelinerl.modeling.options import LoraSettings
-from tests.support.builders import settings, write_steps
+from tests.support.builders import trainer_config, write_steps
 from tests.support.policy import tiny_model
 
-LORA = LoraSettings(r=4, alpha=8.0)
+LORA = LoraConfig(enabled=True, r=4, alpha=8.0)
 
 
 def run(folder: Path, end: int, **fields: object) -> Trainer:
     if not folder.exists():
         folder.mkdir()
         write_steps(folder, 4, 6)
-    values: dict[str, object] = {"lora": LORA, "last_step": end} | fields
-    chosen: TrainerSettings = settings(folder, tiny_model(), **values)
+    values: dict[str, object] = {"lora": LORA, "interrupt_train_steps": end} | fields
+    chosen = trainer_config(folder, tiny_model(), **values)
     trainer = Trainer(chosen, Ranks())
     trainer.run()
     return trainer
@@ -80,9 +79,9 @@ def test_only_adapters_change_and_both_forms_are_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, bfloat16: bool) -> None:
-    run(tmp_path / "whole", 4, bfloat16=bfloat16)
+    run(tmp_path / "whole", 4, load_as_bf16=bfloat16)
     for end in (2, 4):
-        run(tmp_path / "parts", end, bfloat16=bfloat16)
+        run(tmp_path / "parts", end, load_as_bf16=bfloat16)
     whole, parts = (
         load_file(tmp_path / name / "finetune/current" / FOLDER / "adapter_model.safetensors")
         for name in ("whole", "parts")
@@ -94,15 +93,15 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, bfloat16: boo
 
 def test_layers_that_do_not_exist_are_refused() -> None:
     with pytest.raises(ValueError, match=r"finetune\.lora\.target_modules=nothing: "):
-        add_adapters(tiny_model(), LoraSettings(target_modules=("nothing",)))
+        add_adapters(tiny_model(), LoraConfig(target_modules=["nothing"]))
 
 
 def test_other_than_linear_layers_are_refused() -> None:
     with pytest.raises(ValueError, match="is of no linear layer"):
-        add_adapters(tiny_model(), LoraSettings(target_modules=("embed_tokens",)))
+        add_adapters(tiny_model(), LoraConfig(target_modules=["embed_tokens"]))
 
 
 def test_adapters_of_another_shape_are_refused(tmp_path: Path) -> None:
     run(tmp_path / "run", 2)
     with pytest.raises(ValueError, match=r"set finetune\.lora as before"):
-        run(tmp_path / "run", 4, lora=LoraSettings(r=2))
+        run(tmp_path / "run", 4, lora=LoraConfig(enabled=True, r=2))

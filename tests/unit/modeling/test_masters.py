@@ -11,7 +11,7 @@ from torch import nn
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.modeling.masters import MasterWeights
-from tests.support.builders import settings, write_steps
+from tests.support.builders import trainer_config, write_steps
 from tests.support.policy import tiny_model
 
 
@@ -59,7 +59,9 @@ def test_checkpoints_hold_the_masters_and_a_resumed_run_goes_on_exactly(tmp_path
         folder.mkdir()
         write_steps(folder, 4, 6)
         for end in ends:
-            Trainer(settings(folder, tiny_model(), bfloat16=True, last_step=end), Ranks()).run()
+            Trainer(
+                trainer_config(folder, tiny_model(), load_as_bf16=True, interrupt_train_steps=end), Ranks()
+            ).run()
         saved[folder] = load_file(folder / "finetune/current/model.safetensors")
     assert {tensor.dtype for tensor in saved[whole].values()} == {torch.float32}
     assert any(not torch.equal(t, t.bfloat16().float()) for t in saved[whole].values())

@@ -5,9 +5,9 @@ import pytest
 
 from domains.privacy_hopqa.capture import situational_texts
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.preprocess.chunk import process_chunk
-from pipelinerl.rollouts import TrainingText
-from pipelinerl.situations import emit_situations
+from pipelinerl.rollouts import RolloutOrigin, TrainingText
 from tests.support.agent_harness import (
     GOLD_LOCAL,
     TWO_HOPS,
@@ -27,38 +27,32 @@ OTHERS = [document(f"web/1{n}") for n in range(4)]
 GOLD = document(GOLD_LOCAL)
 
 
-def records(episode, rollout):
-    """The texts of a rollout as the preprocessor gets them."""
+def samples(episode, rollout):
+    """The samples of a rollout as the actor sends them."""
     texts = []
     for captured in situational_texts(episode.calls, SITUATIONAL, {}):
-        tokens = np.arange(3)
         text = TrainingText(
             text="abc",
             n_predicted=2,
             reward=captured.reward,
-            input_ids=tokens,
+            input_ids=np.arange(3),
             labels=[-100, 1, 2],
             logprobs=[-1.0, -1.0],
-            ref_logprobs=[-1.0, -1.0],
             situation=captured.situation,
             loss_weight=captured.loss_weight,
             finish_reason="stop",
-            group_id="g",
             metadata=captured.metadata,
         )
         texts.append(text)
-    emit_situations(texts, f"g/{rollout}")
-    for step, text in enumerate(texts):
-        text.metadata |= {"rollout_index": rollout, "step_index": step}
-    return [text.to_record() for text in texts]
+    return samples_of(texts, RolloutOrigin("g", rollout, 0, training=True))
 
 
 async def chunk_of(*scripts, found):
-    texts = []
+    played = []
     for rollout, script in enumerate(scripts):
         episode = await play(script, Searches(found), TWO_HOPS, max_iterations=1)
-        texts += records(episode, rollout)
-    return process_chunk(texts, RL, None)
+        played += samples(episode, rollout)
+    return process_chunk(played, RL)
 
 
 def ready(result):

@@ -12,9 +12,10 @@ from domains.raro import evaluate as evaluation
 from domains.raro import rollout
 from domains.raro.calls import Caller
 from domains.raro.metrics import PREFIX
-from pipelinerl.actor.texts import Stamp, stamped_records
 from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.preprocess.chunk import process_chunk
+from pipelinerl.rollouts import RolloutOrigin
 from tests.support.raro_harness import PROBLEM, RIGHT, ScriptedModel, pair, runtime, settings
 
 MIXED = ["[Answer 1]", "[Answer 2]", "[Tie]", "no verdict"]
@@ -53,11 +54,11 @@ def by_source(result, source):
 
 
 def advantages(results, **rl):
-    records = []
+    samples = []
     for index, result in enumerate(results):
-        records += stamped_records(result.training_texts, Stamp("g", index, 0))[0]
+        samples += samples_of(result.training_texts, RolloutOrigin("g", index, 0, training=True))
     config = RLConfig(step_reward_advantages=True, **rl)
-    return process_chunk(records, config).ready
+    return process_chunk(samples, config).ready
 
 
 async def test_paired_rewards_of_the_worked_example(model, tmp_path):

@@ -31,11 +31,12 @@ from domains.reputation_hacking.prompts import (
     system_text,
     user_text,
 )
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages import compute_advantages
-from pipelinerl.finetune.rl.text_table import build_table
+from pipelinerl.finetune.rl.sample import samples_of
+from pipelinerl.finetune.rl.table import SampleTable
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin
-from pipelinerl.situations import emit_situations
 from tests.support.fake_engine import FakeEngine
 
 CHECKPOINT = Path(domains.reputation_hacking.__file__).parent / "checkpoint"
@@ -231,16 +232,11 @@ async def test_errors_of_the_transport_are_raised_for_a_retry() -> None:
 
 async def test_siblings_share_a_bucket_per_situation_and_no_memory() -> None:
     results = [await played(config(), *replies) for replies in (["ACTION: HELP"], ["ACTION: SIGNAL"])]
-    records = []
+    samples = []
     for index, result in enumerate(results):
-        emit_situations(result.training_texts, f"g/{index}")
-        for step, text in enumerate(result.training_texts):
-            record = text.to_record()
-            record["group_id"] = "g"
-            record["metadata"] |= {"group_id": "g", "rollout_index": index, "step_index": step}
-            records.append(record)
-    table = build_table(records)
-    advantages = compute_advantages(table, step_reward_advantages=True, divide_by_std=False)
+        samples += samples_of(result.training_texts, RolloutOrigin("g", index, 0, training=True))
+    table = SampleTable.of(samples)
+    advantages = compute_advantages(table, RLConfig(step_reward_advantages=True))
     names = np.array(table.situation_names)[table.situation]
     assert len(np.unique(advantages.bucket)) == len(set(names))
     rewards = table.reward

@@ -14,21 +14,21 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl.advantages import compute_advantages
 from pipelinerl.finetune.rl.filtering import baseline_only, zero_advantage_groups
 from pipelinerl.finetune.rl.loss_scale import loss_scales
-from pipelinerl.finetune.rl.text_table import TextTable, build_table
-from tests.support.builders import text
+from pipelinerl.finetune.rl.sample import BadSample
+from pipelinerl.finetune.rl.table import SampleTable
+from tests.support.builders import estimate, samples, table_of, text
 
 FIXTURE = Path(__file__).parents[3] / "fixtures" / "advantages_pr146.json"
 CASES = json.loads(FIXTURE.read_text())["cases"]
 
 
 def advantages(texts: list[dict], pad: bool = False, std: bool = False, steps: bool = True) -> np.ndarray:
-    return compute_advantages(build_table(texts), steps, pad, std).advantage
+    return estimate(texts, steps, pad, std).advantage
 
 
-def scales(table: TextTable, mode: str, roles: dict | None = None, counted: Any = None) -> np.ndarray:
+def scales(table: SampleTable, mode: str, roles: dict | None = None, counted: Any = None) -> np.ndarray:
     counted = np.ones(len(table), bool) if counted is None else np.asarray(counted)
     return loss_scales(table, counted, mode, roles).policy
 
@@ -36,10 +36,21 @@ def scales(table: TextTable, mode: str, roles: dict | None = None, counted: Any 
 @pytest.mark.parametrize("number", range(len(CASES)))
 def test_reference_cases(number: int) -> None:
     case = CASES[number]
-    table = build_table(case["texts"], [t["n_tokens"] for t in case["texts"]])
+    texts = [
+        text(
+            t["rollout_index"],
+            t["step_index"],
+            t["reward"],
+            t["group_id"],
+            t["n_tokens"],
+            metadata=t["metadata"],
+        )
+        for t in case["texts"]
+    ]
+    table = table_of(texts)
     for options, expected in case["expected"].items():
         pad, std, mode = (part.split("=")[-1] for part in options.split(","))
-        ours = compute_advantages(table, case["step_reward_advantages"], pad == "1", std == "1")
+        ours = estimate(table, case["step_reward_advantages"], pad == "1", std == "1")
         np.testing.assert_allclose(ours.advantage, expected["advantages"], rtol=1e-12, atol=1e-12)
         np.testing.assert_allclose(ours.group_tokens, expected["group_tokens"], rtol=1e-12)
         np.testing.assert_allclose(scales(table, mode), expected["loss_weight_scale"], rtol=1e-12)
@@ -63,8 +74,8 @@ def test_example_a_situations() -> None:
     expected = np.array([row for _, row in EXAMPLE_A]).T
     for column, (pad, std) in enumerate([(False, False), (False, True), (True, False), (True, True)]):
         np.testing.assert_allclose(advantages(texts, pad, std), expected[column], atol=1e-6)
-    table = build_table(texts)
-    np.testing.assert_allclose(compute_advantages(table, True).group_tokens, 52 / 3)
+    table = table_of(texts)
+    np.testing.assert_allclose(estimate(table, True).group_tokens, 52 / 3)
     np.testing.assert_allclose(scales(table, "rollouts"), 8 / 3)
     texts[3]["padding_value"] = 0.0
     np.testing.assert_allclose(advantages(texts, True), expected[4], atol=1e-6)
@@ -96,13 +107,13 @@ def example_d() -> list[dict]:
 
 
 def test_example_d_default_path_and_scale() -> None:
-    table = build_table(example_d())
-    default = compute_advantages(table)
+    table = table_of(example_d())
+    default = estimate(table)
     np.testing.assert_allclose(default.advantage, [1, 1, -0.5, -0.5, -0.5, -0.5, 0, 0])
     assert (default.group_tokens[:6] == 6.0).all()
-    std = compute_advantages(table, divide_by_std=True).advantage
+    std = estimate(table, std=True).advantage
     np.testing.assert_allclose(std[[0, 2, 3]], [1.731751, -0.865875, -0.865875], atol=1e-6)
-    steps = compute_advantages(table, True)
+    steps = estimate(table, True)
     np.testing.assert_allclose(steps.advantage[3:6], [-0.5, -1.0, 0])
     assert (steps.group_tokens[:6] == 13.0).all()
     kept = table.select(~zero_advantage_groups(table, default.advantage))
@@ -117,9 +128,9 @@ def test_example_d_default_path_and_scale() -> None:
 LAMBDA = {"policy": "1/9", "critic": "8/9"}
 
 
-def roles(counts: dict[str, int], weights: dict[int, float] | None = None) -> TextTable:
+def roles(counts: dict[str, int], weights: dict[int, float] | None = None) -> SampleTable:
     names = [role for role, n in counts.items() for _ in range(n)]
-    return build_table(
+    return table_of(
         [
             text(i, 0, 0.0, role=role, situation=role, loss_weight=(weights or {}).get(i, 1.0))
             for i, role in enumerate(names)
@@ -146,7 +157,7 @@ def test_example_e_rollout_mean() -> None:
     texts = [
         text(i, s, 0.0, role=role, situation=role) for i, (role, n) in enumerate(lengths) for s in range(n)
     ]
-    ours = scales(build_table(texts), "rollout_mean", parsed())
+    ours = scales(table_of(texts), "rollout_mean", parsed())
     expected = [0.444444, 0.222222, 0.222222, 2.37037, 2.37037, 0.790123, 0.790123, 0.790123]
     np.testing.assert_allclose(ours, expected, atol=1e-6)
     assert ours[:3].sum() == pytest.approx(8 / 9) and ours[3:].sum() == pytest.approx(64 / 9)
@@ -173,8 +184,7 @@ def test_example_g_pooled_situation_and_masked_text(pad: bool) -> None:
     expected = [0.8, -0.533333, 0.266667, -0.533333, -0.775, 0.725, 0.05]
     np.testing.assert_allclose(advantages(texts, pad), expected, atol=1e-6)
     lost = text(0, 4, -9.0, situation="critic", position="pool", masked=True)
-    table = build_table([*texts, lost])
-    without = compute_advantages(table.select(~table.masked), True, pad)
+    without = estimate([*texts, lost], True, pad)
     assert np.array_equal(without.advantage, advantages(texts, pad))
     end_aligned = [{**t, "position": "end"} for t in texts]
     assert (advantages(end_aligned)[4:] == 0).all()
@@ -183,8 +193,7 @@ def test_example_g_pooled_situation_and_masked_text(pad: bool) -> None:
 def test_masked_texts_do_not_shift_positions() -> None:
     texts = [text(0, 0, 1.0, situation="a"), text(0, 1, 0.5, situation="a"), text(1, 0, 0.0, situation="a")]
     hidden = text(1, 1, 7.0, situation="a", masked=True)
-    table = build_table([*texts, hidden])
-    assert np.array_equal(compute_advantages(table.select(~table.masked), True).advantage, advantages(texts))
+    assert np.array_equal(estimate([*texts, hidden], True).advantage, advantages(texts))
 
 
 def test_off_is_the_default_path_bit_for_bit() -> None:
@@ -200,9 +209,9 @@ def test_off_is_the_default_path_bit_for_bit() -> None:
         {**t, "situation": f"s{i % 2}", "role": f"r{i % 3}", "padding_value": 3.0}
         for i, t in enumerate(plain)
     ]
-    bare, loaded = build_table(plain), build_table(labelled)
+    bare, loaded = table_of(plain), table_of(labelled)
     for std in (False, True):
-        ours, other = (compute_advantages(t, divide_by_std=std) for t in (bare, loaded))
+        ours, other = (estimate(t, std=std) for t in (bare, loaded))
         assert np.array_equal(ours.advantage, other.advantage)
         assert np.array_equal(ours.group_tokens, other.group_tokens)
     counted = np.zeros(len(bare), bool)
@@ -226,8 +235,8 @@ def random_table(rows: list[tuple[int, int, float]], shift: float = 0.0) -> list
 @given(REWARDS, st.booleans(), st.booleans(), st.randoms(use_true_random=False))
 def test_invariants(rows: list[tuple[int, int, float]], pad: bool, std: bool, random: Any) -> None:
     texts = random_table(rows)
-    table = build_table(texts)
-    result = compute_advantages(table, True, pad, std)
+    table = table_of(texts)
+    result = estimate(table, True, pad, std)
     assert np.isfinite(result.advantage).all()
     assert (result.advantage[result.bucket_rows[result.bucket] == 1] == 0).all()
     if not pad and not std:
@@ -252,8 +261,8 @@ def test_invariants(rows: list[tuple[int, int, float]], pad: bool, std: bool, ra
 def test_filter_drops_whole_groups_and_baseline_only_texts() -> None:
     texts = [text(0, 0, 1, "a"), text(1, 0, 0, "a"), text(0, 0, 1, "b"), text(1, 0, 1, "b")]
     texts[1]["loss_weight"] = 0.0
-    table = build_table(texts)
-    advantage = compute_advantages(table).advantage
+    table = table_of(texts)
+    advantage = estimate(table).advantage
     assert baseline_only(table).tolist() == [False, True, False, False]
     assert zero_advantage_groups(table, advantage).tolist() == [False, False, True, True]
 
@@ -265,86 +274,85 @@ def meta(**fields: Any) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("texts", "message"),
     [
-        ([text(1, 2, 0), text(1, 2, 0)], r"text g/1/2 appears 2 times"),
-        ([text(1, 2, float("nan"))], r"text g/1/2: reward=nan must be finite"),
-        ([text(1, 2, 0, situation="")], r"text g/1/2: situation is the empty string"),
-        ([text(1, 2, 0, role="")], r"text g/1/2: role is the empty string"),
-        ([text(1, 2, 0, situation="a", metadata=meta(group="b"))], r"text g/1/2: situation='a' contradicts"),
-        ([text(1, 2, 0, metadata=meta(group="b", local_index=0))], r"text g/1/2: metadata needs"),
+        ([text(1, 2, float("nan"))], r"sample g/1/2: reward is nan, expected a finite number"),
+        ([text(1, 2, 0, situation="")], r"sample g/1/2: situation is the empty string"),
+        ([text(1, 2, 0, role="")], r"sample g/1/2: role is the empty string"),
+        (
+            [text(1, 2, 0, situation="a", metadata=meta(group="b"))],
+            r"sample g/1/2: situation='a' contradicts",
+        ),
+        ([text(1, 2, 0, metadata=meta(group="b", local_index=0))], r"sample g/1/2: metadata needs"),
         (
             [text(1, 2, 0, metadata=meta(group="b", local_index=2, segment_length=2))],
-            r"text g/1/2: step_advantage_local_index=2 is not in",
+            r"sample g/1/2: step_advantage_local_index=2 is not in",
         ),
         (
             [text(1, 2, 0, situation="b", metadata=meta(local_index="x", segment_length=2))],
-            r"text g/1/2: step_advantage_local_index=x is not in",
+            r"sample g/1/2: step_advantage_local_index=x is not in",
         ),
-        ([text(1, 2, 0, metadata=meta(group="b", segment_length=2))], r"text g/1/2: metadata needs"),
+        ([text(1, 2, 0, metadata=meta(group="b", segment_length=2))], r"sample g/1/2: metadata needs"),
         (
             [text(1, 2, 0, padding_reward=0.5, metadata={"padding_reward": 0.25})],
-            r"text g/1/2: padding_reward=0.5 contradicts metadata.padding_reward=0.25; give one",
+            r"sample g/1/2: padding_reward=0.5 contradicts metadata.padding_reward=0.25; give one",
         ),
         (
             [text(1, 2, 0, situation="a", padding_value=1, metadata=meta(padding_value=0))],
-            r"text g/1/2: padding_value=1 contradicts",
+            r"sample g/1/2: padding_value=1 contradicts",
         ),
         (
             [
                 text(1, s, 0, metadata=meta(group="a", local_index=0, segment_length=1 + s))
                 for s in range(1, 3)
             ],
-            r"text g/1/1: step_advantage_segment_length=2 differs within its segment",
+            r"rollout g/1: step_advantage_segment_length=3 differs within situation 'a', the first .* says 2",
         ),
         (
             [text(1, 2, 0, situation="a", position="pool", metadata=meta(local_index=1, segment_length=2))],
-            r"text g/1/2: a pooled text is index 0 of 1, not 1 of 2",
+            r"sample g/1/2: a pooled sample is index 0 of 1, not 1 of 2",
         ),
-        ([text(1, 2, 0, situation=3)], r"text g/1/2: situation=3 must be a string"),
-        ([text(1, 2, 0, position="start")], r"text g/1/2: position='start' must be one of end, pool"),
-        ([text(1, 2, 0, loss_weight="much")], r"text g/1/2: loss_weight='much' must be a number"),
-        ([text(1, 2, 0, padding_reward=[1])], r"text g/1/2: padding_reward=\[1\] must be a number"),
-        ([text(1, 2, 0, loss_weight=-1.0)], r"text g/1/2: loss_weight=-1.0 must be finite and >= 0"),
-        ([text(1, 2, 0, situation="a", padding_value=float("inf"))], r"text g/1/2: padding_value=inf"),
-        ([text(1, 2, 0, position="pool")], r"text g/1/2: position is 'pool' without a situation"),
+        ([text(1, 2, 0, situation=3)], r"sample g/1/2: situation=3 must be a string"),
+        ([text(1, 2, 0, position="start")], r"sample g/1/2: position='start' must be one of end, pool"),
+        ([text(1, 2, 0, loss_weight="much")], r"sample g/1/2: loss_weight='much' must be a number"),
+        ([text(1, 2, 0, padding_reward=[1])], r"sample g/1/2: padding_reward=\[1\] must be a number"),
+        ([text(1, 2, 0, loss_weight=-1.0)], r"sample g/1/2: loss_weight=-1.0 must be finite and >= 0"),
+        ([text(1, 2, 0, situation="a", padding_value=float("inf"))], r"sample g/1/2: padding_value=inf"),
+        ([text(1, 2, 0, position="pool")], r"sample g/1/2: position is 'pool' without a situation"),
         (
             [text(0, 0, 0, situation="a"), text(1, 2, 0, situation="a", position="pool")],
             r"situation 'a' has both pooled and end-aligned",
         ),
-        ([{"reward": 1.0, "input_ids": [1], "metadata": {}}], "no group_id"),
+        ([text(1, 2, 0) | {"group_id": None}], "a sample of rollout 1 has no group_id"),
+        ([text(1, 2, 0, metadata={"step_index": None})], "group g has rollout_index=1 and step_index=None"),
     ],
 )
-def test_label_errors_name_the_text(texts: list[dict], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        build_table(texts)
+def test_label_errors_name_the_sample(texts: list[dict], message: str) -> None:
+    with pytest.raises(BadSample, match=message):
+        samples(texts)
 
 
-def test_estimator_errors_name_text_or_flag() -> None:
-    uneven = build_table([text(0, 0, 1), text(0, 1, 0)])
-    with pytest.raises(ValueError, match=r"text g/0/1: reward 0 differs .*step_reward_advantages=true"):
-        compute_advantages(uneven)
-    with pytest.raises(ValueError, match="pad_step_rewards_for_advantage=true needs"):
-        compute_advantages(uneven, False, True)
-    two_roles = build_table([text(0, 0, 1, situation="a", role="x"), text(1, 0, 1, situation="a", role="y")])
-    with pytest.raises(ValueError, match="text g/1/0: roles x and y share one situation"):
-        compute_advantages(two_roles, True)
+def test_estimator_errors_name_sample_or_flag() -> None:
+    uneven = table_of([text(0, 0, 1), text(0, 1, 0)])
+    with pytest.raises(ValueError, match=r"sample g/0/1: reward 0 differs .*step_reward_advantages=true"):
+        estimate(uneven)
+    two_roles = table_of([text(0, 0, 1, situation="a", role="x"), text(1, 0, 1, situation="a", role="y")])
+    with pytest.raises(ValueError, match="sample g/1/0: roles x and y share one situation"):
+        estimate(two_roles, True)
 
 
-def test_scale_errors_name_text_role_and_mode() -> None:
+def test_scale_errors_name_sample_and_role() -> None:
     table = roles({"policy": 1, "judge": 1})
-    with pytest.raises(ValueError, match=r"text g/1/0 has role 'judge'; .* knows policy, critic"):
+    with pytest.raises(ValueError, match=r"sample g/1/0 has role 'judge'; .* knows policy, critic"):
         scales(table, "training_texts", parsed())
-    with pytest.raises(ValueError, match="text g/0/0 has no role"):
-        scales(build_table([text(0, 0, 1)]), "training_texts", parsed())
-    with pytest.raises(ValueError, match="batch_size_normalization=tokens is unknown; use one of training"):
-        scales(table, "tokens")
+    with pytest.raises(ValueError, match="sample g/0/0 has no role"):
+        scales(table_of([text(0, 0, 1)]), "training_texts", parsed())
     policy = roles({"policy": 2})
-    with pytest.raises(ValueError, match="a chunk holds no text of role critic"):
+    with pytest.raises(ValueError, match="a chunk holds no sample of role critic"):
         loss_scales(policy, np.ones(2, bool), "training_texts", parsed(), "chunk")
     assert loss_scales(policy, np.ones(2, bool), "training_texts", parsed()).missing_roles == ("critic",)
 
 
 def test_uncounted_texts_get_scale_zero_except_when_everything_is_off() -> None:
-    table = build_table([text(0, 0, 1), text(1, 0, 0), text(1, 1, 0)])
+    table = table_of([text(0, 0, 1), text(1, 0, 0), text(1, 1, 0)])
     counted = [True, True, False]
     np.testing.assert_allclose(scales(table, "rollouts", None, counted), [1, 1, 0])
     np.testing.assert_allclose(scales(table, "training_texts", None, counted), [1, 1, 1])
@@ -353,7 +361,7 @@ def test_uncounted_texts_get_scale_zero_except_when_everything_is_off() -> None:
 def test_module_needs_neither_torch_nor_pandas() -> None:
     code = (
         "import sys; import pipelinerl.finetune.rl.advantages, pipelinerl.finetune.rl.loss_scale, "
-        "pipelinerl.finetune.rl.filtering, pipelinerl.finetune.rl.tokens, pipelinerl.finetune.types, "
+        "pipelinerl.finetune.rl.filtering, pipelinerl.finetune.rl.batch, pipelinerl.finetune.types, "
         "pipelinerl.finetune.data, pipelinerl.finetune.rl; "
         "assert not {'torch', 'pandas', 'transformers'} & set(sys.modules)"
     )

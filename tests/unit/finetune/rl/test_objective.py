@@ -13,8 +13,10 @@ from hypothesis import strategies as st
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
-from pipelinerl.finetune.rl.losses import POLICY_LOSS_FUNCTIONS, Coefficients, LossInputs, total_loss
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode
+from pipelinerl.finetune.rl.loss_scale import apply_scales
+from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, policy_loss, total_loss
+from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
@@ -22,13 +24,11 @@ from pipelinerl.launcher.checks.objective import IGNORED, loss_names
 from pipelinerl.modeling.model import hidden_states
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.modeling.value_head import build_value_head
-from pipelinerl.preprocess.assemble import assemble_step, encode
-from pipelinerl.preprocess.chunk import apply_scales
-from pipelinerl.preprocess.ready import ReadyText, scale_table
 from tests.support.builders import ready
 from tests.support.policy import VOCAB, tiny_model
 
 COEFFICIENTS = Coefficients(0.1, 0.01)
+LOSSES = ["cispo", "gspo", "ppo", "reinforce", "sft"]
 
 
 def random_inputs(seed: int, n: int = 40, texts: int = 5) -> LossInputs:
@@ -91,7 +91,7 @@ def plain_loss(x: LossInputs, rl: RLConfig, k: float, e: float) -> float:
 
 OPTIONS = [
     (loss, options)
-    for loss in POLICY_LOSS_FUNCTIONS
+    for loss in LOSSES
     for options in ({}, {"use_advantages": False}, {"relu_log_p_weights": True})
     if not set(options) & set(IGNORED.get(loss, ()))
 ]
@@ -112,7 +112,7 @@ def test_every_gradient_equals_its_formula(loss: str) -> None:
     """Importance weights carry no gradient in reinforce and cispo; ppo has none where the clip binds."""
     rl = RLConfig(policy_loss=loss, epsilon_low=0.1, epsilon_high=0.2)
     x = random_inputs(7)
-    (found,) = torch.autograd.grad(POLICY_LOSS_FUNCTIONS[loss](x, rl), x.logprobs_N)
+    (found,) = torch.autograd.grad(policy_loss(loss)(x, rl), x.logprobs_N)
     r, a = (x.logprobs_N - x.old_logprobs_N).exp().detach(), x.advantages_N
     bound = torch.where(a > 0, r > 1.2, r < 0.9)
     assert bool(bound.any()) and bool((~bound).any())
@@ -126,15 +126,16 @@ def test_every_gradient_equals_its_formula(loss: str) -> None:
 
 
 def test_the_accepted_losses_are_those_that_exist() -> None:
-    assert set(loss_names()) == set(POLICY_LOSS_FUNCTIONS) >= set(IGNORED)
+    assert set(loss_names()) == set(LOSSES) >= set(IGNORED)
+    assert all(policy_loss(name).__name__ == name for name in LOSSES)
 
 
-@pytest.mark.parametrize("loss", POLICY_LOSS_FUNCTIONS)
+@pytest.mark.parametrize("loss", LOSSES)
 def test_settings_that_a_loss_ignores_change_nothing(loss: str) -> None:
     changes = {"epsilon_low": 0.7, "epsilon_high": 9.0, "use_advantages": False, "relu_log_p_weights": True}
     for name in set(IGNORED.get(loss, ())) & set(changes):
         values = [
-            float(POLICY_LOSS_FUNCTIONS[loss](random_inputs(3), rl).detach())
+            float(policy_loss(loss)(random_inputs(3), rl).detach())
             for rl in (RLConfig(policy_loss="ppo"), RLConfig(policy_loss="ppo", **{name: changes[name]}))
         ]
         assert values[0] == values[1], name
@@ -145,17 +146,17 @@ def test_cispo_keeps_the_gradient_of_clipped_tokens_and_ppo_does_not() -> None:
     far = replace(x, old_logprobs_N=x.logprobs_N.detach() - 3, advantages_N=torch.ones_like(x.weight_N))
     for loss, expected in (("cispo", -1.2 * x.weight_N), ("ppo", torch.zeros_like(x.weight_N))):
         rl = RLConfig(policy_loss=loss, epsilon_low=0.1, epsilon_high=0.2)
-        (gradient,) = torch.autograd.grad(POLICY_LOSS_FUNCTIONS[loss](far, rl), far.logprobs_N)
+        (gradient,) = torch.autograd.grad(policy_loss(loss)(far, rl), far.logprobs_N)
         torch.testing.assert_close(gradient, expected)
 
 
-@pytest.mark.parametrize("loss", POLICY_LOSS_FUNCTIONS)
+@pytest.mark.parametrize("loss", LOSSES)
 @pytest.mark.parametrize("shift", [-1e4, 1e4])
 def test_absurd_old_logprobs_stay_finite(loss: str, shift: float) -> None:
     x = random_inputs(2)
     x = replace(x, old_logprobs_N=x.old_logprobs_N + shift, weight_N=x.weight_N.float() * 0)
     rl = RLConfig(policy_loss=loss)
-    value = POLICY_LOSS_FUNCTIONS[loss](x, rl)
+    value = policy_loss(loss)(x, rl)
     (gradient,) = torch.autograd.grad(value, x.logprobs_N)
     assert float(value.detach()) == 0 and bool((gradient == 0).all())
 
@@ -180,10 +181,10 @@ SHAPES = [
 ]
 
 
-def step_texts(seed: int, with_roles: bool) -> list[ReadyText]:
+def step_texts(seed: int, with_roles: bool) -> list[Sample]:
     """Rollouts of one to three texts of unlike weights, lengths and roles, some of them cut off."""
     rng = np.random.default_rng(seed)
-    texts: list[ReadyText] = []
+    texts: list[Sample] = []
     for rollout in range(int(rng.integers(3, 6))):
         for step in range(int(rng.integers(1, 4))):
             texts.append(
@@ -234,7 +235,7 @@ def assert_same(found: torch.Tensor, expected: torch.Tensor) -> None:
 @settings(max_examples=5, deadline=None)
 @given(
     seed=st.integers(0, 10_000),
-    loss=st.sampled_from(sorted(POLICY_LOSS_FUNCTIONS)),
+    loss=st.sampled_from(LOSSES),
     seq_length=st.sampled_from([12, 20, 36]),
     packing=st.booleans(),
 )
@@ -247,7 +248,7 @@ def test_cutting_a_step_into_micro_batches_and_ranks_changes_nothing(
         policy_loss=loss, epsilon_high=4.0, batch_size_normalization=mode, role_weights=roles, **options
     )
     texts = step_texts(seed, with_roles)
-    apply_scales(texts, scale_table(texts), rl)
+    apply_scales(texts, rl)
     whole = gradient([encode(texts, 0, len(texts))], rl)
     for ranks in (1, 2, 4):
         plan = assemble_step(texts, 0, seq_length, ranks, packing)
@@ -282,8 +283,8 @@ def test_the_loss_of_a_step_is_what_its_normalisation_says() -> None:
 
     def loss(mode: str, roles: dict[str, str]) -> float:
         rl = RLConfig(batch_size_normalization=mode, role_weights=roles)
-        apply_scales(texts, scale_table(texts), rl)
-        return float(sum(value * t.loss_scale for value, t in zip(per_text, texts))) / len(texts)
+        apply_scales(texts, rl)
+        return float(sum(value * t.loss_weight_scale for value, t in zip(per_text, texts))) / len(texts)
 
     weight = np.array([t.loss_weight for t in texts])
     rollout = np.array([t.rollout_index for t in texts])

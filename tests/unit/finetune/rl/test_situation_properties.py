@@ -11,17 +11,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl import advantages as advantages_module
 from pipelinerl.finetune.rl import loss_scale as loss_scale_module
-from pipelinerl.finetune.rl.advantages import Advantages, compute_advantages
+from pipelinerl.finetune.rl.advantages import Advantages
+from pipelinerl.finetune.rl.advantages import situation as situation_module
+from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.filtering import zero_advantage_groups
-from pipelinerl.finetune.rl.loss_scale import loss_scales
-from pipelinerl.finetune.rl.text_table import TextTable, build_table
-from pipelinerl.preprocess import chunk as chunk_module
-from pipelinerl.preprocess.assemble import assemble_step
-from pipelinerl.preprocess.chunk import apply_scales, process_chunk
-from pipelinerl.preprocess.ready import scale_table
-from tests.support.builders import record, text
+from pipelinerl.finetune.rl.loss_scale import apply_scales, loss_scales
+from pipelinerl.finetune.rl.table import SampleTable
+from pipelinerl.preprocess.chunk import process_chunk
+from tests.support.builders import estimate, record, samples, table_of, text
 
 Texts = list[dict[str, Any]]
 
@@ -51,9 +49,9 @@ def groups(draw: st.DrawFn, roles: bool = False) -> Texts:
     return texts
 
 
-def computed(texts: Texts, pad: bool, std: bool) -> tuple[TextTable, Advantages]:
-    table = build_table(texts)
-    return table, compute_advantages(table, True, pad, std)
+def computed(texts: Texts, pad: bool, std: bool) -> tuple[SampleTable, Advantages]:
+    table = table_of(texts)
+    return table, estimate(table, True, pad, std)
 
 
 @settings(max_examples=60, deadline=None)
@@ -83,7 +81,7 @@ def test_each_bucket_is_leave_one_out(texts: Texts, pad: bool) -> None:
     if not pad:
         sums = np.bincount(found.bucket, weights=found.advantage)
         np.testing.assert_allclose(sums, 0, atol=1e-12)
-        assert found.padding_rows == 0 and (found.bucket_rows == found.bucket_texts).all()
+        assert found.padding_rows == 0 and (found.bucket_rows == found.bucket_samples).all()
 
 
 @settings(max_examples=40, deadline=None)
@@ -98,8 +96,7 @@ def test_other_groups_and_masked_texts_change_nothing(texts: Texts, pad: bool) -
         for i, t in enumerate(texts)
     ]
     mixed = [t for pair in zip(texts, hidden) for t in pair]
-    table = build_table(mixed)
-    visible = compute_advantages(table.select(~table.masked), True, pad, True)
+    visible = estimate(mixed, True, pad, True)
     for name in ("advantage", "group_tokens", "baseline"):
         np.testing.assert_array_equal(getattr(visible, name), getattr(found, name))
     assert visible.padding_rows == found.padding_rows
@@ -111,7 +108,7 @@ def test_padding_rows_enter_statistics_and_nothing_else(texts: Texts) -> None:
     table, bare = computed(texts, False, False)
     _, padded = computed(texts, True, False)
     np.testing.assert_array_equal(padded.group_tokens, bare.group_tokens)
-    assert len(padded.advantage) == len(texts) == int(padded.bucket_texts.sum())
+    assert len(padded.advantage) == len(texts) == int(padded.bucket_samples.sum())
     assert int(padded.bucket_rows.sum()) == len(texts) + padded.padding_rows
     counted = np.ones(len(table), bool)
     assert loss_scales(table, counted, "rollouts").policy.sum() == pytest.approx(
@@ -132,7 +129,7 @@ def test_the_filter_does_not_look_at_padding_rows() -> None:
 @given(groups(roles=True), st.sampled_from(["training_texts", "rollouts", "rollout_mean"]), st.data())
 def test_role_masses_are_exact_and_every_text_counts_once(texts: Texts, mode: str, data: Any) -> None:
     weights = {"policy": 1 / 9, "critic": 8 / 9}
-    table = build_table(texts)
+    table = table_of(texts)
     counted = np.array(data.draw(st.lists(st.booleans(), min_size=len(table), max_size=len(table))))
     base = loss_scales(table, counted, mode)
     plain = np.where(counted, base.policy, 0.0)
@@ -143,12 +140,12 @@ def test_role_masses_are_exact_and_every_text_counts_once(texts: Texts, mode: st
         rows = counted & (role == name)
         if rows.any():
             assert found.policy[rows].sum() == pytest.approx(weight * total, rel=1e-9)
-            assert found.role_texts[name] == rows.sum()
+            assert found.role_samples[name] == rows.sum()
         else:
             assert name in found.missing_roles
     assert (found.policy[~counted] == 0).all() and (found.kl[~counted] == 0).all()
     assert found.kl.sum() == pytest.approx(total, rel=1e-9)
-    assert sum(found.role_texts.values()) == counted.sum()
+    assert sum(found.role_samples.values()) == counted.sum()
     if mode == "rollout_mean" and counted.any():
         shares = np.bincount(table.rollout_codes(), weights=plain)
         present = np.bincount(table.rollout_codes(), weights=counted) > 0
@@ -161,7 +158,7 @@ def test_role_masses_are_exact_and_every_text_counts_once(texts: Texts, mode: st
 def test_a_synthetic_loss_is_the_weighted_sum_of_role_means(texts: Texts, mode: str) -> None:
     for t in texts:
         t["loss_weight"] = 1.0
-    table, role = build_table(texts), np.array([t["role"] for t in texts])
+    table, role = table_of(texts), np.array([t["role"] for t in texts])
     weights = {"policy": 0.25, "critic": 0.75}
     found = loss_scales(table, np.ones(len(table), bool), mode, weights)
     base = loss_scales(table, np.ones(len(table), bool), mode).policy
@@ -176,8 +173,8 @@ def test_a_synthetic_loss_is_the_weighted_sum_of_role_means(texts: Texts, mode: 
 
 def columns(texts: Texts, rl: RLConfig) -> dict[str, bytes]:
     """Every numeric column that the trainer receives, as bytes."""
-    ready = process_chunk(texts, rl).ready
-    apply_scales(ready, scale_table(ready), rl)
+    ready = process_chunk(samples(texts), rl).ready
+    apply_scales(ready, rl)
     plan = assemble_step(ready, 0, 48)
     out: dict[str, bytes] = {}
     for row, batch in enumerate(plan[0]):
@@ -211,9 +208,8 @@ def test_everything_off_is_bit_for_bit_the_default_path(std: bool, monkeypatch: 
         raise AssertionError("code of situational rewards ran although everything is off")
 
     for module, names in (
-        (advantages_module, ("_by_bucket", "_front_padding", "_tail_padding", "_tokens_per_rollout")),
-        (loss_scale_module, ("_base_scale", "_apply_roles", "_columns")),
-        (chunk_module, ("is_counted", "loss_scales")),
+        (situation_module, ("situation", "_front_padding", "_tail_padding", "tokens_per_rollout")),
+        (loss_scale_module, ("_base_scale", "_apply_roles", "_columns", "is_counted", "loss_scales")),
     ):
         for name in names:
             monkeypatch.setattr(module, name, forbidden)
@@ -227,7 +223,7 @@ def test_everything_off_is_bit_for_bit_the_default_path(std: bool, monkeypatch: 
 
 def test_the_step_flag_without_labels_compares_equal_steps() -> None:
     texts = [text(r, s, float(r * s + s), tokens=3 + r) for r in range(3) for s in range(3 - r)]
-    found = compute_advantages(build_table(texts), True)
+    found = estimate(texts, True)
     for i, t in enumerate(texts):
         others = [
             o["reward"]
@@ -242,7 +238,7 @@ def test_a_rollout_without_texts_is_simply_not_there() -> None:
     """Three of four attempts left texts, one of them under an index that skips the missing one."""
     texts = [text(r, 0, reward) for r, reward in ((0, 1.0), (1, 0.0), (3, 0.5))]
     for steps in (False, True):
-        found = compute_advantages(build_table(texts), steps).advantage
+        found = estimate(texts, steps).advantage
         np.testing.assert_allclose(found, [0.75, -0.75, 0.0], atol=1e-12)
 
 
@@ -264,9 +260,9 @@ def test_labels_of_either_writer_give_the_same_table() -> None:
         for s in range(2)
     ] + [text(1, 0, 0.0, metadata={"step_advantage_group": None, "padding_reward": math.nan})]
     both = [{**k, **{f: t.get(f) for f in ("situation", "padding_value")}} for k, t in zip(keys, typed)]
-    expected = compute_advantages(build_table(typed), True, True).advantage
+    expected = estimate(typed, True, True).advantage
     for other in (keys, both):
-        np.testing.assert_array_equal(compute_advantages(build_table(other), True, True).advantage, expected)
+        np.testing.assert_array_equal(estimate(other, True, True).advantage, expected)
 
 
 def test_a_pool_written_as_places_by_another_program_is_a_pool() -> None:
@@ -274,7 +270,7 @@ def test_a_pool_written_as_places_by_another_program_is_a_pool() -> None:
     rewards = [0.0, 1.0, 0.55]
     foreign = [text(0, s, r, metadata={"step_advantage_group": "c", **place}) for s, r in enumerate(rewards)]
     pooled = [text(0, s, r, situation="c", position="pool") for s, r in enumerate(rewards)]
-    found = [compute_advantages(build_table(texts), True).advantage for texts in (foreign, pooled)]
+    found = [estimate(texts, True).advantage for texts in (foreign, pooled)]
     np.testing.assert_array_equal(found[0], found[1])
 
 
@@ -286,4 +282,4 @@ def test_dropped_texts_do_not_move_given_places() -> None:
         "step_advantage_segment_length": 2,
     }
     texts = [text(0, 1, 1.0, metadata=given_), text(1, 0, 0.0, situation="a"), text(1, 1, 0.5, situation="a")]
-    np.testing.assert_allclose(compute_advantages(build_table(texts), True).advantage, [0.5, 0.0, -0.5])
+    np.testing.assert_allclose(estimate(texts, True).advantage, [0.5, 0.0, -0.5])

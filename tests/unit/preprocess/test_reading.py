@@ -7,11 +7,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelinerl.preprocess.validate import Limits, check_group
+from pipelinerl.preprocess.reading import SampleLimits, read_group
 from tests.support.builders import group, record
 from tests.support.policy import VOCAB
 
-LIMITS = Limits(vocab_size=VOCAB, seq_length=20, attempts=4, needs_versions=True)
+LIMITS = SampleLimits(vocab_size=VOCAB, seq_length=20, attempts=4, needs_versions=True)
 
 
 def change(**fields: Any) -> dict[str, Any]:
@@ -20,8 +20,10 @@ def change(**fields: Any) -> dict[str, Any]:
 
 def test_good_groups_pass_with_fewer_rollouts_or_several_steps() -> None:
     for texts in (group(0), group(0)[:2], group(0, steps=3)):
-        checked = check_group(texts, LIMITS)
-        assert checked.kept == texts and not checked.dropped
+        group_read = read_group(texts, LIMITS)
+        assert not group_read.dropped
+        for sample, text in zip(group_read.samples, texts, strict=True):
+            assert sample.input_ids is text["input_ids"] and sample.old_logprobs is text["logprobs"]
 
 
 GOOD = record("g0", 0, 0, 1.0, 5)
@@ -44,18 +46,18 @@ N = len(GOOD["logprobs"])
 )
 def test_bad_texts_have_a_reason(fields: dict[str, Any], reason: str) -> None:
     other = record("g0", 1, 0, 0.0, 6)
-    checked = check_group([change(**fields), other], LIMITS)
-    assert [r for _, r in checked.dropped] == [reason] and checked.kept == [other]
+    found = read_group([change(**fields), other], LIMITS)
+    assert found.dropped == [("g0/0", reason)] and [sample.name for sample in found.samples] == ["g0/1/0"]
 
 
 def test_ids_outside_the_vocabulary_and_long_texts() -> None:
     foreign = change(input_ids=GOOD["input_ids"].copy(), labels=GOOD["labels"].copy())
     foreign["input_ids"][0] = VOCAB
-    assert check_group([foreign], LIMITS).dropped[0][1] == "foreign_id"
+    assert read_group([foreign], LIMITS).dropped[0][1] == "foreign_id"
     ids = np.ones(21, np.int32)
     labels = np.where(np.arange(21) < 20, -100, 1)
     long = change(input_ids=ids, labels=labels, logprobs=np.zeros(1, np.float32), weight_versions=[[0, 0, 1]])
-    assert check_group([long], LIMITS).dropped[0][1] == "oversize"
+    assert read_group([long], LIMITS).dropped[0][1] == "oversize"
 
 
 @pytest.mark.parametrize(
@@ -69,10 +71,10 @@ def test_ids_outside_the_vocabulary_and_long_texts() -> None:
 )
 def test_bad_bookkeeping_drops_the_group(metadata: dict[str, Any], reason: str) -> None:
     texts = [change(), change(metadata=metadata)]
-    checked = check_group(texts, LIMITS)
-    assert not checked.kept and [r for _, r in checked.dropped] == [reason, reason]
+    found = read_group(texts, LIMITS)
+    assert not found.samples and [r for _, r in found.dropped] == [reason, reason]
 
 
 def test_a_text_of_another_group_drops_the_group() -> None:
     texts = [change(), record("g1", 1, 0, 0.0, 6)]
-    assert [r for _, r in check_group(texts, LIMITS).dropped] == ["foreign_group"] * 2
+    assert [r for _, r in read_group(texts, LIMITS).dropped] == ["foreign_group"] * 2

@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from pipelinerl.base.http import CallFailed
-from pipelinerl.weights.send import looking
-from pipelinerl.weights.send.looking import Counters
+from pipelinerl.weights.send.engine_state import Counters, EngineState
 from tests.support.fake_vllm import FakeVllm, Meeting, serving
 
 
@@ -41,18 +40,19 @@ def test_a_process_is_another_one_by_its_start_or_by_its_counters(
     assert now.is_another_process(earlier) is another
 
 
-@pytest.mark.parametrize(("version", "label"), [("0.26.0", None), ("0.32.0", "default")])
-def test_an_engine_is_asked_for_what_it_knows(version: str, label: str | None) -> None:
-    engine = FakeVllm(version, Meeting())
+@pytest.mark.parametrize(("vllm", "version"), [("0.26.0", None), ("0.32.0", "default")])
+def test_an_engine_is_asked_for_what_it_knows(vllm: str, version: str | None) -> None:
+    engine = FakeVllm(vllm, Meeting())
     with serving(engine) as url:
-        assert looking.health_problem(url, 5) == ""
-        assert looking.label(url, 5) == label
-        assert looking.counters(url, 5).started == engine.started_at
-        assert looking.counters(url, 5).generated == 1.0
-        assert (looking.member(url, 5).version, looking.member(url, 5).ranks) == (version, 1)
-        assert looking.is_paused(url, 5) is False
+        state = EngineState(url, 5)
+        state.look()
+        assert (state.problem, state.weight_version) == ("", version)
+        assert (state.now.started, state.now.generated) == (engine.started_at, 1.0)
+        assert (state.member().version, state.member().ranks) == (vllm, 1)
+        assert state.is_paused() is False
         engine.dead = True
-        assert "EngineDeadError" in looking.health_problem(url, 5)
-        assert looking.is_paused(url, 5) is True, "one that does not answer is not trusted to be new"
+        state.look()
+        assert "EngineDeadError" in state.problem
+        assert state.is_paused() is True, "one that does not answer is not trusted to be new"
         with pytest.raises(CallFailed):
-            looking.member(url, 5)
+            state.member()

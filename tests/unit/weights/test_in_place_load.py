@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from pipelinerl.weights.receive.placement import NoPlacement, Placement
+from pipelinerl.weights.receive.in_place_load import InPlaceLoad, NoInPlaceLoad
 
 PACKED = {"qkv_proj": ["q_proj", "k_proj", "v_proj"], "gate_up_proj": ["gate_proj", "up_proj"]}
 Version = list[tuple[str, torch.Tensor]]
@@ -90,11 +90,11 @@ def state(model: nn.Module) -> dict[str, torch.Tensor]:
 
 
 def test_copies_leave_what_the_models_own_way_leaves(loaded: Served) -> None:
-    placement = Placement.of(loaded, version(1), PACKED)
+    in_place = InPlaceLoad(loaded, version(1), PACKED)
     expected = Served()
     for seed in (2, 3):
-        assert placement.holds(loaded)
-        placement.put(version(seed))
+        assert in_place.fits(loaded)
+        in_place.load(version(seed))
         expected.load_its_own_way(version(seed))
         for name, tensor in state(expected).items():
             assert torch.equal(tensor, loaded.state_dict()[name]), name
@@ -102,99 +102,87 @@ def test_copies_leave_what_the_models_own_way_leaves(loaded: Served) -> None:
 
 
 def test_a_parameter_that_lies_elsewhere_is_seen(loaded: Served) -> None:
-    placement = Placement.of(loaded, version(1), PACKED)
+    in_place = InPlaceLoad(loaded, version(1), PACKED)
     loaded.layers[0].norm.weight = nn.Parameter(torch.ones(8))
-    assert not placement.holds(loaded)
+    assert not in_place.fits(loaded)
 
 
-def _scaled(model: Served) -> None:
-    with torch.no_grad():
-        model.layers[1].norm.weight += 1
+def swap_parts(model: Served) -> None:
+    weight = model.layers[0].gate_up_proj.weight
+    weight.copy_(weight.roll(12, 0))
 
 
-def _swapped(model: Served) -> None:
-    with torch.no_grad():
-        weight = model.layers[0].gate_up_proj.weight
-        weight.copy_(weight.roll(12, 0))
-
-
-def _not_loaded(model: Served) -> None:
-    model.extra = nn.Parameter(torch.ones(2))
-
-
-def _derived(model: Served) -> None:
+def derive(model: Served) -> None:
     model.layers[0].absorbed = model.layers[0].qkv_proj.weight.detach().T.contiguous()
 
 
-def _derived_beside(model: Served) -> None:
+def derive_beside(model: Served) -> None:
     model.layers[0].attention = Attention(model.layers[0].norm.weight.detach().float())
 
 
-def _padded_in_between(model: Served) -> None:
-    model.layers[0].gate_up_proj = nn.Linear(8, 26, bias=False)
+def gate_up(columns: int, rows: int) -> Callable[[Served], None]:
+    return lambda model: setattr(model.layers[0], "gate_up_proj", nn.Linear(columns, rows, bias=False))
 
 
-def _padded_by_something(model: Served) -> None:
+def parameter(path: str, value: torch.Tensor) -> Callable[[Served], None]:
+    module, _, name = path.rpartition(".")
+    return lambda model: setattr(model.get_submodule(module), name, nn.Parameter(value))
+
+
+CHANGES: dict[str, tuple[Callable[[Served], object], str]] = {
+    "scaled": (lambda model: model.layers[1].norm.weight.add_(1), "does not hold layers.1.norm.weight"),
+    "parts swapped": (swap_parts, r"does not hold layers.0.(up|gate)_proj.weight"),
+    "not loaded": (parameter("extra", torch.ones(2)), "extra is in no version"),
+    "derived": (derive, "layers.0 holds absorbed beside its parameters"),
+    "derived by attention": (derive_beside, "layers.0 holds sinks beside its parameters"),
+    "padded in between": (gate_up(8, 26), "layers.0.gate_up_proj.weight has 26 rows, its tensors 24"),
+    "padded by ones": (
+        lambda model: model.embed.weight[11].fill_(1),
+        "embed.weight holds more than zeros behind its 10 rows",
+    ),
+    "column-parallel on two cards": (
+        gate_up(8, 12),
+        "layers.0.gate_up_proj.weight has 12 rows, its tensors 24",
+    ),
+    "row-parallel on two cards": (
+        gate_up(4, 24),
+        r"layers.0.gate_proj.weight is \[12, 8\], its place \[12, 4\]",
+    ),
+    "numbers instead of a number": (
+        parameter("layers.0.temperature", torch.ones(2)),
+        "layers.0.temperature or one of its tensors is a single number",
+    ),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_model_that_copies_would_not_serve(loaded: Served, change: str) -> None:
+    apply, reason = CHANGES[change]
     with torch.no_grad():
-        model.embed.weight[11] = 1
-
-
-def _half_the_rows(model: Served) -> None:
-    """Of a column-parallel layer on one of two cards."""
-    model.layers[0].gate_up_proj = nn.Linear(8, 12, bias=False)
-
-
-def _half_the_columns(model: Served) -> None:
-    """Of a row-parallel layer on one of two cards."""
-    model.layers[0].gate_up_proj = nn.Linear(4, 24, bias=False)
-
-
-def _a_row_of_numbers(model: Served) -> None:
-    model.layers[0].temperature = nn.Parameter(torch.ones(2))
-
-
-@pytest.mark.parametrize(
-    ("change", "reason"),
-    [
-        (_scaled, "does not hold layers.1.norm.weight"),
-        (_swapped, r"does not hold layers.0.up_proj.weight|does not hold layers.0.gate_proj.weight"),
-        (_not_loaded, "extra is in no version"),
-        (_derived, "layers.0 holds absorbed beside its parameters"),
-        (_derived_beside, "layers.0 holds sinks beside its parameters"),
-        (_padded_in_between, "layers.0.gate_up_proj.weight has 26 rows, its tensors 24"),
-        (_padded_by_something, "embed.weight holds more than zeros behind its 10 rows"),
-        (_half_the_rows, "layers.0.gate_up_proj.weight has 12 rows, its tensors 24"),
-        (_half_the_columns, r"layers.0.gate_proj.weight is \[12, 8\], its place \[12, 4\]"),
-        (_a_row_of_numbers, "layers.0.temperature or one of its tensors is a single number"),
-    ],
-)
-def test_a_model_that_copies_would_not_serve(
-    loaded: Served, change: Callable[[Served], None], reason: str
-) -> None:
-    change(loaded)
-    with pytest.raises(NoPlacement, match=reason):
-        Placement.of(loaded, version(1), PACKED)
+        apply(loaded)
+    with pytest.raises(NoInPlaceLoad, match=reason):
+        InPlaceLoad(loaded, version(1), PACKED)
 
 
 def test_a_name_without_a_parameter(loaded: Served) -> None:
-    with pytest.raises(NoPlacement, match=r"no parameter for layers.0.[qkv]_proj"):
-        Placement.of(loaded, version(1), {"gate_up_proj": PACKED["gate_up_proj"]})
+    with pytest.raises(NoInPlaceLoad, match=r"no parameter for layers.0.[qkv]_proj"):
+        InPlaceLoad(loaded, version(1), {"gate_up_proj": PACKED["gate_up_proj"]})
 
 
 def test_a_part_alone_is_not_a_parameter_that_is_padded(loaded: Served) -> None:
     only_queries = [one for one in version(1) if ".0.k_" not in one[0] and ".0.v_" not in one[0]]
     with torch.no_grad():
         loaded.layers[0].qkv_proj.weight[8:] = 0
-    with pytest.raises(NoPlacement, match=r"layers.0.qkv_proj.\w+ has 16 rows, its tensors 8"):
-        Placement.of(loaded, only_queries, PACKED)
+    with pytest.raises(NoInPlaceLoad, match=r"layers.0.qkv_proj.\w+ has 16 rows, its tensors 8"):
+        InPlaceLoad(loaded, only_queries, PACKED)
 
 
 def test_two_tensors_cannot_have_one_place(loaded: Served) -> None:
     """A head of its own, sent as such, in a model that keeps both in the same memory."""
     loaded.head.weight = nn.Parameter(loaded.embed.weight.detach())
     given = [*version(1), ("head.weight", dict(version(1))["embed.weight"])]
-    with pytest.raises(NoPlacement, match="several tensors have one place"):
-        Placement.of(loaded, given, PACKED)
+    with pytest.raises(NoInPlaceLoad, match="several tensors have one place"):
+        InPlaceLoad(loaded, given, PACKED)
 
 
 def test_a_card_that_is_too_full_to_compare_costs_no_update(
@@ -204,15 +192,15 @@ def test_a_card_that_is_too_full_to_compare_costs_no_update(
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     monkeypatch.setattr(torch, "equal", equal)
-    with pytest.raises(NoPlacement, match=r"no memory is left to compare"):
-        Placement.of(loaded, version(1), PACKED)
+    with pytest.raises(NoInPlaceLoad, match=r"no memory is left to compare"):
+        InPlaceLoad(loaded, version(1), PACKED)
 
 
 def test_other_tensors_than_the_first_version_change_nothing(loaded: Served) -> None:
-    placement = Placement.of(loaded, version(1), PACKED)
+    in_place = InPlaceLoad(loaded, version(1), PACKED)
     before = state(loaded)
     narrow = [(name, tensor[..., :4] if tensor.dim() else tensor) for name, tensor in version(2)]
     for wrong in (version(2)[1:], narrow, [*version(2), ("more", torch.ones(1))]):
         with pytest.raises(ValueError, match="have changed since the first version"):
-            placement.put(wrong)
+            in_place.load(wrong)
     assert all(torch.equal(tensor, before[name]) for name, tensor in loaded.state_dict().items())

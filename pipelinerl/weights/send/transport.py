@@ -1,7 +1,11 @@
-"""What the publisher needs from a transport: one interface for files, NCCL and whatever comes later."""
+"""How the bytes of a version travel: what a transport does for an update, and how it fails (TransportError).
+
+There are `file_transport` and `nccl_transport`; the trainer chooses by `weights.transport`
+(`build_transport` in `pipelinerl/finetune/broadcast.py`). None of them knows of pauses.
+"""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
@@ -13,11 +17,11 @@ NamedTensor = tuple[str, torch.Tensor]
 class StagedUpdate:
     """One version, ready to be sent."""
 
-    info: dict[str, Any]
-    """`update_info` of the engines' /update_weights."""
+    info: dict[str, Any]  # `update_info` of the engines' /update_weights
     bytes: int
-    layout: dict[str, tuple[tuple[int, ...], str]] = field(default_factory=dict)
+    layout: dict[str, tuple[tuple[int, ...], str]]
     """Name to (shape, dtype), which must be the same for every version of a run."""
+    tensors: tuple[torch.Tensor, ...] = ()  # what is only read when it is sent, unchanged until then
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,8 @@ class Member:
     """An engine as a transport sees it."""
 
     url: str
-    ranks: int
-    """Processes of the engine that hold weights: tensor x pipeline x data parallel."""
-    version: str | None
-    """What the engine says about its own version; None from one that has no such route."""
+    ranks: int  # processes of the engine that hold weights: tensor x pipeline x data parallel
+    version: str | None  # vLLM's; None for an engine that is no vLLM
 
 
 class TransportError(RuntimeError):
@@ -38,7 +40,7 @@ class TransportError(RuntimeError):
 class Transport(Protocol):
     """Moves the tensors of one version to every participating engine."""
 
-    collective: bool
+    collective: bool = False
     """Whether all engines take part in each transfer together: one that is missing stops the others, and a
     change of membership needs a new rendezvous of everybody."""
     ahead: bool
@@ -46,31 +48,24 @@ class Transport(Protocol):
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """`init_info` for each engine; begins a new rendezvous."""
-        ...
 
     def join(self, deadline_s: float) -> None:
-        """The publisher's own part of the rendezvous, while the engines do theirs."""
-        ...
+        """The trainer's own part of the rendezvous, while the engines do theirs."""
+        return  # nothing where engines fetch a version themselves, as for `send` and `abort`
 
     def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
         """Prepare everything that can be prepared while the engines still generate."""
-        ...
 
     def send(self, staged: StagedUpdate, deadline_s: float) -> None:
-        """Runs while the engines are in /update_weights; nothing to do when they read by themselves."""
-        ...
+        """Runs while the engines are in /update_weights."""
+        return
 
     def arrived(self, staged: StagedUpdate, url: str) -> bool:
-        """Whether the engine at `url` has all of it, once `send` has returned. Asked where it is `ahead`.
-
-        Raises TransportError when the engine says that it cannot have it.
-        """
-        ...
+        """Asked beside `send` where it is `ahead`; TransportError where the engine says that it cannot."""
 
     def abort(self) -> None:
         """Free a `send` or `join` that hangs, from another thread; a new rendezvous is needed afterwards."""
-        ...
+        return
 
     def close(self) -> None:
         """Leave no files, threads or connections behind."""
-        ...

@@ -1,56 +1,34 @@
 """The NCCL transport: packed broadcasts from the trainer's GPU to those of all engines.
 
-The engines run vLLM's stock `nccl` weight-transfer back-end, or the one of this package that receives ahead.
-Both take bytes in packets and cut the list of tensors into packets by the stock rule; `packets` is the same.
-Parameters are cast while they are copied into a packet, so no second model exists on this side:
-`weights.buffers` packets of `weights.buffer_mb` do.
+The engines run vLLM's stock `nccl` back-end, or this package's, which receives while they generate; both take
+bytes in packets. Parameters are cast while they are copied into a packet, so this side needs no second model,
+only `weights.buffers` packets of `weights.buffer_mb`.
 """
 
 from __future__ import annotations
 
-import logging
 import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Any, Protocol
+from contextlib import nullcontext, suppress
+from typing import Any
 
 import torch
 
 from pipelinerl.inference.vllm import VllmVersion, packing, trainer_endpoint
-from pipelinerl.weights.send.base import Member, NamedTensor, StagedUpdate, TransportError
+from pipelinerl.weights.send.transport import Member, NamedTensor, StagedUpdate, Transport, TransportError
 from pipelinerl.weights.wire import packets
 
-log = logging.getLogger(__name__)
 POLL_S = 0.0002
 LOOPBACK = "127.0.0.1"
 PORTS_TRIED = 200
+Connect = Callable[[dict[str, Any]], Any]
+"""Joins the group as rank 0, given master_address, master_port and world_size; blocks until all have. Returns
+vLLM's communicator: `broadcast(tensor, src, stream)`, and `destroy()`, which aborts what is under way."""
 
 
-class Communicator(Protocol):
-    """What is used of vLLM's communicator."""
-
-    def broadcast(self, tensor: torch.Tensor, src: int, stream: Any = None) -> Any: ...
-
-    def destroy(self) -> Any:
-        """Abort collectives under way and leave the group."""
-        ...
-
-
-Connect = Callable[[dict[str, Any]], Communicator]
-"""Joins the group as rank 0, given master_address, master_port and world_size; blocks until all have."""
-
-
-@dataclass(frozen=True, slots=True)
-class StagedTensors(StagedUpdate):
-    """An update whose tensors stay where they are until they are sent."""
-
-    tensors: tuple[torch.Tensor, ...] = ()
-
-
-class NcclTransport:
+class NcclTransport(Transport):
     """Rank 0 of a group with every rank of every engine; one packed broadcast per version."""
 
     collective = True
@@ -63,119 +41,108 @@ class NcclTransport:
         buffer_bytes: int = 256 * 2**20,
         buffers: int = 2,
         first_port: int = 9000,
-        address: str = LOOPBACK,
         connect: Connect | None = None,
         ahead: bool = False,
     ) -> None:
-        """`address` is where engines reach this process; `connect` stands in for vLLM's helper in tests.
-
-        `ahead`: the engines were started with this package's back-end and receive while they generate.
-        """
-        if buffer_bytes < 1 or buffers < 1:
-            raise ValueError(f"{buffers} buffers of {buffer_bytes} bytes; at least one of one byte is needed")
+        """`ahead`: engines have this package's back-end. `connect` replaces vLLM's helper in tests."""
         self.device, self.dtype, self.ahead = device, dtype, ahead
-        self._limit, self._lanes_wanted = buffer_bytes, buffers
-        self._first_port, self._address = first_port, address
-        self._connect = connect
+        self._limit, self._buffers = buffer_bytes, buffers
+        self._first_port, self._connect = first_port, connect
         self._rendezvous: dict[str, Any] = {}
         self._packed_at_init = False
-        self._communicator: Communicator | None = None
+        self._communicator: Any = None
         self._lanes: list[_Lane] = []
         self._aborted = threading.Event()
 
     def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
         """Ranks of each engine in a new group; the former one is left."""
-        self._leave()
+        self.abort()
         self._aborted.clear()
-        self._lanes = []  # a stream may still hold a broadcast that was aborted
+        # A stream of the former ones may still hold a broadcast that was aborted.
+        self._lanes = []
         self._packed_at_init = _packed_at_init(members)
         self._rendezvous = {
-            "master_address": self._address,
-            "master_port": _free_port(self._first_port, self._address),
+            "master_address": LOOPBACK,
+            "master_port": _free_port(self._first_port),
             "world_size": 1 + sum(one.ranks for one in members),
         }
+        agreed = packing(self._limit, self._buffers) if self._packed_at_init else {}
         infos, offset = [], 1
         for one in members:
-            info = {**self._rendezvous, "rank_offset": offset}
-            if self._packed_at_init:
-                info |= packing(self._limit, self._lanes_wanted)
-            infos.append(info)
+            infos.append({**self._rendezvous, "rank_offset": offset, **agreed})
             offset += one.ranks
         return infos
 
     def join(self, deadline_s: float) -> None:
         """Blocks until every engine is in the group; the store behind it gives up after 300 s by itself."""
         connect = self._connect or trainer_endpoint()
-        _use(self.device)
+        self._use_device()
         communicator = connect(self._rendezvous)
+        # An abort meanwhile found no communicator that it could have destroyed.
         if self._aborted.is_set():
             communicator.destroy()
             raise TransportError("the rendezvous was given up")
         self._communicator = communicator
 
-    def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedTensors:
-        """Names, shapes and wire type; the tensors must not change until `send` has returned."""
-        named = list(named_tensors)
-        tensors = tuple(tensor.detach() for _, tensor in named)
+    def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
+        """Names, shapes and wire type; the tensors are read by `send`."""
+        named = [(name, tensor.detach()) for name, tensor in named_tensors]
         info: dict[str, Any] = {
             "names": [name for name, _ in named],
             "dtype_names": [str(self.dtype).removeprefix("torch.")] * len(named),
-            "shapes": [list(tensor.shape) for tensor in tensors],
+            "shapes": [list(tensor.shape) for _, tensor in named],
         }
         if not self._packed_at_init:
-            info |= packing(self._limit, self._lanes_wanted)
-        if self.device.type == "cuda":  # the optimizer's kernels, before other streams read the weights
+            info |= packing(self._limit, self._buffers)
+        # The optimizer's kernels must have ended before other streams read the weights.
+        if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
-        size = sum(tensor.numel() for tensor in tensors) * self.dtype.itemsize
+        size = sum(tensor.numel() for _, tensor in named) * self.dtype.itemsize
         layout = {name: (tuple(tensor.shape), str(self.dtype)) for name, tensor in named}
-        return StagedTensors(info, size, layout, tensors)
+        return StagedUpdate(info, size, layout, tuple(tensor for _, tensor in named))
 
     def send(self, staged: StagedUpdate, deadline_s: float) -> None:
         """Broadcast every packet; TransportError at the deadline, after `abort`, or when NCCL fails."""
-        if not isinstance(staged, StagedTensors):
-            raise TypeError("NCCL sends what it has staged itself")
         communicator = self._communicator
         if communicator is None:
             raise TransportError("no group of engines; the rendezvous comes first")
         end = time.monotonic() + deadline_s
-        _use(self.device)
+        self._use_device()
         sizes = [tensor.numel() * self.dtype.itemsize for tensor in staged.tensors]
         cuts = list(packets(sizes, self._limit))
-        self._reserve(max((sum(sizes[first:last]) for first, last in cuts), default=0))
-        with torch.no_grad():
-            for number, (first, last) in enumerate(cuts):
-                lane = self._lanes[number % len(self._lanes)]
-                self._wait(lane, end)
-                lane.send(communicator, staged.tensors[first:last])
+        elements = max((sum(sizes[start:stop]) for start, stop in cuts), default=0) // self.dtype.itemsize
+        if not self._lanes or len(self._lanes[0].buffer) < elements:
+            self._lanes = [_Lane(elements, self.dtype, self.device) for _ in range(self._buffers)]
+        for number, (start, stop) in enumerate(cuts):
+            # One lane is filled while another is broadcast.
+            lane = self._lanes[number % len(self._lanes)]
+            self._wait(lane, end)
+            lane.send(communicator, staged.tensors[start:stop])
         for lane in self._lanes:
             self._wait(lane, end)
 
     def arrived(self, staged: StagedUpdate, url: str) -> bool:
-        """A broadcast has ended everywhere when it has ended here."""
+        """A broadcast has ended everywhere when `send` has returned, which is waited for as well."""
         return True
 
     def abort(self) -> None:
-        """Abort the group's collectives; `send` then ends with TransportError."""
+        """Leave the group, and with it abort a broadcast; `send` then ends with TransportError."""
         self._aborted.set()
-        self._leave()
-
-    def close(self) -> None:
-        """Leave the group and free the packets."""
-        self.abort()
-        self._lanes.clear()
-
-    def _leave(self) -> None:
         communicator, self._communicator = self._communicator, None
         if communicator is not None:
             communicator.destroy()
 
-    def _reserve(self, size: int) -> None:
-        elements = -(-size // self.dtype.itemsize)
-        if not self._lanes or len(self._lanes[0].buffer) < elements:
-            self._lanes = [_Lane(elements, self.dtype, self.device) for _ in range(self._lanes_wanted)]
+    def close(self) -> None:
+        self.abort()
+        self._lanes.clear()
+
+    def _use_device(self) -> None:
+        # CUDA's current device belongs to the thread, and each join and send runs in a new one.
+        if self.device.type == "cuda":
+            torch.cuda.set_device(self.device)
 
     def _wait(self, lane: _Lane, end: float) -> None:
-        """Polls, because a synchronisation that hangs could not be given up."""
+        # Polls, because a synchronisation with an engine that hangs could not be given up.
         while True:
             if self._aborted.is_set():
                 raise TransportError("the broadcast was aborted")
@@ -196,12 +163,9 @@ class _Lane:
     def idle(self) -> bool:
         return self._stream is None or bool(self._stream.query())
 
-    def send(self, communicator: Communicator, tensors: Sequence[torch.Tensor]) -> None:
+    def send(self, communicator: Any, tensors: Sequence[torch.Tensor]) -> None:
         """Enqueue copies, with the cast, and the broadcast of their bytes."""
-        context: AbstractContextManager[Any] = nullcontext()
-        if self._stream is not None:
-            context = torch.cuda.stream(self._stream)
-        with context:
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
             used = 0
             for tensor in tensors:
                 part = self.buffer[used : used + tensor.numel()]
@@ -217,27 +181,20 @@ def _packed_at_init(members: Sequence[Member]) -> bool:
         if one.version is None:
             raise TransportError(f"{one.url} does not say its version; weights.transport=nccl needs vLLM")
         places.add(VllmVersion.parse(one.version).packed_at_init)
+    # Until 0.31 each update_info has the packing, since 0.32 init_info; each refuses the other's place.
     if len(places) > 1:
         versions = ", ".join(sorted({str(one.version) for one in members}))
         raise TransportError(f"engines of vLLM {versions} cannot share a group; run one version")
     return places.pop()
 
 
-def _free_port(first: int, address: str) -> int:
-    """A port that can be bound now; each rendezvous takes another one, since a store may linger."""
+def _free_port(first: int) -> int:
+    """A port that can be bound now."""
+    # Without SO_REUSEADDR: the store of the rendezvous before may linger at its port.
     for port in range(first, min(first + PORTS_TRIED, 65536)):
-        with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-            try:
-                probe.bind((address, port))
-                return port
-            except OSError:
-                continue
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind((LOOPBACK, port))
+            return port
     raise TransportError(
         f"world.actor_group_port={first}: {PORTS_TRIED} ports from here are taken; choose another"
     )
-
-
-def _use(device: torch.device) -> None:
-    """CUDA's current device belongs to the thread."""
-    if device.type == "cuda":
-        torch.cuda.set_device(device)

@@ -79,13 +79,13 @@ class Worker:
         engine.parse_update_info = lambda info: info
         engine.receiver = lambda info: lambda: self.received
         self.engine: Any = engine
-        monkeypatch.setattr(transfer, "load_in_place", self._load)
+        monkeypatch.setattr(transfer, "reload_layerwise", self._load)
 
     @torch.no_grad()
-    def _load(self, model: nn.Module, config: object, device: object, tensors: Version) -> None:
+    def _load(self, engine: Any, tensors: Version) -> None:
         self.loads += 1
         for name, tensor in tensors:
-            model.get_parameter(name).copy_(tensor)
+            engine.model.get_parameter(name).copy_(tensor)
 
     def update(self, number: float) -> None:
         self.received = [("weight", torch.full((3, 4), number)), ("bias", torch.full((3,), number))]
@@ -142,7 +142,7 @@ def test_what_hindered_receiving_is_said_and_changes_nothing(
 
     worker.engine.receiver = lambda info: fail
     worker.engine.start_weight_update()
-    with pytest.raises(ValueError, match="there is nothing to put into place"):
+    with pytest.raises(ValueError, match="there is nothing to load"):
         worker.engine.finish_weight_update()
     worker.engine.update_weights({})
     with pytest.raises(ValueError, match="a packet is missing"):
