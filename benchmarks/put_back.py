@@ -110,7 +110,7 @@ DEFECTS = (
         15,
         "nobody looks for signs of life",
         "pipelinerl/launcher/supervision/liveness.py",
-        "if watch.alive and silent_s > pulse.silent_deadline_s:",
+        "if silent_s > (pulse.silent_deadline_s if watch.alive else pulse.start_deadline_s):",
         "if False:",
         "tests/unit/launcher/supervision/test_liveness.py::test_a_heartbeat_renews_its_file_until_it_is_stopped",
     ),
@@ -166,9 +166,9 @@ DEFECTS = (
     Defect(
         23,
         "a reader looks again and again instead of sleeping",
-        "pipelinerl/streams/files.py",
-        "self._watch.wait(timeout_s)",
-        "self._watch.wait(0.001)",
+        "pipelinerl/streams/base.py",
+        "wait_any([self], timeout_s)",
+        "wait_any([self], 0.001)",
         "tests/unit/defects/test_defects.py::test_a_reader_without_news_sleeps_instead_of_looking",
     ),
     Defect(
@@ -233,8 +233,8 @@ DEFECTS = (
         37,
         "a corrupt row looks like one that is not there yet",
         "pipelinerl/streams/files.py",
-        "            name = self._segment.path if self._segment else self._directory\n",
-        "            return None\n",
+        "        except CorruptRecord as error:\n            raise CorruptRecord(\n",
+        "        except CorruptRecord as error:\n            return None\n            raise CorruptRecord(\n",
         "tests/unit/streams/test_files.py::test_a_corrupt_record_raises_with_its_place",
     ),
     Defect(

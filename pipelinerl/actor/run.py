@@ -17,15 +17,15 @@ from pipelinerl.actor.problems import Problem, load_problems
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.reporting import Reporter
 from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
-from pipelinerl.actor.snapshots import ActorSnapshots
 from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config, load_tree
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.finetune.rl.sample import Sample
-from pipelinerl.run_state.accounting import Ledger
+from pipelinerl.run_state.accounting import Outcome, RolloutLog
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.epochs import note_problems
-from pipelinerl.run_state.resume_point import read_session
+from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.run_state.snapshots import Snapshots
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
 log = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Actor:
         note_problems(output_dir, len(train))
         # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
-        self.snapshots = ActorSnapshots(output_dir, keep)
+        self.snapshots = Snapshots(output_dir, "actor", keep)
         self.pool = WorkerPool(
             str(output_dir),
             job,
@@ -54,7 +54,7 @@ class Actor:
             self._on_messages,
             lambda death: self._fail(death),
         )
-        self.accounting = Ledger(output_dir, "actor")
+        self.accounting = RolloutLog(output_dir, "actor")
         self.reporter = Reporter(output_dir, cfg, version)
         self.streams = {
             topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("actor", "actor_test")
@@ -72,22 +72,20 @@ class Actor:
         self._closed = False
 
     def _scheduler(self, train: list[Problem], test: list[Problem]) -> Scheduler:
-        cfg, session = self.cfg, read_session(self.output_dir)
+        cfg, point = self.cfg, ResumePoint.read(self.output_dir)
         # The trainer's version decides, not our newest snapshot: what came after its checkpoint is undone.
-        saved = self.snapshots.restore(session.version)
-        if saved is None and session.version > 0:
+        saved = self.snapshots.restore(point.version, dict)
+        if saved is None and point.version > 0:
             log.warning(
                 "no snapshot of the actor up to version %d; problems are drawn from the start",
-                session.version,
+                point.version,
             )
         recent = saved["recent_texts"] if saved is not None else ()
-        budget = LagBudget(
-            cfg.max_lag, cfg.derived.texts_per_update, session.version, recent, session.replayed
-        )
+        budget = LagBudget(cfg.max_lag, cfg.derived.texts_per_update, point.version, recent, point.replayed)
         log.info("lag bound in samples: %s (max_lag %s)", budget.bound, cfg.max_lag)
         start = self.snapshots.next_start()
         if start:
-            self.accounting.note_resume()
+            self.accounting.record(Outcome.RESUMED)
         engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
         slots = Slots(engines, cfg.actor.llm_max_rollouts, cfg.actor.rollout_workers)
         effects = Effects(

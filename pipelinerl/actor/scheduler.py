@@ -21,7 +21,7 @@ from pipelinerl.actor.problems import Problem, payload
 from pipelinerl.actor.sampler import ProblemSampler, derived_seed
 from pipelinerl.config import Config
 from pipelinerl.finetune.rl.sample import Sample
-from pipelinerl.run_state.accounting import Ledger, Outcome
+from pipelinerl.run_state.accounting import Outcome, RolloutLog
 
 
 class RunFailed(Exception):
@@ -51,7 +51,7 @@ class Scheduler:
         test: Sequence[Problem],
         table: GroupTable,
         budget: LagBudget,
-        accounting: Ledger,
+        accounting: RolloutLog,
         effects: Effects,
         version: int,
     ):

@@ -12,7 +12,7 @@ from types import FrameType
 from pipelinerl.base import faults
 from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.launcher.plan import Plan
-from pipelinerl.launcher.supervision import ChildFailed, Phase, Supervisor
+from pipelinerl.launcher.supervision import ChildFailed, Supervisor
 from pipelinerl.observe.stages import ProgressWatch
 from pipelinerl.run_state.replacements import Replacements
 from pipelinerl.weights.wire import shared_directory
@@ -65,7 +65,7 @@ class Ending:
 
     def reached(self) -> bool:
         """Whether nothing is left to wait for. Raises WaitExpired when a role does not end in time."""
-        ended = {name for name, phase in self._supervisor.phases().items() if phase is Phase.ENDED}
+        ended = self._supervisor.ended()
         if not ended.issuperset(self._trainer):
             return False
         left = [name for name in self._others if name not in ended]
@@ -101,8 +101,7 @@ class Watchdog:
         for url, cause in self._replacements.take().items():
             if url in self._engines:
                 self._supervisor.replace(self._engines[url], cause)
-        phases = self._supervisor.phases()
-        if not any(phases[name] is Phase.ENDED for name in self._trainers):
+        if self._supervisor.ended().isdisjoint(self._trainers):
             self._progress.check()
 
 

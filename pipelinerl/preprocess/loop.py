@@ -40,9 +40,9 @@ from pipelinerl.preprocess.reading import (
     rollout_of,
 )
 from pipelinerl.preprocess.snapshots import Held, Keeper, fitting
-from pipelinerl.run_state.accounting import Ledger
+from pipelinerl.run_state.accounting import RolloutLog
 from pipelinerl.run_state.announcements import AnnouncedVersion, DiscardedTexts, TrainerState
-from pipelinerl.run_state.resume_point import Session, read_session
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import (
     SingleStreamSpec,
     StreamRangeSpec,
@@ -66,7 +66,7 @@ class Preprocess:
         keeper: Keeper,
         state: TrainerState,
         accounting: SampleAccounting,
-        session: Session,
+        session: ResumePoint,
         training_data: StreamWriter,
         vocabulary: Vocabulary,
         scorer: Any = None,
@@ -254,14 +254,14 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
     with (
         os.fdopen(os.eventfd(0, os.EFD_NONBLOCK), "rb", buffering=0) as news,
         TrainerState(output_dir, lambda: os.eventfd_write(news.fileno(), 1)) as state,
-        Ledger(output_dir, "preprocess") as ledger,
+        RolloutLog(output_dir, "preprocess") as ledger,
         StatusFile(output_dir, "preprocess") as status,
         write_to_streams(out) as training_data,
         write_to_streams(SingleStreamSpec(output_dir, "preprocessor_stats")) as stats,
     ):
         vocabulary, scorer = model_vocabulary(cfg.policy_path), reference_scorer(cfg)
         state.wait_for_version(_start_deadline_s(cfg))
-        session = read_session(output_dir)  # written before the first version is announced
+        session = ResumePoint.read(output_dir)  # written before the first version is announced
         discarded = DiscardedTexts(output_dir, "preprocess")
         preprocess = Preprocess(
             cfg,

@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from pipelinerl.base.heartbeat import BeatWatch, Silence
+from pipelinerl.base.heartbeat import BeatWatch
 from pipelinerl.base.http import get_or_none
+from pipelinerl.base.waits import StallDetector
 from pipelinerl.inference.engine_metrics import StallWatch, parse_prometheus, running_and_tokens
 from pipelinerl.launcher.supervision.spec import HealthCheck, Pulse
 
@@ -58,10 +59,12 @@ def watch_health(
     limit_s = health.liveness_deadline_s
     if limit_s is None:
         return
-    silence = Silence(time.monotonic(), health.interval_s + 2 * _PROBE_DEADLINE_S)
+    answers = 0
+    silence = StallDetector(answers, time.monotonic(), health.interval_s + 2 * _PROBE_DEADLINE_S)
     tokens = StallWatch(limit_s)
     while not gone.wait(health.interval_s):
-        silent_s = silence.look(is_healthy(health.url), time.monotonic())
+        answers += is_healthy(health.url)
+        silent_s = silence.look(answers, time.monotonic())
         if silent_s > limit_s:
             on_silent(f"no answer from its health check for {silent_s:.0f} s")
             return
@@ -106,9 +109,7 @@ def watch_pulse(pulse: Pulse, last: int, gone: threading.Event, on_silent: Calla
     watch = BeatWatch(pulse.path, pulse.interval_s, last)
     while not gone.wait(pulse.interval_s):
         silent_s = watch.look()
-        if watch.alive and silent_s > pulse.silent_deadline_s:
-            on_silent(f"no sign of life for {silent_s:.0f} s")
-            return
-        if not watch.alive and silent_s > pulse.start_deadline_s:
-            on_silent(f"no sign of life {silent_s:.0f} s after its start")
+        if silent_s > (pulse.silent_deadline_s if watch.alive else pulse.start_deadline_s):
+            when = f"for {silent_s:.0f} s" if watch.alive else f"{silent_s:.0f} s after its start"
+            on_silent(f"no sign of life {when}")
             return

@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 
@@ -100,15 +101,11 @@ def check_specs(specs: list[ChildSpec]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two child processes are named {name}")
-    placed: set[str] = set()
     for spec in specs:
         for other in spec.depends:
             if other not in names:
                 raise ValueError(f"{spec.name} depends on {other}, which is no child process")
-    left = list(specs)
-    while left:
-        free = [spec for spec in left if placed.issuperset(spec.depends)]
-        if not free:
-            raise ValueError(f"child processes wait for each other: {', '.join(s.name for s in left)}")
-        placed.update(spec.name for spec in free)
-        left = [spec for spec in left if spec.name not in placed]
+    try:
+        TopologicalSorter({spec.name: spec.depends for spec in specs}).prepare()
+    except CycleError as error:
+        raise ValueError(f"child processes wait for each other: {', '.join(error.args[1])}") from None

@@ -13,7 +13,7 @@ from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
 from pipelinerl.config import Config
 from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.rollouts import RolloutOrigin, TrainingText
-from pipelinerl.run_state.accounting import Ledger, Outcome, reconcile
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
 
 
 def text():
@@ -28,7 +28,7 @@ class World:
     ):
         self.published, self.finished_groups, self.passes = [], [], []
         self.running = {}
-        self.accounting = Ledger(folder, "actor")
+        self.accounting = RolloutLog(folder, "actor")
         self.folder = folder
         self.table = GroupTable(
             Slots([f"e{i}" for i in range(engines)], more.get("per_engine", 4), workers=2)

@@ -24,7 +24,7 @@ from pipelinerl.launcher import run
 from pipelinerl.launcher.run import failure_line
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.observe.status import StatusFile
-from pipelinerl.run_state.accounting import Ledger, Outcome, reconcile
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream, write_to_streams
 from pipelinerl.streams.errors import StreamError
 from tests.support.builders import trainer_config
@@ -97,7 +97,7 @@ def test_a_stream_on_a_full_disk_is_named_and_goes_on_when_there_is_room(tmp_pat
 
 def test_books_and_metrics_name_the_file_that_cannot_grow(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k") as disk:
-        with Ledger(disk, "actor") as ledger:
+        with RolloutLog(disk, "actor") as ledger:
             ledger.record(Outcome.STARTED, ["0-0/0"])
             fill(disk)
             with pytest.raises(OSError, match=r"actor\.jsonl") as error:

@@ -2,35 +2,36 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import signal
 import sys
 import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipelinerl.base.heartbeat import Silence, beat, heartbeat_path, start_heartbeat
-from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, Pulse, Supervisor
+from pipelinerl.base.heartbeat import beat, heartbeat_path, start_heartbeat
+from pipelinerl.base.waits import StallDetector
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Pulse, Supervisor
 from pipelinerl.launcher.supervision.liveness import watch_health, watch_pulse
-from pipelinerl.launcher.supervision.run import ChildFailed
+from tests.support.json_server import serving_json
 
 GONE_S = 20.0
 
 
 def test_silence_grows_while_nothing_is_seen_and_ends_with_a_sign() -> None:
-    silence = Silence(now=0.0, longest_s=3.0)
-    assert [silence.look(False, now) for now in (1.0, 2.0, 3.5)] == [1.0, 2.0, 3.5]
-    assert silence.look(True, 4.0) == 0.0
-    assert silence.look(False, 5.0) == 1.0
+    silence = StallDetector("seen", now=0.0, longest_s=3.0)
+    assert [silence.look("seen", now) for now in (1.0, 2.0, 3.5)] == [1.0, 2.0, 3.5]
+    assert silence.look("news", 4.0) == 0.0
+    assert silence.look("news", 5.0) == 1.0
+    silence.restart(7.0)
+    assert silence.look("news", 8.0) == 1.0
 
 
 def test_a_watcher_that_slept_itself_blames_nobody_for_it() -> None:
-    silence = Silence(now=0.0, longest_s=3.0)
-    assert silence.look(False, 3600.0) == 3.0
+    assert StallDetector("seen", now=0.0, longest_s=3.0).look("seen", 3600.0) == 3.0
 
 
 def test_a_heartbeat_renews_its_file_until_it_is_stopped(tmp_path: Path) -> None:
@@ -67,42 +68,23 @@ class Engine:
         self.tokens, self.running, self.paused, self.asked = 0, 0, False, threading.Semaphore(0)
         self.generates, self.posted = False, threading.Semaphore(0)
 
-    def body(self, path: str) -> bytes:
+    def answer(self, path: str, _: str, body: Any) -> tuple[int, Any]:
         if path == "/metrics":
             self.asked.release()
             counters = {"num_requests_running": self.running, "generation_tokens_total": self.tokens}
-            return "".join(f"vllm:{name} {value}\n" for name, value in counters.items()).encode()
-        return json.dumps({"is_paused": self.paused}).encode()
+            return 200, "".join(f"vllm:{name} {value}\n" for name, value in counters.items())
+        if path == "/generate":
+            assert body["sampling_params"]["max_tokens"] == 1
+            self.posted.release()
+            return (200 if self.generates else 503), ""
+        return 200, {"is_paused": self.paused}
 
 
 @pytest.fixture
 def served() -> Iterator[tuple[Engine, str]]:
     engine = Engine()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = engine.body(self.path)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert asked["sampling_params"]["max_tokens"] == 1
-            engine.posted.release()
-            self.send_response(200 if engine.generates else 503)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield engine, f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with serving_json(engine.answer) as url:
+        yield engine, url
 
 
 def watching(url: str, deadline_s: float, **asked: str) -> tuple[threading.Thread, list[str]]:

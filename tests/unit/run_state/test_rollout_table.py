@@ -1,4 +1,4 @@
-"""Fates in a few bytes a rollout: the same sums as plain sets of names would give, and no growth by names."""
+"""Rollouts in a few bytes each: the same sums as plain sets of names would give, and no growth by names."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import tracemalloc
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelinerl.run_state.fates import OTHER_REASONS, Fates
+from pipelinerl.run_state.rollout_table import OTHER_REASONS, RolloutTable
 
 # Names that a careless key would mix up: padded and plain numbers, other series, other forms.
 GROUPS = [
@@ -78,56 +78,52 @@ class Sets:
         )
 
 
-def take(fates: Fates, step: tuple) -> None:  # type: ignore[type-arg]
-    if step[0] == "start":
-        fates.start(step[1])
-    elif step[0] == "end":
-        fates.end(step[2][0], step[1], step[2][1])
-    elif step[0] == "undo":
-        fates.undo(step[1])
-    elif step[0] == "resume":
-        fates.resume()
+def take(table: RolloutTable, step: tuple) -> None:  # type: ignore[type-arg]
+    if step[0] == "end":
+        table.end(step[2][0], step[1], step[2][1])
+    elif step[0] == "replayed":
+        table.replayed = set(step[1])
     else:
-        fates.replayed = set(step[1])
+        getattr(table, step[0])(*step[1:])
 
 
 @given(steps)
 @settings(max_examples=200, deadline=None)
 def test_the_sums_are_those_of_plain_sets(history: list[tuple]) -> None:  # type: ignore[type-arg]
-    fates, sets = Fates(), Sets()
+    table, sets = RolloutTable(range(5)), Sets()
     for step in history:
-        take(fates, step)
+        take(table, step)
         sets.take(step)
         assert sets.sums() == (
-            fates.started,
-            fates.unfinished,
-            fates.by_reason(),
-            fates.twice,
-            fates.unknown,
-            fates.undone,
-            fates.discarded,
+            table.started,
+            table.unfinished,
+            table.by_reason(),
+            table.twice,
+            table.unknown,
+            table.undone,
+            table.discarded,
         )
 
 
 def test_a_rollout_costs_bytes_and_not_its_name() -> None:
-    fates, groups, attempts = Fates(), 1000, 8
+    table, groups, attempts = RolloutTable(range(5)), 1000, 8
     tracemalloc.start()
     before = tracemalloc.get_traced_memory()[0]
     for group in range(groups):
         batch = [f"0-{group:06d}/{index}" for index in range(attempts)]
-        fates.start(batch)
-        fates.end(0, batch, "")
+        table.start(batch)
+        table.end(0, batch, "")
     grown = tracemalloc.get_traced_memory()[0] - before
     tracemalloc.stop()
-    assert fates.by_reason() == {(0, ""): groups * attempts}
+    assert table.by_reason() == {(0, ""): groups * attempts}
     assert grown < 8 * groups * attempts, "a set of the names alone takes a hundred bytes for each"
 
 
 def test_reasons_without_end_are_counted_together() -> None:
-    fates = Fates()
-    fates.start([f"0-{i:06d}/0" for i in range(1000)])
+    table = RolloutTable(range(5))
+    table.start([f"0-{i:06d}/0" for i in range(1000)])
     for i in range(1000):
-        fates.end(3, [f"0-{i:06d}/0"], f"refused by port {i}")
-    sums = fates.by_reason()
-    assert sum(sums.values()) == 1000 and fates.unfinished == 0
+        table.end(3, [f"0-{i:06d}/0"], f"refused by port {i}")
+    sums = table.by_reason()
+    assert sum(sums.values()) == 1000 and table.unfinished == 0
     assert len(sums) < 256 and sums[3, OTHER_REASONS] > 700
