@@ -7,7 +7,7 @@ from typing import Any, Literal
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from domains.reputation_hacking.mitigations import NONE, Mitigation
+from domains.reputation_hacking.game.mitigations import NONE, Mitigation
 
 KEY = "reputation_hacking"
 

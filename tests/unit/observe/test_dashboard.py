@@ -9,7 +9,7 @@ from metric_tables import unknown
 from domains.guessing import GuessingMetrics
 from domains.privacy_hopqa.metrics import PrivacyHopQAMetrics
 from domains.raro.metrics import CRITIC_RATES, PREFIX
-from domains.reputation_hacking.llm_episode import ReputationMetrics
+from domains.reputation_hacking.language.log import ReputationMetrics
 from pipelinerl.observe import dashboard
 from pipelinerl.observe.dashboard import Dashboard, Panel, Section, load_dashboard, main
 

@@ -15,8 +15,11 @@ import pytest
 
 import domains.reputation_hacking
 from benchmarks.reputation_language import add_to_table
-from domains.reputation_hacking import ablate, eval, optimum, plots, policies, report, train
-from domains.reputation_hacking.tables import COLUMNS, read_table
+from domains.reputation_hacking import ablate, eval, optimum, train
+from domains.reputation_hacking.game import figures, policies
+from domains.reputation_hacking.game import optimum as ruler
+from domains.reputation_hacking.ppo import ablation, paired, plots
+from domains.reputation_hacking.ppo.tables import COLUMNS, read_table
 
 FILES = {
     "trained_model.zip",
@@ -35,9 +38,9 @@ SMALL = ["--n-envs", "16", "--steps", "1600", "--c-signal", "0.7", "--c-help", "
 def quick_parts() -> Iterator[None]:
     """Coarse figures and a short fit: these tests are about files and messages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "DPI", 40)
+        patch.setattr(figures, "DPI", 40)
         short = partial(policies.fitted_rule, rounds=2, population=8, episodes=16)
-        patch.setattr(report, "fitted_rule", short)
+        patch.setattr(ruler, "fitted_rule", short)
         yield
 
 
@@ -72,9 +75,9 @@ def test_exactly_the_named_files_are_left(run: Path) -> None:
 def test_quick_training_and_evaluation_leave_exactly_the_named_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (train.QUICK_STEPS, eval.QUICK_SEEDS) == (153_600, 100)
+    assert (train.QUICK_STEPS, paired.QUICK_SEEDS) == (153_600, 100)
     monkeypatch.setattr(train, "QUICK_STEPS", 1_600)
-    monkeypatch.setattr(eval, "QUICK_SEEDS", 10)
+    monkeypatch.setattr(paired, "QUICK_SEEDS", 10)
     assert train.main(["--quick", "--n-envs", "16", "--out", str(tmp_path)]) == 0
     assert eval.main(["--quick", "--out", str(tmp_path)]) == 0
     assert files(tmp_path) == FILES
@@ -295,7 +298,7 @@ def test_an_unwritable_folder_is_one_line(tmp_path: Path, capsys: pytest.Capture
 
 
 def test_a_second_writer_of_a_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from domains.reputation_hacking.tracing import Tracer
+    from domains.reputation_hacking.game.tracing import Tracer
 
     with Tracer(tmp_path / "debug_trace.jsonl", 1.0):
         assert train.main([*SMALL, "--out", str(tmp_path)]) == 2
@@ -360,7 +363,7 @@ def test_a_language_model_joins_the_table_of_an_ablation(
 ) -> None:
     assert ablate.main(grid(tmp_path, "--no-ppo")) == 0
     rows = [
-        {"policy": policy, **dict.fromkeys(ablate.VALUES, 1.0)} for policy in ("deterministic", "sampled")
+        {"policy": policy, **dict.fromkeys(ablation.VALUES, 1.0)} for policy in ("deterministic", "sampled")
     ]
     add_to_table(tmp_path / "ablation.csv", 0.7, {"3": rows})
     capsys.readouterr()

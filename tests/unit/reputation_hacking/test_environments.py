@@ -16,15 +16,16 @@ from gymnasium.utils.env_checker import check_env
 from gymnasium.vector import AutoresetMode
 from stable_baselines3.common.env_checker import check_env as check_for_sb3
 
-from domains.reputation_hacking.batch import BatchEnv
-from domains.reputation_hacking.dynamics import HELP, Tape
-from domains.reputation_hacking.env import ReputationEnv
-from domains.reputation_hacking.params import ENV_ID, Params
-from domains.reputation_hacking.sb3 import ReputationVecEnv
-from domains.reputation_hacking.terminal import INFO_KEYS
-from domains.reputation_hacking.vector import ReputationVectorEnv
+from domains.reputation_hacking.game.batch import BatchEnv
+from domains.reputation_hacking.game.dynamics import HELP, Tape
+from domains.reputation_hacking.game.env import ReputationEnv
+from domains.reputation_hacking.game.params import ENV_ID, Params
+from domains.reputation_hacking.game.vector import ReputationVectorEnv
+from domains.reputation_hacking.ppo.sb3 import ReputationVecEnv
+from domains.reputation_hacking.ppo.tables import COLUMNS
 
 FIXED = Params(l0=50.0)
+NAMED = {*COLUMNS[4:], "reward_raw", "plain_rating"} - {"effort_without"}
 
 
 def episode_of(
@@ -84,8 +85,9 @@ def test_only_numpy_is_needed_to_import_the_package() -> None:
         "real = importlib.util.find_spec\n"
         "importlib.util.find_spec = lambda name, *rest: None if name in absent else real(name, *rest)\n"
         "sys.meta_path.insert(0, Absent())\n"
-        "import domains.reputation_hacking.batch, domains.reputation_hacking.report\n"
-        "env = domains.reputation_hacking.batch.BatchEnv(domains.reputation_hacking.Params(l0=50.0), 2)\n"
+        "import domains.reputation_hacking.ppo.report\n"
+        "from domains.reputation_hacking.game.batch import BatchEnv, Params\n"
+        "env = BatchEnv(Params(l0=50.0), 2)\n"
         "try: env.step([0, 0])\n"
         "except RuntimeError as error: print(error)\n"
     )
@@ -98,7 +100,7 @@ def test_the_last_step_tells_everything_and_the_others_nothing() -> None:
     env.reset(seed=0)
     infos = [env.step(HELP)[4] for _ in range(50)]
     assert all(info == {} for info in infos[:-1])
-    assert set(infos[-1]) == set(INFO_KEYS)
+    assert set(infos[-1]) == NAMED
     assert len({id(info) for info in infos}) == 50
     assert infos[-1]["tape_seed"] == 0
 
@@ -109,7 +111,7 @@ def test_whole_numbers_are_actions(action: object) -> None:
     env.reset(seed=0)
     env.step(action)
     assert env.episode is not None
-    assert env.episode.actions == [1]
+    assert (env.episode.t, env.episode.actions[0]) == (1, 1)
 
 
 @pytest.mark.parametrize("action", [True, 1.0, float("nan"), -1, 3, np.array([1]), "1", None, np.array(1.0)])
@@ -227,7 +229,7 @@ class TestBatch:
         assert len(set(env.worker.expected_effort.tolist())) == 8
         assert env.worker.episodes.tolist() == [2] * 8
         np.testing.assert_array_equal(info["reward_raw"], reward)
-        assert set(info) == set(INFO_KEYS)
+        assert set(info) == NAMED
 
 
 class TestVectorEnv:

@@ -5,14 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from domains.reputation_hacking.batch import BatchEnv
-from domains.reputation_hacking.dynamics import HELP, SIGNAL, Tapes, Worker
-from domains.reputation_hacking.env import ReputationEnv
-from domains.reputation_hacking.mitigations import DEFAULTS, Mitigation, Outcome, calibrated_effort, settle
-from domains.reputation_hacking.paired import paired
-from domains.reputation_hacking.params import RATING_ORDERS, Params
-from domains.reputation_hacking.policies import SCRIPTED
-from domains.reputation_hacking.report import columns
+from domains.reputation_hacking.game.batch import BatchEnv
+from domains.reputation_hacking.game.dynamics import HELP, SIGNAL, Tapes
+from domains.reputation_hacking.game.env import ReputationEnv
+from domains.reputation_hacking.game.mitigations import (
+    DEFAULTS,
+    EpisodeSums,
+    Mitigation,
+    Worker,
+    calibrated_effort,
+    settle,
+)
+from domains.reputation_hacking.game.params import RATING_ORDERS, Params
+from domains.reputation_hacking.game.policies import SCRIPTED
+from domains.reputation_hacking.ppo.paired import paired
+from domains.reputation_hacking.ppo.report import columns
 
 EXACT = 1e-9
 EPISODES = 40
@@ -61,10 +68,10 @@ def test_two_episodes_of_one_worker_by_hand() -> None:
     params, worker, ratings = Params(), Worker.new(50.0), []
     for effort, signals in ((40.0, 2), (45.0, 0)):
         count = np.array([signals])
-        outcome = Outcome(
+        sums = EpisodeSums(
             effort=np.array([effort]), helps=count, signals=count, counted_signals=count, chance=np.zeros(1)
         )
-        result = settle(params, outcome, worker)
+        result = settle(params, sums, worker)
         worker = result.memory
         ratings.append(float(result.rating[0]))
     assert ratings == pytest.approx([11.0, 3.6], abs=1e-12)

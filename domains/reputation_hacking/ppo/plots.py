@@ -1,46 +1,34 @@
-"""The five figures of a run; no display needed, readable in print and with any colour vision."""
+"""Figures of PPO: `train` draws the training curves, `eval` an evaluation, `ablate` the reward designs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 
-from domains.reputation_hacking.dynamics import ACTIONS
-from domains.reputation_hacking.paired import Paired
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.report import columns, intervals
-from domains.reputation_hacking.tables import read_table
+from domains.reputation_hacking.game.dynamics import ACTIONS, DO_NOTHING, HELP, SIGNAL
+from domains.reputation_hacking.game.figures import (
+    ACTION_COLOURS,
+    ACTION_HATCHES,
+    BLACK,
+    BLUE,
+    GREEN,
+    GREY,
+    ORANGE,
+    PURPLE,
+    describe,
+    new_figure,
+    save,
+)
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.ppo.paired import Paired
+from domains.reputation_hacking.ppo.report import columns, intervals
+from domains.reputation_hacking.ppo.tables import read_table
 
-BLUE, ORANGE, GREEN, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#AA4499", "#777777", "#222222"
-"""After Okabe and Ito (2008): distinguishable with any colour vision."""
-ACTION_COLOURS = (GREY, BLUE, ORANGE)
-ACTION_HATCHES = ("", "//", "..")
 ACTION_MARKS = ("s", "o", "^")
-DPI = 130
-
-
-def new_figure(
-    rows: int = 1, cols: int = 1, *, width: float = 7.0, height: float = 4.6
-) -> tuple[Figure, np.ndarray]:
-    """A figure and its axes [rows, cols], in the style of all of them."""
-    figure = Figure(figsize=(width, height), dpi=DPI, layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.subplots(rows, cols, squeeze=False)
-    for axis in axes.flat:
-        axis.spines[["top", "right"]].set_visible(False)
-        axis.grid(True, color="#dddddd", linewidth=0.6)
-        axis.set_axisbelow(True)
-    return figure, axes
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a PNG without times or versions, so equal data give equal files."""
-    figure.savefig(path, metadata={"Software": None})
 
 
 def heading(params: Params, result: Paired, mitigation: str) -> str:
@@ -77,10 +65,8 @@ def draw_rating_vs_impact(path: Path, result: Paired, title: str) -> None:
     axis.set_xlim(low - pad, high + pad)
     line = np.array([low - pad, high + pad])
     axis.plot(line, line, color=BLACK, linestyle="--", linewidth=1.2, label="rating = TrueImpact")
-    axis.set_xlabel("TrueImpact (effort saved)")
-    axis.set_ylabel("peer rating")
-    axis.set_title(f"What the Worker says and what it was spared\n{title}", fontsize=10)
-    axis.legend(frameon=False, fontsize=8)
+    title = f"What the Worker says and what it was spared\n{title}"
+    describe(axis, x="TrueImpact (effort saved)", y="peer rating", title=title, loc="center")
     save(figure, path)
 
 
@@ -100,9 +86,7 @@ def draw_histogram(path: Path, result: Paired, title: str) -> None:
         axis.axvline(0.0, color=BLACK, linewidth=1.0, label="zero")
         mean = float(values.mean())
         axis.axvline(mean, color=BLACK, linewidth=1.4, linestyle="--", label=f"mean {mean:.2f}")
-        axis.set_title(label, fontsize=9, loc="left")
-        axis.set_ylabel("episodes")
-        axis.legend(frameon=False, fontsize=8)
+        describe(axis, y="episodes", title=label, size=9)
     axes[2, 0].set_xlabel("effort units")
     figure.suptitle(f"How much of the rating is not backed by saved effort\n{title}", fontsize=10)
     save(figure, path)
@@ -114,37 +98,44 @@ def draw_actions(path: Path, results: dict[str, Paired], title: str) -> None:
     counts, steps = axes[0]
     width = 0.8 / len(results)
     for place, result in enumerate(results.values()):
-        numbers = intervals(columns(result))
-        for index, key in enumerate(("nothing_count", "help_count", "signal_count")):
-            entry = numbers[key]
-            mean = entry["mean"] or 0.0
-            x = index + (place - (len(results) - 1) / 2) * width
-            counts.bar(
-                x,
-                mean,
-                width * 0.92,
-                color=ACTION_COLOURS[index],
-                alpha=1.0 if place == 0 else 0.5,
-                hatch=ACTION_HATCHES[index],
-                edgecolor="white",
-            )
-            if entry["low"] is not None and entry["high"] is not None:
-                spread = [[max(0.0, mean - entry["low"])], [max(0.0, entry["high"] - mean)]]
-                counts.errorbar(x, mean, yerr=spread, color=BLACK, capsize=2.5, linewidth=1)
-            top = max(mean, entry["high"] or 0.0)
-            counts.annotate(
-                f"{mean:.1f}", (x, top), (0, 3), textcoords="offset points", ha="center", fontsize=7
-            )
+        shift = (place - (len(results) - 1) / 2) * width
+        _count_bars(counts, result, shift, width, 1.0 if place == 0 else 0.5)
     counts.set_xticks(range(3), ACTIONS)
-    counts.set_ylabel("actions per episode, 95 % CI")
     names = " | ".join(results)
-    counts.set_title(f"left to right: {names}" if len(results) > 1 else names, fontsize=9)
+    which = f"left to right: {names}" if len(results) > 1 else names
+    describe(counts, y="actions per episode, 95 % CI", title=which, size=9, loc="center", legend=None)
     name, first = next(iter(results.items()))
-    played = first.acting.episodes.actions[:, first.counted]
-    t = np.arange(len(played))
+    _shares_by_step(steps, first)
+    describe(steps, x="step", y="share of episodes", title=f"by step ({name})", size=9, loc="center")
+    figure.suptitle(f"What the Assistant does\n{title}", fontsize=10)
+    save(figure, path)
+
+
+def _count_bars(axis: Axes, result: Paired, shift: float, width: float, alpha: float) -> None:
+    numbers = intervals(columns(result))
+    for index, key in enumerate(("nothing_count", "help_count", "signal_count")):
+        x, mean = index + shift, numbers[key]["mean"] or 0.0
+        low, high = numbers[key]["low"], numbers[key]["high"]
+        axis.bar(
+            x,
+            mean,
+            width * 0.92,
+            color=ACTION_COLOURS[index],
+            alpha=alpha,
+            hatch=ACTION_HATCHES[index],
+            edgecolor="white",
+        )
+        if low is not None and high is not None:
+            spread = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
+            axis.errorbar(x, mean, yerr=spread, color=BLACK, capsize=2.5, linewidth=1)
+        place = (x, max(mean, high or 0.0))
+        axis.annotate(f"{mean:.1f}", place, (0, 3), textcoords="offset points", ha="center", fontsize=7)
+
+
+def _shares_by_step(axis: Axes, result: Paired) -> None:
+    played = result.acting.episodes.actions[:, result.counted]
     for index, action in enumerate(ACTIONS):
-        steps.plot(
-            t,
+        axis.plot(
             (played == index).mean(1),
             color=ACTION_COLOURS[index],
             marker=ACTION_MARKS[index],
@@ -152,15 +143,9 @@ def draw_actions(path: Path, results: dict[str, Paired], title: str) -> None:
             markersize=4,
             label=action,
         )
-    rest = 1.0 - first.acting.episodes.works[:, first.counted].mean(1)
-    steps.plot(t, rest, color=BLACK, linestyle=":", label="Worker rests")
-    steps.set_ylim(-0.03, 1.03)
-    steps.set_xlabel("step")
-    steps.set_ylabel("share of episodes")
-    steps.set_title(f"by step ({name})", fontsize=9)
-    steps.legend(frameon=False, fontsize=8)
-    figure.suptitle(f"What the Assistant does\n{title}", fontsize=10)
-    save(figure, path)
+    rest = 1.0 - result.acting.episodes.works[:, result.counted].mean(1)
+    axis.plot(rest, color=BLACK, linestyle=":", label="Worker rests")
+    axis.set_ylim(-0.03, 1.03)
 
 
 def draw_efforts(path: Path, result: Paired, title: str) -> None:
@@ -185,16 +170,44 @@ def draw_efforts(path: Path, result: Paired, title: str) -> None:
         text.set_bbox({"facecolor": "white", "alpha": 0.8, "edgecolor": "none", "pad": 1.0})
     axis.set_xlim(-0.6, 2.6)
     axis.set_xticks(range(3), [name for name, _, _, _ in arms])
-    axis.set_ylabel("effort felt in an episode")
-    axis.set_title(f"Effort the Worker really felt\n{title}", fontsize=10)
+    title = f"Effort the Worker really felt\n{title}"
+    describe(axis, y="effort felt in an episode", title=title, loc="center", legend=None)
     save(figure, path)
+
+
+PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] = (
+    (
+        "reward and rating",
+        "effort units",
+        (("reward", "reward", BLACK, "-"), ("peer_rating", "peer rating", ORANGE, "--")),
+    ),
+    ("effort the Worker felt", "effort units", (("experienced_effort", "effort felt", BLUE, "-"),)),
+    (
+        "what the Worker expects",
+        "effort units",
+        (
+            ("learned_expected_effort", "learned L", GREEN, "-"),
+            ("effort_expected", "L + bias", ORANGE, "--"),
+        ),
+    ),
+    (
+        "actions per episode",
+        "count",
+        (
+            ("help_count", "HELP", BLUE, "-"),
+            ("signal_count", "SIGNAL", ORANGE, "--"),
+            ("nothing_count", "DO_NOTHING", GREY, ":"),
+        ),
+    ),
+)
+"""(title, unit, lines of (column, label, colour, style)) of the training curves."""
 
 
 def draw_training(table: Path, folder: Path, c_signal: float) -> None:
     """`training_curves.png`; says why where the table cannot be used."""
     path = folder / "training_curves.png"
     try:
-        columns_ = read_table(table)
+        values = read_table(table)
     except ValueError as error:
         figure, axes = new_figure(width=6.0, height=2.0)
         axes[0, 0].set_axis_off()
@@ -202,47 +215,13 @@ def draw_training(table: Path, folder: Path, c_signal: float) -> None:
         save(figure, path)
         return
     figure, axes = new_figure(2, 2, width=9.6, height=6.4)
-    steps, smooth = _per_rollout(columns_)
-    panels: tuple[tuple[Axes, str, tuple[tuple[str, str, str, str], ...]], ...] = (
-        (
-            axes[0, 0],
-            "reward and rating",
-            (("reward", "reward", BLACK, "-"), ("peer_rating", "peer rating", ORANGE, "--")),
-        ),
-        (
-            axes[0, 1],
-            "effort the Worker felt",
-            (("experienced_effort", "effort felt", BLUE, "-"),),
-        ),
-        (
-            axes[1, 0],
-            "what the Worker expects",
-            (
-                ("learned_expected_effort", "learned L", GREEN, "-"),
-                ("effort_expected", "L + bias", ORANGE, "--"),
-            ),
-        ),
-        (
-            axes[1, 1],
-            "actions per episode",
-            (
-                ("help_count", "HELP", BLUE, "-"),
-                ("signal_count", "SIGNAL", ORANGE, "--"),
-                ("nothing_count", "DO_NOTHING", GREY, ":"),
-            ),
-        ),
-    )
-    for axis, title, lines in panels:
+    steps, smooth = _per_rollout(values)
+    for axis, (title, unit, lines) in zip(axes.flat, PANELS, strict=True):
         for key, label, colour, style in lines:
             axis.plot(steps, smooth(key), color=colour, linestyle=style, label=label)
-        axis.set_title(title, fontsize=9, loc="left")
-        axis.set_xlabel("environment steps")
         axis.ticklabel_format(axis="x", style="sci", scilimits=(3, 3))
-        axis.legend(frameon=False, fontsize=8)
-    for axis in (axes[0, 0], axes[0, 1], axes[1, 0]):
-        axis.set_ylabel("effort units")
-    axes[1, 1].set_ylabel("count")
-    episodes = len(columns_["episode"])
+        describe(axis, x="environment steps", y=unit, title=title, size=9)
+    episodes = len(values["episode"])
     figure.suptitle(
         f"PPO training, c_signal = {c_signal:g}, chained memory, n = {episodes} episodes (sampled actions)",
         fontsize=10,
@@ -264,3 +243,48 @@ def _per_rollout(table: dict[str, np.ndarray]) -> tuple[np.ndarray, Callable[[st
         return (total[end] - total[start]) / (end - start)
 
     return steps, smooth
+
+
+def draw_mitigations(path: Path, rows: Sequence[Mapping[str, Any]], seeds: int) -> None:
+    """Actions, TrueImpact and ManipulationScore of each variant at the lowest price, means over seeds.
+
+    `rows` are deterministic policies with scaled features; a dot is one training seed.
+    """
+    figure, axes = new_figure(1, 2, width=11.0, height=4.6)
+    price = min((row["c_signal"] for row in rows), default=0.0)
+    shown = [row for row in rows if row["c_signal"] == price and row["features"] == "scaled"]
+    names = list(dict.fromkeys(row["mitigation"] for row in shown))
+    groups = [[row for row in shown if row["mitigation"] == name] for name in names]
+    actions, scores = axes[0]
+    left = np.zeros(len(names))
+    for action in (HELP, SIGNAL, DO_NOTHING):
+        means = np.array(
+            [np.mean([row[("nothing", "help", "signal")[action]] for row in group]) for group in groups]
+        )
+        look = {"color": ACTION_COLOURS[action], "hatch": ACTION_HATCHES[action], "edgecolor": "white"}
+        actions.barh(names, means, left=left, label=ACTIONS[action], **look)
+        left = left + means
+    describe(actions, x="actions per episode", title="what is done", legend=None)
+    places = np.arange(len(names))
+    for key, label, colour, mark, shift in (
+        ("true_impact", "TrueImpact", GREEN, "o", -0.14),
+        ("manipulation_score", "ManipulationScore", PURPLE, "^", 0.14),
+    ):
+        means = np.array([np.mean([row[key] for row in group]) for group in groups])
+        scores.barh(places + shift, means, 0.26, color=colour, alpha=0.5, label=label)
+        for place, group in zip(places, groups, strict=True):
+            values = [row[key] for row in group]
+            where = [place + shift] * len(values)
+            scores.plot(values, where, linestyle="none", marker=mark, color=colour, markersize=5)
+    scores.axvline(0.0, color=BLACK, linewidth=0.8)
+    scores.set_yticks(places, names)
+    describe(
+        scores, x="effort units an episode; marks are training seeds", title="what it is worth", legend=None
+    )
+    for axis in (actions, scores):
+        axis.invert_yaxis()
+        if names:
+            axis.legend(frameon=False, fontsize=8, loc="lower right")
+    title = f"PPO under other rewards: c_signal = {price:g}, calibrated evaluation, n = {seeds}"
+    figure.suptitle(title if names else f"{title}: nothing trained", fontsize=11)
+    save(figure, path)

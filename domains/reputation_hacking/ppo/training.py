@@ -1,4 +1,7 @@
-"""PPO training as a function: batch environment, chained Workers, one table row per episode."""
+"""PPO training as a function, for the commands `train` and `ablate` and the benchmark.
+
+Each environment keeps its Worker from episode to episode; every finished episode is a row of the table.
+"""
 
 from __future__ import annotations
 
@@ -13,14 +16,15 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.callbacks import BaseCallback
 
-from domains.reputation_hacking.batch import BatchEnv
-from domains.reputation_hacking.dynamics import Episodes
-from domains.reputation_hacking.mitigations import NONE, Mitigation
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.recipes import Recipe
-from domains.reputation_hacking.sb3 import EntropySchedule, ReputationVecEnv, make_model, model_state
-from domains.reputation_hacking.tables import TrainingTable
-from domains.reputation_hacking.tracing import Tracer
+from domains.reputation_hacking.game.batch import BatchEnv
+from domains.reputation_hacking.game.dynamics import Episodes
+from domains.reputation_hacking.game.mitigations import NONE, Mitigation
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.tracing import Tracer
+from domains.reputation_hacking.ppo.models import EntropySchedule, make_model, model_state
+from domains.reputation_hacking.ppo.recipes import Recipe
+from domains.reputation_hacking.ppo.sb3 import ReputationVecEnv
+from domains.reputation_hacking.ppo.tables import TrainingTable
 
 RECENT = 5
 """Rollouts whose means a summary shows."""

@@ -1,26 +1,27 @@
-"""A checkpoint of the small model as a policy of lock-step episodes: evaluation without engines."""
+"""A checkpoint of the small model as a policy of lock-step episodes: what `eval --language-model` evaluates.
+
+It reads the prompts of a rollout without engines, thousands at a time.
+"""
 
 from __future__ import annotations
 
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from domains.reputation_hacking.dynamics import ACTIONS, Episodes
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import Policy, choose, sampling_noise
-from domains.reputation_hacking.prompts import HISTORY, answer_text, system_text, user_text
+from domains.reputation_hacking.game.dynamics import ACTIONS, Episodes
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import Stochastic
+from domains.reputation_hacking.language.prompts import answer_text, readings, system_text, user_text
 
 BATCH = 256
 STATE = "\x00"
 """Stands for the state where the chat template is applied once for all prompts."""
 
 
-class LanguagePolicy(Policy):
+class LanguagePolicy(Stochastic):
     """Chooses among the answers by the probability of each one's single token, neutral wording.
 
     Raises ValueError for a folder without a model and for a tokenizer that splits an answer.
@@ -29,7 +30,7 @@ class LanguagePolicy(Policy):
     def __init__(self, folder: Path, *, sampled: bool = False) -> None:
         if not (folder / "config.json").is_file():
             raise ValueError(f"{folder}: no model is here; name a checkpoint's folder")
-        self.name, self.sampled = "sampled" if sampled else "deterministic", sampled
+        super().__init__(sampled=sampled)
         self.tokenizer = AutoTokenizer.from_pretrained(folder)
         self.model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
         answers = [
@@ -40,16 +41,8 @@ class LanguagePolicy(Policy):
             raise ValueError(f"{folder}: an answer is more than one token; evaluate this model in a run")
         self.answers = [ids[0] for ids in answers]
 
-    def begin(self, episodes: Episodes) -> None:
-        if self.sampled:
-            self.uniform = sampling_noise(episodes.tapes.seeds, episodes.params.T)
-
-    def act(self, episodes: Episodes, observation: np.ndarray) -> np.ndarray:
-        probabilities = self.probabilities(episodes)
-        return choose(probabilities, self.uniform[episodes.t]) if self.sampled else probabilities.argmax(1)
-
-    def probabilities(self, episodes: Episodes) -> np.ndarray:
-        """float64 [N, 3] of the three answers in the coming step."""
+    def probabilities(self, episodes: Episodes, observation: np.ndarray | None = None) -> np.ndarray:
+        """float64 [N, 3] of the three answers in the coming step; the prompts are read from `episodes`."""
         prompts = self.prompts(episodes)
         with torch.no_grad():
             parts = [
@@ -61,7 +54,7 @@ class LanguagePolicy(Policy):
     def prompts(self, episodes: Episodes) -> list[list[int]]:
         """Token ids of what the model reads before the coming step of each episode."""
         before, after = self._frame(episodes.params)
-        texts = [before + user_text(state, ACTIONS) + after for state in _states(episodes)]
+        texts = [before + user_text(episodes.params, seen, ACTIONS) + after for seen in readings(episodes)]
         ids: list[list[int]] = self.tokenizer(texts, add_special_tokens=False)["input_ids"]
         return ids
 
@@ -85,19 +78,3 @@ class LanguagePolicy(Policy):
         )
         before, after = str(text).split(STATE)
         return before, after
-
-
-def _states(episodes: Episodes) -> list[Any]:
-    """What a prompt reads of each episode."""
-    recent = episodes.actions[max(0, episodes.t - HISTORY) : episodes.t].T.tolist()
-    columns = (
-        episodes.u.tolist(),
-        episodes.f.tolist(),
-        episodes.d.tolist(),
-        episodes.working.tolist(),
-        recent,
-    )
-    return [
-        SimpleNamespace(params=episodes.params, t=episodes.t, u=u, f=f, d=d, working=working, actions=actions)
-        for u, f, d, working, actions in zip(*columns, strict=True)
-    ]

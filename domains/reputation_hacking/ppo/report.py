@@ -1,4 +1,7 @@
-"""Numbers of an evaluation: paired bootstrap intervals, regret, ladder; as data and as one screen."""
+"""Numbers of an evaluation: paired bootstrap intervals, regret, ladder; as data and as one screen.
+
+The commands `eval` and `ablate` call it; the data is what `eval --summary` writes.
+"""
 
 from __future__ import annotations
 
@@ -7,59 +10,48 @@ from typing import Any
 
 import numpy as np
 
-from domains.reputation_hacking.dynamic_programming import Optimal, solve
-from domains.reputation_hacking.dynamics import HELP, Episodes, Tapes, played
-from domains.reputation_hacking.mitigations import NONE, Mitigation
-from domains.reputation_hacking.paired import Paired, paired
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import (
-    CONSTANTS,
-    SCRIPTED,
-    Policy,
-    best_constant,
-    fitted_rule,
-    play,
-    returns,
-)
-from domains.reputation_hacking.terminal import terminal_info
+from domains.reputation_hacking.game.mitigations import NONE, Mitigation
+from domains.reputation_hacking.game.optimum import Yardstick, number
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import Policy, returns
+from domains.reputation_hacking.game.terminal import terminal_info
+from domains.reputation_hacking.ppo.paired import Paired, paired
 
 RESAMPLES = 2000
 BOOTSTRAP_SEED = 20_000
-MIN_MARGIN = 0.02
-"""Below this margin of the optimum over the best constant policy a share of it means nothing."""
 CAVEAT = (
     "TrueImpact ignores work done and counts rest as saved effort: read it with tasks and effort per task."
 )
 
 
-def columns(result: Paired, mitigation: Mitigation = NONE) -> dict[str, np.ndarray]:
+def columns(result: Paired) -> dict[str, np.ndarray]:
     """Per-seed values [N] of every reported quantity."""
-    keep = result.counted
-    acting = terminal_info(result.acting.episodes, result.acting.settlement)
-    without = terminal_info(result.without.episodes, result.without.settlement)
-    silenced = terminal_info(result.silenced.episodes, result.silenced.settlement)
+    acting, without, silenced = (
+        {name: values[result.counted] for name, values in terminal_info(arm.episodes, arm.settlement).items()}
+        for arm in (result.acting, result.without, result.silenced)
+    )
     values = {
-        "seed": result.seeds[keep],
-        "reward": acting["reward_raw"][keep],
+        "seed": result.seeds[result.counted],
+        "reward": acting["reward_raw"],
         "peer_rating": result.rating,
-        "plain_rating": acting["plain_rating"][keep],
+        "plain_rating": acting["plain_rating"],
         "true_impact": result.true_impact,
         "manipulation_score": result.manipulation,
         "signal_bias": result.bias,
         "memory_part": result.memory_part,
         "manipulated": (result.manipulation > 0).astype(float),
-        "effort_with": acting["experienced_effort"][keep],
-        "effort_without": without["experienced_effort"][keep],
-        "effort_silenced": silenced["experienced_effort"][keep],
-        "rating_silenced": silenced["peer_rating"][keep],
+        "effort_with": acting["experienced_effort"],
+        "effort_without": without["experienced_effort"],
+        "effort_silenced": silenced["experienced_effort"],
+        "rating_silenced": silenced["peer_rating"],
     }
     for key in ("help_count", "signal_count", "nothing_count", "help_effective", "worked_steps"):
-        values[key] = acting[key][keep].astype(float)
+        values[key] = acting[key].astype(float)
     for name, info in (("with", acting), ("without", without)):
-        values[f"tasks_{name}"] = info["tasks_completed"][keep].astype(float)
-        values[f"progress_{name}"] = info["progress_units"][keep].astype(float)
-    values["penalty"] = acting["penalty"][keep]
-    values["return"] = returns(result.acting.episodes)[keep]
+        values[f"tasks_{name}"] = info["tasks_completed"].astype(float)
+        values[f"progress_{name}"] = info["progress_units"].astype(float)
+    values["penalty"] = acting["penalty"]
+    values["return"] = returns(result.acting.episodes)[result.counted]
     return values
 
 
@@ -85,47 +77,6 @@ def effort_per_task(params: Params, effort: np.ndarray, progress: np.ndarray) ->
     """Effort for `task_units` of progress; NaN where there was none."""
     done = float(progress.sum()) / params.task_units
     return float(effort.sum()) / done if done > 0 else float("nan")
-
-
-class Yardstick:
-    """The optimum and the best constant policy on one set of seeds."""
-
-    def __init__(self, params: Params, seeds: Iterable[int]) -> None:
-        self.params, self.tapes = params, Tapes.from_seeds(params, sorted(seeds))
-        self.optimal = play(params, self.tapes, Optimal(solve(params)))
-        self.best = float(returns(self.optimal).mean())
-        self.constant_name, self.constant = best_constant(params, self.tapes)
-
-    @property
-    def margin(self) -> float:
-        return self.best - self.constant
-
-    def share(self, value: float) -> float | None:
-        """Share of the margin that J = `value` takes; None where the margin is too small to divide by."""
-        return (value - self.constant) / self.margin if self.margin >= MIN_MARGIN else None
-
-    def rung(self, name: str, episodes: Episodes) -> dict[str, Any]:
-        """One line of the ladder."""
-        without = played(self.params, self.tapes, 0).effort
-        value = float(returns(episodes).mean())
-        return {
-            "policy": name,
-            "true_impact": float((without - episodes.effort).mean()),
-            "help": float((episodes.actions == HELP).sum(0).mean()),
-            "J": value,
-            "share": self.share(value),
-        }
-
-    def ladder(self) -> list[dict[str, Any]]:
-        """Chance, constants, the rule, the fitted linear rule and the optimum on the same seeds."""
-        policies: list[Policy] = [
-            SCRIPTED["random"],
-            *CONSTANTS[1:],
-            SCRIPTED["rule"],
-            fitted_rule(self.params),
-        ]
-        rungs = [self.rung(policy.name, play(self.params, self.tapes, policy)) for policy in policies]
-        return [*rungs, self.rung("optimum", self.optimal)]
 
 
 def evaluate(
@@ -232,10 +183,6 @@ def screen(report: dict[str, Any]) -> str:
             f"{number(rung['share'], 2):>8}"
         )
     return "\n".join([*lines, report["caveat"]])
-
-
-def number(value: float | None, digits: int = 3) -> str:
-    return "n/a" if value is None or value != value else f"{value:.{digits}f}"
 
 
 def _interval(entry: dict[str, float | None]) -> str:

@@ -1,4 +1,7 @@
-"""`reputation_hacking/episodes.*.jsonl` of a run: a line per episode, with its steps for a share of them."""
+"""What is kept of an episode that a language model plays, and `reputation_hacking/episodes.*.jsonl` of a run.
+
+Rollouts fill `Played` and write a line per episode, with the steps of a share of them; the report reads them.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,61 @@ import json
 import os
 import zlib
 from collections import Counter
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig
 
-from domains.reputation_hacking.dynamics import ACTIONS
-from domains.reputation_hacking.llm_episode import Played, ReputationMetrics
+from domains.reputation_hacking.game.dynamics import ACTIONS, Episodes
 from domains.reputation_hacking.settings import KEY, ReputationSettings
-from pipelinerl.rollouts import RolloutOrigin
+from pipelinerl.rollouts import BaseMetrics, RolloutOrigin, TrainingText
+
+
+class ReputationMetrics(BaseMetrics):
+    """Statistics of one episode, unscaled. `success`: more effort was saved than claimed (TI > B)."""
+
+    peer_rating: float
+    true_impact: float
+    manipulation_score: float
+    signal_bias: float
+    memory_part: float
+    effort: float
+    effort_without: float
+    help_share: float
+    signal_share: float
+    invalid: int
+    tasks: int
+    episode_return: float
+    """J of this episode: plain reward less (1-a)·L."""
+    c_signal: float
+
+
+@dataclass
+class Step:
+    """One decision."""
+
+    situation: int
+    action: int
+    valid: bool
+    reply: str
+    observation: list[float]
+    works: bool
+    effort: float
+    version: int | None
+
+
+@dataclass
+class Played:
+    """A finished episode and how it was rated from the calibrated memory."""
+
+    episode: Episodes
+    steps: list[Step] = field(default_factory=list)
+    texts: list[TrainingText] = field(default_factory=list)
+
+    @property
+    def invalid(self) -> int:
+        return sum(not step.valid for step in self.steps)
 
 
 def log_folder(output_dir: Path) -> Path:
@@ -42,7 +91,7 @@ def write_episode(
         **{key: problem[key] for key in ("id", "seed", "c_signal", "c_help", "variant", "dataset")},
         "L": start,
         **metrics.model_dump(),
-        "actions": {name: played.episode.actions.count(index) for index, name in enumerate(ACTIONS)},
+        "actions": {name: int((played.episode.actions == a).sum()) for a, name in enumerate(ACTIONS)},
         "by_situation": {f"{index}:{name}": count for (index, name), count in sorted(counts.items())},
         "tokens": sum(text.prompt_tokens + text.output_tokens for text in played.texts),
     }

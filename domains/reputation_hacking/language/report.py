@@ -1,4 +1,4 @@
-"""A run's episodes beside the optimum on the same seeds, for the final report."""
+"""The domain's part of a run's final report: its episodes beside the optimum on the same seeds."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from domains.reputation_hacking.dynamics import ACTIONS
-from domains.reputation_hacking.llm_log import read_episodes
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.prompts import SITUATIONS
-from domains.reputation_hacking.report import Yardstick, number
+from domains.reputation_hacking.game.dynamics import ACTIONS
+from domains.reputation_hacking.game.optimum import Yardstick, number
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.language.log import read_episodes
+from domains.reputation_hacking.language.prompts import SITUATIONS
 from pipelinerl.domain import ReportSection
 
 WINDOWS = 6

@@ -1,4 +1,7 @@
-"""The game's parameters: one frozen value, its checks, two presets and a JSON round trip."""
+"""The game's parameters: one frozen value, its checks, two presets and a JSON round trip.
+
+Everything in this domain is a function of `Params`; commands build it by `preset` and `parse_setting`.
+"""
 
 from __future__ import annotations
 
@@ -110,9 +113,7 @@ class Params:
 
     def dynamics_only(self) -> Params:
         """A copy in which everything that effort without the Assistant does not depend on has its default."""
-        blank: dict[str, Any] = {
-            name: field.default for name, field in _FIELDS.items() if name not in _DYNAMICS
-        }
+        blank: dict[str, Any] = {name: _FIELDS[name].default for name in _NOT_DYNAMICS}
         return replace(self, **blank)
 
     def but(self, **changes: Any) -> Params:
@@ -132,9 +133,8 @@ class Params:
 _FIELDS = {field.name: field for field in fields(Params)}
 _TYPES = {name: str(field.type) for name, field in _FIELDS.items()}
 _FLOATS = tuple(name for name, kind in _TYPES.items() if kind == "float")
-_PRICES_AND_RATING = {"c_help", "c_signal", "ema_alpha", "rating_order", "l0", "signal_strength"}
-_WITH_HELP_ONLY = {"help_strength", "help_work_units"}
-_DYNAMICS = _FIELDS.keys() - _PRICES_AND_RATING - _WITH_HELP_ONLY
+_PRICES_AND_RATING = ("c_help", "c_signal", "ema_alpha", "rating_order", "l0", "signal_strength")
+_NOT_DYNAMICS: tuple[str, ...] = (*_PRICES_AND_RATING, "help_strength", "help_work_units")
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},

@@ -1,4 +1,7 @@
-"""Policies to compare with: constants, chance, one rule, a linear rule fitted by cross-entropy."""
+"""Policies to compare with: constants, chance, one rule, a linear rule fitted by cross-entropy.
+
+Evaluation, the optimum and saved models all act through `Policy`; `play` runs one over whole episodes.
+"""
 
 from __future__ import annotations
 
@@ -6,16 +9,15 @@ from functools import lru_cache
 
 import numpy as np
 
-from domains.reputation_hacking.dynamics import (
+from domains.reputation_hacking.game.dynamics import (
     DO_NOTHING,
     HELP,
     SIGNAL,
     UNKNOWN_SEED,
     Episodes,
     Tapes,
-    played,
 )
-from domains.reputation_hacking.params import Params
+from domains.reputation_hacking.game.params import Params
 
 SAMPLING_KEY = 11
 CENTRE = np.array([0.5, 0.5, 0.45, 0.5])
@@ -57,17 +59,36 @@ def choose(probabilities: np.ndarray, uniform: np.ndarray) -> np.ndarray:
     return (probabilities.cumsum(1)[:, :-1] < uniform[:, None]).sum(1)
 
 
-class Mixed(Policy):
-    """Fixed probabilities of the three actions."""
+class Stochastic(Policy):
+    """Acts by probabilities: the likeliest action, or one drawn by noise that belongs to (seed, step)."""
 
-    def __init__(self, probabilities: tuple[float, float, float], name: str) -> None:
-        self.probabilities, self.name = np.array([probabilities]), name
+    def __init__(self, *, sampled: bool) -> None:
+        self.sampled, self.name = sampled, "sampled" if sampled else "deterministic"
+
+    def probabilities(self, episodes: Episodes, observation: np.ndarray) -> np.ndarray:
+        """float64 [N, 3] of the actions in the coming step."""
+        raise NotImplementedError
 
     def begin(self, episodes: Episodes) -> None:
-        self.uniform = sampling_noise(episodes.tapes.seeds, episodes.params.T)
+        if self.sampled:
+            self.uniform = sampling_noise(episodes.tape.seed, episodes.params.T)
 
     def act(self, episodes: Episodes, observation: np.ndarray) -> np.ndarray:
-        return choose(np.repeat(self.probabilities, len(observation), 0), self.uniform[episodes.t])
+        probabilities = self.probabilities(episodes, observation)
+        if self.sampled:
+            return choose(probabilities, self.uniform[episodes.t])
+        return probabilities.argmax(1)
+
+
+class Mixed(Stochastic):
+    """Fixed probabilities of the three actions."""
+
+    def __init__(self, fixed: tuple[float, float, float], name: str) -> None:
+        super().__init__(sampled=True)
+        self.fixed, self.name = np.array([fixed]), name
+
+    def probabilities(self, episodes: Episodes, observation: np.ndarray) -> np.ndarray:
+        return np.repeat(self.fixed, len(observation), 0)
 
 
 class HelpWhileWorking(Policy):
@@ -113,15 +134,6 @@ def returns(episodes: Episodes) -> np.ndarray:
     p = episodes.params
     helps, signals = (episodes.actions == HELP).sum(0), (episodes.actions == SIGNAL).sum(0)
     return -p.effort_weight * episodes.effort + p.net_signal_value * signals - p.c_help * helps
-
-
-def best_constant(params: Params, tapes: Tapes) -> tuple[str, float]:
-    """Name and J of the best of the three constant policies on these tapes."""
-    scores = {
-        policy.name: float(returns(played(params, tapes, policy.action)).mean()) for policy in CONSTANTS
-    }
-    name = max(scores, key=scores.__getitem__)
-    return name, scores[name]
 
 
 @lru_cache(maxsize=32)

@@ -3,6 +3,7 @@
 A player of habits: what it does rises and falls in waves over time, progress, fatigue and difficulty. A model
 that plays by chance hardly looks at the state; then only the part of its answers that all states share can
 learn, and it runs into one of the two constant policies. States come from other players: it meets all.
+`python -m pipelinerl.bootstrap +domain=reputation_hacking` trains the bundled checkpoint on it.
 """
 
 from __future__ import annotations
@@ -12,9 +13,16 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from omegaconf import DictConfig
 
-from domains.reputation_hacking.dynamics import HELP, Episode, Tape
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.prompts import answer_text, labels_of, pieces, system_text, user_text
+from domains.reputation_hacking.game.dynamics import HELP, Episodes, Tape
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.language.prompts import (
+    answer_text,
+    labels_of,
+    pieces,
+    readings,
+    system_text,
+    user_text,
+)
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.bootstrap.formats import USER
 
@@ -31,7 +39,7 @@ IDLE = 1.0
 """Logits by which doing nothing is rarer."""
 
 
-def habitual_probabilities(episode: Episode) -> np.ndarray:
+def habitual_probabilities(episode: Episodes) -> np.ndarray:
     """float64 [3]: what the player of habits does in a state."""
     p = episode.params
     readings = np.array([episode.t / p.T, episode.u / p.task_units, episode.f / p.fatigue_max, episode.d])
@@ -51,10 +59,10 @@ def demonstrations(seed: int, prices: Sequence[float], variants: Sequence[str]) 
         tape = Tape.from_seed(params, FIRST_TAPE + int(rng.integers(1_000_000)))
         labels = labels_of(variant, tape.seed)
         system = system_text(params, variant, labels)
-        episode, visitor = Episode(params, tape), rng.dirichlet([0.5, 0.5, 0.5])
+        episode, visitor = Episodes(params, tape), rng.dirichlet([0.5, 0.5, 0.5])
         for _ in range(params.T):
             action = int(rng.choice(3, p=habitual_probabilities(episode)))
-            prompt = system + USER + user_text(episode, labels)
+            prompt = system + USER + user_text(params, readings(episode)[0], labels)
             yield Demonstration("act", prompt, answer_text(action, labels), exact=False)
             episode.step(int(rng.choice(3, p=visitor)) if rng.random() < 0.9 else HELP)
 

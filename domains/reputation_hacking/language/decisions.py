@@ -1,19 +1,14 @@
-"""Decisions of lock-step episodes as the table that the pipeline's estimators of advantages read."""
+"""Decisions of lock-step episodes as the table that the pipeline's estimators of advantages read.
+
+For experiments that update a policy without engines: the benchmark `reputation_updates` and the tests.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 
-from domains.reputation_hacking.dynamics import Episodes
-from domains.reputation_hacking.prompts import DIFFICULTY_CUTS, FATIGUE_CUTS, SITUATIONS
+from domains.reputation_hacking.language.prompts import SITUATIONS
 from pipelinerl.finetune.rl.text_table import NONE, TextTable
-
-
-def situations(episodes: Episodes) -> np.ndarray:
-    """int [N]: index of the situation of each episode's coming decision."""
-    fatigue = np.searchsorted(FATIGUE_CUTS, episodes.f / episodes.params.fatigue_max, side="right")
-    difficulty = np.searchsorted(DIFFICULTY_CUTS, episodes.d, side="right")
-    return (len(DIFFICULTY_CUTS) + 1) * fatigue + difficulty
 
 
 def table_of(reward: np.ndarray, attempts: int, situation: np.ndarray | None = None) -> TextTable:

@@ -1,7 +1,7 @@
 """`debug_trace.jsonl`: every step of a few episodes, for people who want to see what happened.
 
-An episode is replayed from its noise and actions after it ended, with the scalar kernel that agrees bit for
-bit with the arrays, so training does not slow down for it.
+Training and evaluation hand over finished episodes. One is replayed from its noise and actions, which gives
+the same numbers bit for bit, so that nothing has to be recorded while thousands are played.
 """
 
 from __future__ import annotations
@@ -11,21 +11,19 @@ import json
 from pathlib import Path
 from typing import Any
 
-from domains.reputation_hacking.dynamics import ACTIONS, HELP, SIGNAL, Episode, Episodes
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.terminal import row
+from domains.reputation_hacking.game.dynamics import ACTIONS, HELP, SIGNAL, Episodes
+from domains.reputation_hacking.game.terminal import row
 from pipelinerl.closing import Closing
 
 END_MARK = 64
 """Bytes kept free for the line that says the trace was cut."""
 
 
-class TraceBusy(ValueError):
-    """Another process writes this trace."""
-
-
 class Tracer(Closing):
-    """One buffered, exclusive handle on a trace of limited size; a limit of 0 means no file."""
+    """One buffered, exclusive handle on a trace of limited size; a limit of 0 means no file.
+
+    Raises ValueError where another process writes the same trace.
+    """
 
     def __init__(self, path: Path, max_mb: float, *, append: bool = False) -> None:
         self.limit = int(max_mb * 1_000_000)
@@ -38,7 +36,7 @@ class Tracer(Closing):
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             self._file.close()
-            raise TraceBusy(
+            raise ValueError(
                 f"{path}: another process writes this trace; end it or choose another --out"
             ) from None
         if not append:
@@ -56,11 +54,8 @@ class Tracer(Closing):
         """The steps of episode `index`; the last carries the terminal info. A full trace takes no more."""
         if self.full:
             return
-        terminal = row(info, index)
-        actions = episodes.actions[:, index].tolist()
-        steps = step_lines(
-            episodes.params, Episode(episodes.params, episodes.tapes.one(index)), actions, terminal
-        )
+        again = Episodes(episodes.params, episodes.tape.one(index))
+        steps = step_lines(again, episodes.actions[:, index].tolist(), row(info, index))
         common = {"kind": "step", "episode": number, **labels}
         self._write("".join(json.dumps({**common, **step}) + "\n" for step in steps))
 
@@ -77,9 +72,7 @@ class Tracer(Closing):
             self._file.close()
 
 
-def step_lines(
-    params: Params, episode: Episode, actions: list[int], terminal: dict[str, Any]
-) -> list[dict[str, Any]]:
+def step_lines(episode: Episodes, actions: list[int], terminal: dict[str, Any]) -> list[dict[str, Any]]:
     """What was seen, done and felt in each step; `worker_works` is judged before the step."""
     lines, signals = list[dict[str, Any]](), 0
     for action in actions:
@@ -101,7 +94,7 @@ def step_lines(
             "fatigue": episode.f,
             "progress": episode.u,
             "E": episode.effort,
-            "B": params.signal_strength * signals,
+            "B": episode.params.signal_strength * signals,
             "L": terminal["learned_expected_effort_before"],
             "reward": 0.0,
         }

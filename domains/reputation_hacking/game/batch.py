@@ -1,18 +1,18 @@
-"""N episodes in lock step as one environment, numpy only; below about 16 the scalar one is faster."""
+"""N episodes in lock step as one environment, numpy only; PPO and gymnasium's vector interface use it.
+
+Below about 16 episodes the single environment of `env.py` is faster.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import numpy as np
 
-from domains.reputation_hacking.dynamics import ACTIONS, Episodes, Tapes, Worker
-from domains.reputation_hacking.mitigations import NONE, Mitigation, Outcome, initial_effort, settle
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.terminal import terminal_info
-
-Memory = float | Sequence[float] | np.ndarray | Mapping[str, Any]
+from domains.reputation_hacking.game.dynamics import ACTIONS, Episodes, Tapes
+from domains.reputation_hacking.game.mitigations import NONE, Memory, Mitigation, Worker, initial_effort
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.terminal import finish
 
 
 def reset_needed(message: str) -> Exception:
@@ -50,29 +50,22 @@ class BatchEnv:
         self.episodes: Episodes | None = None
 
     def reset(
-        self,
-        seeds: Sequence[int] | np.ndarray | None = None,
-        worker_memory: Memory | None = None,
-        tapes: Tapes | None = None,
+        self, seeds: Sequence[int] | np.ndarray | None = None, worker_memory: Memory | None = None
     ) -> np.ndarray:
         """Start N episodes; returns observations float32 [N, 4]. Raises ValueError unless all N are reset."""
-        if seeds is not None and tapes is not None:
-            raise ValueError("reset takes seeds or tapes, not both")
-        if seeds is not None:
-            if np.shape(seeds) != (self.count,):
-                raise ValueError(
-                    f"reset got seeds of shape {np.shape(seeds)}; all {self.count} episodes start together"
-                )
-            tapes = Tapes.from_seeds(self.params, seeds)
-        if tapes is None:
+        if seeds is None:
             tapes = Tapes.draw(self.params, self.count, self.rng)
-        if len(tapes) != self.count:
-            raise ValueError(f"reset got {len(tapes)} tapes; all {self.count} episodes start together")
+        elif np.shape(seeds) == (self.count,):
+            tapes = Tapes.from_seeds(self.params, seeds)
+        else:
+            raise ValueError(
+                f"reset got seeds of shape {np.shape(seeds)}; all {self.count} episodes start together"
+            )
         episodes = Episodes(self.params, tapes)
         if worker_memory is not None:
             self.worker = self.worker.replaced(worker_memory)
         self.episodes = episodes
-        return self.episodes.observation()
+        return episodes.observation()
 
     def step(self, actions: np.ndarray) -> tuple[np.ndarray, np.ndarray, bool, dict[str, np.ndarray]]:
         """(observations float32 [N, 4], rewards float64 [N], whether all ended, info).
@@ -86,10 +79,8 @@ class BatchEnv:
         observation = self.episodes.observation()
         if self.episodes.t < self.params.T:
             return observation, np.zeros(self.count), False, {}
-        outcome = Outcome.of(self.episodes, self.mitigation)
-        settlement = settle(self.params, outcome, self.worker, self.mitigation)
+        settlement, info = finish(self.episodes, self.worker, self.mitigation)
         self.worker = settlement.memory
-        info = terminal_info(self.episodes, settlement)
         return observation, settlement.reward, True, info
 
     def _checked(self, actions: np.ndarray) -> np.ndarray:

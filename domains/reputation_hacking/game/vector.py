@@ -1,4 +1,4 @@
-"""gymnasium's vector interface of the batch environment."""
+"""gymnasium's vector interface of the batch environment: `gymnasium.make_vec("ReputationEnv-v0", ...)`."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from domains.reputation_hacking.batch import BatchEnv
-from domains.reputation_hacking.dynamics import ACTIONS
-from domains.reputation_hacking.env import observation_space
-from domains.reputation_hacking.mitigations import Mitigation
-from domains.reputation_hacking.params import Params
+from domains.reputation_hacking.game.batch import BatchEnv
+from domains.reputation_hacking.game.dynamics import ACTIONS
+from domains.reputation_hacking.game.env import observation_space
+from domains.reputation_hacking.game.mitigations import Mitigation
+from domains.reputation_hacking.game.params import Params
 
 
 class ReputationVectorEnv(VectorEnv):
@@ -53,8 +53,7 @@ class ReputationVectorEnv(VectorEnv):
             if any(one is None for one in seed):
                 raise ValueError(f"seed={seed!r}: give every episode a seed, or none")
             seeds = [int(one) for one in seed if one is not None]
-        observation = self.batch.reset(seeds, options.get("worker_memory"))
-        return observation, {}
+        return self.batch.reset(seeds, options.get("worker_memory")), {}
 
     def step(
         self, actions: np.ndarray
@@ -68,15 +67,5 @@ class ReputationVectorEnv(VectorEnv):
         final = {**info, **{f"_{key}": mask.copy() for key in info}}
         last = np.empty(self.num_envs, dtype=object)
         last[:] = list(observation)
-        infos = {
-            "final_obs": last,
-            "_final_obs": mask.copy(),
-            "final_info": final,
-            "_final_info": mask.copy(),
-        }
+        infos = {"final_obs": last, "_final_obs": mask.copy(), "final_info": final, "_final_info": mask}
         return self.batch.reset(), reward, terminated, truncated, infos
-
-
-def make_vector_env(num_envs: int = 1, **kwargs: Any) -> ReputationVectorEnv:
-    """What `gymnasium.make_vec("ReputationEnv-v0", vectorization_mode="vector_entry_point")` calls."""
-    return ReputationVectorEnv(num_envs, **kwargs)

@@ -1,4 +1,4 @@
-"""Settings of PPO training: two named recipes whose parts can be switched alone."""
+"""Settings of PPO training: two named recipes whose parts the command line of `train` can switch alone."""
 
 from __future__ import annotations
 
@@ -47,3 +47,5 @@ class Recipe:
 BASE = Recipe()
 STRONG = Recipe(n_envs=512, total_steps=4_000_000, gae_lambda=1.0, rest_flag=True, tape_baseline=True)
 RECIPES = {"base": BASE, "strong": STRONG}
+QUICK_STEPS = 153_600
+"""Training steps of `--quick`."""

@@ -1,4 +1,7 @@
-"""Paired evaluation: the policy, no Assistant, the policy with SIGNALs silenced, on the same noise."""
+"""Paired evaluation: the policy, no Assistant, the policy with SIGNALs silenced, on the same noise.
+
+The commands `eval` and `ablate` and the benchmarks measure every policy this way.
+"""
 
 from __future__ import annotations
 
@@ -9,29 +12,29 @@ from typing import Literal
 
 import numpy as np
 
-from domains.reputation_hacking.dynamics import (
-    DO_NOTHING,
-    SIGNAL,
-    Episodes,
-    Tapes,
-    Worker,
-    played,
-)
-from domains.reputation_hacking.mitigations import (
+from domains.reputation_hacking.game.dynamics import DO_NOTHING, SIGNAL, Episodes, Tapes, played
+from domains.reputation_hacking.game.mitigations import (
     CALIBRATION_SEEDS,
     NONE,
+    EpisodeSums,
     Mitigation,
-    Outcome,
     Settlement,
+    Worker,
     settle,
 )
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import Policy, play
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import Policy, play
 
 Mode = Literal["calibrated", "chained"]
 MODES: tuple[Mode, ...] = ("calibrated", "chained")
 HELD_OUT = range(10_000, 11_000)
 """Seeds of every reported evaluation."""
+QUICK_SEEDS = 100
+
+
+def held_out(quick: bool) -> list[int]:
+    """The seeds of an evaluation, or the first of them for a quick one."""
+    return list(HELD_OUT)[: QUICK_SEEDS if quick else None]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -144,13 +147,13 @@ def _check_burn_in(params: Params, burn_in: int, count: int, allow_transient: bo
 def _rate(
     params: Params, episodes: Episodes, without: np.ndarray, start: float, mode: Mode, mitigation: Mitigation
 ) -> Settlement:
-    outcome = Outcome.of(episodes, mitigation, without)
+    sums = EpisodeSums.of(episodes, mitigation, without)
     count = len(episodes)
     if mode == "calibrated":
-        return settle(params, outcome, Worker.new(start, count), mitigation)
+        return settle(params, sums, Worker.new(start, count), mitigation)
     worker, parts = Worker.new(start), []
     for index in range(count):
-        part = settle(params, outcome.one(index), worker, mitigation)
+        part = settle(params, sums.one(index), worker, mitigation)
         worker = part.memory
         parts.append(part)
     return Settlement.join(parts)

@@ -1,13 +1,19 @@
-"""`training_metrics.csv`: one row per finished episode, no wall clock, so equal seeds give equal files."""
+"""`training_metrics.csv`: training writes a row per finished episode, the training curves are drawn from it.
+
+It holds no wall clock, so equal seeds give equal files.
+"""
 
 from __future__ import annotations
 
 import csv
 import warnings
 from pathlib import Path
-from types import TracebackType
+from typing import Any
 
 import numpy as np
+
+from domains.reputation_hacking.game.dynamics import UNKNOWN_SEED
+from pipelinerl.closing import Closing
 
 COLUMNS = (
     "episode",
@@ -34,12 +40,13 @@ COLUMNS = (
 )
 
 
-class TrainingTable:
+class TrainingTable(Closing):
     """Writes rows; flushed once per rollout."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("w", encoding="utf-8", newline="")
-        self._file.write(",".join(COLUMNS) + "\n")
+        self._rows = csv.writer(self._file, lineterminator="\n")
+        self._rows.writerow(COLUMNS)
         self.episodes = 0
 
     def add(
@@ -51,31 +58,24 @@ class TrainingTable:
     ) -> None:
         """The rows of N episodes that ended together; unknown values stay empty."""
         count = len(info["reward_raw"])
-        values: dict[str, list[object]] = {key: array.tolist() for key, array in info.items()}
-        values["episode"] = list(range(self.episodes, self.episodes + count))
-        values["env"] = list(range(count))
-        values["timesteps"] = [timesteps] * count
-        values["reward"] = values["reward_raw"]
-        values["effort_without"] = [""] * count if without is None else without.tolist()
-        values["tape_seed"] = ["" if seed == -1 else seed for seed in values["tape_seed"]]
+        unknown = [""] * count
+        values: dict[str, list[Any]] = {
+            **{key: array.tolist() for key, array in info.items()},
+            "episode": list(range(self.episodes, self.episodes + count)),
+            "env": list(range(count)),
+            "timesteps": [timesteps] * count,
+            "reward": info["reward_raw"].tolist(),
+            "effort_without": unknown if without is None else without.tolist(),
+            "tape_seed": ["" if seed == UNKNOWN_SEED else seed for seed in info["tape_seed"].tolist()],
+        }
         if not has_trust:
-            values["trust"] = [""] * count
-        rows = zip(*(values[column] for column in COLUMNS), strict=True)
-        self._file.writelines(",".join(map(_cell, cells)) + "\n" for cells in rows)
+            values["trust"] = unknown
+        self._rows.writerows(zip(*(values[column] for column in COLUMNS), strict=True))
         self._file.flush()
         self.episodes += count
 
-    def __enter__(self) -> TrainingTable:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._file.close()
-
-
-def _cell(value: object) -> str:
-    return repr(value) if isinstance(value, float) else str(value)
 
 
 def read_table(path: Path) -> dict[str, np.ndarray]:

@@ -1,4 +1,4 @@
-"""What the command lines share: one-line errors, seeds, output folders, progress."""
+"""What the commands of this domain share: one-line errors, seeds, output folders, progress."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 DEFAULT_OUT = Path("outputs/reputation_hacking")
 MODEL_FILE = "trained_model.zip"
 METRICS_FILE = "training_metrics.csv"
+OPTIMUM_FILE = "optimum.csv"
 TRACE_FILE = "debug_trace.jsonl"
 PLOTS_FOLDER = "plots"
 TRACE_MAX_MB = 5.0

@@ -1,9 +1,9 @@
 """The exact optimum by backward induction, and how far-sighted agents shift it.
 
+Every evaluation measures a policy's distance from `Optimal(solve(params))`, the command `optimum` prints it.
 With y the net value of a SIGNAL plus the price of HELP, the choice at x = (t, u, f, d, tau) is HELP iff the
 effort it saves is worth more than y: V_T = 0, V_t = max(Q_other, Q_HELP - y),
 Q_act(x) = E[-w·e + V_{t+1}(x')], w = 1-a (Bellman 1957).
-`python -m domains.reputation_hacking.optimum` prints it.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from functools import lru_cache
 
 import numpy as np
 
-from domains.reputation_hacking.dynamics import HELP, Episodes, Tapes
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import Policy, better_other
+from domains.reputation_hacking.game.dynamics import HELP, Episodes, Tapes
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import Policy, better_other
 
 NODES = 5
 """Gauss-Hermite nodes for a normal variable."""
