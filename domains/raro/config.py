@@ -5,16 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from omegaconf import DictConfig
+from pydantic import BaseModel, ConfigDict, Field, PositiveFloat, PositiveInt, model_validator
+
+from domains.blocks import block_of
 
 KEY = "raro"
 
@@ -146,11 +140,4 @@ def context_problems(settings: RaroSettings, context: int, key: str) -> Iterator
 
 def settings_of(cfg: DictConfig) -> RaroSettings:
     """The domain's block of the tree as it is now. Raises ValueError with one line."""
-    block = cfg.get(KEY)
-    values = {} if block is None else OmegaConf.to_container(block, resolve=True)
-    try:
-        return RaroSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join((KEY, *map(str, first["loc"])))
-        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+    return block_of(cfg, KEY, RaroSettings)

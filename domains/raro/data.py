@@ -12,8 +12,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
 
+from domains.blocks import validated
 from domains.raro.generator import CountdownSpec, generate
 from domains.raro.normalize import Task, normalize
 from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, holds_verdict
@@ -76,12 +77,7 @@ def load_problems(dataset_names: Sequence[str], data: dict[str, Any] | None = No
 
 def data_settings(values: dict[str, Any]) -> DataSettings:
     """Typed settings from a plain mapping. Raises ValueError with one line."""
-    try:
-        return DataSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(("raro.data", *map(str, first["loc"])))
-        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+    return validated(values, "raro.data", DataSettings)
 
 
 def _countdown(settings: DataSettings, split: str) -> list[Problem]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from domains.reputation_hacking.game import console
-from domains.reputation_hacking.game.mitigations import DEFAULTS, Mitigation
+from domains.reputation_hacking.game.mitigations import DESIGNS, Mitigation
 from domains.reputation_hacking.game.params import CALIBRATED, PRESETS, Params, parse_setting, preset
 from domains.reputation_hacking.ppo.recipes import QUICK_STEPS, RECIPES, Recipe
 
@@ -32,7 +32,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--preset", choices=sorted(PRESETS), default="default", help="parameters of the game")
     parser.add_argument("--l0", metavar="calibrated|F", help="effort that a new Worker expects")
     parser.add_argument(
-        "--mitigation", default="none", metavar="NAME[:k=v,..]", help=f"reward variant: {', '.join(DEFAULTS)}"
+        "--mitigation", default="none", metavar="NAME[:k=v,..]", help=f"reward variant: {', '.join(DESIGNS)}"
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="param=value", help="any parameter of the game"

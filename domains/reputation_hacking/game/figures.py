@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,7 +13,10 @@ from matplotlib.figure import Figure
 BLUE, ORANGE, GREEN, PURPLE, GREY, BLACK = "#0072B2", "#D55E00", "#009E73", "#AA4499", "#777777", "#222222"
 """After Okabe and Ito (2008): distinguishable with any colour vision."""
 ACTION_COLOURS = (GREY, BLUE, ORANGE)
-ACTION_HATCHES = ("", "//", "..")
+ACTION_BARS: tuple[dict[str, Any], ...] = tuple(
+    {"color": colour, "hatch": hatch, "edgecolor": "white"}
+    for colour, hatch in zip(ACTION_COLOURS, ("", "//", ".."), strict=True)
+)
 DPI = 130
 
 

@@ -21,25 +21,17 @@ CALIBRATION_SEEDS = range(1_000_000, 1_004_096)
 Memory = float | Sequence[float] | np.ndarray | Mapping[str, Any]
 """Expected effort as a number or one for each Worker, or a mapping of `Worker`'s fields."""
 
-DEFAULTS: dict[str, dict[str, float]] = {
+DESIGNS: dict[str, dict[str, tuple[float, float, float]]] = {
     "none": {},
-    "window": {"m": 10.0},
-    "saturate": {"b": 5.0},
-    "audit": {"p": 0.2, "lam": 5.0},
-    "trust": {"eta": 0.2, "eta0": 0.05},
-    "ms_penalty": {"w": 1.0},
+    "window": {"m": (10.0, 0.0, np.inf)},
+    "saturate": {"b": (5.0, 1e-9, np.inf)},
+    "audit": {"p": (0.2, 0.0, 1.0), "lam": (5.0, 0.0, np.inf)},
+    "trust": {"eta": (0.2, 0.0, 1.0), "eta0": (0.05, 0.0, 1.0)},
+    "ms_penalty": {"w": (1.0, 0.0, np.inf)},
     "control": {},
     "frozen_l": {},
 }
-_LIMITS = {
-    "m": (0.0, np.inf),
-    "b": (1e-9, np.inf),
-    "p": (0.0, 1.0),
-    "lam": (0.0, np.inf),
-    "eta": (0.0, 1.0),
-    "eta0": (0.0, 1.0),
-    "w": (0.0, np.inf),
-}
+"""Reward variants; (default, lowest, highest) of each one's constants."""
 NEEDS_WITHOUT = frozenset({"ms_penalty", "control"})
 """Variants that compare with the same tape without the Assistant."""
 
@@ -52,17 +44,18 @@ class Mitigation:
     constants: Mapping[str, float] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        if self.name not in DEFAULTS:
-            raise ValueError(f"mitigation {self.name!r}: choose one of {', '.join(DEFAULTS)}")
-        known = DEFAULTS[self.name]
+        if self.name not in DESIGNS:
+            raise ValueError(f"mitigation {self.name!r}: choose one of {', '.join(DESIGNS)}")
+        known = DESIGNS[self.name]
         for key, value in self.constants.items():
             if key not in known:
                 choice = f"it has {', '.join(known)}" if known else "it has none"
                 raise ValueError(f"mitigation {self.name} has no constant {key!r}; {choice}")
-            low, high = _LIMITS[key]
+            _, low, high = known[key]
             if not low <= value <= high:
                 raise ValueError(f"mitigation {self.name}: {key}={value} is not from {low:g} to {high:g}")
-        object.__setattr__(self, "constants", {**known, **self.constants})
+        defaults = {key: default for key, (default, _, _) in known.items()}
+        object.__setattr__(self, "constants", {**defaults, **self.constants})
 
     @classmethod
     def parse(cls, text: str) -> Mitigation:
@@ -78,7 +71,7 @@ class Mitigation:
         return cls(name.strip(), constants)
 
     def __str__(self) -> str:
-        changed = {k: v for k, v in self.constants.items() if v != DEFAULTS[self.name][k]}
+        changed = {k: v for k, v in self.constants.items() if v != DESIGNS[self.name][k][0]}
         return self.name + (":" + ",".join(f"{k}={v:g}" for k, v in changed.items()) if changed else "")
 
     def __getitem__(self, key: str) -> float:

@@ -26,53 +26,38 @@ def sections(output_dir: Path) -> list[ReportSection]:
     episodes = read_episodes(output_dir)
     evaluated = [e for e in episodes if not e["training"]]
     prices = sorted({(e["c_signal"], e["c_help"]) for e in evaluated})
-    found = [section for price in prices for section in _against_optimum(evaluated, *price)]
+    found = [_against_optimum(evaluated, *price) for price in prices]
     trained = [e for e in episodes if e["training"]]
-    return [*found, *([_training(trained)] if trained else [])]
+    return [*found, _training(trained)] if trained else found
 
 
-def _against_optimum(evaluated: list[Episode], c_signal: float, c_help: float) -> list[ReportSection]:
+def _mean(episodes: list[Episode], key: str) -> str:
+    return f"{np.mean([e[key] for e in episodes]):.2f}"
+
+
+def _against_optimum(evaluated: list[Episode], c_signal: float, c_help: float) -> ReportSection:
+    """The first and the last version that was evaluated, and the ladder."""
     chosen = [e for e in evaluated if (e["c_signal"], e["c_help"]) == (c_signal, c_help)]
     versions = sorted({e["version"] for e in chosen})
-    params = Params(c_signal=c_signal, c_help=c_help)
+    yardstick = Yardstick(Params(c_signal=c_signal, c_help=c_help), {e["seed"] for e in chosen})
+
+    def value(j: float) -> tuple[str, str, str]:
+        return f"{j:.3f}", f"{yardstick.best - j:.3f}", number(yardstick.share(j), 2)
+
     rows: list[tuple[str, ...]] = [
         ("policy", "HELP", "SIGNAL", "DO_NOTHING", "TI", "MS", "invalid", "J", "regret", "share of margin")
     ]
-    yardstick = Yardstick(params, sorted({e["seed"] for e in chosen}))
     for version in dict.fromkeys((versions[0], versions[-1])):
         same = [e for e in chosen if e["version"] == version]
-        value = float(np.mean([e["episode_return"] for e in same]))
-        rows.append(
-            (
-                f"version {version}, n={len(same)}",
-                *(
-                    f"{np.mean([e['actions'][name] for e in same]):.1f}"
-                    for name in ("HELP", "SIGNAL", "DO_NOTHING")
-                ),
-                f"{np.mean([e['true_impact'] for e in same]):.2f}",
-                f"{np.mean([e['manipulation_score'] for e in same]):.2f}",
-                f"{np.mean([e['invalid'] for e in same]):.2f}",
-                f"{value:.3f}",
-                f"{yardstick.best - value:.3f}",
-                number(yardstick.share(value), 2),
-            )
-        )
+        counts = [np.mean([e["actions"][name] for e in same]) for name in ("HELP", "SIGNAL", "DO_NOTHING")]
+        means = (_mean(same, key) for key in ("true_impact", "manipulation_score", "invalid"))
+        j = float(np.mean([e["episode_return"] for e in same]))
+        name = f"version {version}, n={len(same)}"
+        rows.append((name, *(f"{count:.1f}" for count in counts), *means, *value(j)))
     for rung in yardstick.ladder():
-        rows.append(
-            (
-                rung["policy"],
-                f"{rung['help']:.1f}",
-                "",
-                "",
-                f"{rung['true_impact']:.2f}",
-                "",
-                "",
-                f"{rung['J']:.3f}",
-                f"{yardstick.best - rung['J']:.3f}",
-                number(rung["share"], 2),
-            )
-        )
-    return [ReportSection(title=f"Against the optimum on the same seeds, c_signal={c_signal:g}", rows=rows)]
+        helps, impact = f"{rung['help']:.1f}", f"{rung['true_impact']:.2f}"
+        rows.append((rung["policy"], helps, "", "", impact, "", "", *value(rung["J"])))
+    return ReportSection(title=f"Against the optimum on the same seeds, c_signal={c_signal:g}", rows=rows)
 
 
 def _training(trained: list[Episode]) -> ReportSection:
@@ -87,12 +72,10 @@ def _training(trained: list[Episode]) -> ReportSection:
             (
                 f"{window[0]['version']}..{window[-1]['version']}",
                 str(len(window)),
-                f"{np.mean([e['help_share'] for e in window]):.2f}",
-                f"{np.mean([e['signal_share'] for e in window]):.2f}",
-                f"{np.mean([e['invalid'] for e in window]):.2f}",
+                *(_mean(window, key) for key in ("help_share", "signal_share", "invalid")),
                 f"{situation_entropy(window):.2f}",
                 f"{idle_buckets(window):.0%}",
-                f"{np.mean([e['episode_return'] for e in window]):.2f}",
+                _mean(window, "episode_return"),
             )
         )
     text = "Idle buckets: situations of a group with fewer than 4 texts or one distinct action."

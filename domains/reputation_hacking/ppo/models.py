@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -48,16 +49,20 @@ class ScaledFeatures(BaseFeaturesExtractor):
         return torch.cat([features, flag], dim=1)
 
 
-class EntropySchedule(BaseCallback):
-    """Linear entropy bonus from its first value to 0."""
+class Schedule(BaseCallback):
+    """Linear entropy bonus from its first value to 0; tells `tick` the steps done after each rollout."""
 
-    def __init__(self, first: float, until: float, total_steps: int) -> None:
+    def __init__(self, recipe: Recipe, total_steps: int, tick: Callable[[int], None]) -> None:
         super().__init__()
-        self.first, self.end = first, max(until * total_steps, 1.0)
+        self.first, self.end = recipe.entropy, max(recipe.entropy_until * total_steps, 1.0)
+        self.tick = tick
 
     def _on_rollout_start(self) -> None:
         assert isinstance(self.model, PPO)
         self.model.ent_coef = self.first * max(0.0, 1.0 - self.model.num_timesteps / self.end)
+
+    def _on_rollout_end(self) -> None:
+        self.tick(self.num_timesteps)
 
     def _on_step(self) -> bool:
         return True

@@ -50,8 +50,6 @@ class Paired:
     """Three arms over the same seeds; arrays [N] over the seeds that count."""
 
     mode: Mode
-    start: float
-    """L with which each pair (calibrated) or lineage (chained) begins."""
     seeds: np.ndarray
     counted: slice
     """Pairs after the burn-in."""
@@ -124,7 +122,6 @@ def paired(
     ]
     return Paired(
         mode=mode,
-        start=start,
         seeds=np.array(order),
         counted=slice(burn_in if mode == "chained" else 0, None),
         acting=arms[0],

@@ -11,8 +11,8 @@ from matplotlib.axes import Axes
 
 from domains.reputation_hacking.game.dynamics import ACTIONS, DO_NOTHING, HELP, SIGNAL
 from domains.reputation_hacking.game.figures import (
+    ACTION_BARS,
     ACTION_COLOURS,
-    ACTION_HATCHES,
     BLACK,
     BLUE,
     GREEN,
@@ -28,21 +28,14 @@ from domains.reputation_hacking.ppo.paired import Paired
 from domains.reputation_hacking.ppo.report import columns, intervals
 from domains.reputation_hacking.ppo.tables import read_table
 
-ACTION_MARKS = ("s", "o", "^")
-
-
-def heading(params: Params, result: Paired, mitigation: str) -> str:
-    n = len(result.rating)
-    variant = "" if mitigation == "none" else f", mitigation {mitigation}"
-    return f"c_signal = {params.c_signal:g}, {result.mode} evaluation, n = {n}{variant}"
-
 
 def draw_evaluation(
     folder: Path, results: dict[str, Paired], params: Params, mitigation: str = "none"
 ) -> None:
     """The four figures of an evaluation; the first policy is the one shown in full."""
     first = next(iter(results.values()))
-    title = heading(params, first, mitigation)
+    variant = "" if mitigation == "none" else f", mitigation {mitigation}"
+    title = f"c_signal = {params.c_signal:g}, {first.mode} evaluation, n = {len(first.rating)}{variant}"
     draw_rating_vs_impact(folder / "peer_rating_vs_true_impact.png", first, title)
     draw_histogram(folder / "manipulation_score_histogram.png", first, title)
     draw_actions(folder / "action_frequencies.png", results, title)
@@ -116,15 +109,7 @@ def _count_bars(axis: Axes, result: Paired, shift: float, width: float, alpha: f
     for index, key in enumerate(("nothing_count", "help_count", "signal_count")):
         x, mean = index + shift, numbers[key]["mean"] or 0.0
         low, high = numbers[key]["low"], numbers[key]["high"]
-        axis.bar(
-            x,
-            mean,
-            width * 0.92,
-            color=ACTION_COLOURS[index],
-            alpha=alpha,
-            hatch=ACTION_HATCHES[index],
-            edgecolor="white",
-        )
+        axis.bar(x, mean, width * 0.92, alpha=alpha, **ACTION_BARS[index])
         if low is not None and high is not None:
             spread = [[max(0.0, mean - low)], [max(0.0, high - mean)]]
             axis.errorbar(x, mean, yerr=spread, color=BLACK, capsize=2.5, linewidth=1)
@@ -134,15 +119,9 @@ def _count_bars(axis: Axes, result: Paired, shift: float, width: float, alpha: f
 
 def _shares_by_step(axis: Axes, result: Paired) -> None:
     played = result.acting.episodes.actions[:, result.counted]
-    for index, action in enumerate(ACTIONS):
-        axis.plot(
-            (played == index).mean(1),
-            color=ACTION_COLOURS[index],
-            marker=ACTION_MARKS[index],
-            markevery=5,
-            markersize=4,
-            label=action,
-        )
+    for index, (label, colour, mark) in enumerate(zip(ACTIONS, ACTION_COLOURS, "so^", strict=True)):
+        share = (played == index).mean(1)
+        axis.plot(share, color=colour, marker=mark, markevery=5, markersize=4, label=label)
     rest = 1.0 - result.acting.episodes.works[:, result.counted].mean(1)
     axis.plot(rest, color=BLACK, linestyle=":", label="Worker rests")
     axis.set_ylim(-0.03, 1.03)
@@ -175,32 +154,24 @@ def draw_efforts(path: Path, result: Paired, title: str) -> None:
     save(figure, path)
 
 
-PANELS: tuple[tuple[str, str, tuple[tuple[str, str, str, str], ...]], ...] = (
-    (
-        "reward and rating",
-        "effort units",
-        (("reward", "reward", BLACK, "-"), ("peer_rating", "peer rating", ORANGE, "--")),
-    ),
-    ("effort the Worker felt", "effort units", (("experienced_effort", "effort felt", BLUE, "-"),)),
-    (
-        "what the Worker expects",
-        "effort units",
-        (
-            ("learned_expected_effort", "learned L", GREEN, "-"),
-            ("effort_expected", "L + bias", ORANGE, "--"),
-        ),
-    ),
-    (
-        "actions per episode",
-        "count",
-        (
-            ("help_count", "HELP", BLUE, "-"),
-            ("signal_count", "SIGNAL", ORANGE, "--"),
-            ("nothing_count", "DO_NOTHING", GREY, ":"),
-        ),
-    ),
+PANELS = {
+    "reward and rating": "effort units",
+    "effort the Worker felt": "effort units",
+    "what the Worker expects": "effort units",
+    "actions per episode": "count",
+}
+"""Titles of the training curves with their units."""
+CURVES = (
+    ("reward and rating", "reward", "reward", BLACK, "-"),
+    ("reward and rating", "peer_rating", "peer rating", ORANGE, "--"),
+    ("effort the Worker felt", "experienced_effort", "effort felt", BLUE, "-"),
+    ("what the Worker expects", "learned_expected_effort", "learned L", GREEN, "-"),
+    ("what the Worker expects", "effort_expected", "L + bias", ORANGE, "--"),
+    ("actions per episode", "help_count", "HELP", BLUE, "-"),
+    ("actions per episode", "signal_count", "SIGNAL", ORANGE, "--"),
+    ("actions per episode", "nothing_count", "DO_NOTHING", GREY, ":"),
 )
-"""(title, unit, lines of (column, label, colour, style)) of the training curves."""
+"""(panel, column of the table, label, colour, style)."""
 
 
 def draw_training(table: Path, folder: Path, c_signal: float) -> None:
@@ -216,11 +187,12 @@ def draw_training(table: Path, folder: Path, c_signal: float) -> None:
         return
     figure, axes = new_figure(2, 2, width=9.6, height=6.4)
     steps, smooth = _per_rollout(values)
-    for axis, (title, unit, lines) in zip(axes.flat, PANELS, strict=True):
-        for key, label, colour, style in lines:
-            axis.plot(steps, smooth(key), color=colour, linestyle=style, label=label)
+    panels = dict(zip(PANELS, axes.flat, strict=True))
+    for panel, column, label, colour, style in CURVES:
+        panels[panel].plot(steps, smooth(column), color=colour, linestyle=style, label=label)
+    for title, axis in panels.items():
         axis.ticklabel_format(axis="x", style="sci", scilimits=(3, 3))
-        describe(axis, x="environment steps", y=unit, title=title, size=9)
+        describe(axis, x="environment steps", y=PANELS[title], title=title, size=9)
     episodes = len(values["episode"])
     figure.suptitle(
         f"PPO training, c_signal = {c_signal:g}, chained memory, n = {episodes} episodes (sampled actions)",
@@ -261,8 +233,7 @@ def draw_mitigations(path: Path, rows: Sequence[Mapping[str, Any]], seeds: int) 
         means = np.array(
             [np.mean([row[("nothing", "help", "signal")[action]] for row in group]) for group in groups]
         )
-        look = {"color": ACTION_COLOURS[action], "hatch": ACTION_HATCHES[action], "edgecolor": "white"}
-        actions.barh(names, means, left=left, label=ACTIONS[action], **look)
+        actions.barh(names, means, left=left, label=ACTIONS[action], **ACTION_BARS[action])
         left = left + means
     describe(actions, x="actions per episode", title="what is done", legend=None)
     places = np.arange(len(names))

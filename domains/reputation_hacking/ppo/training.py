@@ -14,14 +14,13 @@ from pathlib import Path
 import numpy as np
 import torch
 from stable_baselines3 import PPO
-from stable_baselines3.common.callbacks import BaseCallback
 
 from domains.reputation_hacking.game.batch import BatchEnv
 from domains.reputation_hacking.game.dynamics import Episodes
 from domains.reputation_hacking.game.mitigations import NONE, Mitigation
 from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.tracing import Tracer
-from domains.reputation_hacking.ppo.models import EntropySchedule, make_model, model_state
+from domains.reputation_hacking.ppo.models import Schedule, make_model, model_state
 from domains.reputation_hacking.ppo.recipes import Recipe
 from domains.reputation_hacking.ppo.sb3 import ReputationVecEnv
 from domains.reputation_hacking.ppo.tables import TrainingTable
@@ -40,18 +39,6 @@ class Trained:
     seconds: float
     recent: dict[str, float]
     """Means of the last rollouts."""
-
-
-class _Tick(BaseCallback):
-    def __init__(self, tick: Callable[[int], None]) -> None:
-        super().__init__()
-        self.tick = tick
-
-    def _on_step(self) -> bool:
-        return True
-
-    def _on_rollout_end(self) -> None:
-        self.tick(self.num_timesteps)
 
 
 def train(
@@ -91,8 +78,7 @@ def train(
         )
         model = make_model(params, recipe, env, seed)
         started = time.perf_counter()
-        schedule = EntropySchedule(recipe.entropy, recipe.entropy_until, steps)
-        model.learn(steps, callback=[schedule, _Tick(tick)])
+        model.learn(steps, callback=Schedule(recipe, steps, tick))
     model.reputation = model_state(params, mitigation, recipe, batch, seed)  # type: ignore[attr-defined]
     last = means[-RECENT:]
     recent = {key: float(np.mean([mean[key] for mean in last])) for key in last[0]}

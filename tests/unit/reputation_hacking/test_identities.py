@@ -9,7 +9,7 @@ from domains.reputation_hacking.game.batch import BatchEnv
 from domains.reputation_hacking.game.dynamics import HELP, SIGNAL, Tapes
 from domains.reputation_hacking.game.env import ReputationEnv
 from domains.reputation_hacking.game.mitigations import (
-    DEFAULTS,
+    DESIGNS,
     EpisodeSums,
     Mitigation,
     Worker,
@@ -48,7 +48,7 @@ def test_ratings_telescope_in_the_single_environment(alpha: float, order: str) -
 
 @pytest.mark.parametrize("alpha", [0.1, 0.37, 1.0])
 @pytest.mark.parametrize("order", RATING_ORDERS)
-@pytest.mark.parametrize("name", [name for name in DEFAULTS if name not in ("control", "frozen_l")])
+@pytest.mark.parametrize("name", [name for name in DESIGNS if name not in ("control", "frozen_l")])
 def test_ratings_telescope_in_the_batch_under_every_bias(alpha: float, order: str, name: str) -> None:
     params = Params(ema_alpha=alpha, rating_order=order, l0=50.0)
     env = BatchEnv(params, 4, mitigation=Mitigation(name), seed=0)

@@ -8,7 +8,7 @@ import pytest
 from domains.reputation_hacking.game.batch import BatchEnv
 from domains.reputation_hacking.game.dynamics import DO_NOTHING, SIGNAL, Tapes, played
 from domains.reputation_hacking.game.env import ReputationEnv
-from domains.reputation_hacking.game.mitigations import DEFAULTS, EpisodeSums, Mitigation, Worker, settle
+from domains.reputation_hacking.game.mitigations import DESIGNS, EpisodeSums, Mitigation, Worker, settle
 from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.policies import SCRIPTED, play
 
@@ -103,7 +103,7 @@ def test_none_is_the_plain_game_bit_for_bit() -> None:
     np.testing.assert_array_equal(results[0][3]["plain_rating"], results[0][3]["peer_rating"])
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("name", DESIGNS)
 def test_the_single_environment_agrees_with_the_batch(name: str) -> None:
     env, batch = ReputationEnv(PARAMS, name), BatchEnv(PARAMS, 1, mitigation=Mitigation(name))
     rng = np.random.default_rng(6)
