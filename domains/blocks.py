@@ -8,9 +8,15 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from omegaconf import DictConfig, OmegaConf
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, ConfigDict, ValidationError
 
 Settings = TypeVar("Settings", bound=BaseModel)
+
+
+class Block(BaseModel):
+    """Settings that refuse unknown keys and never change."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
 
 
 def block_of(cfg: DictConfig, key: str, model: type[Settings]) -> Settings:

@@ -8,18 +8,16 @@ from __future__ import annotations
 from typing import Literal
 
 from omegaconf import DictConfig
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
-from domains.blocks import block_of
+from domains.blocks import Block, block_of
 from domains.reputation_hacking.game.mitigations import NONE, Mitigation
 
 KEY = "reputation_hacking"
 
 
-class ReputationSettings(BaseModel):
+class ReputationSettings(Block):
     """How an episode becomes rewards and records."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     advantage: Literal["rollout", "situation", "to_go"] = "situation"
     """Rewards of the texts: the final one for all, compared by rollout or within situations; or what is still

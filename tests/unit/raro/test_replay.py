@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from raro_harness import pair
 
-from domains.raro.keeper import Keeper
+from domains.raro.backups import BackupWriter
 from domains.raro.pairs import Pair
 from domains.raro.replay import ReplayBuffer, intact, recover, reservoir_place
 
@@ -39,7 +39,7 @@ def test_first_in_first_out(buffer):
     assert buffer.watermark() == 0 and buffer.sample(random.Random(0), 3, 100) == []
     for name in "abcdefg":
         assert buffer.put(pair(name))
-    assert answers(buffer) == set("cdefg") and buffer.size() == 5 and buffer.watermark() == 7
+    assert answers(buffer) == set("cdefg") and buffer.stats().size == 5 and buffer.watermark() == 7
 
 
 def test_a_duplicate_is_kept_once_and_changes_only_its_counter(buffer):
@@ -143,7 +143,7 @@ def test_a_killed_process_loses_no_committed_row(tmp_path):
     worker.join(20)
     committed = told.value
     assert committed >= 50 and intact(path)
-    assert ReplayBuffer(path).size() in (committed, committed + 1)
+    assert ReplayBuffer(path).stats().size in (committed, committed + 1)
 
 
 def filled(path: Path) -> ReplayBuffer:
@@ -157,7 +157,7 @@ def filled(path: Path) -> ReplayBuffer:
 def test_a_checkpoint_brings_back_rows_numbers_and_counters(tmp_path):
     live, copy = tmp_path / "r.sqlite3", tmp_path / "copy.sqlite3"
     buffer = filled(live)
-    keeper = Keeper(buffer, copy, every_s=60.0)
+    keeper = BackupWriter(buffer, copy, every_s=60.0)
     keeper.checkpoint(now_s=0.0)
     keeper.wait(20)
     before = (buffer.rows(), buffer.stats())
@@ -174,7 +174,7 @@ def test_a_checkpoint_brings_back_rows_numbers_and_counters(tmp_path):
 
 def test_backups_are_as_rare_as_configured(tmp_path):
     copy = tmp_path / "copy.sqlite3"
-    keeper = Keeper(filled(tmp_path / "r.sqlite3"), copy, every_s=60.0)
+    keeper = BackupWriter(filled(tmp_path / "r.sqlite3"), copy, every_s=60.0)
     keeper.checkpoint(now_s=0.0)
     keeper.wait(20)
     copy.unlink()
@@ -216,4 +216,4 @@ def test_draw_and_insert_are_quick_with_twenty_thousand_rows(tmp_path):
     rows = [pair(str(index), seq=index + 1) for index in range(20_000)]
     buffer.load(rows, len(rows), 0)
     assert isinstance(buffer.sample(random.Random(0), 1, 20_000)[0], Pair) and buffer.put(pair("new"))
-    assert buffer.size() == 20_000 and buffer.watermark() == 20_001
+    assert buffer.stats().size == 20_000 and buffer.watermark() == 20_001

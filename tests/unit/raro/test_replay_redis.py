@@ -41,7 +41,7 @@ def test_order_duplicates_watermark_and_counters(connect):
     assert answers(buffer) == set("cdefg") and answers(buffer, 4) == {"c", "d"}
     stats = buffer.stats()
     assert (stats.size, stats.arrivals, stats.duplicates, stats.watermark) == (5, 7, 1, 7)
-    assert buffer.put(pair("a")) and connect().size() == 5
+    assert buffer.put(pair("a")) and connect().stats().size == 5
 
 
 def test_a_reservoir_keeps_its_size_and_both_early_and_late_pairs(connect):
@@ -49,7 +49,7 @@ def test_a_reservoir_keeps_its_size_and_both_early_and_late_pairs(connect):
     for index in range(80):
         buffer.put(pair(str(index)))
     kept = {int(answer) for answer in answers(buffer)}
-    assert buffer.size() == 20 and min(kept) < 40 < max(kept) and buffer.stats().arrivals == 80
+    assert buffer.stats().size == 20 and min(kept) < 40 < max(kept) and buffer.stats().arrivals == 80
 
 
 def test_backup_and_restore_speak_the_files_format(connect, tmp_path):

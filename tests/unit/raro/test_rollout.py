@@ -141,7 +141,7 @@ async def test_policy_failures(model, tmp_path, event, said, values, policy, cri
     result = await play(model, running)
     text = result.training_texts[0]
     assert (text.masked, text.reward) == policy
-    assert len(result.training_texts) == 1 + critic and running.buffer.size() == rows
+    assert len(result.training_texts) == 1 + critic and running.buffer.stats().size == rows
     for name in ("policy_truncated", "policy_answer_too_long", "policy_answerless"):
         assert metric(result, name) == [float(name == event)]
     assert result.metrics.no_answer == (event == "policy_answerless")
@@ -176,7 +176,7 @@ async def test_without_a_readable_fresh_verdict_the_policy_is_masked_and_replay_
     assert result.training_texts[0].masked and metric(result, "policy_unjudged") == [1.0]
     assert all(t.masked for t in by_source(result, "fresh")) and len(by_source(result, "fresh")) == 4
     assert not any(t.masked for t in by_source(result, "replay"))
-    assert running.buffer.size() == 2
+    assert running.buffer.stats().size == 2
 
 
 async def test_an_empty_buffer_gives_no_replay_group_and_is_counted(model, tmp_path):

@@ -1,4 +1,4 @@
-"""Backups of the replay buffer beside the actor's snapshots, off the event loop."""
+"""Backups of the replay buffer beside the actor's snapshots, asked for by the checkpoint hook."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from domains.raro.pairs import PairBuffer
 
 
-class Keeper:
+class BackupWriter:
     """Writes a backup when one is asked for and the last is old enough; never two at a time."""
 
     def __init__(self, buffer: PairBuffer, path: Path, every_s: float) -> None:
