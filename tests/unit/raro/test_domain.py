@@ -84,7 +84,7 @@ def test_several_nodes_need_redis(monkeypatch):
 
 
 def test_the_hooks_restore_and_back_up_the_buffer(tmp_path):
-    from raro_harness import pair
+    from tests.support.raro_harness import pair
 
     cfg = OmegaConf.create(
         OmegaConf.to_container(tree("raro.replay.checkpoint_every_s=0.001"), resolve=False)

@@ -7,7 +7,6 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from raro_harness import PROBLEM, RIGHT, ScriptedModel, pair, runtime, settings
 
 from domains.raro import evaluate as evaluation
 from domains.raro import rollout
@@ -16,6 +15,7 @@ from domains.raro.metrics import PREFIX
 from pipelinerl.actor.texts import Stamp, stamped_records
 from pipelinerl.finetune.rl.config import RLConfig
 from pipelinerl.preprocess.chunk import process_chunk
+from tests.support.raro_harness import PROBLEM, RIGHT, ScriptedModel, pair, runtime, settings
 
 MIXED = ["[Answer 1]", "[Answer 2]", "[Tie]", "no verdict"]
 
