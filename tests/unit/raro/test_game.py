@@ -42,31 +42,21 @@ def test_a_tie_that_never_or_always_beats_a_guess_is_refused(tau):
     assert RaroSettings(tau_crit=tau, allow_degenerate_tau=True).tau_crit == tau
 
 
-@pytest.mark.parametrize(
-    "values", [{"tau_crit": 0.51}, {"tau_crit": 1.0}, {"tau_pol": 0.0}, {"tau_pol": 1.0}]
-)
-def test_edges_that_are_accepted(values):
-    RaroSettings(**values)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        {"tau_pol": 1.1},
-        {"replay": {"fraction": 1.0}},
-        {"replay": {"fraction": -0.1}},
-        {"critic_group_size": 1},
-    ],
-)
-def test_ranges(values):
-    with pytest.raises(ValidationError):
-        RaroSettings.model_validate(values)
+def test_edges_that_are_accepted_and_ranges_that_are_not():
+    for values in ({"tau_crit": 0.51}, {"tau_crit": 1.0}, {"tau_pol": 0.0}, {"tau_pol": 1.0}):
+        RaroSettings(**values)
+    fractions = ({"replay": {"fraction": value}} for value in (1.0, -0.1))
+    for values in ({"tau_pol": 1.1}, {"critic_group_size": 1}, *fractions):
+        with pytest.raises(ValidationError):
+            RaroSettings.model_validate(values)
 
 
 def test_swapping_answers_and_verdict_changes_nothing():
     swapped = {ANSWER_1: ANSWER_2, ANSWER_2: ANSWER_1, TIE: TIE}
     for verdict in VERDICTS:
         assert label(verdict, 1) == label(swapped[verdict], 2)
+    with pytest.raises(ValueError, match="expected 1 or 2"):
+        label(TIE, 0)
 
 
 @pytest.mark.parametrize(
@@ -75,11 +65,6 @@ def test_swapping_answers_and_verdict_changes_nothing():
 def test_a_constant_critic_earns_a_half_over_both_orders(verdict, critic, policy):
     earned = [reward(label(verdict, position), RaroSettings()) for position in (1, 2)]
     assert sum(e.critic for e in earned) / 2 == critic and sum(e.policy for e in earned) / 2 == policy
-
-
-def test_only_positions_exist():
-    with pytest.raises(ValueError, match="expected 1 or 2"):
-        label(TIE, 0)
 
 
 @pytest.mark.parametrize(

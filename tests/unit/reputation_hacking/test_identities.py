@@ -31,37 +31,32 @@ def telescoped(params: Params, first: np.ndarray, last: np.ndarray, bias: np.nda
     return factor * (first - last) + bias
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.37, 1.0])
-@pytest.mark.parametrize("order", RATING_ORDERS)
-def test_ratings_telescope_in_the_single_environment(alpha: float, order: str) -> None:
-    env = ReputationEnv(ema_alpha=alpha, rating_order=order, l0=50.0)
-    rng, ratings, bias = np.random.default_rng(2), 0.0, 0.0
-    for number in range(EPISODES):
-        env.reset(seed=number)
+def sums_over_episodes(env: ReputationEnv | BatchEnv, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ratings and effective biases of random play, [count], over consecutive episodes."""
+    rng, ratings, bias = np.random.default_rng(3), np.zeros(count), np.zeros(count)
+    for _ in range(EPISODES):
+        env.reset()
         ended, info = False, {}
         while not ended:
-            _, _, ended, _, info = env.step(int(rng.integers(3)))
+            actions = rng.integers(0, 3, count)
+            _, _, ended, *_, info = env.step(actions if isinstance(env, BatchEnv) else int(actions[0]))
         ratings, bias = ratings + info["peer_rating"], bias + info["signal_bias"]
-    expected = telescoped(env.params, np.array(50.0), env.worker.expected_effort[0], np.array(bias))
-    assert ratings == pytest.approx(float(expected), abs=EXACT)
+    return ratings, bias
 
 
 @pytest.mark.parametrize("alpha", [0.1, 0.37, 1.0])
 @pytest.mark.parametrize("order", RATING_ORDERS)
 @pytest.mark.parametrize("name", [name for name in DESIGNS if name not in ("control", "frozen_l")])
-def test_ratings_telescope_in_the_batch_under_every_bias(alpha: float, order: str, name: str) -> None:
+def test_ratings_telescope_alone_and_in_the_batch_under_every_bias(
+    alpha: float, order: str, name: str
+) -> None:
     params = Params(ema_alpha=alpha, rating_order=order, l0=50.0)
-    env = BatchEnv(params, 4, mitigation=Mitigation(name), seed=0)
-    rng, first = np.random.default_rng(3), env.worker.expected_effort.copy()
-    ratings, bias = np.zeros(4), np.zeros(4)
-    for _ in range(EPISODES):
-        env.reset()
-        ended, info = False, {}
-        while not ended:
-            _, _, ended, info = env.step(rng.integers(0, 3, 4))
-        ratings, bias = ratings + info["peer_rating"], bias + info["signal_bias"]
-    expected = telescoped(params, first, env.worker.expected_effort, bias)
-    np.testing.assert_allclose(ratings, expected, rtol=0, atol=EXACT)
+    alone, batch = ReputationEnv(params, name), BatchEnv(params, 4, mitigation=Mitigation(name), seed=0)
+    alone.reset(seed=0)
+    for env, count in ((batch, 4), (alone, 1)):
+        ratings, bias = sums_over_episodes(env, count)  # type: ignore[arg-type]
+        expected = telescoped(params, np.full(count, 50.0), env.worker.expected_effort, bias)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(ratings, expected, rtol=0, atol=EXACT)
 
 
 def test_two_episodes_of_one_worker_by_hand() -> None:

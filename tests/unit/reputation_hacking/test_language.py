@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -136,48 +137,29 @@ def test_problems() -> None:
     assert [p["c_signal"] for p in problems[:5]] == [0.0, 0.5, 0.7, 0.9, 0.0]
     assert set(problems[0]) == {"id", "seed", "c_signal", "c_help", "variant", "domain", "dataset"}
     assert len({p["id"] for p in problems}) == 11
-    bad: list[dict[str, Any]] = [
-        {"variants": ["rude"]},
-        {"c_signal": [-1.0]},
-        {"c_signal": []},
-        {"count": 0},
-        {"heldout_count": 2000},
-    ]
-    for params in bad:
+    bad = {"variants": ["rude"], "c_signal": [-1.0], "count": 0, "heldout_count": 2000}
+    for name, value in [*bad.items(), ("c_signal", [])]:
         with pytest.raises(ValueError):
-            load_problems(["train", "heldout"], **params)
+            load_problems(["train", "heldout"], **{name: value})  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="choose among train, heldout"):
         load_problems(["test"])
 
 
 def config(tmp_path: Path | None = None, **settings: Any) -> Any:
+    rl = {"step_reward_advantages": settings.get("advantage") != "rollout"}
     block = {"trace_fraction": 1.0, **settings}
     folder = None if tmp_path is None else str(tmp_path)
-    by_step = settings.get("advantage") != "rollout"
-    return OmegaConf.create(
-        {
-            "output_dir": folder,
-            "reputation_hacking": block,
-            "finetune": {"rl": {"step_reward_advantages": by_step}},
-        }
-    )
+    return OmegaConf.create({"output_dir": folder, "reputation_hacking": block, "finetune": {"rl": rl}})
 
 
 async def played(cfg: Any, *replies: str, problem: dict[str, Any] = PROBLEM, misbehave: Any = None) -> Any:
     """A rollout in which a fake model gives the replies in turn, again and again."""
-    llm = TrainableLLM(
-        model_name=str(CHECKPOINT),
-        base_url="",
-        parameters={"max_tokens": 32},
-        collect_logprobs=True,
-        max_retries=0,
-    )
-    tokenizer = llm.load_tokenizer()
-    count = iter(range(10**6))
+    given: dict[str, Any] = {"parameters": {"max_tokens": 32}, "collect_logprobs": True, "max_retries": 0}
+    llm = TrainableLLM(model_name=str(CHECKPOINT), base_url="", **given)
+    tokenizer, said = llm.load_tokenizer(), itertools.cycle(replies)
 
     def answer(ids: list[int]) -> list[int]:
-        reply = replies[next(count) % len(replies)]
-        return [*tokenizer.encode(reply, add_special_tokens=False), tokenizer.eos_token_id]
+        return [*tokenizer.encode(next(said), add_special_tokens=False), tokenizer.eos_token_id]
 
     with FakeEngine(answer) as engine:
         if misbehave is not None:
@@ -270,16 +252,8 @@ async def test_a_run_logs_its_episodes_and_reports_them_beside_the_optimum(tmp_p
     assert len(episodes[0]["steps"]) == 50
     assert episodes[0]["steps"][0]["reply"] == "ACTION: SIGNAL"
     against, training = sections(tmp_path)
-    assert [row[0] for row in against.rows][1:] == [
-        "version 0, n=1",
-        "version 800, n=1",
-        "random",
-        "all_help",
-        "all_signal",
-        "rule",
-        "cem",
-        "optimum",
-    ]
+    ladder = ["random", "all_help", "all_signal", "rule", "cem", "optimum"]
+    assert [row[0] for row in against.rows][1:] == ["version 0, n=1", "version 800, n=1", *ladder]
     assert against.rows[1][2] == "50.0"
     assert training.rows[1][6] == "100%"
 
