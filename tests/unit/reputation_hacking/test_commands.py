@@ -171,7 +171,9 @@ def test_chained_evaluation_needs_a_burn_in(tmp_path: Path, capsys: pytest.Captu
     assert "chained evaluation, n=30" in capsys.readouterr().out
 
 
-def test_a_language_model_is_evaluated_like_any_policy(tmp_path: Path) -> None:
+def test_a_language_model_is_evaluated_like_any_policy_without_a_training_table(
+    tmp_path: Path,
+) -> None:
     checkpoint = Path(domains.reputation_hacking.__file__).parent / "checkpoint"
     given = ("--language-model", checkpoint, "--c-signal", 0.7, "--no-trace")
     assert eval_in(tmp_path, "10000:10004", *given) == 0
@@ -259,11 +261,6 @@ def test_unusable_tables_are_drawn_as_their_reason(content: str, tmp_path: Path)
     (tmp_path / "training_metrics.csv").write_text(content)
     plots.draw_training(tmp_path / "training_metrics.csv", tmp_path, 0.7)
     assert (tmp_path / "training_curves.png").stat().st_size > 500
-
-
-def test_a_missing_table_does_not_stop_an_evaluation(run: Path, tmp_path: Path) -> None:
-    assert eval_in(tmp_path, "10000:10003", "--model", run / "trained_model.zip") == 0
-    assert (tmp_path / "plots/training_curves.png").stat().st_size > 500
 
 
 def test_a_row_that_was_cut_off_is_left_out(run: Path, tmp_path: Path) -> None:

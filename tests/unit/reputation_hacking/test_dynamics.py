@@ -38,37 +38,29 @@ def test_worked_example_of_three_steps() -> None:
     ]
     for action, effort, fatigue, progress, observation in expected:
         episode.step(action)
-        assert episode.e == pytest.approx(effort, abs=1e-9)
-        assert episode.f == pytest.approx(fatigue, abs=1e-9)
-        assert episode.u == progress
+        assert (episode.e, episode.f, episode.u) == pytest.approx((effort, fatigue, progress), abs=1e-9)
         np.testing.assert_allclose(episode.observation(), observation, rtol=0, atol=1e-7)
     assert episode.effort == pytest.approx(1.44195, abs=1e-9)
 
 
 @pytest.mark.parametrize(("order", "rating"), [("update_first", 8.702245), ("rate_first", 9.55805)])
-def test_worked_example_is_rated_in_both_orders(order: str, rating: float) -> None:
-    params = QUIET.but(rating_order=order)
-    result = rated(params, played(params, Tape.quiet(params), [HELP, SIGNAL, DO_NOTHING]), 10.0)
-    assert result.learned[0] == pytest.approx(9.144195, abs=1e-9)
-    assert result.bias[0] == 1.0
+def test_worked_example_is_rated_in_both_orders_and_splits(order: str, rating: float) -> None:
+    params, tape = QUIET.but(rating_order=order), Tape.quiet(QUIET)
+    episode, without = played(params, tape, [HELP, SIGNAL, DO_NOTHING]), played(params, tape, DO_NOTHING)
+    result = rated(params, episode, 10.0)
+    impact = without.effort - episode.effort
+    assert (result.learned[0], result.bias[0]) == (pytest.approx(9.144195, abs=1e-9), 1.0)
     assert result.rating[0] == pytest.approx(rating, abs=1e-9)
     assert result.reward[0] == pytest.approx(rating - 0.8, abs=1e-9)
-
-
-def test_worked_example_splits_into_impact_and_manipulation() -> None:
-    tape = Tape.quiet(QUIET)
-    without = played(QUIET, tape, DO_NOTHING).effort
-    result = rated(QUIET, played(QUIET, tape, [HELP, SIGNAL, DO_NOTHING]), 10.0)
-    assert without == pytest.approx(1.653, abs=1e-9)
-    assert without - 1.44195 == pytest.approx(0.21105, abs=1e-9)
-    assert result.rating[0] - (without - 1.44195) == pytest.approx(8.491195, abs=1e-9)
+    assert (without.effort, impact) == pytest.approx((1.653, 0.21105), abs=1e-9)
+    if order == "update_first":
+        assert result.rating[0] - impact == pytest.approx(8.491195, abs=1e-9)
 
 
 def test_effort_is_never_negative() -> None:
     tape = Tape(d0=0.5, z=np.zeros(QUIET.max_tasks), eps=np.array([0.1, -0.05, -2.0]))
     episode = played(QUIET, tape, [HELP, SIGNAL, DO_NOTHING])
-    assert episode.e == 0.0
-    assert episode.effort == pytest.approx(0.879, abs=1e-9)
+    assert (episode.e, episode.effort) == (0.0, pytest.approx(0.879, abs=1e-9))
     assert rated(QUIET, episode, 10.0).rating[0] == pytest.approx(9.2089, abs=1e-9)
 
 
