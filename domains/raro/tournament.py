@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from domains.raro.calls import Caller, together
 from domains.raro.config import RaroSettings, settings_of
@@ -142,10 +142,7 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     """All questions of the split; the report as plain data."""
     cfg = configuration(args.dataset)
     settings = settings_of(cfg)
-    data = OmegaConf.to_container(cfg.raro.data, resolve=True)
-    assert isinstance(data, dict)
-    problems = load_problems([args.split], {str(key): value for key, value in data.items()})
-    problems = problems[: args.limit] if args.limit else problems
+    problems = load_problems([args.split], settings.data)[: args.limit or None]
     llm = TrainableLLM(
         model_name=args.model,
         tokenizer_name=args.model,
