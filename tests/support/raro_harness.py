@@ -45,7 +45,7 @@ class ScriptedModel:
     """Answers by role; a list is used up in order and its last entry repeats."""
 
     policy: list[Reply] = field(default_factory=lambda: [RIGHT])
-    critic: list[Reply] | Callable[[str], Reply] = field(default_factory=lambda: ["[Tie]"])
+    critic: list[Reply] | Callable[[str], Reply] = field(default_factory=lambda: list[Reply](["[Tie]"]))
     version: int = 0
     prompts: list[str] = field(default_factory=list)
     """Every prompt as text, in order."""
@@ -147,7 +147,7 @@ _numbers = itertools.count()
 
 def pair(policy: str | None = None, **values: Any) -> Pair:
     """A pair with a policy answer of its own unless given."""
-    fields = {
+    fields: dict[str, Any] = {
         "question_id": "q",
         "question": "3 8 11 = 24",
         "expert_answer": "8*(11-8)",
