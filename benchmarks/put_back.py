@@ -42,7 +42,7 @@ DEFECTS = (
         2,
         "retries without end",
         "pipelinerl/actor/runner.py",
-        "spent = 0 <= rules.max_retries <= attempt",
+        "spent = 0 <= limits.max_rollout_retries <= attempt",
         "spent = False",
         "tests/unit/actor/test_actor_rollouts.py::test_retries_are_not_for_ever",
     ),
@@ -58,8 +58,8 @@ DEFECTS = (
         4,
         "a message module imports torch",
         "pipelinerl/actor/messages.py",
-        "import pickle\n",
-        "import pickle\nimport torch\n",
+        "import msgspec\n",
+        "import msgspec\nimport torch\n",
         "tests/unit/launcher/test_imports.py::test_a_role_does_not_import_what_it_must_not",
     ),
     Defect(
@@ -73,15 +73,15 @@ DEFECTS = (
     Defect(
         7,
         "eos in the prompt decides on overflow",
-        "pipelinerl/finetune/rl/tokens.py",
-        'labels = np.asarray(text["labels"])\n    return not any',
-        'labels = np.asarray(text["input_ids"])\n    return not any',
+        "pipelinerl/finetune/rl/sample.py",
+        "return not any(bool((self.labels == eos)",
+        "return not any(bool((self.input_ids == eos)",
         "tests/unit/preprocess/test_steps.py::test_overflow_and_kept_order",
     ),
     Defect(
         8,
         "advantages import torch",
-        "pipelinerl/finetune/rl/advantages.py",
+        "pipelinerl/finetune/rl/advantages/base.py",
         "import numpy as np\n",
         "import numpy as np\nimport torch\n",
         "tests/unit/finetune/rl/test_advantages.py::test_module_needs_neither_torch_nor_pandas",
@@ -90,18 +90,19 @@ DEFECTS = (
         9,
         "a resume takes the base weights with the old optimizer state",
         "pipelinerl/finetune/loop.py",
-        "self._source = Path(settings.model_path) if point is None else point.model",
-        "self._source = Path(settings.model_path)",
+        "self._source = Path(cfg.policy_path) if point is None else point.model",
+        "self._source = Path(cfg.policy_path)",
         "tests/unit/finetune/test_loop.py::test_resume_equals_uninterrupted_bit_for_bit",
     ),
     Defect(
         14,
         "success is announced before the update",
         "pipelinerl/finetune/loop.py",
-        "        version = self.counters.samples\n",
+        "        version = self.counters.samples\n        self.learner.prepare_publishing",
         "        version = self.counters.samples\n"
         "        if self._announcements is not None:\n"
-        "            self._announcements.weight_update_success(version)\n",
+        "            self._announcements.weight_update_success(version)\n"
+        "        self.learner.prepare_publishing",
         "tests/unit/defects/test_defects.py::"
         "test_a_failed_update_is_not_announced_and_ends_the_trainer_by_name",
     ),
@@ -158,8 +159,8 @@ DEFECTS = (
         22,
         "a default in YAML differs from the model's",
         "conf/base.yaml",
-        "silent_deadline_s: 120",
-        "silent_deadline_s: 60",
+        "attempts: ${finetune.attempts}\n",
+        "attempts: ${finetune.attempts}\nwatchdog: {silent_deadline_s: 60}\n",
         "tests/unit/config/test_compose.py::test_what_a_run_uses_equals_the_defaults_of_the_models",
     ),
     Defect(
@@ -190,17 +191,17 @@ DEFECTS = (
     Defect(
         26,
         "a text longer than a row is passed on",
-        "pipelinerl/preprocess/validate.py",
+        "pipelinerl/preprocess/reading.py",
         '        return "oversize"\n',
-        "        return None\n",
-        "tests/unit/preprocess/test_validate.py::test_ids_outside_the_vocabulary_and_long_texts",
+        '        return ""\n',
+        "tests/unit/preprocess/test_reading.py::test_ids_outside_the_vocabulary_and_long_texts",
     ),
     Defect(
         27,
         "preprocess waits for more than a step",
         "pipelinerl/preprocess/loop.py",
-        "return len(self._buffer) >= max(self.settings.texts_per_step, first)",
-        "return len(self._buffer) >= 2 * max(self.settings.texts_per_step, first)",
+        "return len(self._buffer) >= max(self.cfg.derived.texts_per_step, first)",
+        "return len(self._buffer) >= 2 * max(self.cfg.derived.texts_per_step, first)",
         "tests/unit/preprocess/test_steps.py::test_a_single_small_group_is_not_held_back",
     ),
     Defect(
@@ -215,7 +216,7 @@ DEFECTS = (
         34,
         "every step is logged",
         "pipelinerl/finetune/loop.py",
-        "if self.ranks.is_main and counters.completed_steps % settings.log_each_n_steps == 0:",
+        "if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:",
         "if self.ranks.is_main:",
         "tests/unit/defects/test_defects.py::"
         "test_logging_every_second_step_gives_every_second_record_and_a_full_summary",
@@ -223,9 +224,9 @@ DEFECTS = (
     Defect(
         36,
         "a rank weighs its texts by their number on that rank",
-        "pipelinerl/preprocess/assemble.py",
-        "batches = [encode([texts[i] for i in row], step, len(texts)) for row in rows]",
-        "batches = [encode([texts[i] for i in row], step, sum(map(len, rows))) for row in rows]",
+        "pipelinerl/finetune/rl/batch.py",
+        "batches = [encode([samples[i] for i in row], step, len(samples)) for row in rows]",
+        "batches = [encode([samples[i] for i in row], step, sum(map(len, rows))) for row in rows]",
         "tests/unit/finetune/test_step.py::test_several_ranks_give_the_gradient_of_one",
     ),
     Defect(
@@ -239,7 +240,7 @@ DEFECTS = (
     Defect(
         38,
         "certificates are not verified",
-        "domains/privacy_hopqa/transport.py",
+        "domains/privacy_hopqa/agent/transport.py",
         "headers=self._headers, allow_redirects=False",
         "headers=self._headers, allow_redirects=False, ssl=False",
         "tests/unit/defects/test_defects.py::test_a_server_with_a_self_signed_certificate_gets_no_token",

@@ -25,13 +25,13 @@ from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.choices import print_choices
-from pipelinerl.launcher.folder import RunFolder
+from pipelinerl.launcher.folder import RunFolder, check_writable
 from pipelinerl.launcher.plan import fix_output_dir, make_plan, usable_devices
 from pipelinerl.launcher.ports import ReservedPorts
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.sharing import share_one_device
 from pipelinerl.launcher.supervision import ChildFailed
-from pipelinerl.launcher.validate import checked, output_dir_problem
+from pipelinerl.launcher.validate import checked
 from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
@@ -86,9 +86,7 @@ def launch(argv: Sequence[str]) -> int:
     share_one_device(composition, devices, dry_run)
     domain = load_domain(composition.tree.domain_hooks)
     cfg = checked(composition.tree, domain, len(devices), dry_run, composition.user_keys)
-    problem = output_dir_problem(output_dir)
-    if problem is not None:
-        raise ConfigError(problem)
+    check_writable(output_dir)
     if cfg.validate_:
         print(f"the configuration is valid; output_dir={output_dir}")
         return COMPLETED
@@ -114,7 +112,7 @@ def _run(
         report_run(folder.path, domain)
         return COMPLETED
     setup_logging(folder.path, "launcher", "launcher_0")
-    plan = make_plan(composition, domain, cfg, folder, devices, ports.take, dry_run)
+    plan = make_plan(composition, domain, folder, devices, ports.take, dry_run)
     print_choices(plan.rows)
     if dry_run:
         print(

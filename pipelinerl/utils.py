@@ -7,7 +7,7 @@ from typing import Generic, TypeVar
 
 from omegaconf import DictConfig
 
-from pipelinerl.config.environments import configured_keys
+from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.machine import Job
 
 __all__ = ["PerTree", "get_environment_jobs", "resolve_environment_key"]
@@ -19,7 +19,7 @@ def resolve_environment_key(cfg: DictConfig, default: str | None = None) -> str 
     """`environment_key`, or the only configured environment, or `default`."""
     if cfg.get("environment_key"):
         return str(cfg.environment_key)
-    keys = configured_keys(cfg)
+    keys = list(environment_specs(cfg))
     return keys[0] if len(keys) == 1 else default
 
 

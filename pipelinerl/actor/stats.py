@@ -80,7 +80,7 @@ class GroupStats:
             self._endings[rollout.ending] += 1
             self._retries += rollout.retries
             if rollout.ending not in (Ending.DONE, Ending.EMPTY):
-                continue
+                continue  # it has no metrics; a mean over those that have is what dashboards expect
             self._add(rollout)
             if isinstance(success := rollout.metrics.get(SUCCESS), float):
                 successes.append(success)

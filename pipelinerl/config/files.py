@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
@@ -56,25 +55,19 @@ def load(output_dir: str | Path) -> Config:
 
 
 def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:
-    """The tree that rollout code gets: `cfg.jobs` and, with `job`, `cfg.me` about that process."""
+    """The tree that rollout code gets: `cfg.jobs` and, with `job`, `cfg.me`: that process and the engines."""
     tree = _read(output_dir)
-    if job is not None:
-        tree.me = about(tree, job)
-    return tree
-
-
-def about(tree: DictConfig, job: int) -> dict[str, Any]:
-    """What a process knows about itself: its job and the addresses of the engines."""
+    if job is None:
+        return tree
     jobs = {int(entry.idx): entry for entry in tree.jobs}
     if job not in jobs:
         raise ConfigError(f"--job {job}: no such job; this run has {', '.join(map(str, sorted(jobs)))}")
-    entry = OmegaConf.to_container(jobs[job])
-    assert isinstance(entry, dict)
-    return {
+    tree.me = {
         "job_idx": job,
-        **{str(key): entry[key] for key in ("kind", "name", "replica_idx", "node_rank", "port")},
+        **{key: jobs[job][key] for key in ("kind", "name", "replica_idx", "node_rank", "port")},
         "llm_urls": [str(entry.url) for entry in tree.jobs if entry.kind == "actor_llm"],
     }
+    return tree
 
 
 def _read(output_dir: str | Path) -> DictConfig:

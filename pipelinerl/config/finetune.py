@@ -107,11 +107,6 @@ class RLConfig(Section):
         """Whether reference log-probabilities are needed: max(kl_coef, final_kl_coef) > 0."""
         return max(self.kl_coef, self.final_kl_coef or 0.0) > 0
 
-    @property
-    def uses_entropy(self) -> bool:
-        """Whether the entropy has a gradient at any time."""
-        return self.entropy_bonus != 0 or bool(self.final_entropy_bonus)
-
     def kl_coefficient(self, completed_steps: int, final_steps: int) -> float:
         """Linear from `kl_coef` to `final_kl_coef` over completed_steps / final_steps."""
         return _linear(self.kl_coef, self.final_kl_coef, completed_steps, final_steps)

@@ -32,8 +32,17 @@ from pipelinerl.config.serving import EngineConfig, LLMConfig, TestLLMConfig, Vl
 
 
 class Config(OpenSection):
-    """The resolved tree of a run. Keys that a domain brings along are listed in `domain_keys`."""
+    """The resolved tree of a run. Keys that a domain brings along are listed in `domain_keys`.
 
+    The order of the keys is that in which `--cfg job` prints them.
+    """
+
+    streams: StreamsConfig = StreamsConfig()
+    """Record transport."""
+    finetune: FinetuneConfig = FinetuneConfig()
+    """Trainer."""
+    rewards: RewardsConfig = RewardsConfig()
+    """Reward table."""
     output_dir: str | None = None
     """Folder of the run; `results/<domain>/<date-time>` when null."""
     validate_: bool = Field(False, alias="validate")
@@ -106,12 +115,6 @@ class Config(OpenSection):
     """Rollouts."""
     preprocess: PreprocessConfig = PreprocessConfig()
     """Grouping, advantages, packing."""
-    finetune: FinetuneConfig = FinetuneConfig()
-    """Trainer."""
-    rewards: RewardsConfig = RewardsConfig()
-    """Reward table."""
-    streams: StreamsConfig = StreamsConfig()
-    """Record transport."""
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""
     watchdog: WatchdogConfig = WatchdogConfig()
@@ -131,14 +134,13 @@ class Config(OpenSection):
 
     @model_validator(mode="after")
     def _open_groups_hold_domain_keys_only(self) -> Config:
-        allowed = set(self.domain_keys)
         problems = []
         for prefix, section in (("", self), ("actor.", self.actor)):
-            known = {field.alias or name for name, field in type(section).model_fields.items()}
-            known |= {key.removeprefix(prefix) for key in allowed if key.startswith(prefix)}
+            brought = [key.removeprefix(prefix) for key in self.domain_keys if key.startswith(prefix)]
             for key in section.model_extra or {}:
-                if prefix + key not in allowed:
-                    problems.append(f"{prefix}{key}: unknown key; {suggestion(key, known, prefix)}")
+                if key not in brought:
+                    hint = suggestion(key, [*section.keys(), *brought], prefix)
+                    problems.append(f"{prefix}{key}: unknown key; {hint}")
         if problems:
             raise ValueError("\n".join(problems))
         return self
@@ -216,3 +218,7 @@ class Config(OpenSection):
     def jobs_of(self, kind: str) -> list[Job]:
         """The jobs of one kind, in order."""
         return [job for job in self.jobs if job.kind == kind]
+
+
+OPEN_GROUPS: dict[str, type[OpenSection]] = {"": Config, "actor.": ActorConfig}
+"""Groups that take keys of a domain, by the beginning of their keys."""

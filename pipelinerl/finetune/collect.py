@@ -1,4 +1,7 @@
-"""What a step did, beside changing weights: ends of rollouts for the books, counts for the metrics."""
+"""What a step did, beside changing weights: how rollouts ended, and counts for the metrics.
+
+Called by the training loop for each micro-batch and once per step.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +25,8 @@ Measured = tuple[PipelineBatchEncoding, Targets, MicroStatistics | None]
 
 
 @dataclass(slots=True)
-class StepBooks:
-    """Rollouts of the step under way by what became of them."""
+class StepRollouts:
+    """Rollouts of the step under way by what became of them, for the rollout accounting."""
 
     trained: set[str] = field(default_factory=set)
     stale: set[str] = field(default_factory=set)

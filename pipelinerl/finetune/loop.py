@@ -21,7 +21,7 @@ from pipelinerl.config import Config
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
 from pipelinerl.finetune.build import build_learner
 from pipelinerl.finetune.checkpoints import load_state, resume_point, save_checkpoint
-from pipelinerl.finetune.collect import Measured, StaleInQueue, StepBooks, count_batch, fetch
+from pipelinerl.finetune.collect import Measured, StaleInQueue, StepRollouts, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.memory import MemoryDebug
 from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
@@ -145,14 +145,14 @@ class Trainer:
         if self._status is not None:
             self._status.set(step=counters.completed_steps, version=counters.samples)
         coefficients = self._coefficients()
-        statistics, books = StepStatistics(), StepBooks()
+        statistics, rollouts = StepStatistics(), StepRollouts()
         measured: list[Measured] = []
         self._memory.begin()
         feed.waited_s, started = 0.0, time.monotonic()
         for batch in self._micro_batches(feed):
             targets = targets_of(batch, rl, counters.last_broadcasted_version, self.cfg.max_lag)
             measured.append((batch, targets, self.learner.accumulate(batch, targets, coefficients)))
-            books.add(batch, targets)
+            rollouts.add(batch, targets)
             count_batch(statistics, batch, targets)
             self._say_samples(counters.samples + statistics.texts)
         grad_norm = self.learner.apply()
@@ -168,8 +168,8 @@ class Trainer:
             raise ValueError(
                 f"step {counters.completed_steps} holds {total.texts} texts, expected {expected}"
             )
-        books.close(ledger)
-        counters.epoch = max(counters.epoch, completed_epochs(self.output_dir, books.trained))
+        rollouts.close(ledger)
+        counters.epoch = max(counters.epoch, completed_epochs(self.output_dir, rollouts.trained))
         self._count_step(total, grad_norm)
         if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:
             self._log(total, coefficients)

@@ -1,52 +1,25 @@
-"""Placement: which process runs where, on which devices and ports. Pure functions of the configuration."""
+"""Placement: which process runs where, on which devices and ports, and what follows from it.
+
+Pure functions of the configuration, called once by the launcher's plan and once by its checks.
+"""
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from pipelinerl.base.errors import ConfigError, suggestion
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.environments import replicas
 from pipelinerl.config.machine import DerivedConfig, Job, JobKind
 from pipelinerl.config.tree import Config
+from pipelinerl.launcher.ports import LOOPBACK, Ports, is_free
 
-__all__ = ["Ports", "Shares", "derive", "engine_devices", "is_free", "place", "roles_of", "split_devices"]
-
-LOOPBACK = "127.0.0.1"
 STREAMS_SERVICE = "redis"
 """Name of the service that the core itself may start."""
-ROLES_OF_MODE: dict[str, frozenset[str]] = {
-    "": frozenset({"actor_llm", "actor", "preprocessor", "finetune"}),
-    "open_loop": frozenset({"actor_llm", "actor", "preprocessor", "finetune"}),
-    "actor": frozenset({"actor_llm", "actor"}),
-    "preprocessor": frozenset({"preprocessor"}),
-    "finetune": frozenset({"finetune"}),
-    "actor+preprocessor": frozenset({"actor_llm", "actor", "preprocessor"}),
-    "finetune+preprocessor": frozenset({"finetune", "preprocessor"}),
-}
 
 
-def roles_of(mode: str) -> frozenset[str]:
-    """Kinds of jobs that a debug mode starts; the empty one starts all. ConfigError for an unknown mode."""
-    if mode not in ROLES_OF_MODE:
-        raise ConfigError(
-            f"debug.mode={mode!r}: no such mode; {suggestion(mode, filter(None, ROLES_OF_MODE))}"
-        )
-    return ROLES_OF_MODE[mode]
-
-
-@dataclass(frozen=True)
-class Shares:
-    """Numbers of devices by use."""
-
-    actor: int
-    preprocessor: int
-    finetune: int
-
-
-def split_devices(total: int, fractions: tuple[int, int, int], per_engine: int = 1) -> Shares:
+def split_devices(total: int, fractions: tuple[int, int, int], per_engine: int = 1) -> tuple[int, int, int]:
     """Divide `total` devices in the ratio (actor, preprocessor, finetune).
 
     Engine shares are rounded down to multiples of `per_engine`, but hold at least one engine where the
@@ -61,39 +34,46 @@ def split_devices(total: int, fractions: tuple[int, int, int], per_engine: int =
         return max(share, per_engine) if fraction else 0
 
     actor, preprocessor = engines(fractions[0]), engines(fractions[1])
-    return Shares(actor, preprocessor, total - actor - preprocessor)
+    return actor, preprocessor, total - actor - preprocessor
 
 
-def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Whether nothing listens on `host:port` now."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError:
-            return False
-    return True
+@dataclass(frozen=True)
+class Layout:
+    """GPUs of each engine and of each reference engine, none on a CPU, and those left for the trainer."""
+
+    engines: list[list[int]]
+    references: list[list[int]]
+    trainer: list[int]
 
 
-class Ports:
-    """Hands out each port once, the next free one if the wanted one is taken."""
-
-    def __init__(self, free: Callable[[int], bool] = is_free) -> None:
-        self._free = free
-        self._given: set[int] = set()
-
-    def next(self, wanted: int) -> int:
-        """The first free port from `wanted` upwards. Raises ConfigError when there is none."""
-        for port in range(wanted, 65536):
-            if port not in self._given and self._free(port):
-                self._given.add(port)
-                return port
-        raise ConfigError(f"port {wanted}: no free port from here to 65535; choose a lower one")
-
-
-def engine_devices(cfg: Config) -> int:
-    """Devices of one vLLM server: tensor times pipeline times data parallel size."""
-    return cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
+def layout(cfg: Config, devices: list[int]) -> Layout:
+    """Who gets which devices, as if every role ran. Raises ConfigError if they do not suffice."""
+    world, roles = cfg.world, cfg.debug.roles
+    if cfg.hardware.kind == "cpu":
+        return Layout([[]] * cfg.engine.count, [[]] if world.preprocessor_fraction else [], [])
+    if not devices:
+        raise ConfigError("hardware=gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES or use hardware=cpu")
+    if "actor_llm" not in roles and not cfg.debug.place_inference_workers:
+        return Layout([], [], devices)
+    if len(devices) == 1 and "finetune" in roles:
+        if not world.share_device:
+            raise ConfigError(
+                "world: one GPU for engine and trainer; set world.share_device=true or use hardware=cpu"
+            )
+        return Layout([devices], [], devices)
+    per_engine = cfg.vllm_config.parallel_size("tensor", "pipeline", "data")
+    fractions = (world.actor_fraction, world.preprocessor_fraction, world.finetune_fraction)
+    actor, reference, trainer = split_devices(len(devices), fractions, per_engine)
+    if trainer < (1 if "finetune" in roles else 0):
+        raise ConfigError(
+            f"world: {len(devices)} GPUs leave {max(trainer, 0)} for the trainer "
+            f"({actor} for engines, {reference} for references, {per_engine} per engine); "
+            "lower world.actor_fraction or the parallel sizes"
+        )
+    groups = [devices[first : first + per_engine] for first in range(0, actor + reference, per_engine)]
+    engines = actor // per_engine
+    rest = devices[actor + reference :] if "finetune" in roles else []
+    return Layout(groups[:engines], groups[engines:], rest)
 
 
 class _Jobs:
@@ -102,58 +82,53 @@ class _Jobs:
     def __init__(self) -> None:
         self.all: list[Job] = []
 
-    def add(self, kind: JobKind, name: str, port: int | None = None, gpus: Sequence[int] = ()) -> Job:
-        replica = sum(job.kind == kind for job in self.all)
-        job = Job(
-            kind=kind,
-            idx=len(self.all),
-            replica_idx=replica,
-            local_idx=replica,
-            port=port,
-            gpus=list(gpus),
-            url=f"http://{LOOPBACK}:{port}" if port is not None else "",
-            name=name,
-        )
-        self.all.append(job)
-        return job
+    def count(self, kind: JobKind) -> int:
+        return sum(job.kind == kind for job in self.all)
+
+    def add(self, kind: JobKind, name: str, port: int | None = None, **more: Any) -> None:
+        index, url = self.count(kind), f"http://{LOOPBACK}:{port}" if port is not None else ""
+        places = {"idx": len(self.all), "replica_idx": index, "local_idx": index, "port": port, "url": url}
+        self.all.append(Job.model_validate({"kind": kind, "name": name, **places, **more}))
 
 
 def place(
     cfg: Config,
     devices: Sequence[int],
     services: Iterable[str] = (),
-    environments: Mapping[str, Mapping[str, Any]] | None = None,
     free: Callable[[int], bool] = is_free,
 ) -> list[Job]:
     """Every process of the run on this node.
 
     `devices` are the indices of the usable GPUs (none on the CPU), `services` the names of the servers to
-    start, `environments` the specifications of those that need servers, by key. Raises ConfigError if the
-    devices do not suffice.
+    start, `free` says whether a port may be used. Raises ConfigError if the devices do not suffice.
     """
-    roles = roles_of(cfg.debug.mode)
-    ports, jobs = Ports(free), _Jobs()
+    roles, places = cfg.debug.roles, layout(cfg, list(devices))
+    world, ports, jobs = cfg.world, Ports(free), _Jobs()
     if cfg.streams.starts_server:
-        redis = jobs.add("service", STREAMS_SERVICE, ports.next(cfg.streams.port))
-        jobs.all[-1] = redis.model_copy(update={"url": f"redis://{LOOPBACK}:{redis.port}"})
+        port = ports.next(cfg.streams.port)
+        jobs.add("service", STREAMS_SERVICE, port, url=f"redis://{LOOPBACK}:{port}")
     for name in services:
-        jobs.add("service", name, ports.next(cfg.world.service_start_port))
-    trainer_gpus: Sequence[int] = ()
-    if cfg.hardware.kind == "cpu":
-        if "actor_llm" in roles:
-            for index in range(cfg.engine.count):
-                jobs.add("actor_llm", f"actor_vllm_{index}", _engine_port(cfg, ports, index))
-        if "preprocessor" in roles and cfg.world.preprocessor_fraction:
-            jobs.add("preprocessor_llm", "ref_vllm_0", ports.next(cfg.world.reference_start_port))
-    else:
-        trainer_gpus = _add_gpu_engines(cfg, jobs, ports, list(devices), roles)
+        jobs.add("service", name, ports.next(world.service_start_port))
+    for index, gpus in enumerate(places.engines if "actor_llm" in roles else []):
+        wanted = cfg.engine.port + index
+        port = wanted if cfg.debug.use_existing_llms else ports.next(wanted)
+        jobs.add("actor_llm", f"actor_vllm_{index}", port, gpus=gpus)
+    for index, gpus in enumerate(places.references if "preprocessor" in roles else []):
+        port = ports.next(world.reference_start_port + index)
+        jobs.add("preprocessor_llm", f"ref_vllm_{index}", port, gpus=gpus)
     if "actor" in roles:
-        _add_environments(cfg, jobs, ports, environments or {})
+        for key, count in replicas(cfg, jobs.count("actor_llm")).items():
+            for index in range(count):
+                name = f"environment_{jobs.count('environment')}"
+                port = ports.next(world.environment_start_port)
+                jobs.add("environment", name, port, environment_key=key, environment_index=index)
         jobs.add("actor", "actor")
     if "preprocessor" in roles:
-        jobs.add("preprocessor", "preprocess", gpus=_reference_gpus(cfg, jobs, trainer_gpus))
+        # Without reference engines preprocess scores the reference itself, on the trainer's last device.
+        scores = cfg.finetune.rl.uses_reference and not jobs.count("preprocessor_llm")
+        jobs.add("preprocessor", "preprocess", gpus=places.trainer[-1:] if scores else [])
     if "finetune" in roles:
-        jobs.add("finetune", "finetune", gpus=trainer_gpus)
+        jobs.add("finetune", "finetune", gpus=places.trainer)
     return jobs.all
 
 
@@ -168,65 +143,3 @@ def derive(cfg: Config, jobs: Sequence[Job]) -> DerivedConfig:
 
 def _round_up(number: int, unit: int) -> int:
     return -(-number // unit) * unit
-
-
-def _reference_gpus(cfg: Config, jobs: _Jobs, trainer_gpus: Sequence[int]) -> Sequence[int]:
-    """Without reference engines preprocess scores the reference itself, on the trainer's last device."""
-    if not cfg.finetune.rl.uses_reference or any(job.kind == "preprocessor_llm" for job in jobs.all):
-        return ()
-    return trainer_gpus[-1:]
-
-
-def _engine_port(cfg: Config, ports: Ports, index: int) -> int:
-    if cfg.debug.use_existing_llms:
-        return cfg.engine.port + index
-    return ports.next(cfg.engine.port + index)
-
-
-def _add_gpu_engines(
-    cfg: Config, jobs: _Jobs, ports: Ports, devices: list[int], roles: frozenset[str]
-) -> Sequence[int]:
-    """Place engines on devices and return what is left for the trainer."""
-    needs_engines = "actor_llm" in roles or cfg.debug.place_inference_workers
-    needs_trainer = "finetune" in roles
-    per_engine = engine_devices(cfg)
-    if not devices:
-        raise ConfigError("hardware=gpu: no GPU is visible; check CUDA_VISIBLE_DEVICES or use hardware=cpu")
-    if not needs_engines:
-        return devices
-    world = cfg.world
-    if len(devices) == 1 and needs_trainer:
-        if not world.share_device:
-            raise ConfigError(
-                "world: one GPU for engine and trainer; set world.share_device=true or use hardware=cpu"
-            )
-        if "actor_llm" in roles:
-            jobs.add("actor_llm", "actor_vllm_0", _engine_port(cfg, ports, 0), devices)
-        return devices
-    fractions = (world.actor_fraction, world.preprocessor_fraction, world.finetune_fraction)
-    shares = split_devices(len(devices), fractions, per_engine)
-    if shares.finetune < (1 if needs_trainer else 0):
-        raise ConfigError(
-            f"world: {len(devices)} GPUs leave {max(shares.finetune, 0)} for the trainer "
-            f"({shares.actor} for engines, {shares.preprocessor} for references, {per_engine} per engine); "
-            "lower world.actor_fraction or the parallel sizes"
-        )
-    engines = shares.actor // per_engine
-    for index in range(engines if "actor_llm" in roles else 0):
-        gpus = devices[index * per_engine : (index + 1) * per_engine]
-        jobs.add("actor_llm", f"actor_vllm_{index}", _engine_port(cfg, ports, index), gpus)
-    for index in range(shares.preprocessor // per_engine if "preprocessor" in roles else 0):
-        first = shares.actor + index * per_engine
-        port = ports.next(world.reference_start_port + index)
-        jobs.add("preprocessor_llm", f"ref_vllm_{index}", port, devices[first : first + per_engine])
-    return devices[shares.actor + shares.preprocessor :] if needs_trainer else ()
-
-
-def _add_environments(cfg: Config, jobs: _Jobs, ports: Ports, specs: Mapping[str, Mapping[str, Any]]) -> None:
-    engines = sum(job.kind == "actor_llm" for job in jobs.all)
-    for key, count in replicas(cfg, specs, engines).items():
-        for index in range(count):
-            total = sum(job.kind == "environment" for job in jobs.all)
-            port = ports.next(cfg.world.environment_start_port)
-            job = jobs.add("environment", f"environment_{total}", port)
-            jobs.all[-1] = job.model_copy(update={"environment_key": key, "environment_index": index})

@@ -69,24 +69,18 @@ class Completion:
         if not ended.issuperset(self._trainer):
             return False
         left = [name for name in self._others if name not in ended]
-        for name in self._others if self._trainer else ():
-            self._track(name, name in left)
+        for name in self._waits.keys() - set(left):
+            self._waits.pop(name).__exit__(None, None, None)
+        for name in left if self._trainer else []:
+            if name not in self._waits:
+                self._waits[name] = self._wait(name).__enter__()
+            self._waits[name].check()
         return not left
 
-    def _track(self, name: str, alive: bool) -> None:
-        wait = self._waits.get(name)
-        if alive and wait is None:
-            deadline, what = (
-                (self._evaluation_s, "finish its last evaluation")
-                if name == "actor"
-                else (PREPROCESS_END_S, "end after the trainer")
-            )
-            self._waits[name] = Wait(f"{name} to {what}", deadline)
-            self._waits[name].__enter__()
-        elif alive and wait is not None:
-            wait.check()
-        elif wait is not None:
-            self._waits.pop(name).__exit__()
+    def _wait(self, name: str) -> Wait:
+        if name == "actor":
+            return Wait("actor to finish its last evaluation", self._evaluation_s)
+        return Wait(f"{name} to end after the trainer", PREPROCESS_END_S)
 
 
 class Watchdog:
@@ -98,7 +92,7 @@ class Watchdog:
         started = {child.name for child in plan.children}
         engines = plan.cfg.jobs_of("actor_llm")
         self._engines = {job.url.rstrip("/"): job.name for job in engines if job.name in started}
-        self._trainers = [job.name for job in plan.cfg.jobs if job.kind == "finetune"]
+        self._trainers = [job.name for job in plan.cfg.jobs_of("finetune")]
         self._replacements = Replacements(output_dir)
         self._progress = ProgressWatch(output_dir, plan.cfg.watchdog.progress_deadline_s)
 

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 
 from omegaconf import MISSING, DictConfig, OmegaConf
 from pydantic import ValidationError
 
 from pipelinerl.base.errors import ConfigError, explain
-from pipelinerl.config.files import config_path, typed
+from pipelinerl.config.files import typed
 from pipelinerl.config.keys import leaves
+from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, parts_of
 from pipelinerl.launcher.checks import (
@@ -24,7 +23,7 @@ from pipelinerl.launcher.checks import (
     sampling,
     training,
 )
-from pipelinerl.launcher.placement import derive, place, roles_of
+from pipelinerl.launcher.placement import derive, layout
 
 
 def checked(
@@ -35,35 +34,31 @@ def checked(
     `devices` counts the GPUs of the run. `given` are the keys that the command line set: none of them may be
     without effect.
     """
-    missing = [f"{key}: missing; set {key}=VALUE" for key in missing_keys(tree)]
-    if missing:
-        raise ConfigError(missing)
+    missing = sorted(key for key, value in leaves(tree).items() if value == MISSING)
+    if missing:  # what a profile leaves to the user
+        raise ConfigError([f"{key}: missing; set {key}=VALUE" for key in missing])
     cfg = typed(tree)
     found = [*problems(cfg, devices, dry_run), *domain_problems(tree, domain)]
     found += inert.check(cfg, given, domain)
     if found:
-        raise ConfigError(found)
+        raise ConfigError(dict.fromkeys(found))
     return cfg
-
-
-def missing_keys(tree: DictConfig) -> list[str]:
-    """Keys that a profile leaves to the user (`???`)."""
-    return sorted(key for key, value in leaves(tree).items() if value == MISSING)
 
 
 def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:
     """Problems of the core's own keys; `devices` counts the GPUs of the run."""
     derived, unplaceable = None, list[str]()
-    try:  # where processes go decides how many texts a step has; which ports are free does not matter
-        derived = derive(cfg, place(cfg, range(devices), free=lambda port: True))
-    except ConfigError as error:
-        unplaceable = error.problems
-    yield from data.check(cfg, roles_of(cfg.debug.mode))
+    try:  # the trainer's devices decide how many texts a step has
+        trainer = Job(kind="finetune", idx=0, gpus=layout(cfg, list(range(devices))).trainer)
+        derived = derive(cfg, [trainer] if "finetune" in cfg.debug.roles else [])
+    except ValueError as error:  # a ConfigError, or a parallel size that is no number
+        unplaceable = [str(error)]
+    yield from data.check(cfg)
     yield from sampling.check(cfg)
     yield from objective.check(cfg)
     yield from training.check(cfg, derived)
-    yield from machine.check(cfg, devices, dry_run)
     yield from unplaceable
+    yield from machine.check(cfg, devices, dry_run)
     yield from environments.check(cfg)
     yield from partial.check(cfg)
 
@@ -82,21 +77,3 @@ def _problems_of_one(tree: DictConfig, domain: Domain) -> list[str]:
         except ValidationError as error:
             return explain(error, domain.settings, domain.settings_key)
     return list(domain.validate(tree))
-
-
-def output_dir_problem(output_dir: Path) -> str | None:
-    """Why a run may not write here, or None."""
-    if output_dir.exists() and not output_dir.is_dir():
-        return f"output_dir={output_dir}: a file; choose another folder"
-    nearest_parent = next(path for path in (output_dir, *output_dir.parents) if path.exists())
-    if not os.access(nearest_parent, os.W_OK):
-        return f"output_dir={output_dir}: {nearest_parent} is not writable; choose another folder"
-    if output_dir.is_dir() and not config_path(output_dir).exists():
-        foreign = sorted(path.name for path in output_dir.iterdir() if path.name not in OWN_BEFORE_START)
-        if foreign:
-            return f"output_dir={output_dir}: holds {foreign[0]}, which no run made; choose an empty folder"
-    return None
-
-
-OWN_BEFORE_START = frozenset({".lock", "launcher", "conf", "world"})
-"""What an interrupted start may leave before the configuration is written."""

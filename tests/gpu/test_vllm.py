@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from benchmarks.gpu.cards import nccl_cards
 from benchmarks.gpu.served import engine_argv, model_folder, serving
 from pipelinerl.inference.vllm import installed_version
-from pipelinerl.launcher.placement import Ports
+from pipelinerl.launcher.ports import Ports
 from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.weights.send.engine_update import PublishDeadlines
 from pipelinerl.weights.send.nccl_transport import NcclTransport

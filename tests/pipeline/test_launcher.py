@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from pipelinerl.config import load
-from pipelinerl.launcher.placement import is_free
+from pipelinerl.launcher.ports import is_free
 from pipelinerl.run_state.accounting import reconcile
 from pipelinerl.weights.wire import shared_directory
 from tests.pipeline.conftest import LauncherProcess

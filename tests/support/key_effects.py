@@ -23,27 +23,12 @@ from pipelinerl.observe import wandb_run
 ROOT = Path(__file__).resolve().parents[2]
 RUN = Path("/runs/run")
 SERVICES = [ServiceSpec(name="service", argv=["serve"], url_key="url")]
-READERS = (
-    "pipelinerl/actor",
-    "pipelinerl/bootstrap",
-    "pipelinerl/launcher",
-    "pipelinerl/launch.py",
-    "pipelinerl/launcher/placement.py",
-    "pipelinerl/config/environments.py",
-    "pipelinerl/finetune",
-    "pipelinerl/finetune/rl",
-    "pipelinerl/finetune/rl/advantages",
-    "pipelinerl/finetune/rl/losses",
-    "pipelinerl/modeling",
-    "pipelinerl/weights/send",
-    "pipelinerl/config/tree.py",
-    "pipelinerl/config/finetune.py",
-    "pipelinerl/preprocess",
-    "domains/math/rollouts.py",
-    "domains/dispatcher.py",
-)
-"""Where keys are read that are in no settings object."""
-ENVIRONMENTS = {"maze": {"_target_": "package.Maze"}}
+READERS = [
+    *(path for path in (ROOT / "pipelinerl").rglob("*.py") if "checks" not in path.parts),
+    ROOT / "domains/math/rollouts.py",
+    ROOT / "domains/dispatcher.py",
+]
+"""Where keys are read. What only a check reads has no effect."""
 
 
 def leaves(model: type[BaseModel] = Config, prefix: str = "") -> Iterator[tuple[str, FieldInfo]]:
@@ -96,9 +81,9 @@ def another_value(field: FieldInfo, value: Any) -> Any:
 
 
 def effects(cfg: Config) -> str:
-    """What the processes of a run get to see: placement, commands, settings, sampling, wandb."""
+    """What the processes of a run get to see: placement, commands, sampling, wandb."""
     devices = 0 if cfg.hardware.kind == "cpu" else 8
-    jobs = place(cfg, range(devices), ["service"], ENVIRONMENTS, lambda port: True)
+    jobs = place(cfg, range(devices), ["service"], lambda port: True)
     placed = cfg.model_copy(update={"jobs": jobs, "derived_": derive(cfg, jobs)})
     rewards = RewardTable.model_validate(placed.rewards.model_dump())
     children = commands(placed, RUN, SERVICES, [str(index) for index in range(devices)], None)
@@ -114,27 +99,45 @@ def effects(cfg: Config) -> str:
     return repr(seen)
 
 
+def groups(model: type[BaseModel] = Config, name: str = "cfg") -> Iterator[tuple[str, str]]:
+    """Names of the sections' classes, each with the key of its group."""
+    yield model.__name__, name
+    for key, field in model.model_fields.items():
+        if isinstance(field.annotation, type) and issubclass(field.annotation, BaseModel):
+            yield from groups(field.annotation, key)
+
+
+GROUPS = dict(groups())
+HANDED_ON = {"options": {"weights"}}
+"""Names under which code takes a group as a mapping."""
+
+
 @cache
 def named_in_code() -> frozenset[tuple[str, str]]:
     """(owner, name) of every attribute or item that READERS read.
 
-    `rules = cfg.actor; rules.attempts` counts as `actor.attempts`: names are followed within a function.
+    `rules = cfg.actor; rules.attempts` counts as `actor.attempts`: names are followed within a function, from
+    assignments, from parameters that are annotated with a section, and from `self` in a section's methods.
     """
     found: set[tuple[str, str]] = set()
-    for reader in READERS:
-        path = ROOT / reader
-        for source in [path] if path.is_file() else path.glob("*.py"):
-            found |= _reads(ast.parse(source.read_text(encoding="utf-8")))
+    for source in READERS:
+        module = ast.parse(source.read_text(encoding="utf-8"))
+        found |= set(_reads_within(module, {}))
+        for node in ast.walk(module):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                found |= set(_reads_within(node, HANDED_ON | dict(_annotated(node))))
+            elif isinstance(node, ast.ClassDef) and node.name in GROUPS:
+                found |= set(_reads_within(node, {"self": {GROUPS[node.name]}}))
     return frozenset(found)
 
 
-def _reads(module: ast.Module) -> set[tuple[str, str]]:
-    functions = [n for n in ast.walk(module) if isinstance(n, ast.FunctionDef | ast.AsyncFunctionDef)]
-    return {pair for scope in (module, *functions) for pair in _reads_within(scope)}
+def _annotated(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, set[str]]]:
+    for argument in (*function.args.args, *function.args.kwonlyargs):
+        if isinstance(argument.annotation, ast.Name) and argument.annotation.id in GROUPS:
+            yield argument.arg, {GROUPS[argument.annotation.id]}
 
 
-def _reads_within(scope: ast.AST) -> Iterator[tuple[str, str]]:
-    known: dict[str, set[str]] = {}
+def _reads_within(scope: ast.AST, known: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
     for alias, aliased_owner in _aliases(scope):
         known.setdefault(alias, set()).add(aliased_owner)
     for node in ast.walk(scope):

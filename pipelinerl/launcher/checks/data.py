@@ -18,10 +18,11 @@ MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
 
 
-def check(cfg: Config, roles: frozenset[str]) -> Iterator[str]:
+def check(cfg: Config) -> Iterator[str]:
     """Problems with paths and dotted names that the roles of this run need."""
     yield from model_problems(cfg)
-    if "actor" in roles:
+    has_rollouts = "actor" in cfg.debug.roles
+    if has_rollouts:
         yield from dotted("dataset_loader", cfg.dataset_loader, "the function that loads problems")
         yield from dotted("actor.rollout_policy", cfg.actor.rollout_policy, "the function of a rollout")
         if not cfg.train_dataset_names:
@@ -30,7 +31,7 @@ def check(cfg: Config, roles: frozenset[str]) -> Iterator[str]:
             yield "test_dataset_names=[]: nothing to evaluate; name a dataset or set eval_every_n_versions=0"
     for domain, path in cfg.actor.domain_rollouts.items():
         yield from dotted(f"actor.domain_rollouts.{domain}", path, "the function of a rollout")
-    if "actor" in roles:
+    if has_rollouts:
         yield from _domains(cfg)
     subset = cfg.train_subset
     if subset is not None and subset.end is not None and subset.begin >= subset.end:

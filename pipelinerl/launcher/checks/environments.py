@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from pipelinerl.base.errors import suggestion
+from pipelinerl.config.environments import located_specs
+from pipelinerl.config.machine import WorldConfig
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.checks.dotted import dotted
 
@@ -15,29 +17,22 @@ def check(cfg: Config) -> Iterator[str]:
     """Problems with `environment`, `environments` and the keys about them."""
     if cfg.environment is not None and cfg.environments:
         yield "environment and environments: both are set; use environments for several"
-    specs = list(_specs(cfg))
+    specs = list(located_specs(cfg))
     for where, _, spec in specs:
         yield from _one(where, spec)
-    for key, count in Counter(key for _, key, _ in specs).items():
+    keys = Counter(key for _, key, _ in specs)
+    for key, count in keys.items():
         if count > 1:
             yield f"environments: {count} have the key {key}; give each its own"
-    keys = {key for _, key, _ in specs}
     wanted = cfg.environment_key
     if wanted is not None and cfg.environments and wanted not in keys:
         yield f"environment_key={wanted}: no such environment; {suggestion(wanted, keys)}"
-    yield from _ineffective(cfg, bool(specs))
-
-
-def _specs(cfg: Config) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Where each stands in the tree, its key, and what stands there."""
-    if cfg.environment is not None:
-        yield "environment", cfg.environment_key or "environment", cfg.environment
-    elif isinstance(cfg.environments, dict):
-        for key, spec in cfg.environments.items():
-            yield f"environments.{key}", key, spec
-    else:
-        for index, spec in enumerate(cfg.environments or []):
-            yield f"environments.{index}", str(spec.get("key", index)), spec
+    plain = WorldConfig()
+    for key in ("env_replicas", "env_replicas_per_actor", "environment_mode"):
+        value, default = getattr(cfg.world, key), getattr(plain, key)
+        if not specs and value != default:
+            shown = "null" if default is None else default
+            yield f"world.{key}={value}: there is no environment; set environments or leave it at {shown}"
 
 
 def _one(where: str, spec: dict[str, Any]) -> Iterator[str]:
@@ -48,15 +43,3 @@ def _one(where: str, spec: dict[str, Any]) -> Iterator[str]:
     count = spec.get("replicas_per_actor")
     if count is not None and (isinstance(count, bool) or not isinstance(count, int) or count < 0):
         yield f"{where}.replicas_per_actor={count}: must be a whole number of servers per engine, 0 or more"
-
-
-def _ineffective(cfg: Config, any_environment: bool) -> Iterator[str]:
-    world = cfg.world
-    for key, value, default in (
-        ("env_replicas", world.env_replicas, 1),
-        ("env_replicas_per_actor", world.env_replicas_per_actor, None),
-        ("environment_mode", world.environment_mode, "remote"),
-    ):
-        if not any_environment and value != default:
-            shown = "null" if default is None else default
-            yield f"world.{key}={value}: there is no environment; set environments or leave it at {shown}"

@@ -42,18 +42,10 @@ def _embedded(cfg: Config) -> bool:
     return cfg.engine.kind == "embedded"
 
 
-def _not_embedded(cfg: Config) -> bool:
-    return not _embedded(cfg)
-
-
-def _never_evaluates(cfg: Config) -> bool:
-    return not cfg.evaluates
-
-
 CONDITIONAL = (
     Inert("vllm_config", _embedded, "the embedded engine reads engine.*"),
     *(
-        Inert(f"engine.{name}", _not_embedded, "vLLM has its own; use vllm_config.vllm_kwargs")
+        Inert(f"engine.{name}", lambda c: not _embedded(c), "vLLM has its own; use vllm_config.vllm_kwargs")
         for name in ("threads", "dtype", "max_prefill_tokens", "max_waiting")
     ),
     *(
@@ -96,7 +88,7 @@ CONDITIONAL = (
         "all weights are trained; set finetune.lora.enabled=true",
         but=("finetune.lora.enabled",),
     ),
-    Inert("test_llm", _never_evaluates, "nothing is evaluated; name test_dataset_names"),
+    Inert("test_llm", lambda c: not c.evaluates, "nothing is evaluated; name test_dataset_names"),
     Inert("eval_at_end", lambda c: not c.test_dataset_names, "nothing is evaluated; name test_dataset_names"),
     Inert("bootstrap", lambda c: True, "only python -m pipelinerl.bootstrap reads it"),
 )
@@ -108,7 +100,7 @@ POLICY_KEYS = ("rewards", "actor.discount_factor", "actor.system_prompt", "actor
 def check(cfg: Config, given: Sequence[str], domain: Domain) -> Iterator[str]:
     """Problems with keys that the command line set; `domain` says which keys of policies it reads."""
     for key in dict.fromkeys(given):
-        because = _unread(key) or _conditional(key, cfg) or _policy(key, cfg, domain)
+        because = next(_reasons(key, cfg, domain), None)
         if because is not None:
             yield f"{key}={_shown(cfg, key)}: has no effect here: {because}"
 
@@ -119,28 +111,19 @@ def left_over(cfg: Config) -> list[str]:
     return [f"{key}={_shown(cfg, key)}" for key in UNREAD if _value(cfg, key) != _value(plain, key)]
 
 
-def _below(key: str, parent: str) -> bool:
-    return key == parent or key.startswith(f"{parent}.")
-
-
-def _unread(key: str) -> str | None:
-    return next((because for parent, because in UNREAD.items() if _below(key, parent)), None)
-
-
-def _conditional(key: str, cfg: Config) -> str | None:
+def _reasons(key: str, cfg: Config, domain: Domain) -> Iterator[str]:
+    yield from (because for parent, because in UNREAD.items() if _below(key, parent))
     for inert in CONDITIONAL:
         if _below(key, inert.key) and key not in inert.but and inert.when(cfg):
-            return inert.because
-    return None
-
-
-def _policy(key: str, cfg: Config, domain: Domain) -> str | None:
+            yield inert.because
     scaled = cfg.actor.difficulty_aware_penalty.enabled and key == "rewards.buffer_tokens"
-    if domain.policy_keys is None or scaled or not any(_below(key, parent) for parent in POLICY_KEYS):
-        return None
-    if any(_below(key, parent) for parent in domain.policy_keys):
-        return None
-    return f"the rollout policy of {cfg.domain_name or 'this domain'} does not read it"
+    read = scaled or domain.policy_keys is None or _below(key, *domain.policy_keys)
+    if _below(key, *POLICY_KEYS) and not read:
+        yield f"the rollout policy of {cfg.domain_name or 'this domain'} does not read it"
+
+
+def _below(key: str, *parents: str) -> bool:
+    return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
 
 
 def _value(cfg: Config, key: str) -> Any:

@@ -10,9 +10,7 @@ from pipelinerl.config.paths import PACKAGE
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.checks.dotted import dotted
 
-LOSSES = PACKAGE / "finetune" / "rl" / "losses"
-"""Each file that has a function of its own name is a loss. They import torch, so nothing is imported here."""
-ESTIMATORS = ("rollout", "situation")
+RL = PACKAGE / "finetune" / "rl"
 IGNORED: dict[str, tuple[str, ...]] = {
     "reinforce": ("epsilon_low",),
     "gspo": (
@@ -28,9 +26,12 @@ IGNORED: dict[str, tuple[str, ...]] = {
 """Settings that a policy loss does not read; a run that changes one of them is refused."""
 
 
-def loss_names() -> list[str]:
-    """Losses that come with the package, sorted."""
-    sources = {path.stem: path.read_text(encoding="utf-8") for path in LOSSES.glob("*.py")}
+def names_in(folder: str) -> list[str]:
+    """Losses or advantage estimators that come with the package, sorted: files with a function of their name.
+
+    They are not imported, because they import torch.
+    """
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in (RL / folder).glob("*.py")}
     return sorted(n for n, source in sources.items() if re.search(rf"^def {n}\(", source, re.MULTILINE))
 
 
@@ -118,10 +119,11 @@ def _reference(cfg: Config) -> Iterator[str]:
 
 def _functions(rl: RLConfig) -> Iterator[str]:
     """Names that lead nowhere."""
-    for key, name, known, what in (
-        ("policy_loss", rl.policy_loss, loss_names(), "loss"),
-        ("advantage_estimator", rl.advantage_estimator, ESTIMATORS, "estimator"),
+    for key, name, folder, what in (
+        ("policy_loss", rl.policy_loss, "losses", "loss"),
+        ("advantage_estimator", rl.advantage_estimator, "advantages", "estimator"),
     ):
+        known = names_in(folder)
         if name is None or name in known:
             continue
         if "." in name:

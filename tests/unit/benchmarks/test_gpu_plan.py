@@ -17,7 +17,6 @@ from benchmarks.gpu.cards import SEVERAL_RANKS, check_cards
 from benchmarks.gpu.engine import asked, parsed
 from benchmarks.gpu.served import model_config
 from benchmarks.gpu.trainer import ROWS, SIZES
-from pipelinerl.bootstrap.model import ModelShape
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.config.files import typed
 from pipelinerl.launcher.checks import sampling
@@ -130,7 +129,7 @@ def test_cells_of_the_trainer_exist() -> None:
 def test_the_model_from_scratch_has_the_size_that_is_asked_for() -> None:
     """50 to 150 million parameters: matrices of the layers and the tied embedding, norms left out."""
     bootstrap = typed(preset("hardware=gpu")).bootstrap
-    shape = ModelShape(**bootstrap.shape.model_dump())
+    shape = bootstrap.shape
     attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
     layer = attention + 3 * shape.hidden * shape.mlp
     assert 50e6 < shape.layers * layer + bootstrap.vocab_size * shape.hidden < 150e6

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -15,12 +13,10 @@ from pydantic import SecretStr
 
 from pipelinerl.config import Config
 from pipelinerl.config.compose import Composition
-from pipelinerl.config.finetune import RLConfig
 from pipelinerl.config.legacy import WRITTEN_BY_LAUNCHERS
 from pipelinerl.launcher.checks.inert import UNREAD
 from pipelinerl.observe import wandb_run
 from tests.support.key_effects import (
-    ROOT,
     another_value,
     effects,
     leaves,
@@ -33,24 +29,18 @@ KEYS = dict(leaves())
 CPU = {"hardware.kind": "cpu", "engine.kind": "embedded", "weights.transport": "file"}
 
 NEEDED: dict[str, dict[str, Any]] = {
-    "deepspeed_config": {"use_deepspeed": True},
-    "fsdp.reduce_dtype": {"use_fsdp": True},
-    "finetune.lora": {"finetune.lora.enabled": True},
-    "finetune.rl.pad_step_rewards_for_advantage": {"finetune.rl.step_reward_advantages": True},
     "streams": {"streams.backend": "redis"},
     "world.reference_start_port": {"world.preprocessor_fraction": 1},
-    "preprocess.n_workers": {"world.preprocessor_fraction": 1},
-    "debug.streams_from": {"debug.mode": "finetune"},
     "actor.domain_mix": {"world.env_replicas": 4},
+    "environment_key": {"environment": {"_target_": "package.Maze"}},
     "vllm_config.python": {"vllm_config.version": "0.26.0"},
 }
 """What has to be switched on before a key, or a key below it, can have an effect."""
 
+ENVIRONMENTS = {"maze": {"_target_": "package.Maze"}}
 VALUES: dict[str, Any] = {
+    "environments": {**ENVIRONMENTS, "other": ENVIRONMENTS["maze"]},
     "actor.domain_mix": {"maze": 1.0, "other": 1.0},
-    "deepspeed_config": "deepspeed_stage2_bf16",
-    "finetune.config_name": None,
-    "finetune.lora.dropout": 0.5,
     "streams.password": SecretStr("word"),
     "vllm_config.version": "0.26.0",
     "world.actor_fraction": 2,
@@ -75,7 +65,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
     """A run on GPUs and one on a CPU, neither checked."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps({"vocab_size": 31}))
-    gpu = Config.model_validate({"model_path": str(folder), "finetune": {"config_name": str(folder)}})
+    given = {"finetune": {"config_name": str(folder)}, "environments": ENVIRONMENTS}
+    gpu = Config.model_validate({"model_path": str(folder), **given})
     cpu = gpu
     for key, value in CPU.items():
         cpu = with_value(cpu, key, value)
@@ -142,21 +133,6 @@ def test_a_key_that_nothing_reads_would_be_found(runs: dict[str, Config]) -> Non
 def test_a_key_without_effect_exists_and_says_why_in_one_line(key: str) -> None:
     reason = UNREAD.get(key) or FIXED[key]
     assert key in KEYS and reason and "\n" not in reason
-
-
-@pytest.mark.parametrize(
-    ("settings", "rooms"),
-    [
-        (RLConfig, ["config", "finetune", "preprocess"]),
-    ],
-    ids=["objective"],
-)
-def test_what_a_role_takes_from_the_tree_it_uses(settings: type, rooms: list[str]) -> None:
-    sources = [source for path in rooms for source in (ROOT / "pipelinerl" / path).rglob("*.py")]
-    code = "".join(source.read_text() for source in sources if source.name != "settings.py")
-    used = set(re.findall(r"\.([a-z]\w+)", code))
-    names = settings.model_fields if issubclass(settings, RLConfig) else [f.name for f in fields(settings)]
-    assert [name for name in names if name not in used] == []
 
 
 DEFAULTS = yaml.safe_load("""

@@ -147,11 +147,6 @@ def test_a_bad_override_is_refused_with_its_remedy(
     assert expected in refusal(override)
 
 
-def test_several_contradictions_are_reported_together(refusal: Callable[..., str]) -> None:
-    text = refusal("llm.parameters.top_p=0.9", "finetune.attempts=1")
-    assert len(text.splitlines()) == 2
-
-
 @pytest.mark.parametrize(
     ("overrides", "expected"),
     [

@@ -11,8 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.config import ConfigError, typed
 from pipelinerl.config.compose import Composition
-from pipelinerl.config.legacy import FORMER_DEFAULTS, WITHOUT_EFFECT, settle
-from pipelinerl.config.removed import REMOVED
+from pipelinerl.config.legacy import FORMER_DEFAULTS, REMOVED, WITHOUT_EFFECT, settle
 from pipelinerl.launch import main
 
 Compose = Callable[..., Composition]

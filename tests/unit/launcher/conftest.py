@@ -11,12 +11,16 @@ from pathlib import Path
 
 import pytest
 
+from pipelinerl.config import Config, load
 from pipelinerl.config import compose as compose_module
 from pipelinerl.launch import main
 from tests.unit.config.conftest import remembered
 
 ROOT = Path(__file__).resolve().parents[3]
-ON_GPUS = ("hardware=gpu", "llm.parameters.max_tokens=64", "test_llm.parameters.max_tokens=64")
+ON_GPUS = (
+    *("hardware=gpu", "llm.parameters.max_tokens=64", "test_llm.parameters.max_tokens=64"),
+    "vllm_config.version=0.32.0",
+)
 
 
 @pytest.fixture
@@ -40,6 +44,18 @@ def dry_run(
         status = main([f"output_dir={tmp_path / 'run'}", f"model_path={model}", *arguments])
         captured = capsys.readouterr()
         return status, captured.out, captured.err
+
+    return run
+
+
+@pytest.fixture
+def placed(dry_run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> Callable[..., tuple[Config, str]]:
+    """The tree that a dry run of the guessing domain wrote to `run/`, and what it printed."""
+
+    def run(*arguments: str) -> tuple[Config, str]:
+        status, out, err = dry_run("+domain=guessing", *arguments)
+        assert (status, err) == (0, "")
+        return load(tmp_path / "run"), " ".join(out.split())
 
     return run
 

@@ -113,12 +113,13 @@ IMPOSSIBLE: list[tuple[list[str], str]] = [
 ]
 
 OPTIONS: list[tuple[list[str], str]] = [
-    (["--confg-dir=x"], "--confg-dir"),
+    (["--confg-name=x"], "--confg-name=x: unknown option; did you mean --config-name?"),
     (["--config-dir=/no/such/folder"], "/no/such/folder"),
     (["--config-name=nothing_here"], "nothing_here"),
     (["--cfg=hydra"], "--cfg hydra"),
     (["--multirun"], "--multirun"),
-    (["--config-name"], "--config-name"),
+    (["--config-name"], "needs a value"),
+    (["--config-name=raro"], "name the domain once"),
 ]
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from omegaconf import DictConfig, OmegaConf
 
-from pipelinerl.config import Config, ConfigError, load, load_tree
+from pipelinerl.config import Config, ConfigError, load_tree
 from pipelinerl.config.environments import remote_specs, replicas
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.environment_server import make_environment
@@ -25,7 +25,6 @@ class Recorder:
         Path(self.path).write_text(str(port))
 
 
-DryRun = Callable[..., tuple[int, str, str]]
 TARGET = "tests.unit.launcher.test_environment.Recorder"
 
 
@@ -81,27 +80,28 @@ PAIR = {"math": {"_target_": TARGET}, "maze": {"_target_": TARGET, "replicas_per
 def test_servers_follow_engines_and_the_mixture_of_domains(
     world: dict[str, int], mix: dict[str, float] | None, expected: dict[str, int]
 ) -> None:
-    cfg = Config.model_validate({"world": world, "actor": {"domain_mix": mix}})
-    assert replicas(cfg, PAIR, engines=2) == expected
+    cfg = Config.model_validate({"world": world, "actor": {"domain_mix": mix}, "environments": PAIR})
+    assert replicas(cfg, engines=2) == expected
 
 
 def test_other_modes_have_no_servers() -> None:
-    cfg = tree(environments={**PAIR, "own": {"_target_": TARGET, "mode": "embedded"}}, world={})
-    cfg.world.environment_mode = "remote"
-    assert list(remote_specs(cfg)) == ["math", "maze"]
-    cfg.world.environment_mode = "embedded"
-    assert remote_specs(cfg) == {}
+    own = {"_target_": TARGET, "mode": "embedded"}
+    for mode, expected in (("remote", ["math", "maze"]), ("embedded", [])):
+        cfg = Config.model_validate(
+            {"environments": {**PAIR, "own": own}, "world": {"environment_mode": mode}}
+        )
+        assert list(remote_specs(cfg)) == expected
 
 
-def test_the_launcher_starts_checks_and_restarts_each_server(dry_run: DryRun, tmp_path: Path) -> None:
-    status, out, err = dry_run(
-        "+domain=guessing",
+def test_the_launcher_starts_checks_and_restarts_each_server(
+    placed: Callable[..., tuple[Config, str]], tmp_path: Path
+) -> None:
+    cfg, out = placed(
         f"environments={{maze: {{_target_: {TARGET}, path: x}}}}",
         "world.env_replicas=2",
         "world.environment_start_port=7790",
     )
-    assert (status, err) == (0, "") and "maze: 2 servers" in out
-    cfg = load(tmp_path / "run")
+    assert "maze: 2 servers" in out
     servers = cfg.jobs_of("environment")
     assert [(job.environment_key, job.environment_index) for job in servers] == [("maze", 0), ("maze", 1)]
     children = {child.name: child for child in commands(cfg, tmp_path / "run", [], [], None)}

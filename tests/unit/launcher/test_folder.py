@@ -8,9 +8,8 @@ import pytest
 
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path
-from pipelinerl.launcher.folder import RunFolder
+from pipelinerl.launcher.folder import RunFolder, check_writable
 from pipelinerl.launcher.ports import ReservedPorts
-from pipelinerl.launcher.validate import output_dir_problem
 
 
 @pytest.fixture
@@ -62,9 +61,10 @@ def test_the_lock_is_exclusive_and_ends_with_its_owner(folder: RunFolder, tmp_pa
 
 
 def test_which_folders_may_hold_a_run(folder: RunFolder, tmp_path: Path) -> None:
-    assert output_dir_problem(tmp_path) is None
-    assert output_dir_problem(tmp_path / "new/deep") is None
-    assert "a file" in str(output_dir_problem(tmp_path / "notes.txt"))
+    check_writable(tmp_path)
+    check_writable(tmp_path / "new/deep")
+    with pytest.raises(ConfigError, match="a file; choose another folder"):
+        check_writable(tmp_path / "notes.txt")
 
 
 def test_a_reserved_port_is_not_given_to_a_second_launcher(tmp_path: Path) -> None:

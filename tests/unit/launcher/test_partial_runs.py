@@ -5,14 +5,15 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from pipelinerl.config import Config, DerivedConfig, Job, load
+from pipelinerl.config import Config, DerivedConfig, Job
+from pipelinerl.config.machine import DebugConfig
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.rl.batch import sentinel_batch
-from pipelinerl.launcher.placement import derive
 from pipelinerl.launcher.trainer_stand_in import stand_in
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.resume_point import ResumePoint
@@ -20,6 +21,7 @@ from pipelinerl.streams import SingleStreamSpec, write_to_streams
 from tests.unit.launcher.conftest import ON_GPUS
 
 DryRun = Callable[..., tuple[int, str, str]]
+Placed = Callable[..., tuple[Config, str]]
 FREE = "max_lag=null"
 
 
@@ -43,46 +45,43 @@ def recording(tmp_path: Path) -> Path:
     ],
 )
 def test_each_mode_starts_its_own_processes(
-    dry_run: DryRun, tmp_path: Path, recording: Path, mode: str, expected: set[str]
+    placed: Placed, tmp_path: Path, recording: Path, mode: str, expected: set[str]
 ) -> None:
     replays = "actor" not in mode and mode != "open_loop"
     more = [f"debug.streams_from={recording}"] if replays else []
-    status, _, err = dry_run("+domain=guessing", f"debug.mode={mode}", FREE, *more)
-    assert (status, err) == (0, "")
-    run = tmp_path / "run"
-    assert {path.parent.name for path in run.rglob("start.sh")} == expected
-    cfg = load(run)
+    cfg, _ = placed(f"debug.mode={mode}", FREE, *more)
+    assert {path.parent.name for path in (tmp_path / "run").rglob("start.sh")} == expected
     assert not cfg.updates_engines
-    if "finetune" in expected:
-        assert not cfg.updates_engines
-        assert (cfg.streams_source("finetune") is not None) == (mode == "finetune")
 
 
-def test_only_a_stage_without_its_producer_reads_the_recording(recording: Path, model: Path) -> None:
-    def config(*kinds: str) -> Config:
-        jobs = [Job(kind=kind, idx=index) for index, kind in enumerate(kinds)]  # type: ignore[arg-type]
-        debug = {"mode": "finetune+preprocessor", "streams_from": str(recording)}
-        made = Config(model_path=str(model), debug=debug, jobs=jobs)  # type: ignore[arg-type]
-        return made.model_copy(update={"derived_": derive(made, jobs)})
-
-    assert config("preprocessor", "finetune").streams_source("preprocessor") == recording
-    assert config("actor", "preprocessor").streams_source("preprocessor") is None
-
-
-def test_existing_engines_are_not_started(dry_run: DryRun, tmp_path: Path) -> None:
-    status, _, _ = dry_run(
-        "+domain=guessing", "debug.mode=actor", "debug.use_existing_llms=true", "engine.port=8123", FREE
-    )
-    assert status == 0 and not (tmp_path / "run/actor_vllm_0").exists()
-    assert [job.url for job in load(tmp_path / "run").jobs_of("actor_llm")] == ["http://127.0.0.1:8123"]
+@pytest.mark.parametrize(
+    ("kinds", "role", "replays"),
+    [
+        (("finetune",), "finetune", True),
+        (("preprocessor", "finetune"), "finetune", False),
+        (("preprocessor", "finetune"), "preprocessor", True),
+        (("actor", "preprocessor"), "preprocessor", False),
+    ],
+)
+def test_only_a_stage_without_its_producer_reads_the_recording(
+    recording: Path, kinds: tuple[Any, ...], role: str, replays: bool
+) -> None:
+    jobs = [Job(kind=kind, idx=index) for index, kind in enumerate(kinds)]
+    cfg = Config(debug=DebugConfig(mode="finetune", streams_from=str(recording)), jobs=jobs)
+    assert cfg.streams_source(role) == (recording if replays else None)
 
 
-def test_devices_need_not_be_reserved_for_engines(dry_run: DryRun, tmp_path: Path, recording: Path) -> None:
+def test_existing_engines_are_not_started(placed: Placed, tmp_path: Path) -> None:
+    cfg, _ = placed("debug.mode=actor", "debug.use_existing_llms=true", "engine.port=8123", FREE)
+    assert not (tmp_path / "run/actor_vllm_0").exists()
+    assert [job.url for job in cfg.jobs_of("actor_llm")] == ["http://127.0.0.1:8123"]
+
+
+def test_devices_need_not_be_reserved_for_engines(placed: Placed, recording: Path) -> None:
     common = [*ON_GPUS, "hardware.devices=4", "debug.mode=finetune", f"debug.streams_from={recording}"]
     for reserve, gpus in (("true", [2, 3]), ("false", [0, 1, 2, 3])):
-        status, _, err = dry_run("+domain=guessing", *common, f"debug.place_inference_workers={reserve}")
-        assert (status, err) == (0, "")
-        assert load(tmp_path / "run").jobs_of("finetune")[0].gpus == gpus
+        cfg, _ = placed(*common, f"debug.place_inference_workers={reserve}")
+        assert cfg.jobs_of("finetune")[0].gpus == gpus
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,8 @@ import socket
 import pytest
 
 from pipelinerl.config import Config, ConfigError
-from pipelinerl.launcher.placement import Ports, Shares, is_free, place, split_devices
+from pipelinerl.launcher.placement import place, split_devices
+from pipelinerl.launcher.ports import Ports, is_free
 
 
 def config(**groups: object) -> Config:
@@ -15,6 +16,7 @@ def config(**groups: object) -> Config:
 
 
 CPU = {"hardware": {"kind": "cpu"}, "engine": {"kind": "embedded"}}
+ONE = {"environments": {"e": {"_target_": "package.Maze"}}}
 
 
 @pytest.mark.parametrize(
@@ -36,7 +38,7 @@ CPU = {"hardware": {"kind": "cpu"}, "engine": {"kind": "embedded"}}
 def test_devices_are_shared_in_multiples_of_an_engine(
     total: int, fractions: tuple[int, int, int], per_engine: int, expected: tuple[int, int, int]
 ) -> None:
-    assert split_devices(total, fractions, per_engine) == Shares(*expected)
+    assert split_devices(total, fractions, per_engine) == expected
 
 
 def test_shares_that_are_all_zero_are_refused() -> None:
@@ -135,13 +137,7 @@ def test_debug_modes_start_only_their_roles(mode: str, kinds: list[str]) -> None
 
 
 def test_a_taken_port_moves_on_to_the_next_free_one() -> None:
-    jobs = place(
-        config(**CPU),
-        [],
-        services=["a", "b"],
-        environments={"e": {}},
-        free=lambda port: port not in {7000, 8080},
-    )
+    jobs = place(config(**CPU, **ONE), [], ["a", "b"], free=lambda port: port not in {7000, 8080})
     ports = {job.name: job.port for job in jobs if job.port}
     assert ports == {"a": 7001, "b": 7002, "environment_0": 7777, "actor_vllm_0": 8081}
     assert all(job.url == f"http://127.0.0.1:{job.port}" for job in jobs if job.port)
@@ -155,8 +151,8 @@ def test_engines_that_already_run_keep_their_ports() -> None:
 def test_environments_are_scaled_by_engine_when_asked() -> None:
     world = {"env_replicas_per_actor": 2}
     engine = {"kind": "embedded", "count": 3}
-    cfg = config(hardware={"kind": "cpu"}, engine=engine, world=world)
-    jobs = place(cfg, [], environments={"e": {}}, free=lambda port: True)
+    cfg = config(hardware={"kind": "cpu"}, engine=engine, world=world, **ONE)
+    jobs = place(cfg, [], free=lambda port: True)
     assert [job.environment_index for job in jobs if job.kind == "environment"] == list(range(6))
 
 

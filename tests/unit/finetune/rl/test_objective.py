@@ -20,7 +20,7 @@ from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
-from pipelinerl.launcher.checks.objective import IGNORED, loss_names
+from pipelinerl.launcher.checks.objective import IGNORED, names_in
 from pipelinerl.modeling.model import hidden_states
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.modeling.value_head import build_value_head
@@ -126,7 +126,7 @@ def test_every_gradient_equals_its_formula(loss: str) -> None:
 
 
 def test_the_accepted_losses_are_those_that_exist() -> None:
-    assert set(loss_names()) == set(LOSSES) >= set(IGNORED)
+    assert set(names_in("losses")) == set(LOSSES) >= set(IGNORED)
     assert all(policy_loss(name).__name__ == name for name in LOSSES)
 
 
