@@ -110,7 +110,7 @@ DEFECTS = (
         15,
         "nobody looks for signs of life",
         "pipelinerl/launcher/supervision/liveness.py",
-        "if silent_s > (pulse.silent_deadline_s if watch.alive else pulse.start_deadline_s):",
+        "if silent_s > (check.silent_deadline_s if beats.alive else check.start_deadline_s):",
         "if False:",
         "tests/unit/launcher/supervision/test_liveness.py::test_a_heartbeat_renews_its_file_until_it_is_stopped",
     ),
