@@ -34,8 +34,8 @@ from pipelinerl.config import Config, Job, save, typed
 from pipelinerl.launcher.placement import derive
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
-from pipelinerl.run_state.announcements import TrainerAnnouncements, begin_session
-from pipelinerl.run_state.resume_point import Session, write_session
+from pipelinerl.run_state.announcements import TrainerAnnouncements, forget_announcements
+from pipelinerl.run_state.resume_point import ResumePoint
 
 TOKENS = 8
 ATTEMPTS = 8
@@ -203,8 +203,8 @@ def measure(policy: str, url: str, model: Path, in_flight: int, seconds: float) 
     with tempfile.TemporaryDirectory() as folder:
         output_dir = Path(folder)
         write_config(output_dir, model, policy, url, in_flight)
-        begin_session(output_dir)
-        write_session(output_dir, Session(version=0, step=0))
+        forget_announcements(output_dir)
+        ResumePoint(version=0, step=0).write(output_dir)
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", "1"]
         with TrainerAnnouncements(output_dir) as trainer, ended(subprocess.Popen(argv, env=env)) as process:

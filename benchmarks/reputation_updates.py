@@ -19,12 +19,13 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from domains.reputation_hacking.decisions import situations, table_of
-from domains.reputation_hacking.dynamics import HELP, SIGNAL, Episodes, Tapes
-from domains.reputation_hacking.language_policy import LanguagePolicy
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import choose, play, returns
-from domains.reputation_hacking.report import Yardstick
+from domains.reputation_hacking.game.dynamics import HELP, SIGNAL, Episodes, Tapes
+from domains.reputation_hacking.game.optimum import Yardstick
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import choose, play, returns
+from domains.reputation_hacking.language.decisions import table_of
+from domains.reputation_hacking.language.policy import LanguagePolicy
+from domains.reputation_hacking.language.prompts import situations
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages import compute_advantages
 

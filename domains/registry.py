@@ -1,5 +1,6 @@
 """Which code belongs to a domain's name, imported when the name is first used.
 
+The dispatcher asks for rollout policies, the loader of several domains for loaders.
 By convention a bundled or installed domain NAME has `generate_NAME_rollout` and `load_problems` (or
 `load_datasets`) in its package; configurations and `register_domain_rollout` name anything else.
 """

@@ -35,7 +35,7 @@ from pipelinerl.launcher.validate import checked
 from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
-from pipelinerl.run_state.announcements import begin_session
+from pipelinerl.run_state.announcements import forget_announcements
 
 COMPLETED, FAILED, REFUSED = 0, 1, 2
 
@@ -120,7 +120,7 @@ def _run(
         )
         return COMPLETED
     if plan.cfg.streams.backend == "files":
-        begin_session(folder.path)
+        forget_announcements(folder.path)
     log = logging.getLogger("pipelinerl.launch")
     with ProgressDisplay(folder.path, plan.cfg.total_texts) as display:
 

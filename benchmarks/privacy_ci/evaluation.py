@@ -11,7 +11,7 @@ import numpy as np
 
 from benchmarks.privacy_ci.arena import Arena, identity_of
 from benchmarks.privacy_ci.policy import Policy
-from domains.privacy_hopqa.audit import AuditLog
+from domains.privacy_hopqa.agent.audit import AuditLog
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
 from domains.privacy_hopqa.leakage.report import evaluate
 from domains.privacy_hopqa.leakage.rules import leaks

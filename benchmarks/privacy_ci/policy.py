@@ -11,9 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from domains.privacy_hopqa.answers import answers_match
-from domains.privacy_hopqa.chains import Chain, Source
-from domains.privacy_hopqa.interfaces import (
+from domains.privacy_hopqa.agent.interfaces import (
     Card,
     ChooseContext,
     Completion,
@@ -23,6 +21,8 @@ from domains.privacy_hopqa.interfaces import (
     ResolveContext,
     StageRequest,
 )
+from domains.privacy_hopqa.data.answers import answers_match
+from domains.privacy_hopqa.data.chains import Chain, Source
 from domains.privacy_hopqa.world import keyword_query
 
 MALFORMED = 'I would search for this: [{"type": "web_search"'

@@ -11,8 +11,8 @@ import numpy as np
 
 from benchmarks.privacy_ci.arena import Arena, Rollout, identity_of
 from benchmarks.privacy_ci.policy import Policy, Sampled
-from domains.privacy_hopqa.audit import AuditLog
-from domains.privacy_hopqa.capture import Captured
+from domains.privacy_hopqa.agent.audit import AuditLog
+from domains.privacy_hopqa.reward.capture import Captured
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.loss_scale import apply_scales

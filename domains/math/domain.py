@@ -1,4 +1,4 @@
-"""What the core is told about the domain."""
+"""What the core is told about the domain: checks before a run starts; named by `domain_hooks`."""
 
 from __future__ import annotations
 

@@ -1,7 +1,8 @@
 """Worker processes that compare expressions under a deadline that nothing inside them can miss.
 
-A signal does not interrupt a power of huge integers, so a worker that is late is killed and replaced. Workers
-are forked from a server that has loaded math-verify already, which makes a new one cheap.
+The server and rollouts without one ask it. A signal does not interrupt a power of huge integers, so a worker
+that is late is killed and replaced. Workers are forked from a server that has loaded math-verify already,
+which makes a new one cheap.
 """
 
 from __future__ import annotations
@@ -14,7 +15,6 @@ import resource
 import sys
 from collections import Counter
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Self
 
 from domains.math.answers import MAX_PREDICTION_LENGTH, compare, extracted, quick_status
@@ -177,7 +177,5 @@ class VerifierPool:
         self._idle.put_nowait(await self._started())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self.close()

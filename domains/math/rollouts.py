@@ -1,4 +1,4 @@
-"""One question, one completion, one verdict."""
+"""The rollout policy of `math`: one question, one completion, one verdict."""
 
 from __future__ import annotations
 

@@ -30,11 +30,6 @@ class Runtime:
     watch: Watch
 
 
-def runtime_of(cfg: DictConfig) -> Runtime:
-    """The runtime of this tree, made on first use."""
-    return _RUNTIMES.of(cfg)
-
-
 def _make(cfg: DictConfig) -> Runtime:
     settings, output_dir = settings_of(cfg), Path(str(cfg.output_dir))
     return Runtime(
@@ -46,7 +41,8 @@ def _make(cfg: DictConfig) -> Runtime:
     )
 
 
-_RUNTIMES = PerTree(_make)
+runtime_of = PerTree(_make).of
+"""The runtime of a tree, made on first use."""
 
 
 def replay_path(settings: RaroSettings, output_dir: Path) -> Path:

@@ -32,11 +32,13 @@ class BlockingCalls:
         async def asked() -> Any:
             return await request(self._session)
 
+        # Under the lock, or a request could slip in between `close` cancelling the others and refusing more.
         with self._lock:
             if self._closed:
                 raise concurrent.futures.CancelledError("the rollout was given up")
             future = asyncio.run_coroutine_threadsafe(asked(), self._loop)
             self._open.add(future)
+        # The deadline is the rollout's: a request has its own, so this ends a wait for a loop that is gone.
         try:
             return future.result(self._deadline_s)
         finally:

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipelinerl.actor.messages import FinishedRollout
+from pipelinerl.config import Config
 
 
 def length_penalty(max_length: int, sequence_length: int, buffer_tokens: int) -> float:
@@ -41,7 +42,21 @@ class DifficultyPenalty:
                 overlong |= penalty < 0
                 cut = not sample.finished and sample.output_tokens >= self.max_tokens
                 scale = 1.0 if cut else success_scale if success else self.failure_scale
+                # The domain has charged `penalty` itself when the solve rate was not known yet.
                 deltas.append((scale - 1.0) * penalty)
                 sample.reward += deltas[-1]
             rollout.metrics["penalty_delta"] = deltas
             rollout.metrics["overlong"] = float(overlong)
+
+
+def difficulty_penalty(cfg: Config) -> DifficultyPenalty | None:
+    """The scaling of length penalties, if it is switched on."""
+    section = cfg.actor.difficulty_aware_penalty
+    if not section.enabled:
+        return None
+    return DifficultyPenalty(
+        gamma=section.gamma,
+        failure_scale=section.failure_scale,
+        buffer_tokens=cfg.rewards.buffer_tokens,
+        max_tokens=cfg.llm.parameters.max_tokens,
+    )

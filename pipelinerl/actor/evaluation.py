@@ -1,5 +1,6 @@
 """When the test problems are asked, and what is recorded of a pass."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -7,11 +8,10 @@ from pipelinerl.actor.messages import Ending, FinishedRollout
 
 
 class EvaluationSchedule:
-    """At the first version, then every `every` texts of training; 0 never. The last version on request."""
+    """At the first version, then every `every` samples of training; 0 never. The last version on request."""
 
-    def __init__(self, every: int, at_end: bool, problems: int):
-        if every < 0:
-            raise ValueError(f"eval_every_n_versions is {every}, expected a number of texts >= 0; 0 disables")
+    def __init__(self, every: int, at_end: bool, problems: Sequence[dict[str, Any]]):
+        """`every` in samples; `problems` are the test problems."""
         self.every, self.at_end, self.problems = every, at_end, problems
         self.last: int | None = None
         """Version of the last complete pass."""
@@ -19,10 +19,11 @@ class EvaluationSchedule:
     def due(self, version: int) -> bool:
         if not self.every or not self.problems:
             return False
+        # From the last pass and not in multiples: after a pass that took long the next is not due at once.
         return self.last is None or version >= self.last + self.every
 
     def due_at_end(self, version: int) -> bool:
-        return self.at_end and self.problems > 0 and self.last != version
+        return self.at_end and bool(self.problems) and self.last != version
 
     def state_dict(self) -> dict[str, Any]:
         return {"last": self.last}

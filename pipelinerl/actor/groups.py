@@ -73,12 +73,10 @@ class Slots:
                 best, fewest = engine, active
         return best
 
-    def free(self) -> int:
-        return sum(self.per_engine - n for engine, n in self.engines.items() if engine not in self.out)
-
     def take(self, engine: str) -> int:
         """Occupy a slot; returns the worker with the fewest rollouts."""
         self.engines[engine] += 1
+        # Any worker reaches any engine, so the two are balanced independently.
         worker = min(range(len(self.workers)), key=self.workers.__getitem__)
         self.workers[worker] += 1
         return worker
@@ -111,6 +109,8 @@ class GroupTable:
     @property
     def has_waiting(self) -> bool:
         """Whether an open group has attempts that have not started."""
+        # Oldest group first: attempts of younger ones start only when it has none left, since a group is
+        # published whole and its samples grow old while it waits for its last attempts.
         while self._queue and not self._queue[0].waiting:
             self._queue.popleft()
         return bool(self._queue)
@@ -136,7 +136,7 @@ class GroupTable:
         """Take in how a rollout ended; None if it was cancelled meanwhile."""
         start = self._running.pop(rollout.key, None)
         if start is None:
-            return None
+            return None  # its slot was released when it was cancelled
         self.slots.release(start.engine, start.worker)
         start.group.running.discard(rollout.key)
         start.group.finished[start.rollout_index] = rollout
@@ -153,6 +153,8 @@ class GroupTable:
 
     def cancel_training(self) -> list[Start]:
         """Drop all training groups; returns their running rollouts, which must be cancelled."""
+        # Their slots are free at once: an evaluation of the last version need not wait until workers have
+        # cancelled them, and what they still send is ignored by `finish`.
         cancelled = [start for start in self._running.values() if start.group.training]
         for start in cancelled:
             del self._running[start.key]

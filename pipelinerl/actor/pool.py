@@ -64,26 +64,16 @@ class WorkerPool:
     async def _spawn(self, index: int) -> None:
         ours, theirs = socket.socketpair()
         env = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        argv = [
-            *self._argv,
-            "--worker",
-            str(index),
-            "--fd",
-            str(theirs.fileno()),
-            "--parent",
-            str(os.getpid()),
-        ]
-        self._processes.append(self._popen(argv, theirs, env))
+        options = {"--worker": index, "--fd": theirs.fileno(), "--parent": os.getpid()}
+        argv = [*self._argv, *(str(word) for option in options.items() for word in option)]
+        # Not on a thread: the kernel ends a child that asked for it with the thread that started it.
+        self._processes.append(subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=env))  # noqa: ASYNC220
+        # Only the worker holds its end now: when it dies, our end is closed, and that is how we notice.
         theirs.close()
         self._channels.append(await Channel.open(ours))
         self._heard.append(time.monotonic())
         self._beats.append(BeatWatch(heartbeat_path(self._output_dir, worker_role(index)), INTERVAL_S))
         self._readers.append(asyncio.create_task(self._read(index), name=f"messages of worker {index}"))
-
-    @staticmethod
-    def _popen(argv: list[str], theirs: socket.socket, env: dict[str, str]) -> "subprocess.Popen[bytes]":
-        """Not on a thread: the kernel ends a child with the thread that started it."""
-        return subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=env)
 
     async def _read(self, index: int) -> None:
         try:
@@ -93,7 +83,7 @@ class WorkerPool:
             self._last_words.setdefault(index, f"its messages cannot be handled: {error}")
         if not self._stopping:
             self._last_words.setdefault(index, "")
-            self._ready[index].set()
+            self._ready[index].set()  # `start` waits for it and then finds the last words
             self._on_death(self._death(index))
 
     async def _pass_on(self, index: int) -> None:
@@ -113,6 +103,7 @@ class WorkerPool:
     def _death(self, index: int) -> WorkerDied:
         if reason := self._last_words.get(index):
             return WorkerDied(f"rollout worker {index}: {reason}")
+        # The channel closes a moment before the kernel has the exit code.
         try:
             code = self._processes[index].wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -134,6 +125,7 @@ class WorkerPool:
         for index, watch in enumerate(self._beats):
             if (silent := watch.look()) > silent_limit_s and watch.alive:
                 raise WorkerDied(f"rollout worker {index} shows no sign of life for {silent:.0f} s")
+        # A heartbeat comes from a thread of its own; a pulse only from a loop that turns.
         for index, heard in enumerate(self._heard):
             if (silent := time.monotonic() - heard) > blocked_limit_s:
                 raise WorkerDied(
@@ -142,10 +134,10 @@ class WorkerPool:
 
     async def stop(self) -> None:
         """End all workers; those that do not within the deadline are killed, by process id."""
-        self._stopping = True
+        self._stopping = True  # from now on a closed channel is what we asked for, not a death
         for channel in self._channels:
             channel.send(Stop())
-            channel.flush()
+            channel.flush()  # now: the loop may not turn again before the processes are waited for
         with waiting("rollout workers to stop", STOP_DEADLINE_S) as wait:
             for index, process in enumerate(self._processes):
                 try:
@@ -160,6 +152,7 @@ class WorkerPool:
             # The processes are gone: what is left to read are their last messages.
             with waiting("the last messages of rollout workers", STOP_DEADLINE_S):
                 await asyncio.wait(self._readers, timeout=STOP_DEADLINE_S)
+        # A reader that is still there after the deadline is stuck in handling a message.
         for reader in self._readers:
             reader.cancel()
         for channel in self._channels:

@@ -9,16 +9,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-Record = Any
-
 
 class StreamWriterThread:
     """Calls `write(topic, record)` for each item in order on a thread of its own."""
 
-    def __init__(self, write: Callable[[str, Record], None], capacity: int, on_room: Callable[[], None]):
+    def __init__(self, write: Callable[[str, Any], None], capacity: int, on_room: Callable[[], None]):
         """`on_room` is called from the thread after every write."""
         self._write, self._on_room, self.capacity = write, on_room, capacity
-        self._items: queue.SimpleQueue[tuple[str, Record] | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="stream writer", daemon=True)
         self._thread.start()
@@ -32,8 +30,9 @@ class StreamWriterThread:
     def full(self) -> bool:
         return self.size >= self.capacity
 
-    def put(self, topic: str, record: Record) -> None:
+    def put(self, topic: str, record: Any) -> None:
         """Queue a record, whatever the capacity. Raises the error of an earlier write."""
+        # A complete group is kept, however many there are; `full` keeps new ones from starting.
         self.check()
         self._items.put((topic, record))
 
@@ -57,6 +56,6 @@ class StreamWriterThread:
                 self._write(*item)
             except BaseException as error:  # handed to the loop, which ends the run with it
                 self._error = error
-                self._on_room()
-                return
+                self._on_room()  # the loop looks at `check` when it is woken
+                return  # nothing behind the failed record may be written: the stream is in order or it ends
             self._on_room()

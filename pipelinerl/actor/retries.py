@@ -14,6 +14,8 @@ def retryable(error: BaseException) -> bool:
     """Timeouts, aborted answers and unreachable servers are; bugs and refused requests are not."""
     if isinstance(error, aiohttp.ClientResponseError):
         return error.status >= SERVER_ERROR or error.status == TOO_MANY_REQUESTS
+    # What the next engine, or the same one a little later, may do better. Anything else is the domain's or
+    # the request's fault and would fail again.
     infrastructure = (
         TimeoutError,
         ConnectionError,

@@ -9,45 +9,29 @@ from pathlib import Path
 from typing import Any
 
 from pipelinerl.actor.budget import LagBudget
-from pipelinerl.actor.difficulty import DifficultyPenalty
-from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
-from pipelinerl.actor.failures import FailureMonitor
+from pipelinerl.actor.evaluation import EvaluationPass
 from pipelinerl.actor.groups import Group, GroupTable, Slots
 from pipelinerl.actor.messages import Announced, Cancel, FinishedRollout, Message, Pulse
 from pipelinerl.actor.pool import WorkerPool
-from pipelinerl.actor.problems import load_problems, payload
+from pipelinerl.actor.problems import Problem, load_problems
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.reporting import Reporter
-from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler, SchedulingRules
-from pipelinerl.actor.snapshots import ActorSnapshots
+from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
 from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config, load_tree
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.finetune.rl.sample import Sample
-from pipelinerl.run_state.accounting import Ledger
+from pipelinerl.run_state.accounting import Outcome, RolloutLog
 from pipelinerl.run_state.announcements import TrainerState
 from pipelinerl.run_state.epochs import note_problems
-from pipelinerl.run_state.resume_point import read_session
+from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.run_state.snapshots import Snapshots
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
 log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
 CLOSE_DEADLINE_S = 60.0
-
-
-def difficulty_penalty(cfg: Config) -> DifficultyPenalty | None:
-    """The scaling of length penalties, if it is switched on."""
-    section = cfg.actor.difficulty_aware_penalty
-    if not section.enabled:
-        return None
-    return DifficultyPenalty(
-        gamma=section.gamma,
-        failure_scale=section.failure_scale,
-        buffer_tokens=cfg.rewards.buffer_tokens,
-        max_tokens=cfg.llm.parameters.max_tokens,
-    )
 
 
 class Actor:
@@ -60,8 +44,9 @@ class Actor:
         self.domain.attach(load_tree(output_dir, job), output_dir)
         train, test = load_problems(cfg)
         note_problems(output_dir, len(train))
+        # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
-        self.snapshots = ActorSnapshots(output_dir, keep)
+        self.snapshots = Snapshots(output_dir, "actor", keep)
         self.pool = WorkerPool(
             str(output_dir),
             job,
@@ -69,7 +54,7 @@ class Actor:
             self._on_messages,
             lambda death: self._fail(death),
         )
-        self.accounting = Ledger(output_dir, "actor")
+        self.accounting = RolloutLog(output_dir, "actor")
         self.reporter = Reporter(output_dir, cfg, version)
         self.streams = {
             topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("actor", "actor_test")
@@ -86,36 +71,21 @@ class Actor:
         self._awake = False
         self._closed = False
 
-    def _scheduler(self, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> Scheduler:
-        cfg, session = self.cfg, read_session(self.output_dir)
-        saved = self.snapshots.restore(session.version)
-        if saved is None and session.version > 0:
+    def _scheduler(self, train: list[Problem], test: list[Problem]) -> Scheduler:
+        cfg, point = self.cfg, ResumePoint.read(self.output_dir)
+        # The trainer's version decides, not our newest snapshot: what came after its checkpoint is undone.
+        saved = self.snapshots.restore(point.version, dict)
+        if saved is None and point.version > 0:
             log.warning(
                 "no snapshot of the actor up to version %d; problems are drawn from the start",
-                session.version,
+                point.version,
             )
-        sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix)
-        evaluation = EvaluationSchedule(cfg.eval_every_n_versions, cfg.eval_at_end, len(test))
-        interval = cfg.derived.texts_per_update
         recent = saved["recent_texts"] if saved is not None else ()
-        budget = LagBudget(cfg.max_lag, interval, session.version, recent, session.replayed)
-        log.info(
-            "lag bound in texts: %s (max_lag %s, update interval %d)", budget.bound, cfg.max_lag, interval
-        )
+        budget = LagBudget(cfg.max_lag, cfg.derived.texts_per_update, point.version, recent, point.replayed)
+        log.info("lag bound in samples: %s (max_lag %s)", budget.bound, cfg.max_lag)
         start = self.snapshots.next_start()
         if start:
-            self.accounting.note_resume()
-        rules = SchedulingRules(
-            attempts=cfg.attempts,
-            on_error=cfg.actor.on_rollout_error,
-            seed=cfg.seed,
-            run=str(start),
-            target=cfg.total_texts,
-            train_payload=lambda index: payload(train[index], index),
-            test_payload=lambda index: payload(test[index], index),
-            penalty=difficulty_penalty(cfg),
-            seed_training=cfg.max_lag == 0,
-        )
+            self.accounting.record(Outcome.RESUMED)
         engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
         slots = Slots(engines, cfg.actor.llm_max_rollouts, cfg.actor.rollout_workers)
         effects = Effects(
@@ -124,17 +94,9 @@ class Actor:
             finished_group=self.reporter.finished_group,
             finished_evaluation=self._finished_evaluation,
         )
-        failures = FailureMonitor(cfg.actor.max_failed_fraction)
+        table = GroupTable(slots)
         scheduler = Scheduler(
-            rules,
-            GroupTable(slots),
-            budget,
-            sampler,
-            evaluation,
-            failures,
-            self.accounting,
-            effects,
-            self.version,
+            cfg, str(start), train, test, table, budget, self.accounting, effects, self.version
         )
         if saved is not None:
             scheduler.load_state_dict(saved)
@@ -152,11 +114,13 @@ class Actor:
         try:
             await self._unless_failed(self.pool.start(self.cfg.engine.start_deadline_s + CLOSE_DEADLINE_S))
             self._tell_workers()
+            # Before the first rollout: a run killed before its second version resumes from here.
             self._snapshot()
             self.state.subscribe(self._wake_from_thread)
             self._turn()
             await self.finished
         finally:
+            # Before the workers stop: threads that still call would wake a loop that is about to end.
             self._closed = True
             checks.cancel()
             self.finished.cancel()
@@ -175,6 +139,7 @@ class Actor:
 
     def close(self) -> None:
         """Flush and close what was opened; after `run`."""
+        # The writer first, since it uses the streams; they are closed even if it fails with its last groups.
         try:
             self.writer.close(CLOSE_DEADLINE_S)
         finally:
@@ -205,6 +170,7 @@ class Actor:
             return
         try:
             self.writer.check()
+            # News first: a new version, or samples that others dropped, make room in the lag budget.
             self._observe()
             while (started := self.scheduler.next_assignment()) is not None:
                 self.pool.send(started[0].worker, started[1])
@@ -220,12 +186,14 @@ class Actor:
         self.scheduler.observe(version, sum(self.state.discarded.values()), self.state.samples_processed)
         if news:
             self.version = version
+        # Told again without a new version when an engine was started again: it has the weights only now.
         if news or self.state.announced_at > self._told_at:
             self._tell_workers()
         if news:
             self._snapshot()
             self.reporter.report(self.scheduler, self.writer.size)
         if self.state.training_done and not self.scheduler.training_done:
+            # Nobody would train on what still runs, and the engines are needed for the last evaluation.
             by_worker: dict[int, list[int]] = {}
             for start in self.scheduler.finish_training():
                 by_worker.setdefault(start.worker, []).append(start.key)
@@ -240,6 +208,7 @@ class Actor:
         try:
             for message in messages:
                 if isinstance(message, Pulse):
+                    # Each worker looks at the engines for itself; the latest word counts.
                     self.scheduler.table.slots.out = set(message.engines_out)
                     self.reporter.pulse(message)
                 elif isinstance(message, FinishedRollout) and not self.finished.done():
@@ -255,7 +224,7 @@ class Actor:
 
     def _finished_evaluation(self, evaluation: EvaluationPass) -> None:
         self.reporter.finished_evaluation(evaluation, self.version)
-        self._snapshot()
+        self._snapshot()  # or a resume would evaluate this version again
 
     def _snapshot(self) -> None:
         self.snapshots.save(self.version, self.scheduler.state_dict() | {"domain": self.domain.checkpoint()})
@@ -276,12 +245,14 @@ class Actor:
         """While nothing runs, the actor waits for an engine or for the trainer; both have a deadline."""
         slots, budget = self.scheduler.table.slots, self.scheduler.budget
         name, detail = "", ""
+        # An engine that is out explains why nothing runs; only if all are in is it the trainer's turn.
         if not self.scheduler.table.active and slots.out >= set(slots.engines):
             name, detail = "an engine in rotation", f"out are {', '.join(sorted(slots.out))}"
         elif self.scheduler.waits_for_trainer:
             name = f"a weight version after {self.version} from the trainer"
             discarded = self.scheduler.discarded
             detail = f"{budget.reserved:.0f} texts reserved, {discarded} discarded, bound {budget.bound}"
+        # One wait as long as its reason stays the same, however often it is looked at.
         if self._idle is not None and self._idle.name != name:
             self._idle.__exit__(None, None, None)
             self._idle = None

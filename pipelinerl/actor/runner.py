@@ -12,7 +12,6 @@ import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
@@ -23,6 +22,7 @@ from pipelinerl.actor.blocking import BlockingCalls
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
 from pipelinerl.base import faults
+from pipelinerl.config.roles import ActorConfig
 from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.inference.client import EngineUnavailable
 from pipelinerl.inference.fleet import Fleet
@@ -32,16 +32,6 @@ from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutOrigin, Roll
 log = logging.getLogger(__name__)
 
 Policy = Callable[[DictConfig, TrainableLLM, dict[str, Any], aiohttp.ClientSession], Any]
-
-
-@dataclass(frozen=True)
-class RetryRules:
-    """`max_retries` -1: as often as the deadline allows."""
-
-    deadline_s: float
-    max_retries: int
-    initial_delay_s: float
-    max_delay_s: float
 
 
 class RolloutRunner:
@@ -55,10 +45,12 @@ class RolloutRunner:
         test_llm: TrainableLLM,
         fleet: Fleet,
         session: aiohttp.ClientSession,
-        rules: RetryRules,
+        limits: ActorConfig,
         threads: int,
     ):
-        self._policy, self._cfg, self._session, self._fleet, self._rules = policy, cfg, session, fleet, rules
+        """`limits` has the deadline of a rollout and how often it is tried again."""
+        self._policy, self._cfg, self._session, self._fleet = policy, cfg, session, fleet
+        self._limits, self._deadline_s = limits, limits.rollout_deadline_s
         self._llms = {True: train_llm, False: test_llm}
         self.frozen_version: int | None = None
         """Version of all samples in a run whose engines keep the weights they started with."""
@@ -69,7 +61,7 @@ class RolloutRunner:
         started = time.monotonic()
         rollout = FinishedRollout(key=assignment.key, ending=Ending.FAILED)
         try:
-            async with asyncio.timeout(self._rules.deadline_s) as deadline:
+            async with asyncio.timeout(self._deadline_s) as deadline:
                 await self._with_retries(assignment, rollout)
         except asyncio.CancelledError as error:
             # `cancelling` tells the scheduler's cancellation, which nobody waits to hear of, from a call
@@ -84,7 +76,7 @@ class RolloutRunner:
         return rollout
 
     async def _with_retries(self, assignment: Assignment, rollout: FinishedRollout) -> None:
-        rules = self._rules
+        limits = self._limits
         for attempt in itertools.count():
             try:
                 self._finish(assignment, await self._call_policy(assignment), rollout)
@@ -92,22 +84,19 @@ class RolloutRunner:
             except Exception as error:
                 # Without any engine in rotation another try would wait for the same; the run ends instead.
                 lost = isinstance(error, EngineUnavailable) and error.reason == "no_engine"
-                spent = 0 <= rules.max_retries <= attempt
+                spent = 0 <= limits.max_rollout_retries <= attempt  # -1: as the deadline allows
                 if lost or spent or not retryable(error):
                     raise
                 rollout.retries += 1
-                log.info(
-                    "%s/%d is tried again: %s",
-                    assignment.group_id,
-                    assignment.rollout_index,
-                    reason_of(error),
-                )
-                await asyncio.sleep(backoff_s(attempt, rules.initial_delay_s, rules.max_delay_s))
+                name = f"{assignment.group_id}/{assignment.rollout_index}"
+                log.info("%s is tried again: %s", name, reason_of(error))
+                delays = limits.rollout_retry_initial_delay_s, limits.rollout_retry_max_delay_s
+                await asyncio.sleep(backoff_s(attempt, *delays))
 
     async def _call_policy(self, assignment: Assignment) -> RolloutResult:
         problem = pickle.loads(assignment.problem)  # anew for each try, since the domain may change it
         ROLLOUT_ORIGIN.set(_origin(assignment))
-        calls = BlockingCalls(self._session, self._rules.deadline_s)
+        calls = BlockingCalls(self._session, self._deadline_s)
         llm = self._llms[assignment.training].bind(self._fleet, assignment.engine, assignment.seed, calls)
         faults.hit("worker:mid_rollout")
         try:
@@ -128,6 +117,7 @@ class RolloutRunner:
     async def _play(self, llm: TrainableLLM, problem: dict[str, Any]) -> Any:
         if not self._plain:
             return await self._policy(self._cfg, llm, problem, self._session)
+        # A thread has no context of its own: ROLLOUT_ORIGIN would be missing in the domain's logs.
         inside = contextvars.copy_context().run
         result = await asyncio.get_running_loop().run_in_executor(
             self._executor, inside, self._policy, self._cfg, llm, problem, self._session
@@ -151,10 +141,11 @@ class RolloutRunner:
         if isinstance(error, EngineUnavailable) and error.reason == "no_engine":
             rollout.ending, rollout.reason = Ending.NO_ENGINE, str(error)
         elif expired and not self._fleet.in_rotation:
+            # The rollout was slow because nobody answered: that is no fault of its domain.
             rollout.ending = Ending.NO_ENGINE
-            rollout.reason = f"no engine was in rotation within rollout_deadline_s={self._rules.deadline_s:g}"
+            rollout.reason = f"no engine was in rotation within rollout_deadline_s={self._deadline_s:g}"
         elif expired:
-            rollout.reason = f"rollout passed actor.rollout_deadline_s={self._rules.deadline_s:g}"
+            rollout.reason = f"rollout passed actor.rollout_deadline_s={self._deadline_s:g}"
         else:
             rollout.reason = reason_of(error)
             log.warning("rollout failed: %s", rollout.reason, exc_info=error)

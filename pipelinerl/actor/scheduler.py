@@ -7,42 +7,25 @@ publication are injected, so a test needs no process or clock.
 
 import random
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from pipelinerl.actor.budget import LagBudget
-from pipelinerl.actor.difficulty import DifficultyPenalty
+from pipelinerl.actor.difficulty import difficulty_penalty
 from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
-from pipelinerl.actor.failures import FailureMonitor, OnError, judge
+from pipelinerl.actor.failures import FailureMonitor, judge
 from pipelinerl.actor.groups import Group, GroupTable, Start
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
+from pipelinerl.actor.problems import Problem, payload
 from pipelinerl.actor.sampler import ProblemSampler, derived_seed
+from pipelinerl.config import Config
 from pipelinerl.finetune.rl.sample import Sample
-from pipelinerl.run_state.accounting import Ledger, Outcome
+from pipelinerl.run_state.accounting import Outcome, RolloutLog
 
 
 class RunFailed(Exception):
     """The run cannot go on; the message is the one line that people see."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SchedulingRules:
-    """What does not change during a run."""
-
-    attempts: int
-    on_error: OnError
-    seed: int
-    run: str
-    """Prefix of group ids, different for each start of the actor in one output directory."""
-    target: int
-    """Samples after which nothing more is trained."""
-    train_payload: Callable[[int], bytes]
-    """The pickled training problem with that index."""
-    test_payload: Callable[[int], bytes]
-    penalty: DifficultyPenalty | None = None
-    seed_training: bool = False
-    """Give training requests seeds (synchronous runs, which can be repeated exactly)."""
 
 
 @dataclass
@@ -62,20 +45,25 @@ class Scheduler:
 
     def __init__(
         self,
-        rules: SchedulingRules,
+        cfg: Config,
+        run: str,
+        train: Sequence[Problem],
+        test: Sequence[Problem],
         table: GroupTable,
         budget: LagBudget,
-        sampler: ProblemSampler,
-        evaluation: EvaluationSchedule,
-        failures: FailureMonitor,
-        accounting: Ledger,
+        accounting: RolloutLog,
         effects: Effects,
         version: int,
     ):
-        self.rules, self.table, self.budget, self.sampler = rules, table, budget, sampler
-        self.evaluation, self.failures, self.effects = evaluation, failures, effects
-        self.accounting = accounting
+        """`run` is the prefix of group ids, another one for each start of the actor in one folder."""
+        self.cfg, self.run_id, self.table, self.budget = cfg, run, table, budget
+        self.accounting, self.effects = accounting, effects
+        self.sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix)
+        self.evaluation = EvaluationSchedule(cfg.eval_every_n_versions, cfg.eval_at_end, test)
+        self.failures = FailureMonitor(cfg.actor.max_failed_fraction)
+        self.penalty = difficulty_penalty(cfg)
         self.version, self.discarded, self.processed = version, 0, 0
+        self._on_error = cfg.actor.on_rollout_error
         self.training_done = False
         self.groups_opened = 0
         self.groups_finished = 0
@@ -86,6 +74,7 @@ class Scheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from; training groups under way are made anew."""
+        # Numbers and problems only: a group is made anew as a whole, since what runs dies with its process.
         under_way = [(g.number, g.problem) for g in self.table.groups.values() if g.training]
         return {
             "sampler": self.sampler.state_dict(),
@@ -153,22 +142,25 @@ class Scheduler:
 
     def _seed_of(self, group: Group, rollout_index: int) -> int | None:
         if not group.training:
-            return derived_seed(self.rules.seed, "test", group.problem)
-        return (
-            derived_seed(self.rules.seed, "train", group.number, rollout_index)
-            if self.rules.seed_training
-            else None
-        )
+            return derived_seed(self.cfg.seed, "test", group.problem)
+        if self.cfg.max_lag != 0:
+            return None
+        # A synchronous run can be repeated exactly, so its engines are told how to draw.
+        return derived_seed(self.cfg.seed, "train", group.number, rollout_index)
 
     def _open_next(self) -> bool:
         """Open the next group, if any may start."""
         if self.running_pass is None and self._evaluation_due():
-            self.running_pass = EvaluationPass(self.version, self.evaluation.problems)
+            self.running_pass = EvaluationPass(self.version, len(self.evaluation.problems))
             self._next_test_problem = 0
         if self.running_pass is not None:
+            # New training groups wait, so that the pass sees few versions; those that run go on.
             return self._open_test_problem(self.running_pass)
-        if self.training_done or self.processed >= self.rules.target or not self.effects.can_publish():
+        enough = self.processed >= self.cfg.total_texts
+        if self.training_done or enough or not self.effects.can_publish():
             return False
+        # The one place where `max_lag` holds rollouts back. It bounds what is expected; a rollout that takes
+        # too long is caught by preprocess and, token by token, by the trainer.
         if not self.budget.admits(self.version, self.discarded):
             return False
         self._open_training_group()
@@ -184,20 +176,20 @@ class Scheduler:
         if number >= current.problems:
             return False
         self._next_test_problem += 1
-        id_ = f"{self.rules.run}-eval{current.version}-{number}"
-        payload = self.rules.test_payload(number)
-        self.table.open(Group(id_, number, number, payload, 1, False, self.version))
+        id_ = f"{self.run_id}-eval{current.version}-{number}"
+        pickled = payload(self.evaluation.problems[number], number)
+        self.table.open(Group(id_, number, number, pickled, 1, False, self.version))
         return True
 
     def _open_training_group(self) -> None:
-        if self._again:
+        if self._again:  # a resumed run first makes anew what was under way, under the same numbers
             number, problem = self._again.popleft()
         else:
             number, problem = self.groups_opened, self.sampler.draw()
             self.groups_opened += 1
-        payload, attempts = self.rules.train_payload(problem), self.rules.attempts
-        id_ = f"{self.rules.run}-{number:06d}"
-        self.table.open(Group(id_, number, problem, payload, attempts, True, self.version))
+        pickled, attempts = payload(self.sampler.problems[problem], problem), self.cfg.attempts
+        id_ = f"{self.run_id}-{number:06d}"
+        self.table.open(Group(id_, number, problem, pickled, attempts, True, self.version))
         self.budget.group_started(attempts)
 
     def finish(self, rollout: FinishedRollout) -> None:
@@ -213,8 +205,9 @@ class Scheduler:
             self._finish_training_rollout(start, rollout, name)
         else:
             self._finish_test_rollout(start, rollout, name)
+        # After it was counted: the run's accounting adds up also when this rollout is the one that ends it.
         self.failures.record(rollout.reason if failed else None)
-        if failed and self.rules.on_error == "stop":
+        if failed and self._on_error == "stop":
             raise RunFailed(f"rollout {name} failed (actor.on_rollout_error=stop): {rollout.reason}")
         if complaint := self.failures.complaint():
             raise RunFailed(complaint)
@@ -253,24 +246,24 @@ class Scheduler:
     def _hopeless(self, group: Group) -> bool:
         """Whether failures already decide that the group will not be published."""
         failed = sum(rollout.ending is Ending.FAILED for rollout in group.finished.values())
-        return self.rules.on_error == "discard_group" or group.attempts - failed < min(2, group.attempts)
+        return self._on_error == "discard_group" or group.attempts - failed < min(2, group.attempts)
 
     def _close(self, group: Group) -> None:
         self.table.close(group)
         self.groups_finished += 1
-        if self.rules.penalty is not None:  # needs the solve rate, so the whole group
-            self.rules.penalty.apply(group.finished.values())
-        verdict = judge(group, self.rules.on_error)
+        if self.penalty is not None:  # needs the solve rate, so the whole group
+            self.penalty.apply(group.finished.values())
+        verdict = judge(group, self._on_error)
         count = sum(len(rollout.samples) for rollout in group.finished.values())
         self.budget.group_finished(count, count if verdict.publish else 0)
         domain = next((rollout.domain for rollout in group.finished.values()), None)
-        self.sampler.record_completion(domain)
+        self.sampler.record_completion(domain)  # dropped or not: a domain that fails is not drawn ever more
         self.effects.finished_group(group)
         if verdict.publish:
             self.published_texts += count
             # Shuffled, because a step that has room for a part of the group takes its first rollouts.
             order = sorted(group.finished)
-            random.Random(f"shuffle:{self.rules.seed}:{group.number}").shuffle(order)
+            random.Random(f"shuffle:{self.cfg.seed}:{group.number}").shuffle(order)
             self.effects.publish(group, [sample for i in order for sample in group.finished[i].samples])
         elif verdict.reason:
             self.accounting.record(Outcome.FAILED, group.rollout_ids([Ending.DONE]), verdict.reason)

@@ -1,7 +1,7 @@
 """A sign of life once a second: the modification time of `<output_dir>/<role>/heartbeat`.
 
 A thread renews it, so a role that computes, or waits within its deadlines, is alive, and one that is stopped
-(SIGSTOP, a frozen container, a process swapped out) is not. The supervisor reads it. Standard library only.
+(SIGSTOP, a frozen container, a process swapped out) is not. The supervisor and the actor's pool read it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import os
 import threading
 import time
 from pathlib import Path
+
+from pipelinerl.base.waits import StallDetector
 
 log = logging.getLogger(__name__)
 INTERVAL_S = 1.0
@@ -39,24 +41,6 @@ def _beat(path: Path, interval_s: float, stop: threading.Event) -> None:
             return
 
 
-class Silence:
-    """Seconds without a sign of life, as far as the watcher was awake itself.
-
-    A launcher that was stopped and goes on must not blame its children for the time it missed, so no pause
-    between two looks counts more than `longest_s`. Pure.
-    """
-
-    def __init__(self, now: float, longest_s: float) -> None:
-        self.seconds = 0.0
-        self._looked, self._longest_s = now, longest_s
-
-    def look(self, sign: bool, now: float) -> float:
-        """What the watcher sees at `now`; returns the silence so far."""
-        self.seconds = 0.0 if sign else self.seconds + min(now - self._looked, self._longest_s)
-        self._looked = now
-        return self.seconds
-
-
 def beat(path: Path) -> int:
     """When the file was renewed, in nanoseconds; 0 if it does not exist."""
     try:
@@ -68,16 +52,15 @@ def beat(path: Path) -> int:
 class BeatWatch:
     """How long a file has not been renewed since its first beat; before that, since the watch began."""
 
-    def __init__(self, path: Path, interval_s: float, last: int | None = None) -> None:
-        """`last` is the beat of an earlier start, that of now if not given; look every `interval_s`."""
-        self._path, self._last = path, beat(path) if last is None else last
-        self._silence = Silence(time.monotonic(), 3 * interval_s)
+    def __init__(self, path: Path, interval_s: float) -> None:
+        """Look every `interval_s` seconds; a beat from before now is one of an earlier start."""
+        self._path, self._first = path, beat(path)
+        self._stall = StallDetector(self._first, time.monotonic(), 3 * interval_s)
         self.alive = False
         """Whether there was a beat yet."""
 
     def look(self) -> float:
         """Seconds of silence so far."""
-        now = beat(self._path)
-        silent_s = self._silence.look(now != self._last, time.monotonic())
-        self.alive, self._last = self.alive or now != self._last, now
-        return silent_s
+        last = beat(self._path)
+        self.alive = self.alive or last != self._first
+        return self._stall.look(last, time.monotonic())

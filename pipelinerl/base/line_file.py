@@ -39,19 +39,23 @@ class LineFile:
 class LineTail:
     """Follows a file of lines that others append to; one that does not exist yet is empty."""
 
-    def __init__(self, path: Path, *, from_end: bool = False) -> None:
-        """`from_end`: leave out what is there already."""
+    def __init__(self, path: Path, *, offset: int = 0, from_end: bool = False) -> None:
+        """Begins at byte `offset`; `from_end`: leaves out what is there already."""
         self._path = path
-        self._offset = path.stat().st_size if from_end and path.exists() else 0
+        self._offset = path.stat().st_size if from_end and path.exists() else offset
+        self.torn = False
+        """Whether the file ended in an incomplete line at the last look."""
 
     def news(self) -> Iterator[bytes]:
         """Whole lines, with their ends, since the last call; one line is held at a time."""
+        self.torn = False
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
             file.seek(self._offset)
             for line in file:
-                if not line.endswith(b"\n"):  # it is still being written
+                if not line.endswith(b"\n"):  # it is still being written, or its writer was killed
+                    self.torn = True
                     return
                 self._offset += len(line)
                 yield line

@@ -7,18 +7,16 @@ A wait registers itself here for as long as it lasts, so that `current_waits()` 
 from __future__ import annotations
 
 import asyncio
-import itertools
+import math
 import threading
 import time
 from collections.abc import Awaitable, Callable
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_active: dict[int, Wait] = {}
-_ids = itertools.count()
+_active: set[Wait] = set()
 
 
 class WaitExpired(TimeoutError):
@@ -48,18 +46,15 @@ class Wait:
         self.deadline_s = float(deadline_s)
         self._clock = clock
         self._start = clock()
-        self._id = next(_ids)
 
-    def __enter__(self) -> Wait:
+    def __enter__(self) -> Self:
         with _lock:
-            _active[self._id] = self
+            _active.add(self)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exception: object) -> None:
         with _lock:
-            _active.pop(self._id, None)
+            _active.discard(self)
 
     @property
     def elapsed_s(self) -> float:
@@ -84,15 +79,14 @@ class Wait:
             raise self.expire(detail)
 
 
-def waiting(name: str, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> Wait:
-    """`with waiting("the first weight version", 60) as wait: ...` registers a wait while the block runs."""
-    return Wait(name, deadline_s, clock)
+waiting = Wait
+"""`with waiting("the first weight version", 60) as wait: ...` registers a wait while the block runs."""
 
 
 def current_waits() -> list[dict[str, Any]]:
     """The waits of this process, longest first: name, seconds so far, deadline in seconds."""
     with _lock:
-        waits = list(_active.values())
+        waits = list(_active)
     rows = [
         {"name": w.name, "waited_s": round(w.elapsed_s, 1), "deadline_s": round(w.deadline_s, 1)}
         for w in waits
@@ -115,3 +109,28 @@ async def wait_for(awaitable: Awaitable[T], name: str, deadline_s: float) -> T:
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
+
+
+class StallDetector:
+    """For how long a watched value has not changed: the one measure of silence, whatever is watched. Pure.
+
+    A watcher that was stopped itself and goes on must blame nobody for the time it missed, so no pause
+    between two looks counts more than `longest_s`.
+    """
+
+    def __init__(self, seen: object, now: float, longest_s: float = math.inf) -> None:
+        self.seen, self.silent_s = seen, 0.0
+        self._looked, self._longest_s = now, longest_s
+
+    def look(self, value: object, now: float) -> float:
+        """What the watcher sees at `now` (seconds that never go backwards); returns `silent_s`."""
+        self.silent_s += min(now - self._looked, self._longest_s)
+        self._looked = now
+        if value != self.seen:
+            self.seen = value
+            self.silent_s = 0.0
+        return self.silent_s
+
+    def restart(self, now: float) -> None:
+        """There is a reason for the silence, such as a pause for new weights; count from now."""
+        self._looked, self.silent_s = now, 0.0

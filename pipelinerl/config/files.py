@@ -37,9 +37,9 @@ def _is_copy(tree: DictConfig, line: str) -> bool:
 
 def save(tree: DictConfig, output_dir: str | Path) -> Path:
     """Write the tree with every interpolation resolved; the file appears whole or not at all."""
+    path = config_path(output_dir)
     resolved = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
     secret = OmegaConf.select(resolved, "streams.password")
-    path = config_path(output_dir)
     write_whole(path, OmegaConf.to_yaml(resolved), mode=0o600 if secret else None)
     return path
 

@@ -21,7 +21,7 @@ from pipelinerl.config import Config
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
 from pipelinerl.finetune.build import build_learner
 from pipelinerl.finetune.checkpoints import load_state, resume_point, save_checkpoint
-from pipelinerl.finetune.collect import Measured, StaleInQueue, StepBooks, count_batch, fetch
+from pipelinerl.finetune.collect import Measured, StaleInQueue, StepRollouts, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.memory import MemoryDebug
 from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
@@ -32,11 +32,11 @@ from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
-from pipelinerl.run_state.accounting import Ledger, ledger_end, undo_after
+from pipelinerl.run_state.accounting import RolloutLog, log_size
 from pipelinerl.run_state.announcements import TrainerAnnouncements
-from pipelinerl.run_state.epochs import Epochs
-from pipelinerl.run_state.resume_point import Session, stream_end, write_session
-from pipelinerl.run_state.snapshots import SUFFIXES, replayed_texts, wait_for_snapshots
+from pipelinerl.run_state.epochs import completed_epochs
+from pipelinerl.run_state.resume_point import ResumePoint, stream_end
+from pipelinerl.run_state.snapshots import KINDS, replayed_texts, wait_for_snapshots
 from pipelinerl.streams import SingleStreamSpec
 from pipelinerl.weights.send.parity import probe_ids
 
@@ -73,7 +73,6 @@ class Trainer:
         self._positions: dict[str, int] = saved.get("positions", {})
         self._books_end: int | None = saved.get("ledger") if point is not None else 0
         self._broadcaster = broadcaster or self._default_broadcaster()
-        self._epochs = Epochs(self.output_dir)
         self._memory = MemoryDebug(cfg.finetune.memory_debug, self.learner.device)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
@@ -97,7 +96,7 @@ class Trainer:
         with ExitStack() as stack:
             stack.callback(self._broadcaster.close)
             stack.callback(feed.close)
-            ledger = stack.enter_context(Ledger(self.output_dir, "finetune"))
+            ledger = stack.enter_context(RolloutLog(self.output_dir, "finetune"))
             if self.ranks.is_main:
                 self._undo_later_updates(ledger)
                 self._announcements = stack.enter_context(TrainerAnnouncements(self.output_dir))
@@ -111,10 +110,10 @@ class Trainer:
                 self._after_step(feed)
             self._finish(feed)
 
-    def _undo_later_updates(self, ledger: Ledger) -> None:
+    def _undo_later_updates(self, ledger: RolloutLog) -> None:
         """What an earlier start trained behind the checkpoint is not in these weights."""
         if self._books_end is not None:
-            undone = undo_after(self.output_dir, "finetune", self._books_end, ledger)
+            undone = ledger.undo_after(self._books_end)
             if undone:
                 log.info("%d rollouts trained after the checkpoint are undone", undone)
 
@@ -135,25 +134,25 @@ class Trainer:
             position = 0 if self.cfg.streams_source("finetune") else stream_end(actor)
             version, step = self.counters.samples, self.counters.completed_steps
             kept = replayed_texts(self.output_dir, version, step) if self._follows_preprocess else 0
-            write_session(self.output_dir, Session(version, step, position, kept))
+            ResumePoint(version, step, position, kept).write(self.output_dir)
         if self._follows_preprocess and offset > saved:
             log.info("%d micro-batches after the checkpoint are not trained on", offset - saved)
         return offset
 
-    def _train_step(self, feed: Feed, ledger: Ledger) -> None:
+    def _train_step(self, feed: Feed, ledger: RolloutLog) -> None:
         """One optimizer step over exactly B texts of all ranks."""
         counters, rl = self.counters, self.finetune.rl
         if self._status is not None:
             self._status.set(step=counters.completed_steps, version=counters.samples)
         coefficients = self._coefficients()
-        statistics, books = StepStatistics(), StepBooks()
+        statistics, rollouts = StepStatistics(), StepRollouts()
         measured: list[Measured] = []
         self._memory.begin()
         feed.waited_s, started = 0.0, time.monotonic()
         for batch in self._micro_batches(feed):
             targets = targets_of(batch, rl, counters.last_broadcasted_version, self.cfg.max_lag)
             measured.append((batch, targets, self.learner.accumulate(batch, targets, coefficients)))
-            books.add(batch, targets)
+            rollouts.add(batch, targets)
             count_batch(statistics, batch, targets)
             self._say_samples(counters.samples + statistics.texts)
         grad_norm = self.learner.apply()
@@ -169,8 +168,8 @@ class Trainer:
             raise ValueError(
                 f"step {counters.completed_steps} holds {total.texts} texts, expected {expected}"
             )
-        books.close(ledger)
-        counters.epoch = max(counters.epoch, self._epochs.completed(books.trained))
+        rollouts.close(ledger)
+        counters.epoch = max(counters.epoch, completed_epochs(self.output_dir, rollouts.trained))
         self._count_step(total, grad_norm)
         if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:
             self._log(total, coefficients)
@@ -273,7 +272,7 @@ class Trainer:
         positions = dict(enumerate(self.ranks.gather(feed.position)))
         extra = {
             "positions": {str(rank): at for rank, at in positions.items()},
-            "ledger": ledger_end(self.output_dir, "finetune"),
+            "ledger": log_size(self.output_dir, "finetune"),
         }
         if self.ranks.is_main and with_state:
             self._wait_for_snapshots()
@@ -289,7 +288,7 @@ class Trainer:
         version = self.counters.samples
         if self.cfg.max_lag == 0 and version == self.counters.last_broadcasted_version:
             names = {job.name for job in self.cfg.jobs}
-            roles = [role for role in SUFFIXES if role in names]
+            roles = [role for role in KINDS if role in names]
             wait_for_snapshots(self.output_dir, roles, version, self.cfg.watchdog.input_deadline_s)
 
     def _finish(self, feed: Feed) -> None:

@@ -12,7 +12,7 @@ from types import FrameType
 from pipelinerl.base import faults
 from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.launcher.plan import Plan
-from pipelinerl.launcher.supervision import ChildFailed, Phase, Supervisor
+from pipelinerl.launcher.supervision import ChildFailed, Supervisor
 from pipelinerl.observe.stages import ProgressWatch
 from pipelinerl.run_state.replacements import Replacements
 from pipelinerl.weights.wire import shared_directory
@@ -48,7 +48,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class Ending:
+class Completion:
     """When a run is complete: the trainer has ended, then the others, each within its deadline.
 
     Without a trainer (partial runs) it is complete when every role has ended.
@@ -65,7 +65,7 @@ class Ending:
 
     def reached(self) -> bool:
         """Whether nothing is left to wait for. Raises WaitExpired when a role does not end in time."""
-        ended = {name for name, phase in self._supervisor.phases().items() if phase is Phase.ENDED}
+        ended = self._supervisor.ended()
         if not ended.issuperset(self._trainer):
             return False
         left = [name for name in self._others if name not in ended]
@@ -101,8 +101,7 @@ class Watchdog:
         for url, cause in self._replacements.take().items():
             if url in self._engines:
                 self._supervisor.replace(self._engines[url], cause)
-        phases = self._supervisor.phases()
-        if not any(phases[name] is Phase.ENDED for name in self._trainers):
+        if self._supervisor.ended().isdisjoint(self._trainers):
             self._progress.check()
 
 
@@ -117,14 +116,14 @@ def supervise(plan: Plan, say: Callable[[str], None], progress: Callable[[], Non
     with interruptible(), Supervisor(plan.children, announce=say, leftovers=leftovers) as supervisor:
         try:
             supervisor.start(tick=progress)
-            ending = Ending(plan, supervisor)
+            completion = Completion(plan, supervisor)
             watchdog = Watchdog(plan, supervisor)
 
             def tick() -> None:
                 progress()
                 watchdog.check()
 
-            supervisor.watch(until=ending.reached, tick=tick, tick_s=WATCH_EVERY_S)
+            supervisor.watch(until=completion.reached, tick=tick, tick_s=WATCH_EVERY_S)
         finally:
             supervisor.stop(plan.cfg.engine.shutdown_deadline_s)
 

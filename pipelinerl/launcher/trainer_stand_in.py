@@ -14,7 +14,7 @@ from typing import Any
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import Config, load
 from pipelinerl.run_state.announcements import TrainerAnnouncements
-from pipelinerl.run_state.resume_point import Session, stream_end, write_session
+from pipelinerl.run_state.resume_point import ResumePoint, stream_end
 from pipelinerl.streams import SingleStreamSpec, read_stream, set_streams_backend
 
 NAME = "trainer_stand_in"
@@ -42,7 +42,7 @@ def stand_in(cfg: Config, output_dir: Path) -> int:
     actor = SingleStreamSpec(output_dir, cfg.preprocess.input)
     last = SingleStreamSpec(output_dir, cfg.preprocess.output) if preprocessed else actor
     first_group = stream_end(actor) if "actor" in kinds else 0
-    write_session(output_dir, Session(version=0, step=0, actor_position=first_group))
+    ResumePoint(version=0, step=0, actor_position=first_group).write(output_dir)
     texts = 0
     with (
         TrainerAnnouncements(output_dir) as announcements,

@@ -1,6 +1,6 @@
 """The launcher's status line: versions, texts, rollouts by outcome, success, tokens per second, waits.
 
-Everything comes from the files that the roles write (metrics.jsonl, status.json, the books), so it works
+Everything comes from the files that the roles write (metrics.jsonl, status.json, the accounting), so it works
 for any run on this disk and costs the roles nothing.
 """
 
@@ -17,11 +17,18 @@ from rich.text import Text
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.waits import current_waits
 from pipelinerl.observe.history import MetricsTail, read_status
-from pipelinerl.run_state.accounting import Books, Counts, Outcome
+from pipelinerl.run_state.accounting import Outcome, RolloutAccounting, RolloutCounts
 
 # Shorter waits are ordinary; longer ones are worth a word.
 _NOTABLE_WAIT_S = 5.0
 _LONGEST_WAITS = 3
+_SHOWN = {
+    "actor/success_mean": "success {:.2f}",
+    "actor/reward_mean": "reward {:.2f}",
+    "actor/test_success_mean": "test success {:.2f}",
+    "actor/output_tokens_per_second": "{:.0f} tok/s",
+    "stats/lag": "lag {:.0f}",
+}
 
 
 class Progress:
@@ -31,7 +38,7 @@ class Progress:
         self._output_dir = Path(output_dir)
         self._target = target_texts
         self._start = time.monotonic()
-        self._books = Books(self._output_dir)
+        self._accounting = RolloutAccounting(self._output_dir)
         self._tails = {
             role: MetricsTail(self._output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")
         }
@@ -44,7 +51,7 @@ class Progress:
                 self._latest.update(record)
         return status_line(
             self._latest,
-            self._books.update(),
+            self._accounting.update(),
             read_status(self._output_dir) | {"launcher": {"waits": current_waits()}},
             self._target,
             time.monotonic() - self._start,
@@ -53,12 +60,12 @@ class Progress:
 
 def status_line(
     metrics: dict[str, Any],
-    counts: Counts,
+    counts: RolloutCounts,
     status: dict[str, dict[str, Any]],
     target: int | None,
     elapsed_s: float,
 ) -> str:
-    """One line from the latest metrics, the books and the roles' status; unknown parts are left out."""
+    """One line from the latest metrics, counts and status of the roles; unknown parts are left out."""
     parts = [f"{int(elapsed_s) // 60:d}:{int(elapsed_s) % 60:02d}"]
     texts = metrics.get("stats/samples")
     if texts is not None:
@@ -67,21 +74,13 @@ def status_line(
     if (step := metrics.get("stats/completed_steps")) is not None:
         parts.append(f"step {step:.0f}")
     parts.append(_rollouts(counts))
-    for label, name in (("success", "actor/success_mean"), ("reward", "actor/reward_mean")):
-        if name in metrics:
-            parts.append(f"{label} {metrics[name]:.2f}")
-    if (test := metrics.get("actor/test_success_mean")) is not None:
-        parts.append(f"test success {test:.2f}")
-    if (rate := metrics.get("actor/output_tokens_per_second")) is not None:
-        parts.append(f"{rate:.0f} tok/s")
-    if (lag := metrics.get("stats/lag")) is not None:
-        parts.append(f"lag {lag:.0f}")
+    parts += [form.format(metrics[name]) for name, form in _SHOWN.items() if name in metrics]
     line = " | ".join(parts)
     waits = notable_waits(status)
     return f"{line} | waiting: {'; '.join(waits)}" if waits else line
 
 
-def _rollouts(counts: Counts) -> str:
+def _rollouts(counts: RolloutCounts) -> str:
     ends = [f"{n} {outcome.value}" for outcome, n in counts.ends.items() if n]
     ends.append(f"{counts.unfinished} open")
     line = f"rollouts {counts.started}: {', '.join(ends)}"
@@ -92,16 +91,13 @@ def _rollouts(counts: Counts) -> str:
 
 def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
     """The longest waits of all roles that have lasted for some seconds."""
-    found = [
-        (
-            wait["waited_s"],
-            f"{role} for {wait['name']} ({wait['waited_s']:.0f} of {wait['deadline_s']:.0f} s)",
-        )
-        for role, fields in status.items()
-        for wait in fields.get("waits", ())
-        if wait["waited_s"] >= _NOTABLE_WAIT_S
+    found = [(w["waited_s"], role, w) for role, fields in status.items() for w in fields.get("waits", ())]
+    longest = sorted(found, key=lambda row: row[:2], reverse=True)[:_LONGEST_WAITS]
+    return [
+        f"{role} for {wait['name']} ({waited_s:.0f} of {wait['deadline_s']:.0f} s)"
+        for waited_s, role, wait in longest
+        if waited_s >= _NOTABLE_WAIT_S
     ]
-    return [text for _, text in sorted(found, reverse=True)[:_LONGEST_WAITS]]
 
 
 class ProgressDisplay(Closing):

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from pipelinerl.finetune.rl.sample import Sample
-from pipelinerl.run_state.accounting import Ledger, Outcome
+from pipelinerl.run_state.accounting import Outcome, RolloutLog
 from pipelinerl.run_state.announcements import DiscardedTexts
 
 
@@ -25,7 +25,7 @@ class SampleAccounting:
     A rollout of which a sample went to the trainer is the trainer's to account for. Rollouts are named.
     """
 
-    def __init__(self, ledger: Ledger, discarded: DiscardedTexts) -> None:
+    def __init__(self, ledger: RolloutLog, discarded: DiscardedTexts) -> None:
         self._ledger, self._discarded = ledger, discarded
         self._open: dict[str, _Open] = defaultdict(_Open)
         self.dropped_samples = 0
@@ -44,7 +44,7 @@ class SampleAccounting:
         """Samples kept over a resume; their rollouts arrived in an earlier start."""
         rollouts = [sample.rollout for sample in samples]
         self.arrived(rollouts)
-        self._ledger.note_replayed(dict.fromkeys(rollouts))
+        self._ledger.record(Outcome.REPLAYED, dict.fromkeys(rollouts))
 
     def dropped(self, samples: Iterable[tuple[str, str]]) -> None:
         """Rollout and reason of each dropped sample; all are refunded to the lag budget."""

@@ -34,7 +34,10 @@ class SampleBuffer:
             kept: list[Sample] = []
             for sample in self._rollouts[name]:
                 (removed if unwanted(sample) else kept).append(sample)
-            self._replace(name, kept)
+            if kept:
+                self._rollouts[name] = kept
+            else:
+                del self._rollouts[name]
         self._count -= len(removed)
         return removed
 
@@ -72,9 +75,3 @@ class SampleBuffer:
             split = 1
         self._count -= n
         return taken, split
-
-    def _replace(self, name: str, samples: list[Sample]) -> None:
-        if samples:
-            self._rollouts[name] = samples
-        else:
-            del self._rollouts[name]

@@ -10,7 +10,7 @@ import numpy as np
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages import Advantages, compute_advantages
-from pipelinerl.finetune.rl.filtering import baseline_only, zero_advantage_groups
+from pipelinerl.finetune.rl.advantages.base import zero_advantage_groups
 from pipelinerl.finetune.rl.loss_scale import apply_scales, check_roles
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.table import SampleTable
@@ -62,7 +62,7 @@ def process_chunk(
     table = SampleTable.of(samples)
     advantages = compute_advantages(table, rl)
     result.table, result.advantages = table, advantages
-    only_baseline = baseline_only(table)
+    only_baseline = table.loss_weight == 0  # they gave others siblings, and have done their work
     zero = np.zeros(len(table), bool)
     if rl.filter_zero_advantage_groups:
         signal = np.where(only_baseline, 0.0, advantages.advantage)

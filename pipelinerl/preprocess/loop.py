@@ -8,8 +8,9 @@ step is written when B samples are ready and the trainer is not too far behind.
 from __future__ import annotations
 
 import logging
-import time
+import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -39,10 +40,9 @@ from pipelinerl.preprocess.reading import (
     rollout_of,
 )
 from pipelinerl.preprocess.snapshots import Held, Keeper, fitting
-from pipelinerl.preprocess.wakeup import Wakeup
-from pipelinerl.run_state.accounting import Ledger
+from pipelinerl.run_state.accounting import RolloutLog
 from pipelinerl.run_state.announcements import AnnouncedVersion, DiscardedTexts, TrainerState
-from pipelinerl.run_state.resume_point import Session, read_session
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import (
     SingleStreamSpec,
     StreamRangeSpec,
@@ -66,7 +66,7 @@ class Preprocess:
         keeper: Keeper,
         state: TrainerState,
         accounting: SampleAccounting,
-        session: Session,
+        session: ResumePoint,
         training_data: StreamWriter,
         vocabulary: Vocabulary,
         scorer: Any = None,
@@ -250,18 +250,18 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
     ranks = (0, cfg.derived.trainer_ranks)
     out = StreamRangeSpec(output_dir, cfg.preprocess.output, partition_range=ranks)
     recording = cfg.streams_source("preprocessor")
-    wakeup = Wakeup()
     _warn_about_role_weights(cfg.finetune.rl)
     with (
-        TrainerState(output_dir, wakeup.notify) as state,
-        Ledger(output_dir, "preprocess") as ledger,
+        os.fdopen(os.eventfd(0, os.EFD_NONBLOCK), "rb", buffering=0) as news,
+        TrainerState(output_dir, lambda: os.eventfd_write(news.fileno(), 1)) as state,
+        RolloutLog(output_dir, "preprocess") as ledger,
         StatusFile(output_dir, "preprocess") as status,
         write_to_streams(out) as training_data,
         write_to_streams(SingleStreamSpec(output_dir, "preprocessor_stats")) as stats,
     ):
         vocabulary, scorer = model_vocabulary(cfg.policy_path), reference_scorer(cfg)
         state.wait_for_version(_start_deadline_s(cfg))
-        session = read_session(output_dir)  # written before the first version is announced
+        session = ResumePoint.read(output_dir)  # written before the first version is announced
         discarded = DiscardedTexts(output_dir, "preprocess")
         preprocess = Preprocess(
             cfg,
@@ -282,7 +282,7 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
         source = SingleStreamSpec(recording or output_dir, cfg.preprocess.input)
         try:
             with AnnouncedVersion(output_dir) as version, read_stream(source, first, name) as groups:
-                _loop(preprocess, state, version, groups, wakeup, reporter)
+                _loop(preprocess, state, version, groups, news.fileno(), reporter)
         finally:
             reporter.report()
             discarded.close()
@@ -299,7 +299,7 @@ def _loop(
     state: TrainerState,
     version: AnnouncedVersion,
     groups: StreamReader,
-    wakeup: Wakeup,
+    news: int,
     reporter: _Reporter,
 ) -> None:
     cfg = preprocess.cfg
@@ -308,8 +308,8 @@ def _loop(
         name = "training_done" if preprocess.complete else f"groups of rollouts for step {preprocess.step}"
         with waiting(name, cfg.watchdog.input_deadline_s) as wait:
             while not state.training_done:
-                # Cleared before anything is looked at: what comes meanwhile wakes the next wait.
-                wakeup.clear()
+                with suppress(BlockingIOError):
+                    os.eventfd_read(news)  # before the state is looked at: what comes later wakes again
                 reads = not preprocess.is_full and not preprocess.complete
                 batch: list[Any] = groups.read_available(cfg.preprocess.chunk_n_groups) if reads else []
                 preprocess.announced(version.newest(), groups.position - len(batch))
@@ -324,8 +324,7 @@ def _loop(
                     return
                 wait.check(groups.describe_end() if wait.expired else "")
                 # Unread groups keep their descriptor readable, so it is left out while nothing is read.
-                sources: list[Any] = [groups, wakeup] if reads else [wakeup]
-                wait_any(sources, min(POLL_S, wait.remaining_s))
+                wait_any([groups] if reads else [], min(POLL_S, wait.remaining_s), news)
 
 
 def _recording_ends(preprocess: Preprocess, recording: Path) -> None:
@@ -345,7 +344,6 @@ class _Reporter:
     ) -> None:
         self._preprocess, self._writer, self._stats, self._status = preprocess, writer, stats, status
         self._reported, self._dropped = preprocess.published, 0
-        self._time = time.monotonic()
 
     def tick(self) -> None:
         published = self._preprocess.published

@@ -21,7 +21,7 @@ UNLABELLED = "none"
 
 @dataclass(slots=True)
 class _Label:
-    """Sums over the samples of one situation family or role, and over the buckets that hold one of them."""
+    """Sums over samples (all, or those of a situation family or role) and over the buckets that hold one."""
 
     count: float = 0.0
     advantage: float = 0.0
@@ -62,11 +62,7 @@ class _Label:
 class AdvantageMetrics:
     """Sums of which `summary` forms ratios; a ratio with an empty denominator is absent."""
 
-    buckets: float = 0.0
-    singletons: float = 0.0
-    rows: float = 0.0
-    samples: float = 0.0
-    zero_samples: float = 0.0
+    all: _Label = field(default_factory=_Label)
     rollouts: float = 0.0
     filtered_groups: float = 0.0
     baseline_only: float = 0.0
@@ -83,12 +79,7 @@ class AdvantageMetrics:
         if chunk.table is None or chunk.advantages is None:
             return
         table, advantages = chunk.table, chunk.advantages
-        real = advantages.bucket_samples > 0
-        self.buckets += float(real.sum())
-        self.singletons += float((advantages.bucket_rows[real] == 1).sum())
-        self.rows += float(advantages.bucket_rows[real].sum())
-        self.samples += len(table)
-        self.zero_samples += float((np.abs(advantages.advantage) <= ZERO_ADVANTAGE).sum())
+        self.all.add(table, advantages, np.arange(len(table)))
         self.rollouts += len(np.unique(table.rollout_codes()))
         self.padding_rows += advantages.padding_rows
         self.filtered_groups += chunk.filtered_groups
@@ -110,11 +101,11 @@ class AdvantageMetrics:
     def summary(self) -> dict[str, float]:
         """Metrics since the start of this object; never NaN."""
         ratios = {
-            "frac_singleton_buckets": (self.singletons, self.buckets),
-            "mean_bucket_size": (self.rows, self.buckets),
-            "mean_bucket_size_real": (self.samples, self.buckets),
-            "frac_zero_texts": (self.zero_samples, self.samples),
-            "texts_per_rollout": (self.samples, self.rollouts),
+            "frac_singleton_buckets": (self.all.singletons, self.all.buckets),
+            "mean_bucket_size": (self.all.rows, self.all.buckets),
+            "mean_bucket_size_real": (self.all.count, self.all.buckets),
+            "frac_zero_texts": (self.all.zero_samples, self.all.count),
+            "texts_per_rollout": (self.all.count, self.rollouts),
             "scale_mean": (self.scale_sum, self.scaled_samples),
         }
         out = {f"adv/{name}": above / below for name, (above, below) in ratios.items() if below}

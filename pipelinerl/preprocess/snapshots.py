@@ -15,9 +15,8 @@ import msgspec
 
 from pipelinerl.config import Config
 from pipelinerl.finetune.rl.sample import Sample
-from pipelinerl.run_state.resume_point import Session
-from pipelinerl.run_state.snapshots import PREPROCESS_FORMAT, SnapshotFiles, read_preprocess_snapshot
-from pipelinerl.streams.records import RecordEncoder
+from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.run_state.snapshots import Snapshots
 
 KEPT = 4
 """A checkpoint may be saved some versions after the snapshot that belongs to it."""
@@ -32,7 +31,6 @@ class Held(msgspec.Struct, frozen=True, eq=False):
     buffered: list[Sample]
     position: int
     """Groups read from the actor's stream."""
-    format: int = PREPROCESS_FORMAT
 
     def samples_from(self, step: int) -> list[Sample]:
         """What is left for a trainer that goes on with `step`, oldest first."""
@@ -40,51 +38,29 @@ class Held(msgspec.Struct, frozen=True, eq=False):
         return [*written, *self.buffered]
 
 
-def can_be_resumed_from(
-    version: int, texts_per_step: int, interval: int, every: int, also: Iterable[int], last: int
-) -> bool:
-    """Whether a checkpoint is saved at `version` or before the next one, `interval` texts later."""
-    first = -(-version // texts_per_step)
-    steps = range(first, first + max(1, -(-interval // texts_per_step)))
-    return any(step % every == 0 or step == last or step in set(also) for step in steps)
-
-
-class HeldFiles:
-    """The snapshots of one run."""
-
-    def __init__(self, output_dir: Path) -> None:
-        self._files = SnapshotFiles(output_dir, "preprocess", KEPT)
-        self.remove_after = self._files.remove_after
-
-    def save(self, held: Held) -> None:
-        """The file appears whole or not at all; the newest KEPT stay."""
-        self._files.save(held.version, RecordEncoder().encode(held))
-
-    def restore(self, version: int) -> Held | None:
-        """The newest snapshot not newer than `version`, or None. Raises ValueError for a damaged one."""
-        path = self._files.newest(version)
-        if path is None:
-            return None
-        tree = read_preprocess_snapshot(path, PREPROCESS_FORMAT)
-        try:
-            return msgspec.convert(tree, Held)
-        except msgspec.ValidationError as error:
-            raise ValueError(f"{path} is damaged ({error}); remove it") from None
+def can_be_resumed_from(version: int, cfg: Config) -> bool:
+    """Whether a checkpoint is saved at `version` or before the next one."""
+    derived, tune = cfg.derived, cfg.finetune
+    first = -(-version // derived.texts_per_step)  # a version from before the batch size was changed
+    steps = range(first, first + derived.texts_per_update // derived.texts_per_step)
+    saved = {tune.last_step, *tune.also_save_steps}
+    return any(step % tune.save_checkpoint_steps == 0 or step in saved for step in steps)
 
 
 class Keeper:
     """Takes snapshots as versions are announced, and gives back what the last start held."""
 
-    def __init__(self, cfg: Config, output_dir: Path, session: Session) -> None:
-        self._cfg, self._session = cfg, session
-        self._files = HeldFiles(output_dir)
-        self._seen = session.version
+    def __init__(self, cfg: Config, output_dir: Path, point: ResumePoint) -> None:
+        self._cfg, self._point = cfg, point
+        self._snapshots = Snapshots(output_dir, "preprocess", KEPT)
+        self._seen = point.version
         self._ahead: deque[tuple[int, list[Sample]]] = deque()
 
     def restore(self) -> Held | None:
-        """What was held at the version from which the run goes on."""
-        self._files.remove_after(self._session.version)
-        return self._files.restore(self._session.version) if self._session.version else None
+        """What was held at the version from which the run goes on. Raises ValueError for a damaged file."""
+        held = self._snapshots.restore(self._point.version, Held)
+        # At version 0 there is nothing to go on with, but what an earlier start kept had to go.
+        return held if self._point.version else None
 
     def written(self, step: int, samples: list[Sample]) -> None:
         """A step went to the trainer; a stand-in for one would never be done with it."""
@@ -96,18 +72,12 @@ class Keeper:
         if version is None or version <= self._seen:
             return
         self._seen = version
-        derived, tune = self._cfg.derived, self._cfg.finetune
-        while self._ahead and self._ahead[0][0] < version // derived.texts_per_step:
+        done = version // self._cfg.derived.texts_per_step
+        while self._ahead and self._ahead[0][0] < done:
             self._ahead.popleft()
-        if can_be_resumed_from(
-            version,
-            derived.texts_per_step,
-            derived.texts_per_update,
-            tune.save_checkpoint_steps,
-            tune.also_save_steps,
-            tune.last_step,
-        ):
-            self._files.save(Held(version, list(self._ahead), list(buffered), position))
+        if can_be_resumed_from(version, self._cfg):
+            state = {"ahead": list(self._ahead), "buffered": list(buffered), "position": position}
+            self._snapshots.save(version, state)
 
 
 def fitting(samples: Sequence[Sample], seq_length: int) -> tuple[list[Sample], list[Sample]]:

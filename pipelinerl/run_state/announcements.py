@@ -2,7 +2,7 @@
 
 Three messages travel over `weight_update_request` (trainer to all), and every process that drops texts
 publishes cumulative counts by reason over `discarded`, because the lag budget has to get them back. Both
-topics speak about the processes running now: `begin_session` empties them before the roles of a new or
+topics speak about the processes running now: `forget_announcements` empties them before the roles of a new or
 resumed run start.
 """
 
@@ -11,11 +11,13 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
-from typing import Any, ClassVar, Self
+from typing import Any
+
+import msgspec
 
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.waits import waiting
@@ -23,52 +25,40 @@ from pipelinerl.streams import SingleStreamSpec, read_stream, remove_stream, wai
 
 TRAINER_TOPIC = "weight_update_request"
 DISCARDED_TOPIC = "discarded"
+# A partition takes one writer, so each process that drops texts has its own.
 DISCARDED_PARTITIONS = {"preprocess": 0, "finetune": 1, "actor": 2}
 
 
-@dataclass(frozen=True)
-class SamplesProcessed:
+class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
+    timestamp: float = msgspec.field(default_factory=time.time)
+    """Seconds since 1970."""
+
+
+class SamplesProcessed(_Message, frozen=True, tag="samples_processed"):
     """Texts consumed so far; sent once at start, then after every micro-batch."""
 
-    kind: ClassVar[str] = "samples_processed"
     samples_processed: int
-    timestamp: float = field(default_factory=time.time)
 
 
-@dataclass(frozen=True)
-class WeightUpdateSuccess:
+class WeightUpdateSuccess(_Message, frozen=True, tag="weight_update_success"):
     """Every engine in rotation serves `version` (texts behind the weights)."""
 
-    kind: ClassVar[str] = "weight_update_success"
     version: int
-    timestamp: float = field(default_factory=time.time)
 
 
-@dataclass(frozen=True)
-class TrainingDone:
+class TrainingDone(_Message, frozen=True, tag="training_done"):
     """The final model is saved."""
-
-    kind: ClassVar[str] = "training_done"
-    timestamp: float = field(default_factory=time.time)
 
 
 TrainerMessage = SamplesProcessed | WeightUpdateSuccess | TrainingDone
-_KINDS: dict[str, type[Any]] = {m.kind: m for m in (SamplesProcessed, WeightUpdateSuccess, TrainingDone)}
 
 
-def to_record(message: TrainerMessage) -> dict[str, Any]:
-    return {"kind": message.kind, **asdict(message)}
-
-
-def parse_message(record: Mapping[str, Any]) -> TrainerMessage:
-    """The message in a record; ValueError names an unknown kind or a missing field."""
-    kind = record.get("kind")
-    if kind not in _KINDS:
-        raise ValueError(f"trainer message of kind {kind!r} is not known; use one of {', '.join(_KINDS)}")
+def parse_message(record: Any) -> TrainerMessage:
+    """The message in a record. Raises ValueError for another kind, or a missing or unknown field."""
     try:
-        return _KINDS[kind](**{k: v for k, v in record.items() if k != "kind"})
-    except TypeError as error:
-        raise ValueError(f"trainer message {kind} is malformed: {error}") from None
+        return msgspec.convert(record, TrainerMessage)
+    except msgspec.ValidationError as error:
+        raise ValueError(f"trainer message {record} is malformed: {error}") from None
 
 
 def trainer_stream(output_dir: Path) -> SingleStreamSpec:
@@ -77,13 +67,14 @@ def trainer_stream(output_dir: Path) -> SingleStreamSpec:
 
 def discarded_stream(output_dir: Path, role: str) -> SingleStreamSpec:
     """`role` is preprocess, finetune or actor."""
-    if role not in DISCARDED_PARTITIONS:
-        raise ValueError(f"role {role!r} discards no texts; use one of {', '.join(DISCARDED_PARTITIONS)}")
     return SingleStreamSpec(output_dir, DISCARDED_TOPIC, partition=DISCARDED_PARTITIONS[role])
 
 
-def begin_session(output_dir: Path) -> None:
-    """Forget what an earlier session announced; the launcher calls this before it starts any role."""
+def forget_announcements(output_dir: Path) -> None:
+    """Of an earlier start; the launcher calls this before it starts any role.
+
+    A role that read them would take the run for finished, or its weights for newer than they are.
+    """
     for topic in (TRAINER_TOPIC, DISCARDED_TOPIC):
         remove_stream(output_dir, topic)
 
@@ -94,20 +85,44 @@ class TrainerAnnouncements(Closing):
     def __init__(self, output_dir: Path) -> None:
         self._stream = write_to_streams(trainer_stream(output_dir))
 
+    def _send(self, message: TrainerMessage) -> None:
+        self._stream.write(msgspec.to_builtins(message))
+
     def samples_processed(self, samples: int) -> None:
-        self._stream.write(to_record(SamplesProcessed(samples)))
+        self._send(SamplesProcessed(samples))
 
     def weight_update_success(self, version: int) -> None:
-        self._stream.write(to_record(WeightUpdateSuccess(version)))
+        self._send(WeightUpdateSuccess(version))
 
     def training_done(self) -> None:
-        self._stream.write(to_record(TrainingDone()))
+        self._send(TrainingDone())
 
     def close(self) -> None:
         self._stream.close()
 
 
-class AnnouncedVersion:
+@dataclass(frozen=True)
+class _Heard:
+    """What the messages so far amount to."""
+
+    version: int | None = None
+    announced_at: float = 0.0
+    samples: int = 0
+    done: bool = False
+
+    def and_then(self, record: Any) -> _Heard:
+        """With one more message. Raises ValueError for a malformed one."""
+        match parse_message(record):
+            case SamplesProcessed(samples_processed=samples):
+                return replace(self, samples=samples)
+            case WeightUpdateSuccess(version=version, timestamp=timestamp):
+                # Announced again for an engine that was started again; an older one never counts.
+                return replace(self, version=max(version, self.version or 0), announced_at=timestamp)
+            case TrainingDone():
+                return replace(self, done=True)
+
+
+class AnnouncedVersion(Closing):
     """The newest announced version, read in the caller's own thread; a context manager.
 
     Whatever was written because of a version comes after its announcement. Somebody who reads such a record
@@ -116,26 +131,19 @@ class AnnouncedVersion:
 
     def __init__(self, output_dir: Path) -> None:
         self._reader = read_stream(trainer_stream(output_dir))
-        self._version: int | None = None
+        self._heard = _Heard()
 
     def newest(self) -> int | None:
         """None before the first announcement."""
         for record in self._reader.read_available():
-            message = parse_message(record)
-            if isinstance(message, WeightUpdateSuccess):
-                self._version = max(message.version, self._version or 0)
-        return self._version
+            self._heard = self._heard.and_then(record)
+        return self._heard.version
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         self._reader.close()
 
 
-class DiscardedTexts:
+class DiscardedTexts(Closing):
     """One process's cumulative counts of texts it dropped, published on every change."""
 
     def __init__(self, output_dir: Path, role: str) -> None:
@@ -148,6 +156,7 @@ class DiscardedTexts:
             raise ValueError(f"{texts} texts cannot be discarded ({reason})")
         if texts:
             self.counts[reason] = self.counts.get(reason, 0) + texts
+            # The sum and not the difference: a reader needs the last record only.
             self._stream.write({"counts": self.counts})
 
     def close(self) -> None:
@@ -157,18 +166,16 @@ class DiscardedTexts:
 class TrainerState(Closing):
     """The latest word of the trainer, kept by a background thread; a context manager.
 
-    Reading a property after that thread failed raises its error.
+    Reading a property after that thread failed raises its error. `on_change` is called from that thread after
+    every change (use call_soon_threadsafe), as are those who subscribe.
     """
 
     def __init__(self, output_dir: Path, on_change: Callable[[], None] | None = None) -> None:
         self._changed = threading.Condition()
-        self._wake = os.eventfd(0)
-        self._stopping = threading.Event()
+        self._wake = os.eventfd(0)  # ends the thread's wait when the state is closed
+        self._stopping = False
         self._error: BaseException | None = None
-        self._version: int | None = None
-        self._announced_at = 0.0
-        self._samples = 0
-        self._done = False
+        self._heard = _Heard()
         self._discarded: dict[str, dict[str, int]] = {}
         self._on_change: list[Callable[[], None]] = [on_change] if on_change else []
         self._trainer = read_stream(trainer_stream(output_dir))
@@ -179,80 +186,66 @@ class TrainerState(Closing):
         self._thread.start()
 
     def _follow(self) -> None:
-        readers = [self._trainer, *self._others.values()]
         try:
-            while not self._stopping.is_set():
-                news = [parse_message(record) for record in self._trainer.read_available()]
-                counts = {role: r.read_available() for role, r in self._others.items()}
-                if news or any(counts.values()):
-                    self._apply(news, {role: rows[-1]["counts"] for role, rows in counts.items() if rows})
-                else:
-                    wait_any(readers, timeout_s=1.0, wake=self._wake)
+            while not self._stopping:
+                heard = self._heard
+                for record in self._trainer.read_available():
+                    heard = heard.and_then(record)
+                rows = {role: reader.read_available() for role, reader in self._others.items()}
+                counts = {role: found[-1]["counts"] for role, found in rows.items() if found}
+                if heard is self._heard and not counts:
+                    # What comes between the look and this wait ends it at once.
+                    wait_any([self._trainer, *self._others.values()], timeout_s=1.0, wake=self._wake)
+                    continue
+                # All at once: whoever sees a version also sees the refunds that were read with it.
+                with self._changed:
+                    self._heard = heard
+                    self._discarded.update(counts)
+                    self._changed.notify_all()
+                self._tell()
         except BaseException as error:  # handed to whoever reads the state
             with self._changed:
                 self._error = error
                 self._changed.notify_all()
-            self._notify()
+            self._tell()
 
-    def _apply(self, news: list[TrainerMessage], counts: dict[str, dict[str, int]]) -> None:
-        with self._changed:
-            for message in news:
-                if isinstance(message, SamplesProcessed):
-                    self._samples = message.samples_processed
-                elif isinstance(message, WeightUpdateSuccess):
-                    self._version = max(message.version, self._version or 0)
-                    self._announced_at = message.timestamp
-                else:
-                    self._done = True
-            self._discarded.update(counts)
-            self._changed.notify_all()
-        self._notify()
-
-    def _notify(self) -> None:
+    def _tell(self) -> None:
         for callback in list(self._on_change):
             callback()
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        """Call `callback` from the background thread after every change (use call_soon_threadsafe)."""
         self._on_change.append(callback)
 
-    def _check(self) -> None:
+    def _checked(self) -> _Heard:
         if self._error is not None:
             raise self._error
+        return self._heard
 
     @property
     def propagated_weight_version(self) -> int | None:
         """The last announced version in texts; None before the first announcement."""
-        self._check()
-        return self._version
+        return self._checked().version
 
     @property
     def announced_at(self) -> float:
         """When a version was announced last, in seconds since 1970; the same one may be announced again."""
-        self._check()
-        return self._announced_at
+        return self._checked().announced_at
 
     @property
     def samples_processed(self) -> int:
         """Texts consumed by the trainer."""
-        self._check()
-        return self._samples
+        return self._checked().samples
 
     @property
     def training_done(self) -> bool:
-        self._check()
-        return self._done
+        return self._checked().done
 
     @property
     def discarded(self) -> dict[str, int]:
-        """Texts dropped in this session, by reason, summed over the processes that drop any."""
-        self._check()
-        total: dict[str, int] = {}
+        """Texts dropped in this start of the run, by reason, summed over the processes that drop any."""
+        self._checked()
         with self._changed:
-            for counts in self._discarded.values():
-                for reason, texts in counts.items():
-                    total[reason] = total.get(reason, 0) + texts
-        return total
+            return dict(sum(map(Counter, self._discarded.values()), Counter[str]()))
 
     def wait_for_version(self, deadline_s: float, at_least: int = 0) -> int:
         """Block until a version of at least `at_least` is announced and return it; raises WaitExpired."""
@@ -260,21 +253,19 @@ class TrainerState(Closing):
             waiting(f"weight version {at_least} or later from the trainer", deadline_s) as wait,
             self._changed,
         ):
-            while True:
-                self._check()
-                if self._version is not None and self._version >= at_least:
-                    return self._version
-                wait.check(f"the last announced version is {self._version}" if wait.expired else "")
+            while (version := self._checked().version) is None or version < at_least:
+                wait.check(f"the last announced version is {version}" if wait.expired else "")
                 self._changed.wait(wait.remaining_s)
+            return version
 
     def close(self) -> None:
-        if self._stopping.is_set():
+        if self._stopping:
             return
-        self._stopping.set()
+        self._stopping = True
         os.eventfd_write(self._wake, 1)
         self._thread.join(timeout=5)
+        # A thread that hangs in a callback keeps its descriptors: their numbers must not name other files.
         if not self._thread.is_alive():
             os.close(self._wake)
-            self._trainer.close()
-            for reader in self._others.values():
+            for reader in (self._trainer, *self._others.values()):
                 reader.close()

@@ -5,9 +5,10 @@ Groups are numbered in the order in which their problems are drawn, with replace
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterable
 from pathlib import Path
+
+from pipelinerl.base.files import write_whole
 
 
 def _path(output_dir: Path) -> Path:
@@ -15,24 +16,18 @@ def _path(output_dir: Path) -> Path:
 
 
 def note_problems(output_dir: Path, count: int) -> None:
-    """Write down how many training problems there are."""
+    """Write down how many training problems there are; the actor does at its start."""
+    write_whole(_path(output_dir), f"{count}\n")
+
+
+def completed_epochs(output_dir: Path, rollouts: Iterable[str]) -> int:
+    """Whole epochs up to the latest of these rollouts, named as in the accounting; 0 for none.
+
+    Asked by the trainer after each step; always 0 in a run without an actor.
+    """
     path = _path(output_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    beside = path.with_name(path.name + ".partial")
-    beside.write_text(f"{count}\n")
-    os.replace(beside, path)
-
-
-class Epochs:
-    """Asked by the trainer after each step; always 0 in a run without an actor."""
-
-    def __init__(self, output_dir: Path) -> None:
-        self._path, self._problems = _path(output_dir), 0
-
-    def completed(self, rollouts: Iterable[str]) -> int:
-        """Whole epochs up to the latest of these rollouts, named as in the books; 0 for none."""
-        if not self._problems and self._path.exists():
-            self._problems = int(self._path.read_text())
-        numbers = (name.rpartition("/")[0].rpartition("-")[2] for name in rollouts)
-        drawn = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
-        return drawn // self._problems if self._problems else 0
+    # A trainer alone on recorded data has no actor beside it; one that waits for its first group is no error.
+    problems = int(path.read_text()) if path.exists() else 0
+    numbers = (name.rpartition("/")[0].rpartition("-")[2] for name in rollouts)
+    drawn = max((int(number) + 1 for number in numbers if number.isdecimal()), default=0)
+    return drawn // problems if problems else 0

@@ -14,7 +14,7 @@ from omegaconf import DictConfig, OmegaConf
 from pipelinerl.config import Config, Job, save, typed
 from pipelinerl.launcher.placement import derive
 from pipelinerl.run_state.announcements import TrainerAnnouncements
-from pipelinerl.run_state.resume_point import Session, write_session
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from tests.support import tiny_model
 from tests.support.fake_engine import FakeEngine
@@ -64,7 +64,7 @@ class ActorRun:
 
     def __init__(self, output_dir: Path, job: int = 1, version: int = 0):
         self.output_dir = output_dir
-        write_session(output_dir, Session(version=version, step=version // 4))
+        ResumePoint(version=version, step=version // 4).write(output_dir)
         self.trainer = TrainerAnnouncements(output_dir)
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", str(job)]

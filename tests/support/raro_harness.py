@@ -96,28 +96,25 @@ class ScriptedModel:
         return [text for text in self.prompts if text.startswith("judge")]
 
 
-class LoggedBuffer:
+class LoggedBuffer(ReplayBuffer):
     """A buffer that keeps a log of what was done to it."""
 
-    def __init__(self, inner: ReplayBuffer) -> None:
-        self.inner, self.events = inner, list[tuple[Any, ...]]()
+    def __init__(self, *args: Any) -> None:
+        super().__init__(*args)
+        self.events = list[tuple[Any, ...]]()
 
     def watermark(self) -> int:
-        found = self.inner.watermark()
-        self.events.append(("watermark", found))
-        return found
+        self.events.append(("watermark", super().watermark()))
+        return int(self.events[-1][1])
 
     def put(self, pair: Pair) -> bool:
         self.events.append(("put", pair.policy_answer))
-        return self.inner.put(pair)
+        return super().put(pair)
 
     def sample(self, rng: random.Random, n: int, at_or_below: int) -> list[Pair]:
-        drawn = self.inner.sample(rng, n, at_or_below)
+        drawn = super().sample(rng, n, at_or_below)
         self.events.append(("sample", at_or_below, [pair.seq for pair in drawn]))
         return drawn
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
 
 
 def settings(**values: Any) -> RaroSettings:
@@ -135,10 +132,10 @@ def settings(**values: Any) -> RaroSettings:
 def runtime(path: Path, seed: int = 0, buffered: bool = True, **values: Any) -> Runtime:
     """A runtime with a buffer in `path`."""
     chosen = settings(**values)
-    buffer = ReplayBuffer(path / "replay.sqlite3", chosen.replay.capacity, chosen.replay.mode)
+    file = path / "replay.sqlite3"
     return Runtime(
         settings=chosen,
-        buffer=LoggedBuffer(buffer) if buffered else None,
+        buffer=LoggedBuffer(file, chosen.replay.capacity, chosen.replay.mode) if buffered else None,
         rng=random.Random(seed),
         critic_slots=asyncio.Semaphore(128),
         watch=Watch(path / "warnings.jsonl"),

@@ -11,14 +11,15 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 
-from domains.privacy_hopqa.errors import TransportFailure
+from domains.privacy_hopqa.agent.errors import TransportFailure
+from domains.privacy_hopqa.agent.transport import RequestRefused
 from domains.privacy_hopqa.leakage import table
 from domains.privacy_hopqa.leakage.chat import ChatModel, Replies
 from domains.privacy_hopqa.leakage.llm import Job, LanguageModelEvaluation, Templates
@@ -27,7 +28,7 @@ from domains.privacy_hopqa.leakage.options import endpoints, parse_arguments
 from domains.privacy_hopqa.leakage.plot import draw
 from domains.privacy_hopqa.leakage.report import (
     LeakageReport,
-    Secrets,
+    SecretsByChain,
     control_logs,
     evaluate,
     secrets_of_log,
@@ -38,14 +39,12 @@ from domains.privacy_hopqa.leakage.secrets import (
     secrets_of_files,
     secrets_of_run,
 )
-from domains.privacy_hopqa.transport import RequestRefused
 from pipelinerl.config import load_tree
 
 REPLIES = "leakage_replies.jsonl"
-SecretsByChain = Mapping[tuple[str, str], Secrets]
 
 
-def load_secrets(arguments: argparse.Namespace) -> tuple[dict[tuple[str, str], Secrets], dict[str, Any]]:
+def load_secrets(arguments: argparse.Namespace) -> tuple[SecretsByChain, dict[str, Any]]:
     """Private questions of the named files, else of the run's, and where they come from.
 
     Raises ValueError, KeyError or OSError.
@@ -107,23 +106,31 @@ def evaluate_run(arguments: argparse.Namespace) -> tuple[dict[str, table.Reports
     found: dict[str, table.Reports] = {
         table.RULES: {name: evaluate(rollouts, secrets) for name, rollouts in groups.items()}
     }
-    problems = table.problems(found)
+    problems = [
+        f"a control leaked in {name}, so its figures are invalid"
+        for name, report in found[table.RULES].items()
+        if not report.controls_are_zero
+    ]
     content: dict[str, Any] = {
         "run": provenance,
         "web_requests": log.requests,
         "unanswered_web_requests": log.unanswered,
-        "groups": table.as_data(found[table.RULES]),
+        "groups": _as_data(found[table.RULES]),
     }
     if arguments.adversary_url:
         out = arguments.out or arguments.run_dir
         reports, made = asyncio.run(ask_language_model(arguments, groups, secrets, out))
         found[table.LANGUAGE_MODEL] = reports
-        content["language_model"] = made | {"groups": table.as_data(reports)}
+        content["language_model"] = made | {"groups": _as_data(reports)}
         if not made["valid"]:
             problems.append(
                 f"{made['unparseable_share']:.1%} of the questions got no usable reply; at most 1 % may"
             )
     return found, content, problems
+
+
+def _as_data(reports: table.Reports) -> dict[str, Any]:
+    return {name: report.as_dict() for name, report in reports.items()}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,14 +10,12 @@ rest of its group is killed too. A child that forks workers should still call `d
 the start of each, so that they do not depend on either. Only a process that leaves its group escapes.
 """
 
-from pipelinerl.base.child import die_with_parent
-from pipelinerl.launcher.supervision.core import Phase, SupervisorCore
 from pipelinerl.launcher.supervision.run import ChildFailed, Supervisor
 from pipelinerl.launcher.supervision.spec import (
     NEVER,
     ChildSpec,
     HealthCheck,
-    Pulse,
+    HeartbeatCheck,
     RestartPolicy,
     write_start_script,
 )
@@ -27,11 +25,8 @@ __all__ = [
     "ChildFailed",
     "ChildSpec",
     "HealthCheck",
-    "Phase",
-    "Pulse",
+    "HeartbeatCheck",
     "RestartPolicy",
     "Supervisor",
-    "SupervisorCore",
-    "die_with_parent",
     "write_start_script",
 ]

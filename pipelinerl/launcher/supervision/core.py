@@ -7,13 +7,14 @@ it depends on) -> STARTING (until healthy) -> READY -> ENDED, or through BACKOFF
 from __future__ import annotations
 
 import enum
+import math
 import signal
 from dataclasses import dataclass
 
 from pipelinerl.launcher.supervision.spec import ChildSpec, check_specs
 
 
-class Phase(enum.StrEnum):
+class ChildPhase(enum.StrEnum):
     WAITING = "waiting"
     STARTING = "starting"
     READY = "ready"
@@ -23,7 +24,7 @@ class Phase(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Start:
+class StartChild:
     """Start the process of `name`; `generation` counts its starts from 0."""
 
     name: str
@@ -31,14 +32,14 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Kill:
+class KillChild:
     """Kill the process group of `name`; its exit event follows."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartChild:
     """`name` died of `cause` and starts again in `delay_s` seconds, for the `number`th time."""
 
     name: str
@@ -55,15 +56,15 @@ class GiveUp:
     cause: str
 
 
-Action = Start | Kill | Restart | GiveUp
+Action = StartChild | KillChild | RestartChild | GiveUp
 
 
 @dataclass
 class _Child:
     spec: ChildSpec
-    phase: Phase = Phase.WAITING
+    phase: ChildPhase = ChildPhase.WAITING
     generation: int = 0
-    timer: float | None = None
+    timer: float = math.inf
     killed_for: str = ""
 
 
@@ -82,7 +83,7 @@ class SupervisorCore:
         check_specs(specs)
         self._children = {spec.name: _Child(spec) for spec in specs}
 
-    def phase(self, name: str) -> Phase:
+    def phase(self, name: str) -> ChildPhase:
         return self._children[name].phase
 
     def generation(self, name: str) -> int:
@@ -91,75 +92,75 @@ class SupervisorCore:
     @property
     def all_ready(self) -> bool:
         """Every child is ready, or done already."""
-        return all(child.phase in (Phase.READY, Phase.ENDED) for child in self._children.values())
+        return all(child.phase in (ChildPhase.READY, ChildPhase.ENDED) for child in self._children.values())
 
     @property
     def completed(self) -> bool:
         """There is a child that is not restarted, and all of those have ended with 0."""
         final = [c for c in self._children.values() if c.spec.restart.max_restarts == 0]
-        return bool(final) and all(c.phase is Phase.ENDED for c in final)
+        return bool(final) and all(c.phase is ChildPhase.ENDED for c in final)
 
-    def next_timer(self) -> float | None:
-        """The time of the next `tick` that could do something."""
-        return min((c.timer for c in self._children.values() if c.timer is not None), default=None)
+    def next_timer(self) -> float:
+        """The time of the next `tick` that could do something; infinity where only an event can."""
+        return min((c.timer for c in self._children.values()), default=math.inf)
 
     def tick(self, now: float) -> list[Action]:
         """Start what can start, and act on deadlines that have passed."""
         actions: list[Action] = []
         for child in self._children.values():
-            due = child.timer is not None and now >= child.timer
-            if child.phase is Phase.WAITING and self._dependencies_ready(child):
+            due = now >= child.timer
+            if child.phase is ChildPhase.WAITING and self._dependencies_ready(child):
                 actions.append(self._start(child, now))
-            elif child.phase is Phase.BACKOFF and due:
+            elif child.phase is ChildPhase.BACKOFF and due:
                 child.generation += 1
                 actions.append(self._start(child, now))
-            elif child.phase is Phase.STARTING and due and child.spec.health is not None:
+            elif child.phase is ChildPhase.STARTING and due and child.spec.health is not None:
                 limit = child.spec.health.start_deadline_s
-                child.timer = None
+                child.timer = math.inf
                 child.killed_for = f"not healthy at {child.spec.health.url} {limit:g} s after its start"
-                actions.append(Kill(child.spec.name))
+                actions.append(KillChild(child.spec.name))
         return actions
 
     def _dependencies_ready(self, child: _Child) -> bool:
-        ready = (Phase.READY, Phase.ENDED)
+        ready = (ChildPhase.READY, ChildPhase.ENDED)
         return all(self._children[name].phase in ready for name in child.spec.depends)
 
-    def _start(self, child: _Child, now: float) -> Start:
+    def _start(self, child: _Child, now: float) -> StartChild:
         child.killed_for = ""
         health = child.spec.health
-        child.phase = Phase.STARTING if health else Phase.READY
-        child.timer = now + health.start_deadline_s if health else None
-        return Start(child.spec.name, child.generation)
+        child.phase = ChildPhase.STARTING if health else ChildPhase.READY
+        child.timer = now + health.start_deadline_s if health else math.inf
+        return StartChild(child.spec.name, child.generation)
 
     def healthy(self, name: str, generation: int) -> None:
         """The health check of a start answered."""
         child = self._children[name]
-        if child.phase is Phase.STARTING and generation == child.generation and not child.killed_for:
-            child.phase, child.timer = Phase.READY, None
+        if child.phase is ChildPhase.STARTING and generation == child.generation and not child.killed_for:
+            child.phase, child.timer = ChildPhase.READY, math.inf
 
     def unresponsive(self, name: str, generation: int, cause: str) -> list[Action]:
         """A child that is ready has to be killed for `cause`; its restarts count as after any death."""
         child = self._children[name]
-        if child.phase is not Phase.READY or generation != child.generation or child.killed_for:
+        if child.phase is not ChildPhase.READY or generation != child.generation or child.killed_for:
             return []
         child.killed_for = cause
-        return [Kill(name)]
+        return [KillChild(name)]
 
     def exited(self, name: str, generation: int, code: int, now: float) -> list[Action]:
         """The process of a start has ended with `code` (negative: a signal)."""
         child = self._children[name]
-        if generation != child.generation or child.phase not in (Phase.STARTING, Phase.READY):
+        if generation != child.generation or child.phase not in (ChildPhase.STARTING, ChildPhase.READY):
             return []
         policy = child.spec.restart
         if policy.max_restarts == 0 and code == 0 and not child.killed_for:
-            child.phase, child.timer = Phase.ENDED, None
+            child.phase, child.timer = ChildPhase.ENDED, math.inf
             return []
         cause = child.killed_for or describe_exit(code)
         if child.generation < policy.max_restarts:
             delay = policy.delay_s(child.generation)
-            child.phase, child.timer = Phase.BACKOFF, now + delay
-            return [Restart(name, cause, child.generation + 1, delay)]
-        child.phase, child.timer = Phase.FAILED, None
+            child.phase, child.timer = ChildPhase.BACKOFF, now + delay
+            return [RestartChild(name, cause, child.generation + 1, delay)]
+        child.phase, child.timer = ChildPhase.FAILED, math.inf
         if policy.max_restarts:
             cause += f", after {policy.max_restarts} restarts"
         return [GiveUp(name, cause)]

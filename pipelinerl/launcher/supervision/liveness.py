@@ -12,10 +12,11 @@ import time
 from collections.abc import Callable
 from urllib.parse import urlsplit
 
-from pipelinerl.base.heartbeat import BeatWatch, Silence
+from pipelinerl.base.heartbeat import BeatWatch
 from pipelinerl.base.http import get_or_none
+from pipelinerl.base.waits import StallDetector
 from pipelinerl.inference.engine_metrics import StallWatch, parse_prometheus, running_and_tokens
-from pipelinerl.launcher.supervision.spec import HealthCheck, Pulse
+from pipelinerl.launcher.supervision.spec import HealthCheck, HeartbeatCheck
 
 _PROBE_DEADLINE_S = 2.0
 _FIRST_PROBE_S = 0.05
@@ -58,10 +59,12 @@ def watch_health(
     limit_s = health.liveness_deadline_s
     if limit_s is None:
         return
-    silence = Silence(time.monotonic(), health.interval_s + 2 * _PROBE_DEADLINE_S)
+    answers = 0
+    silence = StallDetector(answers, time.monotonic(), health.interval_s + 2 * _PROBE_DEADLINE_S)
     tokens = StallWatch(limit_s)
     while not gone.wait(health.interval_s):
-        silent_s = silence.look(is_healthy(health.url), time.monotonic())
+        answers += is_healthy(health.url)
+        silent_s = silence.look(answers, time.monotonic())
         if silent_s > limit_s:
             on_silent(f"no answer from its health check for {silent_s:.0f} s")
             return
@@ -101,14 +104,13 @@ def _is_paused(url: str) -> bool:
         return False
 
 
-def watch_pulse(pulse: Pulse, last: int, gone: threading.Event, on_silent: Callable[[str], None]) -> None:
-    """Report a cause once the beats stay away; `last` is that of an earlier start."""
-    watch = BeatWatch(pulse.path, pulse.interval_s, last)
-    while not gone.wait(pulse.interval_s):
-        silent_s = watch.look()
-        if watch.alive and silent_s > pulse.silent_deadline_s:
-            on_silent(f"no sign of life for {silent_s:.0f} s")
-            return
-        if not watch.alive and silent_s > pulse.start_deadline_s:
-            on_silent(f"no sign of life {silent_s:.0f} s after its start")
+def watch_heartbeat(
+    check: HeartbeatCheck, beats: BeatWatch, gone: threading.Event, on_silent: Callable[[str], None]
+) -> None:
+    """Report a cause once the beats stay away; `beats` has been watched since before the child's start."""
+    while not gone.wait(check.interval_s):
+        silent_s = beats.look()
+        if silent_s > (check.silent_deadline_s if beats.alive else check.start_deadline_s):
+            when = f"for {silent_s:.0f} s" if beats.alive else f"{silent_s:.0f} s after its start"
+            on_silent(f"no sign of life {when}")
             return

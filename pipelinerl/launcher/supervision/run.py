@@ -1,23 +1,31 @@
-"""The edge of the supervisor: carries out what the core decides, with real processes and the real clock."""
+"""The supervisor of a run: carries out what the core decides, with real processes and the real clock."""
 
 from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import queue
 import subprocess
 import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from types import TracebackType
-from typing import Self
 
+from pipelinerl.base.closing import Closing
 from pipelinerl.base.waits import Wait, waiting
 from pipelinerl.launcher.supervision import guard as guard_module
-from pipelinerl.launcher.supervision.core import Action, GiveUp, Kill, Phase, Restart, Start, SupervisorCore
+from pipelinerl.launcher.supervision.core import (
+    Action,
+    ChildPhase,
+    GiveUp,
+    KillChild,
+    RestartChild,
+    StartChild,
+    SupervisorCore,
+)
 from pipelinerl.launcher.supervision.process import RunningChild
 from pipelinerl.launcher.supervision.spec import ChildSpec, write_start_script
 
@@ -34,29 +42,6 @@ class ChildFailed(Exception):
         self.name, self.cause, self.log_tail, self.log_path = name, cause, log_tail, log_path
         said = f": {log_tail[-1]}" if log_tail else ""
         super().__init__(f"{name}: {cause}{said} (log: {log_path})")
-
-
-@dataclass(frozen=True)
-class _Exited:
-    name: str
-    generation: int
-    code: int
-
-
-@dataclass(frozen=True)
-class _Healthy:
-    name: str
-    generation: int
-
-
-@dataclass(frozen=True)
-class _Silent:
-    name: str
-    generation: int
-    cause: str
-
-
-_Event = _Exited | _Healthy | _Silent
 
 
 class _Guard:
@@ -89,7 +74,7 @@ class _Guard:
         self._process.wait()
 
 
-class Supervisor:
+class Supervisor(Closing):
     """Starts and watches children. All methods belong to one thread, which must live as long as they do.
 
     `on_restart(name)` is called when a child is started again; `announce(line)` gets one line per event;
@@ -100,29 +85,30 @@ class Supervisor:
         self,
         specs: list[ChildSpec],
         *,
-        on_restart: Callable[[str], None] | None = None,
-        announce: Callable[[str], None] | None = None,
+        on_restart: Callable[[str], None] = lambda name: None,
+        announce: Callable[[str], None] = log.info,
         leftovers: Sequence[Path] = (),
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._core = SupervisorCore(specs)
-        self._on_restart = on_restart
-        self._announce = announce or log.info
-        self._clock = clock
-        self._events: queue.SimpleQueue[_Event] = queue.SimpleQueue()
+        self._on_restart, self._announce, self._clock = on_restart, announce, clock
+        # What happened to a child, as a call to be made by this thread; the children's threads put it here.
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running: dict[str, RunningChild] = {}
         self._waits: dict[str, Wait] = {}
         self._thread = threading.get_ident()
         self._leftovers = leftovers
         self._guard: _Guard | None = None
+        self._stopping = False
 
     def pids(self) -> dict[str, int]:
         """Pids of the children that run now."""
         return {name: child.pid for name, child in self._running.items()}
 
-    def phases(self) -> dict[str, Phase]:
-        return {name: self._core.phase(name) for name in self._specs}
+    def ended(self) -> set[str]:
+        """Children without restarts that have ended with 0."""
+        return {name for name in self._specs if self._core.phase(name) is ChildPhase.ENDED}
 
     def replace(self, name: str, cause: str) -> None:
         """Kill a child that is ready, and start it again if its policy allows; nothing for any other."""
@@ -134,6 +120,7 @@ class Supervisor:
         `tick` is called every `tick_s` seconds.
         """
         if threading.get_ident() != self._thread:
+            # The kernel ends a child with the thread that started it.
             raise RuntimeError("the supervisor must be used by the thread that made it")
         self._guard = _Guard(self._leftovers)
         for spec in self._specs.values():
@@ -142,7 +129,7 @@ class Supervisor:
 
     def watch(
         self,
-        until: Callable[[], bool] | None = None,
+        until: Callable[[], bool] = lambda: False,
         tick: Callable[[], None] | None = None,
         tick_s: float = 5.0,
     ) -> None:
@@ -150,62 +137,59 @@ class Supervisor:
 
         `tick` is called every `tick_s` seconds.
         """
-        self._run_until(lambda: self._core.completed or (until is not None and until()), tick, tick_s)
+        self._run_until(lambda: self._core.completed or until(), tick, tick_s)
 
     def _run_until(self, done: Callable[[], bool], tick: Callable[[], None] | None, tick_s: float) -> None:
-        next_tick = self._clock()
+        next_tick = self._clock() if tick else math.inf
         while not done():
             if tick is not None and self._clock() >= next_tick:
                 tick()
                 next_tick = self._clock() + tick_s
-            self._step(min(_LONGEST_WAIT_S, max(0.0, next_tick - self._clock()) if tick else _LONGEST_WAIT_S))
+            self._renew_guard()
+            self._carry_out(self._core.tick(self._clock()))
+            next_timer = min(self._core.next_timer(), next_tick)
+            self._next_event(min(_LONGEST_WAIT_S, max(0.0, next_timer - self._clock())))
 
-    def _step(self, longest_s: float) -> None:
-        """Let the core act on timers and on the next event, waiting at most `longest_s` seconds for one."""
-        self._renew_guard()
-        self._carry_out(self._core.tick(self._clock()))
-        timer = self._core.next_timer()
-        if timer is not None:
-            longest_s = min(longest_s, max(0.0, timer - self._clock()))
+    def _next_event(self, longest_s: float) -> None:
+        """Wait for what happens next, at most `longest_s` seconds, and act on it."""
         try:
             event = self._events.get(timeout=longest_s)
         except queue.Empty:
             return
-        self._carry_out(self._handle(event))
+        event()
 
-    def _handle(self, event: _Event) -> list[Action]:
-        if isinstance(event, _Healthy):
-            self._core.healthy(event.name, event.generation)
-            self._end_wait(event.name)
-            self._announce(f"{event.name} is healthy")
-            return []
-        if isinstance(event, _Silent):
-            return self._core.unresponsive(event.name, event.generation, event.cause)
-        child = self._forget(event.name)
-        actions = self._core.exited(event.name, event.generation, event.code, self._clock())
-        for action in actions:
-            if isinstance(action, GiveUp):
-                raise ChildFailed(action.name, action.cause, child.log_tail(), child.spec.stderr)
-        if self._core.phase(event.name) is Phase.ENDED:
-            self._announce(f"{event.name} is done")
-        return actions
-
-    def _forget(self, name: str) -> RunningChild:
-        """Clean up after a child whose end was reported."""
+    def _exited(self, name: str, generation: int, code: int) -> None:
         child = self._running.pop(name)
         self._end_wait(name)
         child.reap()
-        if self._guard is not None and self._guard.alive:
-            self._guard.tell("-", child.pid)
-        return child
+        self._tell_guard("-", child)
+        if self._stopping:
+            return
+        actions = self._core.exited(name, generation, code, self._clock())
+        for action in actions:
+            if isinstance(action, GiveUp):
+                raise ChildFailed(name, action.cause, child.log_tail(), child.spec.stderr)
+        if name in self.ended():
+            self._announce(f"{name} is done")
+        self._carry_out(actions)
+
+    def _healthy(self, name: str, generation: int) -> None:
+        if not self._stopping:
+            self._core.healthy(name, generation)
+            self._end_wait(name)
+            self._announce(f"{name} is healthy")
+
+    def _silent(self, name: str, generation: int, cause: str) -> None:
+        if not self._stopping:
+            self._carry_out(self._core.unresponsive(name, generation, cause))
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Start):
+            if isinstance(action, StartChild):
                 self._spawn(self._specs[action.name], action.generation)
-            elif isinstance(action, Kill):
+            elif isinstance(action, KillChild):
                 self._running[action.name].kill()
-            elif isinstance(action, Restart):
+            elif isinstance(action, RestartChild):
                 self._announce(
                     f"{action.name}: {action.cause}; restart {action.number} of "
                     f"{self._specs[action.name].restart.max_restarts} in {action.delay_s:g} s"
@@ -215,23 +199,26 @@ class Supervisor:
         name, put = spec.name, self._events.put
         child = RunningChild(
             spec,
-            on_exit=lambda code: put(_Exited(name, generation, code)),
-            on_healthy=lambda: put(_Healthy(name, generation)),
-            on_silent=lambda cause: put(_Silent(name, generation, cause)),
+            on_exit=lambda code: put(partial(self._exited, name, generation, code)),
+            on_healthy=lambda: put(partial(self._healthy, name, generation)),
+            on_silent=lambda cause: put(partial(self._silent, name, generation, cause)),
         )
         self._running[name] = child
-        if self._guard is not None and self._guard.alive:
-            self._guard.tell("+", child.pid)
+        self._tell_guard("+", child)
         self._announce(f"{name} started (pid {child.pid})")
         if spec.health is not None:
             wait = waiting(f"{name} to become healthy at {spec.health.url}", spec.health.start_deadline_s)
             self._waits[name] = wait.__enter__()
-        if generation and self._on_restart is not None:
+        if generation:
             self._on_restart(name)
 
     def _end_wait(self, name: str) -> None:
         if wait := self._waits.pop(name, None):
-            wait.__exit__(None, None, None)
+            wait.__exit__()
+
+    def _tell_guard(self, sign: str, child: RunningChild) -> None:
+        if self._guard is not None and self._guard.alive:
+            self._guard.tell(sign, child.pid)
 
     def _renew_guard(self) -> None:
         """Someone killed the guard: a new one takes over the groups that run now."""
@@ -239,13 +226,14 @@ class Supervisor:
             log.warning("the guard process died; a new one takes over")
             self._guard = _Guard(self._leftovers)
             for child in self._running.values():
-                self._guard.tell("+", child.pid)
+                self._tell_guard("+", child)
 
     def stop(self, deadline_s: float = 15.0) -> None:
         """Stop all: SIGTERM in reverse order of dependencies, SIGKILL to whole groups after `deadline_s`.
 
         Returns when nothing of any group is alive.
         """
+        self._stopping = True
         stopped = list(self._running.values())
         for wave in self._core.stop_order(set(self._running)):
             for name in wave:
@@ -263,20 +251,9 @@ class Supervisor:
             self._guard.close()
             self._guard = None
 
+    close = stop
+
     def _wait_for_end(self, names: set[str], deadline_s: float) -> None:
         with waiting(f"the end of {', '.join(sorted(names))}", deadline_s, self._clock) as wait:
             while names & self._running.keys() and not wait.expired:
-                try:
-                    event = self._events.get(timeout=wait.remaining_s)
-                except queue.Empty:
-                    return
-                if isinstance(event, _Exited) and event.name in self._running:
-                    self._forget(event.name)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.stop()
+                self._next_event(wait.remaining_s)

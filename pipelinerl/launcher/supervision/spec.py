@@ -6,6 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 
@@ -45,7 +46,7 @@ class HealthCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulse:
+class HeartbeatCheck:
     """A file whose modification time a child without a server renews as long as it is alive."""
 
     path: Path
@@ -68,7 +69,7 @@ class ChildSpec:
     cwd: Path | None = None
     restart: RestartPolicy = NEVER
     health: HealthCheck | None = None
-    pulse: Pulse | None = None
+    heartbeat: HeartbeatCheck | None = None
     depends: tuple[str, ...] = ()
     """Children that must be ready (healthy, or started if they have no check) before this one starts."""
 
@@ -100,15 +101,11 @@ def check_specs(specs: list[ChildSpec]) -> None:
     for name in names:
         if names.count(name) > 1:
             raise ValueError(f"two child processes are named {name}")
-    placed: set[str] = set()
     for spec in specs:
         for other in spec.depends:
             if other not in names:
                 raise ValueError(f"{spec.name} depends on {other}, which is no child process")
-    left = list(specs)
-    while left:
-        free = [spec for spec in left if placed.issuperset(spec.depends)]
-        if not free:
-            raise ValueError(f"child processes wait for each other: {', '.join(s.name for s in left)}")
-        placed.update(spec.name for spec in free)
-        left = [spec for spec in left if spec.name not in placed]
+    try:
+        TopologicalSorter({spec.name: spec.depends for spec in specs}).prepare()
+    except CycleError as error:
+        raise ValueError(f"child processes wait for each other: {', '.join(error.args[1])}") from None

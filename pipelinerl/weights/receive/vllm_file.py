@@ -62,7 +62,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
         self.receive_weights(self.parse_update_info(update_info))
 
     def receive_weights(self, update_info: FileUpdateInfo) -> None:
-        """Called through `update_weights` alone; the base class has it apart."""
+        """Called by `update_weights` alone; abstract in the base class."""
         reload_layerwise(self, checked_tensors(update_info).items())
 
     def finish_weight_update(self) -> None:
@@ -73,7 +73,7 @@ class FileWeightTransferEngine(WeightTransferEngine[FileInitInfo, FileUpdateInfo
 
     @staticmethod
     def trainer_send_weights(iterator: Any, trainer_args: Any) -> None:
-        """Abstract in the base class."""
+        """Abstract in the base class of vLLM 0.26."""
         raise NotImplementedError("files are written by pipelinerl.weights.send.file_transport, without vLLM")
 
 

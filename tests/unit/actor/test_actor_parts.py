@@ -17,13 +17,13 @@ from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, retryable
 from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.snapshots import ActorSnapshots
 from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, Throughput, describe
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.domain_sampling import DomainWeightedSampler
 from pipelinerl.finetune.rl.sample import BadSample, Sample, samples_of
 from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
 from pipelinerl.rollouts import BaseMetrics, RolloutOrigin, TrainingText
+from pipelinerl.run_state.snapshots import Snapshots
 
 PROBLEMS = [{"id": i, "domain": "abc"[i % 3]} for i in range(9)]
 
@@ -73,12 +73,12 @@ def test_impossible_mixtures_are_refused(weights, message):
 
 
 def test_a_resume_takes_the_newest_snapshot_not_newer_than_the_trainer(tmp_path):
-    snapshots = ActorSnapshots(tmp_path, keep=3)
-    assert snapshots.restore(5) is None
+    snapshots = Snapshots(tmp_path, "actor", keep=3)
+    assert snapshots.restore(5, dict) is None
     for version in (0, 4, 8, 12):
         snapshots.save(version, {"drawn": version})
     assert snapshots.versions() == [4, 8, 12]
-    assert snapshots.restore(11)["drawn"] == 8
+    assert snapshots.restore(11, dict)["drawn"] == 8
     assert snapshots.versions() == [4, 8]
     assert [snapshots.next_start() for _ in range(3)] == [0, 1, 2]
 

@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipelinerl.actor.messages import Assignment, Ending
-from pipelinerl.actor.runner import RetryRules, RolloutRunner
+from pipelinerl.actor.runner import RolloutRunner
+from pipelinerl.config.roles import ActorConfig
 from pipelinerl.inference.client import EngineUnavailable
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutResult, TrainingText
@@ -37,8 +38,13 @@ def done(texts=1) -> RolloutResult:
 async def run(policy, *, deadline_s=20.0, retries=3, rotation=("http://e",), problem=None, training=True):
     fleet = SimpleNamespace(in_rotation=list(rotation))
     llms = [TrainableLLM(parameters={"name": name}) for name in ("train", "test")]
-    rules = RetryRules(deadline_s, retries, 0.001, 0.01)
-    runner = RolloutRunner(policy, None, *llms, fleet, None, rules, threads=2)  # type: ignore[arg-type]
+    limits = ActorConfig(
+        rollout_deadline_s=deadline_s,
+        max_rollout_retries=retries,
+        rollout_retry_initial_delay_s=0.001,
+        rollout_retry_max_delay_s=0.01,
+    )
+    runner = RolloutRunner(policy, None, *llms, fleet, None, limits, threads=2)  # type: ignore[arg-type]
     payload = pickle.dumps(problem or {"id": 1, "dataset": "d", "domain": "m"})
     return await runner.run(Assignment(7, "0-000001", 2, payload, "http://e", training, None, version=3))
 

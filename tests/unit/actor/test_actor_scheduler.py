@@ -7,15 +7,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelinerl.actor.budget import LagBudget
-from pipelinerl.actor.evaluation import EvaluationSchedule
-from pipelinerl.actor.failures import FailureMonitor
 from pipelinerl.actor.groups import GroupTable, Slots
 from pipelinerl.actor.messages import Ending, FinishedRollout
-from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler, SchedulingRules
+from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
+from pipelinerl.config import Config
 from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.rollouts import RolloutOrigin, TrainingText
-from pipelinerl.run_state.accounting import Ledger, Outcome, reconcile
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
 
 
 def text():
@@ -30,19 +28,21 @@ class World:
     ):
         self.published, self.finished_groups, self.passes = [], [], []
         self.running = {}
-        self.accounting = Ledger(folder, "actor")
+        self.accounting = RolloutLog(folder, "actor")
         self.folder = folder
         self.table = GroupTable(
             Slots([f"e{i}" for i in range(engines)], more.get("per_engine", 4), workers=2)
         )
-        rules = SchedulingRules(
-            attempts=attempts,
-            on_error=on_error,
-            seed=1,
-            run="0",
-            target=more.get("target", 10**9),
-            train_payload=lambda index: b"train",
-            test_payload=lambda index: b"test",
+        cfg = Config.model_validate(
+            {
+                "attempts": attempts,
+                "seed": 1,
+                "eval_every_n_versions": more.get("every", 0),
+                "eval_at_end": more.get("at_end", False),
+                "actor": {"on_rollout_error": on_error, "max_failed_fraction": more.get("max_failed", 1.0)},
+                "finetune": {"max_train_steps": more.get("steps", 10**9)},
+                "derived": {"trainer_ranks": 1, "texts_per_step": 4, "texts_per_update": 4},
+            }
         )
         effects = Effects(
             publish=lambda group, samples: self.published.append((group, samples)),
@@ -50,16 +50,10 @@ class World:
             finished_group=self.finished_groups.append,
             finished_evaluation=self.passes.append,
         )
+        problems = [{"id": i} for i in range(5)]
+        budget = LagBudget(max_lag, 4, 0, [1.0])
         self.scheduler = Scheduler(
-            rules,
-            self.table,
-            LagBudget(max_lag, 4, 0, [1.0]),
-            ProblemSampler([{"id": i} for i in range(5)], 1),
-            EvaluationSchedule(more.get("every", 0), more.get("at_end", False), tests),
-            FailureMonitor(more.get("max_failed", 1.0)),
-            self.accounting,
-            effects,
-            0,
+            cfg, "0", problems, [{}] * tests, self.table, budget, self.accounting, effects, 0
         )
 
     def start_all(self):
@@ -261,7 +255,7 @@ def test_the_last_version_is_evaluated_after_training_and_then_all_is_done(tmp_p
 
 
 def test_nothing_starts_once_the_trainer_has_its_texts(tmp_path):
-    world = World(tmp_path, target=16)
+    world = World(tmp_path, steps=4)
     world.scheduler.observe(16, 0, 16)
     assert world.start_all() == []
 

@@ -14,7 +14,8 @@ import pytest
 from aiohttp import web
 
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
-from pipelinerl.actor.runner import RetryRules, RolloutRunner
+from pipelinerl.actor.runner import RolloutRunner
+from pipelinerl.config.roles import ActorConfig
 from pipelinerl.inference.client import Deadlines
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
@@ -160,14 +161,19 @@ async def played(
     engine = Engine()
     engine.odd.extend(odd)
     quick = Deadlines(connect_s=5, generate_s=20, health_s=5, health_interval_s=0.02)
-    rules = RetryRules(deadline_s=deadline_s, max_retries=3, initial_delay_s=0.001, max_delay_s=0.01)
+    limits = ActorConfig(
+        rollout_deadline_s=deadline_s,
+        max_rollout_retries=3,
+        rollout_retry_initial_delay_s=0.001,
+        rollout_retry_max_delay_s=0.01,
+    )
     cfg: Any = SimpleNamespace()
     async with (
         engine.serving() as url,
         aiohttp.ClientSession() as session,
         Fleet([url], session, quick, announced_version=lambda: ANNOUNCED) as fleet,
     ):
-        runner = RolloutRunner(toy_domain.play, cfg, llm, llm, fleet, session, rules, threads=1)
+        runner = RolloutRunner(toy_domain.play, cfg, llm, llm, fleet, session, limits, threads=1)
         outcomes = []
         for number in range(2):
             problem = pickle.dumps({"number": number})

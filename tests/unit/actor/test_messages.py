@@ -18,7 +18,7 @@ from pipelinerl.actor.messages import (
     Pulse,
     Stop,
 )
-from pipelinerl.actor.worker import Worker
+from pipelinerl.actor.worker import News, Worker
 from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.rollouts import RolloutOrigin, TrainingText
 from pipelinerl.streams.errors import UnsupportedValue
@@ -109,7 +109,7 @@ async def test_a_rollout_that_no_record_can_hold_fails_instead_of_vanishing():
         async def run(self, assignment):
             return finished(assignment.key, n=1 << 70)
 
-    worker = Worker(0, here, None, Runner(), [None], [0.0])  # type: ignore[arg-type]
+    worker = Worker(0, here, None, Runner(), News())  # type: ignore[arg-type]
     worker._handle(Assignment(7, "g", 2, b"", "http://e", True, None, 3))
     (answer,) = await there.receive()
     assert (answer.key, answer.ending, answer.samples) == (7, Ending.FAILED, [])

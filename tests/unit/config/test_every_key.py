@@ -79,7 +79,7 @@ def no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, **arguments: Any) -> None:
             vars(self).update(arguments)
 
-    monkeypatch.setattr(wandb_run, "_Run", Started)
+    monkeypatch.setattr(wandb_run, "WandbRun", Started)
 
 
 def below(key: str, parents: Any) -> Any:

@@ -19,8 +19,8 @@ import torch
 from aiohttp import web
 from transformers import PreTrainedModel
 
-from domains.privacy_hopqa.errors import TransportFailure
-from domains.privacy_hopqa.transport import JsonClient, Retries
+from domains.privacy_hopqa.agent.errors import TransportFailure
+from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks

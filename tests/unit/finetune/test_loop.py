@@ -14,7 +14,7 @@ from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.run_state.announcements import trainer_stream
-from pipelinerl.run_state.resume_point import read_session
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import read_stream
 from tests.support.builders import trainer_config, write_steps
 from tests.support.policy import tiny_model
@@ -121,7 +121,7 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, killed_at: int)
     expected, found = weights(straight / "finetune/current"), weights(resumed / "finetune/current")
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert again.counters.samples == 24 and again.counters.completed_steps == 4
-    assert read_session(resumed).version == 12
+    assert ResumePoint.read(resumed).version == 12
 
 
 def test_a_finished_run_starts_again_without_training(tmp_path: Path, model: PreTrainedModel) -> None:

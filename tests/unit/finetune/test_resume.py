@@ -20,8 +20,8 @@ from pipelinerl.finetune.checkpoints import restore_point, save_checkpoint, sett
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.observe.metrics import MetricsWriter
-from pipelinerl.run_state.accounting import Ledger, Outcome, reconcile
-from pipelinerl.run_state.snapshots import SnapshotFiles
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
+from pipelinerl.run_state.snapshots import Snapshots
 from tests.support.builders import trainer_config, write_steps
 from tests.support.policy import tiny_model
 from tests.unit.finetune.test_loop import Deadly, Killed, Recorder
@@ -66,7 +66,7 @@ def test_an_interrupted_trainer_gives_the_same_weights_state_and_metrics(
 
 def test_updates_behind_the_checkpoint_are_undone_in_the_books(tmp_path: Path) -> None:
     write_steps(tmp_path, 4, 6)
-    with Ledger(tmp_path, "actor") as actor:
+    with RolloutLog(tmp_path, "actor") as actor:
         actor.record(Outcome.STARTED, [f"g{i}/0" for i in range(24)])
     with pytest.raises(Killed):
         train(tmp_path, Deadly(24))
@@ -197,14 +197,14 @@ def test_a_checkpoint_waits_for_the_snapshots_that_belong_to_it(tmp_path: Path) 
         trainer._follows_preprocess = False  # the steps are there already
         trainer.run()
 
-    SnapshotFiles(tmp_path, "actor", 1).path(12).parent.mkdir(parents=True)
-    SnapshotFiles(tmp_path, "actor", 1).path(12).write_text("{}")
+    Snapshots(tmp_path, "actor", 1).path(12).parent.mkdir(parents=True)
+    Snapshots(tmp_path, "actor", 1).path(12).write_text("{}")
     with pytest.raises(WaitExpired, match="the snapshot of preprocess at version 12"):
         run()
     assert restore_point(tmp_path / "finetune") is None
     for version in (12, 24):
         for role in roles:
-            path = SnapshotFiles(tmp_path, role, 1).path(version)
+            path = Snapshots(tmp_path, role, 1).path(version)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("{}")
     run()

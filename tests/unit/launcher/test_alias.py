@@ -8,7 +8,7 @@ import pytest
 
 from tests.unit.launcher.conftest import python
 
-PAIRS = ["guessing", "privacy_hopqa", "privacy_hopqa.answers", "privacy_hopqa.scorer.rules"]
+PAIRS = ["guessing", "privacy_hopqa", "privacy_hopqa.data.answers", "privacy_hopqa.scorer.rules"]
 
 
 @pytest.mark.parametrize("name", PAIRS)
@@ -21,8 +21,8 @@ def test_both_names_give_the_same_module(name: str) -> None:
 
 def test_the_alias_may_come_first_and_names_the_real_module() -> None:
     code = (
-        "import pipelinerl.domains.privacy_hopqa.answers as a, domains.privacy_hopqa.answers as b, sys;"
-        "assert a is b and a.__name__ == 'domains.privacy_hopqa.answers';"
+        "import pipelinerl.domains.privacy_hopqa.dataset as a, domains.privacy_hopqa.dataset as b, sys;"
+        "assert a is b and a.__name__ == 'domains.privacy_hopqa.dataset';"
         "assert sum(m is a for m in sys.modules.values()) == 2"
     )
     answer = python("-c", code)

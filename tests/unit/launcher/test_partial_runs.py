@@ -16,7 +16,7 @@ from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.rl.batch import sentinel_batch
 from pipelinerl.launcher.trainer_stand_in import stand_in
 from pipelinerl.run_state.announcements import TrainerState
-from pipelinerl.run_state.resume_point import read_session
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 from tests.unit.launcher.conftest import ON_GPUS
 
@@ -127,7 +127,7 @@ def test_a_stand_in_announces_counts_and_ends_like_a_trainer(tmp_path: Path) -> 
         write_to_streams(SingleStreamSpec(tmp_path, "training_data")) as out,
     ):
         assert state.wait_for_version(30) == 0
-        assert read_session(tmp_path).version == 0 and not state.training_done
+        assert ResumePoint.read(tmp_path).version == 0 and not state.training_done
         for texts in (3, 1):
             out.write({"n_texts": texts})
         follower.join(30)

@@ -11,8 +11,8 @@ import pytest
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.machine import Job
 from pipelinerl.launcher.run import Watchdog
-from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, Phase, RestartPolicy, Supervisor
-from pipelinerl.launcher.supervision.core import Kill
+from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, RestartPolicy, Supervisor
+from pipelinerl.launcher.supervision.core import KillChild
 from pipelinerl.run_state.replacements import ask_for_replacement
 
 URL = "http://127.0.0.1:8080"
@@ -23,13 +23,13 @@ class Recorded:
 
     def __init__(self) -> None:
         self.replaced: list[tuple[str, str]] = []
-        self.trainer = Phase.READY
+        self.done: set[str] = set()
 
     def replace(self, name: str, cause: str) -> None:
         self.replaced.append((name, cause))
 
-    def phases(self) -> dict[str, Phase]:
-        return {"finetune": self.trainer, "actor_vllm_0": Phase.READY}
+    def ended(self) -> set[str]:
+        return self.done
 
 
 def watchdog(folder: Path, progress_s: float, started: tuple[str, ...]) -> tuple[Watchdog, Recorded]:
@@ -65,9 +65,9 @@ def test_an_engine_that_somebody_else_started_is_left_alone(tmp_path: Path) -> N
 
 def test_standing_still_ends_the_run_only_while_the_trainer_works(tmp_path: Path) -> None:
     dog, supervisor = watchdog(tmp_path, 0.0, ("finetune",))
-    supervisor.trainer = Phase.ENDED
+    supervisor.done.add("finetune")
     dog.check()
-    supervisor.trainer = Phase.READY
+    supervisor.done.clear()
     with pytest.raises(WaitExpired, match="a rollout or an optimizer step: actor has not begun"):
         for _ in range(2):
             dog.check()
@@ -88,6 +88,6 @@ def test_a_replaced_engine_counts_as_a_restart(tmp_path: Path, monkeypatch: pyte
     core.tick(0.0)
     core.healthy("engine", 0)
     supervisor.replace("engine", "half a model")
-    assert done == [Kill("engine")]
+    assert done == [KillChild("engine")]
     (restart,) = core.exited("engine", 0, -9, 1.0)
     assert (restart.name, restart.cause) == ("engine", "half a model")  # type: ignore[union-attr]

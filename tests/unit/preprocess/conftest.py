@@ -17,9 +17,9 @@ from pipelinerl.preprocess.accounting import SampleAccounting
 from pipelinerl.preprocess.loop import Preprocess
 from pipelinerl.preprocess.reading import Vocabulary
 from pipelinerl.preprocess.snapshots import Keeper
-from pipelinerl.run_state.accounting import Ledger
+from pipelinerl.run_state.accounting import RolloutLog
 from pipelinerl.run_state.announcements import DiscardedTexts
-from pipelinerl.run_state.resume_point import Session
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, StreamWriter, read_stream, write_to_streams
 from tests.support.builders import preprocess_config
 from tests.support.policy import VOCAB
@@ -58,10 +58,10 @@ def bench(tmp_path: Path, request: Any) -> Iterator[Bench]:
     cfg = preprocess_config(tmp_path, **getattr(request, "param", {}))
     trainer, discarded = FakeTrainer(), DiscardedTexts(tmp_path, "preprocess")
     with (
-        Ledger(tmp_path, "preprocess") as ledger,
+        RolloutLog(tmp_path, "preprocess") as ledger,
         write_to_streams(SingleStreamSpec(tmp_path, "training_data")) as out,
     ):
-        preprocess = make(cfg, trainer, SampleAccounting(ledger, discarded), Session(0, 0), out)
+        preprocess = make(cfg, trainer, SampleAccounting(ledger, discarded), ResumePoint(0, 0), out)
         yield Bench(tmp_path, preprocess, trainer, discarded)
     discarded.close()
 
@@ -70,7 +70,7 @@ def make(
     cfg: Config,
     trainer: FakeTrainer,
     accounting: SampleAccounting,
-    session: Session,
+    session: ResumePoint,
     training_data: StreamWriter,
 ) -> Preprocess:
     """A preprocess of the small model, without a reference."""

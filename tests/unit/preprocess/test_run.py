@@ -16,9 +16,9 @@ from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.preprocess.loop import run
 from pipelinerl.preprocess.reading import Vocabulary, model_vocabulary
-from pipelinerl.run_state.accounting import Ledger, Outcome, reconcile
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
 from pipelinerl.run_state.announcements import TrainerAnnouncements, TrainerState
-from pipelinerl.run_state.resume_point import Session, write_session
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 from tests.support.builders import group, preprocess_config, trainer_config
 from tests.support.policy import VOCAB
@@ -69,7 +69,7 @@ def play_actor(
     """Publish groups, some of them without a signal, until training is done."""
     with (
         TrainerState(output_dir) as state,
-        Ledger(output_dir, "actor") as ledger,
+        RolloutLog(output_dir, "actor") as ledger,
         write_to_streams(SingleStreamSpec(output_dir, "actor")) as stream,
     ):
         state.wait_for_version(60)
@@ -155,7 +155,7 @@ def test_a_run_goes_on_past_bad_samples_and_its_books_add_up(tmp_path: Path, mod
 
 def test_waiting_for_groups_has_a_name_and_a_deadline(tmp_path: Path, model: PreTrainedModel) -> None:
     model.save_pretrained(tmp_path / "model")
-    write_session(tmp_path, Session(0, 0))
+    ResumePoint(0, 0).write(tmp_path)
     with TrainerAnnouncements(tmp_path) as announcements:
         announcements.weight_update_success(0)
         chosen = run_config(tmp_path, {}, 3, data_deadline_s=0.2)

@@ -2,11 +2,7 @@
 
 import pytest
 import torch
-from transformers import (
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3ForSequenceClassification,
-)
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from domains.privacy_hopqa.scorer.protocol import ClassifierError, Example
 from domains.privacy_hopqa.scorer.rules import Fact

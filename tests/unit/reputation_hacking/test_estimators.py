@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from domains.reputation_hacking.decisions import situations, table_of
-from domains.reputation_hacking.dynamics import HELP, SIGNAL, Episodes, Tapes
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import returns
-from domains.reputation_hacking.prompts import SITUATIONS
+from domains.reputation_hacking.game.dynamics import HELP, SIGNAL, Episodes, Tapes
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import returns
+from domains.reputation_hacking.language.decisions import table_of
+from domains.reputation_hacking.language.prompts import SITUATIONS, situations
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages import compute_advantages
 

@@ -8,7 +8,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -22,27 +21,13 @@ from retrieval_server.__main__ import main
 from retrieval_server.board import Board
 from retrieval_server.index import build
 from retrieval_server.workers import listeners
+from tests.support.processes import DEADLINE_S, free_port, until
 
-DEADLINE_S = 90.0
 WEB, LOCAL = "/browsecomp/search", "/local/search"
 
 
 def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "retrieval_server", *arguments]
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def until(condition: Callable[[], Any], what: str) -> Any:
-    deadline = time.monotonic() + DEADLINE_S
-    while not (found := condition()):
-        assert time.monotonic() < deadline, f"waited {DEADLINE_S} s for {what}"
-        time.sleep(0.05)
-    return found
 
 
 class Server:

@@ -11,16 +11,15 @@ from pipelinerl.base.waits import WaitExpired
 from pipelinerl.run_state.announcements import (
     AnnouncedVersion,
     DiscardedTexts,
-    SamplesProcessed,
     TrainerAnnouncements,
     TrainerState,
     WeightUpdateSuccess,
-    begin_session,
+    forget_announcements,
     parse_message,
-    to_record,
     trainer_stream,
 )
-from pipelinerl.streams import CorruptRecord, set_streams_backend, write_to_streams
+from pipelinerl.streams import CorruptRecord, read_stream, set_streams_backend
+from tests.unit.streams.conftest import fill
 
 pytestmark = pytest.mark.usefixtures("choose")  # on disk and over redis
 LONG_S = 30.0
@@ -41,15 +40,14 @@ class Changes:
             self._event.clear()
 
 
-def test_messages_have_upstreams_fields_and_their_own_time() -> None:
-    first, second = SamplesProcessed(3), SamplesProcessed(3)
-    assert to_record(first).keys() == {"kind", "samples_processed", "timestamp"}
-    assert second.timestamp >= first.timestamp > 1e9
-    assert (
-        parse_message(to_record(WeightUpdateSuccess(8)))
-        == WeightUpdateSuccess(8, parse_message(to_record(WeightUpdateSuccess(8, 1.0))).timestamp)
-        or parse_message(to_record(WeightUpdateSuccess(8))).version == 8
-    )  # type: ignore[union-attr]
+def test_messages_have_upstreams_fields_and_their_own_time(tmp_path: Path) -> None:
+    with TrainerAnnouncements(tmp_path) as trainer, read_stream(trainer_stream(tmp_path)) as sent:
+        trainer.samples_processed(3)
+        trainer.weight_update_success(8)
+        first, second = sent.read_available()
+    assert first.keys() == {"kind", "samples_processed", "timestamp"}
+    assert second["timestamp"] >= first["timestamp"] > 1e9
+    assert parse_message(second) == WeightUpdateSuccess(8, timestamp=second["timestamp"])
 
 
 @pytest.mark.parametrize("record", [{"kind": "weight_update_request"}, {}, {"kind": "weight_update_success"}])
@@ -96,11 +94,11 @@ def test_a_late_reader_knows_everything(tmp_path: Path) -> None:
         assert state.wait_for_version(LONG_S, at_least=32) == 32
 
 
-def test_a_new_session_forgets_the_announcements_of_the_last(tmp_path: Path) -> None:
+def test_a_new_start_forgets_the_announcements_of_the_last(tmp_path: Path) -> None:
     with TrainerAnnouncements(tmp_path) as trainer:
         trainer.weight_update_success(99)
         trainer.training_done()
-    begin_session(tmp_path)
+    forget_announcements(tmp_path)
     with TrainerState(tmp_path) as state, pytest.raises(WaitExpired):
         assert not state.training_done
         state.wait_for_version(0.05)
@@ -109,8 +107,7 @@ def test_a_new_session_forgets_the_announcements_of_the_last(tmp_path: Path) -> 
 def test_a_corrupt_message_surfaces_in_whoever_reads_the_state(tmp_path: Path) -> None:
     set_streams_backend("files")
     changes = Changes()
-    with write_to_streams(trainer_stream(tmp_path)) as out:
-        out.write({"kind": "samples_processed", "samples_processed": 1})
+    fill(trainer_stream(tmp_path), {"kind": "samples_processed", "samples_processed": 1})
     path = next(p for p in trainer_stream(tmp_path).directory.iterdir() if p.suffix == ".rec")
     path.write_bytes(path.read_bytes()[:-1] + b"\xff")
     with TrainerState(tmp_path, changes) as state:

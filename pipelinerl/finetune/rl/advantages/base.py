@@ -95,3 +95,12 @@ def tokens_per_rollout(table: SampleTable) -> np.ndarray:
     group = np.zeros(len(sums), np.int64)
     group[rollout] = table.group
     return mean_per_group(group, sums)[table.group]
+
+
+def zero_advantage_groups(table: SampleTable, advantage: np.ndarray, epsilon: float = 1e-6) -> np.ndarray:
+    """bool `[N]`: samples of groups in which no advantage exceeds `epsilon` in absolute value."""
+    if len(table) == 0:
+        return np.zeros(0, bool)
+    largest = np.zeros(int(table.group.max()) + 1)
+    np.maximum.at(largest, table.group, np.abs(advantage))
+    return (largest <= epsilon)[table.group]

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl.filtering import baseline_only, zero_advantage_groups
+from pipelinerl.finetune.rl.advantages.base import zero_advantage_groups
 from pipelinerl.finetune.rl.loss_scale import loss_scales
 from pipelinerl.finetune.rl.sample import BadSample
 from pipelinerl.finetune.rl.table import SampleTable
@@ -258,12 +258,10 @@ def test_invariants(rows: list[tuple[int, int, float]], pad: bool, std: bool, ra
     np.testing.assert_allclose(shares, unit, atol=1e-12)
 
 
-def test_filter_drops_whole_groups_and_baseline_only_texts() -> None:
+def test_the_filter_drops_whole_groups() -> None:
     texts = [text(0, 0, 1, "a"), text(1, 0, 0, "a"), text(0, 0, 1, "b"), text(1, 0, 1, "b")]
-    texts[1]["loss_weight"] = 0.0
     table = table_of(texts)
     advantage = estimate(table).advantage
-    assert baseline_only(table).tolist() == [False, True, False, False]
     assert zero_advantage_groups(table, advantage).tolist() == [False, False, True, True]
 
 
@@ -361,7 +359,7 @@ def test_uncounted_texts_get_scale_zero_except_when_everything_is_off() -> None:
 def test_module_needs_neither_torch_nor_pandas() -> None:
     code = (
         "import sys; import pipelinerl.finetune.rl.advantages, pipelinerl.finetune.rl.loss_scale, "
-        "pipelinerl.finetune.rl.filtering, pipelinerl.finetune.rl.batch, pipelinerl.finetune.types, "
+        "pipelinerl.finetune.rl.batch, pipelinerl.finetune.types, "
         "pipelinerl.finetune.data, pipelinerl.finetune.rl; "
         "assert not {'torch', 'pandas', 'transformers'} & set(sys.modules)"
     )

@@ -14,8 +14,8 @@ from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl import loss_scale as loss_scale_module
 from pipelinerl.finetune.rl.advantages import Advantages
 from pipelinerl.finetune.rl.advantages import situation as situation_module
+from pipelinerl.finetune.rl.advantages.base import zero_advantage_groups
 from pipelinerl.finetune.rl.batch import assemble_step
-from pipelinerl.finetune.rl.filtering import zero_advantage_groups
 from pipelinerl.finetune.rl.loss_scale import apply_scales, loss_scales
 from pipelinerl.finetune.rl.table import SampleTable
 from pipelinerl.preprocess.chunk import process_chunk

@@ -2,47 +2,48 @@
 
 from __future__ import annotations
 
-import http.server
-import json
 import signal
 import sys
 import textwrap
 import threading
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from pipelinerl.base.heartbeat import Silence, beat, heartbeat_path, start_heartbeat
-from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, Pulse, Supervisor
-from pipelinerl.launcher.supervision.liveness import watch_health, watch_pulse
-from pipelinerl.launcher.supervision.run import ChildFailed
+from pipelinerl.base.heartbeat import BeatWatch, beat, heartbeat_path, start_heartbeat
+from pipelinerl.base.waits import StallDetector
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, HeartbeatCheck, Supervisor
+from pipelinerl.launcher.supervision.liveness import watch_health, watch_heartbeat
+from tests.support.json_server import serving_json
 
 GONE_S = 20.0
 
 
 def test_silence_grows_while_nothing_is_seen_and_ends_with_a_sign() -> None:
-    silence = Silence(now=0.0, longest_s=3.0)
-    assert [silence.look(False, now) for now in (1.0, 2.0, 3.5)] == [1.0, 2.0, 3.5]
-    assert silence.look(True, 4.0) == 0.0
-    assert silence.look(False, 5.0) == 1.0
+    silence = StallDetector("seen", now=0.0, longest_s=3.0)
+    assert [silence.look("seen", now) for now in (1.0, 2.0, 3.5)] == [1.0, 2.0, 3.5]
+    assert silence.look("news", 4.0) == 0.0
+    assert silence.look("news", 5.0) == 1.0
+    silence.restart(7.0)
+    assert silence.look("news", 8.0) == 1.0
 
 
 def test_a_watcher_that_slept_itself_blames_nobody_for_it() -> None:
-    silence = Silence(now=0.0, longest_s=3.0)
-    assert silence.look(False, 3600.0) == 3.0
+    assert StallDetector("seen", now=0.0, longest_s=3.0).look("seen", 3600.0) == 3.0
 
 
 def test_a_heartbeat_renews_its_file_until_it_is_stopped(tmp_path: Path) -> None:
     stop = start_heartbeat(tmp_path, "finetune", interval_s=0.01)
     path = heartbeat_path(tmp_path, "finetune")
-    first = beat(path)
-    assert first > 0
+    assert beat(path) > 0
     ended = threading.Event()
-    pulse = Pulse(path=path, start_deadline_s=GONE_S, silent_deadline_s=0.2, interval_s=0.02)
+    check = HeartbeatCheck(path=path, start_deadline_s=GONE_S, silent_deadline_s=0.2, interval_s=0.02)
+    beats = BeatWatch(path, check.interval_s)
     causes: list[str] = []
     watch = threading.Thread(
-        target=lambda: (watch_pulse(pulse, first, ended, causes.append), ended.set()), daemon=True
+        target=lambda: (watch_heartbeat(check, beats, ended, causes.append), ended.set()), daemon=True
     )
     watch.start()
     assert not ended.wait(0.5), causes
@@ -55,8 +56,8 @@ def test_a_beat_of_an_earlier_start_is_no_sign_of_life(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
     path.touch()
     causes: list[str] = []
-    pulse = Pulse(path=path, start_deadline_s=0.05, silent_deadline_s=GONE_S, interval_s=0.01)
-    watch_pulse(pulse, beat(path), threading.Event(), causes.append)
+    check = HeartbeatCheck(path=path, start_deadline_s=0.05, silent_deadline_s=GONE_S, interval_s=0.01)
+    watch_heartbeat(check, BeatWatch(path, check.interval_s), threading.Event(), causes.append)
     assert len(causes) == 1 and causes[0].endswith("after its start")
 
 
@@ -67,42 +68,23 @@ class Engine:
         self.tokens, self.running, self.paused, self.asked = 0, 0, False, threading.Semaphore(0)
         self.generates, self.posted = False, threading.Semaphore(0)
 
-    def body(self, path: str) -> bytes:
+    def answer(self, path: str, _: str, body: Any) -> tuple[int, Any]:
         if path == "/metrics":
             self.asked.release()
             counters = {"num_requests_running": self.running, "generation_tokens_total": self.tokens}
-            return "".join(f"vllm:{name} {value}\n" for name, value in counters.items()).encode()
-        return json.dumps({"is_paused": self.paused}).encode()
+            return 200, "".join(f"vllm:{name} {value}\n" for name, value in counters.items())
+        if path == "/generate":
+            assert body["sampling_params"]["max_tokens"] == 1
+            self.posted.release()
+            return (200 if self.generates else 503), ""
+        return 200, {"is_paused": self.paused}
 
 
 @pytest.fixture
 def served() -> Iterator[tuple[Engine, str]]:
     engine = Engine()
-
-    class Handler(http.server.BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            body = engine.body(self.path)
-            self.send_response(200)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def do_POST(self) -> None:
-            asked = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            assert asked["sampling_params"]["max_tokens"] == 1
-            engine.posted.release()
-            self.send_response(200 if engine.generates else 503)
-            self.send_header("Content-Length", "0")
-            self.end_headers()
-
-        def log_message(self, *_: object) -> None:
-            return
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield engine, f"http://127.0.0.1:{server.server_address[1]}"
-    server.shutdown()
-    server.server_close()
+    with serving_json(engine.answer) as url:
+        yield engine, url
 
 
 def watching(url: str, deadline_s: float, **asked: str) -> tuple[threading.Thread, list[str]]:
@@ -166,7 +148,7 @@ def test_a_stopped_role_is_killed_and_named(tmp_path: Path) -> None:
         name="finetune",
         argv=[sys.executable, "-c", textwrap.dedent(STOPS), str(tmp_path)],
         log_dir=tmp_path / "finetune",
-        pulse=Pulse(
+        heartbeat=HeartbeatCheck(
             path=heartbeat_path(tmp_path, "finetune"),
             start_deadline_s=GONE_S,
             silent_deadline_s=0.5,

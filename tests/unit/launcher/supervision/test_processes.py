@@ -4,26 +4,22 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 import textwrap
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
-from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, RestartPolicy, Supervisor
-from pipelinerl.launcher.supervision.run import ChildFailed
-
-DEADLINE_S = 90.0
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, RestartPolicy, Supervisor
+from tests.support.processes import DEADLINE_S, alive, bound, free_port, until
 
 # A server with a worker that shares its group and one that asked to die with it.
 SERVER = """
 import http.server, os, sys, time
-from pipelinerl.launcher.supervision import die_with_parent
+from pipelinerl.base.child import die_with_parent
 me = os.getpid()
 if os.fork() == 0:
     time.sleep(600)
@@ -36,36 +32,6 @@ class Handler(http.server.BaseHTTPRequestHandler):
     def log_message(self, *args): pass
 http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
 """
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def until(condition: Callable[[], bool], what: str) -> None:
-    end = time.monotonic() + DEADLINE_S
-    while not condition():
-        assert time.monotonic() < end, f"{what} did not happen within {DEADLINE_S} s"
-        time.sleep(0.02)
-
-
-def alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def bound(port: int) -> bool:
-    with socket.socket() as s:
-        s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            s.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-        return False
 
 
 def server(tmp_path: Path, port: int, **kwargs: object) -> ChildSpec:
@@ -107,32 +73,27 @@ def test_kill_9_of_the_launcher_leaves_no_process_and_no_port(tmp_path: Path, gu
     later = shared / "of-a-later-run"
     later.touch()
     os.utime(later, (time.time() + 3600,) * 2)
-    launcher = subprocess.Popen(
-        [sys.executable, "-c", LAUNCHER, str(tmp_path), str(port), SERVER], stdout=subprocess.PIPE
-    )
-    try:
-        assert launcher.stdout is not None and launcher.stdout.readline() == b"ready\n"
-        family = psutil.Process(launcher.pid).children(recursive=True)
-        pids = [p.pid for p in family]
-        # The guard, the server, and its two workers.
-        assert len(pids) == 4
-        if guard_dies_first:
-            guard = next(p for p in family if any("guard.py" in part for part in p.cmdline()))
-            os.kill(guard.pid, signal.SIGKILL)
-            until(lambda: not alive(guard.pid), "the end of the guard")
-            successors = lambda: [  # noqa: E731
-                p
-                for p in psutil.Process(launcher.pid).children()
-                if p.pid not in pids and "guard" in " ".join(p.cmdline())
-            ]
-            until(lambda: bool(successors()), "a new guard")
-            # It is told about the groups right after its start.
-            time.sleep(0.3)
-    finally:
-        launcher.kill()
-        launcher.wait()
-        assert launcher.stdout is not None
-        launcher.stdout.close()
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path), str(port), SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as launcher:
+        try:
+            assert launcher.stdout is not None and launcher.stdout.readline() == b"ready\n"
+            family = psutil.Process(launcher.pid).children(recursive=True)
+            pids = [p.pid for p in family]
+            # The guard, the server, and its two workers.
+            assert len(pids) == 4
+            if guard_dies_first:
+                guard = next(p for p in family if any("guard.py" in part for part in p.cmdline()))
+                os.kill(guard.pid, signal.SIGKILL)
+                until(lambda: not alive(guard.pid), "the end of the guard")
+                children = psutil.Process(launcher.pid).children
+                until(
+                    lambda: [p for p in children() if p.pid not in pids and "guard" in " ".join(p.cmdline())],
+                    "a new guard",
+                )
+                # It is told about the groups right after its start.
+                time.sleep(0.3)
+        finally:
+            launcher.kill()
     until(lambda: not any(alive(pid) for pid in pids), "the end of every descendant")
     assert not bound(port)
     until(lambda: not (shared / "weights-1").exists(), "the end of what it left in shared memory")
