@@ -46,7 +46,8 @@ class Script:
     @property
     def read_from(self) -> list[str]:
         """The documents of the windows that were shown, in order."""
-        return [request.context.window.parent_id for request in self.of(Stage.READ)]
+        shown: list[Any] = [request.context for request in self.of(Stage.READ)]
+        return [context.window.parent_id for context in shown]
 
 
 def answering(answer: str, **changes: Any) -> Script:

@@ -66,4 +66,5 @@ async def attempt(chain: Chain, output: Path, **settings: Any) -> RolloutResult:
     cfg = OmegaConf.create({"output_dir": str(output), "privacy_hopqa": block})
     problem = {"id": 0, "domain": "privacy_hopqa", "dataset": "toy", "chain": chain}
     async with aiohttp.ClientSession() as session:
-        return await rollouts.generate_privacy_hopqa_rollout(cfg, CharacterLLM(), problem, session)
+        llm: Any = CharacterLLM()
+        return await rollouts.generate_privacy_hopqa_rollout(cfg, llm, problem, session)
