@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.privacy_ci.arena import Arena, Rollout, identity_of
+from benchmarks.privacy_ci.arena import Arena, Attempt
 from benchmarks.privacy_ci.policy import Policy, Sampled
 from domains.privacy_hopqa.audit import AuditLog
 from domains.privacy_hopqa.capture import Captured
@@ -92,81 +92,76 @@ class Training:
         """Keep the policy as it is now."""
         self.points.append(Point(self.samples, self.rollouts, Policy(dict(self.policy.logits))))
 
+    def update(self, records: list[dict[str, Any]], decisions: Decisions, rate: float) -> None:
+        """One optimizer step on whole groups: advantages, filter, loss weights, gradient of the softmaxes.
+
+        As in the trainer, a text counts `scale * advantage * grad log p / batch size`.
+        """
+        chunk = process_chunk(records, self.arm.rl)
+        self.filtered_groups += chunk.filtered_groups
+        self.baseline_only += sum(reason == "baseline_only" for _, reason in chunk.dropped)
+        if not chunk.ready:
+            return
+        apply_scales(chunk.ready, scale_table(chunk.ready), self.arm.rl)
+        size = len(chunk.ready)
+        weights = [
+            (decisions[t.group_id, t.rollout_index, t.step_index], t.loss_scale * t.advantage / size)
+            for t in chunk.ready
+        ]
+        self.policy.step(weights, rate)
+        self.samples += size
+
 
 def train(arm: Arm, arena: Arena, recipe: Recipe, seed: int, folder: Path) -> Training:
     """Train from the base policy. The audit log of the rollouts lies in `folder`."""
-    training = Training(arm)
-    log = AuditLog.of_run(folder)
-    for step, indices in enumerate(_batches(len(arena.chains["train"]), recipe, seed)):
+    training, log = Training(arm), AuditLog.of_run(folder)
+    draw = np.random.default_rng([seed, 1])
+    for step in range(recipe.steps):
         if step % recipe.evaluate_every == 0:
             training.mark()
         decisions: Decisions = {}
-        records = asyncio.run(
-            _groups(training, arena, indices, recipe.attempts, (seed, step), log, decisions)
-        )
-        _update(training, records, decisions, recipe.rate)
+        records: list[dict[str, Any]] = []
+        for index in draw.choice(len(arena.chains["train"]), recipe.groups, replace=False).tolist():
+            for number in range(recipe.attempts):
+                attempt = Attempt(arena.chains["train"][index], f"{step}/{index}", number, True, step)
+                random = np.random.default_rng([seed, step, index, number])
+                played = arena.play(training.policy, attempt, arm.settings, log, random)
+                records += records_of(asyncio.run(played)[0], attempt, decisions)
+                training.rollouts += 1
+        training.update(records, decisions, recipe.rate)
     training.mark()
     log.close()
     return training
 
 
-async def _groups(
-    training: Training,
-    arena: Arena,
-    indices: np.ndarray,
-    attempts: int,
-    key: tuple[int, int],
-    log: AuditLog,
-    decisions: Decisions,
-) -> list[dict[str, Any]]:
-    """The texts of one step: a group of attempts at each chain. `key` is (seed, step)."""
-    records: list[dict[str, Any]] = []
-    for index in indices.tolist():
-        chain, group = arena.chains["train"][index], f"{key[1]}/{index}"
-        for attempt in range(attempts):
-            random = np.random.default_rng([*key, index, attempt])
-            identity = identity_of(chain, f"{group}/{attempt}", group, True, key[1])
-            settings = training.arm.settings
-            rollout = await arena.play(training.policy, chain, settings, log, identity, random)
-            records += _records(rollout, group, attempt, key[1], decisions)
-            training.rollouts += 1
-    return records
-
-
-def _batches(n_chains: int, recipe: Recipe, seed: int) -> Iterator[np.ndarray]:
-    """Indices of the chains of each step, without repeats within a step."""
-    random = np.random.default_rng([seed, 1])
-    for _ in range(recipe.steps):
-        yield random.choice(n_chains, recipe.groups, replace=False)
-
-
-def _records(
-    rollout: Rollout, group: str, attempt: int, version: int, decisions: Decisions
-) -> list[dict[str, Any]]:
+def records_of(rollout: Sequence[Captured], attempt: Attempt, decisions: Decisions) -> list[dict[str, Any]]:
     """The rollout's texts as the preprocessor gets them; their decisions are added to `decisions`."""
-    texts = [_text(captured) for captured in rollout.texts]
-    emit_situations(texts, f"{group}/{attempt}")
-    for step, (text, captured) in enumerate(zip(texts, rollout.texts)):
-        text.group_id = group
-        text.metadata |= {"rollout_index": attempt, "step_index": step, "model_version": version}
-        decisions[group, attempt, step] = captured.record.call
+    texts = [text_of(captured) for captured in rollout]
+    emit_situations(texts, attempt.identity.rollout_id)
+    for step, (text, captured) in enumerate(zip(texts, rollout)):
+        text.group_id = attempt.group
+        text.metadata |= {
+            "rollout_index": attempt.number,
+            "step_index": step,
+            "model_version": attempt.version,
+        }
+        decisions[attempt.group, attempt.number, step] = captured.record.call
     return [text.to_record() for text in texts]
 
 
-def _text(captured: Captured) -> TrainingText:
+def text_of(captured: Captured) -> TrainingText:
     """The decision as a sample. Tokens are bytes; the choice's log-probability stands on the first one."""
     sampled: Sampled = captured.record.call
     prompt, output = sampled.prompt.encode(), sampled.text.encode()
+    ids = np.frombuffer(prompt + output, np.uint8).astype(np.int32)
     logprobs = np.zeros(len(output), np.float32)
     logprobs[0] = sampled.logprob
     return TrainingText(
         text=sampled.prompt + sampled.text,
         n_predicted=len(sampled.text),
         reward=captured.reward,
-        input_ids=np.frombuffer(prompt + output, np.uint8).astype(np.int32),
-        labels=np.concatenate(
-            [np.full(len(prompt), MASKED_TOKEN_ID, np.int32), np.frombuffer(output, np.uint8)]
-        ),
+        input_ids=ids,
+        labels=np.where(np.arange(len(ids)) < len(prompt), MASKED_TOKEN_ID, ids),
         logprobs=logprobs,
         ref_logprobs=logprobs,
         finished=True,
@@ -178,24 +173,3 @@ def _text(captured: Captured) -> TrainingText:
         role=captured.role,
         metadata=dict(captured.metadata),
     )
-
-
-def _update(training: Training, records: list[dict[str, Any]], decisions: Decisions, rate: float) -> None:
-    """One optimizer step on whole groups: advantages, filter, loss weights, gradient of the softmaxes.
-
-    As in the trainer, a text counts `scale * advantage * grad log p / batch size`.
-    """
-    rl = training.arm.rl
-    chunk = process_chunk(records, rl)
-    training.filtered_groups += chunk.filtered_groups
-    training.baseline_only += sum(reason == "baseline_only" for _, reason in chunk.dropped)
-    if not chunk.ready:
-        return
-    apply_scales(chunk.ready, scale_table(chunk.ready), rl)
-    size = len(chunk.ready)
-    weights = [
-        (decisions[t.group_id, t.rollout_index, t.step_index], t.loss_scale * t.advantage / size)
-        for t in chunk.ready
-    ]
-    training.policy.step(weights, rate)
-    training.samples += size
