@@ -1,14 +1,12 @@
 """What every benchmark does: command line, times, figures printed beside their goals and kept as JSON."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
 import platform
 import re
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -94,18 +92,19 @@ def _values(words: Sequence[str]) -> tuple[Callable[[str], Any], list[Any]]:
 
 
 def report(
-    script: str, figures: Sequence[Figure], settings: Mapping[str, Any], out: Path | None = None
+    script: str, figures: Iterable[Figure], settings: Mapping[str, Any], out: Path | None = None
 ) -> int:
     """Print figures, write them to `results/<script>.json` (or `out`); returns how many goals are missed."""
     print(f"{script}: {', '.join(f'{name} {value}' for name, value in settings.items())}")
-    rows = {}
+    rows, missed = {}, 0
     for one in figures:
         print(one.line())
         row = {"value": float(f"{one.value:.6g}"), "unit": one.unit, "goal": one.goal}
         rows[one.name] = row | {"at_least": one.at_least, "met": one.met}
+        missed += one.met is False
     record = {"settings": dict(settings), "figures": rows, "machine": machine()}
     write_json(out or RESULTS / f"{script}.json", record)
-    return sum(figure.met is False for figure in figures)
+    return missed
 
 
 def write_json(path: Path, content: Any) -> None:

@@ -1,7 +1,5 @@
 """Rollouts of one call, and an engine that answers it at once, for actors that are measured alone."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import random

@@ -1,7 +1,5 @@
 """Rollouts of one call whose lengths have a long tail, for `benchmarks.async_sync`; imported by the actor."""
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

@@ -5,8 +5,6 @@ no problem is there, so does the publishing loop whenever no group is complete. 
 lag budget, checks no text and keeps nothing for a resume. `python -m benchmarks.actor` runs it beside ours.
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextlib
 import json

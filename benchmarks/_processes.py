@@ -3,8 +3,6 @@
 Each is the leader of a process group, so that its end takes everything with it that it has started.
 """
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 import signal
@@ -39,22 +37,17 @@ class Logged:
     """A process whose output goes to `log`; without one, only its errors are shown."""
 
     def __init__(self, command: Sequence[str], log: Path | None, env: Mapping[str, str] | None) -> None:
-        self.log = log
-        if log is None:
+        self.log = log or Path(os.devnull)
+        self.log.parent.mkdir(parents=True, exist_ok=True)
+        errors = subprocess.STDOUT if log else None
+        with self.log.open("ab") as out:
             self.process = subprocess.Popen(
-                command, stdout=subprocess.DEVNULL, env=env, start_new_session=True
-            )
-            return
-        log.parent.mkdir(parents=True, exist_ok=True)
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, env=env, start_new_session=True
+                command, stdout=out, stderr=errors, env=env, start_new_session=True
             )
 
     def said(self, lines: int = 15) -> str:
         """The end of the log."""
-        text = "" if self.log is None else self.log.read_text(errors="replace")
-        return "\n".join(text.splitlines()[-lines:])
+        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
 
 
 class Server(Logged):

@@ -1,7 +1,5 @@
 """The figure of the RARO experiment: held-out accuracy by arm, and the game between critic and policy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

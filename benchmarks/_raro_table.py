@@ -1,7 +1,5 @@
 """The table of the RARO experiment: means over seeds, paired differences, gain ratio. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Runs as child processes, their evaluations, and paired intervals over seeds."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from collections.abc import Mapping, Sequence

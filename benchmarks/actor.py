@@ -10,8 +10,6 @@ scheduler and worker together; the engine's is not counted. `polling`: the same 
 loops look for news every 10 ms (`benchmarks/_polling_actor.py`).
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

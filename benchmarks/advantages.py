@@ -9,8 +9,6 @@ every row, statistics looked up from the row for every token. Upstream itself to
 on two cores, measured elsewhere: the ratio to it is an estimate, the ratio to the row-wise way is not.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import time

@@ -7,8 +7,6 @@ amplifies it, and no engine that computes in float32 can be closer than that. Re
 benchmarks/results/agreement.json.
 """
 
-from __future__ import annotations
-
 import asyncio
 import sys
 import tempfile

@@ -16,8 +16,6 @@ common: evaluations up to the fewest texts that a run was last evaluated at. arm
 `--results`.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
@@ -67,7 +65,7 @@ class Run:
         """Mean over the chains at each evaluation."""
         return [float(known(values[metric]).mean()) for values in self.values]
 
-    def until(self, texts: int) -> Run:
+    def until(self, texts: int) -> "Run":
         """Only the evaluations of models trained on at most so many texts."""
         kept = [i for i, n in enumerate(self.texts) if n <= texts]
         return Run([self.texts[i] for i in kept], [self.values[i] for i in kept])

@@ -12,8 +12,6 @@ Two deadlines for each run: `--start` until its first optimizer step (an engine 
 `--window`. A run that is not through by then is ended and counts with the steps that it has made.
 """
 
-from __future__ import annotations
-
 import json
 import shlex
 import shutil
@@ -179,7 +177,7 @@ def main() -> int:
             print("ended before its end; what there is follows", flush=True)
             break
     out.with_suffix(".partial").unlink(missing_ok=True)
-    missed = report("async_sync", list(figures_of(found, options.hardware)), settings, out)
+    missed = report("async_sync", figures_of(found, options.hardware), settings, out)
     return min(missed, 1) if len(found) == len(MODES) else 1
 
 

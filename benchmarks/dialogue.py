@@ -7,8 +7,6 @@ The time is what a client spends on all prompts of the dialogue; drift counts th
 no longer in the last prompt as they were sampled.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 import time

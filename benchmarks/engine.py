@@ -20,8 +20,6 @@ Goals: a median pause of 30 ms at most, no stream lost, and at least the through
 benchmarks/results/engine.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

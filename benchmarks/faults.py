@@ -5,8 +5,6 @@ then `python -m benchmarks.faults [FILE ...]` with that file; without one the la
 case that ran twice the later outcome counts.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import platform

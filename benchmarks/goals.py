@@ -5,8 +5,6 @@ table as benchmarks/README.md. A goal that is missed says why; one that nobody h
 status is the number of rows that are missed or open.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence

@@ -8,8 +8,6 @@ finished are not repeated. Differences are paired by chain, pooled over seeds, w
 `--parallel`: seeds at a time; each keeps two cores busy.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor

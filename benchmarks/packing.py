@@ -5,8 +5,6 @@
 Log-normal lengths, several draws; the goals are for the mean fill and for the worst draw's balance.
 """
 
-from __future__ import annotations
-
 import sys
 import time
 

@@ -7,8 +7,6 @@ with the privacy penalty; success and leakage on held-out companies. Seeds that 
 same recipe are not repeated. Ends with 1 if a gate does not hold.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Sequence

@@ -8,8 +8,6 @@ For each web question that depends on a private answer, of the held-out chains o
 among the first five hits, so that what `leaky` gains over `safe` only the rest of the rollout rewards.
 """
 
-from __future__ import annotations
-
 import random
 import sys
 from collections.abc import Iterator, Sequence

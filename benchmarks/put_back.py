@@ -5,8 +5,6 @@ is in put_back.yaml. Every test must pass in the untouched copy and fail with th
 does not.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -13,8 +13,6 @@ of what is there is written after every run (to `--result`, or table.json in `--
 Other arms: no_replay, no_tie.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

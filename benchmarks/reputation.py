@@ -7,8 +7,6 @@
 at a time. `--skip-learning`: speed only, `--budget` seconds for each environment.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -10,8 +10,6 @@ without engines, most likely answers and drawn ones, beside the optimum and the 
 that are finished are not repeated. `--table`: an ablation.csv to append the models to.
 """
 
-from __future__ import annotations
-
 import csv
 import sys
 from collections.abc import Sequence

@@ -10,8 +10,6 @@ BM25. 30 kB of text are 7,250 words. `--workers`: processes of the server. `--co
 is there, with its index if any; its number of documents is `--documents`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

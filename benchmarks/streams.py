@@ -8,8 +8,6 @@ checked; samples per second through a file stream from one process to another; a
 numbers as JSON lines and a reader that looks every 100 ms, which is how upstream's file streams work.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import sys

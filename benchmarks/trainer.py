@@ -8,8 +8,6 @@ of all tokens, log_softmax, the policy gradient, AdamW. Both are also measured o
 lengths (log-normal, mean 256), where padding costs. Steps of both alternate; ratios are medians of pairs.
 """
 
-from __future__ import annotations
-
 import statistics
 import sys
 import tempfile

@@ -11,8 +11,6 @@ without a card whatever can be rehearsed, with vLLM where `VLLM_PYTHON` names an
 build.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

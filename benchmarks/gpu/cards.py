@@ -1,7 +1,5 @@
 """What engines and the trainer's side ask of cards: memory, and whom NCCL connects."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence

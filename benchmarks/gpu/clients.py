@@ -9,8 +9,6 @@ of JSON: `{"requests", "output", "seed"}` makes prompts, says READY, begins with
 `{"streams", "output"}` says THROUGH when the first answer of each is there, and RESULT after the next line.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import sys

@@ -1,7 +1,7 @@
 """Stock vLLM as the pipeline uses it: generation through the actor's client, weights in flight over NCCL.
 
     python -m benchmarks.gpu.engine [--size 1.7B] [--rows parity update throughput failure] [--gpus 0 1]
-                                    [--variants 7] [--in-flight 256 512] [--api-servers 0 ...]
+                                    [--variants 4] [--in-flight 256 512] [--api-servers 0 ...]
                                     [--backends nccl_ahead ...] [--clients 2] [--cpu] [--port 8300]
                                     [--folder /tmp/pipelinerl-bench] [--out FILE]
 
@@ -10,9 +10,9 @@ Random weights of a Qwen3 architecture. The engine has one GPU and the trainer's
 `--backends file_ahead`). `--cpu` rehearses the same on a CPU build of vLLM with a tiny model, weights through
 files.
 
-- `update`: updates while requests are in flight, by size and number of the packets and by what happens to the
-  KV cache; seconds of each step, what lies between them, and the share of the time in which nothing was
-  generated. `--variants N` measures the first N ways only.
+- `update`: updates while requests are in flight, received ahead or not and by the size of the packets;
+  seconds of each step, what lies between them, and the share of the time in which nothing was generated.
+  `--variants` measures the first ways only.
 - `parity`: log-probabilities of the engine after an update against transformers' forward, tied weights; of
   both against float32.
 - `throughput`: waves of N requests of 512 + 512 tokens with log-probabilities, against the same wave of the
@@ -26,8 +26,6 @@ files.
 The KV cache of every engine is what its requests need, so several fit on a card.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os
@@ -37,6 +35,7 @@ import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +55,7 @@ from benchmarks.gpu.served import (
     named_vllm,
     vllm_server,
 )
-from benchmarks.gpu.updates import failure, parity, random_model, update_figures, updates
+from benchmarks.gpu.updates import TrainerSide, random_model, update_figures
 from pipelinerl.inference.vllm import api_servers, installed_version
 
 ROWS = ("parity", "update", "throughput", "failure")
@@ -165,7 +164,14 @@ def measure(
             measure_throughput(options, running, servers[0], offline, rows)
             offline.close()  # its card is the trainer's from here on
         if servers[0] in running and UPDATING & set(options.rows):
-            measure_updates(options, running[servers[0]], servers[0].backend, folder, device, rows)
+            side = TrainerSide(running[servers[0]], servers[0].backend, random_model(folder, device))
+            streams, keep = max(options.in_flight), partial(rows.keep, "update")
+            if "parity" in options.rows:
+                rows.take("parity", side.parity)
+            if "update" in options.rows:
+                rows.take("update", lambda: side.updates(options.variants, streams, keep))
+            if "failure" in options.rows:
+                rows.take("failure", side.failure)
 
 
 def measure_throughput(
@@ -185,24 +191,6 @@ def measure_throughput(
     for one in running:
         if one != main:
             serve(one)
-
-
-def measure_updates(
-    options: argparse.Namespace, server: Server, backend: str, folder: Path, device: torch.device, rows: Rows
-) -> None:
-    model, url = random_model(folder, device), server.url
-    if "parity" in options.rows:
-        rows.take("parity", lambda: parity(url, backend, model))
-    if "update" in options.rows:
-        streams = max(options.in_flight)
-        rows.take(
-            "update",
-            lambda: updates(
-                url, backend, model, options.variants, streams, lambda found: rows.keep("update", found)
-            ),
-        )
-    if "failure" in options.rows:
-        rows.take("failure", lambda: failure(url, server.process.pid, backend, model))
 
 
 def main() -> int:
@@ -238,7 +226,7 @@ def main() -> int:
     }
     if settings["cards"] == 1 and servers[0].backend.startswith("nccl"):
         settings["nccl"] = "several ranks on one card"
-    missed = report("gpu_engine", list(figures(rows.found, servers[0])), settings, options.out)
+    missed = report("gpu_engine", figures(rows.found, servers[0]), settings, options.out)
     write_json(options.out, json.loads(options.out.read_text()) | {"rows": rows.found})
     options.out.with_suffix(".partial").unlink(missing_ok=True)
     return 1 if "errors" in rows.found else min(missed, 1)

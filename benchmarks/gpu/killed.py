@@ -9,8 +9,6 @@ actor to sample again what was lost, and the run to end with status 0 and rollou
 in seconds, the table as JSON goes to `--out` and logs beside it.
 """
 
-from __future__ import annotations
-
 import os
 import shlex
 import signal
@@ -87,7 +85,7 @@ def main() -> int:
     if status or engine is None:
         print(run.said(25), flush=True)
     settings = {"hardware": options.hardware, "killed": engine is not None, "after": before}
-    missed = report("gpu_killed", list(figures_of(found)), settings, options.out)
+    missed = report("gpu_killed", figures_of(found), settings, options.out)
     return min(missed, 1) if engine is not None else 1
 
 

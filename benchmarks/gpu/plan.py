@@ -1,7 +1,5 @@
 """The steps of plan.yaml: their limits, their place, and how they are rehearsed. No side effects."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -11,8 +11,6 @@ before and after, throughput, and what updates of the weights cost; curves and l
 keep what they have as JSON also when the limit ends them. `--hardware cpu` rehearses.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re

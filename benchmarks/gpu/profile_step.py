@@ -1,7 +1,5 @@
 """Where the time of a step goes on the GPU, from the trace of torch's profiler."""
 
-from __future__ import annotations
-
 import bisect
 import json
 import tempfile

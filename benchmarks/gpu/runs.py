@@ -1,7 +1,5 @@
 """A run of the launcher as a benchmark sees it: started, waited for, ended at a limit, and what it wrote."""
 
-from __future__ import annotations
-
 import atexit
 import json
 import shutil

@@ -3,8 +3,6 @@
 `VLLM_PYTHON=/path/to/python` names an environment that has vLLM where this one has none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -9,8 +9,6 @@ after the other with `--streams` requests in flight at each engine, and what the
 second is ended. `--cpu` rehearses two engines of a CPU build of vLLM.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

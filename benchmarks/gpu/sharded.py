@@ -7,8 +7,6 @@ Each rank trains packs of its own as in `benchmarks.gpu.trainer`; with `--replic
 everything and gradients are summed, for comparison. `--save` times the collection of a checkpoint as well.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 

@@ -1,7 +1,5 @@
 """Generation through the actor's client against the offline engine: the same work on both sides."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Sequence

@@ -19,8 +19,6 @@ are left out. Rows:
 MFU counts 6 N per token over 990 TFLOP/s, whatever is computed twice.
 """
 
-from __future__ import annotations
-
 import gc
 import statistics
 import sys

@@ -1,7 +1,5 @@
 """CPU time of an engine's processes, so that a rate explains itself."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """The world, its search index and audit log, and rollouts of the policy in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One seed of the experiment, and the gates over several: who succeeds, who leaks, after how many samples."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections import defaultdict

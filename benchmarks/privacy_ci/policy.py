@@ -3,8 +3,6 @@
 The policy sees only what a prompt shows. Reading and resolving are perfect and not trained.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -59,7 +57,7 @@ class Policy:
     logits: dict[str, np.ndarray] = field(default_factory=dict)
 
     @classmethod
-    def base(cls) -> Policy:
+    def base(cls) -> "Policy":
         """The untrained policy."""
         return cls({name: np.log(np.array(BASE[name.split(":")[0]])) for name in SITUATIONS})
 

@@ -1,7 +1,5 @@
 """Arms of the experiment: rollouts in groups, the project's advantages and loss weights, gradient steps."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
