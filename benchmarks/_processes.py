@@ -15,7 +15,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
-from pipelinerl.weights.http import CallFailed, call
+from pipelinerl.base.http import CallFailed, call
 
 STOP_S = 20.0
 END_S = 30.0

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.preprocess.ready import ReadyText
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 
-def random_texts(lengths: Sequence[int], vocab: int, prompt: int) -> list[ReadyText]:
+def random_texts(lengths: Sequence[int], vocab: int, prompt: int) -> list[Sample]:
     """One text per length; all but `prompt` tokens (at most half) is trained on, advantages alternate."""
     rng = np.random.default_rng(0)
     texts = []
@@ -18,22 +18,18 @@ def random_texts(lengths: Sequence[int], vocab: int, prompt: int) -> list[ReadyT
         labels[: min(prompt, length // 2)] = MASKED_TOKEN_ID
         sampled = length - min(prompt, length // 2)
         texts.append(
-            ReadyText(
+            Sample(
                 group_id="g",
                 rollout_index=index,
                 step_index=0,
                 input_ids=ids,
                 labels=labels,
-                logprobs=np.full(sampled, -np.log(vocab), np.float32),
+                old_logprobs=np.full(sampled, -np.log(vocab), np.float32),
                 ref_logprobs=np.full(sampled, -np.log(vocab), np.float32),
-                versions=np.zeros(sampled, np.int32),
+                weight_versions=[(0, 0, sampled)],
                 reward=float(index % 2),
                 advantage=1.0 if index % 2 else -1.0,
                 group_tokens=float(sum(lengths)),
-                overflow=False,
-                loss_weight=1.0,
-                role=None,
-                situation=None,
             )
         )
     return texts

@@ -26,10 +26,11 @@ from benchmarks._polling_actor import ATTEMPTS, measure_polling
 from benchmarks._processes import function, stop
 from benchmarks.gpu.usage import cpu_seconds
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
-from pipelinerl.config import Config, Job, save
+from pipelinerl.config import Config, Job, save, typed
+from pipelinerl.launcher.placement import derive
 from pipelinerl.observe.history import read_metrics
-from pipelinerl.session import Session, write_session
-from pipelinerl.state import TrainerAnnouncements, begin_session
+from pipelinerl.run_state.announcements import TrainerAnnouncements, forget_announcements
+from pipelinerl.run_state.resume_point import ResumePoint
 
 START_DEADLINE_S = 120.0
 CASES = {
@@ -59,6 +60,7 @@ def write_config(output_dir: Path, model: Path, policy: str, url: str, in_flight
     }
     merged = OmegaConf.merge(tree, changes)
     assert isinstance(merged, DictConfig)
+    merged.derived = derive(typed(merged), []).model_dump()
     save(merged, output_dir)
 
 
@@ -76,8 +78,8 @@ def measure(
 ) -> dict[str, float]:
     """Announce two versions `seconds` apart; the actor's reports at both tell what it did between them."""
     write_config(out, model, policy, url, in_flight)
-    begin_session(out)
-    write_session(out, Session(version=0, step=0))
+    forget_announcements(out)
+    ResumePoint(version=0, step=0).write(out)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     argv = [sys.executable, "-m", "pipelinerl.actor", str(out), "--job", "1"]
     with TrainerAnnouncements(out) as trainer:

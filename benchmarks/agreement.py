@@ -20,10 +20,10 @@ from transformers import AutoModelForCausalLM
 from benchmarks._figures import ROOT, Figure, at_most, command_line, report
 from benchmarks.engine import SIZES, build_model, serving
 from benchmarks.trainer import learner_of
-from pipelinerl.finetune.model import load_model
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.fleet import Fleet
+from pipelinerl.modeling.model import load_model
 
 BUNDLED = ("guessing", "privacy_hopqa", "raro", "reputation_hacking")
 MAX_GOAL, MEAN_GOAL = 2e-5, 1e-6

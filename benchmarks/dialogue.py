@@ -16,9 +16,9 @@ import numpy as np
 from transformers import PreTrainedTokenizerFast
 
 from benchmarks._figures import Figure, at_most, command_line, report, seconds_of
+from pipelinerl.base.tokenizing import decode, encode
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprobs, TrainableLLM
-from pipelinerl.tokenizing import decode, encode
 
 WORDS_PER_MESSAGE = 60
 TEMPLATE = """{%- set last = namespace(question=0) %}

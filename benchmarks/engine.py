@@ -43,9 +43,10 @@ from benchmarks._figures import RESULTS, command_line, write_json
 from benchmarks._processes import Server, started
 from pipelinerl.inference.client import Generation, SamplingParams
 from pipelinerl.inference.fleet import Fleet
-from pipelinerl.weights.directory import weights_directory
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.publisher import Publisher, UpdateReport
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.version_update import UpdateReport
+from pipelinerl.weights.wire import weights_directory
 
 READY_DEADLINE_S = 120.0
 PAUSE_GOAL_MS = 30.0

@@ -11,7 +11,7 @@ import time
 import numpy as np
 
 from benchmarks._figures import Figure, at_least, at_most, command_line, report
-from pipelinerl.finetune.packing import pack
+from pipelinerl.finetune.rl.packing import pack
 
 Plan = list[list[list[int]]]
 

@@ -13,9 +13,10 @@ import sys
 from collections.abc import Iterator, Sequence
 
 from benchmarks._figures import Figure, command_line, report
-from domains.privacy_hopqa.chains import Chain, Hop
-from domains.privacy_hopqa.demonstrations import chains_of, search_query, world_store
+from domains.privacy_hopqa.data.chains import Chain, Hop
+from domains.privacy_hopqa.teacher.script import search_query
 from domains.privacy_hopqa.world import build, world_config
+from domains.privacy_hopqa.world.in_memory import chains_of, world_store
 
 DEPTH = 50
 RANKS = (1, 3, 5)

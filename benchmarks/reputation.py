@@ -22,15 +22,16 @@ import torch
 from stable_baselines3.common.vec_env import DummyVecEnv
 
 from benchmarks._figures import RESULTS, command_line, write_json
-from domains.reputation_hacking.batch import BatchEnv
-from domains.reputation_hacking.env import ReputationEnv
-from domains.reputation_hacking.paired import HELD_OUT
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import play, returns
-from domains.reputation_hacking.recipes import BASE, RECIPES, Recipe
-from domains.reputation_hacking.report import Yardstick
-from domains.reputation_hacking.sb3 import ModelPolicy, ReputationVecEnv, make_model
-from domains.reputation_hacking.training import train
+from domains.reputation_hacking.game.batch import BatchEnv
+from domains.reputation_hacking.game.env import ReputationEnv
+from domains.reputation_hacking.game.optimum import Yardstick
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import play, returns
+from domains.reputation_hacking.ppo.models import ModelPolicy, make_model
+from domains.reputation_hacking.ppo.paired import HELD_OUT
+from domains.reputation_hacking.ppo.recipes import BASE, RECIPES, Recipe
+from domains.reputation_hacking.ppo.sb3 import ReputationVecEnv
+from domains.reputation_hacking.ppo.training import train
 
 PARAMS = Params(l0=53.4)
 PUBLIC = replace(

@@ -23,12 +23,12 @@ import torch
 
 from benchmarks._figures import RESULTS, ROOT, command_line, write_json
 from benchmarks._runs import launch
-from domains.reputation_hacking.ablate import CELL, COLUMNS, values_of
-from domains.reputation_hacking.language_policy import LanguagePolicy
-from domains.reputation_hacking.mitigations import Mitigation
-from domains.reputation_hacking.paired import HELD_OUT
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.report import Yardstick
+from domains.reputation_hacking.game.mitigations import Mitigation
+from domains.reputation_hacking.game.optimum import Yardstick
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.language.policy import LanguagePolicy
+from domains.reputation_hacking.ppo.ablation import CELL, COLUMNS, values_of
+from domains.reputation_hacking.ppo.paired import HELD_OUT
 
 GOAL = 0.25
 START = ROOT / "domains" / "reputation_hacking" / "checkpoint"

@@ -29,7 +29,7 @@ from rank_bm25 import BM25Okapi
 
 from benchmarks._figures import Figure, at_least, at_most, command_line, report
 from benchmarks._processes import Server, started
-from pipelinerl.world import Ports
+from pipelinerl.launcher.placement import Ports
 from retrieval_server.backends import default_index
 from retrieval_server.ranking import inverse_document_frequency
 from retrieval_server.store import Store

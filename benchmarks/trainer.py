@@ -22,17 +22,17 @@ from transformers import AutoModelForCausalLM, PreTrainedModel
 from benchmarks._figures import Figure, at_least, command_line, report
 from benchmarks._texts import random_texts
 from benchmarks.engine import SIZES, build_model
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.finetune.model import load_model
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.losses import Coefficients
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.preprocess.assemble import assemble_step
-from pipelinerl.preprocess.ready import ReadyText
+from pipelinerl.modeling.model import load_model
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 PROMPT = 64
 SEQ_LENGTH = 2048
@@ -45,7 +45,7 @@ def learner_of(model: PreTrainedModel, rl: RLConfig) -> Learner:
     return Learner(model, optimiser, build_scheduler(optimiser, "constant", 0, 1), rl, Ranks())
 
 
-def our_step(model: PreTrainedModel, texts: Sequence[ReadyText]) -> Callable[[], None]:
+def our_step(model: PreTrainedModel, texts: Sequence[Sample]) -> Callable[[], None]:
     """One optimizer step of the trainer, batches already assembled as preprocess delivers them."""
     rl = RLConfig(epsilon_high=4.0)
     learner = learner_of(model, rl)
@@ -59,7 +59,7 @@ def our_step(model: PreTrainedModel, texts: Sequence[ReadyText]) -> Callable[[],
     return step
 
 
-def plain_step(model: PreTrainedModel, texts: Sequence[ReadyText]) -> Callable[[], None]:
+def plain_step(model: PreTrainedModel, texts: Sequence[Sample]) -> Callable[[], None]:
     """The same texts as padded rows, full logits and the policy gradient."""
     longest = max(len(text.input_ids) for text in texts)
     ids = torch.zeros(len(texts), longest, dtype=torch.int64)

@@ -1,5 +1,6 @@
 """Which code belongs to a domain's name, imported when the name is first used.
 
+The dispatcher asks for rollout policies, the loader of several domains for loaders.
 By convention a bundled or installed domain NAME has `generate_NAME_rollout` and `load_problems` (or
 `load_datasets`) in its package; configurations and `register_domain_rollout` name anything else.
 """
@@ -11,7 +12,7 @@ import importlib.util
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pipelinerl.config.errors import ConfigError, suggestion
+from pipelinerl.base.errors import ConfigError, suggestion
 from pipelinerl.config.installed import GROUP, installed_domains
 from pipelinerl.domain import resolve_dotted
 

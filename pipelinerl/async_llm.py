@@ -11,6 +11,7 @@ from typing import TypeVar
 import aiohttp
 import numpy as np
 
+from pipelinerl.base.tokenizing import decode
 from pipelinerl.inference.answers import ChatGeneration
 from pipelinerl.inference.chat import ChatRequest
 from pipelinerl.inference.client import (
@@ -20,10 +21,9 @@ from pipelinerl.inference.client import (
     Generation,
     SamplingParams,
 )
-from pipelinerl.llm_call import LLMCall, LLMOutput, Prompt, TokenLogprobs
-from pipelinerl.llm_engine import EngineLLM
+from pipelinerl.inference.llm_call import LLMCall, LLMOutput, Prompt, TokenLogprobs
+from pipelinerl.inference.llm_engine import EngineLLM
 from pipelinerl.rollouts import MASKED_TOKEN_ID, TrainingText
-from pipelinerl.tokenizing import decode
 
 ABORTS_BEFORE_GIVING_UP = 2
 T = TypeVar("T")

@@ -12,11 +12,20 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from omegaconf import DictConfig
+from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel
 
-from pipelinerl.config.errors import ConfigError, suggestion
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.base.errors import ConfigError, suggestion
+
+
+@dataclass(frozen=True, kw_only=True)
+class ReportFocus:
+    """What a domain wants shown first; by default success, reward and the yes/no metrics."""
+
+    headline: tuple[str, ...] = ()
+    """Evaluation metrics of the printed table, in order."""
+    stages: Mapping[str, str] = field(default_factory=dict)
+    """Label -> evaluation metric, for the figure of the stages of an agent."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,3 +165,79 @@ def resolve_dotted(path: str, key: str) -> Any:
         public = [name for name in vars(module) if not name.startswith("_")]
         hint = suggestion(attribute, public)
         raise ConfigError(f"{key}={path}: {module_name} has no {attribute}; {hint}") from None
+
+
+class CombinedDomain(BaseDomain):
+    """Asks each domain in turn; demonstrations and vocabulary belong to the model of one and are left out."""
+
+    def __init__(self, parts: Mapping[str, Domain]) -> None:
+        """`parts` by the dotted path that names them; snapshots are told apart by it."""
+        self.parts = dict(parts)
+        self.folders = tuple(folder for part in parts.values() for folder in part.folders)
+        read = [part.policy_keys for part in parts.values()]
+        self.policy_keys = (
+            None if None in read else tuple(dict.fromkeys(key for keys in read for key in keys or ()))
+        )
+        self.report_focus = ReportFocus(
+            headline=tuple(
+                dict.fromkeys(name for part in parts.values() for name in part.report_focus.headline)
+            )
+        )
+
+    def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]:
+        """Each domain sees what the ones before it set."""
+        found: dict[str, Any] = {}
+        for part in self.parts.values():
+            values = part.prepare(cfg, output_dir)
+            found |= values
+            for key, value in values.items():
+                OmegaConf.update(cfg, key, value, force_add=True)
+        return found
+
+    def services(self, cfg: DictConfig) -> list[ServiceSpec]:
+        return [spec for part in self.parts.values() for spec in part.services(cfg)]
+
+    def validate(self, cfg: DictConfig) -> list[str]:
+        return [problem for part in self.parts.values() for problem in part.validate(cfg)]
+
+    def remedy(self, key: str) -> str | None:
+        said = (part.remedy(key) for part in self.parts.values())
+        return next((line for line in said if line is not None), None)
+
+    def attach(self, cfg: DictConfig, output_dir: Path) -> None:
+        for part in self.parts.values():
+            part.attach(cfg, output_dir)
+
+    def checkpoint(self) -> dict[str, Any]:
+        return {name: part.checkpoint() for name, part in self.parts.items()}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        """States of domains that the run no longer has are left; new domains start fresh."""
+        for name in state.keys() & self.parts.keys():
+            self.parts[name].restore(state[name])
+
+    def report(self, output_dir: Path) -> list[ReportSection]:
+        return [section for part in self.parts.values() for section in part.report(output_dir)]
+
+
+def parts_of(domain: Domain) -> Sequence[Domain]:
+    """The domains behind a combined one, or the domain itself."""
+    return list(domain.parts.values()) if isinstance(domain, CombinedDomain) else [domain]
+
+
+def load_domain(path: str | Sequence[str] | None) -> Domain:
+    """The hooks named by `domain_hooks`; a class is instantiated, null gives the defaults, a list all.
+
+    Raises ConfigError if a path leads nowhere or to something that is no domain.
+    """
+    if path is None:
+        return BaseDomain()
+    if not isinstance(path, str):
+        return CombinedDomain({str(each): load_domain(str(each)) for each in path})
+    found = resolve_dotted(path, "domain_hooks")
+    domain = found() if isinstance(found, type) else found
+    if not isinstance(domain, Domain):
+        raise ConfigError(
+            f"domain_hooks={path}: {type(domain).__name__} is no domain, subclass domain.BaseDomain"
+        )
+    return domain

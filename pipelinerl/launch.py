@@ -16,27 +16,26 @@ from pathlib import Path
 
 from omegaconf import OmegaConf
 
-from pipelinerl import faults
-from pipelinerl.accounting import reconcile
+from pipelinerl.base import faults
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.logs import setup_logging
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.compose import Composition, compose
-from pipelinerl.config.errors import ConfigError
 from pipelinerl.config.tree import Config
-from pipelinerl.config.validate import checked, output_dir_problem
-from pipelinerl.domain import Domain
-from pipelinerl.hooks import load_domain
+from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.choices import print_choices
-from pipelinerl.launcher.folder import RunFolder
+from pipelinerl.launcher.folder import RunFolder, check_writable
 from pipelinerl.launcher.plan import fix_output_dir, make_plan, usable_devices
 from pipelinerl.launcher.ports import ReservedPorts
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.sharing import share_one_device
-from pipelinerl.observe.logs import setup_logging
+from pipelinerl.launcher.supervision import ChildFailed
+from pipelinerl.launcher.validate import checked
 from pipelinerl.observe.progress import ProgressDisplay
-from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.report import report_run
-from pipelinerl.state import begin_session
-from pipelinerl.supervisor import ChildFailed
+from pipelinerl.run_state.accounting import reconcile
+from pipelinerl.run_state.announcements import forget_announcements
 
 COMPLETED, FAILED, REFUSED = 0, 1, 2
 
@@ -86,10 +85,8 @@ def launch(argv: Sequence[str]) -> int:
     devices = usable_devices(composition, dry_run)
     share_one_device(composition, devices, dry_run)
     domain = load_domain(composition.tree.domain_hooks)
-    cfg = checked(composition.tree, domain, len(composition.devices), dry_run, composition.user_keys)
-    problem = output_dir_problem(output_dir)
-    if problem is not None:
-        raise ConfigError(problem)
+    cfg = checked(composition.tree, domain, len(devices), dry_run, composition.user_keys)
+    check_writable(output_dir)
     if cfg.validate_:
         print(f"the configuration is valid; output_dir={output_dir}")
         return COMPLETED
@@ -115,7 +112,7 @@ def _run(
         report_run(folder.path, domain)
         return COMPLETED
     setup_logging(folder.path, "launcher", "launcher_0")
-    plan = make_plan(composition, domain, cfg, folder, devices, ports.take, dry_run)
+    plan = make_plan(composition, domain, folder, devices, ports.take, dry_run)
     print_choices(plan.rows)
     if dry_run:
         print(
@@ -123,9 +120,9 @@ def _run(
         )
         return COMPLETED
     if plan.cfg.streams.backend == "files":
-        begin_session(folder.path)
+        forget_announcements(folder.path)
     log = logging.getLogger("pipelinerl.launch")
-    with ProgressDisplay(folder.path, last * cfg.texts_per_step) as display:
+    with ProgressDisplay(folder.path, plan.cfg.total_texts) as display:
 
         def say(line: str) -> None:
             log.info(line)

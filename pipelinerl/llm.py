@@ -3,7 +3,7 @@
 import aiohttp
 
 from pipelinerl.async_llm import generate_blocking, llm_async_generate, run_blocking
-from pipelinerl.llm_call import (
+from pipelinerl.inference.llm_call import (
     LLMCall,
     LLMEvent,
     LLMOutput,
@@ -14,8 +14,8 @@ from pipelinerl.llm_call import (
     ToolCall,
     ToolFunction,
 )
-from pipelinerl.llm_engine import EngineLLM
-from pipelinerl.llm_logprobs import Scores, batch_logprobs, chat_ids, text_ids
+from pipelinerl.inference.llm_engine import EngineLLM
+from pipelinerl.inference.llm_logprobs import Scores, batch_logprobs, chat_ids, text_ids
 
 __all__ = [
     "LLMCall",
@@ -49,7 +49,7 @@ class TrainableLLM(EngineLLM):
     def get_batch_logprobs_token_ids(
         self, prompt_token_ids: list[list[int]], completion_token_ids: list[list[int]]
     ) -> list[Scores]:
-        """Log-probabilities of completions at temperature 1; see `pipelinerl.llm_logprobs`.
+        """Log-probabilities of completions at temperature 1; see `pipelinerl.inference.llm_logprobs`.
 
         Like the four methods below, for code without an event loop.
         """

@@ -9,8 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from pipelinerl.config import ConfigError, load_tree
-from pipelinerl.domain import Domain
-from pipelinerl.hooks import load_domain
+from pipelinerl.domain import Domain, load_domain
 from pipelinerl.observe.report import write_report
 from pipelinerl.streams import StreamError
 

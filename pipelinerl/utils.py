@@ -1,20 +1,25 @@
-"""Finding environment servers: what rollout code imports from here."""
+"""For rollout code of domains: finding environment servers, and what rollouts of one process share."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Generic, TypeVar
+
 from omegaconf import DictConfig
 
+from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.machine import Job
-from pipelinerl.environment_keys import configured_keys
 
-__all__ = ["get_environment_jobs", "resolve_environment_key"]
+__all__ = ["PerTree", "get_environment_jobs", "resolve_environment_key"]
+
+Value = TypeVar("Value")
 
 
 def resolve_environment_key(cfg: DictConfig, default: str | None = None) -> str | None:
     """`environment_key`, or the only configured environment, or `default`."""
     if cfg.get("environment_key"):
         return str(cfg.environment_key)
-    keys = configured_keys(cfg)
+    keys = list(environment_specs(cfg))
     return keys[0] if len(keys) == 1 else default
 
 
@@ -23,3 +28,20 @@ def get_environment_jobs(cfg: DictConfig, key: str | None = None) -> list[Job]:
     wanted = key if key is not None else resolve_environment_key(cfg)
     jobs = [Job.model_validate(dict(job)) for job in cfg.get("jobs") or [] if job.kind == "environment"]
     return [job for job in jobs if wanted is None or job.environment_key == wanted]
+
+
+class PerTree(Generic[Value]):
+    """`make(cfg)` on first use and whenever another tree is given; trees are compared by identity.
+
+    A worker process has one tree, so that only the last one is held.
+    """
+
+    def __init__(self, make: Callable[[DictConfig], Value]) -> None:
+        self._make = make
+        self._held: tuple[DictConfig, Value] | None = None
+
+    def of(self, cfg: DictConfig) -> Value:
+        """The value of this tree."""
+        if self._held is None or self._held[0] is not cfg:
+            self._held = (cfg, self._make(cfg))
+        return self._held[1]

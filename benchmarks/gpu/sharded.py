@@ -26,12 +26,11 @@ from benchmarks.gpu.trainer import (
     timed,
 )
 from pipelinerl.finetune.checkpoints import collect_tensors
-from pipelinerl.finetune.model import prepare_model
 from pipelinerl.finetune.ranks import join_ranks
 from pipelinerl.finetune.rl.losses import Coefficients
-from pipelinerl.finetune.settings import Sharding
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.weights.parity import probe_ids
+from pipelinerl.finetune.rl.targets import targets_of
+from pipelinerl.modeling.model import prepare_model
+from pipelinerl.weights.send.parity import probe_ids
 
 
 def main() -> int:
@@ -41,8 +40,8 @@ def main() -> int:
     torch.cuda.set_device(ranks.index)
     model = prepare_model(build(options.size), "cuda", CHECKPOINTING[options.mode], compile=not options.eager)
     parameters, batch = count(model), micro_batch()
-    sharding = None if options.replicated else Sharding(keep_gathered=options.keep_gathered)
-    learner = learner_on_gpu(model, ranks, sharding)
+    stage = "deepspeed_stage2_bf16" if options.keep_gathered else "deepspeed_stage3_bf16"
+    learner = learner_on_gpu(model, ranks, use_deepspeed=not options.replicated, deepspeed_config=stage)
 
     def step() -> None:
         learner.accumulate(batch, targets_of(batch, RL), Coefficients())

@@ -10,7 +10,7 @@ from benchmarks._processes import Server
 from benchmarks.gpu.clients import clients, end_load, load, wave
 from benchmarks.gpu.served import Offline
 from benchmarks.gpu.usage import Meter, shares
-from pipelinerl.weights.looking import counters
+from pipelinerl.weights.send.engine_state import EngineState
 
 WARM_TOKENS = 64
 WINDOW_S = 10.0
@@ -34,9 +34,10 @@ def _row(
 
 def steady_rate(urls: Sequence[str], seconds: float) -> float:
     """Tokens per second that engines sample meanwhile, by their own counters."""
-    first = [counters(url, 30.0) for url in urls]
+    engines = [EngineState(url, 30.0) for url in urls]
+    first = [one.counters() for one in engines]
     time.sleep(seconds)
-    return sum(counters(url, 30.0).rate_since(one) for url, one in zip(urls, first))
+    return sum(one.counters().rate_since(at) for one, at in zip(engines, first))
 
 
 def served(

@@ -25,7 +25,6 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -36,19 +35,18 @@ from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line
 from benchmarks._texts import random_texts
 from benchmarks.gpu.profile_step import profile_step
 from benchmarks.gpu.served import model_config
-from pipelinerl.finetune.logprobs import token_scores
-from pipelinerl.finetune.loop import learner_of
-from pipelinerl.finetune.masters import MasterWeights
-from pipelinerl.finetune.model import distinct_parameters, hidden_states, output_head, prepare_model
+from pipelinerl.config import Config
+from pipelinerl.config.finetune import Checkpointing, RLConfig
+from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode
 from pipelinerl.finetune.rl.losses import Coefficients
-from pipelinerl.finetune.segments import Segments
-from pipelinerl.finetune.settings import Checkpointing, Sharding, TrainerSettings
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.finetune.types import PipelineBatchEncoding
-from pipelinerl.preprocess.assemble import assemble_step, encode
+from pipelinerl.modeling.logprobs import token_scores
+from pipelinerl.modeling.masters import MasterWeights
+from pipelinerl.modeling.model import distinct_parameters, hidden_states, output_head, prepare_model
+from pipelinerl.modeling.segments import Segments
 
 PEAK_FLOPS = 990e12
 TOKENS, TEXT, PROMPT = 16_384, 2_048, 64
@@ -105,20 +103,10 @@ def count(model: PreTrainedModel) -> int:
     return sum(parameter.numel() for _, parameter in distinct_parameters(model))
 
 
-def learner_on_gpu(model: PreTrainedModel, ranks: Ranks, sharding: Sharding | None = None) -> Learner:
-    """As a run would have it, on packs of texts of one length."""
-    settings = TrainerSettings(
-        output_dir=Path("."),
-        model_path="",
-        rl=RL,
-        texts_per_step=TOKENS // TEXT * ranks.count,
-        last_step=100,
-        max_train_steps=100,
-        bfloat16=True,
-        device="cuda",
-        sharding=sharding,
-    )
-    return learner_of(model, settings, ranks)
+def learner_on_gpu(model: PreTrainedModel, ranks: Ranks, **keys: Any) -> Learner:
+    """As a run with these `keys` of the configuration would have it."""
+    cfg = Config.model_validate({"finetune": {"rl": RL, "max_train_steps": 100}, **keys})
+    return learner_of(model, cfg, ranks)
 
 
 def micro_batch() -> PipelineBatchEncoding:

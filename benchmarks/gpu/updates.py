@@ -21,13 +21,15 @@ from benchmarks._figures import Figure, at_most
 from benchmarks._processes import Server
 from benchmarks.gpu.cards import OUTPUT, PROMPT
 from benchmarks.gpu.clients import end_load, load
-from pipelinerl.finetune.model import distinct_parameters
-from pipelinerl.weights.base import Transport
-from pipelinerl.weights.directory import weights_directory
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.nccl import NcclTransport
-from pipelinerl.weights.parity import probe_ids
-from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
+from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.weights.send.engine_update import PublishDeadlines
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.nccl_transport import NcclTransport
+from pipelinerl.weights.send.parity import probe_ids
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.transport import Transport
+from pipelinerl.weights.send.version_update import WeightUpdateError
+from pipelinerl.weights.wire import weights_directory
 
 STREAMS = 256
 UPDATES = 7

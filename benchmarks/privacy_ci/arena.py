@@ -8,20 +8,20 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from benchmarks.privacy_ci.policy import Policy, PolicyModel
-from domains.privacy_hopqa.audit import Audit, AuditLog, RolloutIdentity
-from domains.privacy_hopqa.capture import Captured
-from domains.privacy_hopqa.chains import Chain
-from domains.privacy_hopqa.demonstrations import chains_of, world_store
-from domains.privacy_hopqa.inprocess import StoreSearcher
-from domains.privacy_hopqa.interfaces import Hit, Search
-from domains.privacy_hopqa.judge import Judge
-from domains.privacy_hopqa.loop import AgentLoop
-from domains.privacy_hopqa.metrics import PrivacyHopQAMetrics
-from domains.privacy_hopqa.prompts import load_prompts
-from domains.privacy_hopqa.rollouts import evaluate_episode
-from domains.privacy_hopqa.scoring import EmbeddedScorer
+from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
+from domains.privacy_hopqa.agent.interfaces import Hit, Search
+from domains.privacy_hopqa.agent.loop import AgentLoop
+from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.data.chains import Chain
+from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.reward.capture import Captured
+from domains.privacy_hopqa.reward.evaluate import evaluate_episode
+from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics
+from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.teacher.inprocess import StoreSearcher
 from domains.privacy_hopqa.world import build, world_config
+from domains.privacy_hopqa.world.in_memory import chains_of, world_store
 from domains.privacy_hopqa.world.write import write
 
 

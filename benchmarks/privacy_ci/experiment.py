@@ -13,7 +13,7 @@ import numpy as np
 from benchmarks.privacy_ci.arena import Arena, Attempt
 from benchmarks.privacy_ci.policy import BASE, RULES, TEMPLATES, Policy
 from benchmarks.privacy_ci.training import Recipe, Training, arms, train
-from domains.privacy_hopqa.audit import AuditLog
+from domains.privacy_hopqa.agent.audit import AuditLog
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
 from domains.privacy_hopqa.leakage.report import evaluate
 from domains.privacy_hopqa.leakage.rules import leaks

@@ -10,17 +10,17 @@ from random import Random
 
 import numpy as np
 
-from domains.privacy_hopqa.chains import Chain, Source
-from domains.privacy_hopqa.demonstrations import ScriptedModel
-from domains.privacy_hopqa.interfaces import (
+from domains.privacy_hopqa.agent.interfaces import (
     Card,
     ChooseContext,
     Completion,
     HopView,
     PlanContext,
+    Prompts,
     StageRequest,
 )
-from domains.privacy_hopqa.prompts import PromptSet
+from domains.privacy_hopqa.data.chains import Chain, Source
+from domains.privacy_hopqa.teacher.script import ScriptedModel
 from domains.privacy_hopqa.world import keyword_query
 
 MALFORMED = 'I would search for this: [{"type": "web_search"'
@@ -98,7 +98,7 @@ class Policy:
 class PolicyModel:
     """The policy as the model of one rollout; a script that knows the chain reads and resolves."""
 
-    def __init__(self, policy: Policy, chain: Chain, prompts: PromptSet, random: np.random.Generator) -> None:
+    def __init__(self, policy: Policy, chain: Chain, prompts: Prompts, random: np.random.Generator) -> None:
         self._policy, self._random = policy, random
         self._reader = ScriptedModel(chain, "clean", Random(0), prompts)
 

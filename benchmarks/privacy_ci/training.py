@@ -4,20 +4,19 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from benchmarks.privacy_ci.arena import Arena, Attempt
 from benchmarks.privacy_ci.policy import Policy, Sampled
-from domains.privacy_hopqa.audit import AuditLog
-from domains.privacy_hopqa.capture import Captured
+from domains.privacy_hopqa.agent.audit import AuditLog
+from domains.privacy_hopqa.reward.capture import Captured
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
-from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.preprocess.chunk import apply_scales, process_chunk
-from pipelinerl.preprocess.ready import scale_table
-from pipelinerl.rollouts import MASKED_TOKEN_ID, TrainingText
-from pipelinerl.situations import emit_situations
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.loss_scale import apply_scales
+from pipelinerl.finetune.rl.sample import Sample, samples_of
+from pipelinerl.preprocess.chunk import process_chunk
+from pipelinerl.rollouts import MASKED_TOKEN_ID, RolloutOrigin, TrainingText
 
 Decisions = dict[tuple[str, int, int], Sampled]
 """What was decided, by the name of its text: group, rollout, step."""
@@ -90,20 +89,20 @@ class Training:
         """Keep the policy as it is now."""
         self.points.append(Point(self.samples, self.rollouts, Policy(dict(self.policy.logits))))
 
-    def update(self, records: list[dict[str, Any]], decisions: Decisions, rate: float) -> None:
+    def update(self, samples: list[Sample], decisions: Decisions, rate: float) -> None:
         """One optimizer step on whole groups: advantages, filter, loss weights, gradient of the softmaxes.
 
         As in the trainer, a text counts `scale * advantage * grad log p / batch size`.
         """
-        chunk = process_chunk(records, self.arm.rl)
+        chunk = process_chunk(samples, self.arm.rl)
         self.filtered_groups += chunk.filtered_groups
         self.baseline_only += sum(reason == "baseline_only" for _, reason in chunk.dropped)
         if not chunk.ready:
             return
-        apply_scales(chunk.ready, scale_table(chunk.ready), self.arm.rl)
+        apply_scales(chunk.ready, self.arm.rl)
         size = len(chunk.ready)
         weights = [
-            (decisions[t.group_id, t.rollout_index, t.step_index], t.loss_scale * t.advantage / size)
+            (decisions[t.group_id, t.rollout_index, t.step_index], t.loss_weight_scale * t.advantage / size)
             for t in chunk.ready
         ]
         self.policy.step(weights, rate)
@@ -118,33 +117,26 @@ def train(arm: Arm, arena: Arena, recipe: Recipe, seed: int, folder: Path) -> Tr
         if step % recipe.evaluate_every == 0:
             training.mark()
         decisions: Decisions = {}
-        records: list[dict[str, Any]] = []
+        samples: list[Sample] = []
         for index in draw.choice(len(arena.chains["train"]), recipe.groups, replace=False).tolist():
             for number in range(recipe.attempts):
                 attempt = Attempt(arena.chains["train"][index], f"{step}/{index}", number, True, step)
                 random = np.random.default_rng([seed, step, index, number])
                 played = arena.play(training.policy, attempt, arm.settings, log, random)
-                records += records_of(asyncio.run(played)[0], attempt, decisions)
+                samples += played_samples(asyncio.run(played)[0], attempt, decisions)
                 training.rollouts += 1
-        training.update(records, decisions, recipe.rate)
+        training.update(samples, decisions, recipe.rate)
     training.mark()
     log.close()
     return training
 
 
-def records_of(rollout: Sequence[Captured], attempt: Attempt, decisions: Decisions) -> list[dict[str, Any]]:
-    """The rollout's texts as the preprocessor gets them; their decisions are added to `decisions`."""
-    texts = [text_of(captured) for captured in rollout]
-    emit_situations(texts, attempt.identity.rollout_id)
-    for step, (text, captured) in enumerate(zip(texts, rollout)):
-        text.group_id = attempt.group
-        text.metadata |= {
-            "rollout_index": attempt.number,
-            "step_index": step,
-            "model_version": attempt.version,
-        }
+def played_samples(rollout: Sequence[Captured], attempt: Attempt, decisions: Decisions) -> list[Sample]:
+    """The rollout's samples; their decisions are added to `decisions`."""
+    for step, captured in enumerate(rollout):
         decisions[attempt.group, attempt.number, step] = captured.record.call
-    return [text.to_record() for text in texts]
+    origin = RolloutOrigin(attempt.group, attempt.number, attempt.version, training=True)
+    return samples_of([text_of(captured) for captured in rollout], origin)
 
 
 def text_of(captured: Captured) -> TrainingText:

@@ -3,27 +3,21 @@
 Names below load on first use, so that loaders and rewards can be imported without the verifier.
 """
 
-from importlib import import_module
-from typing import Any
+from domains.lazy import lazy
 
 _EXPORTS = {
-    "MathDomain": "domains.math.domain",
-    "MathEnvironment": "domains.math.environment",
-    "MathMetrics": "domains.math.rollouts",
-    "RewardTable": "domains.math.rewards",
-    "generate_math_rollout": "domains.math.rollouts",
-    "get_reward": "domains.math.rewards",
-    "length_penalty": "domains.math.rewards",
-    "load_datasets": "domains.math.data",
-    "load_problems": "domains.math.data",
-    "verify_answer": "domains.math.answers",
-    "verify_answer_rpc": "domains.math.client",
+    "MathDomain": "domain",
+    "MathEnvironment": "environment",
+    "MathMetrics": "rollouts",
+    "RewardTable": "rewards",
+    "generate_math_rollout": "rollouts",
+    "get_reward": "rewards",
+    "length_penalty": "rewards",
+    "load_datasets": "data",
+    "load_problems": "data",
+    "verify_answer": "answers",
+    "verify_answer_rpc": "client",
 }
 
 __all__ = list(_EXPORTS)
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _EXPORTS:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_EXPORTS[name]), name)
+__getattr__ = lazy(__name__, _EXPORTS)

@@ -1,4 +1,4 @@
-"""Asking a verification server."""
+"""How a rollout asks a verification server (`service.py`) whether an answer is right."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the core is told about the domain."""
+"""What the core is told about the domain: checks before a run starts; named by `domain_hooks`."""
 
 from __future__ import annotations
 
@@ -7,8 +7,7 @@ from importlib.util import find_spec
 from omegaconf import DictConfig
 
 from domains.math.data import load_problems
-from pipelinerl.domain import BaseDomain
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.domain import BaseDomain, ReportFocus
 
 LOADER = "math.load_problems"
 

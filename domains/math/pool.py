@@ -1,7 +1,8 @@
 """Worker processes that compare expressions under a deadline that nothing inside them can miss.
 
-A signal does not interrupt a power of huge integers, so a worker that is late is killed and replaced. Workers
-are forked from a server that has loaded math-verify already, which makes a new one cheap.
+The server and rollouts without one ask it. A signal does not interrupt a power of huge integers, so a worker
+that is late is killed and replaced. Workers are forked from a server that has loaded math-verify already,
+which makes a new one cheap.
 """
 
 from __future__ import annotations
@@ -14,13 +15,12 @@ import resource
 import sys
 from collections import Counter
 from multiprocessing.connection import Connection
-from types import TracebackType
 from typing import Self
 
 from domains.math.answers import MAX_PREDICTION_LENGTH, compare, extracted, quick_status
 from domains.math.rewards import AnswerStatus
-from pipelinerl.observe.waits import WaitExpired
-from pipelinerl.supervisor import die_with_parent
+from pipelinerl.base.child import die_with_parent
+from pipelinerl.base.waits import WaitExpired
 
 MEMORY_MB = 1024
 DEADLINE_S = 2.0
@@ -177,7 +177,5 @@ class VerifierPool:
         self._idle.put_nowait(await self._started())
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exception: object) -> None:
         self.close()

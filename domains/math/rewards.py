@@ -1,4 +1,7 @@
-"""From the status of an answer to a reward: eight numbers, a discount, a penalty for nearly full length."""
+"""From the status of an answer to a reward: eight numbers, a discount, a penalty for nearly full length.
+
+Called by the rollout with the block `rewards` of the configuration; upstream's names stay.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One question, one completion, one verdict."""
+"""The rollout policy of `math`: one question, one completion, one verdict."""
 
 from __future__ import annotations
 
@@ -14,12 +14,11 @@ from domains.math.environment import MathEnvironment
 from domains.math.pool import VerifierPool
 from domains.math.rewards import rollout_reward
 from pipelinerl.async_llm import llm_async_generate, make_training_text
-from pipelinerl.environment import make_environment
-from pipelinerl.environment_keys import configured_keys
+from pipelinerl.config.environments import environment_specs
+from pipelinerl.launcher.environment_server import make_environment
 from pipelinerl.llm import Prompt, TrainableLLM
-from pipelinerl.per_tree import PerTree
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
-from pipelinerl.utils import get_environment_jobs, resolve_environment_key
+from pipelinerl.utils import PerTree, get_environment_jobs, resolve_environment_key
 
 KEY = "math"
 
@@ -35,7 +34,7 @@ class MathMetrics(BaseMetrics):
 
 def environment_key(cfg: DictConfig) -> str | None:
     """The verifier's key: `math` where environments have keys, else the only one."""
-    return KEY if KEY in configured_keys(cfg) else resolve_environment_key(cfg)
+    return KEY if KEY in environment_specs(cfg) else resolve_environment_key(cfg)
 
 
 def _pool(cfg: DictConfig) -> VerifierPool:

@@ -22,6 +22,8 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from domains.privacy_hopqa.dataset import parse_row
+
 SUFFIXES = (".jsonl", ".jsonl.gz", ".parquet")
 PAGE_LISTS = ("gold_docs", "evidence_docs", "negative_docs")
 _PARQUET_ROWS = 256
@@ -78,22 +80,11 @@ def rows_of(path: Path) -> Iterator[tuple[int, Mapping[str, Any]]]:
     if path.name.endswith(".parquet"):
         yield from enumerate(_parquet_rows(path), 1)
         return
-    for number, line in _lines(path):
-        try:
-            row = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise ValueError(f"{path}:{number}: not JSON ({error})") from None
-        if not isinstance(row, dict):
-            raise ValueError(f"{path}:{number}: expected an object, got {type(row).__name__}")
-        yield number, row
-
-
-def _lines(path: Path) -> Iterator[tuple[int, bytes]]:
     with gzip.open(path, "rb") if path.name.endswith(".gz") else path.open("rb") as file:
         try:
             for number, line in enumerate(file, 1):
                 if line.strip():
-                    yield number, line
+                    yield number, parse_row(line, f"{path}:{number}: ")
         except (EOFError, zlib.error) as error:
             raise ValueError(f"{path}: cut short or damaged ({error})") from None
 

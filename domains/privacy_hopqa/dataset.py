@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from domains.privacy_hopqa.chains import Chain, parse_chain, parse_task_id
+from domains.privacy_hopqa.data.chains import Chain, parse_chain, parse_task_id
 
 DOMAIN = "privacy_hopqa"
 _ALIASES = {
@@ -130,14 +130,14 @@ def lines_of(path: Path) -> Iterator[tuple[int, str]]:
             raise ValueError(f"{path}:{number + 1}: not UTF-8 (byte {error.start} of a block)") from None
 
 
-def parse_row(line: str) -> Mapping[str, Any]:
-    """The JSON object of one line. Raises ValueError."""
+def parse_row(line: str | bytes, place: str = "") -> Mapping[str, Any]:
+    """The JSON object of one line. Raises ValueError that begins with `place`."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError) as error:
-        raise ValueError(f"not JSON ({error})") from None
+        raise ValueError(f"{place}not JSON ({error})") from None
     if not isinstance(row, dict):
-        raise ValueError(f"expected an object, got {type(row).__name__}")
+        raise ValueError(f"{place}expected an object, got {type(row).__name__}")
     return row
 
 

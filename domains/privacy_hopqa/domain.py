@@ -9,22 +9,21 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from domains.privacy_hopqa import demonstrations
-from domains.privacy_hopqa.capture import ANCHOR_ROLE, POLICY_ROLE
+from domains.privacy_hopqa.agent.prompts import load_prompts
 from domains.privacy_hopqa.dataset import load_problems
-from domains.privacy_hopqa.prompts import load_prompts
-from domains.privacy_hopqa.report import leakage_section
-from domains.privacy_hopqa.runtime import data_manifest
+from domains.privacy_hopqa.leakage.section import leakage_section
+from domains.privacy_hopqa.reward.capture import ANCHOR_ROLE, POLICY_ROLE
 from domains.privacy_hopqa.scorer.protocol import MAX_QUERIES
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, settings_of
+from domains.privacy_hopqa.teacher.demonstrations import demonstrations
+from domains.privacy_hopqa.teacher.script import SKELETONS
 from domains.privacy_hopqa.world import WorldError, generate, world_config
-from pipelinerl.domain import BaseDomain, ReportSection, ServiceSpec
-from pipelinerl.observe.focus import ReportFocus
+from domains.privacy_hopqa.world.config import manifest_of
+from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection, ServiceSpec
 from retrieval_server.backends import choose, describe, start_deadline_s
 
 KEY = "privacy_hopqa"
 WORLD_FOLDER = "world"
-DATASETS = ("final", "final_train", "final_val", "final_test")
 SCORER_START_S = 600.0
 """A classifier may have to be read from disk first."""
 CHARS_PER_TOKEN = 6.0
@@ -63,7 +62,7 @@ class PrivacyHopQADomain(BaseDomain):
         A world that is there already is kept; another one there is an error (WorldError).
         """
         settings = settings_of(cfg)
-        if settings.has_dataset:
+        if settings.dataset_paths:
             return {}
         world = output_dir / WORLD_FOLDER
         generate(world_config(**settings.world), world)
@@ -97,11 +96,11 @@ class PrivacyHopQADomain(BaseDomain):
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
         """Scripted play in one generated world, for the bootstrap recipe."""
-        return demonstrations.demonstrations(settings_of(cfg), seed, phase)
+        return demonstrations(settings_of(cfg), seed, phase)
 
     def vocabulary(self) -> Sequence[str]:
         """The skeletons of the compact answers."""
-        return demonstrations.SKELETONS
+        return SKELETONS
 
 
 def world_paths(world: Path) -> dict[str, Any]:
@@ -124,7 +123,7 @@ def _retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
     backend = choose(web)
     if web is not None:
         argv += ["--web", str(web), "--backend", backend]
-    if fingerprint := (data_manifest(settings) or {}).get("fingerprint"):
+    if fingerprint := manifest_of(settings.task_data_root).get("fingerprint"):
         argv += ["--fingerprint", str(fingerprint)]
     if settings.retrieval_workers > 1:
         argv += ["--workers", str(settings.retrieval_workers)]
@@ -154,7 +153,7 @@ def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
             f"{KEY}.retrieval_workers={settings.retrieval_workers} is for the server that a run starts, but "
             f"{KEY}.helper_service_url names one; leave one of them out"
         )
-    if not settings.has_dataset:
+    if not settings.dataset_paths:
         try:
             world_config(**settings.world)
         except (WorldError, TypeError) as error:
@@ -164,10 +163,9 @@ def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
         yield f"{KEY}.task_data_root=null: set the folder of the tasks, or {KEY}.helper_service_url"
     if settings.web_corpus_path is None and settings.helper_service_url is None and not settings.no_web:
         yield f"{KEY}.web_corpus_path=null: set it, or {KEY}.helper_service_url, or {KEY}.no_web=true"
-    for key in DATASETS:
-        value = getattr(settings, f"{key}_dataset_path")
-        if value and not Path(value).is_file():
-            yield f"{KEY}.{key}_dataset_path={value}: no such file"
+    for key, value in settings.dataset_paths.items():
+        if not Path(value).is_file():
+            yield f"{KEY}.{key}={value}: no such file"
     for key, kind in (("task_data_root", "folder"), ("web_corpus_path", "file")):
         value = getattr(settings, key)
         if value and not Path(value).exists():
@@ -176,13 +174,12 @@ def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[
 
 def _row_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
     """The first row that cannot be used, with file and line, before any process starts."""
-    given = {f"{key}_dataset_path": getattr(settings, f"{key}_dataset_path") for key in DATASETS}
-    places = [*given.values(), settings.task_data_root]
-    if not settings.has_dataset or not all(Path(place).exists() for place in places if place):
+    paths, root = settings.dataset_paths, settings.task_data_root
+    if not paths or not all(Path(place).exists() for place in (*paths.values(), *([root] if root else []))):
         return
     names = [*(cfg.get("train_dataset_names") or ()), *(cfg.get("test_dataset_names") or ())]
     try:
-        load_problems(names, **given, task_data_root=settings.task_data_root)
+        load_problems(names, **paths, task_data_root=root)
     except (ValueError, OSError) as error:
         yield str(error)
 

@@ -1,36 +1,96 @@
-"""The rollout policy: runs the agent on one problem and returns its texts and metrics."""
+"""The rollout policy: runs the agent on one problem and returns its texts and metrics.
+
+`actor.rollout_policy` names `generate_privacy_hopqa_rollout`; the actor's workers call it. This is where the
+agent meets the engine and the services; what it did is judged in `reward/evaluate.py`.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
 import aiohttp
 from omegaconf import DictConfig
 
-from domains.privacy_hopqa import capture
-from domains.privacy_hopqa.audit import Audit, RolloutIdentity
-from domains.privacy_hopqa.capture import Captured, PrivacyResult
-from domains.privacy_hopqa.chains import Chain
+from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
+from domains.privacy_hopqa.agent.errors import RolloutFailure
+from domains.privacy_hopqa.agent.interfaces import Prompts
+from domains.privacy_hopqa.agent.llm import EngineModel
+from domains.privacy_hopqa.agent.loop import AgentLoop
+from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.search_service import HttpSearcher, check_fingerprint, helper_headers
+from domains.privacy_hopqa.agent.traces import Traces
+from domains.privacy_hopqa.agent.transport import JsonClient
+from domains.privacy_hopqa.data.chains import Chain
+from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.dataset import chain_of
-from domains.privacy_hopqa.errors import RolloutFailure
-from domains.privacy_hopqa.judge import Judge
-from domains.privacy_hopqa.leakage import rules as leakage
-from domains.privacy_hopqa.llm import EngineModel
-from domains.privacy_hopqa.loop import AgentLoop
-from domains.privacy_hopqa.metrics import PrivacyHopQAMetrics, measure
-from domains.privacy_hopqa.outcome import judge_outcome
-from domains.privacy_hopqa.privacy import penalty, plan_scores, score_requests
-from domains.privacy_hopqa.runtime import helper_headers, runtime_of
-from domains.privacy_hopqa.scoring import Scorer
-from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of_run
-from domains.privacy_hopqa.trace import Episode
-from domains.privacy_hopqa.transport import HttpSearcher, JsonClient
+from domains.privacy_hopqa.reward.capture import Captured
+from domains.privacy_hopqa.reward.evaluate import evaluate_episode
+from domains.privacy_hopqa.reward.scoring import EmbeddedScorer, Scorer, ServiceScorer
+from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
+from domains.privacy_hopqa.world.config import manifest_of
 from pipelinerl.async_llm import make_training_text
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult, TrainingText
+from pipelinerl.utils import PerTree
+
+
+@dataclass(slots=True)
+class Runtime:
+    """What all rollouts of a worker process share, one per configuration tree."""
+
+    settings: PrivacyHopQASettings
+    run_id: str
+    prompts: Prompts
+    audit: AuditLog
+    traces: Traces
+    service_checked: bool = False
+    """Whether the retrieval service was asked which world it serves."""
+
+    def scorer(self, session: aiohttp.ClientSession) -> Scorer:
+        """The scoring service if one is configured, else the deterministic scorer in this process."""
+        url = self.settings.privacy_reward_service_url
+        if url is None:
+            return EmbeddedScorer()
+        return ServiceScorer(JsonClient(url, session, self.settings.privacy_reward_timeout_s))
+
+    async def search_client(self, session: aiohttp.ClientSession) -> JsonClient:
+        """A client of the retrieval service, which is checked on first use.
+
+        Raises ValueError for a missing address or a service of another world, TransportFailure if it does
+        not answer.
+        """
+        settings = self.settings
+        if settings.helper_service_url is None:
+            raise ValueError(
+                "privacy_hopqa.helper_service_url is null and no embedded retrieval server was started; "
+                "start one with python -m retrieval_server and set its address"
+            )
+        url, timeout_s = settings.helper_service_url, settings.helper_timeout_s
+        client = JsonClient(url, session, timeout_s, headers=helper_headers())
+        if not self.service_checked:
+            await check_fingerprint(client, manifest_of(settings.task_data_root).get("fingerprint"))
+            self.service_checked = True
+        return client
+
+
+def _make_runtime(cfg: DictConfig) -> Runtime:
+    settings = settings_of(cfg)
+    output_dir = Path(str(cfg.output_dir))
+    return Runtime(
+        settings=settings,
+        run_id=output_dir.name,
+        prompts=load_prompts(settings.prompt_set),
+        audit=AuditLog.of_run(output_dir, settings.audit_required),
+        traces=Traces(output_dir, settings.trace_fraction),
+    )
+
+
+_RUNTIMES = PerTree(_make_runtime)
 
 
 async def generate_privacy_hopqa_rollout(
@@ -42,18 +102,19 @@ async def generate_privacy_hopqa_rollout(
     deadline give a failed rollout without texts. Engine errors pass through to the scheduler's retries.
     """
     start = time.perf_counter()
-    settings = settings_of_run(cfg)
+    runtime = _RUNTIMES.of(cfg)
     chain = chain_of(problem)
-    deadline = asyncio.timeout(settings.rollout_timeout_s)
+    timeout_s = runtime.settings.rollout_timeout_s
+    deadline = asyncio.timeout(timeout_s)
     try:
         async with deadline:
-            result = await _run(cfg, settings, chain, llm, session)
+            result = await _run(runtime, chain, llm, session)
     except RolloutFailure as failure:
         result = RolloutResult(training_texts=[], failed=f"{failure.reason}: {failure}")
     except TimeoutError:
-        if not deadline.expired():
+        if not deadline.expired():  # an engine's own timeout, which the scheduler may retry
             raise
-        reason = f"timeout: privacy_hopqa.rollout_timeout_s={settings.rollout_timeout_s:g} passed"
+        reason = f"timeout: privacy_hopqa.rollout_timeout_s={timeout_s:g} passed"
         result = RolloutResult(training_texts=[], failed=reason)
     result.domain, result.dataset_name = problem["domain"], problem["dataset"]
     result.latency = time.perf_counter() - start
@@ -61,81 +122,22 @@ async def generate_privacy_hopqa_rollout(
 
 
 async def _run(
-    cfg: DictConfig,
-    settings: PrivacyHopQASettings,
-    chain: Chain,
-    llm: TrainableLLM,
-    session: aiohttp.ClientSession,
+    runtime: Runtime, chain: Chain, llm: TrainableLLM, session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Run the agent and evaluate what it did."""
-    runtime = await runtime_of(cfg, settings, session)
+    settings = runtime.settings
+    client = await runtime.search_client(session)
     identity = identify(runtime.run_id, chain)
     refuse_gold_in_evaluation(settings, chain)
     audit = Audit(runtime.audit, identity)
     audit.announce()
-    client = JsonClient(runtime.helper_url, session, settings.helper_timeout_s, headers=helper_headers())
-    searcher = HttpSearcher(
-        client, audit, max_chars=settings.retrieval_source_chars, threshold=settings.local_search_threshold
-    )
-    model = EngineModel(
-        llm,
-        session,
-        context_limit=settings.generation_context_limit_tokens,
-        margin=settings.generation_context_margin_tokens,
-    )
+    searcher, model = HttpSearcher(client, audit, settings), EngineModel(llm, session, settings)
     judge = Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
     episode = await AgentLoop(chain, settings, runtime.prompts, model, searcher, judge).run()
     captured, metrics = await evaluate_episode(episode, judge, settings, runtime.scorer(session))
     texts = [training_text(llm, item) for item in captured]
     runtime.traces.write(identity, episode)
     return RolloutResult(training_texts=texts, metrics=metrics)
-
-
-async def evaluate_episode(
-    episode: Episode, judge: Judge, settings: PrivacyHopQASettings, scorer: Scorer
-) -> tuple[list[Captured], PrivacyHopQAMetrics]:
-    """Rewards, texts to train and metrics of a finished rollout; the same in training and evaluation."""
-    outcome = judge_outcome(episode, judge, settings)
-    privacy = await score_plans(episode, settings, scorer)
-    if settings.situational:
-        texts = capture.situational_texts(episode.calls, settings, privacy)
-    else:
-        texts = capture.outcome_texts(episode.calls, outcome.reward, settings, privacy)
-    captured = len(capture.captured_calls(episode.calls, settings))
-    metrics = measure(episode, outcome, captured, texts, privacy, leak_levels(episode, settings))
-    return texts, metrics
-
-
-async def score_plans(
-    episode: Episode, settings: PrivacyHopQASettings, scorer: Scorer
-) -> dict[int, PrivacyResult]:
-    """Scores and penalties by call index; empty for a chain without private facts."""
-    chain = episode.chain
-    facts = chain.private_questions(settings.privacy_facts)
-    if not facts or all(hop.source != "local" for hop in chain.hops):
-        return {}
-    plans, requests = score_requests(episode.calls, settings.privacy_reward_context_hops)
-    if not requests:
-        return {}
-    scores = await scorer.score(chain, facts, requests)
-    results = {}
-    for plan in plans:
-        found = plan_scores(plan, scores)
-        cost = penalty(found, settings.privacy_reward_threshold, settings.privacy_reward_weight)
-        results[plan.call_index] = PrivacyResult(found, cost)
-    return results
-
-
-def leak_levels(episode: Episode, settings: PrivacyHopQASettings) -> leakage.LeakageLevels:
-    """What the rollout's web queries leak to the rule-based adversary."""
-    chain = episode.chain
-    questions = [
-        leakage.PrivateQuestion(
-            fact.question, fact.answer, chain.hop(fact.hop_number).accepted if fact.hop_number else ()
-        )
-        for fact in chain.private_questions(settings.leakage.questions)
-    ]
-    return leakage.leaks(episode.web_queries, chain.company, questions)
 
 
 def training_text(llm: TrainableLLM, captured: Captured) -> TrainingText:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
@@ -18,8 +17,6 @@ from pydantic import (
     model_validator,
 )
 
-from pipelinerl.per_tree import PerTree
-
 Probability = Field(ge=0.0, le=1.0)
 
 REPLACED_KEYS = {
@@ -34,6 +31,12 @@ REPLACED_KEYS = {
     "log_prompts": "use trace_fraction",
     "semantic_threshold": "use local_search_threshold",
 }
+DATASET_KEYS = (
+    "final_dataset_path",
+    "final_train_dataset_path",
+    "final_val_dataset_path",
+    "final_test_dataset_path",
+)
 _REPLACED_PREFIXES = {
     "use_remote_": "not needed: searches always go to the retrieval server",
     "local_index_": "not needed: the retrieval server indexes task_data_root",
@@ -143,15 +146,6 @@ class PrivacyHopQASettings(_Block):
     empty_plan_pool: Literal["memory", "retrieved"] = "memory"
     leakage: LeakageSettings = Field(default_factory=LeakageSettings)
 
-    @model_validator(mode="before")
-    @classmethod
-    def _name_replaced_keys(cls, values: Any) -> Any:
-        if isinstance(values, Mapping):
-            for key in values:
-                if remedy := remedy_for(str(key)):
-                    raise ValueError(f"{key} {remedy}")
-        return values
-
     @model_validator(mode="after")
     def _check_pairs(self) -> PrivacyHopQASettings:
         for size, overlap in (
@@ -207,10 +201,9 @@ class PrivacyHopQASettings(_Block):
         }
 
     @property
-    def has_dataset(self) -> bool:
-        """Whether the user named a dataset; otherwise a world is generated."""
-        paths = (self.final_dataset_path, self.final_train_dataset_path)
-        return any((*paths, self.final_val_dataset_path, self.final_test_dataset_path))
+    def dataset_paths(self) -> dict[str, Any]:
+        """The chain files that the user named, by key; empty if a world is to be generated."""
+        return {key: path for key in DATASET_KEYS if (path := getattr(self, key))}
 
     def stage_max_tokens(self, stage: str) -> int:
         """Output cap in tokens of a stage named `hop_plan`, `doc_choose`, `doc_read` or `hop_resolve`."""
@@ -231,14 +224,6 @@ def settings_of(cfg: DictConfig) -> PrivacyHopQASettings:
     return parse_settings({} if block is None else OmegaConf.to_container(block, resolve=True))
 
 
-_PARSED = PerTree(settings_of)
-
-
-def settings_of_run(cfg: DictConfig) -> PrivacyHopQASettings:
-    """`settings_of` for a tree that does not change any more, parsed once."""
-    return _PARSED.of(cfg)
-
-
 def parse_settings(values: Any) -> PrivacyHopQASettings:
     """Typed settings from a plain mapping; ValueError names the key, the value and what is wrong."""
     try:
@@ -247,5 +232,6 @@ def parse_settings(values: Any) -> PrivacyHopQASettings:
         first = error.errors(include_url=False)[0]
         where = ".".join(("privacy_hopqa", *map(str, first["loc"])))
         if first["type"] == "extra_forbidden":
-            raise ValueError(f"{where}: unknown setting") from None
+            remedy = remedy_for(str(first["loc"][-1]))
+            raise ValueError(f"{where} {remedy}" if remedy else f"{where}: unknown setting") from None
         raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None

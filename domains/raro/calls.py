@@ -1,4 +1,4 @@
-"""Calls to the model of one rollout, read as completions."""
+"""Calls to the model of one rollout, read as completions; for both roles, evaluation and the tournament."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What is wrong with a configuration before anything starts."""
+"""What is wrong with a configuration; the launcher asks through the hooks before anything starts."""
 
 from __future__ import annotations
 

@@ -1,29 +1,22 @@
-"""Settings of the domain (the block `raro`) and the checks that need nothing else."""
+"""Settings of the domain (the block `raro`) and the checks that need nothing else.
+
+The hooks in `domain.py` check them before a run starts, every worker reads them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from typing import Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    PositiveFloat,
-    PositiveInt,
-    ValidationError,
-    model_validator,
-)
+from omegaconf import DictConfig
+from pydantic import Field, PositiveFloat, PositiveInt, model_validator
+
+from domains.blocks import Block, block_of
 
 KEY = "raro"
 
 
-class _Block(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class PolicySettings(_Block):
+class PolicySettings(Block):
     """The policy's call."""
 
     max_tokens: PositiveInt = 2048
@@ -32,7 +25,7 @@ class PolicySettings(_Block):
     """Tokens of the prompt besides the question, for the context budget."""
 
 
-class CriticSettings(_Block):
+class CriticSettings(Block):
     """The critic's calls."""
 
     max_tokens: PositiveInt = 1024
@@ -41,7 +34,7 @@ class CriticSettings(_Block):
     """Tokens of the prompt besides question and answers, for the context budget."""
 
 
-class ReplaySettings(_Block):
+class ReplaySettings(Block):
     """The shared buffer of earlier pairs."""
 
     fraction: float = Field(0.5, ge=0.0, lt=1.0)
@@ -58,7 +51,7 @@ class ReplaySettings(_Block):
     """Least time between two backups beside the actor's snapshots."""
 
 
-class RaroSettings(_Block):
+class RaroSettings(Block):
     """All keys of the block `raro`."""
 
     reward: Literal["critic", "verifier", "expert"] = "critic"
@@ -146,11 +139,4 @@ def context_problems(settings: RaroSettings, context: int, key: str) -> Iterator
 
 def settings_of(cfg: DictConfig) -> RaroSettings:
     """The domain's block of the tree as it is now. Raises ValueError with one line."""
-    block = cfg.get(KEY)
-    values = {} if block is None else OmegaConf.to_container(block, resolve=True)
-    try:
-        return RaroSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join((KEY, *map(str, first["loc"])))
-        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+    return block_of(cfg, KEY, RaroSettings)

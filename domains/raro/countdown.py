@@ -1,4 +1,7 @@
-"""Countdown: use each given integer exactly once with + - * / to make the target. Exact, without floats."""
+"""Countdown: use each given integer exactly once with + - * / to make the target. Exact, without floats.
+
+The generator asks what is solvable and how, evaluation and the verifier baseline whether an answer is right.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from domains.raro.expressions import ExpressionError, combine, join, literals, parse, precedence, value
+from domains.raro.expressions import PRECEDENCE, ExpressionError, combine, join, literals, parse, value
 
 OPERATORS = "+-*/"
 
@@ -29,8 +32,8 @@ def solutions(numbers: Sequence[int], target: int, integer_only: bool = True) ->
 
     `integer_only`: every intermediate value is a non-negative integer.
     """
-    found = _expressions(tuple(sorted(numbers)), integer_only)
-    return sorted(text for text, (result, _) in found.items() if result == target)
+    found = expressions(numbers, integer_only)
+    return sorted(text for text, result in found.items() if result == target)
 
 
 def expressions(numbers: Sequence[int], integer_only: bool = True) -> dict[str, Fraction]:
@@ -53,7 +56,7 @@ def _expressions(numbers: tuple[int, ...], integer_only: bool) -> dict[str, tupl
                 result = combine(op, x, y)
                 if result is None or (integer_only and (result < 0 or result.denominator != 1)):
                     continue
-                made[join(op, a, p, b, q)] = (result, precedence(op))
+                made[join(op, a, p, b, q)] = (result, PRECEDENCE[op])
     return made
 
 
@@ -118,12 +121,10 @@ def _rational_results(a: Rational, b: Rational) -> Iterator[Rational]:
     yield p * s - r * q, q * s
     yield r * q - p * s, q * s
     yield p * r, q * s
-    yield _quotient(p * s, q * r, q * s)
-    yield _quotient(r * q, s * p, q * s)
-
-
-def _quotient(numerator: np.ndarray, denominator: np.ndarray, valid: np.ndarray) -> Rational:
-    return numerator, np.where(valid != 0, denominator, 0)
+    # A quotient's denominator may be anything where an operand was impossible.
+    possible = q * s != 0
+    yield p * s, np.where(possible, q * r, 0)
+    yield r * q, np.where(possible, s * p, 0)
 
 
 def multisets(n_numbers: int, low: int, high: int) -> np.ndarray:

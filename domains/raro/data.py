@@ -1,7 +1,7 @@
 """Questions and expert answers: Countdown from a generator, everything else from local JSON-lines files.
 
-Every problem is `{id, question, expert_answer, task, split, dataset, domain}`; Countdown adds `numbers` and
-`target`, which only the verifier reads.
+The loader of `raro` and its presets. Every problem is `{id, question, expert_answer, task, split, dataset,
+domain}`; Countdown adds `numbers` and `target`, which only the verifier reads.
 """
 
 from __future__ import annotations
@@ -9,11 +9,13 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, ValidationError, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
+from domains.blocks import Block, validated
 from domains.raro.generator import CountdownSpec, generate
 from domains.raro.normalize import Task, normalize
 from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, holds_verdict
@@ -22,20 +24,16 @@ Problem = dict[str, Any]
 DOMAIN = "raro"
 
 
-class FieldNames(BaseModel):
+class FieldNames(Block):
     """Names of the columns in a file."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     question: str = "question"
     expert_answer: str = "expert_answer"
     id: str = "id"
 
 
-class DataSettings(BaseModel):
+class DataSettings(Block):
     """Where questions come from."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     source: Literal["countdown", "jsonl", "deepmath", "poetry"] = "countdown"
     """`jsonl`: any questions and answers; `deepmath` and `poetry`: the same with their own normaliser."""
@@ -67,35 +65,19 @@ class DataSettings(BaseModel):
 def load_problems(dataset_names: Sequence[str], data: dict[str, Any] | None = None) -> list[Problem]:
     """Problems of the splits named, in order. Raises ValueError naming the setting, or file and line."""
     settings = data_settings(data or {})
-    problems: list[Problem] = []
-    for split in dataset_names:
-        found = _countdown(settings, split) if settings.source == "countdown" else _file(settings, split)
-        problems += found
-    return problems
+    of_split = _countdown if settings.source == "countdown" else _file
+    return [problem for split in dataset_names for problem in of_split(settings, split)]
 
 
 def data_settings(values: dict[str, Any]) -> DataSettings:
     """Typed settings from a plain mapping. Raises ValueError with one line."""
-    try:
-        return DataSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(("raro.data", *map(str, first["loc"])))
-        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+    return validated(values, "raro.data", DataSettings)
 
 
 def _countdown(settings: DataSettings, split: str) -> list[Problem]:
-    return [
-        {
-            "id": item.id,
-            "question": item.question,
-            "expert_answer": item.expert_answer,
-            "numbers": list(item.numbers),
-            "target": item.target,
-            **_labels("countdown", split),
-        }
-        for item in generate(settings.countdown, split)
-    ]
+    labels = _labels("countdown", split)
+    items = generate(settings.countdown, split)
+    return [{**asdict(item), "numbers": list(item.numbers), **labels} for item in items]
 
 
 def _labels(task: str, split: str) -> Problem:

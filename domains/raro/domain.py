@@ -1,4 +1,7 @@
-"""What the core knows of this domain: settings, checks, the buffer's checkpoint, report, demonstrations."""
+"""What the core knows of this domain: settings, checks, the buffer's backups, report, demonstrations.
+
+Named by `domain_hooks`; the launcher, the actor and the report call it.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +13,14 @@ from typing import Any
 from omegaconf import DictConfig
 
 from domains.raro import demonstrations
+from domains.raro.backups import BackupWriter
 from domains.raro.checks import problems
-from domains.raro.config import RaroSettings, settings_of
-from domains.raro.keeper import Keeper
+from domains.raro.config import KEY, RaroSettings, settings_of
 from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
 from domains.raro.replay import recover
 from domains.raro.report import sections
 from domains.raro.runtime import FOLDER, backup_path, open_buffer, replay_path
-from pipelinerl.domain import BaseDomain, ReportSection
-from pipelinerl.observe.focus import ReportFocus
-
-KEY = "raro"
+from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection
 
 
 class RaroDomain(BaseDomain):
@@ -34,7 +34,7 @@ class RaroDomain(BaseDomain):
     report_focus = ReportFocus(headline=("raro/eval_accuracy", "raro/eval_accuracy_greedy", "no_answer"))
 
     def __init__(self) -> None:
-        self._keeper: Keeper | None = None
+        self._backups: BackupWriter | None = None
 
     def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]:
         """Make the replay buffer's file good: the live one if it is intact, else the checkpoint's copy."""
@@ -56,12 +56,12 @@ class RaroDomain(BaseDomain):
         settings = settings_of(cfg)
         if settings.reward == "critic":
             buffer = open_buffer(settings, output_dir)
-            self._keeper = Keeper(buffer, backup_path(output_dir), settings.replay.checkpoint_every_s)
+            self._backups = BackupWriter(buffer, backup_path(output_dir), settings.replay.checkpoint_every_s)
 
     def checkpoint(self) -> dict[str, Any]:
         """Back the buffer up, at most once in `raro.replay.checkpoint_every_s`."""
-        if self._keeper is not None:
-            self._keeper.checkpoint()
+        if self._backups is not None:
+            self._backups.checkpoint()
         return {}
 
     def report(self, output_dir: Path) -> list[ReportSection]:

@@ -11,9 +11,9 @@ from domains.raro.metrics import Tally
 from domains.raro.normalize import normalize
 from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN
 from domains.raro.prompts import policy_prompt
+from pipelinerl.base.tokenizing import decode, encode
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import MASKED_TOKEN_ID, RolloutResult, TrainingText
-from pipelinerl.tokenizing import decode, encode
 
 
 def expert_rollout(llm: TrainableLLM, problem: dict[str, Any], settings: RaroSettings) -> RolloutResult:

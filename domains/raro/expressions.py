@@ -1,5 +1,7 @@
 """Arithmetic expressions over integers: a grammar of its own, exact values, one way to print.
 
+The verifier, the normaliser and the demonstrations read answers by it.
+
     expression = term (("+" | "-") term)*        term = factor (("*" | "/") factor)*
     factor     = integer | "(" expression ")"
 
@@ -9,13 +11,14 @@ Nothing here is ever handed to Python's interpreter, and no value is a float.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
 MAX_LENGTH = 200
 """Characters of an expression that is still read."""
 _TOKEN = re.compile(r"\s*(?:(\d+)|([-+*/()]))", re.ASCII)
-_PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
+PRECEDENCE = {"+": 1, "-": 1, "*": 2, "/": 2}
 
 
 class ExpressionError(ValueError):
@@ -64,17 +67,20 @@ def _tokens(text: str) -> list[str]:
 
 
 def _sum(tokens: list[str], at: int) -> tuple[Expression, int]:
-    tree, at = _product(tokens, at)
-    while at < len(tokens) and tokens[at] in "+-":
-        right, after = _product(tokens, at + 1)
-        tree, at = Operation(tokens[at], tree, right), after
-    return tree, at
+    return _chain(tokens, at, "+-", _product)
 
 
 def _product(tokens: list[str], at: int) -> tuple[Expression, int]:
-    tree, at = _factor(tokens, at)
-    while at < len(tokens) and tokens[at] in "*/":
-        right, after = _factor(tokens, at + 1)
+    return _chain(tokens, at, "*/", _factor)
+
+
+def _chain(
+    tokens: list[str], at: int, operators: str, operand: Callable[[list[str], int], tuple[Expression, int]]
+) -> tuple[Expression, int]:
+    """Operands joined from the left by operators of one precedence."""
+    tree, at = operand(tokens, at)
+    while at < len(tokens) and tokens[at] in operators:
+        right, after = operand(tokens, at + 1)
         tree, at = Operation(tokens[at], tree, right), after
     return tree, at
 
@@ -130,20 +136,15 @@ def render(tree: Expression) -> str:
 
 def _loosest(tree: Expression) -> int:
     """Precedence of the operator that is applied last; 3 for a number."""
-    return 3 if isinstance(tree, Number) else _PRECEDENCE[tree.op]
+    return 3 if isinstance(tree, Number) else PRECEDENCE[tree.op]
 
 
 def join(op: str, left: str, left_precedence: int, right: str, right_precedence: int) -> str:
     """Text of `left op right` from printed operands and the precedence of their last operators."""
-    own = _PRECEDENCE[op]
+    own = PRECEDENCE[op]
     if left_precedence < own:
         left = f"({left})"
     # a+(b-c) is a+b-c and a*(b/c) is a*b/c; behind - and / the parentheses decide.
     if right_precedence < own or (right_precedence == own and op in "-/"):
         right = f"({right})"
     return f"{left}{op}{right}"
-
-
-def precedence(op: str) -> int:
-    """1 for + and -, 2 for * and /."""
-    return _PRECEDENCE[op]

@@ -1,4 +1,7 @@
-"""Countdown questions: every solvable multiset of numbers once, split by a hash, with a random solution."""
+"""Countdown questions: every solvable multiset of numbers once, split by a hash, with a random solution.
+
+Called by the loader in `data.py` and by the demonstrations.
+"""
 
 from __future__ import annotations
 
@@ -9,18 +12,17 @@ from functools import lru_cache
 from typing import Literal
 
 import numpy as np
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt, model_validator
+from pydantic import Field, PositiveInt, model_validator
 
+from domains.blocks import Block
 from domains.raro.countdown import multisets, solutions, solvable
 
 _BLOCK = 4096
 _SENTENCE = "Use the numbers {numbers}, each exactly once, with + - * / and parentheses to make {target}."
 
 
-class CountdownSpec(BaseModel):
+class CountdownSpec(Block):
     """Settings of the generator."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     n_numbers: int = Field(4, ge=2, le=5)
     """Numbers per question."""
@@ -68,10 +70,10 @@ class CountdownItem:
     """One question with the expert's answer."""
 
     id: str
-    numbers: tuple[int, ...]
-    target: int
     question: str
     expert_answer: str
+    numbers: tuple[int, ...]
+    target: int
 
 
 def generate(spec: CountdownSpec, split: str) -> list[CountdownItem]:
@@ -108,8 +110,7 @@ def _candidates(spec: CountdownSpec, split: str) -> np.ndarray:
     numbers = multisets(spec.n_numbers, *spec.number_range)
     rows, order = [], []
     for row in numbers.tolist():
-        own = spec.split_by == "numbers" and split_of(spec, row) != split
-        if own:
+        if spec.split_by == "numbers" and split_of(spec, row) != split:
             continue
         for target in spec.targets:
             if spec.split_by == "instance" and split_of(spec, [*row, target]) != split:
@@ -142,7 +143,7 @@ def _item(spec: CountdownSpec, numbers: tuple[int, ...], target: int) -> Countdo
         return None
     draw = random.Random(_hash(spec.salt, "solution", *numbers, target))
     name = "-".join(map(str, numbers)) + f"={target}"
-    return CountdownItem(name, numbers, target, question(spec, numbers, target), draw.choice(found))
+    return CountdownItem(name, question(spec, numbers, target), draw.choice(found), numbers, target)
 
 
 def question(spec: CountdownSpec, numbers: tuple[int, ...], target: int) -> str:

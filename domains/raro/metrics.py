@@ -1,5 +1,7 @@
-"""Metrics of one rollout, by role and source. A rate is a list with one number per event, so that pooling
-rollouts gives the rate over events; an empty list means that there was no such event.
+"""Metrics of one rollout, by role and source; rollouts fill a `Tally` and give its metrics to the actor.
+
+A rate is a list with one number per event, so that pooling rollouts gives the rate over events; an empty list
+means that there was no such event.
 """
 
 from __future__ import annotations
@@ -13,7 +15,7 @@ import numpy as np
 from pydantic import ConfigDict
 
 from domains.raro.pairs import Pair, ReplayStats
-from domains.raro.parser import ANSWER_1, TIE, Verdict
+from domains.raro.parser import ANSWER_1, Verdict
 from domains.raro.rewards import Label
 from pipelinerl.rollouts import BaseMetrics
 
@@ -28,15 +30,6 @@ CRITIC_RATES = (
     "truncated_rate",
 )
 """Logged for each source."""
-ATTEMPT_RATES = (
-    "policy_truncated",
-    "policy_answer_too_long",
-    "policy_answerless",
-    "policy_unjudged",
-    "replay_empty",
-    "answerless_rate",
-)
-"""Events per policy attempt."""
 PREFIX = "raro/"
 
 
@@ -47,15 +40,14 @@ class RaroMetrics(BaseMetrics):
 
 
 @dataclass(frozen=True, slots=True)
-class Verdicts:
-    """What the G samples of one critic group said; None where a verdict is missing or was cut off."""
+class Judgement:
+    """What one sample of a critic group said; no verdict where it is missing, refused or was cut off."""
 
-    source: Source
-    verdicts: Sequence[Verdict | None]
-    labels: Sequence[Label | None]
-    truncated: Sequence[bool]
-    rewards: Sequence[float | None]
-    """None where the sample is masked."""
+    verdict: Verdict | None = None
+    label: Label | None = None
+    reward: float | None = None
+    """The critic's; None where the sample is masked."""
+    truncated: bool = False
 
 
 @dataclass(slots=True)
@@ -70,36 +62,32 @@ class Tally:
         self.values[name].extend(float(number) for number in numbers)
 
     def attempt(self, event: str | None, judged: bool) -> None:
-        """How a policy attempt ended: one of ATTEMPT_RATES, or None for a judged answer."""
+        """How a policy attempt ended: the event's counter, or None for a judged answer."""
         for name in ("policy_truncated", "policy_answer_too_long", "policy_answerless"):
             self.add(name, name == event)
         self.add("answerless_rate", event == "policy_answerless")
         if judged:
             self.add("policy_unjudged", event == "policy_unjudged")
 
-    def group(self, found: Verdicts) -> None:
+    def group(self, source: Source, judgements: Sequence[Judgement]) -> None:
         """A critic group."""
-        for verdict, label, truncated in zip(found.verdicts, found.labels, found.truncated):
-            self._sample(found.source, verdict, label, truncated)
-        rewards = [reward for reward in found.rewards if reward is not None]
+        for found in judgements:
+            unreadable = found.label is None and not found.truncated
+            self.add(f"{source}/truncated_rate", found.truncated)
+            self.add(f"{source}/parse_fail_rate", unreadable)
+            self.counts["critic_truncated"] += found.truncated
+            self.counts["critic_parse_fail"] += unreadable
+            if found.label is None:
+                continue
+            self.add(f"{source}/tie_rate", found.label is Label.TIE)
+            self.add(f"{source}/policy_win_rate", found.label is Label.POLICY)
+            self.counts[f"{source}/committed"] += found.label is not Label.TIE
+            if found.label is not Label.TIE:
+                self.add(f"{source}/critic_accuracy", found.label is Label.EXPERT)
+                self.add(f"{source}/position1_rate", found.verdict == ANSWER_1)
+        rewards = [found.reward for found in judgements if found.reward is not None]
         if rewards:
             self.add("critic_zero_advantage_groups", float(np.ptp(rewards)) <= 1e-6)
-        self.counts["critic_truncated"] += sum(found.truncated)
-        self.counts["critic_parse_fail"] += sum(
-            label is None and not cut for label, cut in zip(found.labels, found.truncated)
-        )
-
-    def _sample(self, source: Source, verdict: Verdict | None, label: Label | None, cut: bool) -> None:
-        self.add(f"{source}/truncated_rate", cut)
-        self.add(f"{source}/parse_fail_rate", label is None and not cut)
-        if label is None or verdict is None:
-            return
-        self.add(f"{source}/tie_rate", label is Label.TIE)
-        self.add(f"{source}/policy_win_rate", label is Label.POLICY)
-        self.counts[f"{source}/committed"] += verdict != TIE
-        if verdict != TIE:
-            self.add(f"{source}/critic_accuracy", label is Label.EXPERT)
-            self.add(f"{source}/position1_rate", verdict == ANSWER_1)
 
     def pair(self, expert: str, policy: str) -> None:
         """A fresh pair: does length alone give the policy's answer away?"""

@@ -1,4 +1,4 @@
-"""A question with an expert's and a policy's answer: what is judged, stored and drawn again."""
+"""A question with an expert's and a policy's answer: what a critic judges and the buffer stores."""
 
 from __future__ import annotations
 
@@ -48,36 +48,28 @@ class ReplayStats:
 
 
 class PairBuffer(Protocol):
-    """A buffer that all actor workers share. Every call blocks: run it off the event loop."""
+    """A buffer that all actor workers share: a file on one node, redis on several.
+
+    Every call blocks: run it off the event loop.
+    """
 
     def watermark(self) -> int:
         """Largest row number so far; 0 when empty."""
-        ...
 
     def put(self, pair: Pair) -> bool:
         """Store a pair; False, changing nothing but a counter, when it is there already."""
-        ...
 
     def sample(self, rng: Random, n: int, at_or_below: int) -> list[Pair]:
         """`n` pairs, uniform with replacement, of rows up to a watermark; none if there are no rows."""
-        ...
-
-    def size(self) -> int:
-        """Rows now."""
-        ...
 
     def stats(self) -> ReplayStats:
         """Counters for the metrics."""
-        ...
 
     def backup(self, path: Path) -> None:
         """Write a copy that `restore` reads, under a temporary name first."""
-        ...
 
     def restore(self, path: Path) -> None:
-        """Replace everything by a copy."""
-        ...
+        """Replace everything by a copy. Raises ValueError if the copy is missing or damaged."""
 
     def close(self) -> None:
         """Give the connection back."""
-        ...

@@ -1,4 +1,7 @@
-"""What is read from completions: the policy's answer and the critic's verdict. Pure and total."""
+"""What rollouts read from completions: the policy's answer and the critic's verdict.
+
+Pure functions that take any text.
+"""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""The replay buffer: one SQLite file in WAL mode that all actor workers of a node share.
+"""The replay buffer on one node: one SQLite file in WAL mode that all actor workers share.
 
+Rollouts draw from it and put into it, the domain's hooks back it up and bring it back (`PairBuffer`).
 Invariants: a row number is never used twice; a pair is there once; counters and rows change in one
 transaction; committed rows survive the death of any process.
 """
@@ -66,7 +67,7 @@ class ReplayBuffer:
             pass
 
     def watermark(self) -> int:
-        with self._reading() as db:
+        with self._transaction("BEGIN") as db:
             return int(db.execute("SELECT COALESCE(MAX(seq), 0) FROM pairs").fetchone()[0])
 
     def put(self, pair: Pair) -> bool:
@@ -87,19 +88,15 @@ class ReplayBuffer:
             return True
 
     def sample(self, rng: random.Random, n: int, at_or_below: int) -> list[Pair]:
-        with self._reading() as db:
+        with self._transaction("BEGIN") as db:
             lowest = db.execute("SELECT MIN(seq) FROM pairs").fetchone()[0]
             if lowest is None or lowest > at_or_below:
                 return []
             drawn = [_draw(db, rng, int(lowest), at_or_below) for _ in range(n)]
         return [Pair(*row) for row in drawn]
 
-    def size(self) -> int:
-        with self._reading() as db:
-            return int(db.execute("SELECT COUNT(*) FROM pairs").fetchone()[0])
-
     def stats(self) -> ReplayStats:
-        with self._reading() as db:
+        with self._transaction("BEGIN") as db:
             size, last = db.execute("SELECT COUNT(*), COALESCE(MAX(seq), 0) FROM pairs").fetchone()
             counts = dict(db.execute("SELECT key, value FROM meta").fetchall())
         return ReplayStats(size, int(counts.get("arrivals", 0)), int(counts.get("duplicates", 0)), last)
@@ -116,15 +113,13 @@ class ReplayBuffer:
         beside.replace(path)
 
     def restore(self, path: Path) -> None:
-        """Raises ValueError if the copy is missing or damaged."""
-        if not intact(path):
-            raise ValueError(f"{path} is no intact replay buffer; delete it or name another")
+        check_intact(path)
         with self._lock, closing(sqlite3.connect(path)) as copy:
             copy.backup(self._connected())
 
     def rows(self) -> list[Pair]:
         """All pairs by row number."""
-        with self._reading() as db:
+        with self._transaction("BEGIN") as db:
             found = db.execute(f"{_PAIRS} ORDER BY seq").fetchall()
         return [Pair(*row) for row in found]
 
@@ -150,17 +145,8 @@ class ReplayBuffer:
         return self._connection
 
     @contextmanager
-    def _reading(self) -> Iterator[sqlite3.Connection]:
-        with self._within("BEGIN") as db:
-            yield db
-
-    @contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
-        with self._within("BEGIN IMMEDIATE") as db:
-            yield db
-
-    @contextmanager
-    def _within(self, begin: str) -> Iterator[sqlite3.Connection]:
+    def _transaction(self, begin: str = "BEGIN IMMEDIATE") -> Iterator[sqlite3.Connection]:
+        """A transaction that writes; `BEGIN` for one that reads, which waits for no writer."""
         with self._lock:
             db = self._connected()
             db.execute(begin)
@@ -218,27 +204,20 @@ def _draw(db: sqlite3.Connection, rng: random.Random, lowest: int, at_or_below: 
 
 def _insert(db: sqlite3.Connection, pair: Pair, seq: int | None = None) -> None:
     db.execute("INSERT OR IGNORE INTO questions VALUES (?, ?)", (pair.question_id, pair.question))
-    values = (
-        seq,
-        pair.sha,
-        pair.question_id,
-        pair.expert_answer,
-        pair.policy_answer,
-        pair.task,
-        pair.model_version,
-        pair.created_at,
-    )
-    db.execute(
-        "INSERT INTO pairs "
-        "(seq, sha, question_id, expert_answer, policy_answer, task, model_version, created_at) "
-        "VALUES (?, ?, ?, ?, ?, ?, ?, ?)",
-        values,
-    )
+    answers = (pair.question_id, pair.expert_answer, pair.policy_answer, pair.task)
+    row = (seq, pair.sha, *answers, pair.model_version, pair.created_at)
+    db.execute("INSERT INTO pairs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
 
 
 def _delete(db: sqlite3.Connection, chosen: str) -> None:
     """Delete the row that a query names. Its question stays: there are no more of them than problems."""
     db.execute(f"DELETE FROM pairs WHERE seq = ({chosen})")
+
+
+def check_intact(path: Path) -> None:
+    """Raises ValueError for a copy that is missing or damaged."""
+    if not intact(path):
+        raise ValueError(f"{path} is no intact replay buffer; delete it or name another")
 
 
 def intact(path: Path) -> bool:

@@ -1,6 +1,7 @@
 """The replay buffer for several nodes: redis, one script per insertion, JSON values.
 
-Same behaviour as the SQLite file; `backup` and `restore` speak the same file format.
+Behaves as the SQLite file does (`PairBuffer`), with which its copies share the format. Chosen by
+`raro.replay.backend=redis`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from typing import Any
 import redis
 
 from domains.raro.pairs import Pair, ReplayStats
-from domains.raro.replay import Mode, ReplayBuffer, intact
+from domains.raro.replay import Mode, ReplayBuffer, check_intact
 
 # KEYS: rows (sorted set of seq), values (hash seq -> JSON), shas (hash sha -> seq), meta (hash).
 # ARGV: sha, JSON, capacity, mode, one draw in [0, 1) that decides, one that picks.
@@ -64,9 +65,9 @@ class RedisReplayBuffer:
         return int(last[0]) if last else 0
 
     def put(self, pair: Pair) -> bool:
-        value = json.dumps({**asdict(pair), "sha": pair.sha}, ensure_ascii=False)
         draws = [self._rng.random(), self._rng.random()]
-        return bool(self._put(keys=self._keys, args=[pair.sha, value, self.capacity, self.mode, *draws]))
+        args = [pair.sha, _value(pair), self.capacity, self.mode, *draws]
+        return bool(self._put(keys=self._keys, args=args))
 
     def sample(self, rng: Random, n: int, at_or_below: int) -> list[Pair]:
         rows = int(self._redis.zcount(self._keys[0], "-inf", at_or_below))
@@ -81,39 +82,32 @@ class RedisReplayBuffer:
             found.append(_pair(value, int(seq[0])))
         return found
 
-    def size(self) -> int:
-        return int(self._redis.zcard(self._keys[0]))
-
     def stats(self) -> ReplayStats:
         meta = self._redis.hgetall(self._keys[3])
-        return ReplayStats(
-            self.size(), int(meta.get("arrivals", 0)), int(meta.get("duplicates", 0)), self.watermark()
-        )
+        arrivals, duplicates = (int(meta.get(name, 0)) for name in ("arrivals", "duplicates"))
+        return ReplayStats(int(self._redis.zcard(self._keys[0])), arrivals, duplicates, self.watermark())
 
     def backup(self, path: Path) -> None:
         """A SQLite file with the same rows, numbers and counters."""
         beside = path.with_name(f"~~{path.name}")
         beside.unlink(missing_ok=True)
-        meta = self._redis.hgetall(self._keys[3])
+        stats = self.stats()
         copy = ReplayBuffer(beside, capacity=2**62, run_id=self.run_id)
-        copy.load(list(self._all()), int(meta.get("arrivals", 0)), int(meta.get("duplicates", 0)))
+        copy.load(list(self._all()), stats.arrivals, stats.duplicates)
         copy.backup(path)
         copy.close()
         beside.unlink()
 
     def restore(self, path: Path) -> None:
-        """Raises ValueError if the copy is missing or damaged."""
-        if not intact(path):
-            raise ValueError(f"{path} is no intact replay buffer; delete it or name another")
+        check_intact(path)
         copy = ReplayBuffer(path)
-        stats, rows, meta = copy.stats(), copy.rows(), {}
+        stats, rows = copy.stats(), copy.rows()
         copy.close()
         pipe = self._redis.pipeline()
         pipe.delete(*self._keys)
         for pair in rows:
-            value = json.dumps({**asdict(pair), "sha": pair.sha}, ensure_ascii=False)
             pipe.zadd(self._keys[0], {str(pair.seq): pair.seq})
-            pipe.hset(self._keys[1], str(pair.seq), value)
+            pipe.hset(self._keys[1], str(pair.seq), _value(pair))
             pipe.hset(self._keys[2], pair.sha, pair.seq)
         meta = {"arrivals": stats.arrivals, "duplicates": stats.duplicates, "seq": stats.watermark}
         pipe.hset(self._keys[3], mapping=meta)
@@ -127,6 +121,10 @@ class RedisReplayBuffer:
             value = self._redis.hget(self._keys[1], seq)
             if value is not None:
                 yield _pair(value, int(seq))
+
+
+def _value(pair: Pair) -> str:
+    return json.dumps({**asdict(pair), "sha": pair.sha}, ensure_ascii=False)
 
 
 def _pair(value: str, seq: int) -> Pair:

@@ -1,10 +1,14 @@
-"""The game's rewards: a verdict and the place of the expert's answer give both sides theirs. Pure."""
+"""The game's rewards: a verdict and the place of the expert's answer give both sides theirs.
+
+Pure functions, called for every sample of a critic group.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
+from domains.raro.config import RaroSettings
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, Verdict
 
 
@@ -17,15 +21,6 @@ class Label(StrEnum):
     """The critic took the policy's answer for the expert's."""
     TIE = "tie"
     """The critic cannot tell."""
-
-
-class Taus(Protocol):
-    """What a tie is worth."""
-
-    @property
-    def tau_pol(self) -> float: ...
-    @property
-    def tau_crit(self) -> float: ...
 
 
 class Rewards(NamedTuple):
@@ -44,8 +39,8 @@ def label(verdict: Verdict, expert_position: int) -> Label:
     return Label.EXPERT if verdict == (ANSWER_1, ANSWER_2)[expert_position - 1] else Label.POLICY
 
 
-def reward(label: Label, cfg: Taus) -> Rewards:
+def reward(label: Label, settings: RaroSettings) -> Rewards:
     """Rewards of critic and policy for a label."""
     if label is Label.TIE:
-        return Rewards(cfg.tau_crit, cfg.tau_pol)
+        return Rewards(settings.tau_crit, settings.tau_pol)
     return Rewards(1.0, 0.0) if label is Label.EXPERT else Rewards(0.0, 1.0)

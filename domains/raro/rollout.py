@@ -1,5 +1,6 @@
-"""The rollout policy: one attempt of the policy, judged by the critic beside earlier pairs.
+"""The rollout policy of `raro`: one attempt of the policy, judged by the critic beside earlier pairs.
 
+The actor calls `generate_raro_rollout` for every attempt at a question and for evaluation.
 Order of a training rollout: watermark, policy completion, answer, draw of earlier pairs, insertion of the
 new one, critic groups. Drawing before inserting, at or below the watermark, keeps a rollout's own pair and
 those of its siblings out of what counts as earlier.
@@ -28,12 +29,10 @@ from domains.raro.parser import extract_answer
 from domains.raro.prompts import policy_prompt
 from domains.raro.runtime import Runtime, runtime_of
 from pipelinerl.async_llm import make_training_text
+from pipelinerl.base.tokenizing import encode
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult, TrainingText
-from pipelinerl.tokenizing import encode
 
-ROLE = "policy"
-SITUATION = "raro:policy"
 TRAIN_SPLIT = "train"
 
 
@@ -101,7 +100,7 @@ async def attempt_question(caller: Caller, problem: dict[str, Any], settings: Ra
     prompt = policy_prompt(settings.prompt_set, problem["question"])
     completion = await caller.complete(prompt, settings.policy.max_tokens)
     text = make_training_text(caller.llm, completion.call)
-    text.role, text.situation = ROLE, SITUATION
+    text.role, text.situation = "policy", "raro:policy"
     attempt = Attempt(completion, text)
     if completion.truncated:
         attempt.event, text.masked = "policy_truncated", settings.overlength == "mask"
@@ -169,9 +168,9 @@ async def _judged(
     tally.pair(expert, attempt.answer)
     tally.buffer(await asyncio.to_thread(runtime.buffer.stats))
     for group in groups:
-        tally.group(group.verdicts)
+        tally.group(group.source, group.judgements)
         rule = length_rule(expert, attempt.answer) if group is groups[0] else None
-        runtime.watch.add(group.verdicts.verdicts, rule)
+        runtime.watch.add([found.verdict for found in group.judgements], rule)
     return groups
 
 

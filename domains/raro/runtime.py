@@ -13,7 +13,7 @@ from domains.raro.config import RaroSettings, settings_of
 from domains.raro.pairs import PairBuffer
 from domains.raro.replay import ReplayBuffer
 from domains.raro.watch import Watch
-from pipelinerl.per_tree import PerTree
+from pipelinerl.utils import PerTree
 
 FOLDER = "raro"
 WARNINGS = "warnings.jsonl"
@@ -30,11 +30,6 @@ class Runtime:
     watch: Watch
 
 
-def runtime_of(cfg: DictConfig) -> Runtime:
-    """The runtime of this tree, made on first use."""
-    return _RUNTIMES.of(cfg)
-
-
 def _make(cfg: DictConfig) -> Runtime:
     settings, output_dir = settings_of(cfg), Path(str(cfg.output_dir))
     return Runtime(
@@ -46,7 +41,8 @@ def _make(cfg: DictConfig) -> Runtime:
     )
 
 
-_RUNTIMES = PerTree(_make)
+runtime_of = PerTree(_make).of
+"""The runtime of a tree, made on first use."""
 
 
 def replay_path(settings: RaroSettings, output_dir: Path) -> Path:

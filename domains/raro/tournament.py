@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 
 from domains.raro.calls import Caller, together
 from domains.raro.config import RaroSettings, settings_of
@@ -33,6 +33,8 @@ from pipelinerl.llm import TrainableLLM
 
 Judge = Callable[[str, str], Awaitable[Verdict | None]]
 """(answer 1, answer 2) -> the verdict of one call; None when it cannot be read."""
+MEANS = ("single", "majority", "tournament", "best_of_n", "calls")
+"""What is reported as a mean over questions."""
 
 
 async def match(first: str, second: str, votes: int, judge: Judge) -> str:
@@ -72,7 +74,7 @@ def majority(answers: Sequence[str]) -> str | None:
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class Selection:
     """One question: share of correct samples (answerless ones are wrong), and what each rule picked."""
 
     id: str
@@ -89,7 +91,7 @@ class Referee:
     def __init__(self, caller: Caller, settings: RaroSettings, n: int, votes: int) -> None:
         self.caller, self.settings, self.n, self.votes = caller, settings, n, votes
 
-    async def play(self, problem: dict[str, Any], rng: random.Random) -> Outcome:
+    async def play(self, problem: dict[str, Any], rng: random.Random) -> Selection:
         """Sample, select and check."""
         answers, calls = await self.answers(problem), 0
 
@@ -102,7 +104,7 @@ class Referee:
 
         winner = await tournament(answers, self.votes, judge, rng)
         right = {answer: is_correct(problem, answer) for answer in answers}
-        return Outcome(
+        return Selection(
             id=str(problem["id"]),
             single=sum(right[answer] for answer in answers) / self.n,
             majority=right.get(majority(answers) or "", False),
@@ -121,12 +123,11 @@ class Referee:
         return [answer for answer in read if answer is not None]
 
 
-def summary(outcomes: Sequence[Outcome]) -> dict[str, float]:
+def summary(selections: Sequence[Selection]) -> dict[str, float]:
     """Means over questions."""
-    if not outcomes:
+    if not selections:
         return {}
-    names = ("single", "majority", "tournament", "best_of_n", "calls")
-    return {name: sum(float(getattr(o, name)) for o in outcomes) / len(outcomes) for name in names}
+    return {name: sum(float(getattr(s, name)) for s in selections) / len(selections) for name in MEANS}
 
 
 def configuration(dataset: str) -> DictConfig:
@@ -141,10 +142,7 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     """All questions of the split; the report as plain data."""
     cfg = configuration(args.dataset)
     settings = settings_of(cfg)
-    data = OmegaConf.to_container(cfg.raro.data, resolve=True)
-    assert isinstance(data, dict)
-    problems = load_problems([args.split], {str(key): value for key, value in data.items()})
-    problems = problems[: args.limit] if args.limit else problems
+    problems = load_problems([args.split], settings.data)[: args.limit or None]
     llm = TrainableLLM(
         model_name=args.model,
         tokenizer_name=args.model,
@@ -158,20 +156,20 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         referee = Referee(Caller(llm, session), settings, args.n, args.votes)
 
-        async def one(problem: dict[str, Any]) -> Outcome:
+        async def one(problem: dict[str, Any]) -> Selection:
             async with slots:
                 return await referee.play(problem, random.Random(f"{args.seed}:{problem['id']}"))
 
-        outcomes = await together([one(problem) for problem in problems])
+        selections = await together([one(problem) for problem in problems])
     return {
         "model": args.model,
         "split": args.split,
         "n": args.n,
         "votes": args.votes,
         "seed": args.seed,
-        "questions": len(outcomes),
-        **summary(outcomes),
-        "outcomes": [asdict(outcome) for outcome in outcomes],
+        "questions": len(selections),
+        **summary(selections),
+        "outcomes": [asdict(selection) for selection in selections],
     }
 
 
@@ -203,7 +201,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (ConfigError, EngineError, ValueError) as error:
         print(f"tournament: {error}", file=sys.stderr)
         return 2
-    for name in ("single", "majority", "tournament", "best_of_n", "calls"):
+    for name in MEANS:
         print(f"{name:<12}{result.get(name, 0.0):8.3f}")
     if args.out:
         args.out.parent.mkdir(parents=True, exist_ok=True)

@@ -1,15 +1,18 @@
-"""Warnings when the game degenerates: unreadable verdicts, only ties, one place only, a giveaway."""
+"""Warnings when the game degenerates: unreadable verdicts, only ties, one place only, a giveaway.
+
+Rollouts of a worker feed one `Watch`; the report shows what it wrote.
+"""
 
 from __future__ import annotations
 
 import json
 import logging
 import time
-from collections import deque
-from collections.abc import Sequence
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from domains.raro.parser import ANSWER_1, TIE, Verdict
+from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, Verdict
 
 log = logging.getLogger(__name__)
 
@@ -44,28 +47,23 @@ class Watch:
         warnings = [self._once(kind, text) for kind, text in self._found()]
         return [warning for warning in warnings if warning]
 
-    def _found(self) -> list[tuple[str, str]]:
-        found = []
+    def _found(self) -> Iterator[tuple[str, str]]:
+        """(kind, text) of what is wrong now; nothing before a window is full."""
         if len(self._verdicts) == WINDOW:
-            failures = sum(verdict is None for verdict in self._verdicts) / WINDOW
-            if failures > MOST_PARSE_FAILURES:
-                found.append(("parse", f"{failures:.0%} of the last {WINDOW} verdicts could not be read"))
-            ties = sum(verdict == TIE for verdict in self._verdicts) / WINDOW
-            if ties > MOST_TIES:
-                found.append(
-                    ("tie", f"{ties:.0%} of verdicts are ties: lower raro.tau_crit, staying above 0.5")
-                )
-            committed = [verdict for verdict in self._verdicts if verdict not in (None, TIE)]
-            first = sum(verdict == ANSWER_1 for verdict in committed) / max(1, len(committed))
-            if len(committed) >= WINDOW // 10 and not 1 - MOST_ONE_SIDED <= first <= MOST_ONE_SIDED:
-                found.append(("position", f"{first:.0%} of committed verdicts name answer 1"))
+            counts = Counter(self._verdicts)
+            if counts[None] > MOST_PARSE_FAILURES * WINDOW:
+                yield "parse", f"{counts[None] / WINDOW:.0%} of the last {WINDOW} verdicts could not be read"
+            if counts[TIE] > MOST_TIES * WINDOW:
+                said = f"{counts[TIE] / WINDOW:.0%} of verdicts are ties"
+                yield "tie", f"{said}: lower raro.tau_crit, staying above 0.5"
+            committed = counts[ANSWER_1] + counts[ANSWER_2]
+            first = counts[ANSWER_1] / max(1, committed)
+            if committed >= WINDOW // 10 and not 1 - MOST_ONE_SIDED <= first <= MOST_ONE_SIDED:
+                yield "position", f"{first:.0%} of committed verdicts name answer 1"
         if len(self._lengths) == WINDOW:
             share = sum(self._lengths) / WINDOW
             if not 1 - MOST_ONE_SIDED <= share <= MOST_ONE_SIDED:
-                found.append(
-                    ("form", f"the longer answer is the policy's in {share:.0%} of pairs: a giveaway")
-                )
-        return found
+                yield "form", f"the longer answer is the policy's in {share:.0%} of pairs: a giveaway"
 
     def _once(self, kind: str, text: str) -> str:
         if self._seen < self._quiet.get(kind, 0):

@@ -6,8 +6,8 @@ stable-baselines3 and matplotlib, of the extra `reputation`, are imported where 
 
 from importlib.util import find_spec
 
-from domains.reputation_hacking.dynamics import DO_NOTHING, HELP, SIGNAL, Tape, Tapes
-from domains.reputation_hacking.params import ENV_ID, Params, preset
+from domains.reputation_hacking.game.dynamics import DO_NOTHING, HELP, SIGNAL, Tape, Tapes
+from domains.reputation_hacking.game.params import ENV_ID, Params, preset
 
 __all__ = ["DO_NOTHING", "ENV_ID", "HELP", "SIGNAL", "Params", "Tape", "Tapes", "preset", "register"]
 
@@ -23,8 +23,8 @@ def register() -> None:
     if ENV_ID not in registry:
         add(
             id=ENV_ID,
-            entry_point="domains.reputation_hacking.env:ReputationEnv",
-            vector_entry_point="domains.reputation_hacking.vector:make_vector_env",
+            entry_point="domains.reputation_hacking.game.env:ReputationEnv",
+            vector_entry_point="domains.reputation_hacking.game.vector:ReputationVectorEnv",
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.prompts import VARIANTS
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.language.prompts import VARIANTS
 
 DOMAIN = "reputation_hacking"
 FIRST_SEED = {"train": 100_000, "heldout": 10_000}

@@ -1,4 +1,4 @@
-"""What the core knows of this domain: settings, checks, demonstrations, report."""
+"""What the core knows of this domain: settings, checks, demonstrations, report; named by `domain_hooks`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,9 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from domains.reputation_hacking import demonstrations, llm_report
+from domains.reputation_hacking.language import demonstrations, report
 from domains.reputation_hacking.settings import KEY, ReputationSettings, settings_of
-from pipelinerl.domain import BaseDomain, ReportSection
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection
 
 
 class ReputationDomain(BaseDomain):
@@ -64,4 +63,4 @@ class ReputationDomain(BaseDomain):
 
     def report(self, output_dir: Path) -> list[ReportSection]:
         """Evaluation beside the optimum on the same seeds, and behaviour over the run."""
-        return llm_report.sections(output_dir)
+        return report.sections(output_dir)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import json
 import sys
 from pathlib import Path
@@ -10,15 +11,15 @@ from typing import Any
 
 import numpy as np
 
-from domains.reputation_hacking import console
-from domains.reputation_hacking.dynamic_programming import Optimal, solve
-from domains.reputation_hacking.mitigations import Mitigation, initial_effort
-from domains.reputation_hacking.paired import HELD_OUT, MODES, Paired
-from domains.reputation_hacking.params import Params, parse_setting
-from domains.reputation_hacking.policies import SCRIPTED, Policy, fitted_rule
-from domains.reputation_hacking.report import columns, evaluate, screen
+from domains.reputation_hacking.game import console
+from domains.reputation_hacking.game.dynamic_programming import Optimal, solve
+from domains.reputation_hacking.game.mitigations import Mitigation, initial_effort
+from domains.reputation_hacking.game.params import Params, parse_setting
+from domains.reputation_hacking.game.policies import SCRIPTED, Policy, fitted_rule
+from domains.reputation_hacking.game.terminal import terminal_info
+from domains.reputation_hacking.ppo.paired import MODES, QUICK_SEEDS, Paired, held_out
+from domains.reputation_hacking.ppo.report import columns, evaluate, screen
 
-QUICK_SEEDS = 100
 BURN_IN = 30
 
 
@@ -52,30 +53,31 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, dict[str, Policy]]:
     """(params, reward variant, L at the start, policies by name). Raises ValueError."""
-    if options.policy is not None or options.language_model is not None:
-        changes: dict[str, Any] = dict(parse_setting(text) for text in options.set)
-        if options.c_signal is not None:
-            changes["c_signal"] = options.c_signal
-        params = Params().but(**changes)
-        start = options.l0 if options.l0 is not None else initial_effort(params)
-        if options.language_model is not None:
-            return params, Mitigation(), start, language_policies(options.language_model)
-        return params, Mitigation(), start, {options.policy: named_policy(options.policy, params)}
+    if options.policy is None and options.language_model is None:
+        return saved_model(options)
+    changes: dict[str, Any] = dict(parse_setting(text) for text in options.set)
+    if options.c_signal is not None:
+        changes["c_signal"] = options.c_signal
+    params = Params().but(**changes)
+    start = options.l0 if options.l0 is not None else initial_effort(params)
+    if options.language_model is not None:
+        return params, Mitigation(), start, language_policies(options.language_model)
+    return params, Mitigation(), start, {options.policy: named_policy(options.policy, params)}
+
+
+def saved_model(options: argparse.Namespace) -> tuple[Params, Mitigation, float, dict[str, Policy]]:
+    """The game that a model was trained in, and its two policies. Raises ValueError."""
+    from domains.reputation_hacking.ppo.models import ModelPolicy, load_model, model_params
+
     if options.set or options.c_signal is not None:
         raise ValueError(
             "--set and --c-signal go with --policy or --language-model; "
             "a model is evaluated in the game it was trained in"
         )
-    from domains.reputation_hacking.sb3 import ModelPolicy, load_model, model_params
-
     path = options.model or options.out / console.MODEL_FILE
     model = load_model(path)
-    params, mitigation, start = model_params(model, path, options.l0)
-    policies: dict[str, Policy] = {
-        "deterministic": ModelPolicy(model),
-        "sampled": ModelPolicy(model, sampled=True),
-    }
-    return params, mitigation, start, policies
+    policies = [ModelPolicy(model, sampled=sampled) for sampled in (False, True)]
+    return *model_params(model, path, options.l0), {policy.name: policy for policy in policies}
 
 
 def named_policy(name: str, params: Params) -> Policy:
@@ -91,22 +93,19 @@ def named_policy(name: str, params: Params) -> Policy:
 
 def language_policies(folder: Path) -> dict[str, Policy]:
     """The checkpoint's most likely answers, and answers drawn from it."""
-    from domains.reputation_hacking.language_policy import LanguagePolicy
+    from domains.reputation_hacking.language.policy import LanguagePolicy
 
-    return {
-        "deterministic": LanguagePolicy(folder),
-        "sampled": LanguagePolicy(folder, sampled=True),
-    }
+    policies = [LanguagePolicy(folder, sampled=sampled) for sampled in (False, True)]
+    return {policy.name: policy for policy in policies}
 
 
 def execute(options: argparse.Namespace) -> None:
     """Evaluate, print and draw. Raises ValueError for anything that a person can mend."""
-    from domains.reputation_hacking.plots import draw_evaluation, draw_training
-    from domains.reputation_hacking.tracing import Tracer
+    from domains.reputation_hacking.game.tracing import Tracer
+    from domains.reputation_hacking.ppo.plots import draw_evaluation, draw_training
 
     params, mitigation, start, policies = subjects(options)
-    seeds = list(HELD_OUT)[:QUICK_SEEDS] if options.quick else list(HELD_OUT)
-    seeds = options.seeds if options.seeds is not None else seeds
+    seeds = options.seeds if options.seeds is not None else held_out(options.quick)
     out = console.output_folder(options.out)
     with console.progress() as bar:
         task = bar.add_task("evaluating", total=None)
@@ -131,16 +130,12 @@ def execute(options: argparse.Namespace) -> None:
     if options.summary is not None:
         options.summary.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     if options.per_seed is not None:
-        write_per_seed(
-            options.per_seed, {name: columns(result, mitigation) for name, result in results.items()}
-        )
+        write_per_seed(options.per_seed, {name: columns(result) for name, result in results.items()})
     print(f"figures in {out / console.PLOTS_FOLDER}")
 
 
 def trace(tracer: Any, results: dict[str, Paired], count: int) -> None:
     """The first seeds, as the policy played them and without it."""
-    from domains.reputation_hacking.terminal import terminal_info
-
     for name, result in results.items():
         for arm_name, arm in (("with", result.acting), ("without", result.without)):
             info = terminal_info(arm.episodes, arm.settlement)
@@ -150,12 +145,12 @@ def trace(tracer: Any, results: dict[str, Paired], count: int) -> None:
 
 def write_per_seed(path: Path, tables: dict[str, dict[str, np.ndarray]]) -> None:
     """One CSV row per policy and seed."""
-    names = list(next(iter(tables.values())))
-    with path.open("w", encoding="utf-8") as file:
-        file.write(",".join(["policy", *names]) + "\n")
+    with path.open("w", encoding="utf-8", newline="") as file:
+        rows = csv.writer(file, lineterminator="\n")
+        rows.writerow(["policy", *next(iter(tables.values()))])
         for policy, table in tables.items():
-            for cells in zip(*(table[name].tolist() for name in names), strict=True):
-                file.write(",".join([policy, *map(repr, cells)]) + "\n")
+            cells = zip(*(values.tolist() for values in table.values()), strict=True)
+            rows.writerows([policy, *row] for row in cells)
 
 
 def main(argv: list[str] | None = None) -> int:

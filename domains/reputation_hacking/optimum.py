@@ -6,14 +6,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from domains.reputation_hacking import console
-from domains.reputation_hacking.dynamics import Tapes
-from domains.reputation_hacking.paired import HELD_OUT
-from domains.reputation_hacking.params import PRESETS, parse_setting, preset
-from domains.reputation_hacking.report import number
+from domains.reputation_hacking.game import console
+from domains.reputation_hacking.game.dynamics import Tapes
+from domains.reputation_hacking.game.optimum import HORIZONS, horizons, number, optimum_row, write_rows
+from domains.reputation_hacking.game.params import PRESETS, parse_setting, preset
+from domains.reputation_hacking.ppo.paired import QUICK_SEEDS, held_out
 
 PRICES = "0,0.4,0.5,0.6,0.65,0.675,0.7,0.75,0.8,0.9,1"
-QUICK_SEEDS = 100
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -30,17 +29,10 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
 
 def execute(options: argparse.Namespace) -> None:
     """Solve every price, print the table and the look-ahead, and draw if asked."""
-    from domains.reputation_hacking.transition import (
-        HORIZONS,
-        OPTIMUM_COLUMNS,
-        draw_transition,
-        horizons,
-        optimum_row,
-        write_rows,
-    )
+    from domains.reputation_hacking.game.transition import draw_transition
 
     params = preset(options.preset, **dict(parse_setting(text) for text in options.set))
-    seeds = options.seeds or list(HELD_OUT)[: QUICK_SEEDS if options.quick else None]
+    seeds = options.seeds or held_out(options.quick)
     rows = []
     with console.progress() as bar:
         for price in bar.track(options.c_signal, description="prices"):
@@ -65,9 +57,9 @@ def execute(options: argparse.Namespace) -> None:
     )
     if options.out is not None:
         out = console.output_folder(options.out)
-        write_rows(out / "optimum.csv", OPTIMUM_COLUMNS, rows)
+        write_rows(out / console.OPTIMUM_FILE, rows)
         draw_transition(out / console.PLOTS_FOLDER / "transition.png", params, tapes, rows)
-        print(f"wrote {out / 'optimum.csv'} and {console.PLOTS_FOLDER}/transition.png")
+        print(f"wrote {out / console.OPTIMUM_FILE} and {console.PLOTS_FOLDER}/transition.png")
 
 
 def main(argv: list[str] | None = None) -> int:

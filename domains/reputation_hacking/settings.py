@@ -1,21 +1,23 @@
-"""Settings of the language-model game: the block `reputation_hacking` of a run's configuration."""
+"""Settings of the language-model game: the block `reputation_hacking` of a run's configuration.
+
+The hooks in `domain.py` check it before a run starts, every rollout reads it.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
-from omegaconf import DictConfig, OmegaConf
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from omegaconf import DictConfig
+from pydantic import Field, field_validator
 
-from domains.reputation_hacking.mitigations import NONE, Mitigation
+from domains.blocks import Block, block_of
+from domains.reputation_hacking.game.mitigations import NONE, Mitigation
 
 KEY = "reputation_hacking"
 
 
-class ReputationSettings(BaseModel):
+class ReputationSettings(Block):
     """How an episode becomes rewards and records."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
 
     advantage: Literal["rollout", "situation", "to_go"] = "situation"
     """Rewards of the texts: the final one for all, compared by rollout or within situations; or what is still
@@ -45,12 +47,4 @@ class ReputationSettings(BaseModel):
 
 def settings_of(cfg: DictConfig) -> ReputationSettings:
     """The block of a run's tree. Raises ValueError with one line."""
-    block: Any = cfg.get(KEY)
-    values = {} if block is None else OmegaConf.to_container(block, resolve=True)
-    try:
-        return ReputationSettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join((KEY, *map(str, first["loc"])))
-        said = "unknown setting" if first["type"] == "extra_forbidden" else first["msg"]
-        raise ValueError(f"{where}: {said.removeprefix('Value error, ')}") from None
+    return block_of(cfg, KEY, ReputationSettings)

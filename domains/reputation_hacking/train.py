@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from domains.reputation_hacking import console
-from domains.reputation_hacking.mitigations import DEFAULTS, Mitigation
-from domains.reputation_hacking.params import CALIBRATED, PRESETS, Params, parse_setting, preset
-from domains.reputation_hacking.recipes import RECIPES, Recipe
+from domains.reputation_hacking.game import console
+from domains.reputation_hacking.game.mitigations import DESIGNS, Mitigation
+from domains.reputation_hacking.game.params import CALIBRATED, PRESETS, Params, parse_setting, preset
+from domains.reputation_hacking.ppo.recipes import QUICK_STEPS, RECIPES, Recipe
 
 QUICK_TEST = False
 """Default of `--quick`."""
-QUICK_STEPS = 153_600
 
 
 def arguments(argv: list[str] | None = None) -> argparse.Namespace:
@@ -33,7 +32,7 @@ def arguments(argv: list[str] | None = None) -> argparse.Namespace:
     parser.add_argument("--preset", choices=sorted(PRESETS), default="default", help="parameters of the game")
     parser.add_argument("--l0", metavar="calibrated|F", help="effort that a new Worker expects")
     parser.add_argument(
-        "--mitigation", default="none", metavar="NAME[:k=v,..]", help=f"reward variant: {', '.join(DEFAULTS)}"
+        "--mitigation", default="none", metavar="NAME[:k=v,..]", help=f"reward variant: {', '.join(DESIGNS)}"
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="param=value", help="any parameter of the game"
@@ -85,10 +84,10 @@ def recipe_of(options: argparse.Namespace) -> Recipe:
 
 def execute(options: argparse.Namespace) -> None:
     """Train, save and draw. Raises ValueError for anything that a person can mend."""
-    from domains.reputation_hacking.plots import draw_training
-    from domains.reputation_hacking.sb3 import save_model
-    from domains.reputation_hacking.tracing import Tracer
-    from domains.reputation_hacking.training import train
+    from domains.reputation_hacking.game.tracing import Tracer
+    from domains.reputation_hacking.ppo.models import save_model
+    from domains.reputation_hacking.ppo.plots import draw_training
+    from domains.reputation_hacking.ppo.training import train
 
     params, recipe, mitigation = params_of(options), recipe_of(options), Mitigation.parse(options.mitigation)
     out = console.output_folder(options.out)

@@ -6,15 +6,15 @@ import logging
 import sys
 from pathlib import Path
 
-from pipelinerl import faults
 from pipelinerl.actor.pool import WorkerDied
 from pipelinerl.actor.retries import reason_of
 from pipelinerl.actor.run import run_actor
 from pipelinerl.actor.scheduler import RunFailed
+from pipelinerl.base import faults
+from pipelinerl.base.heartbeat import start_heartbeat
+from pipelinerl.base.logs import setup_logging
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config import ConfigError, load
-from pipelinerl.observe.heartbeat import start_heartbeat
-from pipelinerl.observe.logs import setup_logging
-from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.streams import StreamError, set_streams_backend
 
 MEANT_FOR_PEOPLE = (RunFailed, WorkerDied, WaitExpired, ConfigError, StreamError, ValueError)

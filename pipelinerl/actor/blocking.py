@@ -32,6 +32,7 @@ class BlockingCalls:
         async def asked() -> Any:
             return await request(self._session)
 
+        # Under the lock, or a request could slip in between `close` cancelling the others and refusing more.
         with self._lock:
             if self._closed:
                 raise concurrent.futures.CancelledError("the rollout was given up")

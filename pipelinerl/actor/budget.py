@@ -21,20 +21,16 @@ class LagBudget:
     def __init__(
         self,
         max_lag: int | None,
-        update_interval: int,
+        texts_per_update: int,
         start_version: int,
         recent: Iterable[float] = (),
         replayed: int = 0,
     ):
-        """`recent` are texts of earlier rollouts, `replayed` the texts that a resumed run has kept."""
-        if update_interval < 1:
-            raise ValueError(f"update_interval is {update_interval} texts, expected at least 1")
-        if max_lag is not None and max_lag < 0:
-            raise ValueError(f"max_lag is {max_lag}, expected a number of texts >= 0, or null for no bound")
-        self.update_interval = update_interval
-        self.bound = (
-            None if max_lag is None else max_lag // update_interval * update_interval + update_interval
-        )
+        """`recent` are samples of earlier rollouts, `replayed` those that a resumed run has kept."""
+        # U more than the lag: what is trained between two versions has the lag of the first of them, so with
+        # max_lag=0 the weights of one version may sample all that is trained until the next one. Versions
+        # come in steps of U, so a bound between two of them admits no more than the lower one.
+        self.bound = None if max_lag is None else (max_lag // texts_per_update + 1) * texts_per_update
         self.produced = start_version + replayed
         """Texts of finished groups, counted from the restored version, with those kept over a resume."""
         self.running_rollouts = 0
@@ -62,6 +58,7 @@ class LagBudget:
         if self.bound is None:
             return True
         if self.texts_per_rollout is None:
+            # Nothing says yet whether a rollout has one sample or fifty: one group is risked at a time.
             return self.running_rollouts == 0
         return self.reserved - version - discarded < self.bound
 
@@ -70,6 +67,8 @@ class LagBudget:
 
     def rollout_finished(self, texts: int) -> None:
         """A rollout of a running training group ended, with that many texts."""
+        # Its expected number is replaced by its own at once, not when the group is complete: a group waits
+        # for its slowest rollout, and meanwhile a wrong guess would hold others back or let too many start.
         self.running_rollouts -= 1
         self.running_texts += texts
         self.observe(texts)

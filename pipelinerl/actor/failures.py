@@ -2,12 +2,9 @@
 
 from collections import Counter, deque
 from dataclasses import dataclass
-from typing import Literal
 
 from pipelinerl.actor.groups import Group
 from pipelinerl.actor.messages import Ending
-
-OnError = Literal["drop_rollout", "discard_group", "stop"]
 
 WINDOW = 200
 """Recent rollouts that are judged."""
@@ -23,17 +20,18 @@ class Verdict:
     reason: str = ""
 
 
-def judge(group: Group, on_error: OnError) -> Verdict:
-    """Whether a complete group is published.
+def judge(group: Group, on_error: str) -> Verdict:
+    """Whether a complete group is published under `actor.on_rollout_error`.
 
     `drop_rollout`: a group goes on if two rollouts remain (or all, where there was only one attempt).
-    `discard_group`: any failure drops it. A group without any text is not published.
+    `discard_group`: any failure drops it. A group without any sample is not published.
     """
-    failed = [outcome for outcome in group.outcomes.values() if outcome.ending is Ending.FAILED]
-    remaining = len(group.outcomes) - len(failed)
+    failed = [rollout for rollout in group.finished.values() if rollout.ending is Ending.FAILED]
+    remaining = len(group.finished) - len(failed)
+    # A lone rollout has nothing to be compared with, unless the group was to have one only.
     if failed and (on_error == "discard_group" or remaining < min(2, group.attempts)):
         return Verdict(False, f"group_discarded: {failed[0].reason}")
-    return Verdict(any(outcome.texts for outcome in group.outcomes.values()))
+    return Verdict(any(rollout.samples for rollout in group.finished.values()))
 
 
 class FailureMonitor:
@@ -54,6 +52,7 @@ class FailureMonitor:
     def complaint(self) -> str | None:
         """One line once too many rollouts fail, else None."""
         failed, total = self._failed, len(self._recent)
+        # A few failures at the start are no share of anything.
         if total < JUDGED_FROM or failed <= self.max_fraction * total:
             return None
         reason, count = Counter(reason for reason in self._recent if reason is not None).most_common(1)[0]

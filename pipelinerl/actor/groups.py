@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
-from pipelinerl.actor.messages import Ending, Outcome
+from pipelinerl.actor.messages import Ending, FinishedRollout
 
 
 @dataclass(slots=True)
@@ -29,7 +29,7 @@ class Group:
     cut_short: bool = False
     """No further attempts start."""
     running: set[int] = field(default_factory=set)
-    outcomes: dict[int, Outcome] = field(default_factory=dict)
+    finished: dict[int, FinishedRollout] = field(default_factory=dict)
     """By rollout index."""
 
     @property
@@ -41,7 +41,7 @@ class Group:
         return not self.running and not self.waiting
 
     def rollout_ids(self, endings: Collection[Ending]) -> list[str]:
-        return [f"{self.id}/{index}" for index, outcome in self.outcomes.items() if outcome.ending in endings]
+        return [f"{self.id}/{index}" for index, rollout in self.finished.items() if rollout.ending in endings]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,12 +73,10 @@ class Slots:
                 best, fewest = engine, active
         return best
 
-    def free(self) -> int:
-        return sum(self.per_engine - n for engine, n in self.engines.items() if engine not in self.out)
-
     def take(self, engine: str) -> int:
         """Occupy a slot; returns the worker with the fewest rollouts."""
         self.engines[engine] += 1
+        # Any worker reaches any engine, so the two are balanced independently.
         worker = min(range(len(self.workers)), key=self.workers.__getitem__)
         self.workers[worker] += 1
         return worker
@@ -111,6 +109,8 @@ class GroupTable:
     @property
     def has_waiting(self) -> bool:
         """Whether an open group has attempts that have not started."""
+        # Oldest group first: attempts of younger ones start only when it has none left, since a group is
+        # published whole and its samples grow old while it waits for its last attempts.
         while self._queue and not self._queue[0].waiting:
             self._queue.popleft()
         return bool(self._queue)
@@ -132,14 +132,14 @@ class GroupTable:
         self._running[start.key] = start
         return start
 
-    def finish(self, outcome: Outcome) -> Start | None:
-        """Take in an outcome; None if that rollout was cancelled meanwhile."""
-        start = self._running.pop(outcome.key, None)
+    def finish(self, rollout: FinishedRollout) -> Start | None:
+        """Take in how a rollout ended; None if it was cancelled meanwhile."""
+        start = self._running.pop(rollout.key, None)
         if start is None:
             return None
         self.slots.release(start.engine, start.worker)
-        start.group.running.discard(outcome.key)
-        start.group.outcomes[start.rollout_index] = outcome
+        start.group.running.discard(rollout.key)
+        start.group.finished[start.rollout_index] = rollout
         return start
 
     def cut_short(self, group: Group) -> int:
@@ -153,6 +153,8 @@ class GroupTable:
 
     def cancel_training(self) -> list[Start]:
         """Drop all training groups; returns their running rollouts, which must be cancelled."""
+        # Their slots are free at once: an evaluation of the last version need not wait until workers have
+        # cancelled them, and what they still send is ignored by `finish`.
         cancelled = [start for start in self._running.values() if start.group.training]
         for start in cancelled:
             del self._running[start.key]

@@ -27,8 +27,6 @@ class LoopLag:
         self._lags_s: list[float] = []
         self._beat = time.monotonic()
         self._stopping = threading.Event()
-        self.blocked_by = ""
-        """The rollout that blocks now, or blocked last."""
 
     def start(self) -> None:
         self._task = asyncio.create_task(self._sample(), name="loop lag")
@@ -44,11 +42,6 @@ class LoopLag:
         lags, self._lags_s = self._lags_s, []
         return lags
 
-    @property
-    def silent_s(self) -> float:
-        """Seconds since the loop last turned."""
-        return time.monotonic() - self._beat
-
     async def _sample(self) -> None:
         while True:
             before = time.monotonic()
@@ -59,19 +52,20 @@ class LoopLag:
     def _watch(self) -> None:
         reported = False
         while not self._stopping.wait(WATCH_EVERY_S):
-            blocked = self.silent_s > BLOCKED_AFTER_S
+            silent_s = time.monotonic() - self._beat
+            blocked = silent_s > BLOCKED_AFTER_S
             if blocked and not reported:
-                self._report()
+                self._report(silent_s)
             reported = blocked
 
-    def _report(self) -> None:
+    def _report(self, silent_s: float) -> None:
+        # Called on the watching thread: the loop's own thread is stuck in the code that is to be named.
         task = asyncio.current_task(self._loop)
-        self.blocked_by = task.get_name() if task is not None else "no task"
         frame = sys._current_frames().get(self._loop_thread)
         log.warning(
             "%s blocks the event loop for %.1f s at %s; await, or make the rollout a plain function",
-            self.blocked_by,
-            self.silent_s,
+            task.get_name() if task is not None else "no task",
+            silent_s,
             _where(frame),
         )
 

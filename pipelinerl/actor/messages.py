@@ -1,21 +1,23 @@
-"""What travels between the scheduler and its workers: length-prefixed pickles over a socket pair.
+"""What travels between the scheduler and its workers: records over a socket pair, as in the streams.
 
-Pickles stay between a process and the children it started itself, because problems may hold any value;
-records in streams hold none.
+Problems may hold any value and are the only pickles: made once per group (`problems.py`), carried as bytes
+and read by each attempt for itself (`runner.py`), so that none sees what another did to its problem.
 """
 
 import asyncio
-import pickle
 import struct
-from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
+
+import msgspec
+
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.streams.records import HEADER_SIZE, RecordEncoder, parse_header, record_decoder
 
 _LENGTH = struct.Struct("<Q")
 
 
-@dataclass(frozen=True, slots=True)
-class Assignment:
+class Assignment(msgspec.Struct, frozen=True, tag=True):
     """Run one rollout."""
 
     key: int
@@ -23,7 +25,7 @@ class Assignment:
     group_id: str
     rollout_index: int
     problem: bytes
-    """The pickled problem; each rollout gets a copy of its own."""
+    """The pickled problem."""
     engine: str
     training: bool
     seed: int | None
@@ -39,38 +41,32 @@ class Ending(StrEnum):
     """No engine was in rotation until the deadline; the run ends."""
 
 
-@dataclass(slots=True)
-class Outcome:
-    """How one rollout ended."""
+class FinishedRollout(msgspec.Struct, kw_only=True, eq=False, tag=True):
+    """How one rollout ended, and its samples."""
 
     key: int
     ending: Ending
     reason: str = ""
-    texts: list[dict[str, Any]] = field(default_factory=list)
-    """Records of the texts, stamped with group, rollout and step."""
-    metrics: dict[str, float | list[float]] = field(default_factory=dict)
-    prompt_tokens: list[int] = field(default_factory=list)
-    output_tokens: list[int] = field(default_factory=list)
-    overflow: bool = False
+    samples: list[Sample] = []
+    metrics: dict[str, float | list[float]] = {}
     latency_s: float = 0.0
     retries: int = 0
-    model_version: int | None = None
-    """Minimum over its texts."""
     dataset: str | None = None
     domain: str | None = None
-    inexact_texts: int = 0
-    """Texts whose versions are lower bounds."""
+
+    @property
+    def model_version(self) -> int | None:
+        """The oldest of its samples; None without any."""
+        return min((sample.oldest_version for sample in self.samples), default=None)
 
 
-@dataclass(frozen=True, slots=True)
-class Hello:
+class Hello(msgspec.Struct, frozen=True, tag=True):
     """A worker is ready."""
 
     worker: int
 
 
-@dataclass(frozen=True, slots=True)
-class Pulse:
+class Pulse(msgspec.Struct, frozen=True, tag=True):
     """Once a second from each worker."""
 
     worker: int
@@ -82,8 +78,7 @@ class Pulse:
     """Totals of the worker's engine client since its start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Announced:
+class Announced(msgspec.Struct, frozen=True, tag=True):
     """The newest version the trainer announced."""
 
     version: int
@@ -91,24 +86,24 @@ class Announced:
     """When it did so last, in seconds since 1970; once more after an engine that was started again has it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Cancel:
-    """Give up rollouts; no outcome is sent for them."""
+class Cancel(msgspec.Struct, frozen=True, tag=True):
+    """Give up rollouts; nothing is sent for them."""
 
     keys: list[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True, tag=True):
     """Finish: cancel everything and exit with 0."""
 
 
-@dataclass(frozen=True, slots=True)
-class Died:
+class Died(msgspec.Struct, frozen=True, tag=True):
     """Last words of a worker."""
 
     worker: int
     reason: str
+
+
+Message = Assignment | FinishedRollout | Hello | Pulse | Announced | Cancel | Stop | Died
 
 
 class Channel:
@@ -116,6 +111,7 @@ class Channel:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._reader, self._writer = reader, writer
+        self._encode, self._decode = RecordEncoder().encode, record_decoder()
         self._pending: list[Any] = []
         self._flush_handle: asyncio.Handle | None = None
 
@@ -124,25 +120,39 @@ class Channel:
         reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 20)
         return cls(reader, writer)
 
-    def send(self, message: Any) -> None:
-        self._pending.append(message)
+    def send(self, message: Message) -> None:
+        """Queue a message. Raises UnsupportedValue or UnicodeEncodeError for what no record can hold."""
+        # Encoded here and not in `flush`, where an error would reach nobody who knows the message.
+        self._pending += self._encode(message)
         if self._flush_handle is None:
             self._flush_handle = asyncio.get_running_loop().call_soon(self.flush)
 
     def flush(self) -> None:
         self._flush_handle = None
         if self._pending and not self._writer.is_closing():
-            body = pickle.dumps(self._pending, protocol=5)
-            self._writer.write(_LENGTH.pack(len(body)) + body)
+            body = b"".join(self._pending)
+            self._writer.writelines((_LENGTH.pack(len(body)), body))
         self._pending = []
 
-    async def receive(self) -> list[Any] | None:
+    async def receive(self) -> list[Message] | None:
         """The messages that arrived together, or None when the other end is gone."""
         try:
             (length,) = _LENGTH.unpack(await self._reader.readexactly(_LENGTH.size))
-            return pickle.loads(await self._reader.readexactly(length))
+            return self._read(await self._reader.readexactly(length))
         except (asyncio.IncompleteReadError, ConnectionError):
             return None
+
+    def _read(self, body: bytes) -> list[Message]:
+        messages: list[Message] = []
+        at = 0
+        while at < len(body):
+            header = parse_header(body[at : at + HEADER_SIZE])
+            at += HEADER_SIZE
+            # A copy: arrays are views, and those of one sample shall not keep all others in memory.
+            payload = bytearray(body[at : at + header[0]])
+            messages.append(msgspec.convert(self._decode(header, memoryview(payload)), Message))
+            at += header[0]
+        return messages
 
     async def close(self) -> None:
         self.flush()

@@ -9,12 +9,10 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from pipelinerl.actor.messages import Channel, Died, Hello, Stop
-from pipelinerl.observe.heartbeat import INTERVAL_S, heartbeat_path
-from pipelinerl.observe.waits import wait_for, waiting
-from pipelinerl.supervisor.liveness import BeatWatch
+from pipelinerl.actor.messages import Channel, Died, Hello, Message, Stop
+from pipelinerl.base.heartbeat import INTERVAL_S, BeatWatch, heartbeat_path
+from pipelinerl.base.waits import wait_for, waiting
 
 log = logging.getLogger(__name__)
 
@@ -38,7 +36,7 @@ class WorkerPool:
         output_dir: str,
         job: int,
         count: int,
-        on_messages: Callable[[int, list[Any]], None],
+        on_messages: Callable[[int, list[Message]], None],
         on_death: Callable[[WorkerDied], None],
     ):
         self._argv = [sys.executable, "-m", "pipelinerl.actor.worker", output_dir, "--job", str(job)]
@@ -66,26 +64,16 @@ class WorkerPool:
     async def _spawn(self, index: int) -> None:
         ours, theirs = socket.socketpair()
         env = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
-        argv = [
-            *self._argv,
-            "--worker",
-            str(index),
-            "--fd",
-            str(theirs.fileno()),
-            "--parent",
-            str(os.getpid()),
-        ]
-        self._processes.append(self._popen(argv, theirs, env))
+        options = {"--worker": index, "--fd": theirs.fileno(), "--parent": os.getpid()}
+        argv = [*self._argv, *(str(word) for option in options.items() for word in option)]
+        # Not on a thread: the kernel ends a child that asked for it with the thread that started it.
+        self._processes.append(subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=env))  # noqa: ASYNC220
+        # Only the worker holds its end now: when it dies, our end is closed, and that is how we notice.
         theirs.close()
         self._channels.append(await Channel.open(ours))
         self._heard.append(time.monotonic())
         self._beats.append(BeatWatch(heartbeat_path(self._output_dir, worker_role(index)), INTERVAL_S))
         self._readers.append(asyncio.create_task(self._read(index), name=f"messages of worker {index}"))
-
-    @staticmethod
-    def _popen(argv: list[str], theirs: socket.socket, env: dict[str, str]) -> "subprocess.Popen[bytes]":
-        """Not on a thread: the kernel ends a child with the thread that started it."""
-        return subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=env)
 
     async def _read(self, index: int) -> None:
         try:
@@ -95,13 +83,13 @@ class WorkerPool:
             self._last_words.setdefault(index, f"its messages cannot be handled: {error}")
         if not self._stopping:
             self._last_words.setdefault(index, "")
-            self._ready[index].set()
+            self._ready[index].set()  # `start` waits for it and then finds the last words
             self._on_death(self._death(index))
 
     async def _pass_on(self, index: int) -> None:
         while (messages := await self._channels[index].receive()) is not None:
             self._heard[index] = time.monotonic()
-            passed_on = []
+            passed_on: list[Message] = []
             for message in messages:
                 if isinstance(message, Hello):
                     self._ready[index].set()
@@ -121,10 +109,10 @@ class WorkerPool:
             return WorkerDied(f"rollout worker {index} closed its channel but still runs")
         return WorkerDied(f"rollout worker {index} died with exit code {code}; its log says more")
 
-    def send(self, index: int, message: Any) -> None:
+    def send(self, index: int, message: Message) -> None:
         self._channels[index].send(message)
 
-    def broadcast(self, message: Any) -> None:
+    def broadcast(self, message: Message) -> None:
         for channel in self._channels:
             channel.send(message)
 
@@ -136,6 +124,7 @@ class WorkerPool:
         for index, watch in enumerate(self._beats):
             if (silent := watch.look()) > silent_limit_s and watch.alive:
                 raise WorkerDied(f"rollout worker {index} shows no sign of life for {silent:.0f} s")
+        # A heartbeat comes from a thread of its own; a pulse only from a loop that turns.
         for index, heard in enumerate(self._heard):
             if (silent := time.monotonic() - heard) > blocked_limit_s:
                 raise WorkerDied(
@@ -162,6 +151,7 @@ class WorkerPool:
             # The processes are gone: what is left to read are their last messages.
             with waiting("the last messages of rollout workers", STOP_DEADLINE_S):
                 await asyncio.wait(self._readers, timeout=STOP_DEADLINE_S)
+        # Readers first: they end by themselves once they have passed on what dying workers still said.
         for reader in self._readers:
             reader.cancel()
         for channel in self._channels:

@@ -17,7 +17,7 @@ def load_problems(cfg: Config) -> tuple[list[Problem], list[Problem]]:
     Raises ValueError if the loader returns anything but a list of dicts, or no training problem.
     """
     loader = resolve_dotted(str(cfg.dataset_loader), "dataset_loader")
-    random.seed(cfg.seed)
+    random.seed(cfg.seed)  # upstream's loaders shuffle with the global generator
     train = _checked(loader(list(cfg.train_dataset_names), **cfg.dataset_loader_params), cfg.dataset_loader)
     test: list[Problem] = []
     if cfg.test_dataset_names:

@@ -9,16 +9,14 @@ import threading
 from collections.abc import Callable
 from typing import Any
 
-Record = Any
-
 
 class StreamWriterThread:
     """Calls `write(topic, record)` for each item in order on a thread of its own."""
 
-    def __init__(self, write: Callable[[str, Record], None], capacity: int, on_room: Callable[[], None]):
+    def __init__(self, write: Callable[[str, Any], None], capacity: int, on_room: Callable[[], None]):
         """`on_room` is called from the thread after every write."""
         self._write, self._on_room, self.capacity = write, on_room, capacity
-        self._items: queue.SimpleQueue[tuple[str, Record] | None] = queue.SimpleQueue()
+        self._items: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
         self._error: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="stream writer", daemon=True)
         self._thread.start()
@@ -32,7 +30,7 @@ class StreamWriterThread:
     def full(self) -> bool:
         return self.size >= self.capacity
 
-    def put(self, topic: str, record: Record) -> None:
+    def put(self, topic: str, record: Any) -> None:
         """Queue a record, whatever the capacity. Raises the error of an earlier write."""
         self.check()
         self._items.put((topic, record))

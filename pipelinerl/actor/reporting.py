@@ -32,8 +32,8 @@ class Reporter:
         }
 
     def finished_group(self, group: Group) -> None:
-        self._stats.add_group(group.outcomes.values())
-        self._throughput.add_group(group.outcomes.values(), time.monotonic())
+        self._stats.add_group(group.finished.values())
+        self._throughput.add_group(group.finished.values(), time.monotonic())
 
     def pulse(self, pulse: Pulse) -> None:
         self._lags.add(pulse.loop_lags_s)
@@ -82,8 +82,8 @@ class Reporter:
     def finished_evaluation(self, evaluation: EvaluationPass, version: int) -> None:
         """One record: means under `test_`, and the values of each problem."""
         stats = GroupStats()
-        for outcome in evaluation.outcomes.values():
-            stats.add_group([outcome])
+        for rollout in evaluation.rollouts.values():
+            stats.add_group([rollout])
         means = stats.take("test_") | {"trainer_model_version": version}
         means |= {f"test_{name}": count for name, count in evaluation.counts().items()}
         record: dict[str, Any] = {"version": evaluation.version, "values": evaluation.values(), **means}

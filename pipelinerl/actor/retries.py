@@ -14,6 +14,8 @@ def retryable(error: BaseException) -> bool:
     """Timeouts, aborted answers and unreachable servers are; bugs and refused requests are not."""
     if isinstance(error, aiohttp.ClientResponseError):
         return error.status >= SERVER_ERROR or error.status == TOO_MANY_REQUESTS
+    # What the next engine, or the same one a little later, may do better. Anything else is the domain's or
+    # the request's fault and would fail again.
     infrastructure = (
         TimeoutError,
         ConnectionError,
@@ -31,7 +33,7 @@ def backoff_s(attempt: int, initial_s: float, longest_s: float) -> float:
 
 
 def reason_of(error: BaseException) -> str:
-    """One short line for counting and for people."""
-    text = " ".join(str(error).split())
+    """One short line for counting and for people, in characters that any file can hold."""
+    text = " ".join(str(error).split()).encode("utf-8", "backslashreplace").decode()
     name = type(error).__name__
     return (f"{name}: {text}" if text else name)[:300]

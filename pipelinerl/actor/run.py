@@ -1,60 +1,37 @@
-"""The actor's process: connects the scheduler to workers, trainer messages, streams, books and metrics."""
+"""The actor's process: connects the scheduler to workers, trainer, streams, accounting and metrics."""
 
 import asyncio
 import logging
-import math
 import signal
 import time
 from collections.abc import Coroutine
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.accounting import Ledger
 from pipelinerl.actor.budget import LagBudget
-from pipelinerl.actor.difficulty import DifficultyPenalty
-from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
-from pipelinerl.actor.failures import FailureMonitor
+from pipelinerl.actor.evaluation import EvaluationPass
 from pipelinerl.actor.groups import Group, GroupTable, Slots
-from pipelinerl.actor.messages import Announced, Cancel, Outcome, Pulse
+from pipelinerl.actor.messages import Announced, Cancel, FinishedRollout, Message, Pulse
 from pipelinerl.actor.pool import WorkerPool
-from pipelinerl.actor.problems import load_problems, payload
+from pipelinerl.actor.problems import Problem, load_problems
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.reporting import Reporter
-from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
-from pipelinerl.actor.snapshots import Snapshots
+from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
+from pipelinerl.base.waits import Wait
 from pipelinerl.config import Config, load_tree
-from pipelinerl.domain import Domain
-from pipelinerl.epochs import note_problems
-from pipelinerl.hooks import load_domain
-from pipelinerl.observe.waits import Wait
-from pipelinerl.session import read_session
-from pipelinerl.state import TrainerState
+from pipelinerl.domain import Domain, load_domain
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.run_state.accounting import Outcome, RolloutLog
+from pipelinerl.run_state.announcements import TrainerState
+from pipelinerl.run_state.epochs import note_problems
+from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.run_state.snapshots import Snapshots
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
 log = logging.getLogger(__name__)
 
 CHECK_EVERY_S = 1.0
 CLOSE_DEADLINE_S = 60.0
-
-
-def update_interval(cfg: Config) -> int:
-    """U: texts between two versions, a multiple of the texts of an optimizer step."""
-    step = cfg.texts_per_step
-    return math.ceil(max(1, cfg.finetune.weight_update_interval) / step) * step
-
-
-def difficulty_penalty(cfg: Config) -> DifficultyPenalty | None:
-    """The scaling of length penalties, if it is switched on."""
-    section = cfg.actor.difficulty_aware_penalty
-    if not section.enabled:
-        return None
-    return DifficultyPenalty(
-        gamma=section.gamma,
-        failure_scale=section.failure_scale,
-        buffer_tokens=cfg.rewards.buffer_tokens,
-        max_tokens=cfg.llm.parameters.max_tokens,
-    )
 
 
 class Actor:
@@ -67,8 +44,9 @@ class Actor:
         self.domain.attach(load_tree(output_dir, job), output_dir)
         train, test = load_problems(cfg)
         note_problems(output_dir, len(train))
+        # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
-        self.snapshots = Snapshots(output_dir / "actor" / "state", keep)
+        self.snapshots = Snapshots(output_dir, "actor", keep)
         self.pool = WorkerPool(
             str(output_dir),
             job,
@@ -76,7 +54,7 @@ class Actor:
             self._on_messages,
             lambda death: self._fail(death),
         )
-        self.books = Ledger(output_dir, "actor")
+        self.accounting = RolloutLog(output_dir, "actor")
         self.reporter = Reporter(output_dir, cfg, version)
         self.streams = {
             topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("actor", "actor_test")
@@ -93,36 +71,21 @@ class Actor:
         self._awake = False
         self._closed = False
 
-    def _scheduler(self, train: list[dict[str, Any]], test: list[dict[str, Any]]) -> Scheduler:
-        cfg, session = self.cfg, read_session(self.output_dir)
-        saved = self.snapshots.restore(session.version)
-        if saved is None and session.version > 0:
+    def _scheduler(self, train: list[Problem], test: list[Problem]) -> Scheduler:
+        cfg, point = self.cfg, ResumePoint.read(self.output_dir)
+        # The trainer's version decides, not our newest snapshot: what came after its checkpoint is undone.
+        saved = self.snapshots.restore(point.version, dict)
+        if saved is None and point.version > 0:
             log.warning(
                 "no snapshot of the actor up to version %d; problems are drawn from the start",
-                session.version,
+                point.version,
             )
-        sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix)
-        evaluation = EvaluationSchedule(cfg.eval_every_n_versions, cfg.eval_at_end, len(test))
-        interval = update_interval(cfg)
         recent = saved["recent_texts"] if saved is not None else ()
-        budget = LagBudget(cfg.max_lag, interval, session.version, recent, session.replayed)
-        log.info(
-            "lag bound in texts: %s (max_lag %s, update interval %d)", budget.bound, cfg.max_lag, interval
-        )
+        budget = LagBudget(cfg.max_lag, cfg.derived.texts_per_update, point.version, recent, point.replayed)
+        log.info("lag bound in samples: %s (max_lag %s)", budget.bound, cfg.max_lag)
         start = self.snapshots.next_start()
         if start:
-            self.books.note_resume()
-        plan = Plan(
-            attempts=cfg.attempts,
-            on_error=cfg.actor.on_rollout_error,
-            seed=cfg.seed,
-            run=str(start),
-            target=cfg.finetune.last_step * cfg.texts_per_step,
-            train_payload=lambda index: payload(train[index], index),
-            test_payload=lambda index: payload(test[index], index),
-            penalty=difficulty_penalty(cfg),
-            seed_training=cfg.max_lag == 0,
-        )
+            self.accounting.record(Outcome.RESUMED)
         engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
         slots = Slots(engines, cfg.actor.llm_max_rollouts, cfg.actor.rollout_workers)
         effects = Effects(
@@ -131,9 +94,9 @@ class Actor:
             finished_group=self.reporter.finished_group,
             finished_evaluation=self._finished_evaluation,
         )
-        failures = FailureMonitor(cfg.actor.max_failed_fraction)
+        table = GroupTable(slots)
         scheduler = Scheduler(
-            plan, GroupTable(slots), budget, sampler, evaluation, failures, self.books, effects, self.version
+            cfg, str(start), train, test, table, budget, self.accounting, effects, self.version
         )
         if saved is not None:
             scheduler.load_state_dict(saved)
@@ -151,6 +114,7 @@ class Actor:
         try:
             await self._unless_failed(self.pool.start(self.cfg.engine.start_deadline_s + CLOSE_DEADLINE_S))
             self._tell_workers()
+            # Before the first rollout: a run killed before its second version resumes from here.
             self._snapshot()
             self.state.subscribe(self._wake_from_thread)
             self._turn()
@@ -178,7 +142,7 @@ class Actor:
             self.writer.close(CLOSE_DEADLINE_S)
         finally:
             self.reporter.close()
-            self.books.close()
+            self.accounting.close()
             for stream in self.streams.values():
                 stream.close()
 
@@ -204,6 +168,7 @@ class Actor:
             return
         try:
             self.writer.check()
+            # News first: a new version, or samples that others dropped, make room in the lag budget.
             self._observe()
             while (started := self.scheduler.next_assignment()) is not None:
                 self.pool.send(started[0].worker, started[1])
@@ -219,6 +184,7 @@ class Actor:
         self.scheduler.observe(version, sum(self.state.discarded.values()), self.state.samples_processed)
         if news:
             self.version = version
+        # Told again without a new version when an engine was started again: it has the weights only now.
         if news or self.state.announced_at > self._told_at:
             self._tell_workers()
         if news:
@@ -235,26 +201,27 @@ class Actor:
         self._told_at = self.state.announced_at
         self.pool.broadcast(Announced(self.version, self._told_at))
 
-    def _on_messages(self, worker: int, messages: list[Any]) -> None:
+    def _on_messages(self, worker: int, messages: list[Message]) -> None:
         try:
             for message in messages:
                 if isinstance(message, Pulse):
+                    # Each worker looks at the engines for itself; the latest word counts.
                     self.scheduler.table.slots.out = set(message.engines_out)
                     self.reporter.pulse(message)
-                elif isinstance(message, Outcome) and not self.finished.done():
+                elif isinstance(message, FinishedRollout) and not self.finished.done():
                     self.scheduler.finish(message)
         except Exception as error:
             self._fail(error)
         self._turn()
 
-    def _publish(self, group: Group, rollouts: list[list[dict[str, Any]]]) -> None:
-        self.writer.put(
-            "actor" if group.training else "actor_test", [text for texts in rollouts for text in texts]
-        )
+    def _publish(self, group: Group, samples: list[Sample]) -> None:
+        """Hand a group to the writer's thread; records are made here, because rewards change no more."""
+        topic = "actor" if group.training else "actor_test"
+        self.writer.put(topic, [sample.to_record() for sample in samples])
 
     def _finished_evaluation(self, evaluation: EvaluationPass) -> None:
         self.reporter.finished_evaluation(evaluation, self.version)
-        self._snapshot()
+        self._snapshot()  # or a resume would evaluate this version again
 
     def _snapshot(self) -> None:
         self.snapshots.save(self.version, self.scheduler.state_dict() | {"domain": self.domain.checkpoint()})
@@ -275,12 +242,14 @@ class Actor:
         """While nothing runs, the actor waits for an engine or for the trainer; both have a deadline."""
         slots, budget = self.scheduler.table.slots, self.scheduler.budget
         name, detail = "", ""
+        # An engine that is out explains why nothing runs; only if all are in is it the trainer's turn.
         if not self.scheduler.table.active and slots.out >= set(slots.engines):
             name, detail = "an engine in rotation", f"out are {', '.join(sorted(slots.out))}"
         elif self.scheduler.waits_for_trainer:
             name = f"a weight version after {self.version} from the trainer"
             discarded = self.scheduler.discarded
             detail = f"{budget.reserved:.0f} texts reserved, {discarded} discarded, bound {budget.bound}"
+        # One wait as long as its reason stays the same, however often it is looked at.
         if self._idle is not None and self._idle.name != name:
             self._idle.__exit__(None, None, None)
             self._idle = None

@@ -1,4 +1,7 @@
-"""One rollout from its assignment to its outcome: the domain's code, retries, deadline, checked texts."""
+"""One rollout from its assignment to its samples: the domain's code, retries, deadline.
+
+Called by the worker for each assignment; what a domain or an engine does wrong is a reason, not an exception.
+"""
 
 import asyncio
 import contextvars
@@ -9,39 +12,30 @@ import pickle
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Any
 
 import aiohttp
+import numpy as np
 from omegaconf import DictConfig
 
-from pipelinerl import faults
 from pipelinerl.actor.blocking import BlockingCalls
-from pipelinerl.actor.messages import Assignment, Ending, Outcome
+from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.retries import backoff_s, reason_of, retryable
-from pipelinerl.actor.texts import Stamp, metric_values, stamped_records
+from pipelinerl.base import faults
+from pipelinerl.config.roles import ActorConfig
+from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.inference.client import EngineUnavailable
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
-from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin, RolloutResult, summarize_training_texts
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutOrigin, RolloutResult
 
 log = logging.getLogger(__name__)
 
 Policy = Callable[[DictConfig, TrainableLLM, dict[str, Any], aiohttp.ClientSession], Any]
 
 
-@dataclass(frozen=True)
-class RetryRules:
-    """`max_retries` -1: as often as the deadline allows."""
-
-    deadline_s: float
-    max_retries: int
-    initial_delay_s: float
-    max_delay_s: float
-
-
 class RolloutRunner:
-    """Runs one assignment to its outcome; never raises for what a domain or an engine does."""
+    """Runs one assignment to its end; never raises for what a domain or an engine does."""
 
     def __init__(
         self,
@@ -51,65 +45,64 @@ class RolloutRunner:
         test_llm: TrainableLLM,
         fleet: Fleet,
         session: aiohttp.ClientSession,
-        rules: RetryRules,
+        limits: ActorConfig,
         threads: int,
     ):
-        self._policy, self._cfg, self._session, self._fleet, self._rules = policy, cfg, session, fleet, rules
+        """`limits` has the deadline of a rollout and how often it is tried again."""
+        self._policy, self._cfg, self._session, self._fleet = policy, cfg, session, fleet
+        self._limits, self._deadline_s = limits, limits.rollout_deadline_s
         self._llms = {True: train_llm, False: test_llm}
         self.frozen_version: int | None = None
-        """Version of all texts in a run whose engines keep the weights they started with."""
+        """Version of all samples in a run whose engines keep the weights they started with."""
         self._plain = not inspect.iscoroutinefunction(policy)
         self._executor = ThreadPoolExecutor(threads, "rollout") if self._plain else None
 
-    async def run(self, assignment: Assignment) -> Outcome:
+    async def run(self, assignment: Assignment) -> FinishedRollout:
         started = time.monotonic()
-        outcome = Outcome(assignment.key, Ending.FAILED)
+        rollout = FinishedRollout(key=assignment.key, ending=Ending.FAILED)
         try:
-            async with asyncio.timeout(self._rules.deadline_s) as deadline:
-                outcome = await self._with_retries(assignment, outcome)
+            async with asyncio.timeout(self._deadline_s) as deadline:
+                await self._with_retries(assignment, rollout)
         except asyncio.CancelledError as error:
+            # `cancelling` tells the scheduler's cancellation, which nobody waits to hear of, from a call
+            # inside the domain that was cancelled: that one is a failure like any other.
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            outcome.reason = reason_of(error)
+            rollout.reason = reason_of(error)
         except (Exception, SystemExit) as error:
-            self._explain(outcome, error, expired=deadline.expired())
-        outcome.latency_s = time.monotonic() - started
-        return outcome
+            self._explain(rollout, error, expired=deadline.expired())
+        rollout.latency_s = time.monotonic() - started
+        return rollout
 
-    async def _with_retries(self, assignment: Assignment, outcome: Outcome) -> Outcome:
-        rules = self._rules
+    async def _with_retries(self, assignment: Assignment, rollout: FinishedRollout) -> None:
+        limits = self._limits
         for attempt in itertools.count():
             try:
-                return self._finished(assignment, await self._call_policy(assignment), outcome)
+                self._finish(assignment, await self._call_policy(assignment), rollout)
+                return
             except Exception as error:
+                # Without any engine in rotation another try would wait for the same; the run ends instead.
                 lost = isinstance(error, EngineUnavailable) and error.reason == "no_engine"
-                spent = 0 <= rules.max_retries <= attempt
+                spent = 0 <= limits.max_rollout_retries <= attempt  # -1: as the deadline allows
                 if lost or spent or not retryable(error):
                     raise
-                outcome.retries += 1
-                log.info(
-                    "%s/%d is tried again: %s",
-                    assignment.group_id,
-                    assignment.rollout_index,
-                    reason_of(error),
-                )
-                await asyncio.sleep(backoff_s(attempt, rules.initial_delay_s, rules.max_delay_s))
-        raise AssertionError("unreachable")
+                rollout.retries += 1
+                name = f"{assignment.group_id}/{assignment.rollout_index}"
+                log.info("%s is tried again: %s", name, reason_of(error))
+                delays = limits.rollout_retry_initial_delay_s, limits.rollout_retry_max_delay_s
+                await asyncio.sleep(backoff_s(attempt, *delays))
 
     async def _call_policy(self, assignment: Assignment) -> RolloutResult:
-        problem = pickle.loads(assignment.problem)
-        ROLLOUT_ORIGIN.set(
-            RolloutOrigin(
-                assignment.group_id, assignment.rollout_index, assignment.version, assignment.training
-            )
-        )
-        calls = BlockingCalls(self._session, self._rules.deadline_s)
+        problem = pickle.loads(assignment.problem)  # anew for each try, since the domain may change it
+        ROLLOUT_ORIGIN.set(_origin(assignment))
+        calls = BlockingCalls(self._session, self._deadline_s)
         llm = self._llms[assignment.training].bind(self._fleet, assignment.engine, assignment.seed, calls)
         faults.hit("worker:mid_rollout")
         try:
             result = await self._play(llm, problem)
         finally:
+            # A thread cannot be cancelled: its next request fails here instead of reaching an engine.
             calls.close()
         if not isinstance(result, RolloutResult):
             raise TypeError(
@@ -130,31 +123,51 @@ class RolloutRunner:
         )
         return await result if inspect.isawaitable(result) else result
 
-    def _finished(self, assignment: Assignment, result: RolloutResult, outcome: Outcome) -> Outcome:
-        outcome.dataset, outcome.domain = result.dataset_name, result.domain
+    def _finish(self, assignment: Assignment, result: RolloutResult, rollout: FinishedRollout) -> None:
+        # A problem may name its dataset by any value.
+        rollout.dataset = None if result.dataset_name is None else str(result.dataset_name)
+        rollout.domain = None if result.domain is None else str(result.domain)
         if result.failed is not None:
-            outcome.reason = result.failed
-            return outcome
+            rollout.reason = result.failed
+            return
         assert result.metrics is not None
-        stamp = Stamp(assignment.group_id, assignment.rollout_index, assignment.version, self.frozen_version)
-        outcome.texts, outcome.inexact_texts = stamped_records(result.training_texts, stamp)
-        outcome.metrics = metric_values(result.metrics)
-        summary = summarize_training_texts(result.training_texts)
-        outcome.prompt_tokens, outcome.output_tokens = summary.prompt_tokens, summary.output_tokens
-        outcome.overflow = summary.overflow
-        versions = [text["metadata"]["model_version"] for text in outcome.texts]
-        outcome.model_version = min(versions) if versions else None
-        outcome.ending = Ending.DONE if outcome.texts else Ending.EMPTY
-        return outcome
+        samples = samples_of(result.training_texts, _origin(assignment), self.frozen_version)
+        rollout.metrics = metric_values(result.metrics)
+        rollout.samples = samples
+        rollout.ending = Ending.DONE if samples else Ending.EMPTY
 
-    def _explain(self, outcome: Outcome, error: BaseException, expired: bool) -> None:
+    def _explain(self, rollout: FinishedRollout, error: BaseException, expired: bool) -> None:
         if isinstance(error, EngineUnavailable) and error.reason == "no_engine":
-            outcome.ending, outcome.reason = Ending.NO_ENGINE, str(error)
+            rollout.ending, rollout.reason = Ending.NO_ENGINE, str(error)
         elif expired and not self._fleet.in_rotation:
-            outcome.ending = Ending.NO_ENGINE
-            outcome.reason = f"no engine was in rotation within rollout_deadline_s={self._rules.deadline_s:g}"
+            # The rollout was slow because nobody answered: that is no fault of its domain.
+            rollout.ending = Ending.NO_ENGINE
+            rollout.reason = f"no engine was in rotation within rollout_deadline_s={self._deadline_s:g}"
         elif expired:
-            outcome.reason = f"rollout passed actor.rollout_deadline_s={self._rules.deadline_s:g}"
+            rollout.reason = f"rollout passed actor.rollout_deadline_s={self._deadline_s:g}"
         else:
-            outcome.reason = reason_of(error)
-            log.warning("rollout failed: %s", outcome.reason, exc_info=error)
+            rollout.reason = reason_of(error)
+            log.warning("rollout failed: %s", rollout.reason, exc_info=error)
+
+
+def _origin(assignment: Assignment) -> RolloutOrigin:
+    return RolloutOrigin(
+        assignment.group_id, assignment.rollout_index, assignment.version, assignment.training
+    )
+
+
+def metric_values(metrics: BaseMetrics) -> dict[str, float | list[float]]:
+    """Numbers of a metrics object; absent ones (None) are left out. Raises ValueError for anything else."""
+    values: dict[str, float | list[float]] = {}
+    for name, value in metrics:
+        if value is None:
+            continue
+        if isinstance(value, list | tuple):
+            values[name] = [float(item) for item in value]
+        elif isinstance(value, bool | int | float | np.generic):
+            values[name] = float(value)
+        else:
+            raise ValueError(
+                f"metric {name} is a {type(value).__name__}, expected float, int, bool or a list of them"
+            )
+    return values

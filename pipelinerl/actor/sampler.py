@@ -25,6 +25,7 @@ class ProblemSampler:
 
     def draw(self) -> int:
         """Index of the next problem."""
+        # A generator for each draw: a resumed run needs the number of draws and no generator's state.
         rng = random.Random(f"draw:{self.seed}:{self.drawn}")
         self.drawn += 1
         if self.mixture is None:

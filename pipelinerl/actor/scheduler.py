@@ -1,59 +1,39 @@
-"""Which rollout starts next, and what becomes of its outcome.
+"""Which rollout starts next, and what becomes of it when it ends. Asked by the actor's loop in `run.py`.
 
 Everything that starts leaves exactly once: a training rollout is published with its whole group, failed or
-empty; an evaluation rollout is recorded in its pass. Decisions depend on values that come in; books and
-publication are injected, so a test needs no process, clock or file.
+empty; an evaluation rollout is recorded in its pass. Decisions depend on values that come in; accounting and
+publication are injected, so a test needs no process or clock.
 """
 
 import random
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
-from pipelinerl.accounting import Outcome as Fate
 from pipelinerl.actor.budget import LagBudget
-from pipelinerl.actor.difficulty import DifficultyPenalty
+from pipelinerl.actor.difficulty import difficulty_penalty
 from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
-from pipelinerl.actor.failures import FailureMonitor, OnError, judge
+from pipelinerl.actor.failures import FailureMonitor, judge
 from pipelinerl.actor.groups import Group, GroupTable, Start
-from pipelinerl.actor.messages import Assignment, Ending, Outcome
+from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
+from pipelinerl.actor.problems import Problem, payload
 from pipelinerl.actor.sampler import ProblemSampler, derived_seed
+from pipelinerl.config import Config
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.run_state.accounting import Outcome, RolloutLog
 
 
 class RunFailed(Exception):
     """The run cannot go on; the message is the one line that people see."""
 
 
-class Books(Protocol):
-    def record(self, outcome: Fate, rollouts: Iterable[str], reason: str = "") -> None: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class Plan:
-    """What does not change during a run."""
-
-    attempts: int
-    on_error: OnError
-    seed: int
-    run: str
-    """Prefix of group ids, different for each start of the actor in one output directory."""
-    target: int
-    """Texts after which nothing more is trained."""
-    train_payload: Callable[[int], bytes]
-    """The pickled training problem with that index."""
-    test_payload: Callable[[int], bytes]
-    penalty: DifficultyPenalty | None = None
-    seed_training: bool = False
-    """Give training requests seeds (synchronous runs, which can be repeated exactly)."""
-
-
 @dataclass
 class Effects:
     """What the scheduler causes outside."""
 
-    publish: Callable[[Group, list[list[dict]]], None]  # type: ignore[type-arg]
-    """A whole group: records of each rollout, in the order to write them."""
+    publish: Callable[[Group, list[Sample]], None]
+    """The samples of a whole group, in the order to write them."""
     can_publish: Callable[[], bool]
     finished_group: Callable[[Group], None]
     """Every complete training group, published or not."""
@@ -65,19 +45,25 @@ class Scheduler:
 
     def __init__(
         self,
-        plan: Plan,
+        cfg: Config,
+        run: str,
+        train: Sequence[Problem],
+        test: Sequence[Problem],
         table: GroupTable,
         budget: LagBudget,
-        sampler: ProblemSampler,
-        evaluation: EvaluationSchedule,
-        failures: FailureMonitor,
-        books: Books,
+        accounting: RolloutLog,
         effects: Effects,
         version: int,
     ):
-        self.plan, self.table, self.budget, self.sampler = plan, table, budget, sampler
-        self.evaluation, self.failures, self.books, self.effects = evaluation, failures, books, effects
+        """`run` is the prefix of group ids, another one for each start of the actor in one folder."""
+        self.cfg, self.run_id, self.table, self.budget = cfg, run, table, budget
+        self.accounting, self.effects = accounting, effects
+        self.sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix)
+        self.evaluation = EvaluationSchedule(cfg.eval_every_n_versions, cfg.eval_at_end, test)
+        self.failures = FailureMonitor(cfg.actor.max_failed_fraction)
+        self.penalty = difficulty_penalty(cfg)
         self.version, self.discarded, self.processed = version, 0, 0
+        self._on_error = cfg.actor.on_rollout_error
         self.training_done = False
         self.groups_opened = 0
         self.groups_finished = 0
@@ -88,6 +74,7 @@ class Scheduler:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from; training groups under way are made anew."""
+        # Numbers and problems only: a group is made anew as a whole, since what runs dies with its process.
         under_way = [(g.number, g.problem) for g in self.table.groups.values() if g.training]
         return {
             "sampler": self.sampler.state_dict(),
@@ -109,7 +96,7 @@ class Scheduler:
         self.version, self.discarded, self.processed = version, discarded, processed
 
     def finish_training(self) -> list[Start]:
-        """Training is over: drop its groups. Returns rollouts to cancel; the books keep them unfinished."""
+        """Training is over: drop its groups. Returns rollouts to cancel, which stay unfinished."""
         self.training_done = True
         return self.table.cancel_training()
 
@@ -138,8 +125,8 @@ class Scheduler:
         if start is None:
             return None
         group = start.group
-        self.books.record(
-            Fate.STARTED if group.training else Fate.EVAL_STARTED, [f"{group.id}/{start.rollout_index}"]
+        self.accounting.record(
+            Outcome.STARTED if group.training else Outcome.EVAL_STARTED, [f"{group.id}/{start.rollout_index}"]
         )
         assignment = Assignment(
             start.key,
@@ -155,22 +142,25 @@ class Scheduler:
 
     def _seed_of(self, group: Group, rollout_index: int) -> int | None:
         if not group.training:
-            return derived_seed(self.plan.seed, "test", group.problem)
-        return (
-            derived_seed(self.plan.seed, "train", group.number, rollout_index)
-            if self.plan.seed_training
-            else None
-        )
+            return derived_seed(self.cfg.seed, "test", group.problem)
+        if self.cfg.max_lag != 0:
+            return None
+        # A synchronous run can be repeated exactly, so its engines are told how to draw.
+        return derived_seed(self.cfg.seed, "train", group.number, rollout_index)
 
     def _open_next(self) -> bool:
         """Open the next group, if any may start."""
         if self.running_pass is None and self._evaluation_due():
-            self.running_pass = EvaluationPass(self.version, self.evaluation.problems)
+            self.running_pass = EvaluationPass(self.version, len(self.evaluation.problems))
             self._next_test_problem = 0
         if self.running_pass is not None:
+            # New training groups wait, so that the pass sees few versions; those that run go on.
             return self._open_test_problem(self.running_pass)
-        if self.training_done or self.processed >= self.plan.target or not self.effects.can_publish():
+        enough = self.processed >= self.cfg.total_texts
+        if self.training_done or enough or not self.effects.can_publish():
             return False
+        # The one place where `max_lag` holds rollouts back. It bounds what is expected; a rollout that takes
+        # too long is caught by preprocess and, token by token, by the trainer.
         if not self.budget.admits(self.version, self.discarded):
             return False
         self._open_training_group()
@@ -186,91 +176,93 @@ class Scheduler:
         if number >= current.problems:
             return False
         self._next_test_problem += 1
-        id_ = f"{self.plan.run}-eval{current.version}-{number}"
-        payload = self.plan.test_payload(number)
-        self.table.open(Group(id_, number, number, payload, 1, False, self.version))
+        id_ = f"{self.run_id}-eval{current.version}-{number}"
+        pickled = payload(self.evaluation.problems[number], number)
+        self.table.open(Group(id_, number, number, pickled, 1, False, self.version))
         return True
 
     def _open_training_group(self) -> None:
-        if self._again:
+        if self._again:  # a resumed run first makes anew what was under way, under the same numbers
             number, problem = self._again.popleft()
         else:
             number, problem = self.groups_opened, self.sampler.draw()
             self.groups_opened += 1
-        payload, attempts = self.plan.train_payload(problem), self.plan.attempts
-        id_ = f"{self.plan.run}-{number:06d}"
-        self.table.open(Group(id_, number, problem, payload, attempts, True, self.version))
+        pickled, attempts = payload(self.sampler.problems[problem], problem), self.cfg.attempts
+        id_ = f"{self.run_id}-{number:06d}"
+        self.table.open(Group(id_, number, problem, pickled, attempts, True, self.version))
         self.budget.group_started(attempts)
 
-    def finish(self, outcome: Outcome) -> None:
+    def finish(self, rollout: FinishedRollout) -> None:
         """Take in how a rollout ended. Raises RunFailed if the run must end."""
-        start = self.table.finish(outcome)
-        if start is None:
+        start = self.table.finish(rollout)
+        if start is None:  # it ended while its cancellation was on the way; it stays unfinished
             return
-        if outcome.ending is Ending.NO_ENGINE:
-            raise RunFailed(outcome.reason)
+        if rollout.ending is Ending.NO_ENGINE:
+            raise RunFailed(rollout.reason)
         name = f"{start.group.id}/{start.rollout_index}"
-        failed = outcome.ending is Ending.FAILED
+        failed = rollout.ending is Ending.FAILED
         if start.group.training:
-            self._finish_training_rollout(start, outcome, name)
+            self._finish_training_rollout(start, rollout, name)
         else:
-            self._finish_test_rollout(start, outcome, name)
-        self.failures.record(outcome.reason if failed else None)
-        if failed and self.plan.on_error == "stop":
-            raise RunFailed(f"rollout {name} failed (actor.on_rollout_error=stop): {outcome.reason}")
+            self._finish_test_rollout(start, rollout, name)
+        self.failures.record(rollout.reason if failed else None)
+        if failed and self._on_error == "stop":
+            raise RunFailed(f"rollout {name} failed (actor.on_rollout_error=stop): {rollout.reason}")
         if complaint := self.failures.complaint():
             raise RunFailed(complaint)
 
-    def _finish_test_rollout(self, start: Start, outcome: Outcome, name: str) -> None:
-        if outcome.ending is Ending.FAILED:
-            self.books.record(Fate.EVAL_FAILED, [name], outcome.reason)
+    def _finish_test_rollout(self, start: Start, rollout: FinishedRollout, name: str) -> None:
+        if rollout.ending is Ending.FAILED:
+            self.accounting.record(Outcome.EVAL_FAILED, [name], rollout.reason)
         else:
-            self.books.record(Fate.EVAL_DONE, [name])
-            if outcome.texts:  # an evaluation that emits no texts says nothing about training
-                self.budget.observe(len(outcome.texts))
+            self.accounting.record(Outcome.EVAL_DONE, [name])
+            if rollout.samples:  # an evaluation that emits none says nothing about training
+                self.budget.observe(len(rollout.samples))
         group, current = start.group, self.running_pass
         assert current is not None
-        current.add(group.problem, outcome)
+        current.add(group.problem, rollout)
         self.table.close(group)
-        if outcome.texts:
-            self.effects.publish(group, [outcome.texts])
+        if rollout.samples:
+            self.effects.publish(group, rollout.samples)
         if current.complete:
             self.evaluation.last = current.version
             self.running_pass = None
             self.effects.finished_evaluation(current)
 
-    def _finish_training_rollout(self, start: Start, outcome: Outcome, name: str) -> None:
+    def _finish_training_rollout(self, start: Start, rollout: FinishedRollout, name: str) -> None:
         group = start.group
-        self.budget.rollout_finished(len(outcome.texts))
-        if outcome.ending is Ending.FAILED:
-            self.books.record(Fate.FAILED, [name], outcome.reason)
+        self.budget.rollout_finished(len(rollout.samples))
+        if rollout.ending is Ending.FAILED:
+            self.accounting.record(Outcome.FAILED, [name], rollout.reason)
             if self._hopeless(group):
+                # What will not start must not hold a place in the budget, or the run would wait for it.
                 self.budget.rollouts_cancelled(self.table.cut_short(group))
-        elif outcome.ending is Ending.EMPTY:
-            self.books.record(Fate.EMPTY, [name], "no_texts")
+        elif rollout.ending is Ending.EMPTY:
+            self.accounting.record(Outcome.EMPTY, [name], "no_texts")
         if group.complete:
             self._close(group)
 
     def _hopeless(self, group: Group) -> bool:
         """Whether failures already decide that the group will not be published."""
-        failed = sum(outcome.ending is Ending.FAILED for outcome in group.outcomes.values())
-        return self.plan.on_error == "discard_group" or group.attempts - failed < min(2, group.attempts)
+        failed = sum(rollout.ending is Ending.FAILED for rollout in group.finished.values())
+        return self._on_error == "discard_group" or group.attempts - failed < min(2, group.attempts)
 
     def _close(self, group: Group) -> None:
         self.table.close(group)
         self.groups_finished += 1
-        if self.plan.penalty is not None:
-            self.plan.penalty.apply(group.outcomes.values())
-        verdict = judge(group, self.plan.on_error)
-        texts = sum(len(outcome.texts) for outcome in group.outcomes.values())
-        self.budget.group_finished(texts, texts if verdict.publish else 0)
-        domain = next((outcome.domain for outcome in group.outcomes.values()), None)
+        if self.penalty is not None:  # needs the solve rate, so the whole group
+            self.penalty.apply(group.finished.values())
+        verdict = judge(group, self._on_error)
+        count = sum(len(rollout.samples) for rollout in group.finished.values())
+        self.budget.group_finished(count, count if verdict.publish else 0)
+        domain = next((rollout.domain for rollout in group.finished.values()), None)
         self.sampler.record_completion(domain)
         self.effects.finished_group(group)
         if verdict.publish:
-            self.published_texts += texts
-            order = sorted(group.outcomes)
-            random.Random(f"shuffle:{self.plan.seed}:{group.number}").shuffle(order)
-            self.effects.publish(group, [group.outcomes[i].texts for i in order if group.outcomes[i].texts])
+            self.published_texts += count
+            # Shuffled, because a step that has room for a part of the group takes its first rollouts.
+            order = sorted(group.finished)
+            random.Random(f"shuffle:{self.cfg.seed}:{group.number}").shuffle(order)
+            self.effects.publish(group, [sample for i in order for sample in group.finished[i].samples])
         elif verdict.reason:
-            self.books.record(Fate.FAILED, group.rollout_ids([Ending.DONE]), verdict.reason)
+            self.accounting.record(Outcome.FAILED, group.rollout_ids([Ending.DONE]), verdict.reason)

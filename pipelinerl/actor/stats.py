@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from pipelinerl.actor.messages import Ending, Outcome
+from pipelinerl.actor.messages import Ending, FinishedRollout
 
 SUCCESS, OVERLONG = "success", "overlong"
 LAGS_KEPT = 100_000
@@ -40,13 +40,14 @@ class _Pool:
 
     values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
 
-    def add(self, outcome: Outcome) -> None:
-        for name, value in outcome.metrics.items():
+    def add(self, rollout: FinishedRollout) -> None:
+        for name, value in rollout.metrics.items():
             self.values[name].extend(value if isinstance(value, list) else [value])
-        self.values["overflow"].append(float(outcome.overflow))
-        self.values["num_turns"].append(float(len(outcome.prompt_tokens)))
-        self.values["prompt_tokens"].extend(outcome.prompt_tokens)
-        self.values["output_tokens"].extend(outcome.output_tokens)
+        samples = rollout.samples
+        self.values["overflow"].append(float(any(not sample.finished for sample in samples)))
+        self.values["num_turns"].append(float(len(samples)))
+        self.values["prompt_tokens"].extend(sample.prompt_tokens for sample in samples)
+        self.values["output_tokens"].extend(sample.output_tokens for sample in samples)
 
     def describe(self, prefix: str = "") -> dict[str, float]:
         described: dict[str, float] = {}
@@ -56,7 +57,7 @@ class _Pool:
 
 
 class GroupStats:
-    """Pools outcomes of rollouts until `take` turns them into one record."""
+    """Pools rollouts until `take` turns them into one record."""
 
     def __init__(self) -> None:
         self._reset()
@@ -71,33 +72,31 @@ class GroupStats:
         self._endings: dict[str, int] = defaultdict(int)
         self._retries = 0
         self._inexact = 0
-        self.rollouts = 0
 
-    def add_group(self, outcomes: Iterable[Outcome]) -> None:
-        """All outcomes of one problem; failed ones enter counts only."""
+    def add_group(self, rollouts: Iterable[FinishedRollout]) -> None:
+        """All rollouts of one problem; failed ones enter counts only."""
         successes = []
-        for outcome in outcomes:
-            self._endings[outcome.ending] += 1
-            self._retries += outcome.retries
-            self.rollouts += 1
-            if outcome.ending not in (Ending.DONE, Ending.EMPTY):
-                continue
-            self._add(outcome)
-            if isinstance(success := outcome.metrics.get(SUCCESS), float):
+        for rollout in rollouts:
+            self._endings[rollout.ending] += 1
+            self._retries += rollout.retries
+            if rollout.ending not in (Ending.DONE, Ending.EMPTY):
+                continue  # it has no metrics; a mean over those that have is what dashboards expect
+            self._add(rollout)
+            if isinstance(success := rollout.metrics.get(SUCCESS), float):
                 successes.append(success)
         if successes:
             self._group_success.append(float(np.mean(successes)))
 
-    def _add(self, outcome: Outcome) -> None:
-        self._all.add(outcome)
-        for part in {outcome.dataset, outcome.domain} - {None}:
-            self._parts[str(part)].add(outcome)
-        self._latencies.append(outcome.latency_s)
-        self._inexact += outcome.inexact_texts
-        if outcome.model_version is not None:
-            self._versions.append(float(outcome.model_version))
-        if outcome.metrics.get(OVERLONG):
-            success = outcome.metrics.get(SUCCESS)
+    def _add(self, rollout: FinishedRollout) -> None:
+        self._all.add(rollout)
+        for part in {rollout.dataset, rollout.domain} - {None}:
+            self._parts[str(part)].add(rollout)
+        self._latencies.append(rollout.latency_s)
+        self._inexact += sum(not sample.exact_versions for sample in rollout.samples)
+        if rollout.model_version is not None:
+            self._versions.append(float(rollout.model_version))
+        if rollout.metrics.get(OVERLONG):
+            success = rollout.metrics.get(SUCCESS)
             self._overlong_success.extend([success] if isinstance(success, float) else [])
 
     def take(self, prefix: str = "") -> dict[str, float]:
@@ -137,18 +136,12 @@ class Throughput:
         self._groups: deque[_GroupTotals] = deque(maxlen=window)
         self._before_s = start_s
 
-    def add_group(self, outcomes: Iterable[Outcome], now_s: float) -> None:
+    def add_group(self, rollouts: Iterable[FinishedRollout], now_s: float) -> None:
         if len(self._groups) == self._groups.maxlen:
             self._before_s = self._groups[0].time_s
-        rows = list(outcomes)
-        self._groups.append(
-            _GroupTotals(
-                now_s,
-                sum(len(row.texts) for row in rows),
-                sum(sum(row.prompt_tokens) for row in rows),
-                sum(sum(row.output_tokens) for row in rows),
-            )
-        )
+        samples = [sample for rollout in rollouts for sample in rollout.samples]
+        prompt, output = sum(s.prompt_tokens for s in samples), sum(s.output_tokens for s in samples)
+        self._groups.append(_GroupTotals(now_s, len(samples), prompt, output))
 
     def rates(self, now_s: float) -> dict[str, float]:
         """Per second; empty before the first group."""

@@ -10,13 +10,13 @@ import logging
 import os
 import socket
 import sys
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from omegaconf import DictConfig
 
-from pipelinerl import faults
 from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import (
     Announced,
@@ -24,28 +24,41 @@ from pipelinerl.actor.messages import (
     Cancel,
     Channel,
     Died,
+    Ending,
+    FinishedRollout,
     Hello,
+    Message,
     Pulse,
     Stop,
 )
 from pipelinerl.actor.pool import worker_role
 from pipelinerl.actor.retries import reason_of
-from pipelinerl.actor.runner import RetryRules, RolloutRunner
+from pipelinerl.actor.runner import RolloutRunner
+from pipelinerl.base import faults
+from pipelinerl.base.child import die_with_parent
+from pipelinerl.base.heartbeat import start_heartbeat
+from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import Config, load, load_tree
 from pipelinerl.config.serving import SamplingParameters
 from pipelinerl.domain import resolve_dotted
 from pipelinerl.inference.client import Deadlines, EngineClient
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
-from pipelinerl.observe.heartbeat import start_heartbeat
-from pipelinerl.observe.logs import setup_logging
-from pipelinerl.supervisor import die_with_parent
+from pipelinerl.streams.errors import UnsupportedValue
 
 log = logging.getLogger(__name__)
 
 PULSE_S = 1.0
 STARTS_PER_TURN = 16
 """Rollouts that start in one turn of the loop, so that a wave of them does not hold up the others."""
+
+
+@dataclass
+class News:
+    """What the trainer announced last; the fleet asks for it whenever an engine answers."""
+
+    version: int | None = None
+    at: float = 0.0
 
 
 class Worker:
@@ -57,13 +70,12 @@ class Worker:
         channel: Channel,
         fleet: Fleet,
         runner: RolloutRunner,
-        version: list[int | None],
-        announced_at: list[float],
+        news: News,
         frozen: bool = False,
     ):
         """`frozen`: engines keep the weights of the first announced version."""
         self._index, self._channel, self._fleet, self._runner = index, channel, fleet, runner
-        self._version, self._announced_at, self._frozen = version, announced_at, frozen
+        self._news, self._frozen = news, frozen
         self._tasks: dict[int, asyncio.Task[None]] = {}
 
     async def serve(self, engines: list[str]) -> None:
@@ -75,6 +87,7 @@ class Worker:
         gc.freeze()
         pulse = asyncio.create_task(self._pulse(lag, engines), name="pulse")
         self._channel.send(Hello(self._index))
+        # None: the scheduler is gone, and with it everybody who could want an answer.
         while (messages := await self._channel.receive()) is not None:
             if any(isinstance(message, Stop) for message in messages):
                 break
@@ -84,25 +97,34 @@ class Worker:
                     await asyncio.sleep(0)
         pulse.cancel()
         lag.stop()
+        # Rollouts end before the totals are sent, so that the last pulse counts the requests they gave up.
         await self._cancel(list(self._tasks))
         self._channel.send(self._state(lag, engines))
 
-    def _handle(self, message: Any) -> None:
+    def _handle(self, message: Message) -> None:
         if isinstance(message, Assignment):
             name = f"rollout {message.group_id}/{message.rollout_index}"
             self._tasks[message.key] = asyncio.create_task(self._run(message), name=name)
         elif isinstance(message, Announced):
-            self._version[0], self._announced_at[0] = message.version, message.at
+            self._news.version, self._news.at = message.version, message.at
             if self._frozen and self._runner.frozen_version is None:
+                # Nobody sends these engines weights: they keep those of the first version for good.
                 self._runner.frozen_version = message.version
         elif isinstance(message, Cancel):
             for key in message.keys:
-                if key in self._tasks:
+                if key in self._tasks:  # not if it has ended meanwhile; its last message is ignored there
                     self._tasks[key].cancel()
 
     async def _run(self, assignment: Assignment) -> None:
         try:
-            self._channel.send(await self._runner.run(assignment))
+            rollout = await self._runner.run(assignment)
+            try:
+                self._channel.send(rollout)
+            except (UnsupportedValue, UnicodeEncodeError) as error:
+                # Text or metadata that no record can hold costs this rollout and not the run, as it would
+                # if the stream's writer met it.
+                failed = FinishedRollout(key=assignment.key, ending=Ending.FAILED, reason=reason_of(error))
+                self._channel.send(failed)
         finally:
             del self._tasks[assignment.key]
 
@@ -172,18 +194,11 @@ async def serve(output_dir: str, job: int, index: int, fd: int) -> None:
 async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) -> None:
     engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
     policy = resolve_dotted(str(cfg.actor.rollout_policy), "actor.rollout_policy")
-    version: list[int | None] = [None]
-    announced_at, frozen = [0.0], not cfg.updates_engines
+    news, frozen = News(), not cfg.updates_engines
     deadlines = Deadlines(
         connect_s=cfg.engine.connect_deadline_s,
         generate_s=cfg.engine.generate_deadline_s,
         stall_s=cfg.engine.stall_deadline_s,
-    )
-    rules = RetryRules(
-        cfg.actor.rollout_deadline_s,
-        cfg.actor.max_rollout_retries,
-        cfg.actor.rollout_retry_initial_delay_s,
-        cfg.actor.rollout_retry_max_delay_s,
     )
     connector = aiohttp.TCPConnector(limit=0)
     async with (
@@ -192,16 +207,16 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
             engines,
             session,
             deadlines,
-            announced_version=lambda: None if frozen else version[0],
-            announced_at=lambda: announced_at[0],
+            announced_version=lambda: None if frozen else news.version,
+            announced_at=lambda: news.at,
         ) as fleet,
     ):
         await fleet.wait_ready(cfg.engine.start_deadline_s)
         size = await context_size(fleet.in_rotation, session, deadlines)
         train_llm, test_llm = make_llm(cfg, False, size), make_llm(cfg, True, size)
         threads = cfg.actor.llm_max_rollouts * len(engines)
-        runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, rules, threads)
-        await Worker(index, channel, fleet, runner, version, announced_at, frozen).serve(engines)
+        runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, cfg.actor, threads)
+        await Worker(index, channel, fleet, runner, news, frozen).serve(engines)
 
 
 def main() -> int:

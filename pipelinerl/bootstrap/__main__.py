@@ -18,7 +18,7 @@ from pipelinerl.bootstrap.source import demonstrations_of
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
-from pipelinerl.hooks import load_domain
+from pipelinerl.domain import load_domain
 from pipelinerl.launcher.arguments import parse
 
 
@@ -52,30 +52,16 @@ def main(argv: list[str]) -> int:
 def _run(cfg: Config, source: Source, out: Path) -> int:
     import torch
 
-    from pipelinerl.bootstrap.model import ModelShape
-    from pipelinerl.bootstrap.recipe import Phase, Recipe, run
+    from pipelinerl.bootstrap.recipe import run
 
     torch.set_num_threads(cfg.hardware.threads_per_process)
     spec = cfg.bootstrap
-    recipe = Recipe(
-        seed=spec.seed,
-        vocab_size=spec.vocab_size,
-        added_tokens=tuple(load_domain(cfg.domain_hooks).vocabulary()),
-        tokenizer_texts=spec.tokenizer_texts,
-        shape=ModelShape(**spec.shape.model_dump()),
-        phases=[
-            Phase(name=p.name, tokens=round(p.tokens * spec.budget), prompt_loss=p.prompt_loss)
-            for p in spec.phases
-        ],
-        pack_tokens=spec.pack_tokens,
-        learning_rate=spec.learning_rate,
-        weight_decay=spec.weight_decay,
-        workers=spec.workers or max(1, (os.cpu_count() or 2) - 1),
-        gate_demonstrations=spec.gate_demonstrations,
-        gates=spec.gates,
-    )
+    phases = [p.model_copy(update={"tokens": round(p.tokens * spec.budget)}) for p in spec.phases]
+    workers = spec.workers or max(1, (os.cpu_count() or 2) - 1)
+    recipe = spec.model_copy(update={"phases": phases, "workers": workers})
+    vocabulary = load_domain(cfg.domain_hooks).vocabulary()
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    results = run(recipe, source, out, device=device, log=partial(print, flush=True))
+    results = run(recipe, vocabulary, source, out, device=device, log=partial(print, flush=True))
     print(f"\n{'skill':<16}{'accuracy':>9}{'gate':>7}{'n':>7}")
     for result in results:
         gate = "" if result.minimum is None else f"{result.minimum:.2f}"

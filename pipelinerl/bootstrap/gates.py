@@ -11,9 +11,9 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from pipelinerl.bootstrap.demonstrations import MASKED, Demonstration, Encoded, encode
-from pipelinerl.finetune.model import hidden_states, output_head
-from pipelinerl.finetune.segments import Segments
 from pipelinerl.finetune.supervised import PackedBatch
+from pipelinerl.modeling.model import hidden_states, output_head
+from pipelinerl.modeling.segments import Segments
 
 _ROWS = 64
 

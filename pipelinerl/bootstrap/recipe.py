@@ -7,8 +7,9 @@ import itertools
 import json
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,61 +18,35 @@ from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pipelinerl.bootstrap.demonstrations import Demonstration, PackStream, Source, TokenPack
 from pipelinerl.bootstrap.gates import GateResult, measure
-from pipelinerl.bootstrap.model import ModelShape, build_model
+from pipelinerl.bootstrap.model import ROPE_THETA, build_model
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
+from pipelinerl.config.bootstrap import BootstrapConfig
 from pipelinerl.finetune.supervised import PackedBatch, train_supervised
 
 TOKENIZER_SEED = 1_000_000_000
 """World seeds of the tokenizer's texts, of the gates and of training never meet."""
 GATE_SEED = 2_000_000_000
+WARMUP_FRACTION = 0.02
 _REPORTS, _PROBES = 60, 10
 
 
-@dataclass(frozen=True, kw_only=True)
-class Phase:
-    """A stretch of training on one kind of demonstrations."""
-
-    name: str
-    tokens: int
-    prompt_loss: float = 0.0
-
-
-@dataclass(frozen=True, kw_only=True)
-class Recipe:
-    """Everything that decides the result besides the demonstrations."""
-
-    seed: int = 1
-    vocab_size: int = 2048
-    added_tokens: Sequence[str] = ()
-    tokenizer_texts: int = 30_000
-    shape: ModelShape = field(default_factory=ModelShape)
-    phases: Sequence[Phase]
-    pack_tokens: int = 65_536
-    learning_rate: float = 2e-3
-    warmup_fraction: float = 0.02
-    weight_decay: float = 0.01
-    workers: int = 1
-    gate_demonstrations: int = 4_000
-    gates: Mapping[str, float] = field(default_factory=dict)
-
-    @property
-    def steps(self) -> list[int]:
-        """Optimizer steps of each phase, at least one."""
-        return [max(1, round(p.tokens / self.pack_tokens)) for p in self.phases]
-
-
 def run(
-    recipe: Recipe,
+    recipe: BootstrapConfig,
+    added_tokens: Sequence[str],
     source: Source,
     out: Path,
     *,
     device: str = "cpu",
     log: Callable[[str], None] = print,
 ) -> list[GateResult]:
-    """Train, measure and save into `out` (HF format, bfloat16, with `recipe.json`); returns the gates."""
+    """Train, measure and save into `out` (HF format, bfloat16, with `recipe.json`); returns the gates.
+
+    `recipe` is taken as it stands: `workers` are that many, phases have their tokens whatever `budget` says.
+    `added_tokens` become entries of the tokenizer as they are.
+    """
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(recipe, source)
+    tokenizer = _tokenizer(recipe, added_tokens, source)
     tokenizer.save_pretrained(out)
     log(f"tokenizer: {len(tokenizer)} entries")
     model = build_model(recipe.shape, tokenizer, recipe.seed)
@@ -81,16 +56,23 @@ def run(
         for parameter in model.parameters():  # measure what will be saved, not what was trained
             parameter.copy_(parameter.to(torch.bfloat16))
     results = check(recipe, source, model, tokenizer)
-    save(model, tokenizer, out, recipe, results, time.monotonic() - started)
+    save(model, tokenizer, out, _record(recipe, added_tokens), results, time.monotonic() - started)
     return results
 
 
-def _tokenizer(recipe: Recipe, source: Source) -> PreTrainedTokenizerFast:
+def steps_of(recipe: BootstrapConfig) -> list[int]:
+    """Optimizer steps of each phase, at least one."""
+    return [max(1, round(phase.tokens / recipe.pack_tokens)) for phase in recipe.phases]
+
+
+def _tokenizer(
+    recipe: BootstrapConfig, added_tokens: Sequence[str], source: Source
+) -> PreTrainedTokenizerFast:
     texts = (
         d.prompt + d.completion
         for d in _take(source, recipe.phases[0].name, TOKENIZER_SEED, recipe.tokenizer_texts)
     )
-    return train_tokenizer(texts, recipe.vocab_size, recipe.added_tokens, recipe.shape.max_length)
+    return train_tokenizer(texts, recipe.vocab_size, added_tokens, recipe.shape.max_length)
 
 
 def _take(source: Source, phase: str, first_seed: int, count: int) -> Iterator[Demonstration]:
@@ -99,7 +81,7 @@ def _take(source: Source, phase: str, first_seed: int, count: int) -> Iterator[D
 
 
 def _train(
-    recipe: Recipe,
+    recipe: BootstrapConfig,
     source: Source,
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
@@ -107,12 +89,12 @@ def _train(
     device: str,
     log: Callable[[str], None],
 ) -> None:
-    reports = itertools.count(1)
+    reports, total = itertools.count(1), sum(steps_of(recipe))
     probe = list(_take(source, recipe.phases[0].name, GATE_SEED, recipe.gate_demonstrations // 4))
 
     def report(record: dict[str, float]) -> None:
         log(
-            f"step {record['step']:.0f}/{sum(recipe.steps)}  loss {record['loss']:.4f}  "
+            f"step {record['step']:.0f}/{total}  loss {record['loss']:.4f}  "
             f"{record['tokens'] / 1e6:.1f}M tokens  {record['tokens_per_sec'] / 1e3:.0f}k tok/s"
         )
         if next(reports) % (_REPORTS // _PROBES) == 0:
@@ -123,20 +105,20 @@ def _train(
     train_supervised(
         model,
         _batches(recipe, source, tokenizer_file),
-        steps=sum(recipe.steps),
+        steps=total,
         learning_rate=recipe.learning_rate,
-        num_warmup_steps=max(1, int(recipe.warmup_fraction * sum(recipe.steps))),
+        num_warmup_steps=max(1, int(WARMUP_FRACTION * total)),
         weight_decay=recipe.weight_decay,
         device=device,
         dtype=torch.bfloat16 if on_gpu else torch.float32,
         compile=on_gpu,
         log=report,
-        log_every=max(1, sum(recipe.steps) // _REPORTS),
+        log_every=max(1, total // _REPORTS),
     )
 
 
-def _batches(recipe: Recipe, source: Source, tokenizer_file: Path) -> Iterator[PackedBatch]:
-    for index, (phase, steps) in enumerate(zip(recipe.phases, recipe.steps)):
+def _batches(recipe: BootstrapConfig, source: Source, tokenizer_file: Path) -> Iterator[PackedBatch]:
+    for index, (phase, steps) in enumerate(zip(recipe.phases, steps_of(recipe))):
         stream = PackStream(
             source,
             phase.name,
@@ -161,7 +143,7 @@ def _packed_batch(pack: TokenPack) -> PackedBatch:
 
 
 def check(
-    recipe: Recipe, source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
+    recipe: BootstrapConfig, source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
 ) -> list[GateResult]:
     """The gates, on worlds that no training demonstration came from."""
     held_out = _take(source, recipe.phases[0].name, GATE_SEED, recipe.gate_demonstrations)
@@ -169,11 +151,18 @@ def check(
     return measure(model.eval(), fast, held_out, recipe.gates, recipe.shape.max_length)
 
 
+def _record(recipe: BootstrapConfig, added_tokens: Sequence[str]) -> dict[str, Any]:
+    """Everything that decides the result besides the demonstrations."""
+    record = recipe.model_dump(exclude={"out", "budget"})
+    record["shape"]["rope_theta"] = ROPE_THETA
+    return record | {"added_tokens": list(added_tokens), "warmup_fraction": WARMUP_FRACTION}
+
+
 def save(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerFast,
     out: Path,
-    recipe: Recipe,
+    recipe: Mapping[str, Any],
     results: Sequence[GateResult],
     seconds: float,
 ) -> None:
@@ -182,9 +171,9 @@ def save(
     model.to(dtype=torch.bfloat16).save_pretrained(out)
     tokenizer.save_pretrained(out)
     record = {
-        "recipe": asdict(recipe),
+        "recipe": recipe,
         "gates": [asdict(r) for r in results],
         "seconds": round(seconds, 1),
         "sha256": hashlib.sha256((out / "model.safetensors").read_bytes()).hexdigest(),
     }
-    (out / "recipe.json").write_text(json.dumps(record, indent=1, default=dict) + "\n")
+    (out / "recipe.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -7,7 +7,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from pipelinerl.bootstrap.demonstrations import Demonstration
-from pipelinerl.hooks import load_domain
+from pipelinerl.domain import load_domain
 
 
 def demonstrations_of(

@@ -1,6 +1,8 @@
-"""The base of every configuration section: closed, frozen, documented."""
+"""The base of every configuration section: closed, frozen, documented, and the one place of its defaults."""
 
 from __future__ import annotations
+
+from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
@@ -17,6 +19,23 @@ class Section(BaseModel):
         ser_json_inf_nan="constants",
         allow_inf_nan=False,
     )
+
+    @classmethod
+    def keys(cls) -> list[str]:
+        """Names of the keys as a configuration writes them."""
+        return [field.alias or name for name, field in cls.model_fields.items()]
+
+    @classmethod
+    def defaults(cls) -> dict[str, Any]:
+        """Every key with its default as the class writes it: `900` stays `900` where a float is meant."""
+        return {field.alias or name: _plain(field.default) for name, field in cls.model_fields.items()}
+
+
+def _plain(default: Any) -> Any:
+    if not isinstance(default, Section):
+        return default
+    set_here = {name: _plain(getattr(default, name)) for name in default.model_fields_set}
+    return type(default).defaults() | set_here
 
 
 class OpenSection(Section):

@@ -1,4 +1,4 @@
-"""Composition of the tree: base < hardware < domain < domain on this hardware < command line."""
+"""Composition of the tree: schema < base < hardware < domain < domain on this hardware < command line."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
+from pipelinerl.base.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.detect import visible_devices
-from pipelinerl.config.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.installed import installed_conf_dirs
-from pipelinerl.config.keys import apply, brought_keys, domain_keys, leaves
+from pipelinerl.config.keys import apply, brought_keys, leaves
 from pipelinerl.config.legacy import settle, whole_tree
 from pipelinerl.config.paths import conf_dir, resolve_bundled
+from pipelinerl.config.tree import Config
 
 BASE = "base"
-INTERNAL_GROUPS = ("domain_hardware",)
+ON_HARDWARE = "domain_hardware"
+"""Group of what a domain has for one kind of hardware; chosen by both, never by the user."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,51 +67,36 @@ def compose(request: Request) -> Composition:
     if not roots[0].is_dir():
         raise ConfigError(f"--config-dir {roots[0]}: no such folder")
     overrides = _parse(request.overrides)
-    config_name = (request.config_name or BASE).removesuffix(".yaml")
-    domain = _domain_of(overrides, roots)
-    if config_name != BASE and not _config_file(roots, "", config_name):
-        if not _config_file(roots, "domain", config_name):
-            names = _options(roots, "") + _options(roots, "domain")
-            raise ConfigError(
-                f"--config-name={config_name}: no such configuration; " + suggestion(config_name, names)
-            )
-        if domain not in (None, config_name):
-            raise ConfigError(
-                f"--config-name={config_name} and +domain={domain} differ; name the domain once"
-            )
-        config_name, domain = BASE, config_name
+    config_name, domain = _names(request.config_name, overrides, roots)
     devices = visible_devices()
     given = next((o.value() for o in overrides if o.key_or_group == "hardware"), None)
     hardware = str(given) if given else request.hardware or ("gpu" if devices else "cpu")
-    if not _config_file(roots, "hardware", hardware):
-        raise ConfigError(
-            f"hardware={hardware}: no such profile; " + suggestion(hardware, _options(roots, "hardware"))
-        )
-    _check_groups(overrides, roots)
-
+    _check_choice(roots, "hardware", hardware, f"hardware={hardware}: no such profile")
     groups, values = _split(overrides, roots)
-    files = [f"hardware={hardware}", *groups]
+
     layers = [f"+domain={domain}"] if domain else []
-    layers += [
-        f"+{g}={n}" for g, n in [("domain_hardware", f"{domain}_{hardware}")] if _config_file(roots, g, n)
-    ]
-    brought = domain_keys(_required_file(roots, domain)) if domain else []
+    if _config_file(roots, ON_HARDWARE, f"{domain}_{hardware}"):
+        layers.append(f"+{ON_HARDWARE}={domain}_{hardware}")
+    files = [f"hardware={hardware}", *groups, *layers]
+    domain_file = _config_file(roots, "domain", domain) if domain else None
+    brought = brought_keys(_load(domain_file), domain_file) if domain_file else []
     own_file = _config_file(roots, "", config_name) if config_name != BASE else None
-    whole = whole_tree(own_file)
-    tree = _compose(roots, config_name if whole is None else BASE, [*files, *layers])
-    if whole is not None and own_file is not None:
+    if own_file is not None and (whole := whole_tree(own_file)) is not None:
         notices = settle(whole)
         brought += [key for key in brought_keys(whole, own_file) if key not in brought]
-        tree = _over(tree, whole, own_file)
+        tree = _over(_compose(roots, BASE, files), whole, f"{own_file}: ")
     else:
-        _keep_user_overlays(tree, roots, config_name, hardware, groups, layers)
+        tree = _compose(roots, config_name, files)
+        if groups and layers:
+            _keep_user_overlays(tree, roots, config_name, [f"hardware={hardware}"], groups)
         notices = settle(tree)
     apply(tree, values, brought)
     with open_dict(tree):
         tree.domain_name = tree.get("domain_name") or domain
         tree.domain_keys = brought
         _name_datasets(tree)
-        _resolve_bundled_paths(tree)
+        if not OmegaConf.is_missing(tree, "model_path") and isinstance(tree.model_path, str):
+            tree.model_path = resolve_bundled(tree.model_path)
     _check_interpolations(tree)
     return Composition(
         tree=tree,
@@ -118,18 +105,6 @@ def compose(request: Request) -> Composition:
         devices=devices,
         notices=notices,
     )
-
-
-def _over(tree: DictConfig, whole: DictConfig, path: Path) -> DictConfig:
-    """A whole tree from a file over the bundled one. Raises ConfigError for sections of another kind."""
-    OmegaConf.set_struct(tree, False)
-    try:
-        merged = OmegaConf.merge(tree, whole)
-    except OmegaConfBaseException as error:
-        raise ConfigError(f"{path}: {first_line(error)}") from None
-    assert isinstance(merged, DictConfig)
-    OmegaConf.set_struct(merged, True)
-    return merged
 
 
 def _parse(texts: Sequence[str]) -> list[Override]:
@@ -148,16 +123,31 @@ def _parse(texts: Sequence[str]) -> list[Override]:
     return parsed
 
 
+def _names(
+    config_name: str | None, overrides: Sequence[Override], roots: Sequence[Path]
+) -> tuple[str, str | None]:
+    """The primary configuration and the domain, which `--config-name` may name instead of `+domain`."""
+    config_name = (config_name or BASE).removesuffix(".yaml")
+    domain = _domain_of(overrides, roots)
+    if config_name == BASE or _config_file(roots, "", config_name):
+        return config_name, domain
+    if not _config_file(roots, "domain", config_name):
+        names = _options(roots, "") + _options(roots, "domain")
+        raise ConfigError(
+            f"--config-name={config_name}: no such configuration; " + suggestion(config_name, names)
+        )
+    if domain not in (None, config_name):
+        raise ConfigError(f"--config-name={config_name} and +domain={domain} differ; name the domain once")
+    return BASE, config_name
+
+
 def _domain_of(overrides: Sequence[Override], roots: Sequence[Path]) -> str | None:
     chosen: str | None = None
     for override in overrides:
         if override.key_or_group != "domain":
             continue
         name = str(override.value())
-        if not _config_file(roots, "domain", name):
-            raise ConfigError(
-                f"+domain={name}: no such domain; " + suggestion(name, _options(roots, "domain"))
-            )
+        _check_choice(roots, "domain", name, f"+domain={name}: no such domain")
         if not override.is_add():
             raise ConfigError(f"domain={name}: write +domain={name}, with the plus sign")
         if chosen is not None:
@@ -171,32 +161,24 @@ def _split(overrides: Sequence[Override], roots: Sequence[Path]) -> tuple[list[s
     groups, values = [], []
     for override in overrides:
         key = override.key_or_group
+        if key == ON_HARDWARE:
+            raise ConfigError(
+                f"{override.input_line}: chosen by +domain and hardware; set the keys themselves"
+            )
         if key in ("domain", "hardware"):
             continue
-        if _is_group(override, roots):
+        is_folder = any((root / key).is_dir() for root in roots)
+        if is_folder and not isinstance(override.value(), dict) and not override.is_delete():
+            _check_choice(roots, key, str(override.value()), f"{key}={override.value()}: no such choice")
             groups.append(str(override.input_line))
         else:
             values.append(override)
     return groups, values
 
 
-def _is_group(override: Override, roots: Sequence[Path]) -> bool:
-    is_folder = any((root / override.key_or_group).is_dir() for root in roots)
-    return is_folder and not isinstance(override.value(), dict) and not override.is_delete()
-
-
-def _check_groups(overrides: Sequence[Override], roots: Sequence[Path]) -> None:
-    for override in overrides:
-        key = override.key_or_group
-        if key in INTERNAL_GROUPS:
-            raise ConfigError(
-                f"{override.input_line}: chosen by +domain and hardware; set the keys themselves"
-            )
-        if key in ("domain", "hardware") or not _is_group(override, roots):
-            continue
-        name = str(override.value())
-        if not _config_file(roots, key, name):
-            raise ConfigError(f"{key}={name}: no such choice; " + suggestion(name, _options(roots, key)))
+def _check_choice(roots: Sequence[Path], group: str, name: str, refusal: str) -> None:
+    if not _config_file(roots, group, name):
+        raise ConfigError(f"{refusal}; {suggestion(name, _options(roots, group))}")
 
 
 def _config_file(roots: Sequence[Path], group: str, name: str) -> Path | None:
@@ -204,17 +186,18 @@ def _config_file(roots: Sequence[Path], group: str, name: str) -> Path | None:
     return next((path for path in found if path.is_file()), None)
 
 
-def _required_file(roots: Sequence[Path], domain: str) -> Path:
-    path = _config_file(roots, "domain", domain)
-    assert path is not None, domain
-    return path
-
-
 def _options(roots: Sequence[Path], group: str) -> list[str]:
     return sorted({path.stem for root in roots for path in (root / group).glob("*.yaml")})
 
 
+def _load(path: Path) -> DictConfig:
+    loaded = OmegaConf.load(path)
+    assert isinstance(loaded, DictConfig)
+    return loaded
+
+
 def _compose(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
+    """hydra's part: the files, over the defaults of the schema."""
     search = create_config_search_path(str(roots[-1].resolve()))
     for root in reversed(roots[:-1]):
         search.prepend(provider="user", path=f"file://{root.resolve()}")
@@ -222,27 +205,33 @@ def _compose(roots: Sequence[Path], config_name: str, overrides: list[str]) -> D
     try:
         version.setbase("1.3")
         Hydra.create_main_hydra2("pipelinerl", search)
-        return hydra_compose(config_name, overrides=overrides)
+        files = hydra_compose(config_name, overrides=overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(first_line(error)) from None
     finally:
         GlobalHydra.instance().hydra = before
+    return _over(OmegaConf.create(Config.defaults()), files)
+
+
+def _over(tree: DictConfig, above: DictConfig, source: str = "") -> DictConfig:
+    """A tree from files over another one. Raises ConfigError for sections of another kind."""
+    for one in (tree, above):
+        OmegaConf.set_struct(one, False)
+    try:
+        merged = OmegaConf.merge(tree, above)
+    except OmegaConfBaseException as error:
+        raise ConfigError(f"{source}{first_line(error)}") from None
+    assert isinstance(merged, DictConfig)
+    OmegaConf.set_struct(merged, True)
+    return merged
 
 
 def _keep_user_overlays(
-    tree: DictConfig,
-    roots: Sequence[Path],
-    config_name: str,
-    hardware: str,
-    groups: list[str],
-    layers: list[str],
+    tree: DictConfig, roots: Sequence[Path], config_name: str, hardware: list[str], groups: list[str]
 ) -> None:
     """Let what a chosen group (`finetune=grpo`) changes win over the domain's files."""
-    if not groups or not layers:
-        return
-    plain = leaves(_compose(roots, config_name, [f"hardware={hardware}"]))
-    chosen = _compose(roots, config_name, [f"hardware={hardware}", *groups])
-    for key, value in leaves(chosen).items():
+    plain = leaves(_compose(roots, config_name, hardware))
+    for key, value in leaves(_compose(roots, config_name, [*hardware, *groups])).items():
         if key not in plain or plain[key] != value:
             OmegaConf.update(tree, key, value, force_add=True)
 
@@ -263,9 +252,3 @@ def _check_interpolations(tree: DictConfig) -> None:
     except OmegaConfBaseException as error:
         key = f"{error.full_key}: " if error.full_key else ""
         raise ConfigError(f"{key}{first_line(error)}") from None
-
-
-def _resolve_bundled_paths(tree: DictConfig) -> None:
-    if OmegaConf.is_missing(tree, "model_path") or not isinstance(tree.model_path, str):
-        return
-    tree.model_path = resolve_bundled(tree.model_path)

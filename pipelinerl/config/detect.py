@@ -16,23 +16,23 @@ def visible_devices(environment: dict[str, str] | None = None) -> list[str]:
     """
     env = dict(os.environ) if environment is None else environment
     named = env.get("CUDA_VISIBLE_DEVICES")
-    present = _installed_devices(env)
+    listed = (nvidia_smi("-L", search=env.get("PATH")) or "").splitlines()
+    present = sum(line.startswith("GPU ") for line in listed)
     if named is None:
         return [str(index) for index in range(present)]
     wanted = [part.strip() for part in named.split(",") if part.strip()]
     return [] if present == 0 or wanted[:1] == ["-1"] else wanted
 
 
-def _installed_devices(env: dict[str, str]) -> int:
-    program = shutil.which("nvidia-smi", path=env.get("PATH"))
+def nvidia_smi(*arguments: str, search: str | None = None) -> str | None:
+    """What the driver's program prints; None where there is none, on the PATH `search`, or where it fails."""
+    program = shutil.which("nvidia-smi", path=search)
     if program is None:
-        return 0
+        return None
     try:
         answer = subprocess.run(
-            [program, "-L"], capture_output=True, text=True, timeout=NVIDIA_SMI_DEADLINE_S, check=False
+            [program, *arguments], capture_output=True, text=True, timeout=NVIDIA_SMI_DEADLINE_S, check=True
         )
-    except (OSError, subprocess.TimeoutExpired):
-        return 0
-    if answer.returncode != 0:
-        return 0
-    return sum(line.startswith("GPU ") for line in answer.stdout.splitlines())
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return answer.stdout

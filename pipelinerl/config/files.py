@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
-from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
-from pipelinerl.config.errors import ConfigError, explain
+from pipelinerl.base.errors import ConfigError, explain
+from pipelinerl.base.files import write_whole
 from pipelinerl.config.tree import Config
 
 
@@ -39,41 +38,36 @@ def _is_copy(tree: DictConfig, line: str) -> bool:
 def save(tree: DictConfig, output_dir: str | Path) -> Path:
     """Write the tree with every interpolation resolved; the file appears whole or not at all."""
     path = config_path(output_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
     resolved = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
-    beside = path.with_name(f"~{path.name}")
-    OmegaConf.save(resolved, beside)
-    if OmegaConf.select(resolved, "streams.password"):
-        beside.chmod(0o600)
-    os.replace(beside, path)
+    secret = OmegaConf.select(resolved, "streams.password")
+    write_whole(path, OmegaConf.to_yaml(resolved), mode=0o600 if secret else None)
     return path
 
 
 def load(output_dir: str | Path) -> Config:
-    """The typed tree of the run in `output_dir`. Raises ConfigError if it is absent or invalid."""
-    return typed(_read(output_dir))
+    """The typed tree of the run in `output_dir`. Raises ConfigError if it is absent, invalid or unplaced."""
+    cfg = typed(_read(output_dir))
+    if cfg.derived_ is None:
+        raise ConfigError(
+            f"{config_path(output_dir)}: has no section derived; start the run again with pipelinerl.launch"
+        )
+    return cfg
 
 
 def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:
-    """The tree that rollout code gets: `cfg.jobs` and, with `job`, `cfg.me` about that process."""
+    """The tree that rollout code gets: `cfg.jobs` and, with `job`, `cfg.me`: that process and the engines."""
     tree = _read(output_dir)
-    if job is not None:
-        tree.me = about(tree, job)
-    return tree
-
-
-def about(tree: DictConfig, job: int) -> dict[str, Any]:
-    """What a process knows about itself: its job and the addresses of the engines."""
+    if job is None:
+        return tree
     jobs = {int(entry.idx): entry for entry in tree.jobs}
     if job not in jobs:
         raise ConfigError(f"--job {job}: no such job; this run has {', '.join(map(str, sorted(jobs)))}")
-    entry = OmegaConf.to_container(jobs[job])
-    assert isinstance(entry, dict)
-    return {
+    tree.me = {
         "job_idx": job,
-        **{str(key): entry[key] for key in ("kind", "name", "replica_idx", "node_rank", "port")},
+        **{key: jobs[job][key] for key in ("kind", "name", "replica_idx", "node_rank", "port")},
         "llm_urls": [str(entry.url) for entry in tree.jobs if entry.kind == "actor_llm"],
     }
+    return tree
 
 
 def _read(output_dir: str | Path) -> DictConfig:

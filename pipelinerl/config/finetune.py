@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, Literal
 
@@ -9,12 +10,18 @@ from pydantic import Field, field_validator
 
 from pipelinerl.config.base import Section
 
+Normalisation = Literal["training_texts", "rollouts", "rollout_mean"]
+
 
 class RLConfig(Section):
-    """Loss, advantages and their weights."""
+    """Loss, advantages and their weights: what the functions of `finetune.rl` are given.
 
-    policy_loss: Literal["reinforce", "ppo", "gspo", "cispo", "sft"] = "reinforce"
-    """Objective of a token; the formulas stand in docs/objective.md."""
+    Keys that contradict each other are refused by the launcher (`launcher/checks/objective.py`).
+    """
+
+    policy_loss: str = "reinforce"
+    """Objective of a token: the name of a file in finetune/rl/losses (reinforce, ppo, gspo, cispo, sft) or
+    the dotted path of a function `(LossInputs, RLConfig) -> scalar`; formulas in docs/objective.md."""
     epsilon_low: float = Field(0.02, ge=0, le=1)
     """Lower clip of the importance ratio (`ppo`, `gspo`, `cispo`)."""
     epsilon_high: float = Field(0.02, ge=0)
@@ -23,6 +30,9 @@ class RLConfig(Section):
     """Weight by advantage; false weights by reward."""
     divide_advantage_by_std: bool = False
     """Divide advantages by the standard deviation of their bucket."""
+    advantage_estimator: str | None = None
+    """`rollout`, `situation` or the dotted path of a function (docs/objective.md); null: `situation` with
+    `step_reward_advantages`, else `rollout`."""
     step_reward_advantages: bool = False
     """Compare texts with texts of the same group and situation; false compares whole rollouts."""
     pad_step_rewards_for_advantage: bool = False
@@ -31,22 +41,22 @@ class RLConfig(Section):
     """Advantages up to this size count as zero for the filter."""
     filter_zero_advantage_groups: bool = False
     """Drop groups in which every advantage is zero."""
-    batch_size_normalization: Literal["training_texts", "rollouts", "rollout_mean"] = "training_texts"
+    batch_size_normalization: Normalisation = "training_texts"
     """What counts once in the loss: a text, or a rollout."""
     loss_scale_scope: Literal["chunk", "batch"] = "batch"
     """Texts over which that normalisation is taken."""
-    role_weights: dict[str, float | str] = {}
+    role_weights: dict[str, float] = {}
     """Weight of each role's objective, a number or a fraction such as `1/9`; empty = off."""
     role_lengths: dict[str, Annotated[float, Field(gt=0)]] = {}
     """Constant length normalisation: what each token's loss is divided by, for every role; empty = 1."""
     kl_coef: float = Field(0.0, ge=0)
     """Weight of the KL to the reference at the first step."""
-    final_kl_coef: float = Field(0.0, ge=0)
-    """Weight of the KL at the last step; linear in between."""
+    final_kl_coef: float | None = Field(None, ge=0)
+    """Weight of the KL at the last step, linear in between; null = `kl_coef`."""
     entropy_bonus: float = 0.0
     """Weight of the entropy at the first step."""
-    final_entropy_bonus: float = 0.0
-    """Weight of the entropy at the last step; linear in between."""
+    final_entropy_bonus: float | None = None
+    """Weight of the entropy at the last step, linear in between; null = `entropy_bonus`."""
     relu_log_p_weights: bool = False
     """Train on positive factors only."""
     clamp_log_ratio_ref_new_value: float = Field(5.0, gt=0)
@@ -66,19 +76,66 @@ class RLConfig(Section):
         """On a command line a mapping can be emptied by null only; `{}` adds nothing to it."""
         return {} if given is None else given
 
-    @field_validator("role_weights")
+    @field_validator("role_weights", mode="before")
     @classmethod
-    def _weights_are_numbers(cls, weights: dict[str, float | str]) -> dict[str, float | str]:
-        for role, weight in weights.items():
+    def _weights_are_numbers(cls, given: Any) -> Any:
+        """Numbers and fractions as floats; what is neither is left for the type to refuse."""
+        if not isinstance(given, dict):
+            return given
+        weights = dict(given)
+        for role, weight in given.items():
+            if not isinstance(weight, str | int | float):
+                continue
             try:
-                value = Fraction(weight) if isinstance(weight, str) else Fraction(float(weight))
+                shown = weight if isinstance(weight, str) else float(weight)
+                weights[role] = float(Fraction(shown))
             except (ValueError, ZeroDivisionError, OverflowError):
                 raise ValueError(
                     f"weight {weight!r} of role {role} must be a number >= 0 or a fraction such as 1/9"
                 ) from None
-            if value < 0:
-                raise ValueError(f"weight {weight!r} of role {role} must be >= 0")
+            if weights[role] < 0:
+                raise ValueError(f"weight {shown!r} of role {role} must be >= 0")
         return weights
+
+    @property
+    def estimator(self) -> str:
+        """`advantage_estimator`, or what null stands for."""
+        return self.advantage_estimator or ("situation" if self.step_reward_advantages else "rollout")
+
+    @property
+    def uses_reference(self) -> bool:
+        """Whether reference log-probabilities are needed: max(kl_coef, final_kl_coef) > 0."""
+        return max(self.kl_coef, self.final_kl_coef or 0.0) > 0
+
+    def kl_coefficient(self, completed_steps: int, final_steps: int) -> float:
+        """Linear from `kl_coef` to `final_kl_coef` over completed_steps / final_steps."""
+        return _linear(self.kl_coef, self.final_kl_coef, completed_steps, final_steps)
+
+    def entropy_coefficient(self, completed_steps: int, final_steps: int) -> float:
+        """Linear from `entropy_bonus` to `final_entropy_bonus` over completed_steps / final_steps."""
+        return _linear(self.entropy_bonus, self.final_entropy_bonus, completed_steps, final_steps)
+
+
+def _linear(start: float, end: float | None, completed_steps: int, final_steps: int) -> float:
+    end = start if end is None else end
+    progress = completed_steps / final_steps if final_steps > 0 else 1.0
+    return start + (end - start) * min(1.0, progress)
+
+
+Checkpointing = bool | Literal["selective"] | Annotated[int, Field(ge=2)]
+"""False: keep every activation. True: keep each layer's input only. An integer n: the same for every n-th
+layer. "selective": keep attention and narrow matrix products, recompute the wide ones and what is cheap."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharding:
+    """How several ranks share parameters, gradients and optimizer state."""
+
+    keep_gathered: bool = False
+    """Keep a layer's weights between forward and backward: gradients and optimizer state alone are sharded,
+    which saves half of the gathering."""
+    reduce_bfloat16: bool = False
+    """Sum gradients over ranks in bfloat16."""
 
 
 class MemoryDebugConfig(Section):
@@ -149,7 +206,7 @@ class FinetuneConfig(Section):
     """Optimizer steps of a complete run."""
     interrupt_train_steps: int = Field(-1, ge=-1)
     """Stop after so many steps without changing the schedule; -1 = off."""
-    gradient_checkpointing: bool | Literal["selective"] | Annotated[int, Field(ge=2)] = True
+    gradient_checkpointing: Checkpointing = True
     """Recompute activations in the backward pass: of every layer, of every n-th (a number), or `selective`,
     which keeps attention and the narrow matrix products of each layer."""
     compile: bool = False
@@ -197,11 +254,6 @@ class FinetuneConfig(Section):
     def has_value_head(self) -> bool:
         """Whether the trainer puts a value head on the policy."""
         return self.model_class == "causal-language-modeling-with-value-head"
-
-    @property
-    def texts_per_step(self) -> int:
-        """B: texts of one optimizer step, before rounding up to a multiple of the trainer ranks."""
-        return self.train_batch_size * self.gradient_accumulation_passes
 
     @property
     def last_step(self) -> int:

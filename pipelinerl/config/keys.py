@@ -9,14 +9,11 @@ from typing import Any
 from hydra.core.override_parser.types import Override
 from omegaconf import DictConfig, ListConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
-from pydantic import BaseModel
 
-from pipelinerl.config.errors import ConfigError, first_line, nearest, suggestion
-from pipelinerl.config.removed import remedy_for
-from pipelinerl.config.tree import Config
-from pipelinerl.hooks import load_domain
-
-OPEN_SECTIONS = ("", "actor")
+from pipelinerl.base.errors import ConfigError, fields_at, first_line, nearest, suggestion
+from pipelinerl.config.legacy import remedy_for
+from pipelinerl.config.tree import OPEN_GROUPS, Config
+from pipelinerl.domain import load_domain
 
 
 def leaves(tree: DictConfig) -> dict[str, Any]:
@@ -35,11 +32,13 @@ def leaves(tree: DictConfig) -> dict[str, Any]:
 
 
 def apply(tree: DictConfig, overrides: Sequence[Override], brought: list[str]) -> None:
-    """Value overrides, with the nearest valid key for one that does not exist."""
+    """Value overrides, with the nearest valid key for one that does not exist.
+
+    Keys added with `+` to an open group must be the domain's (`brought`) or the core's.
+    """
     for override in overrides:
         key = override.key_or_group
-        remedy = remedy_for(key)
-        if remedy is not None:
+        if (remedy := remedy_for(key)) is not None:
             raise ConfigError(f"{key}: {remedy}")
         if key == "hardware.kind":
             raise ConfigError(
@@ -47,15 +46,33 @@ def apply(tree: DictConfig, overrides: Sequence[Override], brought: list[str]) -
             )
         if override.is_delete():
             raise ConfigError(f"{override.input_line}: keys cannot be deleted; set {key}=null instead")
-        if not _exists(tree, key) and not (override.is_add() or override.is_force_add()):
-            raise ConfigError(f"{key}: {_domain_remedy(tree, key) or f'unknown key; {_hint(tree, key)}'}")
+        if not (override.is_add() or override.is_force_add() or _exists(tree, key)):
+            own_remedy = load_domain(tree.get("domain_hooks")).remedy(key)
+            raise ConfigError(f"{key}: {own_remedy or f'unknown key; {_hint(tree, key)}'}")
         _set(tree, key, override.value())
-    _check_open_sections(tree, brought)
+    for prefix, name, known in _foreign_keys(tree):
+        if prefix + name not in brought:
+            raise ConfigError(f"{prefix}{name}: unknown key; {suggestion(name, known, prefix)}")
 
 
-def _domain_remedy(tree: DictConfig, key: str) -> str | None:
-    """What the domain says about a key of its own that no longer exists."""
-    return load_domain(tree.get("domain_hooks")).remedy(key)
+def brought_keys(tree: DictConfig, path: Path) -> list[str]:
+    """Keys that a domain's file, read from `path`, brings into open groups. ConfigError for a near miss."""
+    brought = []
+    for prefix, name, known in _foreign_keys(tree):
+        if name == "defaults":  # hydra's list of what the file is composed of
+            continue
+        if (match := nearest(name, known, cutoff=0.85)) is not None:
+            raise ConfigError(f"{path}: {prefix}{name}: unknown key; did you mean {prefix}{match}?")
+        brought.append(f"{prefix}{name}")
+    return brought
+
+
+def _foreign_keys(tree: DictConfig) -> Iterator[tuple[str, str, list[str]]]:
+    """Prefix of an open group, a key in it that the core does not have, and those that it has."""
+    for prefix, model in OPEN_GROUPS.items():
+        group = (tree.get(prefix.rstrip(".")) or {}) if prefix else tree
+        known = model.keys()
+        yield from ((prefix, str(key), known) for key in group if key not in known)
 
 
 def _set(tree: DictConfig, key: str, value: Any) -> None:
@@ -64,11 +81,8 @@ def _set(tree: DictConfig, key: str, value: Any) -> None:
         first = str(next(iter(node)))
         raise ConfigError(f"{key}={value!r}: holds keys, such as {key}.{first}; set one of those")
     try:
-        if isinstance(value, str):
-            # The grammar keeps ${...} in strings; storing them makes them interpolations again.
-            OmegaConf.update(tree, key, value, force_add=True)
-        else:
-            OmegaConf.update(tree, key, value, merge=True, force_add=True)
+        # The grammar keeps ${...} in strings; storing them makes them interpolations again.
+        OmegaConf.update(tree, key, value, force_add=True)
     except OmegaConfBaseException as error:
         raise ConfigError(f"{key}={value}: {first_line(error)}") from None
 
@@ -81,101 +95,25 @@ def _exists(tree: DictConfig, key: str) -> bool:
         return False
     if isinstance(node, ListConfig):
         return name.isdigit() and int(name) < len(node)
-    return isinstance(node, DictConfig) and name in OmegaConf.to_container(
-        node, resolve=False, throw_on_missing=False
-    )  # type: ignore[operator]
+    return isinstance(node, DictConfig) and name in list(node)  # `in node` denies keys that are still missing
 
 
 def _hint(tree: DictConfig, key: str) -> str:
     """The nearest key: first among the siblings, then anywhere in the tree."""
     parts = key.split(".")
     node: Any = tree
-    walked: list[str] = []
-    for part in parts:
-        if not isinstance(node, DictConfig):
-            return f"{'.'.join(walked)} holds a value and no keys"
-        if part not in node:
-            break
-        walked.append(part)
-        node = node._get_node(part)
-    siblings = [str(name) for name in node] if isinstance(node, DictConfig) else []
-    missing = parts[len(walked)]
-    prefix = "".join(f"{part}." for part in walked)
-    if nearest(missing, siblings) is None:
-        last = parts[-1]
-        elsewhere = [full for full in leaves(tree) if full.rpartition(".")[2] == last]
+    depth = 0
+    while isinstance(node, DictConfig) and parts[depth] in node:
+        node, depth = node._get_node(parts[depth]), depth + 1
+    if not isinstance(node, DictConfig):
+        return f"{'.'.join(parts[:depth])} holds a value and no keys"
+    siblings, takes_any = [str(name) for name in node], not fields_at(Config, parts[:depth])
+    if nearest(parts[depth], siblings) is None:
+        elsewhere = [full for full in leaves(tree) if full.rpartition(".")[2] == parts[-1]]
         if elsewhere:
             return f"did you mean {elsewhere[0]}?"
         whole = nearest(key, leaves(tree), cutoff=0.75)
-        if whole is not None and not _is_free(walked):
+        if whole is not None and not takes_any:
             return f"did you mean {whole}?"
-    hint = suggestion(missing, siblings, prefix)
-    if _is_free(walked):
-        hint += f"; a new key is written +{key}=VALUE"
-    return hint
-
-
-def _is_free(path: list[str]) -> bool:
-    """Whether the mapping at this path takes keys of the user's own."""
-    model: Any = Config
-    for part in path:
-        if not (isinstance(model, type) and issubclass(model, BaseModel)):
-            return True
-        entry = model.model_fields.get(part)
-        if entry is None:
-            return True
-        model = entry.annotation
-    return not (isinstance(model, type) and issubclass(model, BaseModel))
-
-
-def domain_keys(path: Path) -> list[str]:
-    """Keys that the domain's file brings into open groups. Near misses of core keys are errors."""
-    loaded = OmegaConf.load(path)
-    assert isinstance(loaded, DictConfig)
-    return brought_keys(loaded, path)
-
-
-def brought_keys(tree: DictConfig, path: Path) -> list[str]:
-    """The same for what was read from `path`."""
-    content = OmegaConf.to_container(tree, resolve=False)
-    assert isinstance(content, dict)
-    brought = []
-    for section in OPEN_SECTIONS:
-        block = content if not section else content.get(section) or {}
-        model = Config if not section else Config.model_fields[section].annotation
-        assert isinstance(block, dict) and isinstance(model, type)
-        known = [entry.alias or name for name, entry in model.model_fields.items()]
-        prefix = f"{section}." if section else ""
-        for key in map(str, block):
-            if key in known or key == "defaults":
-                continue
-            match = nearest(key, known, cutoff=0.85)
-            if match is not None:
-                raise ConfigError(f"{path}: {prefix}{key}: unknown key; did you mean {prefix}{match}?")
-            brought.append(f"{prefix}{key}")
-    return brought
-
-
-def _check_open_sections(tree: DictConfig, brought: list[str]) -> None:
-    """Keys added with `+` at the top level or under `actor` must be the domain's or the core's."""
-    for section in OPEN_SECTIONS:
-        node = tree if not section else tree[section]
-        prefix = f"{section}." if section else ""
-        for key in _added(node, section):
-            if f"{prefix}{key}" not in brought:
-                raise ConfigError(f"{prefix}{key}: unknown key; {_hint_known(section, str(key))}")
-
-
-def _added(node: DictConfig, section: str) -> Iterator[str]:
-    known = _known(section)
-    yield from (str(key) for key in node if key not in known)
-
-
-def _hint_known(section: str, key: str) -> str:
-    return suggestion(key, _known(section), f"{section}." if section else "")
-
-
-def _known(section: str) -> set[str]:
-    model = Config if not section else Config.model_fields[section].annotation
-    assert isinstance(model, type)
-    return {entry.alias or name for name, entry in model.model_fields.items()}
+    hint = suggestion(parts[depth], siblings, "".join(f"{part}." for part in parts[:depth]))
+    return f"{hint}; a new key is written +{key}=VALUE" if takes_any else hint

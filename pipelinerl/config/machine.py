@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 from pydantic import Field, SecretStr
 
+from pipelinerl.base.errors import ConfigError, suggestion
 from pipelinerl.config.base import Section
 
 JobKind = Literal[
@@ -80,6 +81,17 @@ class Job(Section):
     """Index among the servers of that environment."""
     name: str = ""
     """Name of the process: its folder below `output_dir` and its name in messages."""
+
+
+class DerivedConfig(Section):
+    """What follows from the keys and the placement. The launcher computes it once; no role does again."""
+
+    trainer_ranks: int = Field(ge=1)
+    """Processes of the trainer."""
+    texts_per_step: int = Field(ge=1)
+    """B: samples of one optimizer step, rounded up to a multiple of the ranks."""
+    texts_per_update: int = Field(ge=1)
+    """Samples between two published weight versions: `weight_update_interval` rounded up to whole steps."""
 
 
 class StreamsConfig(Section):
@@ -164,6 +176,27 @@ class WatchdogConfig(Section):
         return self.progress_deadline_s + 60.0
 
 
+_ALL = frozenset({"actor_llm", "actor", "preprocessor", "finetune"})
+ROLES_OF_MODE: dict[str, frozenset[str]] = {
+    "": _ALL,
+    "open_loop": _ALL,
+    "actor": frozenset({"actor_llm", "actor"}),
+    "actor+preprocessor": frozenset({"actor_llm", "actor", "preprocessor"}),
+    "finetune": frozenset({"finetune"}),
+    "preprocessor": frozenset({"preprocessor"}),
+    "finetune+preprocessor": frozenset({"finetune", "preprocessor"}),
+}
+
+
+def roles_of(mode: str) -> frozenset[str]:
+    """Kinds of jobs that a debug mode starts; the empty one starts all. ConfigError for an unknown mode."""
+    if mode not in ROLES_OF_MODE:
+        raise ConfigError(
+            f"debug.mode={mode!r}: no such mode; {suggestion(mode, filter(None, ROLES_OF_MODE))}"
+        )
+    return ROLES_OF_MODE[mode]
+
+
 class DebugConfig(Section):
     """Running part of the pipeline."""
 
@@ -177,3 +210,8 @@ class DebugConfig(Section):
     """Use engines that already listen on the configured ports instead of starting them."""
     place_inference_workers: bool = True
     """Reserve devices for engines even in a mode that starts none."""
+
+    @property
+    def roles(self) -> frozenset[str]:
+        """Kinds of jobs that this mode starts."""
+        return roles_of(self.mode)

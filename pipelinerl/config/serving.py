@@ -60,6 +60,12 @@ class TestLLMConfig(LLMConfig):
 class VllmConfig(Section):
     """Options of `vllm serve`, used when `engine.kind` is `vllm`."""
 
+    version: str | None = None
+    """vLLM version the flags are written for; null = the installed one."""
+    python: str | None = None
+    """Interpreter of another environment that has vLLM; null = this one."""
+    api_server_count: int | None = Field(None, ge=1)
+    """HTTP processes of one engine; null = one for each 4 cores that fall to its GPUs, 1 to 8; on a CPU 1."""
     vllm_kwargs: dict[str, Any] = {
         "dtype": "bfloat16",
         "gpu-memory-utilization": 0.9,
@@ -76,12 +82,6 @@ class VllmConfig(Section):
         "max_model_len": 10000,
     }
     """Stock flags: a bool becomes `--k` or `--no-k`, an empty string a bare flag, null leaves it out."""
-    version: str | None = None
-    """vLLM version the flags are written for; null = the installed one."""
-    python: str | None = None
-    """Interpreter of another environment that has vLLM; null = this one."""
-    api_server_count: int | None = Field(None, ge=1)
-    """HTTP processes of one engine; null = one for each 4 cores that fall to its GPUs, 1 to 8; on a CPU 1."""
 
     def parallel_size(self, *kinds: Literal["tensor", "pipeline", "data"]) -> int:
         """GPUs of one engine that these kinds of parallelism need, multiplied."""

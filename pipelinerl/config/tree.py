@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 from pydantic import Field, model_validator
 
+from pipelinerl.base.errors import ConfigError, suggestion
 from pipelinerl.config.base import OpenSection
 from pipelinerl.config.bootstrap import BootstrapConfig
-from pipelinerl.config.errors import suggestion
-from pipelinerl.config.finetune import FinetuneConfig, FsdpConfig
+from pipelinerl.config.finetune import FinetuneConfig, FsdpConfig, Sharding
 from pipelinerl.config.machine import (
     DebugConfig,
+    DerivedConfig,
     HardwareConfig,
     Job,
     StreamsConfig,
@@ -30,8 +32,17 @@ from pipelinerl.config.serving import EngineConfig, LLMConfig, TestLLMConfig, Vl
 
 
 class Config(OpenSection):
-    """The resolved tree of a run. Keys that a domain brings along are listed in `domain_keys`."""
+    """The resolved tree of a run. Keys that a domain brings along are listed in `domain_keys`.
 
+    The order of the keys is that in which `--cfg job` prints them.
+    """
+
+    streams: StreamsConfig = StreamsConfig()
+    """Record transport."""
+    finetune: FinetuneConfig = FinetuneConfig()
+    """Trainer."""
+    rewards: RewardsConfig = RewardsConfig()
+    """Reward table."""
     output_dir: str | None = None
     """Folder of the run; `results/<domain>/<date-time>` when null."""
     validate_: bool = Field(False, alias="validate")
@@ -104,12 +115,6 @@ class Config(OpenSection):
     """Rollouts."""
     preprocess: PreprocessConfig = PreprocessConfig()
     """Grouping, advantages, packing."""
-    finetune: FinetuneConfig = FinetuneConfig()
-    """Trainer."""
-    rewards: RewardsConfig = RewardsConfig()
-    """Reward table."""
-    streams: StreamsConfig = StreamsConfig()
-    """Record transport."""
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""
     watchdog: WatchdogConfig = WatchdogConfig()
@@ -122,27 +127,73 @@ class Config(OpenSection):
     """How often this run has been started before; written by the launcher."""
     jobs: list[Job] = []
     """Processes of the run; written by the launcher."""
+    derived_: DerivedConfig | None = Field(None, alias="derived")
+    """Quantities that follow from the keys and the placement; written by the launcher."""
     me: dict[str, Any] | None = None
     """The process that reads this tree; filled by `load_tree`."""
 
     @model_validator(mode="after")
     def _open_groups_hold_domain_keys_only(self) -> Config:
-        allowed = set(self.domain_keys)
         problems = []
         for prefix, section in (("", self), ("actor.", self.actor)):
-            known = {field.alias or name for name, field in type(section).model_fields.items()}
-            known |= {key.removeprefix(prefix) for key in allowed if key.startswith(prefix)}
+            brought = [key.removeprefix(prefix) for key in self.domain_keys if key.startswith(prefix)]
             for key in section.model_extra or {}:
-                if prefix + key not in allowed:
-                    problems.append(f"{prefix}{key}: unknown key; {suggestion(key, known, prefix)}")
+                if key not in brought:
+                    hint = suggestion(key, [*section.keys(), *brought], prefix)
+                    problems.append(f"{prefix}{key}: unknown key; {hint}")
         if problems:
             raise ValueError("\n".join(problems))
         return self
 
     @property
-    def texts_per_step(self) -> int:
-        """B: texts of one optimizer step."""
-        return self.finetune.texts_per_step
+    def derived(self) -> DerivedConfig:
+        """What the launcher computed. Raises ConfigError in a tree that no launcher has placed."""
+        if self.derived_ is None:
+            raise ConfigError("derived: missing; start the run again with python -m pipelinerl.launch")
+        return self.derived_
+
+    @property
+    def total_texts(self) -> int:
+        """Samples of the whole run."""
+        return self.finetune.last_step * self.derived.texts_per_step
+
+    @property
+    def policy_path(self) -> str:
+        """Folder or hub name of the weights that training starts from."""
+        return self.finetune.config_name or self.model_path
+
+    @property
+    def sharding(self) -> Sharding | None:
+        """FSDP as configured, or what a DeepSpeed stage shards: 1 nothing here, 2 all but weights, 3 all."""
+        reduce_bfloat16 = self.fsdp.reduce_dtype == "bf16"
+        if self.use_fsdp:
+            return Sharding(reduce_bfloat16=reduce_bfloat16)
+        if not self.use_deepspeed or "stage1" in self.deepspeed_config:
+            return None
+        return Sharding(keep_gathered="stage2" in self.deepspeed_config, reduce_bfloat16=reduce_bfloat16)
+
+    @property
+    def engine_dtype(self) -> str:
+        """Type of the engines' weights, `float32` or `bfloat16`."""
+        if self.engine.kind == "embedded":
+            return self.engine.dtype
+        return str(self.vllm_config.vllm_kwargs.get("dtype", "bfloat16"))
+
+    def on_gpu(self, job: Job | None) -> bool:
+        """Whether a process computes on GPUs; None is one that the launcher did not place."""
+        return self.hardware.kind == "gpu" and (job is None or bool(job.gpus))
+
+    @property
+    def trainer_on_gpu(self) -> bool:
+        """Whether the trainer computes on GPUs."""
+        return self.on_gpu(next(iter(self.jobs_of("finetune")), None))
+
+    def streams_source(self, kind: str) -> Path | None:
+        """Folder of the recording that `preprocessor` or `finetune` replays; None: it follows this run."""
+        producer = "actor" if kind == "preprocessor" else "preprocessor"
+        if self.debug.streams_from is None or self.jobs_of(producer):
+            return None
+        return Path(self.debug.streams_from)
 
     @property
     def updates_engines(self) -> bool:
@@ -167,3 +218,7 @@ class Config(OpenSection):
     def jobs_of(self, kind: str) -> list[Job]:
         """The jobs of one kind, in order."""
         return [job for job in self.jobs if job.kind == kind]
+
+
+OPEN_GROUPS: dict[str, type[OpenSection]] = {"": Config, "actor.": ActorConfig}
+"""Groups that take keys of a domain, by the beginning of their keys."""

@@ -9,13 +9,12 @@ import sys
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 
-from pipelinerl import faults
+from pipelinerl.base import faults
+from pipelinerl.base.heartbeat import start_heartbeat
+from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import load
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import join_ranks
-from pipelinerl.finetune.settings import settings_from_config
-from pipelinerl.observe.heartbeat import start_heartbeat
-from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.streams import set_streams_backend
 
@@ -31,7 +30,7 @@ def main() -> int:
         if os.environ.get("RANK", "0") == "0":  # one beat for all ranks; the others hold up rank 0
             start_heartbeat(arguments.output_dir, "finetune")
         faults.hit("finetune:start")
-        _run(arguments.output_dir, arguments.job)
+        _run(arguments.output_dir)
     except Exception as error:
         log.exception("the trainer ends with an error")
         print(f"finetune: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
@@ -39,17 +38,20 @@ def main() -> int:
     return 0
 
 
-def _run(output_dir: Path, job: int | None) -> None:
-    cfg = load(output_dir)
+def _run(output_dir: Path) -> None:
+    cfg = load(output_dir).model_copy(update={"output_dir": str(output_dir)})
     ranks = join_ranks(cpu=cfg.hardware.kind == "cpu")
     setup_logging(output_dir, "finetune", f"rank_{ranks.index}" if ranks.count > 1 else "")
     set_streams_backend(**cfg.streams.settings)
-    settings = settings_from_config(cfg, output_dir, job, ranks.count)
+    if ranks.count != cfg.derived.trainer_ranks:  # steps and streams were cut for that number
+        raise ValueError(
+            f"{ranks.count} ranks, but this run was placed for {cfg.derived.trainer_ranks}; use its start.sh"
+        )
     metrics: AbstractContextManager[MetricsWriter | None] = nullcontext()
     if ranks.is_main:
         metrics = MetricsWriter(output_dir, "finetune", cfg.wandb, cfg.model_dump(mode="json"))
     with metrics as writer:
-        Trainer(settings, ranks, writer).run()
+        Trainer(cfg, ranks, writer).run()
     ranks.close()
 
 

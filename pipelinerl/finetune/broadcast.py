@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import logging
 import time
+from pathlib import Path
 from typing import Protocol
 
 import torch
 
-from pipelinerl.finetune.settings import TrainerSettings
+from pipelinerl.base.waits import waiting
+from pipelinerl.config import Config
 from pipelinerl.finetune.step import Learner
-from pipelinerl.observe.waits import waiting
-from pipelinerl.weights.choose import build_transport
-from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids
-from pipelinerl.weights.publisher import Publisher, UpdateReport, WeightUpdateError
-from pipelinerl.weights.replacements import ask_for_replacement
+from pipelinerl.run_state.replacements import ask_for_replacement
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.nccl_transport import NcclTransport
+from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.transport import Transport
+from pipelinerl.weights.send.version_update import UpdateReport, WeightUpdateError
+from pipelinerl.weights.wire import weights_directory
 
 log = logging.getLogger(__name__)
 RETRY_INTERVAL_S = 1.0
@@ -59,23 +64,24 @@ class NoEngines:
 class EngineBroadcaster:
     """Publishes the learner's parameters through `Publisher`, and compares log-probabilities now and then."""
 
-    def __init__(self, learner: Learner, settings: TrainerSettings) -> None:
-        options = settings.weights
-        self._learner, self._settings = learner, settings
-        self._dtype = torch.bfloat16 if settings.engine_dtype == "bfloat16" else torch.float32
+    def __init__(self, learner: Learner, cfg: Config) -> None:
+        self._learner, self._cfg = learner, cfg
+        self._output_dir, self._deadline_s = Path(str(cfg.output_dir)), cfg.engine.start_deadline_s
+        self._dtype = torch.bfloat16 if cfg.engine_dtype == "bfloat16" else torch.float32
+        self._exact = self._dtype == torch.float32 and not cfg.finetune.load_as_bf16
         elements = learner.elements
-        transport = build_transport(options, settings.output_dir, elements, self._dtype, learner.device)
-        self._publisher = Publisher(settings.engine_urls, transport, options["kv"])
+        transport = build_transport(cfg, elements, self._dtype, learner.device)
+        self._publisher = Publisher([job.url for job in cfg.jobs_of("actor_llm")], transport, cfg.weights.kv)
         self._updates = 0
         self._unchecked = FIRST_UPDATES
 
     def start(self) -> None:
-        with waiting("the engines to be ready", self._settings.start_deadline_s):
-            self._publisher.wait_ready(self._settings.start_deadline_s)
+        with waiting("the engines to be ready", self._deadline_s):
+            self._publisher.wait_ready(self._deadline_s)
 
     def publish(self, version: int) -> dict[str, float]:
         """An engine that fails is replaced by the supervisor; until the deadline the others are tried."""
-        with waiting(f"the engines to take version {version}", self._settings.start_deadline_s) as wait:
+        with waiting(f"the engines to take version {version}", self._deadline_s) as wait:
             while True:
                 try:
                     report = self._publisher.publish(version, self._learner.weights())
@@ -88,7 +94,7 @@ class EngineBroadcaster:
                     if wait.expired or mismatch:
                         raise
                     if error.broken:
-                        ask_for_replacement(self._settings.output_dir, error.broken, str(error))
+                        ask_for_replacement(self._output_dir, error.broken, str(error))
                     log.warning("%s; trying again", error)
                     time.sleep(RETRY_INTERVAL_S)
         self._updates += 1
@@ -108,15 +114,15 @@ class EngineBroadcaster:
 
     def _parity(self) -> dict[str, float]:
         """After the first updates since a start of either side, every so often, and when asked for."""
-        every = self._settings.weights["parity_every"]
-        asked = self._settings.folder / PARITY_REQUEST
+        every = self._cfg.weights.parity_every
+        asked = self._output_dir / "finetune" / PARITY_REQUEST
         if not self._unchecked and not (every and self._updates % every == 0) and not asked.exists():
             return {}
         asked.unlink(missing_ok=True)
-        options = self._settings.weights
-        exact = self._dtype == torch.float32 and not self._settings.bfloat16
+        # Only float32 on both sides can be compared token by token; bfloat16 rounds each token differently.
         limits = ParityLimits(
-            options["parity_max_abs"] if exact else None, None if exact else options["parity_mean_abs"]
+            self._cfg.weights.parity_max_abs if self._exact else None,
+            None if self._exact else self._cfg.weights.parity_mean_abs,
         )
         vocabulary = int(self._learner.model.config.vocab_size)
         results = check_parity(self._publisher, probe_ids(vocabulary), self._learner.score_rows, limits)
@@ -125,6 +131,30 @@ class EngineBroadcaster:
         mean = max(result.mean_abs for result in results)
         log.info("parity of engine and trainer: |delta| %.2g at most, %.2g on average", worst, mean)
         return {"weights/parity_max_abs": worst, "weights/parity_mean_abs": mean}
+
+
+def build_transport(cfg: Config, elements: int, dtype: torch.dtype, device: torch.device) -> Transport:
+    """The transport of `cfg.weights`, for a model of `elements` parameters and a trainer on `device`.
+
+    Raises ValueError for NCCL without a GPU.
+    """
+    weights = cfg.weights
+    if weights.transport == "nccl":
+        if device.type != "cuda":
+            raise ValueError(
+                f"weights.transport=nccl: the trainer runs on {device.type}, which has no NCCL; use file"
+            )
+        return NcclTransport(
+            device,
+            dtype,
+            buffer_bytes=weights.buffer_mb * 2**20,
+            buffers=weights.buffers,
+            first_port=cfg.world.actor_group_port,
+            ahead=cfg.weights_ahead,
+        )
+    configured = Path(weights.directory) if weights.directory else None
+    directory = weights_directory(Path(str(cfg.output_dir)), elements * dtype.itemsize, configured)
+    return FileTransport(directory, dtype, cfg.weights_ahead)
 
 
 def _report_metrics(report: UpdateReport) -> dict[str, float]:

@@ -19,14 +19,14 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from transformers import PreTrainedModel
 
-from pipelinerl import faults
-from pipelinerl.finetune.lora import FOLDER as ADAPTER_FOLDER
-from pipelinerl.finetune.lora import adapter_tensors, save_adapters
-from pipelinerl.finetune.model import distinct_parameters
-from pipelinerl.finetune.sharding import shard_like, whole
+from pipelinerl.base import faults
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
-from pipelinerl.finetune.value_head import save_value_head
+from pipelinerl.modeling.lora import FOLDER as ADAPTER_FOLDER
+from pipelinerl.modeling.lora import adapter_tensors, save_adapters
+from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.modeling.sharding import shard_like, whole
+from pipelinerl.modeling.value_head import save_value_head
 
 MODEL, STATE, INTERMEDIATE = "current", "training_state", "intermediate"
 MARKER = "checkpoint.json"

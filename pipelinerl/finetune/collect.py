@@ -1,4 +1,7 @@
-"""What a step did, beside changing weights: ends of rollouts for the books, counts for the metrics."""
+"""What a step did, beside changing weights: how rollouts ended, and counts for the metrics.
+
+Called by the training loop for each micro-batch and once per step.
+"""
 
 from __future__ import annotations
 
@@ -7,22 +10,23 @@ from pathlib import Path
 
 import numpy as np
 
-from pipelinerl.accounting import Ledger, Outcome, rollout_id
-from pipelinerl.finetune.labels import TextStatistics, label_statistics
+from pipelinerl.base.closing import Closing
 from pipelinerl.finetune.metrics import StepStatistics
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
+from pipelinerl.finetune.rl.labels import TextStatistics, label_statistics
+from pipelinerl.finetune.rl.targets import Targets
 from pipelinerl.finetune.step import MicroStatistics
-from pipelinerl.finetune.targets import Targets
-from pipelinerl.finetune.types import PipelineBatchEncoding
-from pipelinerl.session import stream_end
-from pipelinerl.state import discarded_stream
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, rollout_id
+from pipelinerl.run_state.announcements import discarded_stream
+from pipelinerl.run_state.resume_point import stream_end
 from pipelinerl.streams import read_stream
 
 Measured = tuple[PipelineBatchEncoding, Targets, MicroStatistics | None]
 
 
 @dataclass(slots=True)
-class StepBooks:
-    """Rollouts of the step under way by what became of them."""
+class StepRollouts:
+    """Rollouts of the step under way by what became of them, for the rollout accounting."""
 
     trained: set[str] = field(default_factory=set)
     stale: set[str] = field(default_factory=set)
@@ -34,14 +38,14 @@ class StepBooks:
             chosen = self.trained if has_weight else self.stale if is_stale else self.unweighted
             chosen.add(rollout_id(group, rollout))
 
-    def close(self, ledger: Ledger) -> None:
+    def close(self, ledger: RolloutLog) -> None:
         """The update took place: write down the ends of its rollouts."""
         ledger.record(Outcome.TRAINED, sorted(self.trained))
         ledger.record(Outcome.STALE, sorted(self.stale), "max_lag")
         ledger.record(Outcome.FILTERED, sorted(self.unweighted), "no_weight")
 
 
-class StaleInQueue:
+class StaleInQueue(Closing):
     """Texts that preprocess drops as too old before the trainer gets them; a context manager."""
 
     def __init__(self, output_dir: Path) -> None:
@@ -58,10 +62,7 @@ class StaleInQueue:
             self._last = count
         return new
 
-    def __enter__(self) -> StaleInQueue:
-        return self
-
-    def __exit__(self, *exception: object) -> None:
+    def close(self) -> None:
         self._reader.close()
 
 

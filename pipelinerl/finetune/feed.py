@@ -6,8 +6,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from pipelinerl.finetune.types import PipelineBatchEncoding
-from pipelinerl.observe.waits import waiting
+from pipelinerl.base.waits import waiting
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.streams import SingleStreamSpec, read_stream
 
 IDLE_INTERVAL_S = 2.0

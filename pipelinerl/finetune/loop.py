@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,92 +15,32 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from transformers import PreTrainedModel
 
-from pipelinerl.accounting import Ledger, ledger_end, undo_after
-from pipelinerl.epochs import Epochs
+from pipelinerl.base.files import write_whole
+from pipelinerl.config import Config
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
+from pipelinerl.finetune.build import build_learner
 from pipelinerl.finetune.checkpoints import load_state, resume_point, save_checkpoint
-from pipelinerl.finetune.collect import Measured, StaleInQueue, StepBooks, count_batch, fetch
+from pipelinerl.finetune.collect import Measured, StaleInQueue, StepRollouts, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
-from pipelinerl.finetune.lora import FOLDER as ADAPTER_FOLDER
-from pipelinerl.finetune.lora import add_adapters, load_adapters
-from pipelinerl.finetune.masters import MasterWeights
 from pipelinerl.finetune.memory import MemoryDebug
 from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
-from pipelinerl.finetune.model import load_model
-from pipelinerl.finetune.optimiser import build_optimiser
-from pipelinerl.finetune.policy import Policy
 from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
 from pipelinerl.finetune.rl.losses import Coefficients
-from pipelinerl.finetune.schedulers import build_scheduler
-from pipelinerl.finetune.settings import TrainerSettings
-from pipelinerl.finetune.sharding import shard_policy
-from pipelinerl.finetune.step import Learner
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.finetune.types import PipelineBatchEncoding, TrainingMetrics, sentinel_batch
-from pipelinerl.finetune.value_head import build_value_head, load_value_head
+from pipelinerl.finetune.rl.targets import targets_of
+from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
-from pipelinerl.preprocess.snapshots import replayed_texts
-from pipelinerl.session import Session, stream_end, wait_for_snapshots, write_session
-from pipelinerl.state import TrainerAnnouncements
+from pipelinerl.run_state.accounting import RolloutLog, log_size
+from pipelinerl.run_state.announcements import TrainerAnnouncements
+from pipelinerl.run_state.epochs import completed_epochs
+from pipelinerl.run_state.resume_point import ResumePoint, stream_end
+from pipelinerl.run_state.snapshots import KINDS, replayed_texts, wait_for_snapshots
 from pipelinerl.streams import SingleStreamSpec
-from pipelinerl.weights.parity import probe_ids
+from pipelinerl.weights.send.parity import probe_ids
 
 log = logging.getLogger(__name__)
-
-
-def build_learner(settings: TrainerSettings, ranks: Ranks, model_path: str | Path) -> Learner:
-    """Load the policy and what changes it; `model_path` is a folder or the model of a checkpoint.
-
-    Adapters go onto the model that the configuration names, a checkpoint brings only themselves.
-    """
-    device = torch.device(settings.device, ranks.index) if settings.device == "cuda" else torch.device("cpu")
-    model = load_model(
-        model_path if settings.lora is None else settings.model_path,
-        device,
-        settings.gradient_checkpointing,
-        settings.reentrant_checkpointing,
-        settings.trust_remote_code,
-        settings.compile,
-        settings.flash_attention,
-    )
-    if settings.lora is not None:
-        add_adapters(model, settings.lora)
-        if (saved := Path(model_path) / ADAPTER_FOLDER).is_dir():
-            load_adapters(model, saved)
-    value_head = build_value_head(model) if settings.value_head else None
-    if value_head is not None and not load_value_head(value_head, Path(model_path)):
-        log.info("%s has no value head; a new one starts at 0", model_path)
-    return learner_of(model, settings, ranks, value_head)
-
-
-def learner_of(
-    model: PreTrainedModel, settings: TrainerSettings, ranks: Ranks, value_head: nn.Linear | None = None
-) -> Learner:
-    """Sharding, optimizer, scheduler (horizon `max_train_steps`) and compute type of a float32 policy."""
-    policy = Policy(model, value_head)
-    sharding = settings.sharding if ranks.count > 1 else None
-    if sharding is not None:
-        shard_policy(policy, sharding, settings.bfloat16)
-        log.info("policy sharded over %d ranks: %s", ranks.count, sharding)
-    optimiser = build_optimiser(policy, settings.optim, settings.learning_rate, settings.weight_decay)
-    scheduler = build_scheduler(
-        optimiser, settings.lr_scheduler_type, settings.num_warmup_steps, settings.max_train_steps
-    )
-    return Learner(
-        model,
-        optimiser,
-        scheduler,
-        settings.rl,
-        ranks,
-        MasterWeights(model) if settings.bfloat16 and sharding is None else None,
-        settings.gradient_clipping_threshold,
-        value_head,
-        policy,
-    )
 
 
 class Trainer:
@@ -109,19 +48,24 @@ class Trainer:
 
     def __init__(
         self,
-        settings: TrainerSettings,
+        cfg: Config,
         ranks: Ranks,
         writer: MetricsWriter | None = None,
         broadcaster: Broadcaster | None = None,
     ) -> None:
-        torch.set_num_threads(settings.threads)
-        torch.manual_seed(settings.seed)
-        self.settings, self.ranks, self._writer = settings, ranks, writer
+        torch.set_num_threads(cfg.hardware.threads_per_process)
+        torch.manual_seed(cfg.seed)
+        self.cfg, self.finetune = cfg, cfg.finetune
+        self.ranks, self._writer = ranks, writer
+        self.output_dir = Path(str(cfg.output_dir))
+        self.folder = self.output_dir / "finetune"
+        # False: `training_data` is a recording, which a resumed trainer goes on reading where it stopped.
+        self._follows_preprocess = bool(cfg.jobs_of("preprocessor"))
         self.counters = TrainingMetrics()
-        point = resume_point(settings.folder) if ranks.is_main else None
+        point = resume_point(self.folder) if ranks.is_main else None
         point = ranks.gather(point)[0]
-        self._source = Path(settings.model_path) if point is None else point.model
-        self.learner = build_learner(settings, ranks, self._source)
+        self._source = Path(cfg.policy_path) if point is None else point.model
+        self.learner = build_learner(cfg, ranks, self._source)
         saved: dict[str, Any] = {}
         if point is not None:
             self.counters, saved = load_state(point.state, self.learner)
@@ -129,8 +73,7 @@ class Trainer:
         self._positions: dict[str, int] = saved.get("positions", {})
         self._books_end: int | None = saved.get("ledger") if point is not None else 0
         self._broadcaster = broadcaster or self._default_broadcaster()
-        self._epochs = Epochs(settings.output_dir)
-        self._memory = MemoryDebug(settings.memory_debug, settings.memory_every_n_steps, self.learner.device)
+        self._memory = MemoryDebug(cfg.finetune.memory_debug, self.learner.device)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
         self._announcements: TrainerAnnouncements | None = None
@@ -138,81 +81,78 @@ class Trainer:
         self._stale_in_queue: StaleInQueue | None = None
 
     def _default_broadcaster(self) -> Broadcaster:
-        if self.settings.engine_urls and self.ranks.is_main:
-            return EngineBroadcaster(self.learner, self.settings)
+        if self.cfg.updates_engines and self.cfg.jobs_of("actor_llm") and self.ranks.is_main:
+            return EngineBroadcaster(self.learner, self.cfg)
         return NoEngines()
 
     def run(self) -> None:
         """Train to the last step; see the module for what is announced when."""
-        settings = self.settings
-        spec = SingleStreamSpec(
-            settings.streams_from or settings.output_dir, settings.input_topic, partition=self.ranks.index
-        )
+        recording = self.cfg.streams_source("finetune")
+        spec = SingleStreamSpec(recording or self.output_dir, self.finetune.input, partition=self.ranks.index)
         offset = self._first_record(spec)
-        name = "finetune" if settings.follows_preprocess else ""
-        replays = settings.streams_from is not None
-        feed = Feed(spec, offset, settings.data_deadline_s, self._refresh, name, replays)
+        name = "finetune" if self._follows_preprocess else ""
+        deadline_s = self.cfg.watchdog.input_deadline_s
+        feed = Feed(spec, offset, deadline_s, self._refresh, name, recording is not None)
         with ExitStack() as stack:
             stack.callback(self._broadcaster.close)
             stack.callback(feed.close)
-            ledger = stack.enter_context(Ledger(settings.output_dir, "finetune"))
+            ledger = stack.enter_context(RolloutLog(self.output_dir, "finetune"))
             if self.ranks.is_main:
                 self._undo_later_updates(ledger)
-                self._announcements = stack.enter_context(TrainerAnnouncements(settings.output_dir))
-                self._status = stack.enter_context(StatusFile(settings.output_dir, "finetune"))
-                self._stale_in_queue = stack.enter_context(StaleInQueue(settings.output_dir))
+                self._announcements = stack.enter_context(TrainerAnnouncements(self.output_dir))
+                self._status = stack.enter_context(StatusFile(self.output_dir, "finetune"))
+                self._stale_in_queue = stack.enter_context(StaleInQueue(self.output_dir))
             self._broadcaster.start()
             self._say_samples(self.counters.samples)
             self._publish()
-            while self.counters.completed_steps < settings.last_step and not self._recording_ends(feed):
+            while self.counters.completed_steps < self.finetune.last_step and not self._recording_ends(feed):
                 self._train_step(feed, ledger)
                 self._after_step(feed)
             self._finish(feed)
 
-    def _undo_later_updates(self, ledger: Ledger) -> None:
+    def _undo_later_updates(self, ledger: RolloutLog) -> None:
         """What an earlier start trained behind the checkpoint is not in these weights."""
         if self._books_end is not None:
-            undone = undo_after(self.settings.output_dir, "finetune", self._books_end, ledger)
+            undone = ledger.undo_after(self._books_end)
             if undone:
                 log.info("%d rollouts trained after the checkpoint are undone", undone)
 
     def _recording_ends(self, feed: Feed) -> bool:
         """Whether some rank of a replaying trainer has nothing left; they end together."""
-        if self.settings.streams_from is None or not any(self.ranks.gather(feed.exhausted)):
+        if self.cfg.streams_source("finetune") is None or not any(self.ranks.gather(feed.exhausted)):
             return False
-        steps, last = self.counters.completed_steps, self.settings.last_step
+        steps, last = self.counters.completed_steps, self.finetune.last_step
         log.warning("the recording ends after step %d of %d", steps, last)
         return True
 
     def _first_record(self, spec: SingleStreamSpec) -> int:
         """Where to read on, and the session file that tells preprocess the same."""
-        settings = self.settings
         saved = int(self._positions.get(str(self.ranks.index), 0))
-        offset = stream_end(spec) if settings.follows_preprocess else saved
+        offset = stream_end(spec) if self._follows_preprocess else saved
         if self.ranks.is_main:
-            actor = SingleStreamSpec(settings.output_dir, settings.actor_topic)
-            position = 0 if settings.streams_from else stream_end(actor)
+            actor = SingleStreamSpec(self.output_dir, self.cfg.preprocess.input)
+            position = 0 if self.cfg.streams_source("finetune") else stream_end(actor)
             version, step = self.counters.samples, self.counters.completed_steps
-            kept = replayed_texts(settings.output_dir, version, step) if settings.follows_preprocess else 0
-            write_session(settings.output_dir, Session(version, step, position, kept))
-        if settings.follows_preprocess and offset > saved:
+            kept = replayed_texts(self.output_dir, version, step) if self._follows_preprocess else 0
+            ResumePoint(version, step, position, kept).write(self.output_dir)
+        if self._follows_preprocess and offset > saved:
             log.info("%d micro-batches after the checkpoint are not trained on", offset - saved)
         return offset
 
-    def _train_step(self, feed: Feed, ledger: Ledger) -> None:
+    def _train_step(self, feed: Feed, ledger: RolloutLog) -> None:
         """One optimizer step over exactly B texts of all ranks."""
-        settings, counters = self.settings, self.counters
+        counters, rl = self.counters, self.finetune.rl
         if self._status is not None:
             self._status.set(step=counters.completed_steps, version=counters.samples)
         coefficients = self._coefficients()
-        statistics, books = StepStatistics(), StepBooks()
+        statistics, rollouts = StepStatistics(), StepRollouts()
         measured: list[Measured] = []
         self._memory.begin()
         feed.waited_s, started = 0.0, time.monotonic()
         for batch in self._micro_batches(feed):
-            targets = targets_of(batch, settings.rl, counters.last_broadcasted_version, settings.max_lag)
+            targets = targets_of(batch, rl, counters.last_broadcasted_version, self.cfg.max_lag)
             measured.append((batch, targets, self.learner.accumulate(batch, targets, coefficients)))
-            books.add(batch, targets)
+            rollouts.add(batch, targets)
             count_batch(statistics, batch, targets)
             self._say_samples(counters.samples + statistics.texts)
         grad_norm = self.learner.apply()
@@ -223,20 +163,20 @@ class Trainer:
         statistics.memory = self._memory.measure(counters.completed_steps + 1)
         everyone = self.ranks.gather(statistics)
         total = StepStatistics().merge(everyone)
-        if total.texts != settings.texts_per_step:
+        expected = self.cfg.derived.texts_per_step
+        if total.texts != expected:
             raise ValueError(
-                f"step {counters.completed_steps} holds {total.texts} texts, "
-                f"expected {settings.texts_per_step}"
+                f"step {counters.completed_steps} holds {total.texts} texts, expected {expected}"
             )
-        books.close(ledger)
-        counters.epoch = max(counters.epoch, self._epochs.completed(books.trained))
+        rollouts.close(ledger)
+        counters.epoch = max(counters.epoch, completed_epochs(self.output_dir, rollouts.trained))
         self._count_step(total, grad_norm)
-        if self.ranks.is_main and counters.completed_steps % settings.log_each_n_steps == 0:
+        if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:
             self._log(total, coefficients)
 
     def _micro_batches(self, feed: Feed) -> Iterator[PipelineBatchEncoding]:
         """The step's; with a sharded policy a rank that is done goes on with sentinels until all are."""
-        step, texts = self.counters.completed_steps, self.settings.texts_per_step
+        step, texts = self.counters.completed_steps, self.cfg.derived.texts_per_step
         batches = feed.step(step)
         if not self.learner.sharded:
             yield from batches
@@ -245,7 +185,7 @@ class Trainer:
             yield sentinel_batch(step, texts) if batch is None else batch
 
     def _coefficients(self) -> Coefficients:
-        done, final, rl = self.counters.completed_steps, self.settings.last_step, self.settings.rl
+        done, final, rl = self.counters.completed_steps, self.finetune.last_step, self.finetune.rl
         return Coefficients(rl.kl_coefficient(done, final), rl.entropy_coefficient(done, final))
 
     def _count_step(self, step: StepStatistics, grad_norm: float) -> None:
@@ -296,17 +236,17 @@ class Trainer:
         self._update_metrics = {}
 
     def _after_step(self, feed: Feed) -> None:
-        settings, counters = self.settings, self.counters
-        if settings.cuda_empty_cache:
+        finetune, counters = self.finetune, self.counters
+        if finetune.cuda_empty_cache:
             torch.cuda.empty_cache()
-        last = counters.completed_steps >= settings.last_step
-        due = counters.samples - counters.last_broadcasted_version >= settings.weight_update_interval
+        last = counters.completed_steps >= finetune.last_step
+        due = counters.samples - counters.last_broadcasted_version >= self.cfg.derived.texts_per_update
         if due or last:
             self._publish()
         self._say_samples(counters.samples)
         step = counters.completed_steps
-        if not last and (step % settings.save_checkpoint_steps == 0 or step in settings.also_save_steps):
-            self._save(feed, settings.keep_intermediate_checkpoints, True)
+        if not last and (step % finetune.save_checkpoint_steps == 0 or step in finetune.also_save_steps):
+            self._save(feed, finetune.keep_intermediate_checkpoints, True)
 
     def _publish(self) -> None:
         """Move the weights, then announce; nothing is announced when moving them fails."""
@@ -332,32 +272,32 @@ class Trainer:
         positions = dict(enumerate(self.ranks.gather(feed.position)))
         extra = {
             "positions": {str(rank): at for rank, at in positions.items()},
-            "ledger": ledger_end(self.settings.output_dir, "finetune"),
+            "ledger": log_size(self.output_dir, "finetune"),
         }
         if self.ranks.is_main and with_state:
             self._wait_for_snapshots()
         if self.ranks.is_main or self.learner.sharded:
-            save_checkpoint(
-                self.settings.folder, self.learner, self.counters, extra, self._source, keep, with_state
-            )
+            save_checkpoint(self.folder, self.learner, self.counters, extra, self._source, keep, with_state)
         self.ranks.gather(None)
 
     def _wait_for_snapshots(self) -> None:
-        """Of a checkpoint between two updates there are none: a resume announces a version of its own."""
-        version, settings = self.counters.samples, self.settings
-        if version == self.counters.last_broadcasted_version:
-            wait_for_snapshots(settings.output_dir, settings.snapshots_of, version, settings.data_deadline_s)
+        """With max_lag=0 a run resumes bit for bit, so the others' state of this version must be there first.
+
+        Of a checkpoint between two updates there is none: a resume announces a version of its own.
+        """
+        version = self.counters.samples
+        if self.cfg.max_lag == 0 and version == self.counters.last_broadcasted_version:
+            names = {job.name for job in self.cfg.jobs}
+            roles = [role for role in KINDS if role in names]
+            wait_for_snapshots(self.output_dir, roles, version, self.cfg.watchdog.input_deadline_s)
 
     def _finish(self, feed: Feed) -> None:
-        self._save(feed, self.settings.keep_intermediate_checkpoints, self.settings.save_final_training_state)
+        self._save(feed, self.finetune.keep_intermediate_checkpoints, self.finetune.save_final_training_state)
         if self.ranks.is_main:
-            _write_json(self.settings.folder / "summary.json", self.counters.to_dict())
-            _write_json(self.settings.folder / "rl_summary.json", self._last_rl)
+            self._write("summary", self.counters.to_dict())
+            self._write("rl_summary", self._last_rl)
         if self._announcements is not None:
             self._announcements.training_done()
 
-
-def _write_json(path: Path, values: Any) -> None:
-    beside = path.with_name(f"~{path.name}")
-    beside.write_text(json.dumps(values, indent=1, sort_keys=True))
-    os.replace(beside, path)
+    def _write(self, name: str, values: dict[str, Any]) -> None:
+        write_whole(self.folder / f"{name}.json", json.dumps(values, indent=1, sort_keys=True))

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import torch
 
+from pipelinerl.config.finetune import MemoryDebugConfig
+
 STATUS = Path("/proc/self/status")
 _HOST = {"VmRSS:": "host", "VmHWM:": "host_peak"}
 
@@ -21,8 +23,8 @@ def host_memory() -> dict[str, float]:
 class MemoryDebug:
     """Figures of the steps that are reported; without `enabled` it does nothing."""
 
-    def __init__(self, enabled: bool, every_n_steps: int, device: torch.device) -> None:
-        self._every = every_n_steps if enabled else 0
+    def __init__(self, memory: MemoryDebugConfig, device: torch.device) -> None:
+        self._every = memory.every_n_steps if memory.enabled else 0
         self._device = device
 
     def begin(self) -> None:

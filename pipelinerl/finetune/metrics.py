@@ -10,8 +10,8 @@ from functools import lru_cache
 import numpy as np
 import torch
 
-from pipelinerl.finetune.labels import TextStatistics, capped_families
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.labels import TextStatistics, capped_families
 from pipelinerl.finetune.rl.losses.base import LOG_RATIO_BOUND, Coefficients, LossInputs, kl_N
 from pipelinerl.finetune.rl.losses.gspo import text_ratio_S
 

@@ -12,18 +12,18 @@ from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.lora import is_adapter
-from pipelinerl.finetune.masters import MasterWeights
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.metrics import text_means, token_statistics
-from pipelinerl.finetune.model import distinct_parameters
-from pipelinerl.finetune.policy import Policy
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
-from pipelinerl.finetune.segments import Segments
-from pipelinerl.finetune.sharding import gathered_weights, is_sharded, reshard, whole
-from pipelinerl.finetune.targets import Targets
-from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.finetune.rl.targets import Targets
+from pipelinerl.modeling.lora import is_adapter
+from pipelinerl.modeling.masters import MasterWeights
+from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.modeling.policy import Policy
+from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.sharding import gathered_weights, is_sharded, reshard, whole
 
 
 @dataclass(frozen=True, slots=True)

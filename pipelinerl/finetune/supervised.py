@@ -18,13 +18,13 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.activations import compiled_layers
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.finetune.logprobs import token_scores
-from pipelinerl.finetune.model import hidden_states, output_head, prepare_model
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.schedulers import build_scheduler
-from pipelinerl.finetune.segments import Segments
+from pipelinerl.modeling.activations import compiled_layers
+from pipelinerl.modeling.logprobs import token_scores
+from pipelinerl.modeling.model import hidden_states, output_head, prepare_model
+from pipelinerl.modeling.segments import Segments
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 PREFETCHED_BATCHES = 4
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from pipelinerl.base.waits import StallDetector
+
 
 def parse_prometheus(text: str) -> dict[str, float]:
     """Samples of the Prometheus text format: by name with labels, and summed over labels by bare name."""
@@ -47,24 +49,15 @@ class StartWatch:
         return metrics.get(STARTED, self._restarted_at)
 
 
-class StallWatch:
+class StallWatch(StallDetector):
     """Decides, from counters seen over time, whether an engine has stopped producing."""
 
     def __init__(self, stall_s: float) -> None:
+        super().__init__(seen=None, now=0.0)
         self._stall_s = stall_s
-        self._tokens = -1.0
-        self._since = 0.0
-
-    def has_new(self, tokens: float) -> bool:
-        """Whether the counter is another one than when `stalled` was asked last."""
-        return tokens != self._tokens
 
     def stalled(self, running: float, tokens: float, now: float) -> bool:
         """True when requests have been running for `stall_s` without a new token; call it regularly."""
-        if self.has_new(tokens) or running == 0:
-            self._tokens, self._since = tokens, now
-        return now - self._since >= self._stall_s
-
-    def restart(self, now: float) -> None:
-        """There is a reason for the silence, such as a pause for new weights; count from now."""
-        self._since = now
+        if running == 0:
+            self.restart(now)
+        return self.look(tokens, now) >= self._stall_s

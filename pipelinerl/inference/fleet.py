@@ -266,7 +266,7 @@ class Fleet:
             # Before 0.32 vLLM does not say which weights it has; a new process has those it loaded.
             return f"was started after version {announced} was announced"
         running, tokens = running_and_tokens(metrics)
-        if not member.calls and not member.watch.has_new(tokens):  # nothing for others either
+        if not member.calls and tokens == member.watch.seen:  # nothing for others either
             running = 0.0  # whatever one of several HTTP processes has said last
         if member.in_rotation:
             self.counts.checks += 1

@@ -45,9 +45,9 @@ print(json.dumps({{"version": found, "plugin": {PLUGIN!r} in plugins}}))
 AHEAD = "_ahead"
 """Ending of the back-ends that receive while the engine generates."""
 BACKENDS = {
-    "file": ("vllm_file_transfer", "FileWeightTransferEngine"),
-    f"file{AHEAD}": ("vllm_ahead_transfer", "FileAheadEngine"),
-    f"nccl{AHEAD}": ("vllm_ahead_transfer", "NcclAheadEngine"),
+    "file": ("vllm_file", "FileWeightTransferEngine"),
+    f"file{AHEAD}": ("vllm_ahead", "FileAheadEngine"),
+    f"nccl{AHEAD}": ("vllm_ahead", "NcclAheadEngine"),
 }
 """Weight-transfer back-ends that this package brings to vLLM, beside its stock `nccl`."""
 STARTED_AT = "PIPELINERL_ENGINE_STARTED_AT"
@@ -332,4 +332,4 @@ def register_plugins() -> None:
     for name, (module, engine) in BACKENDS.items():
         # It refuses a name that it knows already.
         with contextlib.suppress(ValueError):
-            factory.register_engine(name, f"pipelinerl.inference.{module}", engine)
+            factory.register_engine(name, f"pipelinerl.weights.receive.{module}", engine)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from pipelinerl.base.errors import ConfigError, suggestion
 from pipelinerl.config.compose import Request
-from pipelinerl.config.errors import ConfigError, suggestion
 
 USAGE = """usage: python -m pipelinerl.launch [+domain=NAME | --config-name NAME] [key=value ...]
 

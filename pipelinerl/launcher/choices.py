@@ -1,28 +1,25 @@
-"""Every choice that was made for the user, in one table."""
+"""Every choice that was made for the user, in one table that the launcher prints before it starts."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from omegaconf import OmegaConf
 from rich.console import Console
 from rich.table import Table
 
-from pipelinerl.config.checks.inert import left_over
 from pipelinerl.config.compose import Composition
+from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
-from pipelinerl.environment_keys import configured_keys
-from pipelinerl.finetune.settings import sharding_of
 from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
+from pipelinerl.launcher.checks.inert import left_over
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """One row."""
 
     subject: str
@@ -38,85 +35,34 @@ def choices(
     devices: Sequence[str],
     checkpoint: Path | None,
     services: Sequence[ServiceSpec],
-) -> list[Choice]:
+) -> Iterator[Choice]:
     """Rows of the table, in the order in which a run uses them."""
     given = set(composition.user_keys)
 
     def why(key: str, otherwise: str) -> str:
         return "given" if key in given else otherwise
 
-    return [
-        Choice("output folder", str(output_dir), why("output_dir", "default"), "output_dir=DIR"),
-        _hardware(cfg, composition, devices),
-        Choice(
-            "model",
-            str(checkpoint) if checkpoint else cfg.model_path,
-            "latest checkpoint" if checkpoint else why("model_path", "default of this domain"),
-            "model_path=DIR",
-        ),
-        _datasets(cfg, why),
-        _engine(cfg),
-        Choice(
-            "weight updates",
-            f"{cfg.weights.transport}{', received ahead' if cfg.weights_ahead else ''}, "
-            f"KV cache {cfg.weights.kv}",
-            why("weights.transport", f"engine.kind={cfg.engine.kind}"),
-            "weights.kv=keep|recompute",
-        ),
-        Choice(
-            "optimizer step",
-            f"{cfg.texts_per_step} texts, {cfg.attempts} rollouts a problem, {cfg.finetune.last_step} steps",
-            why("finetune.gradient_accumulation_passes", "profile"),
-            "finetune.gradient_accumulation_passes=N",
-        ),
-        *_trainer(cfg, why),
-        _lag(cfg),
-        _evaluation(cfg),
-        _wandb(cfg),
-        *_services(cfg, services),
-        *_environments(cfg),
-        *_rest(cfg),
-    ]
-
-
-def _services(cfg: Config, services: Sequence[ServiceSpec]) -> list[Choice]:
-    notes = {spec.name: f", {spec.note}" for spec in services if spec.note}
-    return [
-        Choice(
-            f"service {job.name}",
-            job.url + notes.get(job.name, ""),
-            "no address is configured",
-            "give its address",
-        )
-        for job in cfg.jobs_of("service")
-    ]
-
-
-def _rest(cfg: Config) -> list[Choice]:
-    """What few runs have."""
-    rows = []
-    if cfg.domain_keys:
-        keys = ", ".join(cfg.domain_keys)
-        rows.append(Choice("keys of the domain", keys, "brought by its file", f"+domain={cfg.domain_name}"))
-    if unread := left_over(cfg):
-        rows.append(Choice("without effect", ", ".join(unread), "no run reads them", "leave them out"))
-    if cfg.attempt:
-        start = f"start number {cfg.attempt + 1}"
-        rows.append(Choice("resuming", start, "same output folder", "force_restart=true"))
-    return rows
-
-
-def _environments(cfg: Config) -> list[Choice]:
-    """How many servers each environment got, with those that got none."""
-    tree = OmegaConf.create(
-        cfg.model_dump(mode="json", include={"environment", "environments", "environment_key"})
-    )
-    served = Counter(job.environment_key for job in cfg.jobs_of("environment"))
-    shown = [f"{key}: {served[key]} servers" for key in configured_keys(tree)]
-    if not shown:
-        return []
-    because = "shares of actor.domain_mix" if cfg.actor.domain_mix else f"mode {cfg.world.environment_mode}"
-    return [Choice("environments", ", ".join(shown), because, "world.env_replicas=N")]
+    yield Choice("output folder", str(output_dir), why("output_dir", "default"), "output_dir=DIR")
+    yield _hardware(cfg, composition, devices)
+    model = str(checkpoint) if checkpoint else cfg.model_path
+    because = "latest checkpoint" if checkpoint else why("model_path", "default of this domain")
+    yield Choice("model", model, because, "model_path=DIR")
+    yield _datasets(cfg, why)
+    yield _engine(cfg)
+    ahead = ", received ahead" if cfg.weights_ahead else ""
+    sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
+    because = why("weights.transport", f"engine.kind={cfg.engine.kind}")
+    yield Choice("weight updates", sent, because, "weights.kv=keep|recompute")
+    step = f"{cfg.derived.texts_per_step} texts, {cfg.attempts} rollouts a problem"
+    key = "finetune.gradient_accumulation_passes"
+    yield Choice("optimizer step", f"{step}, {cfg.finetune.last_step} steps", why(key, "profile"), f"{key}=N")
+    if cfg.hardware.kind == "gpu":
+        yield _trainer(cfg, why)
+    yield _lag(cfg)
+    yield _evaluation(cfg)
+    yield _wandb(cfg)
+    yield from _servers(cfg, services)
+    yield from _rest(cfg)
 
 
 def _hardware(cfg: Config, composition: Composition, devices: Sequence[str]) -> Choice:
@@ -136,24 +82,22 @@ def _engine(cfg: Config) -> Choice:
     engines = len(cfg.jobs_of("actor_llm"))
     size = f"{cfg.engine.max_num_seqs} requests of {cfg.engine.max_model_len} tokens"
     text = f"{engines} x {cfg.engine.kind}, {size}"
-    if cfg.engine.kind == "vllm":
-        version = cfg.vllm_config.version or installed_version(cfg.vllm_config.python)
-        source, version = "installed" if version else "not installed", version or DEFAULT_VERSION
-        text += f", {version}"
-        if not VllmVersion.parse(version).reports_versions:
-            text += ", the weight versions of tokens are lower bounds"
-        if cfg.hardware.kind == "gpu":
-            memory = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization")
-            text += f", {memory} of each card's memory"
-        return Choice("engines", text, source, "vllm_config.version=V")
-    return Choice("engines", text, f"hardware={cfg.hardware.kind}", "engine.count=N")
+    if cfg.engine.kind == "embedded":
+        return Choice("engines", text, f"hardware={cfg.hardware.kind}", "engine.count=N")
+    version = cfg.vllm_config.version or installed_version(cfg.vllm_config.python)
+    source, version = "installed" if version else "not installed", version or DEFAULT_VERSION
+    text += f", {version}"
+    if not VllmVersion.parse(version).reports_versions:
+        text += ", the weight versions of tokens are lower bounds"
+    if cfg.hardware.kind == "gpu":
+        memory = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization")
+        text += f", {memory} of each card's memory"
+    return Choice("engines", text, source, "vllm_config.version=V")
 
 
-def _trainer(cfg: Config, why: Callable[[str, str], str]) -> list[Choice]:
+def _trainer(cfg: Config, why: Callable[[str, str], str]) -> Choice:
     """What is sharded and recomputed; a CPU has no such choice."""
-    if cfg.hardware.kind == "cpu":
-        return []
-    gpus, sharding = sum(len(job.gpus) for job in cfg.jobs_of("finetune")), sharding_of(cfg)
+    gpus, sharding = sum(len(job.gpus) for job in cfg.jobs_of("finetune")), cfg.sharding
     if sharding is None:
         shared = "nothing sharded"
     else:
@@ -161,13 +105,13 @@ def _trainer(cfg: Config, why: Callable[[str, str], str]) -> list[Choice]:
     because = f"deepspeed_config={cfg.deepspeed_config}" if cfg.use_deepspeed else why("use_fsdp", "default")
     recomputed = f"recomputed: {str(cfg.finetune.gradient_checkpointing).lower()}"
     compiled = "compiled" if cfg.finetune.compile else "not compiled"
-    return [Choice("trainer", f"{gpus} GPUs, {shared}; {recomputed}; {compiled}", because, "use_fsdp=true")]
+    return Choice("trainer", f"{gpus} GPUs, {shared}; {recomputed}; {compiled}", because, "use_fsdp=true")
 
 
 def _lag(cfg: Config) -> Choice:
     if cfg.max_lag is None:
         return Choice("age of weights", "not bounded", "max_lag=null", "max_lag=TEXTS")
-    update = -(-cfg.finetune.weight_update_interval // cfg.texts_per_step) * cfg.texts_per_step
+    update = cfg.derived.texts_per_update
     admitted = cfg.max_lag // update * update
     text = f"at most {cfg.max_lag} texts when trained; rollouts are admitted for {admitted}"
     return Choice("age of weights", text, f"a multiple of the {update} texts of an update", "max_lag=TEXTS")
@@ -176,9 +120,9 @@ def _lag(cfg: Config) -> Choice:
 def _evaluation(cfg: Config) -> Choice:
     if not cfg.test_dataset_names:
         return Choice("evaluation", "none", "no test datasets", "test_dataset_names=[...]")
-    parts = ["first version"] if cfg.eval_every_n_versions else []
     every = cfg.eval_every_n_versions
-    parts += [f"every {every} texts"] if 0 < every < cfg.finetune.last_step * cfg.texts_per_step else []
+    parts = ["first version"] if every else []
+    parts += [f"every {every} texts"] if 0 < every < cfg.total_texts else []
     parts += ["last version"] if cfg.eval_at_end else []
     return Choice("evaluation", ", ".join(parts) or "none", "profile", "eval_every_n_versions=TEXTS")
 
@@ -187,20 +131,41 @@ def _wandb(cfg: Config) -> Choice:
     if not cfg.wandb.use_wandb:
         return Choice("wandb", "off", "wandb.use_wandb=false", "wandb.use_wandb=true")
     if os.environ.get("WANDB_API_KEY"):
-        return Choice(
-            "wandb",
-            f"online, project {cfg.wandb.wandb_project_name}",
-            "WANDB_API_KEY is set",
-            "WANDB_MODE=offline",
-        )
+        online = f"online, project {cfg.wandb.wandb_project_name}"
+        return Choice("wandb", online, "WANDB_API_KEY is set", "WANDB_MODE=offline")
     return Choice("wandb", "offline", "WANDB_API_KEY is not set", "wandb.use_wandb=false")
 
 
-def print_choices(rows: Sequence[Choice], console: Console | None = None) -> None:
+def _servers(cfg: Config, services: Sequence[ServiceSpec]) -> Iterator[Choice]:
+    """Where services listen, and how many servers each environment got, with those that got none."""
+    notes = {spec.name: f", {spec.note}" for spec in services if spec.note}
+    for job in cfg.jobs_of("service"):
+        address = job.url + notes.get(job.name, "")
+        yield Choice(f"service {job.name}", address, "no address is configured", "give its address")
+    served = Counter(job.environment_key for job in cfg.jobs_of("environment"))
+    shown = [f"{key}: {served[key]} servers" for key in environment_specs(cfg)]
+    mixed = "shares of actor.domain_mix" if cfg.actor.domain_mix else f"mode {cfg.world.environment_mode}"
+    if shown:
+        yield Choice("environments", ", ".join(shown), mixed, "world.env_replicas=N")
+
+
+def _rest(cfg: Config) -> Iterator[Choice]:
+    """What few runs have."""
+    if cfg.domain_keys:
+        keys = ", ".join(cfg.domain_keys)
+        yield Choice("keys of the domain", keys, "brought by its file", f"+domain={cfg.domain_name}")
+    if unread := left_over(cfg):
+        yield Choice("without effect", ", ".join(unread), "no run reads them", "leave them out")
+    if cfg.attempt:
+        start = f"start number {cfg.attempt + 1}"
+        yield Choice("resuming", start, "same output folder", "force_restart=true")
+
+
+def print_choices(rows: Sequence[Choice]) -> None:
     """Print the table; plain lines where the output is no terminal keep it readable in logs."""
     table = Table(title="What this run uses", title_justify="left", show_lines=False)
     for column in ("", "chosen", "because", "change with"):
         table.add_column(column, overflow="fold")
     for row in rows:
-        table.add_row(row.subject, row.chosen, row.because, row.change)
-    (console or Console(width=None if os.isatty(1) else 140)).print(table)
+        table.add_row(*row)
+    Console(width=None if os.isatty(1) else 140).print(table)

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from pipelinerl import trainer_stand_in
+from pipelinerl.base.heartbeat import heartbeat_path
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
@@ -21,16 +21,16 @@ from pipelinerl.inference.vllm import (
     serve_argv,
     serve_env,
 )
+from pipelinerl.launcher import trainer_stand_in
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
-from pipelinerl.observe.heartbeat import heartbeat_path
-from pipelinerl.supervisor import NEVER, ChildSpec, HealthCheck, Pulse, RestartPolicy
+from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, Pulse, RestartPolicy
 
 ROLE_MODULES = {
     "actor": "pipelinerl.actor",
     "preprocessor": "pipelinerl.preprocess",
     "finetune": "pipelinerl.finetune",
-    "environment": "pipelinerl.environment",
+    "environment": "pipelinerl.launcher.environment_server",
 }
 LONGEST_PROBE_INTERVAL_S = 5.0
 ENGINES = ("actor_llm", "preprocessor_llm")
@@ -49,193 +49,176 @@ def commands(
     `checkpoint` is the folder that engines load instead of `model_path`, `devices` are the ids of the GPUs
     that `job.gpus` counts.
     """
+    already_run = ("actor_llm",) if cfg.debug.use_existing_llms else ()
+    jobs = [job for job in cfg.jobs if job.kind not in already_run]
+    run = _Run(cfg, output_dir, jobs, devices)
     specs = {spec.name: spec for spec in services}
-    model = str(checkpoint) if checkpoint is not None else cfg.model_path
     made: list[ChildSpec] = []
-    redis = server_job(cfg)
-    servers = tuple(_process_name(job) for job in cfg.jobs if job.kind in NEEDED_BY_ROLLOUTS)
-    if cfg.debug.use_existing_llms:
-        servers = tuple(name for name in servers if not name.startswith("actor_vllm_"))
-    for job in cfg.jobs:
-        if job.kind == "actor_llm" and cfg.debug.use_existing_llms:
-            continue
-        if job is redis:
+    for job in jobs:
+        if job is server_job(cfg):
             made.append(server_child(cfg, output_dir, job))
         elif job.kind == "service":
-            made.append(_service(cfg, output_dir, job, specs[job.name]))
-        elif job.kind == "actor_llm":
-            made.append(_engine(cfg, output_dir, job, model, devices))
-        elif job.kind == "preprocessor_llm":
-            made.append(_engine(cfg, output_dir, job, cfg.model_path, devices))
+            made.append(run.service(job, specs[job.name]))
+        elif job.kind in ENGINES:
+            trained = job.kind == "actor_llm" and checkpoint is not None
+            made.append(run.engine(job, str(checkpoint) if trained else cfg.model_path))
         else:
-            made.append(_role(cfg, output_dir, job, devices, servers))
+            made.append(run.role(job))
     if trainer_stand_in.needed(cfg):
-        made.append(_stand_in(cfg, output_dir))
+        made.append(run.stand_in())
     return made
 
 
-def _stand_in(cfg: Config, output_dir: Path) -> ChildSpec:
-    """A partial run without a trainer: somebody must announce a version and count texts."""
-    argv = [sys.executable, "-m", trainer_stand_in.__name__, str(output_dir)]
-    streams = () if server_job(cfg) is None else (STREAMS_CHILD,)
-    return ChildSpec(
-        name=trainer_stand_in.NAME,
-        argv=argv,
-        env=common_env(cfg),
-        log_dir=output_dir / trainer_stand_in.NAME,
-        depends=streams,
-        restart=NEVER,
-    )
+class _Run:
+    """Commands of one run; `jobs` are those that the launcher starts."""
 
+    def __init__(self, cfg: Config, output_dir: Path, jobs: Sequence[Job], devices: Sequence[str]) -> None:
+        self._cfg, self._output_dir, self._devices = cfg, output_dir, devices
+        self._servers = tuple(_process_name(job) for job in jobs if job.kind in NEEDED_BY_ROLLOUTS)
+        self._streams = tuple(name for name in self._servers if name == STREAMS_CHILD)
+        # More than one thread per process is ruinous on few cores.
+        threads = str(cfg.hardware.threads_per_process)
+        self._env = {
+            "OMP_NUM_THREADS": threads,
+            "MKL_NUM_THREADS": threads,
+            "OMP_WAIT_POLICY": "PASSIVE",
+            "TOKENIZERS_PARALLELISM": "false",
+            "PYTHONUNBUFFERED": "1",
+        }
+        if os.environ.get("PYTHONPATH"):
+            self._env["PYTHONPATH"] = os.environ["PYTHONPATH"]
+        if Path(cfg.model_path).is_dir():
+            self._env["HF_HUB_OFFLINE"] = "1"
 
-def common_env(cfg: Config) -> dict[str, str]:
-    """Variables of every child. More than one thread per process is ruinous on few cores."""
-    threads = str(cfg.hardware.threads_per_process)
-    env = {
-        "OMP_NUM_THREADS": threads,
-        "MKL_NUM_THREADS": threads,
-        "OMP_WAIT_POLICY": "PASSIVE",
-        "TOKENIZERS_PARALLELISM": "false",
-        "PYTHONUNBUFFERED": "1",
-    }
-    if os.environ.get("PYTHONPATH"):
-        env["PYTHONPATH"] = os.environ["PYTHONPATH"]
-    if Path(cfg.model_path).is_dir():
-        env["HF_HUB_OFFLINE"] = "1"
-    return env
+    def stand_in(self) -> ChildSpec:
+        """A partial run without a trainer: somebody must announce a version and count texts."""
+        return ChildSpec(
+            name=trainer_stand_in.NAME,
+            argv=[sys.executable, "-m", trainer_stand_in.__name__, str(self._output_dir)],
+            env=self._env,
+            log_dir=self._output_dir / trainer_stand_in.NAME,
+            depends=self._streams,
+            restart=NEVER,
+        )
 
+    def service(self, job: Job, spec: ServiceSpec) -> ChildSpec:
+        """A server of the domain."""
+        argv = list(spec.argv)
+        for name, value in (("port", job.port), ("host", job.hostname), ("output_dir", self._output_dir)):
+            argv = [part.replace("{" + name + "}", str(value)) for part in argv]
+        return self._server(job, argv, spec.env, spec.health, spec.start_deadline_s)
 
-def _gpus(job: Job, devices: Sequence[str]) -> list[str]:
-    return [devices[index] if index < len(devices) else str(index) for index in job.gpus]
+    def engine(self, job: Job, model: str) -> ChildSpec:
+        """An engine that loads `model` under the name of the policy it started from."""
+        vllm = self._cfg.engine.kind == "vllm"
+        argv, env = self._vllm(job, model) if vllm else (self._embedded(job, model), {})
+        return self._server(job, argv, env)
+
+    def role(self, job: Job) -> ChildSpec:
+        """Actor, preprocess, trainer, or the server of an environment."""
+        cfg, output_dir = self._cfg, self._output_dir
+        argv = [sys.executable, "-m"]
+        if job.kind == "finetune" and len(job.gpus) > 1:
+            argv += ["accelerate.commands.launch", "--num_processes", str(len(job.gpus))]
+            if cfg.accelerate_config is not None:
+                argv += ["--config_file", cfg.accelerate_config]
+            argv += ["-m"]
+        argv += [ROLE_MODULES[job.kind], str(output_dir), "--job", str(job.idx)]
+        env = {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus(job))} if cfg.hardware.kind == "gpu" else {}
+        if job.kind == "environment":
+            return self._server(job, argv, env)
+        # The trainer loads its model while the engines load theirs; only rollouts need every server. On a GPU
+        # that both share, though, vLLM measures free memory while it starts.
+        depends = self._servers if job.kind == "actor" else self._streams
+        if job.kind == "finetune":
+            engines = cfg.jobs_of("actor_llm")
+            depends += tuple(other.name for other in engines if set(other.gpus) & set(job.gpus))
+        return ChildSpec(
+            name=job.name,
+            argv=argv,
+            env=self._env | env,
+            log_dir=output_dir / job.name,
+            depends=depends,
+            restart=NEVER,
+            pulse=Pulse(
+                path=heartbeat_path(output_dir, job.name),
+                start_deadline_s=cfg.engine.start_deadline_s,
+                silent_deadline_s=cfg.watchdog.silent_deadline_s,
+            ),
+        )
+
+    def _server(
+        self,
+        job: Job,
+        argv: list[str],
+        env: Mapping[str, str],
+        health: str = "/health",
+        start_deadline_s: float | None = None,
+    ) -> ChildSpec:
+        engine, name, is_engine = self._cfg.engine, _process_name(job), job.kind in ENGINES
+        return ChildSpec(
+            name=name,
+            argv=argv,
+            env=self._env | dict(env),
+            log_dir=self._output_dir / name,
+            health=HealthCheck(
+                url=job.url + health,
+                start_deadline_s=start_deadline_s or engine.start_deadline_s,
+                liveness_deadline_s=engine.stall_deadline_s,
+                interval_s=min(LONGEST_PROBE_INTERVAL_S, engine.stall_deadline_s / 4),
+                metrics_url=f"{job.url}/metrics" if is_engine else None,
+                paused_url=f"{job.url}/is_paused" if is_engine else None,
+                generate_url=f"{job.url}/inference/v1/generate" if is_engine else None,
+            ),
+            restart=RestartPolicy(max_restarts=engine.max_restarts),
+        )
+
+    def _embedded(self, job: Job, model: str) -> list[str]:
+        engine = self._cfg.engine
+        options = {
+            "model": model,
+            "served-model-name": self._cfg.model_path,
+            "host": job.hostname,
+            "port": job.port,
+            "max-num-seqs": engine.max_num_seqs,
+            "max-model-len": engine.max_model_len,
+            "max-prefill-tokens": engine.max_prefill_tokens,
+            "max-waiting": engine.max_waiting,
+            "dtype": engine.dtype,
+            "threads": engine.threads,
+        }
+        argv = [sys.executable, "-m", "pipelinerl.inference.embedded"]
+        for name, value in options.items():
+            argv += [f"--{name}", str(value)]
+        return argv
+
+    def _vllm(self, job: Job, model: str) -> tuple[list[str], dict[str, str]]:
+        assert job.port is not None
+        cfg, vllm = self._cfg, self._cfg.vllm_config
+        options = VllmOptions(
+            model=model,
+            served_model_name=cfg.model_path,
+            host=job.hostname,
+            port=job.port,
+            max_model_len=cfg.engine.max_model_len,
+            transport=cfg.weights.transport + (AHEAD if cfg.weights_ahead else ""),
+            version=VllmVersion.parse(vllm.version or installed_version(vllm.python) or DEFAULT_VERSION),
+            kwargs=vllm.vllm_kwargs,
+            fp32_head=bool(cfg.fp32_layer_prefix),
+            api_server_count=vllm.api_server_count or self._api_servers(job),
+            trust_remote_code=cfg.finetune.trust_remote_code,
+            python=vllm.python,
+        )
+        return serve_argv(options), serve_env(self._gpus(job))
+
+    def _api_servers(self, job: Job) -> int:
+        used = {gpu for one in self._cfg.jobs for gpu in one.gpus}
+        return api_servers(len(os.sched_getaffinity(0)), len(job.gpus), len(used)) if job.gpus else 1
+
+    def _gpus(self, job: Job) -> list[str]:
+        devices = self._devices
+        return [devices[index] if index < len(devices) else str(index) for index in job.gpus]
 
 
 def _process_name(job: Job) -> str:
     return f"services/{job.name}" if job.kind == "service" else job.name
-
-
-def _server(
-    cfg: Config,
-    output_dir: Path,
-    job: Job,
-    argv: list[str],
-    env: Mapping[str, str],
-    health: str,
-    start_deadline_s: float,
-) -> ChildSpec:
-    name = _process_name(job)
-    return ChildSpec(
-        name=name,
-        argv=argv,
-        env=common_env(cfg) | dict(env),
-        log_dir=output_dir / name,
-        health=HealthCheck(
-            url=job.url + health,
-            start_deadline_s=start_deadline_s,
-            liveness_deadline_s=cfg.engine.stall_deadline_s,
-            interval_s=min(LONGEST_PROBE_INTERVAL_S, cfg.engine.stall_deadline_s / 4),
-            metrics_url=f"{job.url}/metrics" if job.kind in ENGINES else None,
-            paused_url=f"{job.url}/is_paused" if job.kind in ENGINES else None,
-            generate_url=f"{job.url}/inference/v1/generate" if job.kind in ENGINES else None,
-        ),
-        restart=RestartPolicy(max_restarts=cfg.engine.max_restarts),
-    )
-
-
-def _service(cfg: Config, output_dir: Path, job: Job, spec: ServiceSpec) -> ChildSpec:
-    values = {"port": str(job.port), "host": job.hostname, "output_dir": str(output_dir)}
-    argv = [_fill(part, values) for part in spec.argv]
-    return _server(cfg, output_dir, job, argv, spec.env, spec.health, spec.start_deadline_s)
-
-
-def _fill(part: str, values: Mapping[str, str]) -> str:
-    for name, value in values.items():
-        part = part.replace("{" + name + "}", value)
-    return part
-
-
-def _engine(cfg: Config, output_dir: Path, job: Job, model: str, devices: Sequence[str]) -> ChildSpec:
-    argv, env = (
-        _vllm(cfg, job, model, devices) if cfg.engine.kind == "vllm" else (_embedded(cfg, job, model), {})
-    )
-    return _server(cfg, output_dir, job, argv, env, "/health", cfg.engine.start_deadline_s)
-
-
-def _embedded(cfg: Config, job: Job, model: str) -> list[str]:
-    engine = cfg.engine
-    options = {
-        "model": model,
-        "served-model-name": cfg.model_path,
-        "host": job.hostname,
-        "port": job.port,
-        "max-num-seqs": engine.max_num_seqs,
-        "max-model-len": engine.max_model_len,
-        "max-prefill-tokens": engine.max_prefill_tokens,
-        "max-waiting": engine.max_waiting,
-        "dtype": engine.dtype,
-        "threads": engine.threads,
-    }
-    argv = [sys.executable, "-m", "pipelinerl.inference.embedded"]
-    for name, value in options.items():
-        argv += [f"--{name}", str(value)]
-    return argv
-
-
-def _vllm(cfg: Config, job: Job, model: str, devices: Sequence[str]) -> tuple[list[str], dict[str, str]]:
-    assert job.port is not None
-    python = cfg.vllm_config.python
-    version = cfg.vllm_config.version or installed_version(python) or DEFAULT_VERSION
-    options = VllmOptions(
-        model=model,
-        served_model_name=cfg.model_path,
-        host=job.hostname,
-        port=job.port,
-        max_model_len=cfg.engine.max_model_len,
-        transport=cfg.weights.transport + (AHEAD if cfg.weights_ahead else ""),
-        version=VllmVersion.parse(version),
-        kwargs=cfg.vllm_config.vllm_kwargs,
-        fp32_head=bool(cfg.fp32_layer_prefix),
-        api_server_count=cfg.vllm_config.api_server_count or _api_servers(cfg, job),
-        trust_remote_code=cfg.finetune.trust_remote_code,
-        python=python,
-    )
-    return serve_argv(options), serve_env(_gpus(job, devices))
-
-
-def _api_servers(cfg: Config, job: Job) -> int:
-    used = {gpu for one in cfg.jobs for gpu in one.gpus}
-    return api_servers(len(os.sched_getaffinity(0)), len(job.gpus), len(used)) if job.gpus else 1
-
-
-def _role(
-    cfg: Config, output_dir: Path, job: Job, devices: Sequence[str], servers: tuple[str, ...]
-) -> ChildSpec:
-    argv = [sys.executable, "-m"]
-    if job.kind == "finetune" and len(job.gpus) > 1:
-        argv += ["accelerate.commands.launch", "--num_processes", str(len(job.gpus))]
-        if cfg.accelerate_config is not None:
-            argv += ["--config_file", cfg.accelerate_config]
-        argv += ["-m"]
-    argv += [ROLE_MODULES[job.kind], str(output_dir), "--job", str(job.idx)]
-    env = common_env(cfg)
-    if cfg.hardware.kind == "gpu":
-        env["CUDA_VISIBLE_DEVICES"] = ",".join(_gpus(job, devices))
-    if job.kind == "environment":
-        return _server(cfg, output_dir, job, argv, env, "/health", cfg.engine.start_deadline_s)
-    # The trainer loads its model while the engines load theirs; only rollouts need every server. On a GPU
-    # that both share, though, vLLM measures free memory while it starts.
-    depends = servers if job.kind == "actor" else tuple(name for name in servers if name == STREAMS_CHILD)
-    if job.kind == "finetune":
-        depends += tuple(other.name for other in cfg.jobs_of("actor_llm") if set(other.gpus) & set(job.gpus))
-    return ChildSpec(
-        name=job.name,
-        argv=argv,
-        env=env,
-        log_dir=output_dir / job.name,
-        depends=depends,
-        restart=NEVER,
-        pulse=Pulse(
-            path=heartbeat_path(output_dir, job.name),
-            start_deadline_s=cfg.engine.start_deadline_s,
-            silent_deadline_s=cfg.watchdog.silent_deadline_s,
-        ),
-    )

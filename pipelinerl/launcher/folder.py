@@ -8,12 +8,13 @@ import os
 import shutil
 from collections.abc import Iterable
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Self
 
 from omegaconf import OmegaConf
 
-from pipelinerl.config.errors import ConfigError
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.files import write_whole
 from pipelinerl.config.files import config_path
 
 MADE_BY_A_RUN = (
@@ -35,9 +36,27 @@ MADE_BY_A_RUN = (
 )
 """By the core. What a domain makes besides, it names itself (`Domain.folders`)."""
 
+OWN_BEFORE_START = frozenset({".lock", "launcher", "conf", "world"})
+"""What an interrupted start may leave before the configuration is written."""
+COMPLETED = Path("launcher", "completed.json")
 
-class RunFolder:
-    """`output_dir` while this launcher owns it; a context manager that holds the lock."""
+
+def check_writable(output_dir: Path) -> None:
+    """Raises ConfigError if a run may not write here."""
+    key = f"output_dir={output_dir}"
+    if output_dir.exists() and not output_dir.is_dir():
+        raise ConfigError(f"{key}: a file; choose another folder")
+    nearest_parent = next(path for path in (output_dir, *output_dir.parents) if path.exists())
+    if not os.access(nearest_parent, os.W_OK):
+        raise ConfigError(f"{key}: {nearest_parent} is not writable; choose another folder")
+    if output_dir.is_dir() and not config_path(output_dir).exists():
+        foreign = sorted(path.name for path in output_dir.iterdir() if path.name not in OWN_BEFORE_START)
+        if foreign:
+            raise ConfigError(f"{key}: holds {foreign[0]}, which no run made; choose an empty folder")
+
+
+class RunFolder(Closing):
+    """`output_dir`; while it is open, this launcher alone owns it."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -61,22 +80,14 @@ class RunFolder:
         self._lock = lock
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def close(self) -> None:
         if self._lock is not None:
             self._lock.close()
 
-    @property
-    def started_before(self) -> bool:
-        """Whether a run has written its configuration here."""
-        return config_path(self.path).is_file()
-
     def next_attempt(self) -> int:
         """0 for a fresh folder, then one more at every start."""
-        if not self.started_before:
-            return 0
-        return int(OmegaConf.select(OmegaConf.load(config_path(self.path)), "attempt", default=0)) + 1
+        path = config_path(self.path)
+        return int(OmegaConf.select(OmegaConf.load(path), "attempt", default=0)) + 1 if path.is_file() else 0
 
     def set_streams_aside(self, attempt: int) -> None:
         """Keep what the previous attempt did not deliver, out of the way of this one."""
@@ -102,11 +113,9 @@ class RunFolder:
     @property
     def completed_steps(self) -> int | None:
         """Optimizer steps of the completed run, or None if none completed here."""
-        mark = self.path / "launcher" / "completed.json"
+        mark = self.path / COMPLETED
         return int(json.loads(mark.read_text())["steps"]) if mark.is_file() else None
 
     def mark_completed(self, steps: int) -> None:
         """Remember that training reached `steps` and everything ended in order."""
-        mark = self.path / "launcher" / "completed.json"
-        mark.parent.mkdir(parents=True, exist_ok=True)
-        mark.write_text(json.dumps({"steps": steps}) + "\n")
+        write_whole(self.path / COMPLETED, json.dumps({"steps": steps}) + "\n")

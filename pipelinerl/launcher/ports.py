@@ -1,4 +1,4 @@
-"""Ports that no other launcher on this machine takes between choosing them and binding them.
+"""Which ports are free, each handed out once, and kept from every other launcher until they are bound.
 
 An engine binds its port only after it has loaded its model. Until then a second launcher would find the port
 free, and each would talk to the other's engine.
@@ -6,20 +6,52 @@ free, and each would talk to the other's engine.
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import os
+import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import IO, Self
+from typing import IO
 
-from pipelinerl.world import is_free
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.errors import ConfigError
+
+LOOPBACK = "127.0.0.1"
 
 
-class ReservedPorts:
-    """A context manager whose `take` says whether a port is free, and keeps it if so.
+def is_free(port: int, host: str = LOOPBACK) -> bool:
+    """Whether nothing listens on `host:port` now."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError:
+            return False
+    return True
 
-    The reservation is a lock on a file in the system's temporary folder; it ends with this process.
+
+class Ports:
+    """Hands out each port once, the next free one if the wanted one is taken."""
+
+    def __init__(self, free: Callable[[int], bool] = is_free) -> None:
+        self._free = free
+        self._given: set[int] = set()
+
+    def next(self, wanted: int) -> int:
+        """The first free port from `wanted` upwards. Raises ConfigError when there is none."""
+        for port in range(wanted, 65536):
+            if port not in self._given and self._free(port):
+                self._given.add(port)
+                return port
+        raise ConfigError(f"port {wanted}: no free port from here to 65535; choose a lower one")
+
+
+class ReservedPorts(Closing):
+    """Its `take` says whether a port is free, and keeps it if so until this is closed or the process ends.
+
+    The reservation is a lock on a file in the system's temporary folder.
     """
 
     def __init__(self, folder: Path | None = None) -> None:
@@ -30,23 +62,14 @@ class ReservedPorts:
         """Whether `port` is free here; then no other launcher gets it while this one lives."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (self._folder / str(port)).open("wb")
-        try:
+        with contextlib.suppress(OSError):  # another launcher holds the lock
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            lock.close()
-            return False
-        if not is_free(port):
-            lock.close()
-            return False
-        self._held.append(lock)
-        return True
+            if is_free(port):
+                self._held.append(lock)
+                return True
+        lock.close()
+        return False
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for lock in self._held:
-            lock.close()
-        self._held.clear()
+    def close(self) -> None:
+        while self._held:
+            self._held.pop().close()

@@ -9,13 +9,13 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
-from pipelinerl import faults
+from pipelinerl.base import faults
+from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.launcher.plan import Plan
+from pipelinerl.launcher.supervision import ChildFailed, Supervisor
 from pipelinerl.observe.stages import ProgressWatch
-from pipelinerl.observe.waits import Wait, WaitExpired
-from pipelinerl.supervisor import ChildFailed, Phase, Supervisor
-from pipelinerl.weights.directory import shared_directory
-from pipelinerl.weights.replacements import Replacements
+from pipelinerl.run_state.replacements import Replacements
+from pipelinerl.weights.wire import shared_directory
 
 PREPROCESS_END_S = 60.0
 WATCH_EVERY_S = 2.0
@@ -65,28 +65,22 @@ class Ending:
 
     def reached(self) -> bool:
         """Whether nothing is left to wait for. Raises WaitExpired when a role does not end in time."""
-        ended = {name for name, phase in self._supervisor.phases().items() if phase is Phase.ENDED}
+        ended = self._supervisor.ended()
         if not ended.issuperset(self._trainer):
             return False
         left = [name for name in self._others if name not in ended]
-        for name in self._others if self._trainer else ():
-            self._track(name, name in left)
+        for name in self._waits.keys() - set(left):
+            self._waits.pop(name).__exit__(None, None, None)
+        for name in left if self._trainer else []:
+            if name not in self._waits:
+                self._waits[name] = self._wait(name).__enter__()
+            self._waits[name].check()
         return not left
 
-    def _track(self, name: str, alive: bool) -> None:
-        wait = self._waits.get(name)
-        if alive and wait is None:
-            deadline, what = (
-                (self._evaluation_s, "finish its last evaluation")
-                if name == "actor"
-                else (PREPROCESS_END_S, "end after the trainer")
-            )
-            self._waits[name] = Wait(f"{name} to {what}", deadline)
-            self._waits[name].__enter__()
-        elif alive and wait is not None:
-            wait.check()
-        elif wait is not None:
-            self._waits.pop(name).__exit__(None, None, None)
+    def _wait(self, name: str) -> Wait:
+        if name == "actor":
+            return Wait("actor to finish its last evaluation", self._evaluation_s)
+        return Wait(f"{name} to end after the trainer", PREPROCESS_END_S)
 
 
 class Watchdog:
@@ -98,7 +92,7 @@ class Watchdog:
         started = {child.name for child in plan.children}
         engines = plan.cfg.jobs_of("actor_llm")
         self._engines = {job.url.rstrip("/"): job.name for job in engines if job.name in started}
-        self._trainers = [job.name for job in plan.cfg.jobs if job.kind == "finetune"]
+        self._trainers = [job.name for job in plan.cfg.jobs_of("finetune")]
         self._replacements = Replacements(output_dir)
         self._progress = ProgressWatch(output_dir, plan.cfg.watchdog.progress_deadline_s)
 
@@ -107,8 +101,7 @@ class Watchdog:
         for url, cause in self._replacements.take().items():
             if url in self._engines:
                 self._supervisor.replace(self._engines[url], cause)
-        phases = self._supervisor.phases()
-        if not any(phases[name] is Phase.ENDED for name in self._trainers):
+        if self._supervisor.ended().isdisjoint(self._trainers):
             self._progress.check()
 
 

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from omegaconf import OmegaConf
 
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Composition
-from pipelinerl.config.errors import ConfigError
-from pipelinerl.world import roles_of
+from pipelinerl.config.detect import nvidia_smi
+from pipelinerl.config.machine import roles_of
 
 GIB = 2**30
 UTILIZATION = "vllm_config.vllm_kwargs.gpu-memory-utilization"
@@ -27,7 +27,6 @@ ENGINE_BYTES_PER_PARAMETER = 2.2
 ENGINE_OTHER = 4 * GIB
 """CUDA context, graphs and the smallest useful KV cache."""
 MOST = 0.9
-QUERY_DEADLINE_S = 10.0
 
 
 @dataclass(frozen=True)
@@ -40,16 +39,10 @@ class CardMemory:
 
 def card_memory(device: str) -> CardMemory | None:
     """What `nvidia-smi` says about a device, named as in `CUDA_VISIBLE_DEVICES`; None if it says nothing."""
-    program = shutil.which("nvidia-smi")
-    if program is None:
-        return None
-    query = ["--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits", "-i", device]
+    said = nvidia_smi("--query-gpu=memory.total,memory.free", "--format=csv,noheader,nounits", "-i", device)
     try:
-        answer = subprocess.run(
-            [program, *query], capture_output=True, text=True, timeout=QUERY_DEADLINE_S, check=False
-        )
-        total, free = (int(part) * 2**20 for part in answer.stdout.split(","))
-    except (OSError, ValueError, subprocess.TimeoutExpired):
+        total, free = (int(part) * 2**20 for part in (said or "").split(","))
+    except ValueError:
         return None
     return CardMemory(total, free)
 
@@ -62,10 +55,7 @@ def model_parameters(model: Path) -> int | None:
             header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
         for name, tensor in header.items():
             if name != "__metadata__":
-                size = 1
-                for length in tensor["shape"]:
-                    size *= length
-                count += size
+                count += math.prod(tensor["shape"])
     return count or None
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipelinerl.config.errors import ConfigError
+from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
-from pipelinerl.supervisor import NEVER, ChildSpec, HealthCheck
-from pipelinerl.world import LOOPBACK, STREAMS_SERVICE
+from pipelinerl.launcher.placement import LOOPBACK, STREAMS_SERVICE
+from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck
 
 CHILD = f"services/{STREAMS_SERVICE}"
 START_DEADLINE_S = 60.0

@@ -10,6 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from pipelinerl.base.line_file import LineTail
 from pipelinerl.streams import SingleStreamSpec, read_stream
 
 
@@ -17,25 +18,17 @@ class MetricsTail:
     """Follows one `metrics.jsonl`, which grows for as long as the run does: one record is held at a time."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
-        self._offset = 0
+        self._tail = LineTail(path)
 
     def news(self) -> Iterator[dict[str, Any]]:
         """Complete lines since the last call; a line that is no JSON (a writer was killed) is left out."""
-        if not self._path.exists():
-            return
-        with self._path.open("rb") as file:
-            file.seek(self._offset)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    break
-                self._offset += len(line)
-                try:
-                    record = msgspec.json.decode(line)
-                except msgspec.DecodeError:
-                    continue
-                if isinstance(record, dict):
-                    yield record
+        for line in self._tail.news():
+            try:
+                record = msgspec.json.decode(line)
+            except msgspec.DecodeError:
+                continue
+            if isinstance(record, dict):
+                yield record
 
 
 def read_metrics(output_dir: Path, role: str) -> list[dict[str, Any]]:

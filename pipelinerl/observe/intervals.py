@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -75,7 +75,3 @@ def paired_difference(before: Sequence[float | None], after: Sequence[float | No
         raise ValueError(f"{len(before)} values before and {len(after)} after are not the same problems")
     pairs = [(a, b) for a, b in zip(before, after) if a is not None and b is not None]
     return bootstrap(known([b - a for a, b in pairs]))
-
-
-def as_dict(interval: Interval) -> dict[str, Any]:
-    return dict(interval._asdict())

@@ -8,14 +8,14 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import msgspec
 import numpy as np
 
-from pipelinerl.line_file import LineFile
-from pipelinerl.observe.wandb_run import WandbRun, start_wandb
+from pipelinerl.base.line_file import LineFile
+from pipelinerl.config.machine import WandbConfig
+from pipelinerl.observe.wandb_run import start_wandb
 
 Number = int | float | bool
 MetricValue = Number | Mapping[str, list[float]]
@@ -45,13 +45,13 @@ class MetricsWriter:
         self,
         output_dir: Path,
         role: str,
-        wandb_cfg: Any = None,
+        wandb_cfg: WandbConfig | None = None,
         config: Mapping[str, Any] | None = None,
     ) -> None:
         self.path = Path(output_dir) / role / "metrics.jsonl"
         self._file = LineFile(self.path)
         self._encoder = msgspec.json.Encoder()
-        self._run: WandbRun | None = start_wandb(Path(output_dir), role, wandb_cfg, config or {})
+        self._run = start_wandb(Path(output_dir), role, wandb_cfg, config or {})
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Append one line of metrics; `step` is the role's own measure of progress (texts or steps).
@@ -75,7 +75,5 @@ class MetricsWriter:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         self.close(0 if kind is None else 1)

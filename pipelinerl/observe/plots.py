@@ -91,20 +91,20 @@ def _points(
     return True
 
 
-def _save(path: Path, draw: Callable[[Any], bool], width: float = 6.5, height: float = 3.6) -> Path | None:
-    """Draw one figure and write it; None (and no file) if there was nothing to show."""
+def save(path: Path, draw: Callable[[Any], bool]) -> bool:
+    """Write the figure that `draw` makes; no file, and False, if it had nothing to show."""
     with plt.rc_context(_STYLE):
-        figure = plt.figure(figsize=(width, height))
+        figure = plt.figure(figsize=(6.5, 3.6))
         try:
             if not draw(figure):
-                return None
+                return False
             for axes in figure.axes:
                 if axes.get_xlabel() == _TEXTS and axes.get_xlim()[1] >= 10_000:
                     axes.xaxis.set_major_formatter(EngFormatter(sep=""))  # 125k: six digits run together
             figure.savefig(path)
         finally:
             plt.close(figure)
-    return path
+    return True
 
 
 def _legend(axes: Axes, beside: bool = False) -> None:
@@ -114,50 +114,44 @@ def _legend(axes: Axes, beside: bool = False) -> None:
         axes.legend(fontsize=9, **place)
 
 
-def learning(path: Path, actor: Records, evaluations: Sequence[Evaluation]) -> Path | None:
+def learning(figure: Any, actor: Records, evaluations: Sequence[Evaluation]) -> bool:
     """Training reward and success, and the same of the evaluations with intervals."""
-
-    def draw(figure: Any) -> bool:
-        shown = False
-        for axes, metric in zip(figure.subplots(1, 2), ("success", "reward")):
-            train = series(actor, f"actor/{metric}_mean")
-            _curve(axes, train, "training rollouts", 0)
-            held = _points(axes, evaluations, metric, "evaluation, 95 % interval", 1)
-            shown |= bool(len(train)) or held
-            axes.set(title=metric, xlabel=_TEXTS)
-            if metric == "success":
-                axes.set_ylim(-0.03, 1.03)
-            _legend(axes)
-        figure.tight_layout()
-        return shown
-
-    return _save(path, draw, width=9)
+    figure.set_size_inches(9, 3.6)
+    shown = False
+    for axes, metric in zip(figure.subplots(1, 2), ("success", "reward")):
+        train = series(actor, f"actor/{metric}_mean")
+        _curve(axes, train, "training rollouts", 0)
+        held = _points(axes, evaluations, metric, "evaluation, 95 % interval", 1)
+        shown |= bool(len(train)) or held
+        axes.set(title=metric, xlabel=_TEXTS)
+        if metric == "success":
+            axes.set_ylim(-0.03, 1.03)
+        _legend(axes)
+    figure.tight_layout()
+    return shown
 
 
 def evaluation_metrics(
-    path: Path, evaluations: Sequence[Evaluation], metrics: Mapping[str, str], title: str
-) -> Path | None:
+    figure: Any, evaluations: Sequence[Evaluation], metrics: Mapping[str, str], title: str
+) -> bool:
     """Several evaluation metrics (label -> name) over training, each with intervals."""
-
-    def draw(figure: Any) -> bool:
-        axes = figure.subplots()
-        shown = [
-            _points(axes, evaluations, name, label, index, (index - (len(metrics) - 1) / 2) * 0.008)
-            for index, (label, name) in enumerate(metrics.items())
-        ]
-        axes.set(title=title, xlabel=_TEXTS)
-        if len(evaluations) == 1:
-            axes.set(xticks=[evaluations[0].version], xlim=(evaluations[0].version + np.array([-0.5, 0.5])))
-        if axes.get_ylim()[1] <= 1.06:
-            axes.set_ylim(-0.03, 1.03)
-        _legend(axes, beside=True)
-        return any(shown)
-
-    return _save(path, draw)
+    axes = figure.subplots()
+    shown = [
+        _points(axes, evaluations, name, label, index, (index - (len(metrics) - 1) / 2) * 0.008)
+        for index, (label, name) in enumerate(metrics.items())
+    ]
+    axes.set(title=title, xlabel=_TEXTS)
+    if len(evaluations) == 1:
+        axes.set(xticks=[evaluations[0].version], xlim=(evaluations[0].version + np.array([-0.5, 0.5])))
+    if axes.get_ylim()[1] <= 1.06:
+        axes.set_ylim(-0.03, 1.03)
+    _legend(axes, beside=True)
+    return any(shown)
 
 
-def optimisation(path: Path, finetune: Records) -> Path | None:
+def optimisation(figure: Any, finetune: Records) -> bool:
     """Importance ratio, effective sample size, divergences and entropy."""
+    figure.set_size_inches(11, 6)
     panels = {
         "importance ratio": {
             "mean": "rl/ratio_new_old",
@@ -170,23 +164,19 @@ def optimisation(path: Path, finetune: Records) -> Path | None:
     }
     # Their lines differ by orders of magnitude.
     logarithmic = {"importance ratio", "entropy and gradient"}
-
-    def draw(figure: Any) -> bool:
-        shown = False
-        for axes, (title, lines) in zip(figure.subplots(2, 2).flat, panels.items()):
-            for index, (label, name) in enumerate(lines.items()):
-                data = series(finetune, name)
-                shown |= bool(len(data))
-                _curve(axes, data, label, index, raw=False)
-            axes.set(title=title, xlabel=_TEXTS)
-            if title in logarithmic and axes.lines:
-                axes.set_yscale("log")
-            if len(lines) > 1:
-                _legend(axes, beside=True)
-        figure.tight_layout()
-        return shown
-
-    return _save(path, draw, width=11, height=6)
+    shown = False
+    for axes, (title, lines) in zip(figure.subplots(2, 2).flat, panels.items()):
+        for index, (label, name) in enumerate(lines.items()):
+            data = series(finetune, name)
+            shown |= bool(len(data))
+            _curve(axes, data, label, index, raw=False)
+        axes.set(title=title, xlabel=_TEXTS)
+        if title in logarithmic and axes.lines:
+            axes.set_yscale("log")
+        if len(lines) > 1:
+            _legend(axes, beside=True)
+    figure.tight_layout()
+    return shown
 
 
 def lag_histogram(
@@ -223,62 +213,52 @@ def pace(records: Records, name: str = "throughput/tokens_per_step") -> Series:
     return Series(tokens.x, (done[behind] - done[first]) / seconds)
 
 
-def staleness(path: Path, finetune: Records) -> Path | None:
+def staleness(figure: Any, finetune: Records) -> bool:
     """How old trained tokens were, and how many sequences carry several versions."""
+    figure.set_size_inches(9, 3.6)
     edges, counts = lag_histogram(finetune)
     share = series(finetune, "stats/multi_version_share")
-
-    def draw(figure: Any) -> bool:
-        left, right = figure.subplots(1, 2)
-        if len(counts):
-            left.bar(
-                edges[:-1],
-                counts / counts.sum(),
-                width=np.diff(edges),
-                align="edge",
-                color=COLOURS[0],
-                edgecolor="white",
-            )
-        left.set(title="lag of trained tokens", xlabel="lag (texts)", ylabel="share of tokens")
-        _curve(right, share, "share of texts", 0)
-        right.set(title="texts with several weight versions", xlabel=_TEXTS, ylim=(-0.03, 1.03))
-        figure.tight_layout()
-        return bool(len(counts)) or bool(len(share))
-
-    return _save(path, draw, width=9)
+    left, right = figure.subplots(1, 2)
+    if len(counts):
+        left.bar(
+            edges[:-1],
+            counts / counts.sum(),
+            width=np.diff(edges),
+            align="edge",
+            color=COLOURS[0],
+            edgecolor="white",
+        )
+    left.set(title="lag of trained tokens", xlabel="lag (texts)", ylabel="share of tokens")
+    _curve(right, share, "share of texts", 0)
+    right.set(title="texts with several weight versions", xlabel=_TEXTS, ylim=(-0.03, 1.03))
+    figure.tight_layout()
+    return bool(len(counts)) or bool(len(share))
 
 
-def throughput(path: Path, actor: Records, finetune: Records) -> Path | None:
+def throughput(figure: Any, actor: Records, finetune: Records) -> bool:
     """Tokens per second of engines and trainer."""
-
-    def draw(figure: Any) -> bool:
-        axes = figure.subplots()
-        lines = {
-            "generated": series(actor, "actor/output_tokens_per_second"),
-            "trained on": pace(finetune),
-            "trainer while working": series(finetune, "throughput/working_tokens_per_sec"),
-        }
-        for index, (label, data) in enumerate(lines.items()):
-            _curve(axes, data, label, index)
-        axes.set(title="throughput", xlabel=_TEXTS, ylabel="tokens per second")
-        axes.set_yscale("log")  # a trainer that mostly waits is a hundred times as fast while it works
-        _legend(axes)
-        return any(len(data) for data in lines.values())
-
-    return _save(path, draw)
+    axes = figure.subplots()
+    lines = {
+        "generated": series(actor, "actor/output_tokens_per_second"),
+        "trained on": pace(finetune),
+        "trainer while working": series(finetune, "throughput/working_tokens_per_sec"),
+    }
+    for index, (label, data) in enumerate(lines.items()):
+        _curve(axes, data, label, index)
+    axes.set(title="throughput", xlabel=_TEXTS, ylabel="tokens per second")
+    axes.set_yscale("log")  # a trainer that mostly waits is a hundred times as fast while it works
+    _legend(axes)
+    return any(len(data) for data in lines.values())
 
 
-def outcomes(path: Path, counts: Mapping[str, int]) -> Path | None:
+def outcomes(figure: Any, counts: Mapping[str, int]) -> bool:
     """Training rollouts by outcome."""
-
-    def draw(figure: Any) -> bool:
-        axes = figure.subplots()
-        names = list(counts)
-        bars = axes.barh(names, [counts[name] for name in names], color=COLOURS[0])
-        axes.bar_label(bars, padding=3)
-        axes.invert_yaxis()
-        axes.set(title="training rollouts by outcome", xlabel="rollouts")
-        axes.grid(axis="y", visible=False)
-        return sum(counts.values()) > 0
-
-    return _save(path, draw, height=2.6)
+    figure.set_size_inches(6.5, 2.6)
+    axes = figure.subplots()
+    names = list(counts)
+    bars = axes.barh(names, [counts[name] for name in names], color=COLOURS[0])
+    axes.bar_label(bars, padding=3)
+    axes.invert_yaxis()
+    axes.set(title="training rollouts by outcome", xlabel="rollouts")
+    axes.grid(axis="y", visible=False)
+    return sum(counts.values()) > 0

@@ -1,6 +1,6 @@
 """The launcher's status line: versions, texts, rollouts by outcome, success, tokens per second, waits.
 
-Everything comes from the files that the roles write (metrics.jsonl, status.json, the books), so it works
+Everything comes from the files that the roles write (metrics.jsonl, status.json, the accounting), so it works
 for any run on this disk and costs the roles nothing.
 """
 
@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.live import Live
 from rich.text import Text
 
-from pipelinerl.accounting import Books, Counts, Outcome
-from pipelinerl.closing import Closing
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.waits import current_waits
 from pipelinerl.observe.history import MetricsTail, read_status
-from pipelinerl.observe.waits import current_waits
+from pipelinerl.run_state.accounting import Outcome, RolloutAccounting, RolloutCounts
 
 # Shorter waits are ordinary; longer ones are worth a word.
 _NOTABLE_WAIT_S = 5.0
@@ -31,7 +31,7 @@ class Progress:
         self._output_dir = Path(output_dir)
         self._target = target_texts
         self._start = time.monotonic()
-        self._books = Books(self._output_dir)
+        self._accounting = RolloutAccounting(self._output_dir)
         self._tails = {
             role: MetricsTail(self._output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")
         }
@@ -44,7 +44,7 @@ class Progress:
                 self._latest.update(record)
         return status_line(
             self._latest,
-            self._books.update(),
+            self._accounting.update(),
             read_status(self._output_dir) | {"launcher": {"waits": current_waits()}},
             self._target,
             time.monotonic() - self._start,
@@ -53,12 +53,12 @@ class Progress:
 
 def status_line(
     metrics: dict[str, Any],
-    counts: Counts,
+    counts: RolloutCounts,
     status: dict[str, dict[str, Any]],
     target: int | None,
     elapsed_s: float,
 ) -> str:
-    """One line from the latest metrics, the books and the roles' status; unknown parts are left out."""
+    """One line from the latest metrics, counts and status of the roles; unknown parts are left out."""
     parts = [f"{int(elapsed_s) // 60:d}:{int(elapsed_s) % 60:02d}"]
     texts = metrics.get("stats/samples")
     if texts is not None:
@@ -81,7 +81,7 @@ def status_line(
     return f"{line} | waiting: {'; '.join(waits)}" if waits else line
 
 
-def _rollouts(counts: Counts) -> str:
+def _rollouts(counts: RolloutCounts) -> str:
     ends = [f"{n} {outcome.value}" for outcome, n in counts.ends.items() if n]
     ends.append(f"{counts.unfinished} open")
     line = f"rollouts {counts.started}: {', '.join(ends)}"

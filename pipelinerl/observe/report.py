@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from pipelinerl.accounting import Counts
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.base.files import write_whole
+from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
-from pipelinerl.observe.summary import Comparison, Summary, summarise
+from pipelinerl.observe.summary import Summary, summarise
+from pipelinerl.run_state.accounting import RolloutCounts
 
 _RATES = {
     "elapsed_s": "seconds from the first to the last record",
@@ -38,38 +40,8 @@ _LEAST_WIDTH = 110
 _PIPE_WIDTH = 140
 
 
-class Section(Protocol):
-    """A part that a domain adds: a table whose first row is the header, and lines of text."""
-
-    @property
-    def title(self) -> str: ...
-    @property
-    def rows(self) -> Sequence[Sequence[str]]: ...
-    @property
-    def text(self) -> str: ...
-
-
-def _interval(value: Interval | None, digits: int, sign: str = "") -> str:
-    if value is None:
-        return ""
-    form = f"{sign}.{digits}f"
-    return f"{value.mean:{form}} [{value.low:{form}}, {value.high:{form}}]"
-
-
-def _comparison_row(name: str, comparison: Comparison, digits: int) -> tuple[str, ...]:
-    return (
-        name,
-        _interval(comparison.before, digits),
-        _interval(comparison.after, digits),
-        _interval(comparison.difference, digits, "+"),
-        str(comparison.after.n),
-    )
-
-
-def _rate(value: float) -> str:
-    if value >= 100 or value == int(value):
-        return f"{value:,.0f}"
-    return f"{value:.3f}"
+def _interval(value: Interval | None, form: str) -> str:
+    return "" if value is None else f"{value.mean:{form}} [{value.low:{form}}, {value.high:{form}}]"
 
 
 def comparison_rows(summary: Summary, names: Sequence[str], digits: int = 3) -> list[tuple[str, ...]]:
@@ -78,18 +50,22 @@ def comparison_rows(summary: Summary, names: Sequence[str], digits: int = 3) -> 
         return []
     first, last = summary.versions[0], summary.versions[-1]
     header = ("metric", f"before ({first} texts)", f"after ({last} texts)", "paired difference", "n")
-    known = [name for name in names if name in summary.comparisons]
-    return [header, *(_comparison_row(name, summary.comparisons[name], digits) for name in known)]
+    rows: list[tuple[str, ...]] = [header]
+    form = f".{digits}f"
+    for name in names:
+        if found := summary.comparisons.get(name):
+            before, after = _interval(found.before, form), _interval(found.after, form)
+            rows.append((name, before, after, _interval(found.difference, f"+{form}"), str(found.after.n)))
+    return rows
 
 
 def rate_rows(summary: Summary) -> list[tuple[str, ...]]:
-    return [
-        ("figure", "value"),
-        *((text, _rate(summary.rates[k])) for k, text in _RATES.items() if k in summary.rates),
-    ]
+    known = [(text, summary.rates[name]) for name, text in _RATES.items() if name in summary.rates]
+    shown = [(t, f"{v:,.0f}" if v >= 100 or v == int(v) else f"{v:.3f}") for t, v in known]
+    return [("figure", "value"), *shown]
 
 
-def outcome_counts(counts: Counts) -> dict[str, int]:
+def outcome_counts(counts: RolloutCounts) -> dict[str, int]:
     """Training rollouts by outcome, the unfinished ones last."""
     return {outcome.value: n for outcome, n in counts.ends.items()} | {"unfinished": counts.unfinished}
 
@@ -106,7 +82,9 @@ def _print_table(console: Console, title: str, rows: Sequence[Sequence[str]]) ->
     console.print()
 
 
-def print_report(summary: Summary, sections: Sequence[Section], report_dir: Path, console: Console) -> None:
+def print_report(
+    summary: Summary, sections: Sequence[ReportSection], report_dir: Path, console: Console
+) -> None:
     """The short report for the terminal."""
     console.print()
     rows = comparison_rows(summary, summary.headline, digits=2)
@@ -132,7 +110,7 @@ def _markdown_table(rows: Sequence[Sequence[str]]) -> list[str]:
     return [*lines, *(f"| {' | '.join(row)} |" for row in rows[1:]), ""]
 
 
-def markdown(summary: Summary, sections: Sequence[Section], figures: dict[str, Path]) -> str:
+def markdown(summary: Summary, sections: Sequence[ReportSection], figures: dict[str, Path]) -> str:
     """report.md: everything, with the figures."""
     lines = ["# Report of the run", ""]
     if summary.evaluations:
@@ -166,35 +144,30 @@ def draw_figures(output_dir: Path, report_dir: Path, summary: Summary, focus: Re
     from pipelinerl.observe import plots
 
     actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
+    evaluations = summary.evaluations
     elsewhere = {"success", "reward", *focus.stages.values()}
-    others = {name: name for name in summary.headline if name not in elsewhere}
-    drawn = {
-        "Learning": plots.learning(report_dir / "learning.png", actor, summary.evaluations),
-        "Stages": plots.evaluation_metrics(
-            report_dir / "stages.png", summary.evaluations, focus.stages, "stages of the agent (evaluation)"
-        ),
-        "Evaluation": plots.evaluation_metrics(
-            report_dir / "evaluation.png",
-            summary.evaluations,
-            dict(list(others.items())[:6]),
-            "other evaluation metrics",
-        ),
-        "Optimisation": plots.optimisation(report_dir / "optimisation.png", finetune),
-        "Staleness": plots.staleness(report_dir / "staleness.png", finetune),
-        "Throughput": plots.throughput(report_dir / "throughput.png", actor, finetune),
-        "Outcomes": plots.outcomes(report_dir / "outcomes.png", outcome_counts(summary.counts)),
+    others = {name: name for name in [n for n in summary.headline if n not in elsewhere][:6]}
+    evaluated = partial(plots.evaluation_metrics, evaluations=evaluations)
+    figures = {
+        "Learning": partial(plots.learning, actor=actor, evaluations=evaluations),
+        "Stages": partial(evaluated, metrics=focus.stages, title="stages of the agent (evaluation)"),
+        "Evaluation": partial(evaluated, metrics=others, title="other evaluation metrics"),
+        "Optimisation": partial(plots.optimisation, finetune=finetune),
+        "Staleness": partial(plots.staleness, finetune=finetune),
+        "Throughput": partial(plots.throughput, actor=actor, finetune=finetune),
+        "Outcomes": partial(plots.outcomes, counts=outcome_counts(summary.counts)),
     }
-    return {title: path for title, path in drawn.items() if path is not None}
+    paths = {title: report_dir / f"{title.lower()}.png" for title in figures}
+    return {title: paths[title] for title, draw in figures.items() if plots.save(paths[title], draw)}
 
 
 def write_report(
     output_dir: Path,
     focus: ReportFocus | None = None,
-    sections: Sequence[Section] = (),
+    sections: Sequence[ReportSection] = (),
     console: Console | None = None,
-    print_it: bool = True,
 ) -> Path:
-    """Write (and print) the report; returns its folder. FileNotFoundError if there is no such run."""
+    """Write and print the report; returns its folder. FileNotFoundError if there is no such run."""
     output_dir = Path(output_dir)
     if not output_dir.is_dir():
         raise FileNotFoundError(f"there is no run in {output_dir}")
@@ -203,14 +176,12 @@ def write_report(
     report_dir = output_dir / "report"
     report_dir.mkdir(exist_ok=True)
     figures = draw_figures(output_dir, report_dir, summary, focus)
-    (report_dir / "report.md").write_text(markdown(summary, sections, figures))
+    write_whole(report_dir / "report.md", markdown(summary, sections, figures))
     content: dict[str, Any] = summary.to_json() | {"figures": {t: p.name for t, p in figures.items()}}
-    (report_dir / "report.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
-    )
-    if print_it:
-        console = console or Console(highlight=False)
-        # Tables need some room; a narrower terminal wraps them, a pipe has no width of its own.
-        console.width = max(console.width, _LEAST_WIDTH if console.is_terminal else _PIPE_WIDTH)
-        print_report(summary, sections, report_dir, console)
+    text = msgspec.json.format(msgspec.json.encode(content), indent=2)
+    write_whole(report_dir / "report.json", text + b"\n")
+    console = console or Console(highlight=False)
+    # Tables need some room; a narrower terminal wraps them, a pipe has no width of its own.
+    console.width = max(console.width, _LEAST_WIDTH if console.is_terminal else _PIPE_WIDTH)
+    print_report(summary, sections, report_dir, console)
     return report_dir

@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from pipelinerl.base.waits import StallDetector, WaitExpired
 from pipelinerl.observe.history import read_status
-from pipelinerl.observe.waits import Wait
 
 Status = Mapping[str, Mapping[str, Any]]
 WAITS_FOR_DATA = {"finetune": "texts of step", "preprocess": "groups of rollouts"}
@@ -49,19 +49,13 @@ class ProgressWatch:
     ) -> None:
         self._output_dir, self._deadline_s, self._clock = output_dir, deadline_s, clock
         self._began = time.time()
-        self._seen: tuple[int, ...] = ()
-        self._wait = self._fresh()
+        self._stall = StallDetector(None, clock())
 
     def check(self) -> None:
-        """Look at the books and the trainer's metrics; call it every few seconds."""
-        seen = self._trace()
-        if seen != self._seen:
-            self._seen, self._wait = seen, self._fresh()
-        elif self._wait.expired:
-            raise self._wait.expire(stuck_stage(self._status()))
-
-    def _fresh(self) -> Wait:
-        return Wait("a rollout or an optimizer step", self._deadline_s, self._clock)
+        """Look at the rollout accounting and the metrics; call it every few seconds."""
+        if self._stall.look(self._trace(), self._clock()) >= self._deadline_s:
+            stuck = stuck_stage(self._status())
+            raise WaitExpired("a rollout or an optimizer step", self._deadline_s, stuck)
 
     def _trace(self) -> tuple[int, ...]:
         """Sizes of the files that grow with every rollout and every step."""

@@ -17,22 +17,18 @@ from typing import Any
 
 import msgspec
 
-from pipelinerl.closing import Closing
-from pipelinerl.observe.waits import current_waits
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.files import write_whole
+from pipelinerl.base.waits import current_waits
 
 log = logging.getLogger(__name__)
-
-
-def status_path(output_dir: Path, role: str) -> Path:
-    return Path(output_dir) / role / "status.json"
 
 
 class StatusFile(Closing):
     """Writes the file from a background thread every `interval_s` seconds while something changes."""
 
     def __init__(self, output_dir: Path, role: str, interval_s: float = 1.0) -> None:
-        self.path = status_path(output_dir, role)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
+        self.path = Path(output_dir) / role / "status.json"
         self._role = role
         self._fields: dict[str, Any] = {}
         self._written: dict[str, Any] = {}
@@ -47,11 +43,8 @@ class StatusFile(Closing):
     def set(self, **fields: Any) -> None:
         """Set fields (numbers or short strings, never text of a task); None removes one."""
         with self._lock:
-            for name, value in fields.items():
-                if value is None:
-                    self._fields.pop(name, None)
-                else:
-                    self._fields[name] = value
+            merged = self._fields | fields
+            self._fields = {name: value for name, value in merged.items() if value is not None}
 
     def write(self) -> None:
         """Write now if anything changed; readers never see half a file."""
@@ -60,10 +53,9 @@ class StatusFile(Closing):
             if content == self._written:
                 return
             self._written = content
-            temporary = self.path.with_name("~status.json")
             try:
-                temporary.write_bytes(msgspec.json.encode({**content, "time": round(time.time(), 3)}) + b"\n")
-                temporary.replace(self.path)
+                shown = {**content, "time": round(time.time(), 3)}
+                write_whole(self.path, msgspec.json.encode(shown) + b"\n")
             except OSError as error:  # nothing depends on the file; what matters will say by itself
                 if not self._failed:
                     log.warning("%s cannot be written: %s", self.path, error)

@@ -9,10 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from pipelinerl.accounting import Counts, reconcile
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.domain import ReportFocus
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
+from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 
 _FIRST = ("success", "reward")
 _MOST_HEADLINES = 12
@@ -32,7 +32,7 @@ class Summary:
     evaluations: list[Evaluation]
     comparisons: dict[str, Comparison]
     headline: list[str]
-    counts: Counts
+    counts: RolloutCounts
     rates: dict[str, float]
     """Throughput and staleness by name; what the run did not record is absent."""
 
@@ -47,19 +47,14 @@ class Summary:
             for name, c in self.comparisons.items()
         }
         curves = {
-            str(e.version): {
-                name: mean_interval(values)._asdict()
-                for name, values in e.values.items()
-                if len(known(values))
-            }
+            str(e.version): {n: mean_interval(v)._asdict() for n, v in e.values.items() if len(known(v))}
             for e in self.evaluations
         }
-        counts = asdict(self.counts)
         return {
             "versions": self.versions,
             "comparisons": intervals,
             "evaluations": curves,
-            "rollouts": counts | {"adds_up": self.counts.adds_up},
+            "rollouts": asdict(self.counts) | {"adds_up": self.counts.adds_up},
             "rates": self.rates,
         }
 
@@ -70,21 +65,21 @@ def compare(evaluations: Sequence[Evaluation]) -> dict[str, Comparison]:
         return {}
     first, last = evaluations[0], evaluations[-1]
     found: dict[str, Comparison] = {}
-    for name in last.values:
-        before, after = first.values.get(name, []), last.values[name]
-        if not len(known(before)) or not len(known(after)):
-            continue
-        found[name] = Comparison(mean_interval(before), mean_interval(after), _difference(first, last, name))
+    for name, after in last.values.items():
+        before = first.values.get(name, [])
+        if len(known(before)) and len(known(after)):
+            difference = _difference(first, last, name)
+            found[name] = Comparison(mean_interval(before), mean_interval(after), difference)
     return found
 
 
 def _difference(first: Evaluation, last: Evaluation, name: str) -> Interval | None:
-    before, after = first.values[name], last.values[name]
-    if first.version == last.version or len(before) != len(after):
+    if first.version == last.version:
         return None
-    if not any(a is not None and b is not None for a, b in zip(before, after)):
+    try:
+        return paired_difference(first.values[name], last.values[name])
+    except ValueError:  # the problems are others since a resume, or none is known in both
         return None
-    return paired_difference(before, after)
 
 
 def headline_metrics(evaluations: Sequence[Evaluation], wanted: Sequence[str]) -> list[str]:

@@ -13,28 +13,16 @@ import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import urlsplit
+
+from pipelinerl.config.machine import WandbConfig
 
 log = logging.getLogger(__name__)
 
 _LONGEST_NAME = 128
 _PROGRESS = "texts"
 _RESUME = {"always": "allow", "if_not_interactive": "allow", "never": "never"}
-
-
-class WandbRun(Protocol):
-    def log(self, metrics: Mapping[str, Any], step: int | None) -> None: ...
-
-    def finish(self, exit_code: int) -> None: ...
-
-
-def setting(config: Any, key: str, default: Any) -> Any:
-    """A value of the `wandb` section, whether it is a model, a mapping or absent."""
-    if config is None:
-        return default
-    value = config.get(key, default) if isinstance(config, Mapping) else getattr(config, key, default)
-    return default if value is None else value
 
 
 def has_key(environ: Mapping[str, str] = os.environ) -> bool:
@@ -63,30 +51,32 @@ def run_names(output_dir: Path, role: str, root: str) -> tuple[str, str, str]:
     return name, re.sub(r"[/\\#?%:]", "_", name), run[-_LONGEST_NAME:]
 
 
-def start_wandb(output_dir: Path, role: str, cfg: Any, config: Mapping[str, Any]) -> WandbRun | None:
-    """Start the run of a role, or None with `use_wandb=false` (or without a `wandb` section)."""
-    if cfg is None or not setting(cfg, "use_wandb", True):
+def start_wandb(
+    output_dir: Path, role: str, cfg: WandbConfig | None, config: Mapping[str, Any]
+) -> WandbRun | None:
+    """Start the run of a role, which shows `config`; None with `use_wandb=false` or without a `cfg`."""
+    if cfg is None or not cfg.use_wandb:
         return None
-    resume = setting(cfg, "wandb_resume", "always")
-    if resume not in _RESUME:
-        raise ValueError(f"wandb.wandb_resume={resume} is not known; use one of {', '.join(_RESUME)}")
-    name, run_id, group = run_names(output_dir, role, setting(cfg, "wandb_workspace_root", "results"))
-    fixed_id = setting(cfg, "wandb_id", "")
-    return _Run(
+    if cfg.wandb_resume not in _RESUME:
+        raise ValueError(
+            f"wandb.wandb_resume={cfg.wandb_resume} is not known; use one of {', '.join(_RESUME)}"
+        )
+    name, run_id, group = run_names(output_dir, role, cfg.wandb_workspace_root)
+    return WandbRun(
         mode=wandb_mode(),
-        entity=setting(cfg, "wandb_entity_name", "") or None,
-        project=setting(cfg, "wandb_project_name", "pipeline-rl"),
-        group=setting(cfg, "wandb_group", "") or group,
+        entity=cfg.wandb_entity_name or None,
+        project=cfg.wandb_project_name,
+        group=cfg.wandb_group or group,
         name=name,
-        id=f"{fixed_id}_{role}" if fixed_id else run_id,
-        dir=str(setting(cfg, "wandb_dir", "") or output_dir / role),
-        tags=list(setting(cfg, "tags", [])),
-        resume=_RESUME[resume],
+        id=f"{cfg.wandb_id}_{role}" if cfg.wandb_id else run_id,
+        dir=str(cfg.wandb_dir or output_dir / role),
+        tags=list(cfg.tags),
+        resume=_RESUME[cfg.wandb_resume],
         config=dict(config),
     )
 
 
-class _Run:
+class WandbRun:
     """A thin layer over wandb that turns histograms into its own kind."""
 
     def __init__(self, **arguments: Any) -> None:

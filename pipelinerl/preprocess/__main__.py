@@ -7,13 +7,12 @@ import logging
 import sys
 from pathlib import Path
 
-from pipelinerl import faults
+from pipelinerl.base import faults
+from pipelinerl.base.heartbeat import start_heartbeat
+from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import load
-from pipelinerl.observe.heartbeat import start_heartbeat
-from pipelinerl.observe.logs import setup_logging
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.loop import run
-from pipelinerl.preprocess.settings import settings_from_config
 from pipelinerl.streams import set_streams_backend
 
 log = logging.getLogger(__name__)
@@ -40,7 +39,7 @@ def _run(output_dir: Path) -> None:
     setup_logging(output_dir, "preprocess")
     set_streams_backend(**cfg.streams.settings)
     with MetricsWriter(output_dir, "preprocess", cfg.wandb, cfg.model_dump(mode="json")) as writer:
-        run(settings_from_config(cfg, output_dir), writer)
+        run(cfg, output_dir, writer)
 
 
 if __name__ == "__main__":

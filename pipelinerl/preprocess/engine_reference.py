@@ -13,51 +13,50 @@ from collections.abc import Sequence
 import aiohttp
 import numpy as np
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
+from pipelinerl.base.waits import Wait, waiting
+from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.inference.client import AbortedCompletion, EngineClient, EngineRequestError, EngineUnavailable
-from pipelinerl.observe.waits import Wait, waiting
-from pipelinerl.preprocess.validate import Record
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 log = logging.getLogger(__name__)
 RETRY_S = 0.25
 
 
 class EngineReference:
-    """Scores texts on the engines in turn, at most `n_workers` at a time per engine."""
+    """Scores samples on the engines in turn, at most `n_workers` at a time per engine."""
 
     def __init__(self, urls: Sequence[str], deadline_s: float, n_workers: int = 8) -> None:
         self._urls, self._deadline_s, self._n_workers = tuple(urls), deadline_s, n_workers
 
-    def score(self, texts: Sequence[Record]) -> list[np.ndarray | None]:
-        """float32 `[labels]` per text, or None for a text that the engine refuses (it fills the context).
+    def score(self, samples: Sequence[Sample]) -> list[np.ndarray | None]:
+        """float32 `[labels]` per sample, or None for one that the engine refuses (it fills the context).
 
         A label on the first token, which nothing predicts, gets 0. Raises WaitExpired when no engine answers
         until the deadline.
         """
-        return asyncio.run(self._score_all(texts))
+        return asyncio.run(self._score_all(samples))
 
-    async def _score_all(self, texts: Sequence[Record]) -> list[np.ndarray | None]:
+    async def _score_all(self, samples: Sequence[Sample]) -> list[np.ndarray | None]:
         limit = asyncio.Semaphore(self._n_workers * len(self._urls))
         async with aiohttp.ClientSession() as session:
             clients = [EngineClient(url, session) for url in self._urls]
             with waiting("reference log-probabilities from the engines", self._deadline_s) as wait:
 
-                async def one(at: int, text: Record) -> np.ndarray | None:
+                async def one(at: int, sample: Sample) -> np.ndarray | None:
                     async with limit:
-                        return await _score(text, clients[at % len(clients) :] + clients, wait)
+                        return await _score(sample, clients[at % len(clients) :] + clients, wait)
 
-                return list(await asyncio.gather(*(one(at, text) for at, text in enumerate(texts))))
+                return list(await asyncio.gather(*(one(at, sample) for at, sample in enumerate(samples))))
 
 
-async def _score(text: Record, clients: Sequence[EngineClient], wait: Wait) -> np.ndarray | None:
-    ids, labels = np.asarray(text["input_ids"]), np.asarray(text["labels"])
+async def _score(sample: Sample, clients: Sequence[EngineClient], wait: Wait) -> np.ndarray | None:
     for client in itertools.cycle(clients):
         try:
             async with asyncio.timeout(max(wait.remaining_s, RETRY_S)):
-                scores = await client.prompt_logprobs(ids)
-            return np.concatenate([np.zeros(1, np.float32), scores])[labels != MASKED_TOKEN_ID]
+                scores = await client.prompt_logprobs(sample.input_ids)
+            return np.concatenate([np.zeros(1, np.float32), scores])[sample.labels != MASKED_TOKEN_ID]
         except EngineRequestError as error:
-            log.warning("a text of %d tokens has no reference: %s", len(ids), error)
+            log.warning("sample %s has no reference: %s", sample.name, error)
             return None
         except (EngineUnavailable, AbortedCompletion, TimeoutError) as error:
             wait.check(str(error))

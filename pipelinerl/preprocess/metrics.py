@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from pipelinerl.finetune.labels import MAX_FAMILIES, situation_family
 from pipelinerl.finetune.rl.advantages import Advantages
-from pipelinerl.finetune.rl.text_table import TextTable
+from pipelinerl.finetune.rl.labels import MAX_FAMILIES, situation_family
+from pipelinerl.finetune.rl.table import SampleTable
 from pipelinerl.preprocess.chunk import ChunkResult
 
 ZERO_ADVANTAGE = 1e-6
@@ -21,38 +21,38 @@ UNLABELLED = "none"
 
 @dataclass(slots=True)
 class _Label:
-    """Sums over the texts of one situation family or role, and over the buckets that hold one of them."""
+    """Sums over samples (all, or those of a situation family or role) and over the buckets that hold one."""
 
     count: float = 0.0
     advantage: float = 0.0
     abs_advantage: float = 0.0
     reward: float = 0.0
-    zero_texts: float = 0.0
+    zero_samples: float = 0.0
     buckets: float = 0.0
     singletons: float = 0.0
     rows: float = 0.0
 
-    def add(self, table: TextTable, advantages: Advantages, rows: np.ndarray) -> None:
-        """Count the texts in `rows`, an index array."""
+    def add(self, table: SampleTable, advantages: Advantages, rows: np.ndarray) -> None:
+        """Count the samples in `rows`, an index array."""
         advantage = advantages.advantage[rows]
         bucket_rows = advantages.bucket_rows[np.unique(advantages.bucket[rows])]
         self.count += len(rows)
         self.advantage += float(advantage.sum())
         self.abs_advantage += float(np.abs(advantage).sum())
         self.reward += float(table.reward[rows].sum())
-        self.zero_texts += float((np.abs(advantage) <= ZERO_ADVANTAGE).sum())
+        self.zero_samples += float((np.abs(advantage) <= ZERO_ADVANTAGE).sum())
         self.buckets += len(bucket_rows)
         self.singletons += float((bucket_rows == 1).sum())
         self.rows += float(bucket_rows.sum())
 
     def summary(self, prefix: str) -> dict[str, float]:
-        """Every mean has a denominator: a label exists only once it has a text."""
+        """Every mean has a denominator: a label exists only once it has a sample."""
         return {
             f"{prefix}/count": self.count,
             f"{prefix}/mean": self.advantage / self.count,
             f"{prefix}/abs_mean": self.abs_advantage / self.count,
             f"{prefix}/reward_mean": self.reward / self.count,
-            f"{prefix}/frac_zero_texts": self.zero_texts / self.count,
+            f"{prefix}/frac_zero_texts": self.zero_samples / self.count,
             f"{prefix}/frac_singleton_buckets": self.singletons / self.buckets,
             f"{prefix}/mean_bucket_size": self.rows / self.buckets,
         }
@@ -62,18 +62,14 @@ class _Label:
 class AdvantageMetrics:
     """Sums of which `summary` forms ratios; a ratio with an empty denominator is absent."""
 
-    buckets: float = 0.0
-    singletons: float = 0.0
-    rows: float = 0.0
-    texts: float = 0.0
-    zero_texts: float = 0.0
+    all: _Label = field(default_factory=_Label)
     rollouts: float = 0.0
     filtered_groups: float = 0.0
     baseline_only: float = 0.0
     padding_rows: float = 0.0
     split_rollouts: float = 0.0
     scale_sum: float = 0.0
-    scaled_texts: float = 0.0
+    scaled_samples: float = 0.0
     families: dict[str, _Label] = field(default_factory=dict)
     roles: dict[str, _Label] = field(default_factory=dict)
     scales: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -83,12 +79,7 @@ class AdvantageMetrics:
         if chunk.table is None or chunk.advantages is None:
             return
         table, advantages = chunk.table, chunk.advantages
-        real = advantages.bucket_texts > 0
-        self.buckets += float(real.sum())
-        self.singletons += float((advantages.bucket_rows[real] == 1).sum())
-        self.rows += float(advantages.bucket_rows[real].sum())
-        self.texts += len(table)
-        self.zero_texts += float((np.abs(advantages.advantage) <= ZERO_ADVANTAGE).sum())
+        self.all.add(table, advantages, np.arange(len(table)))
         self.rollouts += len(np.unique(table.rollout_codes()))
         self.padding_rows += advantages.padding_rows
         self.filtered_groups += chunk.filtered_groups
@@ -102,7 +93,7 @@ class AdvantageMetrics:
     def add_step(self, scales: np.ndarray, split_rollouts: int, roles: Mapping[str, float]) -> None:
         """Count an optimizer step: its loss weights float `[B]` and what `apply_scales` said."""
         self.scale_sum += float(scales.sum())
-        self.scaled_texts += len(scales)
+        self.scaled_samples += len(scales)
         self.split_rollouts += split_rollouts
         for name, value in roles.items():
             self.scales[name].append(value)
@@ -110,12 +101,12 @@ class AdvantageMetrics:
     def summary(self) -> dict[str, float]:
         """Metrics since the start of this object; never NaN."""
         ratios = {
-            "frac_singleton_buckets": (self.singletons, self.buckets),
-            "mean_bucket_size": (self.rows, self.buckets),
-            "mean_bucket_size_real": (self.texts, self.buckets),
-            "frac_zero_texts": (self.zero_texts, self.texts),
-            "texts_per_rollout": (self.texts, self.rollouts),
-            "scale_mean": (self.scale_sum, self.scaled_texts),
+            "frac_singleton_buckets": (self.all.singletons, self.all.buckets),
+            "mean_bucket_size": (self.all.rows, self.all.buckets),
+            "mean_bucket_size_real": (self.all.count, self.all.buckets),
+            "frac_zero_texts": (self.all.zero_samples, self.all.count),
+            "texts_per_rollout": (self.all.count, self.rollouts),
+            "scale_mean": (self.scale_sum, self.scaled_samples),
         }
         out = {f"adv/{name}": above / below for name, (above, below) in ratios.items() if below}
         for name in ("filtered_groups", "padding_rows", "split_rollouts"):
@@ -135,10 +126,10 @@ def _add_labels(
     labels: dict[str, _Label],
     names: Sequence[str],
     column: np.ndarray,
-    table: TextTable,
+    table: SampleTable,
     advantages: Advantages,
 ) -> None:
-    """Count texts by label; `column` int64 `[N]` indexes `names`, and texts without a label are `none`."""
+    """Count samples by label; `column` int64 `[N]` indexes `names`; samples without one are `none`."""
     distinct = list(dict.fromkeys([*names, UNLABELLED]))
     code_of = np.array([distinct.index(name) for name in [*names, UNLABELLED]])  # NONE = -1 picks the last
     code = code_of[column]
@@ -156,24 +147,24 @@ class PreprocessMetrics:
 
     advantages: AdvantageMetrics = field(default_factory=AdvantageMetrics)
     started: float = field(default_factory=time.monotonic)
-    texts: int = 0
+    samples: int = 0
     tokens: int = 0
     fill: list[float] = field(default_factory=list)
 
-    def published(self, texts: int, tokens: int, fill: float) -> None:
-        """Count a written step: texts, tokens, and tokens over the room of its rows."""
-        self.texts += texts
+    def published(self, samples: int, tokens: int, fill: float) -> None:
+        """Count a written step: samples, tokens, and tokens over the room of its rows."""
+        self.samples += samples
         self.tokens += tokens
         self.fill.append(fill)
 
     def record(self, gauges: Mapping[str, float]) -> dict[str, float]:
         seconds = max(time.monotonic() - self.started, 1e-9)
         out = {f"preprocessor/{name}": float(value) for name, value in gauges.items()}
-        out["preprocessor/samples_per_second"] = self.texts / seconds
+        out["preprocessor/samples_per_second"] = self.samples / seconds
         out["preprocessor/tokens_per_second"] = self.tokens / seconds
         if self.fill:
             out["preprocessor/packing_fill"] = sum(self.fill) / len(self.fill)
         out |= self.advantages.summary()
         self.advantages, self.started = AdvantageMetrics(), time.monotonic()
-        self.texts, self.tokens, self.fill = 0, 0, []
+        self.samples, self.tokens, self.fill = 0, 0, []
         return out

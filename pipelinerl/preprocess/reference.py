@@ -8,13 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.finetune.logprobs import token_scores
-from pipelinerl.finetune.masters import MasterWeights
-from pipelinerl.finetune.model import hidden_states, load_model, output_head
-from pipelinerl.finetune.packing import best_fit_decreasing
-from pipelinerl.finetune.segments import Segments
-from pipelinerl.preprocess.validate import Record
+from pipelinerl.finetune.rl.packing import best_fit_decreasing
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.modeling.logprobs import token_scores
+from pipelinerl.modeling.masters import MasterWeights
+from pipelinerl.modeling.model import hidden_states, load_model, output_head
+from pipelinerl.modeling.segments import Segments
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 
 class ReferenceScorer:
@@ -40,22 +40,22 @@ class ReferenceScorer:
             MasterWeights(self._model)  # of frozen parameters it keeps none
 
     @torch.inference_mode()
-    def score(self, texts: Sequence[Record]) -> list[np.ndarray | None]:
-        """float32 `[labels]` per text; a label on the first token, which nothing predicts, gets 0."""
-        out: list[np.ndarray | None] = [np.zeros(0, np.float32)] * len(texts)
-        for row in best_fit_decreasing([len(t["input_ids"]) for t in texts], self._seq_length):
-            for index, scores in zip(row, self._score_row([texts[i] for i in row])):
+    def score(self, samples: Sequence[Sample]) -> list[np.ndarray | None]:
+        """float32 `[labels]` per sample; a label on the first token, which nothing predicts, gets 0."""
+        out: list[np.ndarray | None] = [np.zeros(0, np.float32)] * len(samples)
+        for row in best_fit_decreasing([len(sample.input_ids) for sample in samples], self._seq_length):
+            for index, scores in zip(row, self._score_row([samples[i] for i in row])):
                 out[index] = scores
         return out
 
-    def _score_row(self, texts: Sequence[Record]) -> list[np.ndarray]:
-        lengths = np.array([len(text["input_ids"]) for text in texts])
+    def _score_row(self, samples: Sequence[Sample]) -> list[np.ndarray]:
+        lengths = np.array([len(sample.input_ids) for sample in samples])
         offsets = np.concatenate([[0], np.cumsum(lengths)])
-        labels = np.concatenate([np.asarray(text["labels"]) for text in texts])
+        labels = np.concatenate([sample.labels for sample in samples])
         positions = np.arange(len(labels)) - np.repeat(offsets[:-1], lengths)
         learned = labels != MASKED_TOKEN_ID
         at = np.flatnonzero(learned & (positions > 0))
-        ids = np.concatenate([np.asarray(text["input_ids"]) for text in texts])
+        ids = np.concatenate([sample.input_ids for sample in samples])
         hidden = hidden_states(
             self._model,
             self._tensor(ids)[None],

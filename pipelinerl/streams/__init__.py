@@ -10,42 +10,22 @@
 `python -m pipelinerl.streams OUTPUT_DIR TOPIC` prints any stream as JSON.
 """
 
-from typing import Any
-
-from pipelinerl.streams.base import (
-    EARLIEST,
-    Backend,
-    PartitionWriter,
-    StreamReader,
+from pipelinerl.streams.backends import (
     StreamWriter,
     list_streams,
     read_stream,
-    register_backend,
     remove_stream,
     set_streams_backend,
-    wait_any,
     write_to_streams,
 )
+from pipelinerl.streams.base import EARLIEST, StreamReader
 from pipelinerl.streams.errors import CorruptRecord, StreamBusy, StreamError, UnsupportedValue
-from pipelinerl.streams.files import FilesBackend
-from pipelinerl.streams.specs import SingleStreamSpec, StreamRangeSpec, StreamSpec, is_stats_topic
-
-
-def _redis(**settings: Any) -> Backend:
-    from pipelinerl.streams.redis_streams import RedisBackend  # the client is an extra
-
-    return RedisBackend(**settings)
-
-
-register_backend("files", FilesBackend)
-register_backend("redis", _redis)
+from pipelinerl.streams.specs import SingleStreamSpec, StreamRangeSpec, StreamSpec, is_for_people
+from pipelinerl.streams.wakeup import wait_any
 
 __all__ = [
     "EARLIEST",
-    "Backend",
     "CorruptRecord",
-    "FilesBackend",
-    "PartitionWriter",
     "SingleStreamSpec",
     "StreamBusy",
     "StreamError",
@@ -54,10 +34,9 @@ __all__ = [
     "StreamSpec",
     "StreamWriter",
     "UnsupportedValue",
-    "is_stats_topic",
+    "is_for_people",
     "list_streams",
     "read_stream",
-    "register_backend",
     "remove_stream",
     "set_streams_backend",
     "wait_any",

@@ -8,12 +8,12 @@ import shutil
 import sys
 import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import msgspec
-import numpy as np
 from omegaconf import OmegaConf
 
 from pipelinerl.config.files import config_path
@@ -22,18 +22,15 @@ from pipelinerl.streams import (
     EARLIEST,
     SingleStreamSpec,
     StreamError,
+    StreamReader,
+    is_for_people,
     list_streams,
     read_stream,
     set_streams_backend,
+    wait_any,
 )
 from pipelinerl.streams.local_server import answers, local_server
-from pipelinerl.streams.specs import is_for_people
-
-
-def _json_value(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return value.tolist()
-    raise TypeError(f"{type(value).__name__} has no JSON form")
+from pipelinerl.streams.segments import plain
 
 
 def find_partitions(
@@ -85,27 +82,28 @@ def _has_run(settings: dict[str, Any], output_dir: Path) -> bool:
     return any(not is_for_people(spec.topic) for spec in list_streams(output_dir))
 
 
+def records(readers: list[StreamReader], follow: bool) -> Iterator[Any]:
+    """All records, partition after partition; with `follow`, for ever."""
+    while True:
+        for reader in readers:
+            while (record := reader.next_record()) is not None:
+                yield record[0]
+        if not follow:
+            return
+        sys.stdout.flush()
+        wait_any(readers, 1.0)
+
+
 def print_streams(specs: list[SingleStreamSpec], follow: bool, limit: int | None) -> None:
-    """Write the records of all partitions to stdout, partition after partition; with `follow`, for ever."""
-    encoder = msgspec.json.Encoder(enc_hook=_json_value)
-    readers = [read_stream(spec, EARLIEST) for spec in specs]
-    printed = 0
-    try:
-        while True:
-            for reader in readers:
-                while (limit is None or printed < limit) and (record := reader.next_record()) is not None:
-                    sys.stdout.write(encoder.encode(record[0]).decode() + "\n")
-                    printed += 1
-            sys.stdout.flush()
-            if not follow or (limit is not None and printed >= limit):
-                break
-            readers[0].wait(1.0 if len(readers) == 1 else 0.1)
+    """Write the records of all partitions to stdout, and incomplete ones at their ends to stderr."""
+    encoder = msgspec.json.Encoder(enc_hook=plain)
+    with ExitStack() as stack:
+        readers = [stack.enter_context(read_stream(spec, EARLIEST)) for spec in specs]
+        for tree in islice(records(readers, follow), limit):
+            sys.stdout.write(encoder.encode(tree).decode() + "\n")
         for reader in readers:
-            if (limit is None or printed < limit) and "incomplete" in (end := reader.describe_end()):
+            if "incomplete" in (end := reader.describe_end()):
                 print(f"stream {reader.spec}: {end}", file=sys.stderr)
-    finally:
-        for reader in readers:
-            reader.close()
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -14,14 +14,19 @@ import logging
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
-from pipelinerl.streams.base import EARLIEST, StreamReader, freed
-from pipelinerl.streams.errors import CorruptRecord, StreamError
+from pipelinerl.streams.base import (
+    EARLIEST,
+    FlowControl,
+    PartitionWriter,
+    StreamReader,
+)
+from pipelinerl.streams.errors import CorruptRecord
 from pipelinerl.streams.file_writer import FileWriter
-from pipelinerl.streams.layout import Segment, format_of, list_segments, skip_records
-from pipelinerl.streams.limits import Limits
 from pipelinerl.streams.positions import ReaderMark
 from pipelinerl.streams.records import Tree
+from pipelinerl.streams.segments import Segment, format_of, list_segments, skip_records
 from pipelinerl.streams.specs import SingleStreamSpec
 from pipelinerl.streams.wakeup import DirectoryWatch
 
@@ -44,8 +49,7 @@ class FileReader(StreamReader):
         self._fd = -1
         self._at = 0
         self._mark: ReaderMark | None = None
-        if not self._directory.is_dir():
-            self._directory.mkdir(parents=True, exist_ok=True)
+        self._directory.mkdir(parents=True, exist_ok=True)
         self._watch = DirectoryWatch(self._directory, use_inotify)
         try:
             self._seek(offset)
@@ -57,23 +61,18 @@ class FileReader(StreamReader):
 
     def _seek(self, offset: int) -> None:
         segments = list_segments(self._directory)
+        first = segments[0].first if segments else 0
         if offset == EARLIEST:
-            self.position = segments[0].first if segments else 0
-            return
-        if segments and segments[0].first > offset:
-            raise freed(self.spec, offset, segments[0].first)
-        if offset == 0:
-            return
-        candidates = [s for s in segments if s.first <= offset]
-        if candidates:
-            segment = candidates[-1]
+            self.position = first
+        elif offset < first:
+            raise self._freed(offset, first)
+        elif offset and segments:
+            segment = [s for s in segments if s.first <= offset][-1]
             self._enter(segment)
             count, self._at = skip_records(self._format, self._fd, segment.path, offset - segment.first)
             self.position += count
-        if self.position != offset:
-            raise StreamError(
-                f"record {offset} of stream {self.spec} does not exist, it holds {self.position} records"
-            )
+        if offset not in (EARLIEST, self.position):
+            raise self._missing(offset, self.position)
 
     def _enter(self, segment: Segment) -> None:
         fd = os.open(segment.path, os.O_RDONLY | os.O_CLOEXEC)
@@ -97,34 +96,38 @@ class FileReader(StreamReader):
         return record
 
     def _read_here(self) -> tuple[Tree] | None:
-        if self._fd < 0:
+        if self._segment is None:
             return None
         try:
             found = self._format.read_at(self._fd, self._at)
         except CorruptRecord as error:
-            name = self._segment.path if self._segment else self._directory
             raise CorruptRecord(
-                f"record {self.position} of stream {self.spec} is corrupt ({error}); {name}, byte {self._at}"
+                f"record {self.position} of stream {self.spec} is corrupt ({error}); "
+                f"{self._segment.path}, byte {self._at}"
             ) from error
         if found is None:
             return None
         tree, self._at = found
         self.position += 1
-        self._watch.found()
+        self._watch.pause.reset()
         return (tree,)
+
+    def _later(self) -> list[Segment]:
+        """The segments behind the one that is read."""
+        return list_segments(self._directory, -1 if self._segment is None else self._segment.sequence)
 
     def _advance(self) -> bool:
         """Go to the next segment if there is one; the current segment is final then."""
-        after = -1 if self._segment is None else self._segment.sequence
-        later = [s for s in list_segments(self._directory) if s.sequence > after]
+        later = self._later()
         if not later:
-            self._check_not_replaced()
+            if self._segment is not None and os.fstat(self._fd).st_nlink == 0:
+                raise self._replaced()
             return False
         if self._segment is not None:
             # The writer may have completed a record here between our look and its opening of the successor.
             if self._format.skip_at(self._fd, self._at) is not None:
                 return True
-            if torn := self.tail_bytes:
+            if torn := self._tail_bytes():
                 self.torn_records += 1
                 log.warning(
                     "record %d of stream %s was never completed (%d bytes); skipped",
@@ -133,56 +136,43 @@ class FileReader(StreamReader):
                     torn,
                 )
         if later[0].first > self.position:
-            raise freed(self.spec, self.position, later[0].first)
+            raise self._freed(self.position, later[0].first)
         self._enter(later[0])
         return True
 
-    def _check_not_replaced(self) -> None:
-        if self._fd >= 0 and os.fstat(self._fd).st_nlink == 0:
-            raise StreamError(f"stream {self.spec} was started over while it was read; open it again")
-
-    @property
-    def tail_bytes(self) -> int:
+    def _tail_bytes(self) -> int:
         """Bytes of an incomplete record at the reader's position."""
-        if self._fd < 0 or self._format.skip_at(self._fd, self._at) is not None:
+        if self._format.skip_at(self._fd, self._at) is not None:
             return 0
         return os.fstat(self._fd).st_size - self._at
 
     def unread(self) -> int:
-        here = self._segment.sequence if self._segment is not None else -1
-        later = [segment for segment in list_segments(self._directory) if segment.sequence > here]
-        if not later:
-            return self._count(self._fd, self._at) if self._fd >= 0 else 0
-        # Of every segment but the last its successor says where it ends.
-        fd = os.open(later[-1].path, os.O_RDONLY | os.O_CLOEXEC)
-        try:
-            return later[-1].first + self._count(fd, 0) - self.position
-        finally:
-            os.close(fd)
+        if later := self._later():
+            # Of every segment but the last its successor says where it ends.
+            with later[-1].path.open("rb") as last:
+                return later[-1].first + self._count(last.fileno(), 0) - self.position
+        return 0 if self._segment is None else self._count(self._fd, self._at)
 
     def _count(self, fd: int, at: int) -> int:
         """Complete records from byte `at` on; a corrupt one ends the count, and reading will name it."""
         count = 0
         with contextlib.suppress(CorruptRecord):
-            while (after := self._format.skip_at(fd, at)) is not None:
-                count, at = count + 1, after
+            for _ in self._format.ends(fd, at):
+                count += 1
         return count
 
     def describe_end(self) -> str:
         if self._segment is None:
             return "no writer has opened it"
-        if torn := self.tail_bytes:
+        if torn := self._tail_bytes():
             return f"it ends in an incomplete record of {torn} bytes after {self.position} complete ones"
         return f"it holds {self.position} records"
 
-    def wait(self, timeout_s: float) -> None:
-        self._watch.wait(timeout_s)
-
-    async def wait_async(self, timeout_s: float) -> None:
-        await self._watch.wait_async(timeout_s)
-
     def fileno(self) -> int | None:
         return self._watch.fileno()
+
+    def next_pause(self) -> float:
+        return self._watch.next_pause()
 
     def close(self) -> None:
         if self._mark is not None:
@@ -194,38 +184,37 @@ class FileReader(StreamReader):
 
 
 class FilesBackend:
-    """`segment_bytes`: size from which a new segment is begun. `use_inotify`: None decides by file system."""
+    """Streams below `<exp_path>/streams`; `flow` is what `FlowControl` takes.
+
+    `segment_bytes`: size from which a new segment is begun. `use_inotify`: None decides by the file system.
+    """
 
     def __init__(
-        self,
-        segment_bytes: int = SEGMENT_BYTES,
-        use_inotify: bool | None = None,
-        max_unread: int | None = None,
-        trim: bool = False,
-        deadline_s: float = 3600.0,
+        self, segment_bytes: int = SEGMENT_BYTES, use_inotify: bool | None = None, **flow: Any
     ) -> None:
         if segment_bytes < 1:
             raise ValueError(f"segment_bytes must be at least 1, not {segment_bytes}")
         self._segment_bytes = segment_bytes
         self._use_inotify = use_inotify
-        self._limits = Limits(max_unread=max_unread, trim=trim, deadline_s=deadline_s)
+        self._flow = FlowControl(**flow)
 
-    def open_writer(self, spec: SingleStreamSpec, mode: str) -> FileWriter:
-        return FileWriter(spec, mode, self._segment_bytes, self._limits)
+    def open_writer(self, spec: SingleStreamSpec, mode: str) -> PartitionWriter:
+        """Raises StreamBusy where the partition has a writer."""
+        return FileWriter(spec, mode, self._segment_bytes, self._flow)
 
-    def open_reader(self, spec: SingleStreamSpec, offset: int, name: str = "") -> FileReader:
+    def open_reader(self, spec: SingleStreamSpec, offset: int, name: str) -> StreamReader:
+        """Raises StreamError where the offset does not exist (any more)."""
         return FileReader(spec, offset, name, self._use_inotify)
 
     def partitions(self, exp_path: Path) -> list[SingleStreamSpec]:
-        """Every partition below `<exp_path>/streams`."""
+        """Every partition that a run has, in any order."""
         root = exp_path / "streams"
-        folders = [path.relative_to(root).parts for path in sorted(root.glob("*/*/*")) if path.is_dir()]
-        found = [
+        folders = [path.relative_to(root).parts for path in root.glob("*/*/*") if path.is_dir()]
+        return [
             SingleStreamSpec(exp_path, topic, int(instance), int(partition))
             for topic, instance, partition in folders
             if instance.isdigit() and partition.isdigit()
         ]
-        return sorted(found, key=lambda spec: (spec.topic, spec.instance, spec.partition))
 
     def remove(self, exp_path: Path, topic: str) -> None:
         """Forget a topic, all of its instances and partitions."""
@@ -234,4 +223,4 @@ class FilesBackend:
             shutil.rmtree(folder)
 
     def close(self) -> None:
-        """Nothing is held between streams."""
+        """Give up what is held between streams: nothing."""

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from pipelinerl.observe.waits import waiting
+from pipelinerl.base.waits import waiting
 from pipelinerl.streams.errors import StreamError
 
 START_DEADLINE_S = 60.0

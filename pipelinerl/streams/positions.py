@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from pipelinerl.streams.specs import check_name
+from pipelinerl.streams.specs import check_plain
 
 FOLDER = "readers"
 _DIGITS = 20
@@ -19,7 +19,7 @@ class ReaderMark:
     """The mark of one reader. `move` writes 20 digits in place, which no other process sees half done."""
 
     def __init__(self, partition: Path, name: str, position: int) -> None:
-        check_name(name)
+        check_plain("reader", name)
         folder = partition / FOLDER
         folder.mkdir(parents=True, exist_ok=True)
         self.position = -1
@@ -51,6 +51,5 @@ def read_marks(partition: Path) -> dict[str, int]:
 
 def forget_marks(partition: Path) -> None:
     """The stream is started over: what readers had done with was another one."""
-    folder = partition / FOLDER
     for name in read_marks(partition):
-        (folder / name).unlink()
+        (partition / FOLDER / name).unlink()

@@ -215,9 +215,14 @@ def record_decoder() -> Callable[[Header, memoryview], Tree]:
     return decode
 
 
-def decode_record(data: Buffer) -> Tree:
-    """Decode one whole record; raises CorruptRecord also when bytes are missing."""
+def split_record(data: Buffer) -> tuple[Header, memoryview]:
+    """Header and payload of a record; raises CorruptRecord where there is not even a whole header."""
     if len(data) < HEADER_SIZE:
         check_start(data)
         raise CorruptRecord(f"{len(data)} bytes are no record")
-    return record_decoder()(parse_header(data), memoryview(data)[HEADER_SIZE:])
+    return parse_header(data), memoryview(data)[HEADER_SIZE:]
+
+
+def decode_record(data: Buffer) -> Tree:
+    """Decode one whole record; raises CorruptRecord also when bytes are missing."""
+    return record_decoder()(*split_record(data))

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelinerl.streams.errors import StreamError
-from pipelinerl.streams.wakeup import wait_readable
+from pipelinerl.streams.wakeup import readable
 
 try:
     import redis
@@ -94,7 +94,7 @@ class RedisLink:
             raise self._failure(error) from error
 
     def readable(self, timeout_s: float) -> bool:
-        return wait_readable(self.descriptor, timeout_s)
+        return readable([self.descriptor], timeout_s)
 
     def _failure(self, error: Exception) -> StreamError:
         if isinstance(error, redis.AuthenticationError):

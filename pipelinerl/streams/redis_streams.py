@@ -9,26 +9,24 @@ the writer dies. Topics for people (statistics, evaluation texts) stay on disk.
 from __future__ import annotations
 
 from collections import deque
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipelinerl.streams.base import EARLIEST, PartitionWriter, StreamReader, freed
-from pipelinerl.streams.errors import CorruptRecord, StreamError
-from pipelinerl.streams.files import FilesBackend
-from pipelinerl.streams.limits import Limits
-from pipelinerl.streams.records import (
-    HEADER_SIZE,
-    Tree,
-    check_start,
-    parse_header,
-    record_decoder,
+from pipelinerl.streams.base import (
+    EARLIEST,
+    FlowControl,
+    PartitionWriter,
+    StreamReader,
 )
+from pipelinerl.streams.errors import CorruptRecord
+from pipelinerl.streams.files import FilesBackend
+from pipelinerl.streams.records import Tree, record_decoder, split_record
 from pipelinerl.streams.redis_link import Address, RedisLink
 from pipelinerl.streams.redis_writer import FIELD, Keys, RedisWriter, ends, index_of
-from pipelinerl.streams.specs import SingleStreamSpec, check_name, is_for_people
-from pipelinerl.streams.wakeup import wait_readable_async
+from pipelinerl.streams.specs import SingleStreamSpec, check_plain, is_for_people
 
 _LAST = (1 << 64) - 1
 # A reader fetches about so much at once.
@@ -41,21 +39,20 @@ class RedisReader(StreamReader):
     def __init__(
         self,
         address: Address,
-        namespace: str,
+        keys: Keys,
         spec: SingleStreamSpec,
         offset: int,
         name: str,
         side: RedisLink,
     ) -> None:
-        self.spec, self._name, self._side = spec, name, side
-        self._keys = Keys.of(namespace, spec)
+        self.spec, self._keys, self._name, self._side = spec, keys, name, side
         self._decode = record_decoder()
         self._fetched: deque[tuple[bytes, list[bytes]]] = deque()
         self._asked = False
         self._mean_bytes = _FETCH_BYTES
         self._marked = -1
         if name:
-            check_name(name)
+            check_plain("reader", name)
         self._link = RedisLink(address)
         try:
             self.position = self._seek(offset)
@@ -70,11 +67,9 @@ class RedisReader(StreamReader):
         if offset == EARLIEST:
             return first
         if offset < first:
-            raise freed(self.spec, offset, first)
+            raise self._freed(offset, first)
         if offset > written:
-            raise StreamError(
-                f"record {offset} of stream {self.spec} does not exist, it holds {written} records"
-            )
+            raise self._missing(offset, written)
         return offset
 
     def _current_epoch(self) -> int | None:
@@ -114,13 +109,18 @@ class RedisReader(StreamReader):
         if not self._fetched:
             self._take(self._link.call(*self._command()))
         if not self._fetched:
-            self._ask()
+            self.fileno()
 
-    def _ask(self) -> None:
-        """Leave a read at the server that is answered when there is a record."""
-        if not self._asked:
+    def fileno(self) -> int | None:
+        """Leaves a read at the server, unless there is one, that is answered when there is a record."""
+        if not self._fetched and not self._asked:
             self._link.send(*self._command("BLOCK", 0))
             self._asked = True
+        return self._link.descriptor
+
+    @property
+    def buffered(self) -> bool:
+        return bool(self._fetched)
 
     def _take(self, answer: Any) -> None:
         if answer:
@@ -135,34 +135,26 @@ class RedisReader(StreamReader):
         if epoch != self._epoch:
             self._check_not_replaced()
         elif index > self.position and (first := ends(self._side, self._keys.entries)[0]) > self.position:
-            raise freed(self.spec, self.position, first)
+            raise self._freed(self.position, first)
         try:
             if (index, epoch) != (self.position, self._epoch):
                 raise CorruptRecord("its id is not the next one")
             if len(fields) != 2 or fields[0] != FIELD:
                 raise CorruptRecord("its fields are not those of a record")
-            return self._tree(fields[1])
+            header, received = split_record(fields[1])
+            # Arrays are views of the payload, and whoever reads them may write into them.
+            payload = np.empty(len(received), np.uint8).data
+            payload[:] = received
+            return self._decode(header, payload)
         except CorruptRecord as error:
             raise CorruptRecord(
                 f"record {self.position} of stream {self.spec} is corrupt ({error}); "
                 f"redis at {self._link.address}, entry {entry_id.decode()}"
             ) from error
 
-    def _tree(self, data: bytes) -> Tree:
-        if len(data) < HEADER_SIZE:
-            check_start(data)
-            raise CorruptRecord(f"{len(data)} bytes are no record")
-        # Arrays are views of the payload, and whoever reads them may write into them.
-        payload = np.empty(len(data) - HEADER_SIZE, np.uint8).data
-        payload[:] = memoryview(data)[HEADER_SIZE:]
-        return self._decode(parse_header(data), payload)
-
     def _check_not_replaced(self) -> None:
         if self._epoch is not None and self._current_epoch() != self._epoch:
             raise self._replaced()
-
-    def _replaced(self) -> StreamError:
-        return StreamError(f"stream {self.spec} was started over while it was read; open it again")
 
     def unread(self) -> int:
         return max(0, ends(self._side, self._keys.entries)[1] - self.position)
@@ -172,31 +164,12 @@ class RedisReader(StreamReader):
             return "no writer has opened it"
         return f"it holds {ends(self._side, self._keys.entries)[1]} records"
 
-    def wait(self, timeout_s: float) -> None:
-        if not self._fetched:
-            self._ask()
-            self._link.readable(timeout_s)
-
-    async def wait_async(self, timeout_s: float) -> None:
-        if not self._fetched:
-            self._ask()
-            await wait_readable_async(self._link.descriptor, timeout_s)
-
-    @property
-    def buffered(self) -> bool:
-        return bool(self._fetched)
-
-    def fileno(self) -> int | None:
-        if not self._fetched:
-            self._ask()
-        return self._link.descriptor
-
     def close(self) -> None:
         self._link.close()
 
 
-class RedisBackend:
-    """`namespace` begins the names of all keys; the run's folder when None."""
+class RedisBackend(FilesBackend):
+    """Topics for people stay on disk. `namespace` begins the names of keys, the run's folder if None."""
 
     def __init__(
         self,
@@ -204,59 +177,53 @@ class RedisBackend:
         port: int = 11000,
         password: str | None = None,
         namespace: str | None = None,
-        max_unread: int | None = 1024,
-        trim: bool = True,
-        deadline_s: float = 3600.0,
+        **flow: Any,
     ) -> None:
+        super().__init__()
         self._address = Address(host, port, password)
         self._namespace = namespace
-        self._limits = Limits(max_unread=max_unread, trim=trim, deadline_s=deadline_s)
-        self._files = FilesBackend()
-        self._side_link: RedisLink | None = None
+        # What is in memory has to be bounded and freed.
+        self._redis_flow = FlowControl(**{"max_unread": 1024, "trim": True} | flow)
 
     def _named(self, exp_path: Path) -> str:
         return f"pipelinerl:{self._namespace or exp_path.absolute()}"
 
-    @property
+    @cached_property
     def _side(self) -> RedisLink:
         """The connection for short questions, shared by all readers of this process."""
-        if self._side_link is None:
-            self._side_link = RedisLink(self._address)
-        return self._side_link
+        return RedisLink(self._address)
 
     def open_writer(self, spec: SingleStreamSpec, mode: str) -> PartitionWriter:
         if is_for_people(spec.topic):
-            return self._files.open_writer(spec, mode)
-        return RedisWriter(self._address, self._named(spec.exp_path), spec, mode, self._limits)
+            return super().open_writer(spec, mode)
+        return RedisWriter(self._address, self._named(spec.exp_path), spec, mode, self._redis_flow)
 
-    def open_reader(self, spec: SingleStreamSpec, offset: int, name: str = "") -> StreamReader:
+    def open_reader(self, spec: SingleStreamSpec, offset: int, name: str) -> StreamReader:
         if is_for_people(spec.topic):
-            return self._files.open_reader(spec, offset, name)
-        namespace = self._named(spec.exp_path)
-        return RedisReader(self._address, namespace, spec, offset, name, self._side)
+            return super().open_reader(spec, offset, name)
+        keys = Keys(self._named(spec.exp_path), spec)
+        return RedisReader(self._address, keys, spec, offset, name, self._side)
 
     def partitions(self, exp_path: Path) -> list[SingleStreamSpec]:
-        """Every partition that has had a writer, and those on disk."""
-        found = [spec for spec in self._files.partitions(exp_path) if is_for_people(spec.topic)]
+        """Those that have had a writer, and those on disk."""
+        found = [spec for spec in super().partitions(exp_path) if is_for_people(spec.topic)]
         for member in self._side.call("SMEMBERS", f"{self._named(exp_path)}:partitions"):
             topic, instance, partition = member.decode().split("/")
             found.append(SingleStreamSpec(exp_path, topic, int(instance), int(partition)))
-        return sorted(found, key=lambda spec: (spec.topic, spec.instance, spec.partition))
+        return found
 
     def remove(self, exp_path: Path, topic: str) -> None:
-        """Forget a topic, all of its instances and partitions."""
         if is_for_people(topic):
-            self._files.remove(exp_path, topic)
+            super().remove(exp_path, topic)
             return
         namespace = self._named(exp_path)
         for spec in self.partitions(exp_path):
             if spec.topic == topic:
-                keys = Keys.of(namespace, spec)
+                keys = Keys(namespace, spec)
                 self._side.call("DEL", keys.entries, keys.readers)
                 self._side.call("HINCRBY", keys.about, "epoch", 1)
                 self._side.call("SREM", f"{namespace}:partitions", str(spec))
 
     def close(self) -> None:
-        if self._side_link is not None:
-            self._side_link.close()
-            self._side_link = None
+        if "_side" in vars(self):
+            self._side.close()

@@ -3,36 +3,28 @@
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
 
-from pipelinerl.streams.base import PartitionWriter
+from pipelinerl.streams.base import FlowControl, PartitionWriter
 from pipelinerl.streams.errors import StreamBusy, StreamError
-from pipelinerl.streams.limits import Limits
-from pipelinerl.streams.records import RecordEncoder, Tree
+from pipelinerl.streams.records import Buffer, RecordEncoder, Tree
 from pipelinerl.streams.redis_link import Address, RedisLink, Refused
 from pipelinerl.streams.specs import SingleStreamSpec
-from pipelinerl.streams.wakeup import POLL_MAX_S, POLL_MIN_S
+from pipelinerl.streams.wakeup import Pause
 
 FIELD = b"r"
 # Records that are done with go about so often.
 _FREE_BYTES, _FREE_RECORDS = 16 << 20, 32
 
 
-@dataclass(frozen=True)
 class Keys:
     """Names of what belongs to one partition."""
 
-    entries: str
-    about: str
-    readers: str
-    writer: str
-
-    @classmethod
-    def of(cls, namespace: str, spec: SingleStreamSpec) -> Keys:
-        entries = f"{namespace}:{spec}"
+    def __init__(self, namespace: str, spec: SingleStreamSpec) -> None:
+        self.entries = f"{namespace}:{spec}"
+        self.about = f"{self.entries}:about"
+        self.readers = f"{self.entries}:readers"
         # The name of a connection may hold no blanks.
-        writer = "pipelinerl-writer-" + hashlib.sha256(entries.encode()).hexdigest()[:32]
-        return cls(entries, f"{entries}:about", f"{entries}:readers", writer)
+        self.writer = "pipelinerl-writer-" + hashlib.sha256(self.entries.encode()).hexdigest()[:32]
 
 
 def ends(link: RedisLink, entries: str) -> tuple[int, int]:
@@ -54,26 +46,21 @@ def index_of(entry_id: bytes) -> tuple[int, int]:
     return int(number) - 1, int(epoch)
 
 
-def positions_of(link: RedisLink, keys: Keys) -> dict[str, int]:
-    flat = link.call("HGETALL", keys.readers)
-    return {name.decode(): int(position) for name, position in zip(flat[::2], flat[1::2])}
-
-
 class RedisWriter(PartitionWriter):
     """Appends with explicit ids, so that a second writer that slipped in fails at its first record."""
 
     def __init__(
-        self, address: Address, namespace: str, spec: SingleStreamSpec, mode: str, limits: Limits
+        self, address: Address, namespace: str, spec: SingleStreamSpec, mode: str, flow: FlowControl
     ) -> None:
-        self._spec, self._limits = spec, limits
-        self._keys = keys = Keys.of(namespace, spec)
+        super().__init__(spec, flow)
+        self._keys = keys = Keys(namespace, spec)
         self._encoder = RecordEncoder()
-        self._pause_s = POLL_MIN_S
-        self._may_write_to = self._fresh_bytes = self._fresh_records = 0
-        link = RedisLink(address, keys.writer)
-        self._link: RedisLink | None = link
+        self._poll = Pause()
+        self._fresh_bytes = self._fresh_records = 0
+        self._closed = False
+        self._link = link = RedisLink(address, keys.writer)
         try:
-            self._be_the_only_writer(link)
+            self._be_the_only_writer()
             if mode == "w":
                 link.call("DEL", keys.entries, keys.readers)
             if mode == "w" or not link.call("HEXISTS", keys.about, "epoch"):
@@ -85,59 +72,50 @@ class RedisWriter(PartitionWriter):
             self.close()
             raise
 
-    def _be_the_only_writer(self, link: RedisLink) -> None:
+    def _be_the_only_writer(self) -> None:
         """Of two that open at the same time, the one that connected first stays."""
-        own = int(link.call("CLIENT", "ID"))
-        for line in link.call("CLIENT", "LIST").decode().splitlines():
+        own = int(self._link.call("CLIENT", "ID"))
+        for line in self._link.call("CLIENT", "LIST").decode().splitlines():
             client = dict(part.partition("=")[::2] for part in line.split(" "))
             if client.get("name") == self._keys.writer and int(client["id"]) < own:
-                raise StreamBusy(
-                    f"stream {self._spec} already has a writer; a partition takes one, close the other or "
-                    "use another partition"
-                )
+                raise self._busy()
 
-    def append(self, tree: Tree) -> None:
-        if self._link is None:
+    def _encode(self, tree: Tree) -> list[Buffer]:
+        if self._closed:
             raise StreamError(f"stream {self._spec} is closed")
-        record = b"".join(self._encoder.encode(tree))
-        if self._limits.max_unread is not None and self._index >= self._may_write_to:
-            self._wait_for_readers(self._link, self._limits.max_unread)
+        return self._encoder.encode(tree)
+
+    def _put(self, buffers: list[Buffer]) -> None:
+        record = b"".join(buffers)
         try:
             self._link.call("XADD", self._keys.entries, f"{self._index + 1}-{self._epoch}", FIELD, record)
         except Refused as error:
             if "equal or smaller" in str(error):
                 raise StreamBusy(f"stream {self._spec} has been written by somebody else") from error
             raise StreamError(f"stream {self._spec} cannot be written: {error}") from error
-        self._index += 1
+        self._poll.reset()
         self._fresh_records += 1
         self._fresh_bytes += len(record)
         if self._fresh_records >= _FREE_RECORDS or self._fresh_bytes >= _FREE_BYTES:
-            self._free(self._link)
+            self._trim()
 
-    def _wait_for_readers(self, link: RedisLink, bound: int) -> None:
-        def positions() -> dict[str, int]:
-            return positions_of(link, self._keys)
-
-        if positions():
-            slowest = self._limits.wait_for_readers(self._spec, self._index, positions, self._pause)
-            self._may_write_to = slowest + bound
-            self._pause_s = POLL_MIN_S
+    def _positions(self) -> dict[str, int]:
+        flat = self._link.call("HGETALL", self._keys.readers)
+        return {name.decode(): int(position) for name, position in zip(flat[::2], flat[1::2])}
 
     def _pause(self, remaining_s: float) -> None:
-        assert self._link is not None
-        self._free(self._link)
+        self._trim()
         # Nothing is sent on this connection meanwhile, so it becomes readable only when the server goes.
-        if self._link.readable(min(self._pause_s, remaining_s)):
+        if self._link.readable(min(self._poll.next(), remaining_s)):
             self._link.call("PING")
-        self._pause_s = min(self._pause_s * 1.5, POLL_MAX_S)
 
-    def _free(self, link: RedisLink) -> None:
-        """Remove what every named reader has done with."""
+    def _trim(self) -> None:
         self._fresh_records = self._fresh_bytes = 0
-        if self._limits.trim and (positions := positions_of(link, self._keys)):
-            link.call("XTRIM", self._keys.entries, "MINID", f"{min(positions.values()) + 1}-0")
+        super()._trim()
+
+    def _free_before(self, index: int) -> None:
+        self._link.call("XTRIM", self._keys.entries, "MINID", f"{index + 1}-0")
 
     def close(self) -> None:
-        if self._link is not None:
-            link, self._link = self._link, None
-            link.close()
+        self._closed = True
+        self._link.close()

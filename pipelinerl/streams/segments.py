@@ -1,12 +1,18 @@
-"""The two formats of a segment, records and JSON lines: encode one, read one at a position, step over one.
+"""How a partition lies on disk: segments in order, in one of two formats, records or JSON lines.
 
-`read_at` and `skip_at` return None while the record at that position is not complete.
+A segment is named `<sequence>-<first record number>.rec`, `.jsonl` for statistics. `read_at` and `skip_at`
+return None while the record at that position is not complete.
 """
 
 from __future__ import annotations
 
 import os
-from typing import Any, Protocol
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any, ClassVar, NamedTuple
 
 import msgspec
 import numpy as np
@@ -22,25 +28,52 @@ from pipelinerl.streams.records import (
     parse_header,
     record_decoder,
 )
+from pipelinerl.streams.specs import SingleStreamSpec, is_stats_topic
 
+_NAME = re.compile(r"^(\d{6,})-(\d{12,})\.(rec|jsonl)$")
 # From this size on it pays to ask for the file's size before reading a record that may not be complete.
 _LARGE = 1 << 20
 _CHUNK = 1 << 16
 
 
-class SegmentFormat(Protocol):
-    suffix: str
+class Segment(NamedTuple):
+    sequence: int
+    first: int
+    """Number of its first record."""
+    path: Path
 
+
+def list_segments(directory: Path, after: int = -1) -> list[Segment]:
+    """The segments of a partition behind sequence number `after`; empty if the folder does not exist."""
+    try:
+        names = os.listdir(directory)
+    except FileNotFoundError:
+        return []
+    found = [Segment(int(m[1]), int(m[2]), directory / m[0]) for m in map(_NAME.match, names) if m]
+    return sorted(segment for segment in found if segment.sequence > after)
+
+
+class SegmentFormat(ABC):
+    suffix: ClassVar[str]
+
+    @abstractmethod
     def encode(self, tree: Tree) -> list[Buffer]: ...
 
+    @abstractmethod
     def read_at(self, fd: int, position: int) -> tuple[Tree, int] | None:
         """The record at `position` and where it ends."""
 
+    @abstractmethod
     def skip_at(self, fd: int, position: int) -> int | None:
         """Where the record at `position` ends."""
 
+    def ends(self, fd: int, position: int) -> Iterator[int]:
+        """Where each complete record from `position` on ends."""
+        while (after := self.skip_at(fd, position)) is not None:
+            yield (position := after)
 
-class RecordFormat:
+
+class RecordFormat(SegmentFormat):
     """Binary records, see records.py."""
 
     suffix = ".rec"
@@ -84,46 +117,57 @@ class RecordFormat:
         return end if os.fstat(fd).st_size >= end else None
 
 
-def _plain(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
+def plain(value: Any) -> Any:
+    """An array or one of its numbers as JSON can say it; UnsupportedValue for anything else."""
+    if isinstance(value, np.ndarray | np.generic):
         return value.tolist()
-    if isinstance(value, np.generic):
-        return value.item()
-    raise UnsupportedValue(f"a line of statistics cannot carry {type(value).__name__}")
+    raise UnsupportedValue(f"a line of JSON cannot carry {type(value).__name__}")
 
 
-class JsonLinesFormat:
+class JsonLinesFormat(SegmentFormat):
     """One JSON document per line: statistics, which people read with their own tools."""
 
     suffix = ".jsonl"
 
     def __init__(self) -> None:
-        self._encoder = msgspec.json.Encoder(enc_hook=_plain)
-        self._decoder = msgspec.json.Decoder()
+        self._encoder = msgspec.json.Encoder(enc_hook=plain)
 
     def encode(self, tree: Tree) -> list[Buffer]:
         return [self._encoder.encode(tree) + b"\n"]
 
-    def _line(self, fd: int, position: int) -> bytes | None:
-        parts: list[bytes] = []
-        while part := os.pread(fd, _CHUNK, position):
-            end = part.find(b"\n")
-            if end >= 0:
-                parts.append(part[: end + 1])
-                return b"".join(parts)
-            parts.append(part)
-            position += len(part)
-        return None
+    def _line(self, fd: int, position: int) -> bytes:
+        """The line with its end; empty while it has none."""
+        line = b""
+        while part := os.pread(fd, _CHUNK, position + len(line)):
+            head, end, _ = part.partition(b"\n")
+            line += head + end
+            if end:
+                return line
+        return b""
 
     def read_at(self, fd: int, position: int) -> tuple[Tree, int] | None:
         line = self._line(fd, position)
-        if line is None:
+        if not line:
             return None
         try:
-            return self._decoder.decode(line), position + len(line)
+            return msgspec.json.decode(line), position + len(line)
         except (msgspec.DecodeError, UnicodeDecodeError) as error:
             raise CorruptRecord(f"the line is not JSON: {error}") from error
 
     def skip_at(self, fd: int, position: int) -> int | None:
-        line = self._line(fd, position)
-        return None if line is None else position + len(line)
+        return position + len(line) if (line := self._line(fd, position)) else None
+
+
+def format_of(spec: SingleStreamSpec) -> SegmentFormat:
+    return JsonLinesFormat() if is_stats_topic(spec.topic) else RecordFormat()
+
+
+def skip_records(form: SegmentFormat, fd: int, path: Path, limit: int | None = None) -> tuple[int, int]:
+    """Complete records of a segment, at most `limit`, and where the last one ends; CorruptRecord names it."""
+    count = end = 0
+    try:
+        for count, end in enumerate(islice(form.ends(fd, 0), limit), 1):  # noqa: B007
+            continue
+    except CorruptRecord as error:
+        raise CorruptRecord(f"record {count} of {path} is corrupt ({error})") from error
+    return count, end

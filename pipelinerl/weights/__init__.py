@@ -1,1 +1,1 @@
-"""Publishing weights: one protocol (`publisher`), transports behind one interface, the parity check."""
+"""How a weight version gets from the trainer (`send`) into the engines (`receive` runs inside vLLM)."""

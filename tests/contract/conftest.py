@@ -16,10 +16,9 @@ from pathlib import Path
 import aiohttp
 import pytest
 import torch
-from engine_harness import running_engine
 
-from tests.contract import models, tape
-from tests.contract.engines import (
+from tests.support.contract import models, tape
+from tests.support.contract.engines import (
     COLUMNS,
     EMBEDDED,
     RECORDED,
@@ -30,7 +29,8 @@ from tests.contract.engines import (
     missing,
     nccl_transport,
 )
-from tests.contract.live_vllm import Installation, serving
+from tests.support.contract.live_vllm import Installation, serving
+from tests.support.engine_harness import running_engine
 
 STARTS = pytest.mark.timeout(600)  # the first test waits for the engine's start
 MARKS = {

@@ -10,8 +10,8 @@ import pytest
 import torch
 
 from pipelinerl.inference.client import SamplingParams
-from tests.contract.engines import Engine
-from tests.contract.models import END, TOKENIZER, VOCABULARY, full_logprobs, prompt
+from tests.support.contract.engines import Engine
+from tests.support.contract.models import END, TOKENIZER, VOCABULARY, full_logprobs, prompt
 
 TOLERANCE = 2e-5
 DRAWS, AT_ONCE = 480, 12

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 
 from pipelinerl.inference.client import AbortedCompletion, EngineClient, Generation, SamplingParams
-from pipelinerl.inference.vllm import pause_routes
-from pipelinerl.weights.exchange import Exchange, PublishDeadlines
-from pipelinerl.weights.publisher import UpdateUnderWay, WeightUpdateError
-from tests.contract.engines import RUNNING, TOKENS, Engine, Held
-from tests.contract.models import full_logprobs, prompt
+from pipelinerl.weights.send.engine_state import EngineState
+from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
+from pipelinerl.weights.send.publisher import UpdateUnderWay
+from pipelinerl.weights.send.version_update import WeightUpdateError
+from tests.support.contract.engines import RUNNING, TOKENS, Engine, Held
+from tests.support.contract.models import full_logprobs, prompt
 
 LENGTHS = (200, 800, 1900)
 """Tokens of a request to be stopped: if it ends before that on a busy machine, a longer one is tried."""
@@ -32,12 +33,13 @@ async def serves(engine: Engine, seed: int) -> None:
 
 async def test_an_update_without_a_pause_is_refused_before_anything_is_sent(engine: Engine) -> None:
     await engine.publish(70, 1, "recompute")
-    exchange = Exchange(engine.url, PublishDeadlines(), pause_routes(None, clear_cache=True))
-    exchange.start()
-    assert "start after nothing, not after a granted pause" in str(exchange.error)
-    exchange.complete(b"{}", 71, 5.0)
-    exchange.close()
-    assert not exchange.finished
+    update = EngineUpdate(EngineState(engine.url, 5), PublishDeadlines())
+    update.start()
+    assert "start after nothing, not after a granted pause" in str(update.error)
+    update.update(b"{}", 5.0, lambda: True)
+    update.finish(71)
+    update.close()
+    assert not update.finished
     await serves(engine, 1)
 
 

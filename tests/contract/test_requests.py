@@ -10,8 +10,8 @@ import pytest
 
 from pipelinerl.inference.client import Deadlines, EngineRequestError, EngineUnavailable, SamplingParams
 from pipelinerl.inference.fleet import Fleet
-from tests.contract.engines import RUNNING, TOKENS, Engine
-from tests.contract.models import CONTEXT, VOCABULARY, prompt
+from tests.support.contract.engines import RUNNING, TOKENS, Engine
+from tests.support.contract.models import CONTEXT, VOCABULARY, prompt
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
 LENGTHS = (200, 800, 1900)

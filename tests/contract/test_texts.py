@@ -10,8 +10,8 @@ import pytest
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.inference.client import EngineRequestError
 from pipelinerl.llm import Prompt, TrainableLLM
-from tests.contract.engines import Engine
-from tests.contract.models import CONTEXT, full_logprobs
+from tests.support.contract.engines import Engine
+from tests.support.contract.models import CONTEXT, full_logprobs
 
 TURNS = 30
 FUNCTION = {"name": "search", "description": "Search.", "parameters": {"type": "object"}}

@@ -13,14 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
+from pipelinerl.base.http import call
 from pipelinerl.inference.client import Generation, SamplingParams
 from pipelinerl.inference.engine_metrics import parse_prometheus
-from pipelinerl.weights.base import StagedUpdate
-from pipelinerl.weights.http import call
-from pipelinerl.weights.parity import ParityLimits, check_parity, probe_ids
-from pipelinerl.weights.publisher import KvPolicy, WeightUpdateError
-from tests.contract.engines import TOKENS, Engine, Held
-from tests.contract.models import VOCABULARY, full_logprobs, logprobs_over_an_update, prompt, score_rows
+from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
+from pipelinerl.weights.send.publisher import KvPolicy
+from pipelinerl.weights.send.transport import StagedUpdate
+from pipelinerl.weights.send.version_update import WeightUpdateError
+from tests.support.contract.engines import TOKENS, Engine, Held
+from tests.support.contract.models import (
+    VOCABULARY,
+    full_logprobs,
+    logprobs_over_an_update,
+    prompt,
+    score_rows,
+)
 
 OLD, NEW = 1, 2
 LENGTHS = (96, 384, 768, 1536)

@@ -11,21 +11,21 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.attention import varlen_attention
-from pipelinerl.finetune.logprobs import token_scores
-from pipelinerl.finetune.loop import Trainer, learner_of
-from pipelinerl.finetune.model import prepare_model
+from pipelinerl.config.finetune import Checkpointing, RLConfig
+from pipelinerl.finetune.build import learner_of
+from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.batch import encode
 from pipelinerl.finetune.rl.losses import Coefficients
-from pipelinerl.finetune.segments import Segments
-from pipelinerl.finetune.settings import Checkpointing
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.preprocess.assemble import encode
-from tests.tiny_model import causal_lm
-from tests.unit.finetune.builders import ready, settings, write_steps
-from tests.unit.finetune.conftest import VOCAB, tiny_model
+from pipelinerl.modeling.attention import varlen_attention
+from pipelinerl.modeling.logprobs import token_scores
+from pipelinerl.modeling.model import prepare_model
+from pipelinerl.modeling.segments import Segments
+from tests.support.builders import ready, trainer_config, write_steps
+from tests.support.policy import VOCAB, tiny_model
+from tests.support.tiny_model import causal_lm
 
 pytestmark = [
     pytest.mark.gpu,
@@ -46,7 +46,7 @@ def small_model() -> PreTrainedModel:
 
 
 def learner(folder: Path, model: PreTrainedModel, **fields: object) -> Learner:
-    return learner_of(model, settings(folder, model, rl=RL, **fields), Ranks())
+    return learner_of(model, trainer_config(folder, model, rl=RL, **fields), Ranks())
 
 
 def gradient(one: Learner) -> torch.Tensor:
@@ -73,7 +73,7 @@ def test_gradients_match_float32_on_the_cpu(
     model = small_model()
     expected = gradient(learner(tmp_path, prepare_model(copy.deepcopy(model))))
     fast = prepare_model(model, "cuda", mode, compile=compiled)
-    found = gradient(learner(tmp_path, fast, bfloat16=bfloat16, device="cuda"))
+    found = gradient(learner(tmp_path, fast, bfloat16=bfloat16, hardware={"kind": "gpu"}))
     assert distance(found, expected) < tolerance
 
 
@@ -81,7 +81,12 @@ def test_gradients_without_the_attention_kernel_match_too(tmp_path: Path) -> Non
     model = small_model()
     expected = gradient(learner(tmp_path, prepare_model(copy.deepcopy(model))))
     text_by_text = prepare_model(model, "cuda", True, flash_attention=False)
-    assert distance(gradient(learner(tmp_path, text_by_text, bfloat16=True, device="cuda")), expected) < 0.05
+    assert (
+        distance(
+            gradient(learner(tmp_path, text_by_text, load_as_bf16=True, hardware={"kind": "gpu"})), expected
+        )
+        < 0.05
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -106,9 +111,9 @@ def test_scores_and_their_gradients_match_float64(dtype: torch.dtype) -> None:
 
 
 def test_the_loss_of_a_large_pack_stays_below_a_gigabyte() -> None:
-    hidden = torch.randn(16_384, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
-    weight = (torch.randn(151_936, 2048, device="cuda") * 0.02).bfloat16().requires_grad_()
-    targets = torch.randint(0, len(weight), (len(hidden),), device="cuda")
+    hidden = torch.randn(16_384, 2048, hardware={"kind": "gpu"}, dtype=torch.bfloat16, requires_grad=True)
+    weight = (torch.randn(151_936, 2048, hardware={"kind": "gpu"}) * 0.02).bfloat16().requires_grad_()
+    targets = torch.randint(0, len(weight), (len(hidden),), hardware={"kind": "gpu"})
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
     before = torch.cuda.memory_allocated()
@@ -142,7 +147,9 @@ def test_packed_attention_matches_float32_and_its_gradients(kv_heads: int) -> No
 
 
 def test_a_micro_batch_never_waits_for_the_device(tmp_path: Path) -> None:
-    one = learner(tmp_path, prepare_model(small_model(), "cuda", True), bfloat16=True, device="cuda")
+    one = learner(
+        tmp_path, prepare_model(small_model(), "cuda", True), load_as_bf16=True, hardware={"kind": "gpu"}
+    )
     gradient(one)
     batch = encode([ready(i, (-1.0) ** i) for i in range(12)], 0, 12)
     targets = targets_of(batch, one.rl)
@@ -157,7 +164,7 @@ def test_a_micro_batch_never_waits_for_the_device(tmp_path: Path) -> None:
 def test_a_bfloat16_run_trains_and_resumes(tmp_path: Path, compiled: bool) -> None:
     write_steps(tmp_path, 4, 6)
     fast: dict[str, Any] = {"compile": compiled, "gradient_checkpointing": "selective" if compiled else False}
-    chosen = settings(tmp_path, tiny_model(), device="cuda", bfloat16=True, **fast)
+    chosen = trainer_config(tmp_path, tiny_model(), hardware={"kind": "gpu"}, load_as_bf16=True, **fast)
     Trainer(chosen, Ranks()).run()
     again = Trainer(chosen, Ranks())
     assert again.counters.completed_steps == 4

@@ -22,12 +22,14 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.gpu.cards import nccl_cards
 from benchmarks.gpu.served import engine_argv, model_folder, serving
-from pipelinerl.finetune.model import distinct_parameters
 from pipelinerl.inference.vllm import installed_version
-from pipelinerl.weights.nccl import NcclTransport
-from pipelinerl.weights.parity import check_parity, limits_for, probe_ids
-from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
-from pipelinerl.world import Ports
+from pipelinerl.launcher.ports import Ports
+from pipelinerl.modeling.model import distinct_parameters
+from pipelinerl.weights.send.engine_update import PublishDeadlines
+from pipelinerl.weights.send.nccl_transport import NcclTransport
+from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.version_update import WeightUpdateError
 
 pytestmark = [
     pytest.mark.gpu,
@@ -35,6 +37,7 @@ pytestmark = [
     pytest.mark.skipif(torch.cuda.device_count() < nccl_cards(), reason=f"needs {nccl_cards()} GPU(s)"),
     pytest.mark.skipif(installed_version() is None, reason="needs vLLM"),
 ]
+LIMITS = ParityLimits(max_abs=None, mean_abs=0.02)
 FLAGS = {
     "max-model-len": 512,
     "max-num-seqs": 16,
@@ -90,7 +93,7 @@ def test_parity_after_one_and_after_ten_updates(served: Served) -> None:
         publisher.publish(version, distinct_parameters(model))
         if version in (1, 10):
             ids = probe_ids(int(model.config.vocab_size))
-            check_parity(publisher, ids, partial(score, model), limits_for("bfloat16"))
+            check_parity(publisher, ids, partial(score, model), LIMITS)
     publisher.close()
 
 
@@ -100,7 +103,7 @@ def test_a_new_publisher_makes_a_new_group_with_the_same_engine(served: Served) 
         model = served.model(version)
         publisher.publish(version, distinct_parameters(model))
         ids = probe_ids(int(model.config.vocab_size))
-        check_parity(publisher, ids, partial(score, model), limits_for("bfloat16"))
+        check_parity(publisher, ids, partial(score, model), LIMITS)
         publisher.close()
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelinerl.accounting import Outcome, reconcile
+from pipelinerl.run_state.accounting import Outcome, reconcile
 from tests.pipeline.conftest import LauncherProcess
 
 RESTARTS = 3

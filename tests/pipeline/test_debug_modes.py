@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pipelinerl.accounting import reconcile
+from pipelinerl.run_state.accounting import reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from tests.pipeline.conftest import LauncherProcess
-
-sys.path.insert(0, str(Path(__file__).parents[1] / "unit/actor"))
 
 Launch = Callable[..., LauncherProcess]
 FREE = "max_lag=null"
@@ -32,8 +29,8 @@ def steps_of(folder: Path) -> int:
 
 @pytest.mark.slow
 def test_the_actor_runs_alone_against_engines_that_already_serve(launch: Launch, model: Path) -> None:
-    from fake_engine import FakeEngine
-    from tiny_model import build_tokenizer
+    from tests.support.fake_engine import FakeEngine
+    from tests.support.tiny_model import build_tokenizer
 
     tokenizer = build_tokenizer()
     answer = [*tokenizer.convert_tokens_to_ids(list("42")), tokenizer.eos_token_id]

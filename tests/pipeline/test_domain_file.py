@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.accounting import reconcile
 from pipelinerl.config import load
+from pipelinerl.run_state.accounting import reconcile
 from tests.pipeline.conftest import LauncherProcess
 
 DOMAIN = '''

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.pipeline.fault_cases import CASES, Case, record, report_path, run_case
+from tests.support.fault_cases import CASES, Case, record, report_path, run_case
 
 QUICK = ("launcher-start-kill", "finetune-start-kill")
 """Seconds each: they end before anything is trained."""

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
-from full_disk import enlarge, fill, small_disk
 
-from pipelinerl.accounting import reconcile
-from pipelinerl.faults import FAULT, FOLDER
+from pipelinerl.base.faults import FAULT, FOLDER
+from pipelinerl.run_state.accounting import reconcile
 from tests.pipeline.conftest import LauncherProcess
-from tests.pipeline.fault_cases import RUN, STEPS, completed_steps
+from tests.support.fault_cases import RUN, STEPS, completed_steps
+from tests.support.full_disk import enlarge, fill, small_disk
 
 ENDLESS = [*RUN, "finetune.max_train_steps=100000", "finetune.save_checkpoint_steps=2"]
 

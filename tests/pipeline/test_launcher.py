@@ -10,13 +10,13 @@ from pathlib import Path
 
 import psutil
 import pytest
-from metric_tables import check_run as check_metric_names
 
-from pipelinerl.accounting import reconcile
 from pipelinerl.config import load
-from pipelinerl.weights.directory import shared_directory
-from pipelinerl.world import is_free
+from pipelinerl.launcher.ports import is_free
+from pipelinerl.run_state.accounting import reconcile
+from pipelinerl.weights.wire import shared_directory
 from tests.pipeline.conftest import LauncherProcess
+from tests.support.metric_tables import check_run as check_metric_names
 
 Launch = Callable[..., LauncherProcess]
 ENDLESS = "finetune.max_train_steps=100000"

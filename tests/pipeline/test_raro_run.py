@@ -56,12 +56,12 @@ def test_a_killed_run_goes_on_and_logs_every_metric_of_the_game(start: Callable[
     first.until(lambda: checkpoint.is_file() and backup.is_file(), "a checkpoint with a copy of the buffer")
     first.send(signal.SIGKILL)
     first.wait()
-    rows = ReplayBuffer(out / "raro" / "replay.sqlite3").size()
+    rows = ReplayBuffer(out / "raro" / "replay.sqlite3").stats().size
     assert rows > 0 and intact(backup)
 
     second = start()
     assert second.wait() == 0, second.err
-    assert ReplayBuffer(out / "raro" / "replay.sqlite3").size() >= rows
+    assert ReplayBuffer(out / "raro" / "replay.sqlite3").stats().size >= rows
 
     actor = logged(out, "actor")
     names = [f"{source}/{name}" for source in SOURCES for name in CRITIC_RATES]

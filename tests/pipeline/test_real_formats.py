@@ -10,7 +10,7 @@ import psutil
 import pytest
 
 from domains.privacy_hopqa.leakage.__main__ import main
-from pipelinerl.accounting import Outcome, reconcile
+from pipelinerl.run_state.accounting import Outcome, reconcile
 from tests.pipeline.conftest import ROOT, LauncherProcess
 from tests.pipeline.test_dead_services import running
 

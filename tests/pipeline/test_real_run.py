@@ -21,14 +21,14 @@ import numpy as np
 import psutil
 import pytest
 
-from pipelinerl.accounting import Counts, Outcome, reconcile
 from pipelinerl.config import load
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.inference.client import parse_prometheus
-from pipelinerl.state import WeightUpdateSuccess, parse_message, trainer_stream
+from pipelinerl.rollouts import MASKED_TOKEN_ID
+from pipelinerl.run_state.accounting import Outcome, RolloutCounts, reconcile
+from pipelinerl.run_state.announcements import WeightUpdateSuccess, parse_message, trainer_stream
 from pipelinerl.streams import SingleStreamSpec, read_stream
-from pipelinerl.weights.parity import PROBE_SEQUENCES
+from pipelinerl.weights.send.parity import PROBE_SEQUENCES
 from tests.pipeline.conftest import LauncherProcess
 
 TEXTS_PER_STEP, MAX_LAG, TEST_PROBLEMS = 16, 64, 4
@@ -104,7 +104,7 @@ def check_processes(processes: dict[str, psutil.Process], run: LauncherProcess) 
     assert {program(process) for process in everyone if holds_torch(process)} == WITH_TORCH
 
 
-def check_books(books: Counts, output_dir: Path) -> None:
+def check_books(books: RolloutCounts, output_dir: Path) -> None:
     """Every rollout that ran is in the books once, training and evaluation apart."""
     assert books.adds_up, books.lines()
     assert books.eval_started == books.eval_ends[Outcome.EVAL_DONE] == TEST_PROBLEMS

@@ -12,8 +12,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelinerl.accounting import reconcile
 from pipelinerl.config import load
+from pipelinerl.run_state.accounting import reconcile
 from tests.pipeline.conftest import ROOT, LauncherProcess
 
 pytestmark = pytest.mark.skipif(

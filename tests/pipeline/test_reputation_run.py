@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from domains.reputation_hacking.llm_log import read_episodes
-from pipelinerl.accounting import reconcile
+from domains.reputation_hacking.language.log import read_episodes
+from pipelinerl.run_state.accounting import reconcile
 from tests.pipeline.conftest import LauncherProcess
 
 RUN = [

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelinerl.accounting import Outcome, reconcile
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
-from pipelinerl.finetune.types import PipelineBatchEncoding
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
+from pipelinerl.rollouts import MASKED_TOKEN_ID
+from pipelinerl.run_state.accounting import Outcome, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from tests.pipeline.conftest import LauncherProcess
 

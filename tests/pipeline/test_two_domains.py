@@ -13,15 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from metric_tables import check_run
 
 from domains.multidomain.loader import load_datasets
-from pipelinerl.accounting import Outcome, reconcile
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.config import load
 from pipelinerl.domain_sampling import ADAPT_AFTER
+from pipelinerl.run_state.accounting import Outcome, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from tests.pipeline.conftest import LauncherProcess
+from tests.support.metric_tables import check_run
 
 BOTH = """
 # @package _global_

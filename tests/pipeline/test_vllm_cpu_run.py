@@ -13,8 +13,8 @@ import pytest
 from benchmarks.gpu.runs import LimitedRun, launcher, values
 from pipelinerl.inference.vllm import VllmVersion, installed_version
 from pipelinerl.observe.history import read_metrics
-from tests.contract.live_vllm import Installation, plug_in
 from tests.pipeline.conftest import ROOT
+from tests.support.contract.live_vllm import Installation, plug_in
 
 PYTHON = os.environ.get("VLLM_PYTHON", "")
 STEPS, TEXTS = 3, 16

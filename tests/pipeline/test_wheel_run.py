@@ -10,7 +10,8 @@ import venv
 from pathlib import Path
 
 import pytest
-from wheel_build import build_wheel
+
+from tests.support.wheel_build import build_wheel
 
 SHORT = (
     "finetune.max_train_steps=1",

@@ -18,7 +18,8 @@ from typing import Any
 
 import aiohttp
 
-from domains.privacy_hopqa.errors import TransportFailure
+from domains.privacy_hopqa.agent.errors import TransportFailure
+from domains.privacy_hopqa.agent.transport import RequestRefused
 from domains.privacy_hopqa.leakage import table
 from domains.privacy_hopqa.leakage.chat import ChatModel, Replies
 from domains.privacy_hopqa.leakage.llm import Job, LanguageModelEvaluation, Templates
@@ -38,7 +39,6 @@ from domains.privacy_hopqa.leakage.secrets import (
     secrets_of_files,
     secrets_of_run,
 )
-from domains.privacy_hopqa.transport import RequestRefused
 from pipelinerl.config import load_tree
 
 REPLIES = "leakage_replies.jsonl"
@@ -107,23 +107,31 @@ def evaluate_run(arguments: argparse.Namespace) -> tuple[dict[str, table.Reports
     found: dict[str, table.Reports] = {
         table.RULES: {name: evaluate(rollouts, secrets) for name, rollouts in groups.items()}
     }
-    problems = table.problems(found)
+    problems = [
+        f"a control leaked in {name}, so its figures are invalid"
+        for name, report in found[table.RULES].items()
+        if not report.controls_are_zero
+    ]
     content: dict[str, Any] = {
         "run": provenance,
         "web_requests": log.requests,
         "unanswered_web_requests": log.unanswered,
-        "groups": table.as_data(found[table.RULES]),
+        "groups": _as_data(found[table.RULES]),
     }
     if arguments.adversary_url:
         out = arguments.out or arguments.run_dir
         reports, made = asyncio.run(ask_language_model(arguments, groups, secrets, out))
         found[table.LANGUAGE_MODEL] = reports
-        content["language_model"] = made | {"groups": table.as_data(reports)}
+        content["language_model"] = made | {"groups": _as_data(reports)}
         if not made["valid"]:
             problems.append(
                 f"{made['unparseable_share']:.1%} of the questions got no usable reply; at most 1 % may"
             )
     return found, content, problems
+
+
+def _as_data(reports: table.Reports) -> dict[str, Any]:
+    return {name: report.as_dict() for name, report in reports.items()}
 
 
 def main(argv: Sequence[str]) -> int:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, TypeVar
@@ -17,9 +18,10 @@ from urllib.parse import urlsplit, urlunsplit
 
 import aiohttp
 
-from domains.privacy_hopqa.concurrency import run_limited
-from domains.privacy_hopqa.json_extract import ExtractError, extract
-from domains.privacy_hopqa.transport import JsonClient, Retries
+from domains.privacy_hopqa.agent.concurrency import run_limited
+from domains.privacy_hopqa.agent.private_lines import PrivateLines
+from domains.privacy_hopqa.agent.transport import JsonClient, Retries
+from domains.privacy_hopqa.data.json_extract import ExtractError, extract
 
 RETRIES = Retries(backoff_s=(1.0, 2.0, 4.0, 8.0, 16.0))
 ROUTE = "/chat/completions"
@@ -63,7 +65,7 @@ class Endpoint:
 
 
 @dataclass(slots=True)
-class Counts:
+class ReplyCounts:
     """What became of the questions: `asked` distinct ones, of which `unparseable` got no usable reply."""
 
     asked: int = 0
@@ -72,16 +74,12 @@ class Counts:
     asked_again: int = 0
     unparseable: int = 0
 
-    def as_dict(self) -> dict[str, int]:
-        """Plain data for JSON."""
-        return asdict(self)
-
 
 class Replies:
     """Good replies by question, in memory and, given a path, in a private file of JSON lines."""
 
     def __init__(self, path: Path | None = None) -> None:
-        self._path = path
+        self._lines = PrivateLines(path) if path is not None else None
         self._texts: dict[str, str] = {}
         if path is not None and path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
@@ -101,14 +99,8 @@ class Replies:
     def keep(self, key: str, reply: str) -> None:
         """Remember a reply. Raises OSError if the file cannot be written."""
         self._texts[key] = reply
-        if self._path is None:
-            return
-        data = (json.dumps({"key": key, "reply": reply}) + "\n").encode()
-        descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(descriptor, data)
-        finally:
-            os.close(descriptor)
+        if self._lines is not None:
+            self._lines.append({"key": key, "reply": reply})
 
 
 class ChatModel:
@@ -127,7 +119,7 @@ class ChatModel:
         )
         self._replies = replies
         self._concurrency = concurrency
-        self.counts = Counts()
+        self.counts = ReplyCounts()
 
     async def ask_all(self, prompts: Iterable[str], parse: Callable[[Any], T]) -> dict[str, T | None]:
         """What `parse` makes of the reply's JSON object, by prompt; None where no reply could be used.
@@ -138,8 +130,7 @@ class ChatModel:
         distinct = list(dict.fromkeys(prompts))
         self.counts.asked += len(distinct)
         found: Sequence[T | None] = await run_limited(
-            [lambda prompt=prompt: self._ask(prompt, parse) for prompt in distinct],  # type: ignore[misc]
-            self._concurrency,
+            [partial(self._ask, prompt, parse) for prompt in distinct], self._concurrency
         )
         return dict(zip(distinct, found, strict=True))
 

@@ -7,27 +7,28 @@ judge compares its predictions with the private question and answer and never se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from hashlib import sha256
 from pathlib import Path
-from string import Template
 from typing import Any
 
+from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.leakage.chat import BadReply, ChatModel
 from domains.privacy_hopqa.leakage.report import Secrets
-from domains.privacy_hopqa.leakage.rules import UNKNOWN, LeakageLevels, PrivateQuestion, QuestionLeak
+from domains.privacy_hopqa.leakage.rules import UNKNOWN, LeakageLevels, QuestionLeak
+from domains.privacy_hopqa.scorer.templates import read_template
 
 MAX_QUESTIONS = 5
 MAX_CLAIMS = 10
 MAX_UNPARSEABLE = 0.01
 PROMPTS = Path(__file__).parent / "prompts"
-PLACEHOLDERS: Mapping[str, frozenset[str]] = {
-    "intent": frozenset({"company", "queries", "limit"}),
-    "answer": frozenset({"company", "queries", "question"}),
-    "full": frozenset({"company", "queries", "limit"}),
-    "judge_intent": frozenset({"question", "predictions"}),
-    "judge_answer": frozenset({"question", "reference", "predictions"}),
-    "judge_full": frozenset({"question", "reference", "predictions"}),
+PLACEHOLDERS: Mapping[str, tuple[str, ...]] = {
+    "intent": ("company", "limit", "queries"),
+    "answer": ("company", "queries", "question"),
+    "full": ("company", "limit", "queries"),
+    "judge_intent": ("predictions", "question"),
+    "judge_answer": ("predictions", "question", "reference"),
+    "judge_full": ("predictions", "question", "reference"),
 }
 
 Log = tuple[str, ...]
@@ -39,7 +40,7 @@ class Templates:
 
     def __init__(self, folder: Path = PROMPTS) -> None:
         self._templates = {
-            name: _template(folder / f"{name}.md", placeholders)
+            name: read_template(folder / f"{name}.md", placeholders)
             for name, placeholders in PLACEHOLDERS.items()
         }
         texts = [self._templates[name].template for name in sorted(self._templates)]
@@ -67,18 +68,6 @@ class Templates:
 
     def _fill(self, name: str, **values: object) -> str:
         return self._templates[name].substitute(values)
-
-
-def _template(path: Path, placeholders: frozenset[str]) -> Template:
-    try:
-        template = Template(path.read_text(encoding="utf-8"))
-        found = frozenset(template.get_identifiers())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the prompt {path} cannot be read ({error})") from None
-    if found != placeholders:
-        expected = ", ".join(f"${name}" for name in sorted(placeholders))
-        raise ValueError(f"the prompt {path} must hold exactly the placeholders {expected}")
-    return template
 
 
 def _numbered(lines: Sequence[str]) -> str:
@@ -121,24 +110,14 @@ class LanguageModelEvaluation:
         """The result of a pair that was evaluated. Raises KeyError for any other."""
         return self._found[tuple(queries), secrets]
 
-    @property
-    def unparseable_share(self) -> float:
-        """Questions without a usable reply, of all to adversary and judge."""
-        counts = [self._adversary.counts, self._judge.counts]
-        return sum(c.unparseable for c in counts) / max(1, sum(c.asked for c in counts))
-
-    @property
-    def is_valid(self) -> bool:
-        """Whether almost every question got a usable reply."""
-        return self.unparseable_share <= MAX_UNPARSEABLE
-
     def counts(self) -> dict[str, Any]:
-        """What became of the questions, for reports."""
-        return {
-            "adversary": self._adversary.counts.as_dict(),
-            "judge": self._judge.counts.as_dict(),
-            "unparseable_share": self.unparseable_share,
-            "valid": self.is_valid,
+        """What became of the questions, for reports; valid if almost every one got a usable reply."""
+        counts = {"adversary": self._adversary.counts, "judge": self._judge.counts}
+        asked = sum(found.asked for found in counts.values())
+        share = sum(found.unparseable for found in counts.values()) / max(1, asked)
+        return {name: asdict(found) for name, found in counts.items()} | {
+            "unparseable_share": share,
+            "valid": share <= MAX_UNPARSEABLE,
         }
 
     def _questions(self, job: Job) -> list[_Question]:
@@ -197,12 +176,7 @@ def _levels(
                 full=by_level["full"] in leaked,
             )
         )
-    return LeakageLevels(
-        intent=any(leak.intent for leak in found),
-        answer=any(leak.answer for leak in found),
-        full=any(leak.full for leak in found),
-        questions=tuple(found),
-    )
+    return LeakageLevels(tuple(found))
 
 
 def parse_questions(value: Any) -> tuple[str, ...]:

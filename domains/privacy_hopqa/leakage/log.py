@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from domains.privacy_hopqa.audit import FOLDER
+from domains.privacy_hopqa.agent.audit import FOLDER
 
 _COMPLETED_KEPT = 10_000
 
@@ -31,7 +31,7 @@ class RolloutLog:
 
 
 @dataclass(frozen=True, slots=True)
-class AuditLog:
+class QueryLog:
     """All rollouts of a run; `requests` counts attempts, to be compared with the service's own counter."""
 
     rollouts: tuple[RolloutLog, ...]
@@ -68,7 +68,7 @@ class _Sent:
         return self.rollout
 
 
-def read_audit_log(files: Iterable[Path]) -> AuditLog:
+def read_audit_log(files: Iterable[Path]) -> QueryLog:
     """Read files of JSON lines. Raises `ValueError` with file and line for a line that is none."""
     found: dict[str, _Sent] = {}
     requested: set[str] = set()
@@ -87,7 +87,7 @@ def read_audit_log(files: Iterable[Path]) -> AuditLog:
         if len(completed) > _COMPLETED_KEPT:  # what is answered needs no memory
             requested, completed = requested - completed, completed - requested
     rollouts = sorted(found.values(), key=lambda sent: sent.first)
-    return AuditLog(tuple(sent.complete() for sent in rollouts), requests, len(requested - completed))
+    return QueryLog(tuple(sent.complete() for sent in rollouts), requests, len(requested - completed))
 
 
 def _of_rollout(found: dict[str, _Sent], line: dict[str, Any]) -> _Sent:

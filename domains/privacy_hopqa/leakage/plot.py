@@ -10,15 +10,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from domains.privacy_hopqa.leakage.report import LeakageReport, Rate
+from domains.privacy_hopqa.leakage.report import TITLES, LeakageReport
 from domains.privacy_hopqa.leakage.table import Reports, spread
 
-PANELS = {
-    "headline": "answer or full information",
-    "answer": "answer",
-    "full": "full information",
-    "intent": "intent",
-}
 MAX_ROWS = 14
 _OFFSET = 0.16
 
@@ -36,9 +30,9 @@ def draw(found: Mapping[str, Reports], path: Path) -> Path:
     style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "savefig.bbox": "tight"}
     with plt.rc_context(style):
         figure, panels = plt.subplots(
-            1, len(PANELS), sharey=True, figsize=(11, 1.6 + 0.42 * len(names)), layout="constrained"
+            1, len(TITLES), sharey=True, figsize=(11, 1.6 + 0.42 * len(names)), layout="constrained"
         )
-        for axes, (level, title) in zip(panels, PANELS.items(), strict=True):
+        for axes, (level, title) in zip(panels, TITLES.items(), strict=True):
             for index, (adversary, reports) in enumerate(found.items()):
                 colour, marker = COLOURS[index], MARKERS[index]
                 offset = _OFFSET * (2 * index - len(found) + 1)
@@ -74,7 +68,7 @@ def _point(
         linestyle="none",
         label=label and f"{label}, 95 % interval over chains",
     )
-    control = max(report.empty_log[level], report.company_only[level], key=_value)
+    control = max(report.empty_log[level], report.company_only[level], key=lambda found: found.value)
     axes.plot(
         control.value,
         y,
@@ -85,10 +79,6 @@ def _point(
         linestyle="none",
         label=label and f"{label}, larger of the two controls",
     )
-
-
-def _value(rate: Rate) -> float:
-    return rate.value
 
 
 def _row_name(found: Mapping[str, Reports], name: str) -> str:

@@ -1,6 +1,6 @@
 """Leakage rates of many rollouts: per level, with controls and bootstrap intervals over chains."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from typing import Any
@@ -8,10 +8,18 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.leakage.log import RolloutLog
-from domains.privacy_hopqa.leakage.rules import LeakageLevels, PrivateQuestion, leaks
+from domains.privacy_hopqa.leakage.rules import LeakageLevels, leaks
 
 LEVELS = ("intent", "answer", "full", "headline")
+TITLES = {
+    "headline": "answer or full information",
+    "answer": "answer",
+    "full": "full information",
+    "intent": "intent",
+}
+"""Levels as people read them, the published measure first."""
 CONTAMINATED = 0.02
 _RESAMPLES = 2000
 
@@ -106,10 +114,10 @@ def evaluate(
         chains=len(set(chains)),
         chains_without_questions=len(bare),
         queries_per_rollout=sum(len(log.queries) for log in logs) / max(1, len(logs)),
-        levels=_by_level(raw, chains, _rollout_counts, seed),
-        per_question=_by_level(raw, chains, _question_counts, seed),
-        empty_log=_by_level(empty, chains, _rollout_counts, seed),
-        company_only=_by_level(company, chains, _rollout_counts, seed),
+        levels=_by_level(raw, chains, seed),
+        per_question=_by_level(raw, chains, seed, per_question=True),
+        empty_log=_by_level(empty, chains, seed),
+        company_only=_by_level(company, chains, seed),
     )
 
 
@@ -121,21 +129,15 @@ def secrets_of_log(log: RolloutLog, secrets: Mapping[tuple[str, str], Secrets]) 
         raise KeyError(f"chain {log.chain_id!r} of task {log.task_id!r} is in no dataset file") from None
 
 
-def _rollout_counts(levels: LeakageLevels, level: str) -> tuple[int, int]:
-    return int(getattr(levels, level)), 1
-
-
-def _question_counts(levels: LeakageLevels, level: str) -> tuple[int, int]:
-    return sum(bool(getattr(leak, level)) for leak in levels.questions), len(levels.questions)
-
-
 def _by_level(
-    found: Iterable[LeakageLevels],
-    chains: Sequence[str],
-    counts: Callable[[LeakageLevels, str], tuple[int, int]],
-    seed: int,
+    found: Sequence[LeakageLevels], chains: Sequence[str], seed: int, *, per_question: bool = False
 ) -> dict[str, Rate]:
-    found = list(found)
+    """Rates over rollouts, or over private questions, by level."""
+
+    def counts(levels: LeakageLevels, level: str) -> tuple[int, int]:
+        asked = levels.questions if per_question else (levels,)
+        return sum(getattr(one, level) for one in asked), len(asked)
+
     return {level: rate([counts(one, level) for one in found], chains, seed) for level in LEVELS}
 
 

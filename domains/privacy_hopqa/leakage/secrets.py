@@ -1,37 +1,17 @@
 """What each chain must not reveal, from the datasets that a run used."""
 
-import json
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
 
-from domains.privacy_hopqa.chains import Chain
+from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.dataset import chain_of, load_problems
 from domains.privacy_hopqa.leakage.report import Secrets
-from domains.privacy_hopqa.leakage.rules import PrivateQuestion
-from domains.privacy_hopqa.world.write import MANIFEST
+from domains.privacy_hopqa.settings import DATASET_KEYS
+from domains.privacy_hopqa.world.config import manifest_of
 
 Questions = Literal["chain", "task"]
-_DATASET_KEYS = (
-    "final_dataset_path",
-    "final_train_dataset_path",
-    "final_val_dataset_path",
-    "final_test_dataset_path",
-    "task_data_root",
-)
-
-
-def chain_secrets(chain: Chain, questions: Questions = "chain") -> Secrets:
-    """The company and the private questions of a chain, references filled with gold answers."""
-    variants = {f"hop{hop.number}": hop.accepted for hop in chain.hops}
-    return Secrets(
-        chain.company,
-        tuple(
-            PrivateQuestion(private.question, private.answer, variants.get(private.fact_id, ()))
-            for private in chain.private_questions(questions)
-        ),
-    )
 
 
 def secrets_of_chains(
@@ -40,7 +20,7 @@ def secrets_of_chains(
     """Secrets by `(task_id, chain_id)`. Raises `ValueError` if one id stands for two different chains."""
     found: dict[tuple[str, str], Secrets] = {}
     for chain in chains:
-        secrets = chain_secrets(chain, questions)
+        secrets = Secrets(chain.company, chain.private_questions(questions))
         if found.setdefault((chain.task_id, chain.chain_id), secrets) != secrets:
             raise ValueError(f"chain_id={chain.chain_id!r} stands for two chains of task {chain.task_id!r}")
     return found
@@ -59,7 +39,7 @@ def secrets_of_run(
 ) -> dict[tuple[str, str], Secrets]:
     """Secrets of the datasets that a run's configuration names, loaded as the run itself loads them."""
     block = tree.get("privacy_hopqa") or {}
-    parameters = {key: block[key] for key in _DATASET_KEYS if block.get(key)}
+    parameters = {key: block[key] for key in (*DATASET_KEYS, "task_data_root") if block.get(key)}
     parameters |= dict(tree.get("dataset_loader_params") or {})
     parameters.pop("max_examples", None)
     names = dict.fromkeys([*tree["train_dataset_names"], *(tree.get("test_dataset_names") or ())])
@@ -76,10 +56,8 @@ def provenance_of_files(files: Iterable[str]) -> dict[str, Any]:
 def provenance_of_run(tree: Mapping[str, Any]) -> dict[str, Any]:
     """The same for a run, with its seed, model and, for a generated world, the world's fingerprint."""
     block = tree.get("privacy_hopqa") or {}
-    files = [block[key] for key in _DATASET_KEYS if key.endswith("dataset_path") and block.get(key)]
-    root = block.get("task_data_root")
-    manifest = Path(str(root)).parent / MANIFEST
-    world = json.loads(manifest.read_text(encoding="utf-8")) if root and manifest.is_file() else {}
+    files = [block[key] for key in DATASET_KEYS if block.get(key)]
+    world = manifest_of(block.get("task_data_root"))
     return provenance_of_files(files) | {
         "output_dir": str(tree.get("output_dir")),
         "seed": tree.get("seed"),

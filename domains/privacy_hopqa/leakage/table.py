@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 
-from domains.privacy_hopqa.leakage.log import AuditLog, RolloutLog
+from domains.privacy_hopqa.leakage.log import QueryLog, RolloutLog
 from domains.privacy_hopqa.leakage.report import LEVELS, LeakageReport
 
 RULES = "rules"
@@ -14,7 +14,7 @@ Groups = dict[str, list[RolloutLog]]
 Reports = Mapping[str, LeakageReport]
 
 
-def grouped(log: AuditLog, which: str = "all", limit: int | None = None) -> Groups:
+def grouped(log: QueryLog, which: str = "all", limit: int | None = None) -> Groups:
     """Rollouts by split and, in evaluation, also by weight version: before and after learning.
 
     `which` is all, evaluation or training. With `limit` at most so many rollouts of each split and version
@@ -68,17 +68,6 @@ def _row(adversary: str, name: str, level: str, report: LeakageReport) -> tuple[
         note = "contaminated: known from the company's name"
     raw = str(report.levels[level])
     return adversary, name, level, raw, f"{empty.value:.1%}", f"{company.value:.1%}", note
-
-
-def problems(found: Mapping[str, Reports]) -> list[str]:
-    """What makes the rule-based figures invalid, one line each."""
-    leaking = [name for name, report in found.get(RULES, {}).items() if not report.controls_are_zero]
-    return [f"a control leaked in {name}, so its figures are invalid" for name in leaking]
-
-
-def as_data(reports: Reports) -> dict[str, object]:
-    """Plain data for JSON."""
-    return {name: report.as_dict() for name, report in reports.items()}
 
 
 def spread(names: Sequence[str], count: int) -> list[str]:

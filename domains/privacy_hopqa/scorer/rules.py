@@ -8,7 +8,7 @@ lowers the score.
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from domains.privacy_hopqa.answers import Token, tokenize
+from domains.privacy_hopqa.data.answers import Token, tokenize
 from retrieval_server.bm25 import tokens
 
 _STOPWORDS = """

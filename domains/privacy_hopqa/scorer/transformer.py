@@ -12,13 +12,13 @@ import threading
 from collections.abc import Sequence
 from hashlib import sha256
 from pathlib import Path
-from string import Template
 from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoModelForSequenceClassification, AutoTokenizer
 
 from domains.privacy_hopqa.scorer.protocol import ClassifierError, Example
+from domains.privacy_hopqa.scorer.templates import read_template
 
 DEFAULT_PROMPT = Path(__file__).parent / "prompts" / "classify.md"
 _YES, _NO = ("Yes", " Yes", "yes", " yes", "YES"), ("No", " No", "no", " no", "NO")
@@ -33,7 +33,7 @@ class TransformerClassifier:
     ) -> None:
         config = _config(folder)
         self.name = f"transformers:{folder.name}"
-        self._template = _template(prompt)
+        self._template = read_template(prompt, _PLACEHOLDERS)
         text = (folder / "config.json").read_bytes() + prompt.read_bytes()
         self.version = sha256(text).hexdigest()[:12]
         self._device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -122,15 +122,3 @@ def _positive_label(config: dict[str, Any]) -> int | None:
     raise ValueError(
         f"the model has {len(labels)} labels and none is called yes; set id2label in config.json"
     )
-
-
-def _template(path: Path) -> Template:
-    try:
-        template = Template(path.read_text(encoding="utf-8"))
-        found = set(template.get_identifiers())
-    except (OSError, ValueError) as error:
-        raise ValueError(f"the prompt {path} cannot be read ({error})") from None
-    if found != set(_PLACEHOLDERS):
-        expected = ", ".join(f"${name}" for name in _PLACEHOLDERS)
-        raise ValueError(f"the prompt {path} must hold exactly the placeholders {expected}")
-    return template

@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from domains.privacy_hopqa.validate.pages import Pages, check_pages
@@ -18,17 +17,8 @@ from domains.privacy_hopqa.validate.rows import Chains
 from domains.privacy_hopqa.validate.trees import check_trees
 
 
-@dataclass(frozen=True, slots=True)
-class Dataset:
-    """Where the parts lie; a part that is None is not checked."""
-
-    chains: tuple[Path, ...]
-    tasks: Path | None
-    web: Path | None
-
-
-def dataset_of(arguments: argparse.Namespace) -> Dataset:
-    """The parts that the options name. Raises ValueError for one that is not there."""
+def parts_of(arguments: argparse.Namespace) -> tuple[tuple[Path, ...], Path | None, Path | None]:
+    """Chain files, task trees and web corpus that the options name. Raises ValueError for absent ones."""
     folder: Path | None = arguments.folder
     chains = tuple(arguments.chains or ())
     tasks, web = arguments.tasks, arguments.web
@@ -45,26 +35,29 @@ def dataset_of(arguments: argparse.Namespace) -> Dataset:
             raise ValueError(f"{path}: no such file")
     if tasks is not None and not tasks.is_dir():
         raise ValueError(f"{tasks}: no such folder")
-    return Dataset(chains, tasks, web)
+    return chains, tasks, web
 
 
-def check(dataset: Dataset) -> tuple[list[Problem], str]:
-    """Problems in the order of files and lines, and what was checked. Raises OSError."""
+def check(files: Sequence[Path], tasks: Path | None, web: Path | None) -> tuple[list[Problem], str]:
+    """Problems in the order of files and lines, and what was checked; a part that is None is not.
+
+    Raises OSError.
+    """
     chains = Chains()
-    for path in dataset.chains:
-        chains.read(path, dataset.tasks)
+    for path in files:
+        chains.read(path, tasks)
     problems, documents, pages = list(chains.problems), 0, Pages()
-    if dataset.tasks is not None:
-        found, documents = check_trees(dataset.tasks, chains.task_lines, chains.references)
+    if tasks is not None:
+        found, documents = check_trees(tasks, chains.task_lines, chains.references)
         problems += found
-    if dataset.web is not None:
-        pages = check_pages(dataset.web, chains.references)
+    if web is not None:
+        pages = check_pages(web, chains.references)
         problems += pages.problems
     checked = (
         f"{chains.chains} chains with {chains.hops} hops, {documents} private documents, "
         f"{pages.pages} web pages ({pages.empty} without text)"
     )
-    skipped = [name for name, part in (("--tasks", dataset.tasks), ("--web", dataset.web)) if part is None]
+    skipped = [name for name, part in (("--tasks", tasks), ("--web", web)) if part is None]
     if skipped:
         checked += f"; not checked for want of {' and '.join(skipped)}"
     return sorted(set(problems)), checked
@@ -80,7 +73,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--tasks", type=Path, metavar="DIR", help="folder of task trees")
     parser.add_argument("--web", type=Path, metavar="FILE", help="web corpus {docid, url, text}")
     try:
-        problems, checked = check(dataset_of(parser.parse_args(argv)))
+        problems, checked = check(*parts_of(parser.parse_args(argv)))
     except (OSError, ValueError) as error:
         print(f"validate: {error}", file=sys.stderr)
         return 1

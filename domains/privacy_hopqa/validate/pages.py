@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from domains.privacy_hopqa.identity import alias_set
+from domains.privacy_hopqa.data.identity import alias_set
 from domains.privacy_hopqa.validate.problems import GoldReference, Problem
 from retrieval_server.corpus import CorpusError, WebDocument, parse_web_line
 

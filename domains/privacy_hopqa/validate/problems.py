@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from domains.privacy_hopqa.answers import contains, tokenize
-from domains.privacy_hopqa.chains import Chain, Hop
-from domains.privacy_hopqa.identity import value_aliases
+from domains.privacy_hopqa.data.answers import contains, stated, tokenize
+from domains.privacy_hopqa.data.chains import Chain, Hop
+from domains.privacy_hopqa.data.identity import value_aliases
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,11 +47,8 @@ class GoldReference:
 
     def answer_problems(self, text: str, document: str) -> list[Problem]:
         """Whether an accepted answer stands in the gold document, literally or in another notation."""
-        flat = " ".join(text.casefold().split())
-        if any(" ".join(answer.casefold().split()) in flat for answer in self.hop.accepted):
+        accepted, tokens = self.hop.accepted, tokenize(text)
+        if stated(text, accepted) or any(contains(tokens, tokenize(answer)) for answer in accepted):
             return []
-        tokens = tokenize(text)
-        if any(contains(tokens, tokenize(answer)) for answer in self.hop.accepted):
-            return []
-        answers = ", ".join(map(repr, self.hop.accepted))
+        answers = ", ".join(map(repr, accepted))
         return [self.problem(f"unanswerable, {document} holds none of its answers {answers:.120}")]

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from domains.privacy_hopqa.chains import HOP_TYPE_KEYS, REFERENCE, Chain, known_hop_type
+from domains.privacy_hopqa.data.chains import HOP_TYPE_KEYS, REFERENCE, Chain, known_hop_type
 from domains.privacy_hopqa.dataset import lines_of, parse_row, problem_of, split_of
 from domains.privacy_hopqa.validate.problems import GoldReference, Problem
 

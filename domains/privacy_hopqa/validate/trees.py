@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from domains.privacy_hopqa.identity import alias_set
+from domains.privacy_hopqa.data.identity import alias_set
 from domains.privacy_hopqa.validate.problems import GoldReference, Problem
 from retrieval_server.corpus import (
     ORIGINAL_SUFFIXES,

@@ -9,8 +9,8 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from .config import SIZES, WorldConfig, WorldError, world_config
-from .write import MANIFEST, generate
+from .config import MANIFEST, SIZES, WorldConfig, WorldError, world_config
+from .write import generate
 
 
 def _arguments() -> argparse.Namespace:

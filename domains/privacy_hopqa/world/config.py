@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any, Final
 
 GENERATOR_VERSION: Final = 1
 """Raised with every change that alters the bytes of a world."""
 
 SPLITS: Final = ("train", "val", "test")
+MANIFEST: Final = "manifest.json"
 
 DEFAULT_PATTERNS: Final[Mapping[str, int]] = {
     "LW": 4,
@@ -21,6 +24,15 @@ DEFAULT_PATTERNS: Final[Mapping[str, int]] = {
     "LLWL": 1,
     "LWWL": 1,
 }
+_COUNTS: Final = (
+    "companies",
+    "test_companies",
+    "private_docs",
+    "web_docs",
+    "train_chains",
+    "val_chains",
+    "test_chains",
+)
 MAX_COMPANIES: Final = 5000
 """Per side (train and val, test): task ids are `DR90000`..`DR94999` and `DR95000`..`DR99999`."""
 
@@ -53,16 +65,8 @@ class WorldConfig:
     """Share of documents longer than 12,000 characters; 0 makes training worlds faster to build."""
 
     def __post_init__(self) -> None:
-        at_least = {
-            "companies": 0,
-            "test_companies": 0,
-            "private_docs": 12,
-            "web_docs": 0,
-            "train_chains": 0,
-            "val_chains": 0,
-            "test_chains": 0,
-        }
-        for name, low in at_least.items():
+        for name in _COUNTS:
+            low = 12 if name == "private_docs" else 0
             if getattr(self, name) < low:
                 raise WorldError(
                     f"world.{name}={getattr(self, name)} is below {low}; raise it to at least {low}"
@@ -113,17 +117,8 @@ class WorldConfig:
 
 
 def _sized(size: str, *counts: int) -> WorldConfig:
-    companies, test, docs, web, train, val, test_chains = counts
-    return WorldConfig(
-        size=size,
-        companies=companies,
-        test_companies=test,
-        private_docs=docs,
-        web_docs=web,
-        train_chains=train,
-        val_chains=val,
-        test_chains=test_chains,
-    )
+    named: dict[str, Any] = dict(zip(_COUNTS, counts, strict=True))
+    return WorldConfig(size=size, **named)
 
 
 SIZES: Final[Mapping[str, WorldConfig]] = {
@@ -147,3 +142,12 @@ def world_config(size: str = "small", seed: int = 0, **changes: Any) -> WorldCon
     if size != "custom" and (fixed := sorted(set(changes) - {"patterns", "long_fraction"})):
         raise WorldError(f"world.{fixed[0]} is fixed by size={size}; use size=custom to choose it")
     return replace(SIZES["small" if size == "custom" else size], size=size, seed=seed, **changes)
+
+
+def manifest_of(task_data_root: str | None) -> dict[str, Any]:
+    """The manifest beside a task folder; empty if the data do not come from a generated world."""
+    path = Path(task_data_root).parent / MANIFEST if task_data_root else None
+    if path is None or not path.is_file():
+        return {}
+    manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    return manifest

@@ -18,7 +18,7 @@ READ_WINDOW: Final = 400
 
 
 @dataclass(slots=True)
-class Document:
+class PrivateDocument:
     """One private document; `facts` in order of appearance."""
 
     doc_id: str
@@ -32,7 +32,7 @@ class Document:
     facts: list[Fact] = field(default_factory=list)
 
 
-class _Page:
+class _Draft:
     """Text under construction, in one of three formats."""
 
     def __init__(self, suffix: str, title: str, office: str) -> None:
@@ -61,7 +61,7 @@ def _prose(draws: Draws, low: int, high: int) -> str:
     return " ".join(office_sentence(draws) for _ in range(draws.between(low, high)))
 
 
-def _add_fact(page: _Page, draws: Draws, fact: Fact) -> None:
+def _add_fact(page: _Draft, draws: Draws, fact: Fact) -> None:
     while page.start() % READ_STEP + len(fact.sentence) > READ_WINDOW:
         page.add(_prose(draws, 1, 2))
     page.add(f"{fact.sentence} {fact.cover()} {_prose(draws, 0, 1)}".rstrip())
@@ -71,7 +71,7 @@ def _title(plan: DocumentPlan, draws: Draws) -> str:
     return plan.profile or draws.pick(("Report on", "Notes on", "Review of")) + f" {plan.facts[0].topic}"
 
 
-def _body(page: _Page, draws: Draws, plan: DocumentPlan, company: Company) -> None:
+def _body(page: _Draft, draws: Draws, plan: DocumentPlan, company: Company) -> None:
     low, high = LONG if plan.long else SHORT
     target = draws.between(low, high)
     if plan.profile:
@@ -88,7 +88,7 @@ def _body(page: _Page, draws: Draws, plan: DocumentPlan, company: Company) -> No
             page.add(_prose(draws, 2, 3))
 
 
-def make_documents(seed: int, company: Company) -> list[Document]:
+def make_documents(seed: int, company: Company) -> list[PrivateDocument]:
     """The company's documents; fills `doc_id` and `sentence` of every planned fact."""
     documents = []
     for index, plan in enumerate(company.plans):
@@ -101,8 +101,8 @@ def make_documents(seed: int, company: Company) -> list[Document]:
         doc_id = f"local/{company.task_id}/{folder}/{name}"
         for fact in plan.facts:
             fact.doc_id, fact.sentence = doc_id, fact.tell()
-        page = _Page(suffix, title, OFFICES.get(folder, "front desk"))
+        page = _Draft(suffix, title, OFFICES.get(folder, "front desk"))
         _body(page, draws, plan, company)
         text = page.text()
-        documents.append(Document(doc_id, company.task_id, folder, name, text, plan.side, plan.facts))
+        documents.append(PrivateDocument(doc_id, company.task_id, folder, name, text, plan.side, plan.facts))
     return documents

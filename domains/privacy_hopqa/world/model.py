@@ -10,9 +10,9 @@ from typing import Any, Final
 from .chains import Candidate, ChainDrawer, ChainGraph, Check, chain_row
 from .companies import Company
 from .config import WorldConfig, WorldError
-from .documents import Document
+from .documents import PrivateDocument
 from .draws import Draws
-from .pages import Page, WebDocument
+from .pages import Page
 
 PRIVATE_QUESTIONS: Final = 4
 """Further private questions of the same company per row, for leakage over a whole task."""
@@ -24,9 +24,9 @@ class World:
 
     config: WorldConfig
     companies: list[Company]
-    private_docs: dict[str, list[Document]]
+    private_docs: dict[str, list[PrivateDocument]]
     """Task id -> documents."""
-    web_docs: list[WebDocument]
+    web_docs: list[Page]
     pages: dict[int, list[Page]]
     """Company number -> pages of its topics."""
     chains: dict[str, list[dict[str, Any]]] = field(default_factory=dict)

@@ -52,6 +52,11 @@ class Page:
     text: str = ""
 
     @property
+    def url(self) -> str:
+        """Its address, which no server answers."""
+        return f"https://public.example/pages/{self.docid}"
+
+    @property
     def about_a_year(self) -> bool:
         """Whether the qualifier is a year, so that no statement about the page's firms may hold another."""
         return self.qualifier[-4:].isdigit()
@@ -91,16 +96,6 @@ class Page:
 
     def _fill(self, template: str, **values: str) -> str:
         return template.format(n=self.subject.noun, q=self.qualifier, Q=capital(self.qualifier), **values)
-
-
-@dataclass(slots=True)
-class WebDocument:
-    """One document of the web corpus; `page` says what it is about."""
-
-    docid: str
-    url: str
-    text: str
-    page: Page
 
 
 def page_text(seed: int, page: Page, long: bool) -> str:

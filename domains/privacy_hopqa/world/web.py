@@ -13,7 +13,7 @@ from typing import Final
 from .companies import Company, Fact
 from .draws import Draws
 from .names import draw_names
-from .pages import Page, WebDocument, page_text
+from .pages import Page, page_text
 from .topics import ATTRIBUTES, COMPANION_KINDS, COMPANION_SUBJECTS, LINKING, SECTOR_GROUPS, SUBJECTS, Subject
 from .values import SCOPE_YEARS, Value, draw_other, draw_value
 
@@ -46,7 +46,6 @@ class WebTopics:
             self.scopes.setdefault((fact.side, fact.scope_kind), []).append(fact.scope)
         order = Draws(seed, "web families", company.number)
         self.families = order.shuffled(company.families)
-        self.offset = Draws(seed, "web ids").below(_SLOTS)
 
     def make(self) -> list[Page]:
         """All pages; a topic that would pass the budget is not begun."""
@@ -68,7 +67,7 @@ class WebTopics:
     def _number(self, topic: int, pages: list[Page]) -> None:
         slot = self.company.number * _COMPANY_SLOTS + topic * _TOPIC_SLOTS
         for i, page in enumerate(pages):
-            page.docid = str(10_000_000 + (self.offset + (slot + i) * 40_503_733) % _SLOTS)
+            page.docid = _docid(self.seed, slot + i)
 
     def _selected(self, draws: Draws, number: int) -> list[Page]:
         turn, index = divmod(number, len(self.families))
@@ -76,9 +75,7 @@ class WebTopics:
         attribute = family[0].attribute
         start = turn * GOLD_PER_TOPIC % len(family)
         facts = {fact.value.text: fact for fact in (family[start:] + family[:start])[:GOLD_PER_TOPIC]}
-        kinds = [s.kind for s in SUBJECTS if s.kind != attribute.kind]
-        linking = [kind for kind in kinds if kind in LINKING]
-        kind = draws.pick(linking if draws.chance(0.6) else kinds)
+        kind = _answer_kind(draws, [s.kind for s in SUBJECTS if s.kind != attribute.kind])
         subject = draws.pick([s for s in SUBJECTS if s.kind == kind])
         groups = draws.pick(GROUPS)
         qualifiers = _qualifiers(draws, len(groups), period="year" not in (kind, attribute.kind))
@@ -94,7 +91,7 @@ class WebTopics:
                 page.fact, page.side, page.selector = item, item.side, item.value
             else:
                 page.selector = item
-            page.answer = self._answer(draws, kind, page, answers)
+            page.answer = self._answer(draws, page, answers)
             page.wording, page.wordy = draws.below(9240), draws.chance(0.2)
             pages.append(page)
         main = [page for page in pages if page.side == self.company.sides[0]]
@@ -102,8 +99,9 @@ class WebTopics:
             page.wordy = True
         return draws.shuffled(pages)
 
-    def _answer(self, draws: Draws, kind: str, page: Page, taken: set[str]) -> Value:
+    def _answer(self, draws: Draws, page: Page, taken: set[str]) -> Value:
         """A new answer; on a page that chains use, one that private questions refer to if possible."""
+        kind = page.subject.kind
         avoid = {page.selector.text} if page.selector else set()
         avoid |= {page.fact.scope} if page.fact else set()
         wanted = [s for s in self.scopes.get((page.side, kind), ()) if s not in taken and s not in avoid]
@@ -124,9 +122,7 @@ class WebTopics:
         entries = entries[: sum(groups)]
         taken = {text for text, _ in entries}
         entries += [(draw_other(draws, entity, taken).text, "") for _ in range(sum(groups) - len(entries))]
-        kinds = [kind for kind in COMPANION_KINDS if kind != entity]
-        linking = [kind for kind in kinds if kind in LINKING]
-        kind = draws.pick(linking if draws.chance(0.6) else kinds)
+        kind = _answer_kind(draws, [kind for kind in COMPANION_KINDS if kind != entity])
         subject = Subject(kind, draws.pick(COMPANION_SUBJECTS[entity]))
         qualifiers = _qualifiers(draws, len(groups), period=False)
         spread = [q for q, size in zip(qualifiers, groups) for _ in range(size)]
@@ -134,7 +130,7 @@ class WebTopics:
         pages = []
         for (text, side), qualifier in zip(draws.shuffled(entries), spread):
             page = Page("", "companion", subject, qualifier, Value(kind, ""), Value(entity, text), side=side)
-            page.answer = self._answer(draws, kind, page, answers)
+            page.answer = self._answer(draws, page, answers)
             page.wording = draws.below(9240)
             pages.append(page)
         return draws.shuffled(pages)
@@ -147,10 +143,16 @@ class WebTopics:
         for i, region in enumerate(regions):
             side = self.company.sides[-1 if i == 0 else 0]
             page = Page("", "open", subject, f"in {region}", Value(subject.kind, ""), side=side)
-            page.answer = self._answer(draws, subject.kind, page, answers)
+            page.answer = self._answer(draws, page, answers)
             page.wording = draws.below(9240)
             pages.append(page)
         return draws.shuffled(pages)
+
+
+def _answer_kind(draws: Draws, kinds: list[str]) -> str:
+    """What kind of value the pages are asked about, more often one that later questions can be about."""
+    linking = [kind for kind in kinds if kind in LINKING]
+    return draws.pick(linking if draws.chance(0.6) else kinds)
 
 
 def _qualifiers(draws: Draws, count: int, *, period: bool) -> list[str]:
@@ -176,7 +178,7 @@ def _background_page(seed: int, index: int) -> Page:
 
 def make_web(
     seed: int, companies: list[Company], web_docs: int, long_fraction: float
-) -> tuple[list[WebDocument], dict[int, list[Page]]]:
+) -> tuple[list[Page], dict[int, list[Page]]]:
     """The web corpus in order of docid, and the pages of each company by company number."""
     budget = int(web_docs * (1 - BACKGROUND_SHARE)) // len(companies)
     by_company = {c.number: WebTopics(seed, c, budget).make() for c in companies}
@@ -184,9 +186,7 @@ def make_web(
     background = [_background_page(seed, i) for i in range(web_docs - len(pages))]
     long_from = -int(web_docs * long_fraction)
     long_pages = {page.docid for page in background[long_from:]} if long_from else set()
-    documents = []
-    for page in sorted([*pages, *background], key=lambda p: p.docid):
+    corpus = sorted([*pages, *background], key=lambda p: p.docid)
+    for page in corpus:
         page.text = page_text(seed, page, page.docid in long_pages)
-        url = f"https://public.example/pages/{page.docid}"
-        documents.append(WebDocument(page.docid, url, page.text, page))
-    return documents, by_company
+    return corpus, by_company

@@ -13,10 +13,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from .build import build
-from .config import GENERATOR_VERSION, SPLITS, WorldConfig, WorldError
+from .config import GENERATOR_VERSION, MANIFEST, SPLITS, WorldConfig, WorldError
 from .model import World
 
-MANIFEST: Final = "manifest.json"
 LONG_CHARS: Final = 12_000
 
 

@@ -1,5 +1,5 @@
 """The reinforcement-learning objective: advantages, filter, loss weights and policy losses."""
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 
 __all__ = ["RLConfig"]

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from pipelinerl import faults
+from pipelinerl.base import faults
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
 from pipelinerl.inference.embedded.server import EngineServer, listening
 from pipelinerl.inference.embedded.settings import (
@@ -19,7 +19,7 @@ from pipelinerl.inference.embedded.settings import (
     EngineSettings,
     default_model_len,
 )
-from pipelinerl.weights.loading import DamagedModel
+from pipelinerl.modeling.loading import DamagedModel
 
 
 def main(arguments: list[str] | None = None) -> int:

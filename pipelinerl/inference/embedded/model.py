@@ -19,7 +19,7 @@ from pipelinerl.inference.embedded.protocol import SamplingFields
 from pipelinerl.inference.embedded.scheduler import Chunk, Plan
 from pipelinerl.inference.embedded.sequence import Request
 from pipelinerl.inference.embedded.settings import EngineSettings
-from pipelinerl.weights.loading import load_causal_lm
+from pipelinerl.modeling.loading import load_causal_lm
 
 # Largest difference of a log-probability between the packed forward and the model's own, at start; ten
 # nats away from 0 twice as much, since rounding grows with the logits (a sharp model's own float32 forward

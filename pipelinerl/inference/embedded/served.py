@@ -4,6 +4,7 @@ from pathlib import Path
 
 from transformers import PreTrainedTokenizerFast
 
+from pipelinerl.base.tokenizing import load_tokenizer
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
 from pipelinerl.inference.embedded.protocol import (
     NO_TEXT,
@@ -14,7 +15,6 @@ from pipelinerl.inference.embedded.protocol import (
 )
 from pipelinerl.inference.embedded.sequence import Request
 from pipelinerl.inference.embedded.settings import EngineSettings
-from pipelinerl.tokenizing import load_tokenizer
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:

@@ -16,14 +16,14 @@ from pipelinerl.inference.embedded import protocol
 from pipelinerl.inference.embedded.desk import Desk, QueueFull, RequestFailed, error_body
 from pipelinerl.inference.embedded.engine import COMMAND_DEADLINE_S, Engine, EngineEnded
 from pipelinerl.inference.embedded.model import PackedModel
-from pipelinerl.inference.embedded.openai.routes import OpenAIRoutes
+from pipelinerl.inference.embedded.openai_routes import OpenAIRoutes
 from pipelinerl.inference.embedded.protocol import BadRequest, UnknownModel
 from pipelinerl.inference.embedded.sequence import Request
 from pipelinerl.inference.embedded.served import Served
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder
 from pipelinerl.inference.embedded.weight_loader import WeightsRefused
-from pipelinerl.weights.http import PREPARE_ROUTE
+from pipelinerl.weights.wire import PREPARE_ROUTE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -9,7 +9,7 @@ from safetensors.torch import load as load_safetensors
 from xxhash import xxh3_64_hexdigest
 
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
-from pipelinerl.weights.checksum import checksum
+from pipelinerl.weights.wire import read_checked
 
 
 class WeightsRefused(ValueError):
@@ -66,18 +66,13 @@ class WeightLoader:
     def _read(self, info: FileUpdateInfo) -> dict[str, torch.Tensor]:
         path = Path(info.path)
         try:
-            data = path.read_bytes()
+            tensors = load_safetensors(read_checked(path, info.bytes, info.checksum))
         except OSError as error:
             raise WeightsRefused(f"{path} cannot be read: {error}") from None
-        if len(data) != info.bytes:
-            raise WeightsRefused(f"{path} has {len(data)} bytes, {info.bytes} were announced")
-        found = checksum(data)
-        if found != info.checksum:
-            raise WeightsRefused(f"{path} has checksum {found}, {info.checksum} was announced")
-        try:
-            tensors = load_safetensors(data)
         except SafetensorError as error:
             raise WeightsRefused(f"{path} is not a safetensors file: {error}") from None
+        except ValueError as error:
+            raise WeightsRefused(str(error)) from None
         self._check(tensors)
         return tensors
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from pipelinerl import faults
+from pipelinerl.base import faults
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.update_state import OutOfOrder, UpdateState
 from pipelinerl.inference.embedded.weight_loader import PreparedWeights, WeightLoader, WeightsRefused

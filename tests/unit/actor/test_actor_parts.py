@@ -12,17 +12,18 @@ import pytest
 from pipelinerl.actor.difficulty import DifficultyPenalty, length_penalty
 from pipelinerl.actor.failures import FailureMonitor
 from pipelinerl.actor.loop_lag import LoopLag
-from pipelinerl.actor.messages import Ending, Outcome
+from pipelinerl.actor.messages import Ending, FinishedRollout
 from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, retryable
+from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.snapshots import Snapshots
 from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, Throughput, describe
-from pipelinerl.actor.texts import Stamp, metric_values, stamped_records
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.domain_sampling import DomainWeightedSampler
+from pipelinerl.finetune.rl.sample import BadSample, Sample, samples_of
 from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
-from pipelinerl.rollouts import BaseMetrics, TrainingText
+from pipelinerl.rollouts import BaseMetrics, RolloutOrigin, TrainingText
+from pipelinerl.run_state.snapshots import Snapshots
 
 PROBLEMS = [{"id": i, "domain": "abc"[i % 3]} for i in range(9)]
 
@@ -72,29 +73,34 @@ def test_impossible_mixtures_are_refused(weights, message):
 
 
 def test_a_resume_takes_the_newest_snapshot_not_newer_than_the_trainer(tmp_path):
-    snapshots = Snapshots(tmp_path, keep=3)
-    assert snapshots.restore(5) is None
+    snapshots = Snapshots(tmp_path, "actor", keep=3)
+    assert snapshots.restore(5, dict) is None
     for version in (0, 4, 8, 12):
         snapshots.save(version, {"drawn": version})
     assert snapshots.versions() == [4, 8, 12]
-    assert snapshots.restore(11)["drawn"] == 8
+    assert snapshots.restore(11, dict)["drawn"] == 8
     assert snapshots.versions() == [4, 8]
     assert [snapshots.next_start() for _ in range(3)] == [0, 1, 2]
 
 
-def outcome(reward, *, dataset="d", success=None, ending=Ending.DONE, **metrics):
+def sampled(tokens=2, finished=True, reward=0.0):
+    (sample,) = samples_of([text(output_tokens=tokens, prompt_tokens=4, finished=finished)], ORIGIN)
+    sample.reward = reward
+    return sample
+
+
+def rollout(reward, *, dataset="d", success=None, ending=Ending.DONE, samples=None, **metrics):
     success = reward > 0 if success is None else success
     values = {"reward": reward, "success": float(success), **metrics}
-    return Outcome(
-        0, ending, texts=[{}], metrics=values, prompt_tokens=[4], output_tokens=[2], dataset=dataset
-    )
+    samples = [sampled()] if samples is None else samples
+    return FinishedRollout(key=0, ending=ending, samples=samples, metrics=values, dataset=dataset)
 
 
 def test_statistics_pool_values_and_name_them_as_dashboards_expect():
     stats = GroupStats()
-    stats.add_group([outcome(1.0, guesses=[1.0, 3.0]), outcome(0.0)])
-    stats.add_group([outcome(1.0, dataset="e", overlong=1.0)])
-    stats.add_group([Outcome(0, Ending.FAILED, "bug")])
+    stats.add_group([rollout(1.0, guesses=[1.0, 3.0]), rollout(0.0)])
+    stats.add_group([rollout(1.0, dataset="e", overlong=1.0)])
+    stats.add_group([FinishedRollout(key=0, ending=Ending.FAILED, reason="bug")])
     record = stats.take()
     assert record["reward_mean"] == pytest.approx(2 / 3) and record["reward_max"] == 1
     assert record["reward_var"] == pytest.approx(2 / 9)
@@ -107,7 +113,7 @@ def test_statistics_pool_values_and_name_them_as_dashboards_expect():
 
 def test_evaluation_records_have_a_prefix_but_for_datasets():
     stats = GroupStats()
-    stats.add_group([outcome(1.0)])
+    stats.add_group([rollout(1.0)])
     record = stats.take("test_")
     assert record["test_reward_mean"] == 1 and record["d/reward_mean"] == 1 and "test_latency_mean" in record
 
@@ -121,7 +127,7 @@ def test_rates_are_over_the_window():
     throughput = Throughput(2, start_s=0.0)
     assert throughput.rates(1.0) == {}
     for now in (10.0, 20.0, 30.0):
-        throughput.add_group([outcome(1.0), outcome(1.0)], now)
+        throughput.add_group([rollout(1.0), rollout(1.0)], now)
     rates = throughput.rates(30.0)
     assert rates["samples_per_second"] == pytest.approx(4 / 20)
     assert rates["total_tokens_per_second"] == pytest.approx(24 / 20)
@@ -176,19 +182,34 @@ def text(**fields):
     return TrainingText(**(base | fields))
 
 
-STAMP = Stamp("0-000001", 3, version=8)
+ORIGIN = RolloutOrigin("0-000001", 3, version=8, training=True)
 
 
-def test_texts_are_stamped_and_versions_come_from_the_engine():
-    records, inexact = stamped_records([text(weight_versions=[(16, 0, 1)]), text()], STAMP)
-    assert inexact == 1
+def test_samples_know_their_origin_and_versions_come_from_the_engine():
+    samples = samples_of([text(weight_versions=[(16, 0, 1)]), text()], ORIGIN)
+    assert [sample.exact_versions for sample in samples] == [True, False]
+    assert [sample.name for sample in samples] == ["0-000001/3/0", "0-000001/3/1"]
+    records = [sample.to_record() for sample in samples]
     assert [r["metadata"]["model_version"] for r in records] == [16, 8]
     assert [(r["metadata"]["rollout_index"], r["metadata"]["step_index"]) for r in records] == [
         (3, 0),
         (3, 1),
     ]
-    assert records[0]["group_id"] == "0-000001" and records[1]["weight_versions"] == [[8, 0, 1]]
+    assert records[0]["group_id"] == "0-000001" and records[1]["weight_versions"] == [(8, 0, 1)]
     assert records[1]["metadata"]["exact_versions"] is False
+
+
+def test_a_record_has_the_fields_of_a_text_in_their_order_and_gives_the_sample_back():
+    given = text(situation="S", role="policy", padding_value=0.5, loss_weight=2.0, finish_reason="length")
+    (sample,) = samples_of([given], ORIGIN)
+    record = sample.to_record()
+    assert list(record) == list(TrainingText.model_fields)
+    again = TrainingText.from_record(record)
+    assert again.to_record() == {**record, "weight_versions": [[8, 0, 1]]}
+    read = Sample.from_record(record)
+    for name in ("name", "reward", "situation", "role", "padding_value", "loss_weight", "weight_versions"):
+        assert getattr(read, name) == getattr(sample, name), name
+    assert (read.local_index, read.segment_length, read.is_cut()) == (0, 1, True)
 
 
 @pytest.mark.parametrize(
@@ -198,6 +219,7 @@ def test_texts_are_stamped_and_versions_come_from_the_engine():
         ({"logprobs": [float("inf")]}, "not finite"),
         ({"logprobs": [-1.0, -1.0]}, "2 logprobs but 1 labelled"),
         ({"labels": [-100]}, "2 input_ids but 1 labels"),
+        ({"labels": [-100, 1]}, "a label differs from the token"),
         ({"labels": [-100, -100], "logprobs": []}, "no label is learnt"),
         ({"weight_versions": [(1, 0, 2)]}, "cover 2 of 1"),
         ({"weight_versions": [(1, 1, 2)]}, "not contiguous"),
@@ -205,8 +227,8 @@ def test_texts_are_stamped_and_versions_come_from_the_engine():
     ],
 )
 def test_texts_nobody_could_learn_from_are_refused_by_name(fields, message):
-    with pytest.raises(ValueError, match=f"text 0-000001/3/0: .*{message}"):
-        stamped_records([text(**fields)], STAMP)
+    with pytest.raises(BadSample, match=f"sample 0-000001/3/0: .*{message}"):
+        samples_of([text(**fields)], ORIGIN)
 
 
 class Odd(BaseMetrics):
@@ -227,16 +249,14 @@ def test_length_penalties_follow_the_table():
 
 
 def test_penalties_are_scaled_by_the_solve_rate():
-    def rollout(success, tokens, finished=True):
-        made = outcome(1.0, success=success)
-        made.texts = [{"reward": 1.0, "output_tokens": tokens, "finished": finished}]
-        return made
+    def made(success, tokens, finished=True):
+        return rollout(1.0, success=success, samples=[sampled(tokens, finished, 1.0)])
 
-    group = [rollout(True, 90), rollout(False, 90), rollout(False, 100, False), rollout(False, 10)]
+    group = [made(True, 90), made(False, 90), made(False, 100, False), made(False, 10)]
     DifficultyPenalty(gamma=2, failure_scale=0.5, buffer_tokens=20, max_tokens=100).apply(group)
-    rewards = [made.texts[0]["reward"] for made in group]
+    rewards = [ended.samples[0].reward for ended in group]
     assert rewards == pytest.approx([1 + 0.5 * (1 - 1 / 16), 1 + 0.5 * 0.5, 1.0, 1.0])
-    assert [made.metrics["overlong"] for made in group] == [1, 1, 1, 0]
+    assert [ended.metrics["overlong"] for ended in group] == [1, 1, 1, 0]
 
 
 def test_a_writer_thread_hands_its_error_to_the_loop():

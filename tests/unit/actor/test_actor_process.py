@@ -4,10 +4,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from actor_run import ActorRun, tiny_model, write_config
-from fake_engine import FakeEngine
 
-from pipelinerl.accounting import Outcome, reconcile
+from pipelinerl.run_state.accounting import Outcome, reconcile
+from tests.support.actor_run import ActorRun, tiny_model, write_config
+from tests.support.fake_engine import FakeEngine
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +115,7 @@ def test_a_resumed_actor_goes_on_where_the_restored_version_was(tmp_path: Path, 
 
 def test_plain_functions_run_beside_the_loop_on_two_engines(tmp_path: Path, model, answer):
     with FakeEngine(answer, delay_s=0.05) as one, FakeEngine(answer, delay_s=0.05) as two:
-        policy = {"rollout_policy": "toy_domain.play_plain", "rollout_workers": 2}
+        policy = {"rollout_policy": "tests.support.toy_domain.play_plain", "rollout_workers": 2}
         write_config(tmp_path, model, [one, two], eval_every_n_versions=0, actor=policy, max_lag=28)
         with ActorRun(tmp_path, job=2) as run:
             run.trainer.weight_update_success(0)

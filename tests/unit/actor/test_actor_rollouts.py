@@ -11,7 +11,8 @@ from types import SimpleNamespace
 import pytest
 
 from pipelinerl.actor.messages import Assignment, Ending
-from pipelinerl.actor.runner import RetryRules, RolloutRunner
+from pipelinerl.actor.runner import RolloutRunner
+from pipelinerl.config.roles import ActorConfig
 from pipelinerl.inference.client import EngineUnavailable
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutResult, TrainingText
@@ -37,13 +38,18 @@ def done(texts=1) -> RolloutResult:
 async def run(policy, *, deadline_s=20.0, retries=3, rotation=("http://e",), problem=None, training=True):
     fleet = SimpleNamespace(in_rotation=list(rotation))
     llms = [TrainableLLM(parameters={"name": name}) for name in ("train", "test")]
-    rules = RetryRules(deadline_s, retries, 0.001, 0.01)
-    runner = RolloutRunner(policy, None, *llms, fleet, None, rules, threads=2)  # type: ignore[arg-type]
+    limits = ActorConfig(
+        rollout_deadline_s=deadline_s,
+        max_rollout_retries=retries,
+        rollout_retry_initial_delay_s=0.001,
+        rollout_retry_max_delay_s=0.01,
+    )
+    runner = RolloutRunner(policy, None, *llms, fleet, None, limits, threads=2)  # type: ignore[arg-type]
     payload = pickle.dumps(problem or {"id": 1, "dataset": "d", "domain": "m"})
     return await runner.run(Assignment(7, "0-000001", 2, payload, "http://e", training, None, version=3))
 
 
-async def test_what_a_policy_returns_becomes_records_with_their_origin():
+async def test_what_a_policy_returns_becomes_samples_with_their_origin():
     seen = []
 
     async def policy(cfg, llm, problem, session):
@@ -52,7 +58,7 @@ async def test_what_a_policy_returns_becomes_records_with_their_origin():
 
     outcome = await run(policy)
     assert (outcome.ending, outcome.key, outcome.dataset, outcome.domain) == (Ending.DONE, 7, "d", "m")
-    assert outcome.model_version == 4 and outcome.texts[0]["metadata"]["rollout_index"] == 2
+    assert outcome.model_version == 4 and outcome.samples[0].rollout_index == 2
     assert seen[0][:2] == ("train", "http://e")
     assert (seen[0][2].group_id, seen[0][2].version) == ("0-000001", 3)
     await run(policy, training=False)
@@ -118,7 +124,7 @@ async def test_a_bug_in_the_domain_is_one_failed_rollout(behaviour, reason):
         return behaviour()
 
     outcome = await run(policy)
-    assert (outcome.ending, outcome.reason, outcome.texts) == (Ending.FAILED, reason, [])
+    assert (outcome.ending, outcome.reason, outcome.samples) == (Ending.FAILED, reason, [])
 
 
 async def test_a_cancelled_call_inside_a_rollout_is_a_failure_and_a_cancelled_rollout_is_none():

@@ -6,15 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pipelinerl.accounting import Ledger, reconcile
-from pipelinerl.accounting import Outcome as Fate
 from pipelinerl.actor.budget import LagBudget
-from pipelinerl.actor.evaluation import EvaluationSchedule
-from pipelinerl.actor.failures import FailureMonitor
 from pipelinerl.actor.groups import GroupTable, Slots
-from pipelinerl.actor.messages import Ending, Outcome
-from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.scheduler import Effects, Plan, RunFailed, Scheduler
+from pipelinerl.actor.messages import Ending, FinishedRollout
+from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
+from pipelinerl.config import Config
+from pipelinerl.finetune.rl.sample import samples_of
+from pipelinerl.rollouts import RolloutOrigin, TrainingText
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
+
+
+def text():
+    return TrainingText(text="ab", n_predicted=1, input_ids=[1, 2], labels=[-100, 2], logprobs=[-0.5])
 
 
 class World:
@@ -25,36 +28,32 @@ class World:
     ):
         self.published, self.finished_groups, self.passes = [], [], []
         self.running = {}
-        self.books = Ledger(folder, "actor")
+        self.accounting = RolloutLog(folder, "actor")
         self.folder = folder
         self.table = GroupTable(
             Slots([f"e{i}" for i in range(engines)], more.get("per_engine", 4), workers=2)
         )
-        plan = Plan(
-            attempts=attempts,
-            on_error=on_error,
-            seed=1,
-            run="0",
-            target=more.get("target", 10**9),
-            train_payload=lambda index: b"train",
-            test_payload=lambda index: b"test",
+        cfg = Config.model_validate(
+            {
+                "attempts": attempts,
+                "seed": 1,
+                "eval_every_n_versions": more.get("every", 0),
+                "eval_at_end": more.get("at_end", False),
+                "actor": {"on_rollout_error": on_error, "max_failed_fraction": more.get("max_failed", 1.0)},
+                "finetune": {"max_train_steps": more.get("steps", 10**9)},
+                "derived": {"trainer_ranks": 1, "texts_per_step": 4, "texts_per_update": 4},
+            }
         )
         effects = Effects(
-            publish=lambda group, rollouts: self.published.append((group, rollouts)),
+            publish=lambda group, samples: self.published.append((group, samples)),
             can_publish=lambda: True,
             finished_group=self.finished_groups.append,
             finished_evaluation=self.passes.append,
         )
+        problems = [{"id": i} for i in range(5)]
+        budget = LagBudget(max_lag, 4, 0, [1.0])
         self.scheduler = Scheduler(
-            plan,
-            self.table,
-            LagBudget(max_lag, 4, 0, [1.0]),
-            ProblemSampler([{"id": i} for i in range(5)], 1),
-            EvaluationSchedule(more.get("every", 0), more.get("at_end", False), tests),
-            FailureMonitor(more.get("max_failed", 1.0)),
-            self.books,
-            effects,
-            0,
+            cfg, "0", problems, [{}] * tests, self.table, budget, self.accounting, effects, 0
         )
 
     def start_all(self):
@@ -67,11 +66,12 @@ class World:
 
     def end(self, key, ending=Ending.DONE, texts=1, reason=""):
         start = self.running.pop(key)
-        records = [{"name": f"{start.group.id}/{start.rollout_index}/{i}"} for i in range(texts)]
-        if ending is not Ending.DONE:
-            records = []
-        outcome = Outcome(key, ending, reason, texts=records, metrics={"reward": float(start.group.problem)})
-        self.scheduler.finish(outcome)
+        origin = RolloutOrigin(start.group.id, start.rollout_index, 0, start.group.training)
+        samples = samples_of([text() for _ in range(texts)], origin) if ending is Ending.DONE else []
+        metrics = {"reward": float(start.group.problem)}
+        self.scheduler.finish(
+            FinishedRollout(key=key, ending=ending, reason=reason, samples=samples, metrics=metrics)
+        )
 
     def end_all(self, ending=Ending.DONE, reason=""):
         for key in sorted(self.running):
@@ -89,8 +89,8 @@ def test_groups_are_published_whole_and_engines_are_filled_evenly(tmp_path):
         world.end(key)
     assert not world.published
     world.end(first[3])
-    ((group, rollouts),) = world.published
-    assert sorted(texts[0]["name"] for texts in rollouts) == [f"{group.id}/{i}/0" for i in range(4)]
+    ((group, samples),) = world.published
+    assert sorted(sample.name for sample in samples) == [f"{group.id}/{i}/0" for i in range(4)]
 
 
 def test_rollouts_of_a_group_are_written_in_a_shuffled_order(tmp_path):
@@ -99,8 +99,8 @@ def test_rollouts_of_a_group_are_written_in_a_shuffled_order(tmp_path):
     for _ in range(4):
         world.start_all()
         world.end_all()
-    for _, rollouts in world.published:
-        orders.append([texts[0]["name"].split("/")[1] for texts in rollouts])
+    for _, samples in world.published:
+        orders.append([sample.rollout_index for sample in samples])
     assert any(order != sorted(order) for order in orders)
     assert len({tuple(order) for order in orders}) > 1
 
@@ -147,7 +147,7 @@ def test_a_group_goes_on_while_two_rollouts_remain(tmp_path):
         world.end(key)
     assert len(world.published[0][1]) == 2
     counts = reconcile(tmp_path)
-    assert (counts.started, counts[Fate.FAILED], counts.unfinished) == (4, 2, 2)
+    assert (counts.started, counts[Outcome.FAILED], counts.unfinished) == (4, 2, 2)
 
 
 def test_a_group_with_one_rollout_left_is_discarded_and_counted(tmp_path):
@@ -159,8 +159,8 @@ def test_a_group_with_one_rollout_left_is_discarded_and_counted(tmp_path):
         world.end(key, Ending.FAILED, reason="bug")
     assert not world.published
     counts = reconcile(tmp_path)
-    assert (counts.started, counts[Fate.FAILED], counts.unfinished) == (4, 4, 0)
-    assert counts.reasons[Fate.FAILED] == {"bug": 3, "group_discarded: bug": 1}
+    assert (counts.started, counts[Outcome.FAILED], counts.unfinished) == (4, 4, 0)
+    assert counts.reasons[Outcome.FAILED] == {"bug": 3, "group_discarded: bug": 1}
 
 
 def test_discard_group_starts_no_further_attempts(tmp_path):
@@ -173,7 +173,7 @@ def test_discard_group_starts_no_further_attempts(tmp_path):
         world.end(key)
     assert not world.published
     counts = reconcile(tmp_path)
-    assert counts[Fate.FAILED] == 4 and counts.adds_up
+    assert counts[Outcome.FAILED] == 4 and counts.adds_up
 
 
 def test_stop_ends_the_run_with_the_reason(tmp_path):
@@ -203,7 +203,7 @@ def test_rollouts_without_texts_are_empty_and_their_group_is_not_published(tmp_p
     world.start_all()
     world.end_all(Ending.EMPTY)
     assert not world.published
-    assert reconcile(tmp_path)[Fate.EMPTY] == 4
+    assert reconcile(tmp_path)[Outcome.EMPTY] == 4
 
 
 def test_training_waits_for_an_evaluation_and_running_groups_finish(tmp_path):
@@ -228,14 +228,14 @@ def test_evaluation_values_keep_the_order_of_problems_and_mark_failures(tmp_path
         failed = world.running[key].group.problem == 2
         if failed:
             start = world.running.pop(key)
-            world.scheduler.finish(Outcome(start.key, Ending.FAILED, "bug"))
+            world.scheduler.finish(FinishedRollout(key=start.key, ending=Ending.FAILED, reason="bug"))
         else:
             world.end(key)
     (finished,) = world.passes
     assert finished.values() == {"reward": [0.0, 1.0, None, 3.0]}
     assert finished.counts() == {"problems": 4, "failed": 1, "empty": 0}
     counts = reconcile(tmp_path)
-    assert (counts.eval_started, counts[Fate.EVAL_FAILED], counts.eval_unfinished) == (4, 1, 0)
+    assert (counts.eval_started, counts[Outcome.EVAL_FAILED], counts.eval_unfinished) == (4, 1, 0)
 
 
 def test_the_last_version_is_evaluated_after_training_and_then_all_is_done(tmp_path):
@@ -255,7 +255,7 @@ def test_the_last_version_is_evaluated_after_training_and_then_all_is_done(tmp_p
 
 
 def test_nothing_starts_once_the_trainer_has_its_texts(tmp_path):
-    world = World(tmp_path, target=16)
+    world = World(tmp_path, steps=4)
     world.scheduler.observe(16, 0, 16)
     assert world.start_all() == []
 
@@ -288,11 +288,11 @@ def test_every_rollout_that_starts_ends_in_exactly_one_way(tmp_path_factory, on_
         world.end(key, ending, reason="bug")
         world.scheduler.observe(world.scheduler.version + 1, 0, 0)
     counts = reconcile(folder)
-    published = sum(len(rollouts) for group, rollouts in world.published if group.training)
+    published = sum(len(samples) for group, samples in world.published if group.training)
     open_done = sum(
         outcome.ending is Ending.DONE
         for group in world.table.groups.values()
-        for outcome in group.outcomes.values()
+        for outcome in group.finished.values()
     )
     training_running = sum(start.group.training for start in world.running.values())
     assert counts.adds_up

@@ -11,15 +11,15 @@ from typing import Any
 
 import aiohttp
 import pytest
-import tiny_model
-import toy_domain
 from aiohttp import web
 
-from pipelinerl.actor.messages import Assignment, Ending, Outcome
-from pipelinerl.actor.runner import RetryRules, RolloutRunner
+from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
+from pipelinerl.actor.runner import RolloutRunner
+from pipelinerl.config.roles import ActorConfig
 from pipelinerl.inference.client import Deadlines
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
+from tests.support import tiny_model, toy_domain
 
 ANNOUNCED = 5
 IDS = [7, 8, 9]
@@ -156,19 +156,24 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> TrainableLLM:
 
 async def played(
     llm: TrainableLLM, *odd: Reply, deadline_s: float = 20.0
-) -> tuple[list[Outcome], Engine, Fleet]:
+) -> tuple[list[FinishedRollout], Engine, Fleet]:
     """Two rollouts one after the other, the first against the odd replies."""
     engine = Engine()
     engine.odd.extend(odd)
     quick = Deadlines(connect_s=5, generate_s=20, health_s=5, health_interval_s=0.02)
-    rules = RetryRules(deadline_s=deadline_s, max_retries=3, initial_delay_s=0.001, max_delay_s=0.01)
+    limits = ActorConfig(
+        rollout_deadline_s=deadline_s,
+        max_rollout_retries=3,
+        rollout_retry_initial_delay_s=0.001,
+        rollout_retry_max_delay_s=0.01,
+    )
     cfg: Any = SimpleNamespace()
     async with (
         engine.serving() as url,
         aiohttp.ClientSession() as session,
         Fleet([url], session, quick, announced_version=lambda: ANNOUNCED) as fleet,
     ):
-        runner = RolloutRunner(toy_domain.play, cfg, llm, llm, fleet, session, rules, threads=1)
+        runner = RolloutRunner(toy_domain.play, cfg, llm, llm, fleet, session, limits, threads=1)
         outcomes = []
         for number in range(2):
             problem = pickle.dumps({"number": number})
@@ -183,7 +188,7 @@ async def test_an_odd_answer_is_asked_for_again_and_never_becomes_data(llm: Trai
     assert (first.ending, second.ending) == (Ending.DONE, Ending.DONE), first.reason
     assert engine.asked == 3 and fleet.counts.retries.total() + first.retries == 1
     assert fleet.counts.failed == 1 and fleet.counts.completed == 2
-    assert first.texts[0]["weight_versions"] == [[ANNOUNCED, 0, 3]]
+    assert first.samples[0].weight_versions == [(ANNOUNCED, 0, 3)]
 
 
 @pytest.mark.parametrize("name", REFUSED)
@@ -192,7 +197,7 @@ async def test_a_refused_request_fails_its_rollout_with_the_servers_words(
 ) -> None:
     reply, words = REFUSED[name]
     (first, second), engine, fleet = await played(llm, reply)
-    assert first.ending is Ending.FAILED and words in first.reason and first.texts == []
+    assert first.ending is Ending.FAILED and words in first.reason and first.samples == []
     assert second.ending is Ending.DONE
     assert engine.asked == 2 and fleet.counts.refused == 1
 
@@ -201,7 +206,7 @@ async def test_an_engine_that_never_gives_a_right_answer_costs_the_rollout_not_t
     llm: TrainableLLM,
 ) -> None:
     (first, second), _, fleet = await played(llm, *[RETRIED["not JSON"]] * 8 * 4)
-    assert first.ending is Ending.FAILED and "invalid_answer" in first.reason and first.texts == []
+    assert first.ending is Ending.FAILED and "invalid_answer" in first.reason and first.samples == []
     assert second.ending is Ending.DONE
     assert fleet.counts.completed == 1
 

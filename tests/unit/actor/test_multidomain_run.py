@@ -2,9 +2,10 @@
 
 from pathlib import Path
 
-from actor_run import ActorRun, tiny_model, write_config
-from fake_engine import FakeEngine
-from known_metrics import (
+from pipelinerl.run_state.accounting import reconcile
+from tests.support.actor_run import ActorRun, tiny_model, write_config
+from tests.support.fake_engine import FakeEngine
+from tests.support.known_metrics import (
     ACTOR,
     ACTOR_WITH_EVALUATION,
     ACTOR_WITH_MIX,
@@ -12,21 +13,26 @@ from known_metrics import (
     ACTOR_WITH_PENALTY,
     names,
 )
-from metric_tables import names_in, undocumented
+from tests.support.metric_tables import names_in, undocumented
 
-from pipelinerl.accounting import reconcile
-
+TOY = "tests.support.toy_domain"
 DATASETS = {
     "dataset_loader": "pipelinerl.domains.multidomain.loader.load_datasets",
     "dataset_loader_params": {
-        "domain_loaders": {"async": "toy_domain.load", "plain": "toy_domain.load"},
+        "domain_loaders": {
+            "async": f"{TOY}.load",
+            "plain": f"{TOY}.load",
+        },
         "per_domain_params": {"async": {"count": 3}, "plain": {"count": 40}},
     },
     "train_dataset_names": ["async::many", "plain::few@train"],
     "test_dataset_names": ["plain::few@test", "async::many@all"],
     "actor": {
         "rollout_policy": "pipelinerl.domains.dispatcher.generate_multidomain_rollout",
-        "domain_rollouts": {"async": "toy_domain.play", "plain": "toy_domain.play_plain"},
+        "domain_rollouts": {
+            "async": f"{TOY}.play",
+            "plain": f"{TOY}.play_plain",
+        },
         "domain_mix": {"async": 3, "plain": 1},
         "difficulty_aware_penalty": {"enabled": True},
     },

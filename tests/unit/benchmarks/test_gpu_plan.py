@@ -17,11 +17,10 @@ from benchmarks.gpu.cards import SEVERAL_RANKS, check_cards
 from benchmarks.gpu.engine import asked, parsed
 from benchmarks.gpu.served import model_config
 from benchmarks.gpu.trainer import ROWS, SIZES
-from pipelinerl.bootstrap.model import ModelShape
-from pipelinerl.config.checks import sampling
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.config.files import typed
-from tests.contract.engines import COLUMNS
+from pipelinerl.launcher.checks import sampling
+from tests.support.contract.engines import COLUMNS
 
 PHASES = [phase for stages in plan.PLANS.values() for stage in stages for phase in stage]
 STEPS = [(step, lane) for phase in PHASES for lane in phase for step in lane.steps]
@@ -102,7 +101,7 @@ def test_cells_of_the_trainer_exist() -> None:
 def test_the_model_from_scratch_has_the_size_that_is_asked_for() -> None:
     """50 to 150 million parameters: matrices of the layers and the tied embedding, norms left out."""
     bootstrap = typed(preset("hardware=gpu")).bootstrap
-    shape = ModelShape(**bootstrap.shape.model_dump())
+    shape = bootstrap.shape
     attention = shape.hidden * shape.head_dim * 2 * (shape.heads + shape.kv_heads)
     layer = attention + 3 * shape.hidden * shape.mlp
     assert 50e6 < shape.layers * layer + bootstrap.vocab_size * shape.hidden < 150e6

@@ -21,7 +21,7 @@ from benchmarks.gpu import killed, privacy, updates
 from benchmarks.gpu.__main__ import table
 from benchmarks.gpu.privacy import AROUND_S, bootstrap_figures, budget_that_fits, rl_figures, usable, watched
 from benchmarks.gpu.runs import ENDED, LimitedRun, fresh, keep, seconds_per_step
-from pipelinerl.weights.publisher import UpdateReport
+from pipelinerl.weights.send.version_update import UpdateReport
 
 LOG = """tokenizer: 2048 entries
 model: 56.64M parameters on cuda

@@ -25,6 +25,7 @@ from pipelinerl.bootstrap.demonstrations import (
 from pipelinerl.bootstrap.formats import ASSISTANT, END, SPECIAL_TOKENS, USER
 from pipelinerl.bootstrap.gates import measured
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
+from pipelinerl.config.bootstrap import BootstrapConfig, PhaseConfig, ShapeConfig
 
 SKELETON = ('{"answer":"', '"}', "d1", "d2")
 WORDS = ["cold", "chain", "audit", "store", "staff", "growth", "share", "budget", "plan", "region", "vendor"]
@@ -177,22 +178,24 @@ def test_gates_measure_the_fixed_beginning_of_an_answer_that_ends_freely(tokeniz
 def test_a_run_trains_measures_and_saves(tmp_path):
     from transformers import AutoModelForCausalLM
 
-    from pipelinerl.bootstrap.model import ModelShape
-    from pipelinerl.bootstrap.recipe import Phase, Recipe, run
+    from pipelinerl.bootstrap.recipe import run
 
-    recipe = Recipe(
+    recipe = BootstrapConfig(
         vocab_size=380,
-        added_tokens=SKELETON,
         tokenizer_texts=200,
-        shape=ModelShape(hidden=48, layers=2, heads=2, kv_heads=1, head_dim=24, mlp=96, max_length=64),
-        phases=[Phase(name="clean", tokens=60_000, prompt_loss=0.1), Phase(name="mixture", tokens=8_000)],
+        shape=ShapeConfig(hidden=48, layers=2, heads=2, kv_heads=1, head_dim=24, mlp=96, max_length=64),
+        phases=[
+            PhaseConfig(name="clean", tokens=60_000, prompt_loss=0.1),
+            PhaseConfig(name="mixture", tokens=8_000),
+        ],
+        workers=1,
         pack_tokens=512,
         learning_rate=6e-3,
-        gate_demonstrations=60,
+        gate_demonstrations=100,
         gates={"echo": 0.5, "unseen": 0.5},
     )
-    results = {r.kind: r for r in run(recipe, toy, tmp_path, log=lambda line: None)}
-    assert results["echo"].accuracy > 0.8 and results["echo"].count == 60
+    results = {r.kind: r for r in run(recipe, SKELETON, toy, tmp_path, log=lambda line: None)}
+    assert results["echo"].accuracy > 0.8 and results["echo"].count == 100
     assert results["unseen"].accuracy == 0.0 and not results["unseen"].passed
     record = json.loads((tmp_path / "recipe.json").read_text())
     weights = (tmp_path / "model.safetensors").read_bytes()

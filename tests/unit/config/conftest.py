@@ -13,8 +13,8 @@ from omegaconf import DictConfig
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.config import compose as compose_module
 from pipelinerl.config.compose import Composition, Request, compose
-from pipelinerl.config.validate import checked
 from pipelinerl.domain import BaseDomain
+from pipelinerl.launcher.validate import checked
 
 
 @pytest.fixture(scope="session")

@@ -40,19 +40,19 @@ def test_what_a_run_uses_equals_the_defaults_of_the_models(composed: Compose) ->
     run = typed(tree).model_dump(by_alias=True)
     plain = Config().model_dump(by_alias=True)
     plain["finetune"]["config_name"] = plain["model_path"]
+    plain["finetune"]["rl"] |= {"final_kl_coef": 0.0, "final_entropy_bonus": 0.0}  # null: as the first one
     assert run == plain
 
 
-def test_the_files_hold_every_key_of_the_models_and_no_other(composed: Compose) -> None:
-    container = OmegaConf.to_container(composed("hardware=gpu").tree, resolve=True)
-    model = Config().model_dump(by_alias=True)
-
-    def keys(node: Any, prefix: str = "") -> set[str]:
-        if not isinstance(node, dict) or not node:
-            return {prefix}
-        return set().union(*(keys(value, f"{prefix}.{key}") for key, value in node.items()))
-
-    assert keys(container) == keys(model)
+def test_the_base_files_say_only_what_the_schema_does_not(composed: Compose, tmp_path: Path) -> None:
+    """So that a key and its default are written once; what the files leave out is composed all the same."""
+    base = OmegaConf.load(CONF / "base.yaml")
+    base.finetune = OmegaConf.load(CONF / "finetune/base.yaml")
+    del base["defaults"]
+    defaults = leaves(OmegaConf.create(Config.defaults()))
+    stated = leaves(base)  # type: ignore[arg-type]
+    assert stated and all(value != defaults[key] for key, value in stated.items())
+    assert list(leaves(composed("hardware=gpu").tree)) == list(defaults)
 
 
 def test_every_key_is_documented() -> None:
@@ -124,6 +124,14 @@ def test_interpolations_follow_the_user_s_value(composed: Compose) -> None:
     assert (tree.attempts, tree.finetune.rl.temperature, tree.finetune.rl.final_kl_coef) == (5, 0.7, 0.1)
 
 
+@pytest.mark.parametrize(("given", "expected"), [("true", True), ("selective", "selective"), ("3", 3)])
+def test_recomputation_is_a_switch_a_word_or_a_number(
+    composed: Compose, given: str, expected: object
+) -> None:
+    found = typed(composed(f"finetune.gradient_checkpointing={given}").tree).finetune.gradient_checkpointing
+    assert found == expected and isinstance(found, bool) == isinstance(expected, bool)
+
+
 def test_the_engine_takes_the_older_spelling_of_its_context(composed: Compose) -> None:
     cfg = typed(composed("hardware=gpu", "vllm_config.vllm_kwargs.max_model_len=4096").tree)
     assert cfg.engine.max_model_len == 4096
@@ -149,6 +157,10 @@ def test_saving_and_loading_keeps_the_tree_and_says_who_reads_it(composed: Compo
         {"kind": "actor", "idx": 1, "name": "actor"},
     ]
     tree.jobs = [job.model_dump() for job in typed(tree).jobs]
+    save(tree, tmp_path)
+    with pytest.raises(ConfigError, match="has no section derived; start the run again"):
+        load(tmp_path)
+    tree.derived = {"trainer_ranks": 1, "texts_per_step": 4, "texts_per_update": 4}
     save(tree, tmp_path)
     assert load(tmp_path).model_dump() == typed(tree).model_dump()
     me = load_tree(tmp_path, job=1).me

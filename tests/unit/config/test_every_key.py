@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Callable, Iterator
-from dataclasses import fields
 from typing import Any
 
 import pytest
@@ -14,15 +12,11 @@ from omegaconf import OmegaConf
 from pydantic import SecretStr
 
 from pipelinerl.config import Config
-from pipelinerl.config.checks.inert import UNREAD
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.legacy import WRITTEN_BY_LAUNCHERS
-from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.settings import TrainerSettings
+from pipelinerl.launcher.checks.inert import UNREAD
 from pipelinerl.observe import wandb_run
-from pipelinerl.preprocess.settings import PreprocessSettings
-from tests.unit.config.key_effects import (
-    ROOT,
+from tests.support.key_effects import (
     another_value,
     effects,
     leaves,
@@ -35,24 +29,18 @@ KEYS = dict(leaves())
 CPU = {"hardware.kind": "cpu", "engine.kind": "embedded", "weights.transport": "file"}
 
 NEEDED: dict[str, dict[str, Any]] = {
-    "deepspeed_config": {"use_deepspeed": True},
-    "fsdp.reduce_dtype": {"use_fsdp": True},
-    "finetune.lora": {"finetune.lora.enabled": True},
-    "finetune.rl.pad_step_rewards_for_advantage": {"finetune.rl.step_reward_advantages": True},
     "streams": {"streams.backend": "redis"},
     "world.reference_start_port": {"world.preprocessor_fraction": 1},
-    "preprocess.n_workers": {"world.preprocessor_fraction": 1},
-    "debug.streams_from": {"debug.mode": "finetune"},
     "actor.domain_mix": {"world.env_replicas": 4},
+    "environment_key": {"environment": {"_target_": "package.Maze"}},
     "vllm_config.python": {"vllm_config.version": "0.26.0"},
 }
 """What has to be switched on before a key, or a key below it, can have an effect."""
 
+ENVIRONMENTS = {"maze": {"_target_": "package.Maze"}}
 VALUES: dict[str, Any] = {
+    "environments": {**ENVIRONMENTS, "other": ENVIRONMENTS["maze"]},
     "actor.domain_mix": {"maze": 1.0, "other": 1.0},
-    "deepspeed_config": "deepspeed_stage2_bf16",
-    "finetune.config_name": None,
-    "finetune.lora.dropout": 0.5,
     "streams.password": SecretStr("word"),
     "vllm_config.version": "0.26.0",
     "world.actor_fraction": 2,
@@ -77,7 +65,8 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
     """A run on GPUs and one on a CPU, neither checked."""
     folder = tmp_path_factory.mktemp("model")
     (folder / "config.json").write_text(json.dumps({"vocab_size": 31}))
-    gpu = Config.model_validate({"model_path": str(folder), "finetune": {"config_name": str(folder)}})
+    given = {"finetune": {"config_name": str(folder)}, "environments": ENVIRONMENTS}
+    gpu = Config.model_validate({"model_path": str(folder), **given})
     cpu = gpu
     for key, value in CPU.items():
         cpu = with_value(cpu, key, value)
@@ -90,7 +79,7 @@ def no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
         def __init__(self, **arguments: Any) -> None:
             vars(self).update(arguments)
 
-    monkeypatch.setattr(wandb_run, "_Run", Started)
+    monkeypatch.setattr(wandb_run, "WandbRun", Started)
 
 
 def below(key: str, parents: Any) -> Any:
@@ -113,9 +102,13 @@ def is_named(key: str) -> bool:
     """Whether code of the product reads an attribute or item of that name of that group."""
     group, _, name = f".{key}".rpartition(".")
     name = "validate_" if name == "validate" else name
-    owners = (group.rpartition(".")[2],) if group else ("cfg", "config", "tree")
+    last = group.rpartition(".")[2]
+    owners = (last, *OTHER_NAMES.get(last, ())) if group else ("cfg", "config", "tree", "self")
     return any((owner, name) in named_in_code() for owner in owners)
 
+
+OTHER_NAMES = {"rl": ("config", "self"), "memory_debug": ("memory",), "finetune": ("self",)}
+"""What sections are called in functions that get them as an argument, or in their own properties."""
 
 WITHOUT_EFFECT = {*UNREAD, *FIXED, *WRITTEN_BY_LAUNCHERS}
 
@@ -126,7 +119,8 @@ def test_every_key_reaches_a_process_or_is_read_by_one(runs: dict[str, Config]) 
     for run in runs.values():
         seen: dict[str, str] = {}
         silent = [key for key in silent if not has_effect(key, run, seen)]
-    assert [key for key in silent if not is_named(key)] == []
+    unnamed = [key for key in silent if not is_named(key)]
+    assert unnamed == []
 
 
 @pytest.mark.usefixtures("no_wandb")
@@ -139,22 +133,6 @@ def test_a_key_that_nothing_reads_would_be_found(runs: dict[str, Config]) -> Non
 def test_a_key_without_effect_exists_and_says_why_in_one_line(key: str) -> None:
     reason = UNREAD.get(key) or FIXED[key]
     assert key in KEYS and reason and "\n" not in reason
-
-
-@pytest.mark.parametrize(
-    ("settings", "rooms"),
-    [
-        (TrainerSettings, ["finetune"]),
-        (PreprocessSettings, ["preprocess"]),
-        (RLConfig, ["finetune", "preprocess"]),
-    ],
-    ids=["trainer", "preprocess", "objective"],
-)
-def test_what_a_role_takes_from_the_tree_it_uses(settings: type, rooms: list[str]) -> None:
-    sources = [source for path in rooms for source in (ROOT / "pipelinerl" / path).rglob("*.py")]
-    code = "".join(source.read_text() for source in sources if source.name != "settings.py")
-    used = set(re.findall(r"\.([a-z]\w+)", code))
-    assert [field.name for field in fields(settings) if field.name not in used] == []
 
 
 DEFAULTS = yaml.safe_load("""

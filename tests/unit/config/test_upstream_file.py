@@ -11,8 +11,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.config import ConfigError, typed
 from pipelinerl.config.compose import Composition
-from pipelinerl.config.legacy import FORMER_DEFAULTS, WITHOUT_EFFECT, settle
-from pipelinerl.config.removed import REMOVED
+from pipelinerl.config.legacy import FORMER_DEFAULTS, REMOVED, WITHOUT_EFFECT, settle
 from pipelinerl.launch import main
 
 Compose = Callable[..., Composition]
@@ -94,7 +93,7 @@ def folder(tmp_path: Path) -> Path:
 def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compose, folder: Path) -> None:
     made = composed("hardware=gpu", "seed=8", config_dir=folder, config_name="exp_config")
     cfg = typed(made.tree)
-    assert (cfg.seed, cfg.max_lag, cfg.finetune.rl.policy_loss, cfg.texts_per_step) == (8, 1024, "ppo", 1024)
+    assert (cfg.seed, cfg.max_lag, cfg.finetune.rl.policy_loss) == (8, 1024, "ppo")
     assert cfg.finetune.rl.epsilon_high == 4 and cfg.jobs == [] and cfg.me is None
     assert set(cfg.domain_keys) == {"sandbox_endpoint", "actor.agent_max_loops"}
     said = {notice.partition("=")[0] for notice in made.notices}

@@ -15,26 +15,28 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
-import tiny_model
 import torch
 from aiohttp import web
 from transformers import PreTrainedModel
 
-from domains.privacy_hopqa.errors import TransportFailure
-from domains.privacy_hopqa.transport import JsonClient, Retries
+from domains.privacy_hopqa.agent.errors import TransportFailure
+from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.inference.answers import Generation
+from pipelinerl.launcher.supervision.liveness import is_healthy
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.observe.metrics import MetricsWriter
-from pipelinerl.state import WeightUpdateSuccess, parse_message, trainer_stream
+from pipelinerl.run_state.announcements import WeightUpdateSuccess, parse_message, trainer_stream
 from pipelinerl.streams import SingleStreamSpec, files, read_stream, write_to_streams
-from pipelinerl.supervisor.liveness import get
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.publisher import Publisher, WeightUpdateError
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.weights.test_publisher import DEADLINES, FakeEngine, serving
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.version_update import WeightUpdateError
+from tests.support import tiny_model
+from tests.support.builders import trainer_config, write_steps
+from tests.support.fake_vllm import FakeEmbedded, Refused, serving
+from tests.unit.weights.test_publisher import DEADLINES
 
 
 @pytest.fixture
@@ -67,7 +69,7 @@ def test_a_failed_update_is_not_announced_and_ends_the_trainer_by_name(
 ) -> None:
     write_steps(tmp_path, 4, 6)
     with pytest.raises(WeightUpdateError, match="failed at update of http://engine"):
-        Trainer(settings(tmp_path, policy), Ranks(), None, Engines(12)).run()
+        Trainer(trainer_config(tmp_path, policy), Ranks(), None, Engines(12)).run()
     with read_stream(trainer_stream(tmp_path)) as stream:
         said = [parse_message(record) for record in stream.read_available()]
     assert [one.version for one in said if isinstance(one, WeightUpdateSuccess)] == [0, 6]
@@ -77,7 +79,7 @@ def test_logging_every_second_step_gives_every_second_record_and_a_full_summary(
     tmp_path: Path, policy: PreTrainedModel
 ) -> None:
     write_steps(tmp_path, 4, 6)
-    chosen = settings(tmp_path, policy, log_each_n_steps=2)
+    chosen = trainer_config(tmp_path, policy, log_each_n_steps=2)
     with MetricsWriter(tmp_path, "finetune") as writer:
         Trainer(chosen, Ranks(), writer, Engines()).run()
     rows = [json.loads(line) for line in (tmp_path / "finetune/metrics.jsonl").read_text().splitlines()]
@@ -89,15 +91,15 @@ def test_logging_every_second_step_gives_every_second_record_and_a_full_summary(
     assert times == sorted(times) and times[-1] > times[0]
 
 
-class SlowStart(FakeEngine):
+class SlowStart(FakeEmbedded):
     """Not healthy for its first answers, as while it loads its model."""
 
     loading = 5
 
-    def answer(self, path: str, query: str, body: Any) -> tuple[int, Any]:
+    def answer(self, path: str, query: str, body: Any) -> Any:
         if path == "/health" and self.loading:
             self.loading -= 1
-            return 503, {}
+            raise Refused(503, "loading")
         return super().answer(path, query, body)
 
 
@@ -228,7 +230,7 @@ async def test_a_server_with_a_self_signed_certificate_gets_no_token(certificate
             client = JsonClient(url, session, 5, Retries(()), {"Authorization": "Bearer secret"})
             with pytest.raises(TransportFailure, match="certificate verify failed"):
                 await client.post("/browsecomp/search", {"query": "x"})
-        assert await asyncio.to_thread(get, url + "/health") is None
+        assert not await asyncio.to_thread(is_healthy, url + "/health")
     finally:
         await runner.cleanup()
     assert seen == []

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.put_back import DEFECTS, Defect
-
 ROOT = Path(__file__).resolve().parents[3]
 ROW = re.compile(r"^\| (\d+) \| (.+) \| (.+) \| (.+) \|$", re.MULTILINE)
 PROMISE = re.compile(r"^\| (.+) \| (`tests/.+) \|$", re.MULTILINE)
@@ -60,14 +58,6 @@ def test_every_row_names_tests_that_exist(document: str) -> None:
         for path, name in named:
             assert (ROOT / path).is_file(), f"{row}: {path} does not exist"
             assert name in names_in(path), f"{row}: {path} has no {name}"
-
-
-@pytest.mark.parametrize("defect", DEFECTS, ids=lambda defect: str(defect.number))
-def test_a_defect_can_still_be_put_back(defect: Defect) -> None:
-    """The line that it replaces is there once, and the test that must notice it exists."""
-    assert (ROOT / defect.path).read_text().count(defect.old) == 1
-    path, _, name = defect.test.partition("::")
-    assert name in names_in(path)
 
 
 def test_a_slow_test_is_marked_in_the_guarantees() -> None:

@@ -1,4 +1,4 @@
-"""A causal LM small enough to train within a test."""
+"""What tests of trainer, models and preprocess start from."""
 
 from __future__ import annotations
 
@@ -6,14 +6,7 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.model import prepare_model
-from tests.tiny_model import causal_lm
-
-VOCAB = 31
-
-
-def tiny_model(seed: int = 0, tied: bool = True) -> PreTrainedModel:
-    return prepare_model(causal_lm(VOCAB, seed=seed, tied=tied))
+from tests.support.policy import tiny_model
 
 
 @pytest.fixture(autouse=True)

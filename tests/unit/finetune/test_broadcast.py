@@ -11,15 +11,13 @@ import numpy as np
 import pytest
 import torch
 
+from pipelinerl.config import Config, Job
 from pipelinerl.finetune import broadcast
-from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster
-from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.settings import TrainerSettings
-from pipelinerl.weights.choose import build_transport
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.nccl import NcclTransport
-from pipelinerl.weights.parity import ParityResult
-from pipelinerl.weights.publisher import UpdateReport
+from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster, build_transport
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.nccl_transport import NcclTransport
+from pipelinerl.weights.send.parity import ParityResult
+from pipelinerl.weights.send.version_update import UpdateReport
 
 OPTIONS: dict[str, Any] = {
     "transport": "file",
@@ -31,8 +29,20 @@ OPTIONS: dict[str, Any] = {
     "buffer_mb": 1,
     "buffers": 2,
     "ahead": False,
-    "group_port": 9000,
 }
+
+
+def config(output_dir: Path, **weights: Any) -> Config:
+    """One embedded engine, float32 on both sides."""
+    return Config.model_validate(
+        {
+            "output_dir": str(output_dir),
+            "engine": {"kind": "embedded"},
+            "finetune": {"load_as_bf16": False},
+            "jobs": [Job(kind="actor_llm", idx=0, name="actor_vllm_0", url="http://e")],
+            "weights": OPTIONS | weights,
+        }
+    )
 
 
 class FakePublisher:
@@ -75,18 +85,9 @@ def parts(
         weights=lambda: iter(()),
         score_rows=lambda ids: np.zeros(0),
     )
-    settings = TrainerSettings(
-        output_dir=tmp_path,
-        model_path="m",
-        rl=RLConfig(),
-        texts_per_step=1,
-        last_step=1,
-        max_train_steps=1,
-        engine_urls=("http://e",),
-        weights=OPTIONS | {"directory": str(tmp_path / "weights")},
-    )
-    settings.folder.mkdir()
-    return EngineBroadcaster(learner, settings), publisher, compared
+    cfg = config(tmp_path, directory=str(tmp_path / "weights"))
+    (tmp_path / "finetune").mkdir()
+    return EngineBroadcaster(learner, cfg), publisher, compared
 
 
 Parts = tuple[EngineBroadcaster, FakePublisher, list[int | None]]
@@ -99,11 +100,11 @@ def test_a_comparison_follows_the_first_two_updates_then_every_so_many(parts: Pa
     assert compared == [0, 1, 4, 8]
 
 
-def test_a_comparison_can_be_asked_for_once(parts: Parts) -> None:
+def test_a_comparison_can_be_asked_for_once(parts: Parts, tmp_path: Path) -> None:
     made, _, compared = parts
     made.publish(0)
     made.publish(1)
-    request = made._settings.folder / PARITY_REQUEST
+    request = tmp_path / "finetune" / PARITY_REQUEST
     request.touch()
     made.publish(2)
     made.publish(3)
@@ -139,12 +140,10 @@ def test_an_update_reports_what_it_cost(parts: Parts) -> None:
 
 
 def test_the_transport_is_the_configured_one(tmp_path: Path) -> None:
-    cpu, options = torch.device("cpu"), OPTIONS | {"directory": str(tmp_path / "w")}
-    made = build_transport(options, tmp_path, 10, torch.float32, cpu)
+    cpu = torch.device("cpu")
+    made = build_transport(config(tmp_path, directory=str(tmp_path / "w")), 10, torch.float32, cpu)
     assert isinstance(made, FileTransport) and made.directory == tmp_path / "w"
-    nccl = OPTIONS | {"transport": "nccl"}
-    assert isinstance(
-        build_transport(nccl, tmp_path, 10, torch.bfloat16, torch.device("cuda", 0)), NcclTransport
-    )
+    nccl = config(tmp_path, transport="nccl")
+    assert isinstance(build_transport(nccl, 10, torch.bfloat16, torch.device("cuda", 0)), NcclTransport)
     with pytest.raises(ValueError, match="the trainer runs on cpu, which has no NCCL; use file"):
-        build_transport(nccl, tmp_path, 10, torch.bfloat16, cpu)
+        build_transport(nccl, 10, torch.bfloat16, cpu)

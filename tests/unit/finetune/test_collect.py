@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from pipelinerl.epochs import Epochs, note_problems
 from pipelinerl.finetune.collect import StaleInQueue
-from pipelinerl.state import DiscardedTexts
+from pipelinerl.run_state.announcements import DiscardedTexts
+from pipelinerl.run_state.epochs import completed_epochs, note_problems
 
 
 def test_texts_too_old_to_be_queued_are_counted_once_also_over_a_restart_of_preprocess(
@@ -30,8 +30,7 @@ def test_texts_too_old_to_be_queued_are_counted_once_also_over_a_restart_of_prep
 
 
 def test_epochs_count_draws_over_problems(tmp_path: Path) -> None:
-    epochs = Epochs(tmp_path)
-    assert epochs.completed(["0-000007/0"]) == 0, "no actor has said how many problems there are"
+    assert completed_epochs(tmp_path, ["0-000007/0"]) == 0, "no actor has said how many problems there are"
     note_problems(tmp_path, 4)
     seen = [["0-000002/7"], ["0-000003/0", "0-000001/0"], [], ["1-000010/0"], ["recorded/0"]]
-    assert [epochs.completed(rollouts) for rollouts in seen] == [0, 1, 0, 2, 0]
+    assert [completed_epochs(tmp_path, rollouts) for rollouts in seen] == [0, 1, 0, 2, 0]

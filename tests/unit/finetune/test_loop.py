@@ -13,11 +13,11 @@ from pipelinerl.finetune.checkpoints import MARKER, restore_point, settle
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.observe.metrics import MetricsWriter
-from pipelinerl.session import read_session
-from pipelinerl.state import trainer_stream
+from pipelinerl.run_state.announcements import trainer_stream
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import read_stream
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import trainer_config, write_steps
+from tests.support.policy import tiny_model
 
 
 class Recorder:
@@ -68,7 +68,7 @@ def test_a_run_announces_in_order_and_leaves_its_results(tmp_path: Path, model: 
     write_steps(tmp_path, 4, 6)
     recorder = Recorder()
     with MetricsWriter(tmp_path, "finetune") as writer:
-        Trainer(settings(tmp_path, model), Ranks(), writer, recorder).run()
+        Trainer(trainer_config(tmp_path, model), Ranks(), writer, recorder).run()
     assert recorder.versions == [0, 6, 12, 18, 24]
     said = messages(tmp_path)
     assert said[:2] == [("samples_processed", 0), ("weight_update_success", 0)]
@@ -99,7 +99,7 @@ def test_a_run_announces_in_order_and_leaves_its_results(tmp_path: Path, model: 
 def test_update_interval_spans_steps(tmp_path: Path, model: PreTrainedModel) -> None:
     write_steps(tmp_path, 4, 6)
     recorder = Recorder()
-    chosen = settings(tmp_path, model, weight_update_interval=12)
+    chosen = trainer_config(tmp_path, model, texts_per_update=12)
     Trainer(chosen, Ranks(), None, recorder).run()
     assert recorder.versions == [0, 12, 24]
 
@@ -110,26 +110,26 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, killed_at: int)
         (tmp_path / name).mkdir()
         write_steps(tmp_path / name, 4, 6)
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    Trainer(settings(straight, tiny_model()), Ranks()).run()
+    Trainer(trainer_config(straight, tiny_model()), Ranks()).run()
     with pytest.raises(Killed):
-        Trainer(settings(resumed, tiny_model()), Ranks(), None, Deadly(killed_at)).run()
+        Trainer(trainer_config(resumed, tiny_model()), Ranks(), None, Deadly(killed_at)).run()
     assert restore_point(resumed / "finetune").step == 2
     recorder = Recorder()
-    again = Trainer(settings(resumed, tiny_model()), Ranks(), None, recorder)
+    again = Trainer(trainer_config(resumed, tiny_model()), Ranks(), None, recorder)
     again.run()
     assert recorder.versions == [12, 18, 24]
     expected, found = weights(straight / "finetune/current"), weights(resumed / "finetune/current")
     assert all(torch.equal(expected[name], found[name]) for name in expected)
     assert again.counters.samples == 24 and again.counters.completed_steps == 4
-    assert read_session(resumed).version == 12
+    assert ResumePoint.read(resumed).version == 12
 
 
 def test_a_finished_run_starts_again_without_training(tmp_path: Path, model: PreTrainedModel) -> None:
     write_steps(tmp_path, 4, 6)
-    Trainer(settings(tmp_path, model), Ranks()).run()
+    Trainer(trainer_config(tmp_path, model), Ranks()).run()
     before = weights(tmp_path / "finetune/current")
     recorder = Recorder()
-    Trainer(settings(tmp_path, model), Ranks(), None, recorder).run()
+    Trainer(trainer_config(tmp_path, model), Ranks(), None, recorder).run()
     assert recorder.versions == [24]
     after = weights(tmp_path / "finetune/current")
     assert all(torch.equal(before[name], after[name]) for name in before)
@@ -140,7 +140,7 @@ def test_a_save_interrupted_between_renames_is_finished(
     tmp_path: Path, model: PreTrainedModel, renamed: tuple[str, ...]
 ) -> None:
     write_steps(tmp_path, 4, 6)
-    Trainer(settings(tmp_path, model), Ranks()).run()
+    Trainer(trainer_config(tmp_path, model), Ranks()).run()
     root = tmp_path / "finetune"
     for name in renamed:
         (root / name).rename(root / f"~{name}")
@@ -153,7 +153,7 @@ def test_a_save_interrupted_between_renames_is_finished(
 
 def test_half_written_folders_do_not_count(tmp_path: Path, model: PreTrainedModel) -> None:
     write_steps(tmp_path, 4, 6)
-    Trainer(settings(tmp_path, model), Ranks()).run()
+    Trainer(trainer_config(tmp_path, model), Ranks()).run()
     root = tmp_path / "finetune"
     (root / "~current").mkdir()
     (root / "~training_state").mkdir()
@@ -164,7 +164,7 @@ def test_half_written_folders_do_not_count(tmp_path: Path, model: PreTrainedMode
 
 def test_stale_texts_are_counted_and_written_down(tmp_path: Path, model: PreTrainedModel) -> None:
     write_steps(tmp_path, 4, 6)
-    late = Trainer(settings(tmp_path, model, max_lag=0), Ranks())
+    late = Trainer(trainer_config(tmp_path, model, max_lag=0), Ranks())
     late.counters.samples = 100
     late.run()
     assert late.counters.samples_too_old_to_train == 24
@@ -174,16 +174,16 @@ def test_stale_texts_are_counted_and_written_down(tmp_path: Path, model: PreTrai
 
 def test_a_resumed_run_may_change_its_learning_rate(tmp_path: Path, model: PreTrainedModel) -> None:
     write_steps(tmp_path, 4, 6)
-    Trainer(settings(tmp_path, model, lr_scheduler_type="constant"), Ranks()).run()
-    again = Trainer(settings(tmp_path, model, lr_scheduler_type="constant", learning_rate=0.5), Ranks())
+    Trainer(trainer_config(tmp_path, model, lr_scheduler_type="constant"), Ranks()).run()
+    again = Trainer(trainer_config(tmp_path, model, lr_scheduler_type="constant", learning_rate=0.5), Ranks())
     assert again.learner.learning_rate == 0.5
 
 
 def test_a_foreign_step_and_a_short_step_are_named(tmp_path: Path, model: PreTrainedModel) -> None:
     write_steps(tmp_path, 4, 6)
     with pytest.raises(ValueError, match="step 0 holds 6 texts, expected 8"):
-        Trainer(settings(tmp_path, model, texts_per_step=8), Ranks()).run()
-    trainer = Trainer(settings(tmp_path, model), Ranks())
+        Trainer(trainer_config(tmp_path, model, texts_per_step=8), Ranks()).run()
+    trainer = Trainer(trainer_config(tmp_path, model), Ranks())
     trainer.counters.completed_steps = 1
     with pytest.raises(ValueError, match="holds step 0 where step 1 was expected"):
         trainer.run()
@@ -191,4 +191,4 @@ def test_a_foreign_step_and_a_short_step_are_named(tmp_path: Path, model: PreTra
 
 def test_missing_data_names_the_wait(tmp_path: Path, model: PreTrainedModel) -> None:
     with pytest.raises(TimeoutError, match="texts of step 0"):
-        Trainer(settings(tmp_path, model, data_deadline_s=0.2), Ranks()).run()
+        Trainer(trainer_config(tmp_path, model, data_deadline_s=0.2), Ranks()).run()

@@ -10,27 +10,28 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
+from pipelinerl.config.finetune import MemoryDebugConfig
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.memory import MemoryDebug, host_memory
 from pipelinerl.finetune.metrics import StepStatistics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.observe.metrics import MetricsWriter
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.finetune.recorder import Recorder
+from tests.support.builders import trainer_config, write_steps
+from tests.support.recorder import Recorder
 
 
 def trained(folder: Path, model: PreTrainedModel, **changes: Any) -> list[dict[str, Any]]:
     """The records of four steps."""
     write_steps(folder, 4, 6)
     with MetricsWriter(folder, "finetune") as writer:
-        trainer = Trainer(settings(folder, model, **changes), Ranks(), writer)
+        trainer = Trainer(trainer_config(folder, model, **changes), Ranks(), writer)
         trainer._broadcaster = Recorder(trainer.learner, folder)
         trainer.run()
     return [json.loads(line) for line in (folder / "finetune/metrics.jsonl").read_text().splitlines()]
 
 
 def test_memory_is_reported_after_every_so_many_steps(tmp_path: Path, model: PreTrainedModel) -> None:
-    rows = trained(tmp_path, model, memory_debug=True, memory_every_n_steps=2)
+    rows = trained(tmp_path, model, memory_debug={"enabled": True, "every_n_steps": 2})
     reported = [row["step"] for row in rows if "memory/host_bytes" in row]
     assert reported == [12, 24]
     assert 1e7 < rows[1]["memory/host_bytes"] <= rows[1]["memory/host_peak_bytes"]
@@ -45,7 +46,7 @@ def test_the_peak_of_a_device_is_that_of_the_step(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(torch.cuda, "reset_peak_memory_stats", lambda device: calls.append("reset"))
     for name, size in (("memory_allocated", 3), ("max_memory_allocated", 7), ("memory_reserved", 9)):
         monkeypatch.setattr(torch.cuda, name, lambda device, size=size: size)
-    memory = MemoryDebug(True, 1, torch.device("cuda", 0))
+    memory = MemoryDebug(MemoryDebugConfig(enabled=True), torch.device("cuda", 0))
     memory.begin()
     figures = memory.measure(1)
     assert calls == ["reset"]

@@ -14,8 +14,8 @@ from pipelinerl.finetune.lion import Lion
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.optimiser import OPTIMISERS, build_optimiser
 from pipelinerl.finetune.ranks import Ranks
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
+from tests.support.policy import tiny_model
 from tests.unit.finetune.test_loop import Deadly, Killed, weights
 
 
@@ -43,10 +43,10 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, name: str) -> N
         (tmp_path / folder).mkdir()
         write_steps(tmp_path / folder, 4, 6)
     straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    Trainer(settings(straight, tiny_model(), optim=name), Ranks()).run()
+    Trainer(trainer_config(straight, tiny_model(), optim=name), Ranks()).run()
     with pytest.raises(Killed):
-        Trainer(settings(resumed, tiny_model(), optim=name), Ranks(), None, Deadly(18)).run()
-    Trainer(settings(resumed, tiny_model(), optim=name), Ranks()).run()
+        Trainer(trainer_config(resumed, tiny_model(), optim=name), Ranks(), None, Deadly(18)).run()
+    Trainer(trainer_config(resumed, tiny_model(), optim=name), Ranks()).run()
     expected, found = weights(straight / "finetune/current"), weights(resumed / "finetune/current")
     before = weights(straight / "model")
     assert all(torch.equal(expected[key], found[key]) for key in expected)
@@ -55,11 +55,11 @@ def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, name: str) -> N
 
 def test_the_state_of_another_optimiser_or_model_is_refused(tmp_path: Path) -> None:
     write_steps(tmp_path, 4, 6)
-    Trainer(settings(tmp_path, tiny_model(), last_step=2), Ranks()).run()
+    Trainer(trainer_config(tmp_path, tiny_model(), interrupt_train_steps=2), Ranks()).run()
     with pytest.raises(ValueError, match=r"saved with AdamW over .*, this run trains with Lion over"):
-        Trainer(settings(tmp_path, tiny_model(), optim="lion"), Ranks())
+        Trainer(trainer_config(tmp_path, tiny_model(), optim="lion"), Ranks())
     with pytest.raises(ValueError, match=r"set finetune\.optim and finetune\.model_class as before"):
-        Trainer(settings(tmp_path, tiny_model(), value_head=True), Ranks())
+        Trainer(trainer_config(tmp_path, tiny_model(), model_class=VALUE_HEAD), Ranks())
 
 
 def test_lion_follows_its_algorithm() -> None:

@@ -17,11 +17,10 @@ from safetensors.torch import load_file
 
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.settings import LoraSettings
 from pipelinerl.finetune.step import Learner
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.finetune.conftest import tiny_model
-from tests.unit.finetune.recorder import Recorder
+from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
+from tests.support.policy import tiny_model
+from tests.support.recorder import Recorder
 
 ROOT = Path(__file__).parents[3]
 DEADLINE_S = 300
@@ -38,7 +37,7 @@ def start_ranks(folder: Path, count: int, **fields: Any) -> list[tuple[int, str]
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = str(probe.getsockname()[1])
-    script = str(ROOT / "tests/unit/finetune/two_ranks.py")
+    script = str(ROOT / "tests/support/two_ranks.py")
     path = os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])
     shared = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WORLD_SIZE": str(count)}
     shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
@@ -60,7 +59,7 @@ def start_ranks(folder: Path, count: int, **fields: Any) -> list[tuple[int, str]
 
 
 def one_rank(folder: Path, **fields: Any) -> None:
-    trainer = Trainer(settings(folder, tiny_model(), **fields), Ranks())
+    trainer = Trainer(trainer_config(folder, tiny_model(), **fields), Ranks())
     trainer._broadcaster = Recorder(trainer.learner, folder)
     trainer.run()
 
@@ -81,12 +80,14 @@ def assert_same_state(found: Learner, expected: Learner, tolerance: float) -> No
             torch.testing.assert_close(ours[index][name], tensor, atol=10 * tolerance, rtol=10 * tolerance)
 
 
+SHARDED: dict[str, Any] = {"use_fsdp": True}
+SHARDED_GRADIENTS: dict[str, Any] = {"use_deepspeed": True, "deepspeed_config": "deepspeed_stage2_bf16"}
 CASES: dict[str, dict[str, Any]] = {
     "replicated": {},
-    "sharded and resumed": {"sharding": {}, "ends": [2, 4]},
-    "gradients sharded, bfloat16": {"sharding": {"keep_gathered": True}, "bfloat16": True},
-    "sharded, with a value head": {"sharding": {}, "value_head": True},
-    "sharded and resumed adapters": {"sharding": {}, "lora": {"r": 4}, "ends": [2, 4]},
+    "sharded and resumed": SHARDED | {"ends": [2, 4]},
+    "gradients sharded, bfloat16": SHARDED_GRADIENTS | {"load_as_bf16": True},
+    "sharded, with a value head": SHARDED | {"model_class": VALUE_HEAD},
+    "sharded and resumed adapters": SHARDED | {"lora": {"enabled": True, "r": 4}, "ends": [2, 4]},
 }
 QUICK = ("sharded and resumed",)
 
@@ -98,14 +99,15 @@ QUICK = ("sharded and resumed",)
 def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
     fields = dict(CASES[case])
     one, two = prepare(tmp_path / "one", 1), prepare(tmp_path / "two", 2)
-    alone = {name: value for name, value in fields.items() if name not in ("sharding", "ends", "lora")}
+    alone = {
+        name: value for name, value in fields.items() if name not in {*SHARDED_GRADIENTS, *SHARDED, "ends"}
+    }
     if "lora" in fields:
         pytest.importorskip("peft")
-        alone["lora"] = LoraSettings(**fields["lora"])
     one_rank(one, **alone)
     for code, said in start_ranks(two, 2, **fields):
         assert code == 0, said[-2000:]
-    tolerance = 0.02 if "bfloat16" in fields else 1e-4
+    tolerance = 0.02 if "load_as_bf16" in fields else 1e-4
     (expected, summary), (found, other) = results(one), results(two)
     assert other["grad_norm"] == pytest.approx(summary["grad_norm"], rel=10 * tolerance)
     assert (other["samples"], other["completed_steps"]) == (24, 4)
@@ -118,8 +120,8 @@ def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
         assert published[name].dtype == tensor.dtype
         torch.testing.assert_close(published[name], tensor, atol=tolerance, rtol=tolerance)
     assert_same_state(
-        Trainer(settings(two, tiny_model(), **alone), Ranks()).learner,
-        Trainer(settings(one, tiny_model(), **alone), Ranks()).learner,
+        Trainer(trainer_config(two, tiny_model(), **alone), Ranks()).learner,
+        Trainer(trainer_config(one, tiny_model(), **alone), Ranks()).learner,
         tolerance,
     )
     scores, theirs = (np.load(folder / "scores.npy") for folder in (two, one))

@@ -15,17 +15,17 @@ import numpy as np
 import pytest
 import torch
 
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.batch import assemble_step
+from pipelinerl.finetune.rl.loss_scale import apply_scales
 from pipelinerl.finetune.rl.losses import Coefficients, total_loss
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.preprocess.assemble import assemble_step
-from pipelinerl.preprocess.chunk import apply_scales, process_chunk
-from pipelinerl.preprocess.ready import scale_table
-from tests.unit.finetune.builders import record
-from tests.unit.finetune.conftest import tiny_model
+from pipelinerl.preprocess.chunk import process_chunk
+from tests.support.builders import record, samples
+from tests.support.policy import tiny_model
 
 K, E, TEMPERATURE, SEED = 0.1, 0.01, 0.8, 3
 GROUPS, ATTEMPTS = 3, 4
@@ -151,8 +151,8 @@ def test_the_loss_of_a_step_equals_the_reference(loss: dict[str, Any], steps: in
         k, e = (0.0, 0.0) if rl.policy_loss == "gspo" else (K, E)
         expected = loss64(texts, rl, k, e)
 
-        ready = process_chunk(texts, rl).ready
-        apply_scales(ready, scale_table(ready), rl)
+        ready = process_chunk(samples(texts), rl).ready
+        apply_scales(ready, rl)
         one, found = learner(rl), 0.0
         for batch in assemble_step(ready, 0, 24, 1, packing)[0]:
             check_columns(batch, texts, rl)

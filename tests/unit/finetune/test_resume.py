@@ -14,16 +14,16 @@ import torch
 from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
-from pipelinerl.accounting import Ledger, Outcome, reconcile
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.finetune import checkpoints
 from pipelinerl.finetune.checkpoints import restore_point, save_checkpoint, settle
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.observe.metrics import MetricsWriter
-from pipelinerl.observe.waits import WaitExpired
-from pipelinerl.session import snapshot_path
-from tests.unit.finetune.builders import settings, write_steps
-from tests.unit.finetune.conftest import tiny_model
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
+from pipelinerl.run_state.snapshots import Snapshots
+from tests.support.builders import trainer_config, write_steps
+from tests.support.policy import tiny_model
 from tests.unit.finetune.test_loop import Deadly, Killed, Recorder
 
 CLOCK = ("time", "throughput/", "samples_per", "weights/", "stats/time_waiting_for_data")
@@ -41,7 +41,7 @@ def metrics(output_dir: Path) -> dict[int, dict[str, Any]]:
 
 def train(output_dir: Path, broadcaster: Recorder | None = None) -> None:
     with MetricsWriter(output_dir, "finetune") as writer:
-        Trainer(settings(output_dir, tiny_model()), Ranks(), writer, broadcaster).run()
+        Trainer(trainer_config(output_dir, tiny_model()), Ranks(), writer, broadcaster).run()
 
 
 @pytest.mark.parametrize("killed_at", [18, 24])
@@ -66,7 +66,7 @@ def test_an_interrupted_trainer_gives_the_same_weights_state_and_metrics(
 
 def test_updates_behind_the_checkpoint_are_undone_in_the_books(tmp_path: Path) -> None:
     write_steps(tmp_path, 4, 6)
-    with Ledger(tmp_path, "actor") as actor:
+    with RolloutLog(tmp_path, "actor") as actor:
         actor.record(Outcome.STARTED, [f"g{i}/0" for i in range(24)])
     with pytest.raises(Killed):
         train(tmp_path, Deadly(24))
@@ -106,7 +106,7 @@ def test_a_save_may_die_anywhere_and_leaves_one_step_in_both_folders(
 ) -> None:
     """Every rename and removal of a save, and of the settling that follows it, is where the process dies."""
     write_steps(tmp_path, 4, 6)
-    trainer = Trainer(settings(tmp_path, model), Ranks())
+    trainer = Trainer(trainer_config(tmp_path, model), Ranks())
     root = tmp_path / "saved"
     seen: set[int] = set()
     for number in range(1, 100):
@@ -189,17 +189,24 @@ def test_a_state_of_another_version_is_refused_in_one_line(
 
 def test_a_checkpoint_waits_for_the_snapshots_that_belong_to_it(tmp_path: Path) -> None:
     write_steps(tmp_path, 4, 6)
-    chosen = settings(tmp_path, tiny_model(), snapshots_of=("actor", "preprocess"), data_deadline_s=0.3)
-    snapshot_path(tmp_path, "actor", 12).parent.mkdir(parents=True)
-    snapshot_path(tmp_path, "actor", 12).write_text("{}")
+    roles = ("actor", "preprocess")
+    chosen = trainer_config(tmp_path, tiny_model(), max_lag=0, roles=roles, data_deadline_s=0.3)
+
+    def run() -> None:
+        trainer = Trainer(chosen, Ranks())
+        trainer._follows_preprocess = False  # the steps are there already
+        trainer.run()
+
+    Snapshots(tmp_path, "actor", 1).path(12).parent.mkdir(parents=True)
+    Snapshots(tmp_path, "actor", 1).path(12).write_text("{}")
     with pytest.raises(WaitExpired, match="the snapshot of preprocess at version 12"):
-        Trainer(chosen, Ranks()).run()
+        run()
     assert restore_point(tmp_path / "finetune") is None
     for version in (12, 24):
-        for role in ("actor", "preprocess"):
-            path = snapshot_path(tmp_path, role, version)
+        for role in roles:
+            path = Snapshots(tmp_path, role, 1).path(version)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("{}")
-    Trainer(chosen, Ranks()).run()
+    run()
     point = restore_point(tmp_path / "finetune")
     assert point is not None and point.step == 4

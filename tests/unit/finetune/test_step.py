@@ -10,20 +10,19 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.labels import label_statistics
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, beyond_clip, rl_metrics, token_statistics
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode, sentinel_batch
+from pipelinerl.finetune.rl.labels import label_statistics
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.finetune.types import PipelineBatchEncoding, sentinel_batch
-from pipelinerl.finetune.value_head import build_value_head
-from pipelinerl.preprocess.assemble import assemble_step, encode
-from pipelinerl.preprocess.ready import ReadyText
-from tests.unit.finetune.builders import ready
-from tests.unit.finetune.conftest import tiny_model
+from pipelinerl.modeling.value_head import build_value_head
+from tests.support.builders import ready
+from tests.support.policy import tiny_model
 
 
 def learner(model: PreTrainedModel, rl: RLConfig, learning_rate: float = 0.0) -> Learner:
@@ -45,7 +44,7 @@ def gradients(
     return found, [v.vector.tolist() for v in vectors if v is not None]
 
 
-def texts(n: int) -> list[ReadyText]:
+def texts(n: int) -> list[Sample]:
     return [ready(i, (-1.0) ** i * (1 + i)) for i in range(n)]
 
 
@@ -97,9 +96,10 @@ def test_stale_tokens_have_no_gradient() -> None:
 
 def test_half_old_texts_keep_their_fresh_tokens() -> None:
     text = ready(1, 1.0, version=0)
-    text.versions[1:] = 10
+    sampled = len(text.old_logprobs)
+    text.weight_versions = [(0, 0, 1), (10, 1, sampled)]
     targets = targets_of(encode([text], 0, 1), RLConfig(), 12, 4)
-    assert targets.stale.tolist() == [True] + [False] * (len(text.versions) - 1)
+    assert targets.stale.tolist() == [True] + [False] * (sampled - 1)
     assert targets.weight[0] == 0 and (targets.weight[1:] == 1).all()
     assert not targets.stale_texts().any()
 
@@ -111,8 +111,8 @@ def test_lr_zero_gives_ratio_one(model: PreTrainedModel) -> None:
     inputs = one._loss_inputs(rows, targets_of(rows, one.rl))
     at = 0
     for text in chosen:
-        n = len(text.logprobs)
-        text.logprobs = inputs.logprobs_N[at : at + n].detach().numpy()
+        n = len(text.old_logprobs)
+        text.old_logprobs = inputs.logprobs_N[at : at + n].detach().numpy()
         at += n
     vectors = []
     for batch in assemble_step(chosen, 0, 16)[0]:
@@ -139,7 +139,7 @@ def test_ess_uses_unclamped_ratios(loss: Any) -> None:
 
 def test_token_weights_follow_the_options() -> None:
     long = ready(1, overflow=True, group_tokens=5.0)
-    batch = encode([long, ready(2, loss_scale=2.0, kl_scale=3.0, group_tokens=5.0)], 0, 8)
+    batch = encode([long, ready(2, loss_weight_scale=2.0, kl_weight_scale=3.0, group_tokens=5.0)], 0, 8)
     plain = targets_of(batch, RLConfig())
     first, second = plain.text == 0, plain.text == 1
     assert (plain.weight[first] == 1 / 8).all() and (plain.weight[second] == 2 / 8).all()

@@ -7,10 +7,10 @@ import pytest
 import torch
 from transformers import PreTrainedModel
 
-from pipelinerl.finetune.data import MASKED_TOKEN_ID
 from pipelinerl.finetune.schedulers import build_scheduler, learning_rate_factor
 from pipelinerl.finetune.supervised import PackedBatch, train_supervised
-from tests.unit.finetune.conftest import tiny_model
+from pipelinerl.rollouts import MASKED_TOKEN_ID
+from tests.support.policy import tiny_model
 
 
 def copy_texts(n: int, seed: int) -> list[tuple[np.ndarray, np.ndarray]]:

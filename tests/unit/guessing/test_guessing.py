@@ -4,8 +4,6 @@ import re
 
 import aiohttp
 import pytest
-from fake_engine import FakeEngine
-from tiny_model import build_tokenizer, save_model
 
 import domains.guessing
 import pipelinerl.domains.guessing
@@ -13,6 +11,8 @@ from domains.guessing import generate_guessing_rollout, load_problems, narrow, q
 from domains.guessing.demonstrations import GuessingDomain, demonstrations
 from pipelinerl.domain import resolve_dotted
 from pipelinerl.llm import TrainableLLM
+from tests.support.fake_engine import FakeEngine
+from tests.support.tiny_model import build_tokenizer, save_model
 
 TOKENIZER = build_tokenizer()
 PROBLEM = {"id": "p", "dataset": "test", "answer": 60, "highest": 100, "max_guesses": 8}

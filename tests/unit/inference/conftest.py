@@ -2,7 +2,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from engine_harness import build_model
+
+from tests.support.engine_harness import build_model
 
 torch.set_num_threads(1)
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_harness import EOS, VOCAB, full_logprobs, random_prompt, reference, running_engine
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -19,6 +18,7 @@ from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.embedded import model as packed_model
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
 from pipelinerl.inference.embedded.settings import EngineSettings
+from tests.support.engine_harness import EOS, VOCAB, full_logprobs, random_prompt, reference, running_engine
 
 TOLERANCE = 2e-5
 

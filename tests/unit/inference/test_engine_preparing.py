@@ -9,15 +9,22 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine_harness import RunningEngine, full_logprobs, random_prompt, reference, running_engine
 
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.update_state import OutOfOrder, State, UpdateState
 from pipelinerl.inference.embedded.weight_loader import WeightsRefused
 from pipelinerl.inference.embedded.weight_updates import WeightUpdates
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.http import PREPARE_ROUTE, optional_routes
+from pipelinerl.weights.send.engine_state import offers_prepare
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.wire import PREPARE_ROUTE
+from tests.support.engine_harness import (
+    RunningEngine,
+    full_logprobs,
+    random_prompt,
+    reference,
+    running_engine,
+)
 
 PAUSE = "/pause?mode=keep&clear_cache=false"
 EVENT_DEADLINE_S = 60.0
@@ -43,9 +50,9 @@ async def test_the_engine_offers_the_route_and_an_engine_that_says_nothing_does_
         running_engine(tied_model) as engine,
         engine.session.post(f"{engine.url}/init_weight_transfer_engine", json={"init_info": {}}) as answer,
     ):
-        assert optional_routes(await answer.read()) == {PREPARE_ROUTE}
+        assert offers_prepare(await answer.read())
     for other in (b"", b"{}", b'{"message": "Weight transfer initialized"}', b"[1]", b"fine", b'"x"'):
-        assert optional_routes(other) == frozenset()
+        assert not offers_prepare(other)
 
 
 async def test_a_damaged_file_is_refused_and_generation_goes_on(

@@ -5,9 +5,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from engine_harness import EOS, random_prompt, reference, running_engine
 
 from pipelinerl.inference.client import SamplingParams
+from tests.support.engine_harness import EOS, random_prompt, reference, running_engine
 
 
 def next_token_probabilities(folder: Path, prompt: list[int], temperature: float) -> np.ndarray:

@@ -14,7 +14,6 @@ from typing import Any
 import aiohttp
 import psutil
 import pytest
-from engine_harness import random_prompt, reference, running_engine, until
 
 from pipelinerl.inference.client import EngineClient, EngineRequestError, EngineUnavailable, SamplingParams
 from pipelinerl.inference.embedded.__main__ import main
@@ -23,9 +22,12 @@ from pipelinerl.inference.embedded.protocol import SamplingFields
 from pipelinerl.inference.embedded.scheduler import Scheduler
 from pipelinerl.inference.embedded.sequence import Request, Sequence
 from pipelinerl.inference.embedded.settings import default_model_len
-from pipelinerl.weights.base import StagedUpdate
-from pipelinerl.weights.file import FileTransport
-from pipelinerl.weights.publisher import PublishDeadlines, Publisher, WeightUpdateError
+from pipelinerl.weights.send.engine_update import PublishDeadlines
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.transport import StagedUpdate
+from pipelinerl.weights.send.version_update import WeightUpdateError
+from tests.support.engine_harness import random_prompt, reference, running_engine, until
 
 
 def test_the_default_length_is_one_that_the_model_has(tmp_path: Path) -> None:

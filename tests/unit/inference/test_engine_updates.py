@@ -6,11 +6,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from engine_harness import RunningEngine, full_logprobs, random_prompt, reference, running_engine
 
 from pipelinerl.inference.client import SamplingParams
-from pipelinerl.weights.checksum import checksum
-from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.wire import checksum
+from tests.support.engine_harness import (
+    RunningEngine,
+    full_logprobs,
+    random_prompt,
+    reference,
+    running_engine,
+)
 
 
 async def update(

@@ -13,7 +13,6 @@ from typing import Any
 import aiohttp
 import pytest
 from aiohttp import web
-from engine_harness import until
 
 from pipelinerl.inference.client import (
     AbortedCompletion,
@@ -25,6 +24,7 @@ from pipelinerl.inference.client import (
 )
 from pipelinerl.inference.engine_metrics import StallWatch, StartWatch
 from pipelinerl.inference.fleet import Fleet
+from tests.support.engine_harness import until
 
 SAMPLING = SamplingParams(max_tokens=2)
 QUICK = Deadlines(connect_s=2, generate_s=20, stall_s=0.3, health_s=2, health_interval_s=0.05)
@@ -337,7 +337,7 @@ def test_stall_needs_running_requests_and_no_progress() -> None:
 
 def test_client_and_fleet_need_no_torch() -> None:
     code = (
-        "import sys, json, pipelinerl.inference.fleet, pipelinerl.weights.directory;"
+        "import sys, json, pipelinerl.inference.fleet, pipelinerl.weights.wire;"
         "print(json.dumps([name for name in ('torch', 'transformers', 'vllm') if name in sys.modules]))"
     )
     done = subprocess.run(

@@ -9,11 +9,11 @@ from typing import Any
 
 import openai
 import pytest
-from engine_harness import RunningEngine, running_engine, until
-from text_model import build_text_model, byte_tokenizer
 
 from pipelinerl.inference.client import Generation, SamplingParams
-from pipelinerl.inference.embedded.openai.chat import read_tool_calls
+from pipelinerl.inference.embedded.openai_chat import read_tool_calls
+from tests.support.engine_harness import RunningEngine, running_engine, until
+from tests.support.text_model import build_text_model, byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 MESSAGES: list[Any] = [{"role": "user", "content": "Say something."}]

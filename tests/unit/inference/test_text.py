@@ -1,9 +1,8 @@
 """Text of a sequence while its ids arrive."""
 
-from text_model import byte_tokenizer
-
+from pipelinerl.base.tokenizing import encode
 from pipelinerl.inference.embedded.text import OutputText, TextOptions
-from pipelinerl.tokenizing import encode
+from tests.support.text_model import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 BACKEND = TOKENIZER.backend_tokenizer

@@ -8,13 +8,13 @@ from typing import Any
 
 import aiohttp
 import pytest
-from fake_engine import FakeEngine
-from tiny_model import save_model
 
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import LLMCall, Prompt, TrainableLLM
+from tests.support.fake_engine import FakeEngine
+from tests.support.tiny_model import save_model
 
 WEATHER = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
 ASK: dict[str, Any] = {"messages": [{"role": "user", "content": "rain"}]}

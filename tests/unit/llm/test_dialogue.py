@@ -2,10 +2,10 @@
 
 import numpy as np
 import pytest
-from tiny_model import TEMPLATE, build_tokenizer
 
-from pipelinerl import tokenizing
-from pipelinerl.tokenizing import continue_dialogue, decode, encode, render_chat
+from pipelinerl.base import tokenizing
+from pipelinerl.base.tokenizing import continue_dialogue, decode, encode, render_chat
+from tests.support.tiny_model import TEMPLATE, build_tokenizer
 
 NUMBERED = (
     "{% for m in messages %}{{ loop.index }}<{{ m['role'][0] }}>{{ m['content'] }}<e>{% endfor %}"

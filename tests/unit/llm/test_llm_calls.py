@@ -6,8 +6,6 @@ import sys
 import aiohttp
 import numpy as np
 import pytest
-from fake_engine import FakeEngine
-from tiny_model import build_tokenizer, save_model
 
 from pipelinerl.async_llm import (
     RetryableAbortedCompletionError,
@@ -15,9 +13,11 @@ from pipelinerl.async_llm import (
     make_training_text,
     make_training_texts_from_llm_calls,
 )
+from pipelinerl.base.tokenizing import decode
 from pipelinerl.inference.client import EngineRequestError
 from pipelinerl.llm import LLMCall, LLMOutput, Prompt, TokenLogprob, TokenLogprobs, TrainableLLM
-from pipelinerl.tokenizing import decode
+from tests.support.fake_engine import FakeEngine
+from tests.support.tiny_model import build_tokenizer, save_model
 
 TOKENIZER = build_tokenizer()
 EOS = TOKENIZER.eos_token_id

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from fake_engine import FakeEngine
-from tiny_model import build_tokenizer, save_model
 
 from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
+from pipelinerl.inference.llm_logprobs import Scores
 from pipelinerl.llm import LLMOutput, Prompt, TrainableLLM
-from pipelinerl.llm_logprobs import Scores
+from tests.support.fake_engine import FakeEngine
+from tests.support.tiny_model import build_tokenizer, save_model
 
 TOKENIZER = build_tokenizer()
 

@@ -11,15 +11,15 @@ import aiohttp
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestClient, TestServer
-from fake_engine import FakeEngine
 from omegaconf import OmegaConf
-from tiny_model import build_tokenizer, save_model
 
 from domains.math import MathEnvironment, generate_math_rollout, verify_answer_rpc
 from domains.math.service import MAX_BODY_BYTES, ROUTE, make_app
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import RolloutResult
+from tests.support.fake_engine import FakeEngine
+from tests.support.tiny_model import build_tokenizer, save_model
 
 QUICK = {"workers": 1, "deadline_s": 20.0}
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.accounting import Ledger, Outcome, rollout_id
 from pipelinerl.observe.metrics import MetricsWriter, histogram
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, rollout_id
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
 BATCH, STEPS, PROBLEMS = 32, 60, 50
@@ -99,9 +99,9 @@ def _write_evaluations(output_dir: Path, rng: np.random.Generator) -> None:
 
 def _write_books(output_dir: Path, rng: np.random.Generator) -> None:
     with (
-        Ledger(output_dir, "actor") as actor,
-        Ledger(output_dir, "preprocess") as preprocess,
-        Ledger(output_dir, "finetune") as trainer,
+        RolloutLog(output_dir, "actor") as actor,
+        RolloutLog(output_dir, "preprocess") as preprocess,
+        RolloutLog(output_dir, "finetune") as trainer,
     ):
         for group in range(70):
             names = [rollout_id(f"run/{group}", i) for i in range(8)]

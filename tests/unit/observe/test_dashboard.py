@@ -4,14 +4,14 @@ import json
 import sys
 
 import pytest
-from metric_tables import unknown
 
 from domains.guessing import GuessingMetrics
-from domains.privacy_hopqa.metrics import PrivacyHopQAMetrics
+from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics
 from domains.raro.metrics import CRITIC_RATES, PREFIX
-from domains.reputation_hacking.llm_episode import ReputationMetrics
+from domains.reputation_hacking.language.log import ReputationMetrics
 from pipelinerl.observe import dashboard
 from pipelinerl.observe.dashboard import Dashboard, Panel, Section, load_dashboard, main
+from tests.support.metric_tables import unknown
 
 DOMAINS = {
     "guessing": set(GuessingMetrics.model_fields),

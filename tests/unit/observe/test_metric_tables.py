@@ -4,10 +4,10 @@ from collections import Counter
 
 import numpy as np
 import torch
-from metric_tables import rows, undocumented
 
 from pipelinerl.finetune.metrics import REDUCERS, Reducer, ratio_histogram, ratio_quantiles
 from pipelinerl.preprocess.metrics import AdvantageMetrics, PreprocessMetrics
+from tests.support.metric_tables import rows, undocumented
 
 WORDS = {
     Reducer.SUM: "sum",

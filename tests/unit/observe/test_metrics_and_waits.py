@@ -14,10 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.observe.logs import setup_logging
+from pipelinerl.base.logs import setup_logging
+from pipelinerl.base.waits import WaitExpired, current_waits, wait_for, waiting
+from pipelinerl.config.machine import WandbConfig
 from pipelinerl.observe.metrics import MetricsWriter, histogram
-from pipelinerl.observe.status import StatusFile, status_path
-from pipelinerl.observe.waits import WaitExpired, current_waits, wait_for, waiting
+from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.wandb_run import has_key, run_names, wandb_mode
 
 
@@ -26,7 +27,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_metrics_are_lines_of_numbers(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path, "actor", {"use_wandb": False}) as writer:
+    with MetricsWriter(tmp_path, "actor", WandbConfig(use_wandb=False)) as writer:
         writer.log({"actor/reward_mean": np.float64(0.5), "n": np.int64(3), "ok": np.bool_(True)}, step=8)
         writer.log({"lag": histogram([1, 2, 2], [0, 1, 2, 3])})
     first, second = lines(tmp_path / "actor" / "metrics.jsonl")
@@ -83,9 +84,10 @@ def local_only(self, address):
     return connect(self, address)
 socket.socket.connect = local_only
 from pathlib import Path
+from pipelinerl.config.machine import WandbConfig
 from pipelinerl.observe.metrics import MetricsWriter, histogram
 assert "wandb" not in sys.modules
-cfg = {"use_wandb": True, "wandb_project_name": "pipeline-rl", "tags": ["test"]}
+cfg = WandbConfig(tags=["test"])
 for attempt in range(2):
     with MetricsWriter(Path(sys.argv[1]), "actor", cfg, {"seed": 42}) as writer:
         for step in range(3):
@@ -148,11 +150,11 @@ def test_the_status_file_shows_fields_and_the_current_wait(tmp_path: Path) -> No
         status.set(version=16, texts=3)
         with waiting("an engine with room", 30):
             status.write()
-            shown = json.loads(status_path(tmp_path, "actor").read_text())
+            shown = json.loads(status.path.read_text())
         assert shown["version"] == 16 and shown["pid"] == os.getpid()
         assert [w["name"] for w in shown["waits"]] == ["an engine with room"]
         status.set(texts=None)
-    shown = json.loads(status_path(tmp_path, "actor").read_text())
+    shown = json.loads(status.path.read_text())
     assert shown["waits"] == [] and "texts" not in shown
 
 

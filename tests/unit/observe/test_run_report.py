@@ -14,8 +14,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipelinerl.accounting import Counts, Outcome
-from pipelinerl.observe.focus import ReportFocus
+from pipelinerl.base.waits import waiting
+from pipelinerl.domain import ReportFocus
 from pipelinerl.observe.history import MetricsTail, read_evaluations, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.plots import lag_histogram, pace, smooth
@@ -23,7 +23,7 @@ from pipelinerl.observe.progress import Progress, ProgressDisplay, notable_waits
 from pipelinerl.observe.report import write_report
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import summarise
-from pipelinerl.observe.waits import waiting
+from pipelinerl.run_state.accounting import Outcome, RolloutCounts
 
 
 def test_wilson_agrees_with_published_values() -> None:
@@ -177,19 +177,19 @@ def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
         "finetune": {"waits": [{"name": "texts", "waited_s": 1.0, "deadline_s": 60.0}]},
     }
     assert notable_waits(status) == ["actor for an engine with room (12 of 60 s)"]
-    empty = status_line({}, Counts(), status, None, 61.0)
+    empty = status_line({}, RolloutCounts(), status, None, 61.0)
     assert empty == "1:01 | rollouts 0: 0 open | waiting: actor for an engine with room (12 of 60 s)"
 
 
 def test_plain_output_repeats_nothing(tmp_path: Path) -> None:
-    from pipelinerl.accounting import Ledger
+    from pipelinerl.run_state.accounting import RolloutLog
 
     out = io.StringIO()
     with ProgressDisplay(tmp_path, console=Console(file=out, soft_wrap=True)) as display:
         display.tick()
         display.tick()
         display.say("[engine] is healthy")
-        with Ledger(tmp_path, "actor") as ledger:
+        with RolloutLog(tmp_path, "actor") as ledger:
             ledger.record(Outcome.STARTED, ["g/0"])
         display.tick()
     assert [line.partition(" | ")[2] or line for line in out.getvalue().splitlines()] == [

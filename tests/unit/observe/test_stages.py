@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.observe.stages import ProgressWatch, stuck_stage
-from pipelinerl.observe.waits import WaitExpired
 
 
 def waits(*names: str) -> dict[str, Any]:

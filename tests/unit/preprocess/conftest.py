@@ -11,19 +11,21 @@ from typing import Any
 
 import pytest
 
-from pipelinerl.accounting import Ledger
-from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.types import PipelineBatchEncoding
-from pipelinerl.preprocess.books import Books
+from pipelinerl.config import Config
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
+from pipelinerl.preprocess.accounting import SampleAccounting
 from pipelinerl.preprocess.loop import Preprocess
-from pipelinerl.preprocess.settings import PreprocessSettings
-from pipelinerl.preprocess.validate import Limits
-from pipelinerl.session import Session
-from pipelinerl.state import DiscardedTexts
-from pipelinerl.streams import SingleStreamSpec, read_stream, write_to_streams
-from tests.unit.finetune.conftest import VOCAB, model, one_thread
+from pipelinerl.preprocess.reading import Vocabulary
+from pipelinerl.preprocess.snapshots import Keeper
+from pipelinerl.run_state.accounting import RolloutLog
+from pipelinerl.run_state.announcements import DiscardedTexts
+from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.streams import SingleStreamSpec, StreamWriter, read_stream, write_to_streams
+from tests.support.builders import preprocess_config
+from tests.support.policy import VOCAB
+from tests.unit.finetune.conftest import model, one_thread
 
-__all__ = ["Bench", "bench", "model", "one_thread"]
+__all__ = ["Bench", "bench", "make", "model", "one_thread"]
 
 
 @dataclass
@@ -53,23 +55,32 @@ class Bench:
 
 @pytest.fixture
 def bench(tmp_path: Path, request: Any) -> Iterator[Bench]:
-    options = dict(getattr(request, "param", {}))
-    rl = RLConfig(**options.pop("rl", {}))
-    defaults: dict[str, Any] = {
-        "output_dir": tmp_path,
-        "model_path": "",
-        "rl": rl,
-        "limits": Limits(VOCAB, 24, 4),
-        "texts_per_step": 8,
-        "last_step": 100,
-    }
-    settings = PreprocessSettings(**defaults | options)
+    cfg = preprocess_config(tmp_path, **getattr(request, "param", {}))
     trainer, discarded = FakeTrainer(), DiscardedTexts(tmp_path, "preprocess")
     with (
-        Ledger(tmp_path, "preprocess") as ledger,
+        RolloutLog(tmp_path, "preprocess") as ledger,
         write_to_streams(SingleStreamSpec(tmp_path, "training_data")) as out,
     ):
-        books = Books(ledger, discarded)
-        preprocess = Preprocess(settings, trainer, books, Session(0, 0), out)  # type: ignore[arg-type]
+        preprocess = make(cfg, trainer, SampleAccounting(ledger, discarded), ResumePoint(0, 0), out)
         yield Bench(tmp_path, preprocess, trainer, discarded)
     discarded.close()
+
+
+def make(
+    cfg: Config,
+    trainer: FakeTrainer,
+    accounting: SampleAccounting,
+    session: ResumePoint,
+    training_data: StreamWriter,
+) -> Preprocess:
+    """A preprocess of the small model, without a reference."""
+    keeper = Keeper(cfg, Path(str(cfg.output_dir)), session)
+    return Preprocess(
+        cfg,
+        keeper,
+        trainer,  # type: ignore[arg-type]
+        accounting,
+        session,
+        training_data,
+        Vocabulary(VOCAB),
+    )

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 
-from pipelinerl.actor.texts import Stamp, stamped_records
-from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.finetune.targets import targets_of
-from pipelinerl.finetune.types import PipelineBatchEncoding
-from pipelinerl.preprocess.assemble import assemble_step
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step
+from pipelinerl.finetune.rl.sample import samples_of
+from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.preprocess.chunk import process_chunk
-from pipelinerl.preprocess.validate import Limits, check_group
-from pipelinerl.rollouts import TrainingText
+from pipelinerl.preprocess.reading import SampleLimits, read_group
+from pipelinerl.rollouts import RolloutOrigin, TrainingText
 from pipelinerl.streams.records import decode_record, encode_record
 
 TOKENS, LEARNED = 500, 300
@@ -56,8 +55,8 @@ def assert_arrays(record: dict[str, Any], dtypes: dict[str, type]) -> None:
 def test_tokens_are_arrays_on_the_whole_way_from_the_actor_to_the_trainer() -> None:
     group: list[dict[str, Any]] = []
     for rollout in range(4):
-        records, _ = stamped_records([sampled_text(rollout / 4)], Stamp("g", rollout, 0))
-        group += records
+        origin = RolloutOrigin("g", rollout, version=0, training=True)
+        group += [sample.to_record() for sample in samples_of([sampled_text(rollout / 4)], origin)]
     for record in group:
         assert_arrays(record, TEXT_COLUMNS)
 
@@ -65,12 +64,13 @@ def test_tokens_are_arrays_on_the_whole_way_from_the_actor_to_the_trainer() -> N
     for record in read:
         assert_arrays(record, TEXT_COLUMNS)
         assert not record["input_ids"].flags.owndata  # a view of what was read, not a copy
-        record["ref_logprobs"] = record["logprobs"]
-    kept = check_group(read, Limits(vocab_size=1000, seq_length=2000, attempts=4)).kept
-    assert len(kept) == 4 and kept[0]["input_ids"] is read[0]["input_ids"]
+    kept = read_group(read, SampleLimits(vocab_size=1000, seq_length=2000, attempts=4)).samples
+    assert len(kept) == 4 and all(one.input_ids is source["input_ids"] for one, source in zip(kept, read))
+    for sample in kept:
+        sample.ref_logprobs = sample.old_logprobs
 
     ready = process_chunk(kept, RLConfig()).ready
-    assert all(np.shares_memory(one.input_ids, source["input_ids"]) for one, source in zip(ready, kept))
+    assert all(one is source for one, source in zip(ready, kept, strict=True))
 
     (batches,) = assemble_step(ready, 0, 2000)
     record = decode_record(encode_record(batches[0].to_record()))

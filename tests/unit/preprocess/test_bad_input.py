@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.sample import Sample, metadata_of
 from pipelinerl.preprocess.loop import _warn_about_role_weights
-from pipelinerl.preprocess.rejections import LEAST, Rejections
-from pipelinerl.preprocess.validate import Record, metadata_of
-from tests.unit.finetune.builders import group
-from tests.unit.finetune.conftest import VOCAB
+from pipelinerl.preprocess.reading import LEAST, Rejections
+from tests.support.builders import group
+from tests.support.policy import VOCAB
 from tests.unit.preprocess.conftest import Bench
 
+Record = dict[str, Any]
 Spoil = Callable[[list[Record]], None]
 NAN, INF = float("nan"), float("inf")
 
@@ -166,12 +166,12 @@ def test_labels_that_need_another_flag_are_named_in_the_log(
         bench.preprocess.take_groups([uneven, group(1), group(2)])
     assert bench.discarded.counts == {"bad_labels": 8}
     (line,) = [r.getMessage() for r in caplog.records]
-    assert "text g0/0/1: reward 9 differs" in line and "step_reward_advantages=true" in line
+    assert "sample g0/0/1: reward 9 differs" in line and "step_reward_advantages=true" in line
     assert bench.preprocess.write_steps()
 
 
 @pytest.mark.parametrize(
-    "bench", [{"rl": {"role_lengths": {"policy": 16.0}}}], indirect=True, ids=["lengths"]
+    "bench", [{"finetune": {"rl": {"role_lengths": {"policy": 16.0}}}}], indirect=True, ids=["lengths"]
 )
 def test_a_role_without_a_length_costs_its_group_instead_of_weighing_many_times_more(
     bench: Bench, caplog: pytest.LogCaptureFixture
@@ -182,19 +182,25 @@ def test_a_role_without_a_length_costs_its_group_instead_of_weighing_many_times_
     groups[1][2]["role"] = None
     bench.preprocess.take_groups(groups)
     assert bench.discarded.counts == {"bad_labels": 4}
-    assert "text g1/2/0 has no role; finetune.rl.role_lengths knows policy" in caplog.text
+    assert "sample g1/2/0 has no role; finetune.rl.role_lengths knows policy" in caplog.text
     assert bench.preprocess.write_steps()
     assert all(float(batch.loss_weight_scale.max()) == 1 / 16 for batch in bench.batches())
 
 
-def test_a_group_that_arrives_twice_costs_the_second_only(bench: Bench) -> None:
+def test_a_group_that_arrives_twice_costs_the_second_only(
+    bench: Bench, caplog: pytest.LogCaptureFixture
+) -> None:
     bench.preprocess.take_groups([group(0), group(0), group(1)])
+    assert "sample g0/0/0 appears 2 times" in caplog.text
     assert bench.discarded.counts == {"bad_labels": 4}
     assert bench.preprocess.write_steps()
 
 
 @pytest.mark.parametrize(
-    "bench", [{"rl": {"role_weights": {"policy": 1.0, "critic": 1.0}}}], indirect=True, ids=["roles"]
+    "bench",
+    [{"finetune": {"rl": {"role_weights": {"policy": 1.0, "critic": 1.0}}}}],
+    indirect=True,
+    ids=["roles"],
 )
 def test_a_role_without_a_weight_costs_its_group_only(bench: Bench) -> None:
     groups = [group(number) for number in range(3)]
@@ -208,7 +214,7 @@ def test_a_role_without_a_weight_costs_its_group_only(bench: Bench) -> None:
 
 
 def test_a_domain_that_is_wrong_throughout_ends_the_run_with_its_reason(bench: Bench) -> None:
-    with pytest.raises(ValueError, match=r"8 of the last 8 groups cannot be trained on; .*text g7/0/0"):
+    with pytest.raises(ValueError, match=r"8 of the last 8 groups cannot be trained on; .*sample g7/0/0"):
         for number in range(LEAST + 1):
             texts = group(number)
             texts[0]["role"] = ""
@@ -220,19 +226,19 @@ def test_now_and_then_a_bad_group_does_not_end_a_run() -> None:
     rejections = Rejections()
     for _ in range(50):
         rejections.accepted(2)
-        rejections.rejected("text g/0/0: reward=nan must be finite")
+        rejections.rejected("sample g/0/0: reward=nan must be finite")
     with pytest.raises(ValueError, match="groups cannot be trained on"):
         for _ in range(50):
-            rejections.rejected("text g/0/0: reward=nan must be finite")
+            rejections.rejected("sample g/0/0: reward=nan must be finite")
 
 
 class HalfBlind:
     """A reference that cannot score some texts."""
 
-    def score(self, texts: list[Record]) -> list[np.ndarray | None]:
-        found: list[np.ndarray | None] = [np.asarray(t["logprobs"]) - 0.25 for t in texts]
+    def score(self, samples: list[Sample]) -> list[np.ndarray | None]:
+        found: list[np.ndarray | None] = [sample.old_logprobs - 0.25 for sample in samples]
         found[0] = None
-        found[1] = np.full(len(texts[1]["logprobs"]), np.nan)
+        found[1] = np.full(len(samples[1].old_logprobs), np.nan)
         return found
 
 
@@ -246,22 +252,23 @@ def test_texts_without_a_reference_are_counted(bench: Bench) -> None:
         np.testing.assert_allclose(batch.ref_logprobs[0][learned], batch.old_logprobs[0][learned] - 0.25)
 
 
+@pytest.mark.parametrize(
+    "bench",
+    [{"finetune": {"rl": {"step_reward_advantages": True, "pad_step_rewards_for_advantage": True}}}],
+    indirect=True,
+    ids=["situations"],
+)
 def test_groups_of_several_sizes_and_missing_situations_are_fine(bench: Bench) -> None:
     one, two = group(0, attempts=2), group(1, attempts=4, steps=2)
     two[0]["situation"] = "plan"
     two[3]["situation"] = "plan"
-    bench.preprocess.settings = replace(
-        bench.preprocess.settings,
-        rl=RLConfig(step_reward_advantages=True, pad_step_rewards_for_advantage=True),
-    )
     bench.preprocess.take_groups([one, two])
     assert bench.discarded.counts == {} and bench.preprocess.write_steps()
 
 
-def test_role_weights_that_do_not_sum_to_one_are_said(bench: Bench, caplog: pytest.LogCaptureFixture) -> None:
+def test_role_weights_that_do_not_sum_to_one_are_said(caplog: pytest.LogCaptureFixture) -> None:
     for weights, said in (({"a": "1/9", "b": "8/9"}, 0), ({"a": 1, "b": 1}, 1)):
         caplog.clear()
-        rl = RLConfig(role_weights=weights)
-        _warn_about_role_weights(replace(bench.preprocess.settings, rl=rl))
+        _warn_about_role_weights(RLConfig(role_weights=weights))
         assert len(caplog.records) == said
     assert "role_weights sum to 2, not 1" in caplog.text

@@ -3,52 +3,54 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
-from engine_harness import EOS, build_model, running_engine
 
-from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.observe.waits import WaitExpired
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.preprocess import engine_reference
 from pipelinerl.preprocess.engine_reference import EngineReference
-from pipelinerl.preprocess.loop import _reference_scorer
+from pipelinerl.preprocess.loop import reference_scorer
 from pipelinerl.preprocess.reference import ReferenceScorer
-from pipelinerl.preprocess.settings import PreprocessSettings
-from pipelinerl.preprocess.validate import Limits
-from tests.unit.finetune.builders import record
-from tests.unit.finetune.conftest import tiny_model
+from tests.support.builders import preprocess_config, record, samples
+from tests.support.engine_harness import EOS, build_model, running_engine
+from tests.support.policy import tiny_model
 
 
 async def test_engines_score_what_the_model_scores(tmp_path: Path) -> None:
     folder = build_model(tmp_path / "model", tied=True)
-    texts = [record("g", i, 0, 0.0, i) for i in range(8)]
-    long = record("g", 9, 0, 0.0, 9)
-    long["input_ids"] = np.full(512, EOS - 1, np.int32)
-    long["labels"] = np.where(np.arange(512) < 500, -100, EOS - 1).astype(np.int32)
+    texts = samples([record("g", i, 0, 0.0, i) for i in range(8)])
+    (long,) = samples([record("g", 9, 0, 0.0, 9)])
+    long.input_ids = np.full(512, EOS - 1, np.int32)
+    long.labels = np.where(np.arange(512) < 500, -100, EOS - 1).astype(np.int32)
     async with running_engine(folder) as first, running_engine(folder) as second:
         engines = EngineReference([first.url, second.url], 60)
         found = await asyncio.to_thread(engines.score, [*texts, long])
         assert first.server is not second.server
     expected = ReferenceScorer(str(folder), 1.0, 64).score(texts)
     for ours, theirs, text in zip(found, expected, texts):
-        assert ours is not None and theirs is not None and ours.shape == text["logprobs"].shape
+        assert ours is not None and theirs is not None and ours.shape == text.old_logprobs.shape
         np.testing.assert_allclose(ours, theirs, atol=2e-5)
     assert found[-1] is None  # no room in the context for the token that an engine must generate
 
 
 def test_the_scorer_is_what_the_placement_says(tmp_path: Path) -> None:
-    values = {"output_dir": tmp_path, "limits": Limits(31, 64, 4), "texts_per_step": 1, "last_step": 1}
-    plain = PreprocessSettings(model_path=str(tmp_path / "model"), rl=RLConfig(), **values)
-    assert _reference_scorer(plain) is None
-    with_kl = replace(plain, rl=RLConfig(kl_coef=0.1))
-    assert isinstance(
-        _reference_scorer(replace(with_kl, reference_urls=("http://127.0.0.1:1",))), EngineReference
-    )
+    assert reference_scorer(preprocess_config(tmp_path)) is None
+    with_kl = {"finetune": {"rl": {"kl_coef": 0.1}}}
     tiny_model().save_pretrained(tmp_path / "model")
-    assert isinstance(_reference_scorer(with_kl), ReferenceScorer)
+    assert isinstance(reference_scorer(preprocess_config(tmp_path, **with_kl)), ReferenceScorer)
+    assert isinstance(
+        reference_scorer(preprocess_config(tmp_path, **with_kl, jobs=engines(1))), EngineReference
+    )
+
+
+def engines(count: int) -> list[dict[str, object]]:
+    """Jobs of engines that serve the reference."""
+    return [
+        {"kind": "preprocessor_llm", "idx": i, "name": f"ref_vllm_{i}", "url": f"http://127.0.0.1:{i + 1}"}
+        for i in range(count)
+    ]
 
 
 def test_so_many_texts_are_under_way_at_each_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,27 +65,25 @@ def test_so_many_texts_are_under_way_at_each_engine(tmp_path: Path, monkeypatch:
         return np.zeros(1, np.float32)
 
     monkeypatch.setattr(engine_reference, "_score", score)
-    values = {"output_dir": tmp_path, "limits": Limits(31, 64, 4), "texts_per_step": 1, "last_step": 1}
-    settings = PreprocessSettings(
-        model_path="",
-        rl=RLConfig(kl_coef=0.1),
-        n_workers=3,
-        reference_urls=("http://127.0.0.1:1", "http://127.0.0.1:2"),
-        **values,
+    cfg = preprocess_config(
+        tmp_path, finetune={"rl": {"kl_coef": 0.1}}, preprocess={"n_workers": 3}, jobs=engines(2)
     )
-    assert len(_reference_scorer(settings).score([{}] * 20)) == 20
+    texts = samples([record("g", i, 0, 0.0, i) for i in range(20)])
+    assert len(reference_scorer(cfg).score(texts)) == 20
     assert most == 3 * 2
 
 
 def test_engines_that_do_not_answer_are_a_named_wait() -> None:
     reference = EngineReference(["http://127.0.0.1:9"], 0.3)
     with pytest.raises(WaitExpired, match=r"reference log-probabilities from the engines: .*connection"):
-        reference.score([record("g", 0, 0, 0.0, 0)])
+        reference.score(samples([record("g", 0, 0, 0.0, 0)]))
 
 
 async def test_a_dead_engine_is_made_up_for_by_the_other(tmp_path: Path) -> None:
     folder = build_model(tmp_path / "model", tied=True)
     async with running_engine(folder) as engine:
         reference = EngineReference(["http://127.0.0.1:9", engine.url], 60)
-        found = await asyncio.to_thread(reference.score, [record("g", i, 0, 0.0, i) for i in range(4)])
+        found = await asyncio.to_thread(
+            reference.score, samples([record("g", i, 0, 0.0, i) for i in range(4)])
+        )
     assert all(scores is not None for scores in found)

@@ -9,15 +9,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from known_metrics import PREPROCESS, names
 
-from pipelinerl.finetune.labels import MAX_FAMILIES, TextStatistics, capped_families
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.labels import MAX_FAMILIES, TextStatistics, capped_families
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.chunk import process_chunk
 from pipelinerl.preprocess.loop import _Reporter
 from pipelinerl.preprocess.metrics import AdvantageMetrics
-from tests.unit.finetune.builders import group
+from tests.support.builders import group, samples
+from tests.support.known_metrics import PREPROCESS, names
 from tests.unit.preprocess.conftest import Bench
 
 BUCKETS = RLConfig(step_reward_advantages=True)
@@ -40,7 +40,7 @@ def text(rollout: int, step: int, reward: float, **labels: Any) -> dict[str, Any
 
 def summary(texts: list[dict[str, Any]], rl: RLConfig = BUCKETS) -> dict[str, float]:
     metrics = AdvantageMetrics()
-    metrics.add_chunk(process_chunk(texts, rl))
+    metrics.add_chunk(process_chunk(samples(texts), rl))
     return metrics.summary()
 
 
@@ -111,7 +111,7 @@ def test_at_most_32_families_are_named() -> None:
     for start in range(0, 60, 20):
         letters = ["".join(chr(97 + int(d)) for d in f"{i:02d}") for i in range(start, start + 20)]
         metrics.add_chunk(
-            process_chunk([text(0, i, 1.0, situation=s) for i, s in enumerate(letters)], BUCKETS)
+            process_chunk(samples([text(0, i, 1.0, situation=s) for i, s in enumerate(letters)]), BUCKETS)
         )
     found = metrics.summary()
     counts = {name: v for name, v in found.items() if name.endswith("/count")}

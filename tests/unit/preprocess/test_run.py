@@ -4,26 +4,25 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import PreTrainedModel
 
-from pipelinerl.accounting import Ledger, Outcome, reconcile
+from pipelinerl.base.waits import WaitExpired
+from pipelinerl.config import Config
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.observe.waits import WaitExpired
 from pipelinerl.preprocess.loop import run
-from pipelinerl.preprocess.settings import PreprocessSettings, model_vocabulary
-from pipelinerl.preprocess.validate import Limits, Record
-from pipelinerl.session import Session, write_session
-from pipelinerl.state import TrainerAnnouncements, TrainerState
+from pipelinerl.preprocess.reading import Vocabulary, model_vocabulary
+from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
+from pipelinerl.run_state.announcements import TrainerAnnouncements, TrainerState
+from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
-from tests.unit.finetune.builders import group, settings
-from tests.unit.finetune.conftest import VOCAB
-from tests.unit.preprocess.test_bad_input import ONE_TEXT, WHOLE_GROUP
+from tests.support.builders import group, preprocess_config, trainer_config
+from tests.support.policy import VOCAB
+from tests.unit.preprocess.test_bad_input import ONE_TEXT, WHOLE_GROUP, Record
 
 STEPS = 3
 
@@ -70,7 +69,7 @@ def play_actor(
     """Publish groups, some of them without a signal, until training is done."""
     with (
         TrainerState(output_dir) as state,
-        Ledger(output_dir, "actor") as ledger,
+        RolloutLog(output_dir, "actor") as ledger,
         write_to_streams(SingleStreamSpec(output_dir, "actor")) as stream,
     ):
         state.wait_for_version(60)
@@ -90,33 +89,30 @@ def play_actor(
             number += 1
 
 
-def preprocess_settings(output_dir: Path, rl: RLConfig, last_step: int) -> PreprocessSettings:
-    return PreprocessSettings(
-        output_dir=output_dir,
-        model_path=str(output_dir / "model"),
-        rl=rl,
-        limits=Limits(VOCAB, 24, 4, True),
-        texts_per_step=6,
-        last_step=last_step,
-        max_lag=12,
-        start_deadline_s=60,
-        data_deadline_s=60,
-        log_every_n_samples=6,
-    )
+def run_config(output_dir: Path, rl: dict[str, Any], last_step: int, **changes: Any) -> Config:
+    defaults: dict[str, Any] = {
+        "max_lag": 12,
+        "engine": {"start_deadline_s": 30},
+        "preprocess": {"log_every_n_samples": 6},
+    }
+    tune = {"max_train_steps": last_step, "rl": rl}
+    return preprocess_config(output_dir, texts_per_step=6, finetune=tune, **defaults | changes)
 
 
 def test_groups_become_a_trained_model_and_a_resumed_run_goes_on(
     tmp_path: Path, model: PreTrainedModel
 ) -> None:
-    rl = RLConfig(epsilon_high=4.0, filter_zero_advantage_groups=True, temperature=0.9)
+    rl = {"epsilon_high": 4.0, "filter_zero_advantage_groups": True, "temperature": 0.9}
     for start, last_step in enumerate((STEPS, 2 * STEPS)):
         errors = Errors()
-        chosen = settings(tmp_path, model, rl=rl, last_step=last_step, follows_preprocess=True, max_lag=12)
+        chosen = trainer_config(
+            tmp_path, model, rl=rl, max_train_steps=last_step, follows_preprocess=True, max_lag=12
+        )
         for topic in ("weight_update_request", "discarded"):
             for file in (tmp_path / "streams" / topic).rglob("*.rec"):
                 file.unlink()  # what a launcher does before it starts the roles again
         threads = [
-            errors.thread(run, preprocess_settings(tmp_path, rl, last_step)),
+            errors.thread(run, run_config(tmp_path, rl, last_step), tmp_path),
             errors.thread(play_actor, tmp_path, 1000 * start),
         ]
         trainer = Trainer(chosen, Ranks())
@@ -134,11 +130,15 @@ def test_groups_become_a_trained_model_and_a_resumed_run_goes_on(
 
 def test_a_run_goes_on_past_bad_samples_and_its_books_add_up(tmp_path: Path, model: PreTrainedModel) -> None:
     steps = 14
-    rl = RLConfig(epsilon_high=4.0, filter_zero_advantage_groups=True, batch_size_normalization="rollouts")
+    rl = {
+        "epsilon_high": 4.0,
+        "filter_zero_advantage_groups": True,
+        "batch_size_normalization": "rollouts",
+    }
     errors = Errors()
-    chosen = settings(tmp_path, model, rl=rl, last_step=steps, follows_preprocess=True)
+    chosen = trainer_config(tmp_path, model, rl=rl, max_train_steps=steps, follows_preprocess=True)
     threads = [
-        errors.thread(run, replace(preprocess_settings(tmp_path, rl, steps), max_lag=1000)),
+        errors.thread(run, run_config(tmp_path, rl, steps, max_lag=1000), tmp_path),
         errors.thread(play_actor, tmp_path, 1000, every_third_is_bad),
     ]
     trainer = Trainer(chosen, Ranks())
@@ -154,18 +154,19 @@ def test_a_run_goes_on_past_bad_samples_and_its_books_add_up(tmp_path: Path, mod
 
 
 def test_waiting_for_groups_has_a_name_and_a_deadline(tmp_path: Path, model: PreTrainedModel) -> None:
-    write_session(tmp_path, Session(0, 0))
+    model.save_pretrained(tmp_path / "model")
+    ResumePoint(0, 0).write(tmp_path)
     with TrainerAnnouncements(tmp_path) as announcements:
         announcements.weight_update_success(0)
-        chosen = replace(preprocess_settings(tmp_path, RLConfig(), 3), data_deadline_s=0.2)
+        chosen = run_config(tmp_path, {}, 3, data_deadline_s=0.2)
         with pytest.raises(WaitExpired, match="groups of rollouts for step 0"):
-            run(chosen)
+            run(chosen, tmp_path)
 
 
 def test_the_vocabulary_comes_from_the_model_folder(tmp_path: Path, model: PreTrainedModel) -> None:
     model.config.eos_token_id = [7, 8]
     model.save_pretrained(tmp_path)
-    assert model_vocabulary(str(tmp_path)) == (VOCAB, (7, 8))
+    assert model_vocabulary(str(tmp_path)) == Vocabulary(VOCAB, (7, 8))
     with pytest.raises(ValueError, match="no model configuration"):
         (tmp_path / "config.json").write_text("{}")
         model_vocabulary(str(tmp_path))

@@ -7,70 +7,85 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.accounting import Ledger, reconcile
-from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.preprocess.books import Books
-from pipelinerl.preprocess.loop import Preprocess
-from pipelinerl.preprocess.ready import ReadyText
-from pipelinerl.preprocess.settings import PreprocessSettings
+from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.preprocess.accounting import SampleAccounting
 from pipelinerl.preprocess.snapshots import (
     KEPT,
     Held,
     Keeper,
-    Snapshots,
     can_be_resumed_from,
     fitting,
-    replayed_texts,
 )
-from pipelinerl.preprocess.validate import Limits
-from pipelinerl.session import Session
-from tests.unit.finetune.builders import group, ready
-from tests.unit.finetune.conftest import VOCAB
-from tests.unit.preprocess.conftest import Bench
+from pipelinerl.run_state.accounting import RolloutLog, reconcile
+from pipelinerl.run_state.resume_point import ResumePoint
+from pipelinerl.run_state.snapshots import Snapshots, replayed_texts
+from pipelinerl.streams.records import decode_record, encode_record
+from tests.support.builders import group, preprocess_config, ready
+from tests.unit.preprocess.conftest import Bench, make
 
 
-def same(one: ReadyText, other: ReadyText) -> bool:
+def same(one: Sample, other: Sample) -> bool:
     return all(
         np.array_equal(getattr(one, name), getattr(other, name))
         and type(getattr(one, name)) is type(getattr(other, name))
         and getattr(getattr(one, name), "dtype", None) == getattr(getattr(other, name), "dtype", None)
-        for name in ReadyText.__slots__
+        for name in Sample.__struct_fields__
     )
+
+
+def save(folder: Path, version: int, ahead: list, buffered: list, position: int) -> None:  # type: ignore[type-arg]
+    state = {"ahead": ahead, "buffered": buffered, "position": position}
+    Snapshots(folder, "preprocess", KEPT).save(version, state)
+
+
+def newest(folder: Path, version: int) -> Held | None:
+    return Snapshots(folder, "preprocess").newest(version, Held)
 
 
 def test_texts_come_back_as_they_were_and_a_later_checkpoint_leaves_out_what_it_contains(
     tmp_path: Path,
 ) -> None:
-    texts = [ready(i, role="policy", situation=None, loss_scale=1 / 3) for i in range(6)]
-    Snapshots(tmp_path).save(Held(8, [(2, texts[:2]), (3, texts[2:4])], texts[4:], 17))
-    held = Snapshots(tmp_path).restore(11)
+    texts = [ready(i, role="policy", situation=None, loss_weight_scale=1 / 3) for i in range(6)]
+    save(tmp_path, 8, [(2, texts[:2]), (3, texts[2:4])], texts[4:], 17)
+    held = newest(tmp_path, 11)
     assert held is not None and held.position == 17 and held.version == 8
-    assert all(map(same, held.texts_from(2), texts)) and len(held.texts_from(2)) == 6
-    assert all(map(same, held.texts_from(3), texts[2:])) and len(held.texts_from(3)) == 4
-    assert held.texts_from(2)[0].input_ids.flags.writeable
+    assert all(map(same, held.samples_from(2), texts)) and len(held.samples_from(2)) == 6
+    assert all(map(same, held.samples_from(3), texts[2:])) and len(held.samples_from(3)) == 4
+    assert held.samples_from(2)[0].input_ids.flags.writeable
     assert replayed_texts(tmp_path, 11, 3) == 4 and replayed_texts(tmp_path, 7, 1) == 0
     assert replayed_texts(tmp_path, 0, 0) == 0
 
 
 def test_the_newest_not_newer_is_taken_and_the_future_is_forgotten(tmp_path: Path) -> None:
-    files = Snapshots(tmp_path)
     for version in range(1, 8):
-        files.save(Held(version, [], [ready(version)], version))
-    assert files.restore(7 - KEPT) is None
-    files.forget_after(5)
-    newest = Snapshots(tmp_path).restore(99)
-    assert newest is not None and newest.version == 5
+        save(tmp_path, version, [], [ready(version)], version)
+    assert newest(tmp_path, 7 - KEPT) is None
+    Snapshots(tmp_path, "preprocess").restore(5, Held)
+    held = newest(tmp_path, 99)
+    assert held is not None and held.version == 5
 
 
 @pytest.mark.parametrize(
     ("data", "expected"), [(b"PRL", "is damaged"), (b"", "is damaged"), (b"\x80\x04pickle" * 9, "is damaged")]
 )
 def test_a_damaged_snapshot_is_named(tmp_path: Path, data: bytes, expected: str) -> None:
-    Snapshots(tmp_path).save(Held(4, [], [], 0))
+    save(tmp_path, 4, [], [], 0)
     (path,) = (tmp_path / "preprocess" / "state").glob("*.rec")
     path.write_bytes(data)
     with pytest.raises(ValueError, match=f"{path} {expected}.*remove it"):
-        Snapshots(tmp_path).restore(4)
+        newest(tmp_path, 4)
+
+
+def test_a_snapshot_of_another_format_or_with_other_types_is_refused_in_one_line(tmp_path: Path) -> None:
+    save(tmp_path, 4, [], [ready(1)], 0)
+    (path,) = (tmp_path / "preprocess" / "state").glob("*.rec")
+    tree = decode_record(path.read_bytes())
+    path.write_bytes(encode_record(tree | {"format": 1}))
+    with pytest.raises(ValueError, match=f"{path} has format 1, expected 2; remove it"):
+        newest(tmp_path, 4)
+    path.write_bytes(encode_record(tree | {"buffered": [tree["buffered"][0] | {"reward": "much"}]}))
+    with pytest.raises(ValueError, match=rf"{path} is damaged \(.*buffered\[0\].reward.*\); remove it"):
+        newest(tmp_path, 4)
 
 
 @pytest.mark.parametrize(
@@ -85,32 +100,26 @@ def test_snapshots_are_taken_where_a_checkpoint_can_follow(
 
 
 def test_a_keeper_forgets_consumed_steps_and_saves_once_per_version(tmp_path: Path) -> None:
-    settings = PreprocessSettings(
-        output_dir=tmp_path,
-        model_path="",
-        rl=RLConfig(),
-        limits=Limits(VOCAB, 24, 4),
-        texts_per_step=2,
-        last_step=7,
-        save_checkpoint_steps=2,
+    cfg = preprocess_config(
+        tmp_path, texts_per_step=2, finetune={"max_train_steps": 7, "save_checkpoint_steps": 2}
     )
-    keeper = Keeper(settings, Session(version=0, step=0))
+    keeper = Keeper(cfg, tmp_path, ResumePoint(version=0, step=0))
     texts = [ready(i) for i in range(7)]
     for step in range(3):
         keeper.written(step, texts[2 * step : 2 * step + 2])
     keeper.announced(None, texts[6:], 1)
     keeper.announced(0, texts[6:], 1)
     keeper.announced(2, texts[6:], 2)
-    assert Snapshots(tmp_path).restore(99) is None
+    assert newest(tmp_path, 99) is None
     keeper.announced(4, texts[6:], 3)
     keeper.announced(4, [], 9)
-    held = Snapshots(tmp_path).restore(4)
+    held = newest(tmp_path, 4)
     assert held is not None and [step for step, _ in held.ahead] == [2] and held.position == 3
-    assert [text.group_id for text in held.texts_from(2)] == ["g4", "g5", "g6"]
-    again = Keeper(settings, Session(version=4, step=2)).restore()
-    assert again is not None and len(again.texts_from(2)) == 3
-    assert Keeper(settings, Session(version=0, step=0)).restore() is None
-    assert Snapshots(tmp_path).restore(99) is None, "a start from the beginning leaves no snapshot behind"
+    assert [text.group_id for text in held.samples_from(2)] == ["g4", "g5", "g6"]
+    again = Keeper(cfg, tmp_path, ResumePoint(version=4, step=2)).restore()
+    assert again is not None and len(again.samples_from(2)) == 3
+    assert Keeper(cfg, tmp_path, ResumePoint(version=0, step=0)).restore() is None
+    assert newest(tmp_path, 99) is None, "a start from the beginning leaves no snapshot behind"
 
 
 def test_texts_too_long_for_a_changed_configuration_are_set_apart() -> None:
@@ -121,7 +130,7 @@ def test_texts_too_long_for_a_changed_configuration_are_set_apart() -> None:
     assert len(fit) + len(too_long) == 8
 
 
-@pytest.mark.parametrize("bench", [{"save_checkpoint_steps": 1}], indirect=True)
+@pytest.mark.parametrize("bench", [{"finetune": {"save_checkpoint_steps": 1}}], indirect=True)
 @pytest.mark.parametrize(("consumed", "left"), [(8, 12), (16, 4)])
 def test_a_preprocess_started_again_goes_on_with_what_the_other_held(
     bench: Bench, consumed: int, left: int
@@ -132,10 +141,10 @@ def test_a_preprocess_started_again_goes_on_with_what_the_other_held(
     assert first.write_steps() and first.step == 2
     first.announced(consumed, 5)
     first.take_groups([group(9)])  # what came later is made anew
-    with Ledger(bench.folder, "preprocess") as ledger:
-        books = Books(ledger, bench.discarded)
-        session = Session(version=consumed, step=consumed // 8)
-        second = Preprocess(first.settings, bench.trainer, books, session, first._training_data)
+    with RolloutLog(bench.folder, "preprocess") as ledger:
+        accounting = SampleAccounting(ledger, bench.discarded)
+        session = ResumePoint(version=consumed, step=consumed // 8)
+        second = make(first.cfg, bench.trainer, accounting, session, first._training_data)
         held = second.restore()
         assert held is not None and held.position == 5
         assert second.gauges()["queue/output_samples"] == left

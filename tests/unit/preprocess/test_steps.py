@@ -14,12 +14,13 @@ from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
 
-from pipelinerl.finetune.rl.config import RLConfig
-from pipelinerl.preprocess.assemble import assemble_step
-from pipelinerl.preprocess.chunk import apply_scales, process_chunk
-from pipelinerl.preprocess.ready import ReadyBuffer, ReadyText, scale_table
-from tests.unit.finetune.builders import group, ready, record
-from tests.unit.finetune.conftest import VOCAB, tiny_model
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.batch import assemble_step
+from pipelinerl.finetune.rl.loss_scale import apply_scales
+from pipelinerl.preprocess.buffer import SampleBuffer
+from pipelinerl.preprocess.chunk import process_chunk
+from tests.support.builders import group, ready, record, samples
+from tests.support.policy import VOCAB, tiny_model
 from tests.unit.preprocess.conftest import Bench
 
 
@@ -54,7 +55,9 @@ def test_the_trainer_is_not_outrun(bench: Bench) -> None:
     assert bench.preprocess.write_steps() and bench.preprocess.published == 88
 
 
-@pytest.mark.parametrize("bench", [{"rl": {"filter_zero_advantage_groups": True}}], indirect=True)
+@pytest.mark.parametrize(
+    "bench", [{"finetune": {"rl": {"filter_zero_advantage_groups": True}}}], indirect=True
+)
 def test_equal_rewards_are_filtered_refunded_and_written_down(bench: Bench) -> None:
     texts = group(0)
     for text in texts:
@@ -98,7 +101,7 @@ def test_a_step_written_ahead_holds_nothing_that_is_too_old_when_it_is_trained(b
     assert bench.discarded.counts == {"stale": 8}
 
 
-@pytest.mark.parametrize("bench", [{"ring_buffer_size": 10}], indirect=True)
+@pytest.mark.parametrize("bench", [{"preprocess": {"ring_buffer_size": 10}}], indirect=True)
 def test_without_a_bound_the_oldest_texts_are_popped(bench: Bench) -> None:
     bench.trainer.samples_processed = -1000
     for number in range(5):
@@ -119,11 +122,11 @@ def test_an_emptied_chunk_publishes_nothing(bench: Bench) -> None:
 @hypothesis_settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(1, 5), min_size=1, max_size=12), st.integers(1, 12))
 def test_cuts_only_when_whole_rollouts_do_not_fit(sizes: list[int], n: int) -> None:
-    buffer = ReadyBuffer()
+    buffer = SampleBuffer()
     for rollout, size in enumerate(sizes):
         buffer.add(ready(1, group_id="g", rollout_index=rollout, step_index=s) for s in range(size))
     if n > sum(sizes):
-        with pytest.raises(ValueError, match="texts were asked for"):
+        with pytest.raises(ValueError, match="samples were asked for"):
             buffer.take(n)
         return
     taken, split = buffer.take(n)
@@ -140,7 +143,7 @@ def test_cuts_only_when_whole_rollouts_do_not_fit(sizes: list[int], n: int) -> N
 def test_step_weights_do_not_depend_on_ranks_or_micro_batches(ranks: int, seq_length: int) -> None:
     rl = RLConfig(batch_size_normalization="rollout_mean", role_weights={"a": "1/3", "b": "2/3"})
     texts = [ready(i, role="ab"[i % 2], loss_weight=1.0 + i % 3, rollout_index=i // 2) for i in range(9)]
-    apply_scales(texts, scale_table(texts), rl)
+    apply_scales(texts, rl)
     plan = assemble_step(texts, 0, seq_length, ranks)
     found: dict[str, float] = {}
     for batch in (batch for batches in plan for batch in batches):
@@ -148,17 +151,19 @@ def test_step_weights_do_not_depend_on_ranks_or_micro_batches(ranks: int, seq_le
             column = batch.loss_weight_scale[0][batch.segment_ids[0] == row]
             assert (column == column[0]).all()
             found[text_id[0]] = float(column[0])
-    expected = {text.group_id: pytest.approx(text.loss_scale, rel=1e-6) for text in texts}
+    expected = {text.group_id: pytest.approx(text.loss_weight_scale, rel=1e-6) for text in texts}
     assert found == expected
-    total = sum(text.loss_scale for text in texts)
-    assert sum(t.loss_scale for t in texts if t.role == "a") == pytest.approx(total / 3)
+    total = sum(text.loss_weight_scale for text in texts)
+    assert sum(t.loss_weight_scale for t in texts if t.role == "a") == pytest.approx(total / 3)
 
 
 def test_token_columns_land_on_their_tokens() -> None:
     texts = [ready(1, 2.0, version=3), ready(2, -1.0, version=4)]
     batch = assemble_step(texts, 0, 64)[0][0]
     learned = batch.labels[0] != -100
-    np.testing.assert_array_equal(batch.old_logprobs[0][learned], np.concatenate([t.logprobs for t in texts]))
+    np.testing.assert_array_equal(
+        batch.old_logprobs[0][learned], np.concatenate([t.old_logprobs for t in texts])
+    )
     assert (batch.old_logprobs[0][~learned] == 0).all()
     assert set(batch.token_versions[0][learned]) == {3, 4} and batch.model_version == 3
     assert (batch.token_versions[0][~learned] == -1).all()
@@ -174,39 +179,42 @@ def test_unpacked_rows_hold_one_text_each() -> None:
 
 
 def test_overflow_and_kept_order() -> None:
-    cut = record("g0", 0, 0, 1.0, 1, finish_reason="length", finished=False)
-    whole = record("g0", 1, 0, 0.0, 2, finish_reason=" STOP ", finished=False)
-    open_ended = record("g0", 2, 0, 0.5, 3, finished=False)
-    eos = record("g0", 3, 0, 0.5, 4, finished=False)
-    eos_id = int(eos["input_ids"][-1])
-    prompt_has_it = record("g0", 3, 1, 0.5, 4, finished=False)
-    prompt_has_it["input_ids"][0] = eos_id
-    prompt_has_it["labels"] = np.where(prompt_has_it["labels"] == eos_id, -100, prompt_has_it["labels"])
-    for text in (cut, whole, open_ended, eos, prompt_has_it):
-        text["ref_logprobs"] = text["logprobs"]
-    open_ended["labels"] = np.where(open_ended["labels"] == eos_id, -100, open_ended["labels"])
+    cut, whole, open_ended, eos, prompt_has_it = samples(
+        [
+            record("g0", 0, 0, 1.0, 1, finish_reason="length", finished=False),
+            record("g0", 1, 0, 0.0, 2, finish_reason=" STOP ", finished=False),
+            record("g0", 2, 0, 0.5, 3, finished=False),
+            record("g0", 3, 0, 0.5, 4, finished=False),
+            record("g0", 3, 1, 0.5, 4, finished=False),
+        ]
+    )
+    eos_id = int(eos.input_ids[-1])
+    prompt_has_it.input_ids[0] = eos_id
+    for without_it_in_the_output in (open_ended, prompt_has_it):
+        labels = without_it_in_the_output.labels
+        without_it_in_the_output.labels = np.where(labels == eos_id, -100, labels)
     result = process_chunk([cut, whole, eos], RLConfig(), (VOCAB - 1, eos_id))
-    assert [text.overflow for text in result.ready] == [True, False, False]
+    assert [sample.overflow for sample in result.ready] == [True, False, False]
     for without_it_in_the_output in (open_ended, prompt_has_it):
         again = process_chunk([without_it_in_the_output], RLConfig(), (eos_id,))
         assert again.ready[0].overflow
 
 
 def test_reference_scores_match_the_policy_at_its_temperature(tmp_path: Path) -> None:
-    from pipelinerl.finetune.targets import targets_of
+    from pipelinerl.finetune.rl.targets import targets_of
     from pipelinerl.preprocess.reference import ReferenceScorer
     from tests.unit.finetune.test_step import learner
 
     model = tiny_model()
     model.save_pretrained(tmp_path)
     scorer = ReferenceScorer(str(tmp_path), 0.7, 16)
-    records = [record("g0", i, 0, 0.0, i) for i in range(5)]
-    scores = scorer.score(records)
+    chosen = samples([record("g0", i, 0, 0.0, i) for i in range(5)])
+    scores = scorer.score(chosen)
     one = learner(model, RLConfig(temperature=0.7))
-    for text, found in zip(records, scores):
-        chosen: ReadyText = ready(0, **{k: text[k] for k in ("input_ids", "labels", "logprobs")})
-        chosen.ref_logprobs, chosen.versions = found, np.zeros(len(found), np.int32)
-        batch = assemble_step([chosen], 0, 64)[0][0]
+    for sample, found in zip(chosen, scores):
+        assert found is not None
+        sample.ref_logprobs = found
+        batch = assemble_step([sample], 0, 64)[0][0]
         with torch.no_grad():
             inputs = one._loss_inputs(batch, targets_of(batch, one.rl))
         np.testing.assert_allclose(inputs.logprobs_N.numpy(), found, atol=1e-5)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domains.privacy_hopqa.answers import answers_match, token_f1, tokenize
+from domains.privacy_hopqa.data.answers import answers_match, token_f1, tokenize
 
 LEE = ("Lee's Market revenue", "Lee's Market")
 

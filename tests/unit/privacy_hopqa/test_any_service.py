@@ -4,29 +4,21 @@ import json
 from functools import partial
 from pathlib import Path
 
-import aiohttp
 import pytest
-from agent_harness import done, local, plan, yes
 from aiohttp import web
 from aiohttp.test_utils import TestServer
-from omegaconf import OmegaConf
-from test_rollouts import FakeLLM, fake_text
 
-from domains.privacy_hopqa import llm as engine
-from domains.privacy_hopqa import rollouts
-from domains.privacy_hopqa.chains import parse_chain
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
 from domains.privacy_hopqa.scorer.protocol import parse_request
-from pipelinerl.llm import LLMCall, LLMOutput
 from retrieval_server.store import Store
+from tests.support.privacy_hopqa.agent import chain_of, hop
+from tests.support.privacy_hopqa.rollouts import answer_with, attempt, oracle
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "domains" / "privacy_hopqa" / "examples"
 LOCAL_METADATA = {"file_path", "original_path", "folder_path", "doc_ref", "title"}
-PROBLEMS = load_problems(
-    [str(EXAMPLES / "chains_train.jsonl"), str(EXAMPLES / "chains_val.jsonl")],
-    task_data_root=str(EXAMPLES / "tasks"),
-)
+FILES = [str(EXAMPLES / f"chains_{split}.jsonl") for split in ("train", "val")]
+CHAINS = [p["chain"] for p in load_problems(FILES, task_data_root=str(EXAMPLES / "tasks"))]
 
 
 class Services:
@@ -80,66 +72,36 @@ def scored(examples, value=None, changes=lambda rows: rows):
     return json.dumps({"scores": changes(rows), "scorer": "stub", "version": "0"})
 
 
-def oracle(chain):
-    """An engine that searches for the question and reads the right answer where it stands."""
-
-    def reply(text):
-        stage, _, rest = text.partition("\n")
-        question = rest.split("question: ")[1].split("\n")[0]
-        hop = next(hop for hop in chain.hops if hop.filled(chain.gold_answers) == question)
-        if stage == "plan":
-            return (local if hop.source == "local" else plan)(question)
-        if stage == "read":
-            found = [answer for answer in hop.accepted if answer in rest.replace(question, "")]
-            return yes(found[0]) if found else '{"can_answer":false}'
-        return done(hop.answer)
-
-    async def generate(llm, prompt, session, max_tokens_override=None):
-        output = LLMOutput(content=reply(prompt.messages[0]["content"]))
-        return LLMCall(prompt=prompt, output=output, prompt_length_tokens=1, output_length_tokens=1)
-
-    return generate
-
-
 @pytest.fixture
 async def services():
     found = Services()
-    server = TestServer(found.app())
-    await server.start_server()
-    found.url = str(server.make_url(""))
-    yield found
-    await server.close()
+    async with TestServer(found.app()) as server:
+        found.url = str(server.make_url(""))
+        yield found
 
 
 @pytest.fixture
 def play(services, tmp_path, monkeypatch):
-    monkeypatch.setattr(rollouts, "make_training_text", fake_text)
-
-    async def rollout(problem, **settings):
-        monkeypatch.setattr(engine, "llm_async_generate", oracle(problem["chain"]))
+    async def rollout(chain, **settings):
+        answer_with(monkeypatch, partial(oracle, chain))
         block = {
-            "prompt_set": "compact",
-            "max_candidate_cards": 6,
             "choose_top_k": 6,
             "helper_service_url": services.url,
             "privacy_reward_service_url": services.url,
             "training_reward_mode": "hop_step_situational",
             "privacy_reward_weight": 1.0,
         }
-        cfg = OmegaConf.create({"output_dir": str(tmp_path / "run"), "privacy_hopqa": block | settings})
-        async with aiohttp.ClientSession() as session:
-            result = await rollouts.generate_privacy_hopqa_rollout(cfg, FakeLLM(), problem, session)
-        return result, tmp_path / "run"
+        return await attempt(chain, tmp_path / "run", **(block | settings)), tmp_path / "run"
 
     return rollout
 
 
-@pytest.mark.parametrize("problem", PROBLEMS, ids=[p["chain"].chain_id for p in PROBLEMS])
-async def test_a_chain_in_any_spelling_is_solved_rewarded_and_penalised(play, services, problem):
-    result, output = await play(problem)
+@pytest.mark.parametrize("chain", CHAINS, ids=[chain.chain_id for chain in CHAINS])
+async def test_a_chain_in_any_spelling_is_solved_rewarded_and_penalised(play, services, chain):
+    result, output = await play(chain)
     assert result.failed is None
     assert result.metrics.strict_chain_success
-    sources = [hop.source for hop in problem["chain"].hops]
+    sources = [hop.source for hop in chain.hops]
     plans = [text for text in result.training_texts if ":stage:plan:" in text.situation]
     # Each plan finds gold (1.25); one that asks the web with a score of 0.9 pays 0.9 - 0.5.
     expected = [1.25 - 0.4 * (source == "web") for source in sources]
@@ -149,60 +111,31 @@ async def test_a_chain_in_any_spelling_is_solved_rewarded_and_penalised(play, se
     assert log.queries == sent and len(sent) == sources.count("web")
 
 
-def drop(rows):
-    return rows[:-1]
-
-
-def add(rows):
-    return [*rows, {"id": "more", "prob_yes": 0.1}]
-
-
-def rename(rows):
-    return [row | {"id": f"x{row['id']}"} for row in rows]
-
-
 @pytest.mark.parametrize(
     "answer",
     [
-        partial(scored, value=0.5, changes=drop),
-        partial(scored, value=0.5, changes=add),
-        partial(scored, value=0.5, changes=rename),
+        partial(scored, value=0.5, changes=lambda rows: rows[:-1]),
+        partial(scored, value=0.5, changes=lambda rows: [*rows, {"id": "more", "prob_yes": 0.1}]),
+        partial(scored, value=0.5, changes=lambda rows: [row | {"id": f"x{row['id']}"} for row in rows]),
         partial(scored, value=float("nan")),
-        partial(scored, value=float("inf")),
-        partial(scored, value=1.01),
-        partial(scored, value=-1),
-        partial(scored, value=None),
-        partial(scored, value="0.5"),
         lambda examples: "no json",
     ],
-    ids=["missing", "extra", "renamed", "NaN", "infinite", "above", "below", "null", "text", "no JSON"],
+    ids=["missing", "extra", "renamed", "NaN", "no JSON"],
 )
 @pytest.mark.parametrize("mode", ["hop_step_situational", "outcome"])
 async def test_a_score_that_is_none_fails_the_rollout_and_trains_nothing(play, services, answer, mode):
     services.score = answer
     weight = 1.0 if mode == "hop_step_situational" else 0.0
-    result, _ = await play(PROBLEMS[0], training_reward_mode=mode, privacy_reward_weight=weight)
+    result, _ = await play(CHAINS[0], training_reward_mode=mode, privacy_reward_weight=weight)
     assert result.failed.startswith("privacy_score: ")
     assert result.training_texts == []
     assert result.metrics is None
 
 
 async def test_a_chain_without_private_hops_is_not_sent_and_costs_nothing(play, services):
-    chain_row = {
-        "task_id": "DR0901",
-        "chain_id": "public",
-        "hops": [
-            {
-                "hop_number": 1,
-                "question": "Which route planning company has its head office in Tarnby?",
-                "answer": "Kestrel Systems",
-                "doc_id": "web/20110",
-                "hop_type": "W",
-            }
-        ],
-    }
-    chain = parse_chain(chain_row, company="Harlow Foods", description="", split="train")
-    result, _ = await play(PROBLEMS[0] | {"chain": chain})
+    question = "Which route planning company has its head office in Tarnby?"
+    chain = chain_of(hop(1, question, "Kestrel Systems", "web/20110"), task_id="DR0901")
+    result, _ = await play(chain)
     assert [text.reward for text in result.training_texts if ":stage:plan:" in text.situation] == [1.25]
     assert all(path != "/score" for path, _ in services.requests)
     assert result.metrics.chain_without_facts

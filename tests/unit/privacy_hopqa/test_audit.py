@@ -2,20 +2,24 @@
 
 import json
 from contextlib import asynccontextmanager
+from dataclasses import asdict
+from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
-from aiohttp.test_utils import TestServer
 
-from domains.privacy_hopqa.audit import Audit, AuditLog, RolloutIdentity
-from domains.privacy_hopqa.errors import AuditFailure, SearchActionError, TransportFailure
-from domains.privacy_hopqa.interfaces import Search
+from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
+from domains.privacy_hopqa.agent.errors import AuditFailure, SearchActionError, TransportFailure
+from domains.privacy_hopqa.agent.interfaces import Search
+from domains.privacy_hopqa.agent.search_service import HttpSearcher
+from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
-from domains.privacy_hopqa.transport import HttpSearcher, JsonClient, Retries
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from tests.support.privacy_hopqa.service import FAST, Service
 
 IDENTITY = RolloutIdentity("run", "g/0#1", "g", True, "train", "DR90001", "c1", 3)
-FAST = Retries(backoff_s=(0.0, 0.0, 0.0), jitter=0.0)
+SETTINGS = PrivacyHopQASettings(local_search_threshold=0.5)
 WEB_HIT = {"docid": "web/1", "raw_docid": "1", "url": "u", "text": "# T\n\nbody", "score": 2.0}
 LOCAL_HIT = {
     "doc_id": "local/DR90001/f/x.md",
@@ -29,36 +33,11 @@ def search(source="web", query="cold chain"):
     return Search(source, query, 5, "DR90001", 2, 3, "c4a1")
 
 
-class Service:
-    """A retrieval service that answers as scripted: a status, or a body; the last repeats."""
-
-    def __init__(self, *answers):
-        self.answers = list(answers)
-        self.requests = []
-
-    async def handle(self, request):
-        self.requests.append((request.path, await request.json()))
-        answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
-        if isinstance(answer, int):
-            return web.json_response({"error": {}}, status=answer, headers={"Retry-After": "0"})
-        if isinstance(answer, str):
-            return web.Response(text=answer)
-        if isinstance(answer, web.Response):
-            return answer
-        return web.json_response(answer)
-
-
 @asynccontextmanager
 async def searcher_on(service, path, required=True):
-    app = web.Application()
-    app.router.add_post("/{name:.*}", service.handle)
-    server = TestServer(app)
-    await server.start_server()
     audit = Audit(AuditLog(path, required), IDENTITY)
-    async with aiohttp.ClientSession() as session:
-        client = JsonClient(str(server.make_url("")), session, 5.0, FAST)
-        yield HttpSearcher(client, audit, max_chars=0, threshold=0.5), audit
-    await server.close()
+    async with service.client() as client:
+        yield HttpSearcher(client, audit, SETTINGS), audit
 
 
 def lines(path):
@@ -75,21 +54,8 @@ async def test_a_request_is_logged_before_it_leaves_and_completed_after(tmp_path
         ("/browsecomp/search", {"query": "cold chain", "k": 5, "task_id": "DR90001", "max_chars": 0})
     ]
     request, completion = lines(path)
-    expected = {
-        "run_id": "run",
-        "rollout_id": "g/0#1",
-        "group_id": "g",
-        "split": "train",
-        "task_id": "DR90001",
-        "chain_id": "c1",
-        "hop_number": 2,
-        "iteration": 3,
-        "action_id": "c4a1",
-        "query": "cold chain",
-        "k": 5,
-        "model_version": 3,
-    }
-    assert expected.items() <= request.items()
+    asked = {"hop_number": 2, "iteration": 3, "action_id": "c4a1", "query": "cold chain", "k": 5}
+    assert (asdict(IDENTITY) | asked).items() <= request.items()
     assert len(request["query_sha256"]) == 64
     assert completion["request_id"] == request["request_id"]
     assert (completion["status"], completion["n_hits"]) == ("ok", 1)
@@ -134,8 +100,6 @@ async def test_an_unwritable_log_blocks_web_requests(tmp_path):
 
 async def test_a_full_disk_blocks_web_requests():
     service = Service({"hits": []})
-    from pathlib import Path
-
     async with searcher_on(service, Path("/dev/full")) as (searcher, _):
         with pytest.raises(AuditFailure):
             await searcher.search(search())

@@ -2,63 +2,46 @@
 
 import numpy as np
 import pytest
-from agent_harness import (
-    GOLD_LOCAL,
-    TWO_HOPS,
-    Script,
-    Searches,
-    choose,
-    document,
-    local,
-    plan,
-    play,
-    settings,
-)
 
-from domains.privacy_hopqa.capture import situational_texts
-from pipelinerl.finetune.rl.config import RLConfig
+from domains.privacy_hopqa.reward.capture import situational_texts
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.preprocess.chunk import process_chunk
-from pipelinerl.rollouts import TrainingText
-from pipelinerl.situations import emit_situations
+from pipelinerl.rollouts import RolloutOrigin, TrainingText
+from tests.support.privacy_hopqa import say
+from tests.support.privacy_hopqa.agent import AUDIT, TWO_HOPS, Script, Searches, others, play, settings
 
 SITUATIONAL = settings(training_reward_mode="hop_step_situational")
 RL = RLConfig(step_reward_advantages=True, filter_zero_advantage_groups=True)
-OTHERS = [document(f"web/1{n}") for n in range(4)]
-GOLD = document(GOLD_LOCAL)
+OTHERS = others(4)
 
 
-def records(episode, rollout):
-    """The texts of a rollout as the preprocessor gets them."""
+def samples(episode, rollout):
+    """The samples of a rollout as the actor sends them."""
     texts = []
     for captured in situational_texts(episode.calls, SITUATIONAL, {}):
-        tokens = np.arange(3)
         text = TrainingText(
             text="abc",
             n_predicted=2,
             reward=captured.reward,
-            input_ids=tokens,
+            input_ids=np.arange(3),
             labels=[-100, 1, 2],
             logprobs=[-1.0, -1.0],
-            ref_logprobs=[-1.0, -1.0],
             situation=captured.situation,
             loss_weight=captured.loss_weight,
             finish_reason="stop",
-            group_id="g",
             metadata=captured.metadata,
         )
         texts.append(text)
-    emit_situations(texts, f"g/{rollout}")
-    for step, text in enumerate(texts):
-        text.metadata |= {"rollout_index": rollout, "step_index": step}
-    return [text.to_record() for text in texts]
+    return samples_of(texts, RolloutOrigin("g", rollout, 0, training=True))
 
 
 async def chunk_of(*scripts, found):
-    texts = []
+    played = []
     for rollout, script in enumerate(scripts):
-        episode = await play(script, Searches(found), TWO_HOPS, max_iterations=1)
-        texts += records(episode, rollout)
-    return process_chunk(texts, RL, None)
+        episode = await play(script, found, TWO_HOPS, max_iterations=1)
+        played += samples(episode, rollout)
+    return process_chunk(played, RL)
 
 
 def ready(result):
@@ -68,11 +51,11 @@ def ready(result):
 
 async def test_malformed_plans_are_compared_with_good_ones_of_the_same_situation():
     result = await chunk_of(
-        Script(plan=local("gold")),
-        Script(plan=local("nothing")),
+        Script(plan=say.local("gold")),
+        Script(plan=say.local("nothing")),
         Script(plan="garbage"),
         Script(plan='{"type": "web_search"}'),
-        found={"gold": [GOLD]},
+        found={"gold": [AUDIT]},
     )
     where = "1:stage:plan:gold_not_yet_retrieved"
     assert ready(result) == [
@@ -84,8 +67,8 @@ async def test_malformed_plans_are_compared_with_good_ones_of_the_same_situation
 
 
 async def test_choices_without_gold_only_give_a_malformed_one_its_siblings():
-    good = [Script(plan=plan("others"), choose=choose(f"d{n}")) for n in (1, 2)]
-    bad = Script(plan=plan("others"), choose=choose("garbage"))
+    good = [Script(plan=say.plan("others"), choose=say.choose(f"d{n}")) for n in (1, 2)]
+    bad = Script(plan=say.plan("others"), choose=say.choose("garbage"))
     result = await chunk_of(*good, bad, found={"others": OTHERS})
     trained = [text for text in ready(result) if "choose" in text[0]]
     assert trained == [("1:stage:choose:gold_absent", -1.0, -1.0)]
@@ -93,7 +76,7 @@ async def test_choices_without_gold_only_give_a_malformed_one_its_siblings():
 
 
 async def test_choices_without_gold_alone_train_nothing():
-    same = [Script(plan=plan("others"), choose=choose(f"d{n}")) for n in (1, 2, 3)]
+    same = [Script(plan=say.plan("others"), choose=say.choose(f"d{n}")) for n in (1, 2, 3)]
     result = await chunk_of(*same, found={"others": OTHERS})
     assert result.ready == []
     assert sorted(reason for _, reason in result.dropped) == ["baseline_only"] * 3 + ["zero_advantage"] * 3
@@ -101,8 +84,11 @@ async def test_choices_without_gold_alone_train_nothing():
 
 
 async def test_a_malformed_choice_in_sight_of_gold_stays_in_that_situation():
-    found = {"audit": [*OTHERS[:3], GOLD]}
-    scripts = [Script(plan=local("audit"), choose=text) for text in (choose("d4"), choose("d1"), "no json")]
+    found = {"audit": [*OTHERS[:3], AUDIT]}
+    scripts = [
+        Script(plan=say.local("audit"), choose=text)
+        for text in (say.choose("d4"), say.choose("d1"), "no json")
+    ]
     trained = [text for text in ready(await chunk_of(*scripts, found=found)) if "choose" in text[0]]
     assert trained == [
         ("1:stage:choose:gold_visible", 1.0, 1.5),
@@ -113,8 +99,8 @@ async def test_a_malformed_choice_in_sight_of_gold_stays_in_that_situation():
 
 @pytest.mark.parametrize("attempts", [2, 3])
 async def test_every_attempt_at_a_plan_is_a_text_scored_by_its_own_decision(attempts):
-    script = Script(plan=[*[plan("")] * (attempts - 1), local("gold")])
-    searches = Searches({"gold": [GOLD]})
+    script = Script(plan=[*[say.plan("")] * (attempts - 1), say.local("gold")])
+    searches = Searches({"gold": [AUDIT]})
     episode = await play(script, searches, max_iterations=1, hop_plan_attempts=3)
     texts = situational_texts(episode.calls, SITUATIONAL, {})
     assert [text.reward for text in texts] == [0.0] * (attempts - 1) + [1.25]

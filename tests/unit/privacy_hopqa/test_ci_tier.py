@@ -12,9 +12,9 @@ from benchmarks.privacy_ci.experiment import gates, samples_to_target
 from benchmarks.privacy_ci.policy import MALFORMED, RULES, TEMPLATES, Policy, Sampled, kind_of, plan_text
 from benchmarks.privacy_ci.training import Recipe, arms, train
 from benchmarks.privacy_ci_tier import main, run, table
-from domains.privacy_hopqa.errors import StageError
-from domains.privacy_hopqa.interfaces import AnsweredHop, HopView, PlanContext
-from domains.privacy_hopqa.stages.plan import parse_plan
+from domains.privacy_hopqa.agent.errors import StageError
+from domains.privacy_hopqa.agent.interfaces import AnsweredHop, HopView, PlanContext, Stage
+from domains.privacy_hopqa.agent.stages import parse_plan, read_reply
 
 TINY = Recipe(size="tiny", steps=2, groups=2, attempts=4, evaluate_every=2, final_attempts=1)
 EARLIER = AnsweredHop(1, "How many crates were leased by Harlow Foods?", "191", "")
@@ -27,7 +27,7 @@ PRIVATE = HopView(1, 2, 1, EARLIER.question, "(1) ...", (), "Harlow Foods", "")
 
 def planned(template, view):
     text = plan_text(template, PlanContext(view, (), (), (), 3, False, False))
-    return parse_plan(text, limit=3, no_web=False, earlier=())
+    return parse_plan(read_reply(text, Stage.PLAN)[0], limit=3, no_web=False, earlier=())
 
 
 def test_the_kind_of_a_question_is_read_off_the_prompt():

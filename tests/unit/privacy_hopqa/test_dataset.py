@@ -6,7 +6,6 @@ import pickle
 import pytest
 
 from domains.privacy_hopqa.dataset import chain_of, load_problems
-from domains.privacy_hopqa.settings import parse_settings
 
 
 def hop(number=1, **fields):
@@ -185,22 +184,3 @@ def test_unknown_names_and_missing_paths(tmp_path):
 def test_problems_travel_to_workers(load):
     problem = load(row())[0]
     assert chain_of(pickle.loads(pickle.dumps(problem))) == problem["chain"]
-
-
-@pytest.mark.parametrize(
-    ("values", "message"),
-    [
-        ({"max_iteration": 3}, "privacy_hopqa.max_iteration: unknown setting"),
-        ({"llm_provider": "x"}, "llm_provider is not a setting here; not needed"),
-        ({"embedding_model": "x"}, "not needed: retrieval is BM25"),
-        ({"max_iterations": 0}, "privacy_hopqa.max_iterations"),
-        ({"prompt_set": "compact"}, "must be at most 9"),
-        ({"anchor_stages": True}, "needs training_reward_mode"),
-        ({"reader_window_overlap_chars": 10_000}, "must be smaller than"),
-    ],
-)
-def test_settings_name_what_is_wrong(values, message):
-    with pytest.raises(ValueError, match="privacy_hopqa") as error:
-        parse_settings(values)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)

@@ -12,20 +12,13 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import domains.privacy_hopqa
-from domains.privacy_hopqa.demonstrations import (
-    SKELETONS,
-    Mixture,
-    ScriptedModel,
-    chains_of,
-    demonstrations,
-    search_query,
-    simulate,
-    training_world,
-    world_store,
-)
-from domains.privacy_hopqa.judge import Judge
-from domains.privacy_hopqa.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
+from domains.privacy_hopqa.teacher.demonstrations import demonstrations, training_world
+from domains.privacy_hopqa.teacher.inprocess import simulate
+from domains.privacy_hopqa.teacher.script import SKELETONS, Mixture, ScriptedModel, search_query
+from domains.privacy_hopqa.world.in_memory import chains_of, world_store
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.config.files import typed

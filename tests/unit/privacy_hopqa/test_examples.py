@@ -6,8 +6,6 @@ from pathlib import Path
 import pytest
 
 from domains.privacy_hopqa.dataset import load_problems
-from domains.privacy_hopqa.identity import matches_gold
-from domains.privacy_hopqa.judge import Judge
 from domains.privacy_hopqa.validate.__main__ import main as validate
 from pipelinerl.launch import main as launch
 from retrieval_server.store import Store
@@ -39,12 +37,6 @@ def store():
     return Store.load(EXAMPLES / "tasks", EXAMPLES / "web.jsonl")
 
 
-def search(store, chain, hop, query, k=5):
-    if hop.source == "web":
-        return store.search_web(query, k)
-    return store.search_local(chain.task_id, query, k)
-
-
 def test_the_validator_finds_nothing_wrong():
     assert validate([str(EXAMPLES)]) == 0
 
@@ -58,16 +50,6 @@ def test_every_spelling_of_every_field_is_understood(chains):
     assert by_id["harlow_audit_region"].hops[1].question.startswith("In which region did (1)")
     assert by_id["orrin_hall"].hops[2].dependencies == (2,)
     assert [fact.answer for fact in by_id["orrin_claims_seal"].private_questions("task")] == ["12 days", "38"]
-
-
-def test_every_question_finds_its_gold_document_and_the_answer_in_it(chains, store):
-    for chain in chains:
-        judge = Judge(chain)
-        for hop in chain.hops:
-            question = hop.filled(chain.gold_answers)
-            gold = [hit for hit in search(store, chain, hop, question) if matches_gold(hit, hop.gold_values)]
-            assert len(gold) == 1, (chain.chain_id, hop.number)
-            assert judge.holds_answer(hop.number, gold[0].get("text") or gold[0]["content"])
 
 
 def test_answer_files_and_their_fields_never_appear_in_a_hit(store):

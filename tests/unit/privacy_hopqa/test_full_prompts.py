@@ -5,22 +5,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from agent_harness import (
-    GOLD_LOCAL,
-    Script,
-    Searches,
-    choose,
-    document,
-    done,
-    local,
-    plan,
-    play,
-    read_more,
-    yes,
-)
 
-from domains.privacy_hopqa import prompts as prompts_module
-from domains.privacy_hopqa.interfaces import (
+from domains.privacy_hopqa.agent import prompts as prompts_module
+from domains.privacy_hopqa.agent.interfaces import (
     AnsweredHop,
     Card,
     ChooseContext,
@@ -30,10 +17,9 @@ from domains.privacy_hopqa.interfaces import (
     ReadNote,
     ResolveContext,
     SearchNote,
-    Stage,
     WindowView,
 )
-from domains.privacy_hopqa.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import load_prompts
 
 PROMPTS = load_prompts("full")
 FOLDER = Path(prompts_module.__file__).parent
@@ -71,7 +57,7 @@ SHARED = ("(3) Who leads (2)?", "Page 3 says 15%.", "number 2 of 3", "Which regi
 
 
 def text_of(context):
-    rendered = PROMPTS.render(context)
+    rendered = PROMPTS(context)
     assert rendered.aliases == {}
     assert rendered.messages == [{"role": "user", "content": rendered.text}]
     assert "$" not in rendered.text
@@ -176,19 +162,3 @@ def test_fixed_text_of_the_compact_templates_is_at_most_250_tokens():
         # A tokenizer gives at most one token a byte; words and marks are what it gives in practice.
         assert len(path.read_text().split()) * 2 < 250
         assert len(path.read_bytes()) < 1000
-
-
-async def test_the_loop_plays_with_document_ids_instead_of_short_names():
-    script = Script(
-        plan=[local("audit"), plan("coverage")],
-        choose=choose("web/3#w01of01"),
-        read=lambda r: yes("15%") if r.context.window.parent_id == "web/0" else '{"can_answer":false}',
-        resolve=[read_more("web/0"), done("15%"), done("x")],
-    )
-    found = Searches({"audit": [document(f"web/{n}") for n in range(4)]})
-    episode = await play(script, found, max_iterations=1, prompt_set="full")
-    assert [r.window_id for r in episode.hops[0].reads] == ["web/3#w01of01", "web/0#w01of01"]
-    assert episode.answers == {1: "15%"}
-    assert {request.stage for request in script.requests} == set(Stage)
-    assert set(episode.memory) == {"web/0"}
-    assert GOLD_LOCAL not in script.requests[0].prompt.text

@@ -4,11 +4,9 @@ import json
 from dataclasses import dataclass, replace
 
 import pytest
-from agent_harness import NO, SEARCH_MORE, done, local, plan, settings, yes
 
-from domains.privacy_hopqa.chains import Chain
-from domains.privacy_hopqa.demonstrations import chains_of, simulate, world_store
-from domains.privacy_hopqa.interfaces import (
+from domains.privacy_hopqa.agent.episode import Episode
+from domains.privacy_hopqa.agent.interfaces import (
     ChooseContext,
     Completion,
     PlanContext,
@@ -16,10 +14,14 @@ from domains.privacy_hopqa.interfaces import (
     ResolveContext,
     StageRequest,
 )
-from domains.privacy_hopqa.judge import Judge
-from domains.privacy_hopqa.outcome import judge_outcome
-from domains.privacy_hopqa.trace import Episode
+from domains.privacy_hopqa.data.chains import Chain
+from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.reward.rewards import judge_outcome
+from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.world import World, build, keyword_query, world_config
+from domains.privacy_hopqa.world.in_memory import chains_of, world_store
+from tests.support.privacy_hopqa import say
+from tests.support.privacy_hopqa.agent import settings
 
 SETTINGS = settings(empty_plan_pool="retrieved")
 
@@ -37,7 +39,7 @@ class Reader:
     async def complete(self, request: StageRequest) -> Completion:
         match request.context:
             case PlanContext(view=view):
-                search = local if view.company in view.question else plan
+                search = say.local if view.company in view.question else say.plan
                 return Completion(search(keyword_query(view.question)))
             case ChooseContext(cards=cards, limit=limit):
                 return Completion(
@@ -45,10 +47,10 @@ class Reader:
                 )
             case ReadContext(view=view, window=window):
                 found = self._stated(view.hop_number, view.question, window.text)
-                return Completion(yes(found) if found else NO)
+                return Completion(say.yes(found) if found else say.NO)
             case ResolveContext(reads=reads):
                 positive = [read.answer for read in reads if read.positive]
-                return Completion(done(positive[-1]) if positive else SEARCH_MORE)
+                return Completion(say.done(positive[-1]) if positive else say.SEARCH_MORE)
 
     def _stated(self, hop: int, question: str, text: str) -> str | None:
         asked = content_words(question)

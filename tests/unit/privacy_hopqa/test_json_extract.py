@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from domains.privacy_hopqa.json_extract import MAX_CHARS, ExtractError, extract
+from domains.privacy_hopqa.data.json_extract import MAX_CHARS, ExtractError, extract
 
 
 @pytest.mark.parametrize(

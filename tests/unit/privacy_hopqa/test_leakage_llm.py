@@ -8,17 +8,16 @@ import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
+from domains.privacy_hopqa.agent.transport import Retries
+from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.leakage import __main__ as leakage_command
 from domains.privacy_hopqa.leakage import chat
 from domains.privacy_hopqa.leakage.__main__ import main
 from domains.privacy_hopqa.leakage.chat import Endpoint
 from domains.privacy_hopqa.leakage.llm import PLACEHOLDERS, PROMPTS, Templates
 from domains.privacy_hopqa.leakage.options import endpoints, parse_arguments
-from domains.privacy_hopqa.leakage.rules import PrivateQuestion
-from domains.privacy_hopqa.transport import Retries
+from tests.support.privacy_hopqa.leakage import COMPANY, QUESTION, audit_line, write_chains, write_lines
 
-COMPANY = "Harlow Foods"
-QUESTION = "What percentage of Harlow Foods stores completed the cold-chain audit in 2023?"
 LEAKY = "cold chain audit 15% stores completed"
 SAFE = "refrigeration compliance statistics"
 
@@ -89,36 +88,23 @@ async def stub(monkeypatch):
     found = Stub()
     app = web.Application()
     app.router.add_post("/v1/chat/completions", found.complete)
-    server = TestServer(app)
-    await server.start_server()
-    found.url = str(server.make_url("")).rstrip("/")
-    yield found
-    await server.close()
+    async with TestServer(app) as server:
+        found.url = str(server.make_url("")).rstrip("/")
+        yield found
 
 
 @pytest.fixture
 def run_dir(tmp_path):
-    hop = {"hop_number": 1, "hop_type": "L", "question": QUESTION, "answer": "15%"}
-    chains = [{"task_id": "DR90001", "chain_id": f"c{n}", "company": COMPANY, "hops": [hop]} for n in (1, 2)]
-    (tmp_path / "chains_test.jsonl").write_text("\n".join(map(json.dumps, chains)), encoding="utf-8")
+    write_chains(tmp_path / "chains_test.jsonl", "c1", "c2")
     rows = []
     for number, (rollout, chain, query) in enumerate(
         [("a", "c1", LEAKY), ("b", "c2", SAFE), ("c", "c2", LEAKY), ("d", "c1", None)]
     ):
-        who = {
-            "ts": float(number),
-            "rollout_id": rollout,
-            "task_id": "DR90001",
-            "chain_id": chain,
-            "split": "test",
-            "model_version": 0 if rollout in "ab" else 9,
-            "training": False,
-        }
-        rows.append({"event": "rollout", **who})
+        who = {"chain_id": chain, "model_version": 0 if rollout in "ab" else 9}
+        rows.append(audit_line(rollout, number, event="rollout", **who))
         if query:
-            rows.append({"request_id": f"r{number}", "query": query, "action_id": "c0a1", **who})
-    (tmp_path / "run" / "audit").mkdir(parents=True)
-    (tmp_path / "run" / "audit" / "1.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+            rows.append(audit_line(rollout, number, query=query, **who))
+    write_lines(tmp_path / "run" / "audit" / "1.jsonl", rows)
     return tmp_path / "run"
 
 

@@ -1,52 +1,36 @@
 """The control flow of a rollout: every branch, with a scripted model and a fake search."""
 
 import pytest
-from agent_harness import (
+
+from domains.privacy_hopqa.agent.episode import Event
+from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
+from domains.privacy_hopqa.agent.interfaces import Stage
+from domains.privacy_hopqa.agent.loop import iteration_cap
+from tests.support.privacy_hopqa import say
+from tests.support.privacy_hopqa.agent import (
     AUDIT,
     GOLD_LOCAL,
-    NO,
     REGION,
-    SEARCH_MORE,
     Script,
-    Searches,
+    answering,
     chain_of,
-    choose,
     document,
-    done,
     hop,
-    local,
     others,
-    plan,
     play,
-    read_more,
     settings,
-    yes,
-)
-
-from domains.privacy_hopqa.errors import ErrorKind, StageError
-from domains.privacy_hopqa.interfaces import Stage
-from domains.privacy_hopqa.loop import iteration_cap
-from domains.privacy_hopqa.trace import (
-    ENDS,
-    Event,
-    ResolveFacts,
+    solving,
 )
 
 
-@pytest.mark.parametrize(
-    ("hops", "cap"), [(1, 2), (2, 4), (3, 6), (4, 8), (6, 12), (7, 14), (8, 14), (20, 14)]
-)
+@pytest.mark.parametrize(("hops", "cap"), [(1, 2), (2, 4), (3, 6), (4, 8), (6, 12), (7, 14), (20, 14)])
 def test_cap_of_iterations(hops, cap):
     assert iteration_cap(hops, settings()) == cap
 
 
 async def test_two_hops_answered_with_the_agents_own_answer_filled_in():
-    script = Script(
-        plan=[local("audit"), plan("coverage")],
-        read=lambda r: yes("15%") if r.context.view.hop_number == 1 else yes("Northmere"),
-        resolve=[done("15%"), done("Northmere")],
-    )
-    episode = await play(script, Searches({"audit": [AUDIT], "coverage": [REGION]}))
+    script = solving()
+    episode = await play(script, {"audit": [AUDIT], "coverage": [REGION]})
     assert episode.answers == {1: "15%", 2: "Northmere"}
     assert episode.iterations == 2
     assert episode.fatal is None
@@ -56,44 +40,43 @@ async def test_two_hops_answered_with_the_agents_own_answer_filled_in():
 
 
 async def test_choose_is_skipped_when_all_parents_can_be_read():
-    script = Script(plan=local("audit"))
-    await play(script, Searches({"audit": others(2)}))
+    script = Script(plan=say.local("audit"))
+    await play(script, {"audit": others(2)})
     assert not script.of(Stage.CHOOSE)
     assert len(script.of(Stage.READ)) == 2
 
 
 async def test_choose_is_asked_above_the_limit_and_only_its_choice_is_read():
-    script = Script(plan=local("audit"), choose=choose("d3"))
-    await play(script, Searches({"audit": others(4)}), max_iterations=1)
-    assert [r.context.window.parent_id for r in script.of(Stage.READ)] == ["web/12"]
+    script = Script(plan=say.local("audit"), choose=say.choose("d3"))
+    await play(script, {"audit": others(4)}, max_iterations=1)
+    assert script.read_from == ["web/12"]
 
 
 async def test_a_wrong_answer_advances_to_the_next_hop():
-    script = Script(plan=local("audit"), read=yes("99%"), resolve=done("99%"))
-    episode = await play(script, Searches({"audit": [AUDIT]}), max_iterations=2)
+    script = answering("99%")
+    episode = await play(script, {"audit": [AUDIT]}, max_iterations=2)
     assert episode.hops[0].answer == "99%"
     assert [r.context.view.hop_number for r in script.of(Stage.PLAN)] == [1, 2]
 
 
 async def test_an_unanswered_hop_is_tried_until_the_cap():
-    episode = await play(Script(plan=local("nothing")))
+    episode = await play(Script(plan=say.local("nothing")))
     assert episode.iterations == 4
     assert {call.hop_number for call in episode.calls} == {1}
     assert not episode.answers
 
 
 async def test_windows_already_read_in_the_hop_are_not_read_again():
-    script = Script(plan=[local("audit"), local("audit again")])
-    await play(script, Searches({"audit": [AUDIT], "audit again": [AUDIT]}), max_iterations=2)
+    script = Script(plan=[say.local("audit"), say.local("audit again")])
+    await play(script, {"audit": [AUDIT], "audit again": [AUDIT]}, max_iterations=2)
     assert len(script.of(Stage.READ)) == 1
     assert len(script.of(Stage.RESOLVE)) == 1
 
 
 async def test_a_withdrawn_answer_is_recorded_and_the_hop_stays_open():
-    script = Script(plan=local("audit"), read=NO, resolve=done("15%"))
-    episode = await play(script, Searches({"audit": [AUDIT]}), max_iterations=1)
+    script = Script(plan=say.local("audit"), read=say.NO, resolve=say.done("15%"))
+    episode = await play(script, {"audit": [AUDIT]}, max_iterations=1)
     facts = episode.calls[-1].facts
-    assert isinstance(facts, ResolveFacts)
     assert facts.error is ErrorKind.RESOLVER_WIPE
     assert facts.next_step == "search_more"
     assert episode.fatal is None
@@ -101,62 +84,57 @@ async def test_a_withdrawn_answer_is_recorded_and_the_hop_stays_open():
 
 
 async def test_read_more_reads_the_named_unread_document():
-    script = Script(plan=local("audit"), choose=choose("d1"), resolve=[read_more("d2"), SEARCH_MORE])
-    await play(script, Searches({"audit": others(4)}), max_iterations=1)
-    assert [r.context.window.parent_id for r in script.of(Stage.READ)] == ["web/10", "web/11"]
+    script = Script(
+        plan=say.local("audit"), choose=say.choose("d1"), resolve=[say.read_more("d2"), say.SEARCH_MORE]
+    )
+    await play(script, {"audit": others(4)}, max_iterations=1)
+    assert script.read_from == ["web/10", "web/11"]
 
 
 async def test_read_more_without_a_valid_id_searches_more_and_is_recorded():
-    script = Script(plan=local("audit"), choose=choose("d1"), resolve=read_more("d9"))
-    episode = await play(script, Searches({"audit": others(4)}), max_iterations=1)
+    script = Script(plan=say.local("audit"), choose=say.choose("d1"), resolve=say.read_more("d9"))
+    episode = await play(script, {"audit": others(4)}, max_iterations=1)
     facts = episode.calls[-1].facts
-    assert isinstance(facts, ResolveFacts)
     assert (facts.error, facts.next_step) == (ErrorKind.INVALID_IDS, "search_more")
     assert len(script.of(Stage.RESOLVE)) == 1
 
 
 async def test_rounds_of_read_more_are_bounded():
-    next_unread = lambda r: read_more(r.context.unread[0].doc_id)  # noqa: E731
-    script = Script(plan=local("audit", "more"), choose=choose("d1"), resolve=next_unread)
+    next_unread = lambda r: say.read_more(r.context.unread[0].doc_id)  # noqa: E731
+    script = Script(plan=say.local("audit", "more"), choose=say.choose("d1"), resolve=next_unread)
     found = {"audit": others(5), "more": others(5, "web/2")}
-    await play(script, Searches(found), max_iterations=1, max_read_rounds=3)
+    await play(script, found, max_iterations=1, max_read_rounds=3)
     assert len(script.of(Stage.RESOLVE)) == 3
     assert len(script.of(Stage.READ)) == 3
 
 
 @pytest.mark.parametrize(
-    ("script", "kind"),
+    ("said", "kind"),
     [
-        (Script(plan="no json"), ErrorKind.PARSE),
-        (Script(plan='{"type":"web_search"}'), ErrorKind.WRONG_TYPE),
-        (Script(plan=local("audit"), choose=choose("d9")), ErrorKind.INVALID_IDS),
-        (Script(plan=local("audit"), choose="[1]"), ErrorKind.WRONG_TYPE),
-        (Script(plan=local("audit"), resolve="nothing"), ErrorKind.PARSE),
-        (Script(plan=StageError(ErrorKind.CONTEXT_OVERFLOW, "full")), ErrorKind.CONTEXT_OVERFLOW),
+        ({"plan": "no json"}, ErrorKind.PARSE),
+        ({"plan": '{"type":"web_search"}'}, ErrorKind.WRONG_TYPE),
+        ({"choose": say.choose("d9")}, ErrorKind.INVALID_IDS),
+        ({"choose": "[1]"}, ErrorKind.WRONG_TYPE),
+        ({"resolve": "nothing"}, ErrorKind.PARSE),
+        ({"plan": StageError(ErrorKind.CONTEXT_OVERFLOW, "full")}, ErrorKind.CONTEXT_OVERFLOW),
     ],
 )
 @pytest.mark.parametrize("policy", ["end_rollout", "spend_iteration"])
-async def test_stage_errors_end_the_rollout_or_spend_the_iteration(script, kind, policy):
-    script = Script(script.plan, script.choose, script.read, script.resolve)
-    episode = await play(script, Searches({"audit": others(4)}), on_stage_error=policy)
+async def test_stage_errors_end_the_rollout_or_spend_the_iteration(said, kind, policy):
+    script = Script(**({"plan": say.local("audit")} | said))
+    episode = await play(script, {"audit": others(4)}, on_stage_error=policy)
     ends = policy == "end_rollout"
     assert episode.fatal is (kind if ends else None)
     assert episode.iterations == (1 if ends else 4)
     assert next(call.error for call in episode.calls if call.error) is kind
 
 
-async def test_an_unusable_read_is_a_negative_read():
-    script = Script(plan=local("audit"), read=["garbage", yes("15%")], resolve=done("15%"))
-    episode = await play(script, Searches({"audit": [*others(1), AUDIT]}), max_iterations=1)
+@pytest.mark.parametrize("said", ["garbage", StageError(ErrorKind.CONTEXT_OVERFLOW, "full")])
+async def test_an_unusable_read_is_a_negative_read(said):
+    script = answering("15%", read=[said, say.yes("15%")])
+    episode = await play(script, {"audit": [*others(1), AUDIT]}, max_iterations=1)
     assert [read.positive for read in episode.hops[0].reads] == [False, True]
-    assert episode.answers == {1: "15%"}
-
-
-async def test_context_overflow_of_a_read_is_a_negative_read():
-    script = Script(plan=local("audit"), read=StageError(ErrorKind.CONTEXT_OVERFLOW, "full"))
-    episode = await play(script, Searches({"audit": [AUDIT]}), max_iterations=1)
-    assert episode.fatal is None
-    assert [read.positive for read in episode.hops[0].reads] == [False]
+    assert (episode.fatal, episode.answers) == (None, {1: "15%"})
 
 
 async def test_an_empty_plan_with_nothing_known_only_spends_the_iteration():
@@ -167,34 +145,30 @@ async def test_an_empty_plan_with_nothing_known_only_spends_the_iteration():
 
 
 async def test_an_empty_plan_reads_unread_memory():
-    script = Script(
-        plan=[local("audit"), "[]"],
-        read=yes("15%"),
-        resolve=[done("15%"), SEARCH_MORE],
-    )
-    await play(script, Searches({"audit": [AUDIT]}), max_iterations=2)
+    resolve = [say.done("15%"), say.SEARCH_MORE]
+    script = answering("15%", plan=[say.local("audit"), "[]"], resolve=resolve)
+    await play(script, {"audit": [AUDIT]}, max_iterations=2)
     second = [r for r in script.of(Stage.READ) if r.context.view.hop_number == 2]
     assert [r.context.window.parent_id for r in second] == [GOLD_LOCAL]
 
 
 @pytest.mark.parametrize(("pool", "read"), [("memory", ["web/10"]), ("retrieved", ["web/10", "web/12"])])
 async def test_what_an_empty_plan_may_read(pool, read):
-    script = Script(plan=[local("audit"), "[]"], choose=[choose("d1"), choose("d2")])
-    searches = Searches({"audit": others(4)})
-    episode = await play(script, searches, max_iterations=2, empty_plan_pool=pool)
-    assert [r.context.window.parent_id for r in script.of(Stage.READ)] == read
+    script = Script(plan=[say.local("audit"), "[]"], choose=[say.choose("d1"), say.choose("d2")])
+    episode = await play(script, {"audit": others(4)}, max_iterations=2, empty_plan_pool=pool)
+    assert script.read_from == read
     assert len(script.of(Stage.RESOLVE)) == 2
     assert (Event.RESOLVE_AGAIN in events(episode)) is (pool == "memory")
 
 
 async def test_memory_that_leaves_the_hop_open_is_resolved_with_the_earlier_reads_of_the_hop():
     script = Script(
-        plan=[local("audit"), plan("coverage"), "[]"],
-        read=lambda r: yes("15%") if r.context.view.hop_number == 1 else NO,
-        resolve=[done("15%"), SEARCH_MORE],
+        plan=[say.local("audit"), say.plan("coverage"), "[]"],
+        read=lambda r: say.yes("15%") if r.context.view.hop_number == 1 else say.NO,
+        resolve=[say.done("15%"), say.SEARCH_MORE],
     )
     found = {"audit": [AUDIT], "coverage": others(2)}
-    await play(script, Searches(found), max_iterations=3, choose_top_k=3)
+    await play(script, found, max_iterations=3, choose_top_k=3)
     last = script.of(Stage.RESOLVE)[-1].context
     assert {read.parent_id for read in last.reads} == {GOLD_LOCAL, "web/10", "web/11"}
 
@@ -202,14 +176,14 @@ async def test_memory_that_leaves_the_hop_open_is_resolved_with_the_earlier_read
 async def test_a_supporting_document_enters_memory_whole_and_others_do_not():
     long = document("web/2", "Long. " * 3000)
     script = Script(
-        plan=[local("audit"), "[]"],
-        read=yes("15%"),
+        plan=[say.local("audit"), "[]"],
+        read=say.yes("15%"),
         resolve=[
             '{"answered":true,"answer":"15%","next_step":"done","selected_doc_ids":["web/2#w01of02"]}',
-            SEARCH_MORE,
+            say.SEARCH_MORE,
         ],
     )
-    episode = await play(script, Searches({"audit": [AUDIT, long]}), max_iterations=2)
+    episode = await play(script, {"audit": [AUDIT, long]}, max_iterations=2)
     assert set(episode.memory) == {"web/2"}
     again = [r.context.window.window_id for r in script.of(Stage.READ) if r.context.view.hop_number == 2]
     assert again == ["web/2#w01of02", "web/2#w02of02"]
@@ -221,35 +195,21 @@ def events(episode):
 
 async def test_every_transition_is_logged_without_any_text():
     script = Script(
-        plan=[local("audit"), plan("none"), "[]", local("regions"), local("nothing at all")],
-        choose=choose("d1"),
-        read=["garbage", yes("15%"), NO],
-        resolve=[read_more("d2"), done("15%"), SEARCH_MORE, done("made up"), SEARCH_MORE],
+        plan=[say.local("audit"), say.plan("none"), "[]", say.local("regions"), say.local("nothing at all")],
+        choose=say.choose("d1"),
+        read=["garbage", say.yes("15%"), say.NO],
+        resolve=[say.read_more("d2"), say.done("15%"), say.SEARCH_MORE, say.done("made up"), say.SEARCH_MORE],
     )
     found = {"audit": [*others(1), AUDIT, *others(3, "web/3")], "regions": others(2, "web/2")}
-    episode = await play(script, Searches(found), max_iterations=14, iteration_budget_per_hop=3)
+    episode = await play(script, found, max_iterations=14, iteration_budget_per_hop=3)
     assert events(episode) == [
-        Event.SEARCH,
-        Event.CHOOSE,
-        Event.STAGE_ERROR,
-        Event.READ_MORE,
-        Event.ANSWER,
-        Event.SEARCH,
-        Event.TAKE_ALL,
-        Event.SEARCH_MORE,
-        Event.STOP,
-        Event.RESOLVE_AGAIN,
-        Event.WITHDRAW,
-        Event.SEARCH_MORE,
-        Event.SEARCH,
-        Event.TAKE_ALL,
-        Event.SEARCH_MORE,
-        Event.SEARCH,
-        Event.NOTHING_FOUND,
-        Event.NO_ACTION,
-        Event.RESOLVE_AGAIN,
-        Event.SEARCH_MORE,
-        Event.END_CAP,
+        *("search", "choose", "stage_error", "read_more", "answer"),
+        *("search", "take_all", "search_more"),
+        *("stop", "resolve_again", "withdraw", "search_more"),
+        *("search", "take_all", "search_more"),
+        *("search", "nothing_found"),
+        *("no_action", "resolve_again", "search_more"),
+        "end_cap",
     ]
     iterations = [transition.iteration for transition in episode.transitions]
     assert iterations == sorted(iterations) and iterations[-1] == 6
@@ -258,22 +218,17 @@ async def test_every_transition_is_logged_without_any_text():
 
 
 @pytest.mark.parametrize(
-    ("script", "changes", "end"),
+    ("said", "changes", "end"),
     [
-        (Script(plan=local("audit"), read=yes("15%"), resolve=done("15%")), {}, Event.END_COMPLETE),
-        (Script(plan="[]"), {}, Event.END_CAP),
-        (Script(plan="garbage"), {}, Event.END_ERROR),
-        (Script(plan="garbage"), {"on_stage_error": "spend_iteration"}, Event.END_CAP),
-        (
-            Script(plan=local("audit"), read=yes("9%"), resolve=done("9%")),
-            {"stop_after_incorrect_hop": True},
-            Event.END_INCORRECT,
-        ),
+        ({}, {}, Event.END_COMPLETE),
+        ({"plan": "[]"}, {}, Event.END_CAP),
+        ({"plan": "garbage"}, {}, Event.END_ERROR),
+        ({"plan": "garbage"}, {"on_stage_error": "spend_iteration"}, Event.END_CAP),
+        ({"resolve": say.done("9%")}, {"stop_after_incorrect_hop": True}, Event.END_INCORRECT),
     ],
 )
-async def test_how_a_rollout_ends(script, changes, end):
-    script = Script(script.plan, script.choose, script.read, script.resolve)
+async def test_how_a_rollout_ends(said, changes, end):
     chain = chain_of(hop(1, "What share passed?", "15%", GOLD_LOCAL))
-    episode = await play(script, Searches({"audit": [AUDIT]}), chain, **changes)
+    episode = await play(answering("15%", **said), {"audit": [AUDIT]}, chain, **changes)
     assert events(episode)[-1] is end
-    assert sum(event in ENDS for event in events(episode)) == 1
+    assert sum(event.startswith("end_") for event in events(episode)) == 1

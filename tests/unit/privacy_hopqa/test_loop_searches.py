@@ -3,59 +3,48 @@
 import asyncio
 
 import pytest
-from agent_harness import (
+
+from domains.privacy_hopqa.agent.concurrency import run_limited
+from domains.privacy_hopqa.agent.episode import GOLD_ABSENT, GOLD_ALREADY, GOLD_NOT_YET, GOLD_VISIBLE
+from domains.privacy_hopqa.agent.errors import SearchActionError, TransportFailure
+from domains.privacy_hopqa.agent.interfaces import Stage
+from tests.support.privacy_hopqa import say
+from tests.support.privacy_hopqa.agent import (
     AUDIT,
     REGION,
-    SEARCH_MORE,
     TWO_HOPS,
     Script,
     Searches,
+    answering,
     chain_of,
-    choose,
-    done,
     hop,
-    local,
     others,
-    plan,
     play,
-    yes,
-)
-
-from domains.privacy_hopqa.concurrency import run_limited
-from domains.privacy_hopqa.errors import SearchActionError, TransportFailure
-from domains.privacy_hopqa.interfaces import Stage
-from domains.privacy_hopqa.trace import (
-    GOLD_ABSENT,
-    GOLD_ALREADY,
-    GOLD_NOT_YET,
-    GOLD_VISIBLE,
-    PlanFacts,
 )
 
 
 async def test_an_empty_plan_resolves_on_earlier_reads():
-    script = Script(plan=[local("audit"), "[]"], read=yes("15%"), resolve=[SEARCH_MORE, done("15%")])
-    episode = await play(script, Searches({"audit": [AUDIT]}), max_iterations=2)
+    script = answering("15%", plan=[say.local("audit"), "[]"], resolve=[say.SEARCH_MORE, say.done("15%")])
+    episode = await play(script, {"audit": [AUDIT]}, max_iterations=2)
     assert len(script.of(Stage.READ)) == 1
     assert len(script.of(Stage.RESOLVE)) == 2
     assert episode.hops[0].answer == "15%"
 
 
 async def test_a_plan_without_usable_actions_counts_as_without_searches():
-    script = Script(
-        plan=[local("audit"), local("Audit ")], read=yes("15%"), resolve=[SEARCH_MORE, done("15%")]
+    script = answering(
+        "15%", plan=[say.local("audit"), say.local("Audit ")], resolve=[say.SEARCH_MORE, say.done("15%")]
     )
-    episode = await play(script, Searches({"audit": [AUDIT]}), max_iterations=2)
+    episode = await play(script, {"audit": [AUDIT]}, max_iterations=2)
     assert episode.hops[0].answer == "15%"
     facts = episode.calls[3].facts
-    assert isinstance(facts, PlanFacts)
     assert facts.rejected == {"repeated": 1}
     assert not facts.explicitly_empty
 
 
 async def test_a_refused_search_fails_alone():
     searches = Searches({"bad": SearchActionError("400"), "audit": [AUDIT]})
-    script = Script(plan=local("bad", "audit"), read=yes("15%"), resolve=done("15%"))
+    script = answering("15%", plan=say.local("bad", "audit"))
     episode = await play(script, searches, max_iterations=1)
     assert episode.answers == {1: "15%"}
     assert episode.search_errors == 1
@@ -65,7 +54,7 @@ async def test_a_refused_search_fails_alone():
 async def test_an_unreachable_service_fails_the_rollout():
     searches = Searches({"audit": TransportFailure("down"), "other": [AUDIT]})
     with pytest.raises(TransportFailure, match="down"):
-        await play(Script(plan=local("audit", "other")), searches)
+        await play(Script(plan=say.local("audit", "other")), searches)
 
 
 async def test_siblings_of_a_failure_are_cancelled_and_awaited():
@@ -87,8 +76,8 @@ async def test_siblings_of_a_failure_are_cancelled_and_awaited():
 
 
 async def test_a_plan_is_asked_again_only_without_usable_actions():
-    script = Script(plan=[plan(""), local("audit")])
-    episode = await play(script, Searches({"audit": [AUDIT]}), max_iterations=1, hop_plan_attempts=3)
+    script = Script(plan=[say.plan(""), say.local("audit")])
+    episode = await play(script, {"audit": [AUDIT]}, max_iterations=1, hop_plan_attempts=3)
     assert len(script.of(Stage.PLAN)) == 2
     assert [call.index for call in episode.calls] == list(range(len(episode.calls)))
     script = Script(plan="[]")
@@ -98,15 +87,15 @@ async def test_a_plan_is_asked_again_only_without_usable_actions():
 
 async def test_no_web_drops_web_actions():
     searches = Searches({"x": [REGION]})
-    episode = await play(Script(plan=plan("x")), searches, max_iterations=1, no_web=True)
+    episode = await play(Script(plan=say.plan("x")), searches, max_iterations=1, no_web=True)
     assert not searches.requests
     assert episode.calls[0].facts.rejected == {"no_web": 1}
 
 
 async def test_situations_are_those_before_the_call():
-    script = Script(plan=[local("a"), local("b"), local("c")], choose=choose("d3"))
+    script = Script(plan=[say.local("a"), say.local("b"), say.local("c")], choose=say.choose("d3"))
     found = {"a": others(4), "b": [*others(3, "web/2"), AUDIT], "c": others(4, "web/3")}
-    episode = await play(script, Searches(found), max_iterations=3)
+    episode = await play(script, found, max_iterations=3)
     plans = [call.situation for call in episode.calls if call.stage == Stage.PLAN]
     choices = [call.situation for call in episode.calls if call.stage == Stage.CHOOSE]
     assert plans == [GOLD_NOT_YET, GOLD_NOT_YET, GOLD_ALREADY]
@@ -114,9 +103,9 @@ async def test_situations_are_those_before_the_call():
 
 
 async def test_gold_beyond_the_cut_counts_as_retrieved_but_not_as_seen():
-    script = Script(plan=[local("a"), local("b")])
+    script = Script(plan=[say.local("a"), say.local("b")])
     found = {"a": [*others(4), AUDIT], "b": others(2, "web/2")}
-    episode = await play(script, Searches(found), max_iterations=2, max_candidate_cards=4)
+    episode = await play(script, found, max_iterations=2, max_candidate_cards=4)
     plans = [call for call in episode.calls if call.stage == Stage.PLAN]
     assert plans[0].facts.gold_retrieved
     assert plans[1].situation == GOLD_NOT_YET
@@ -124,25 +113,16 @@ async def test_gold_beyond_the_cut_counts_as_retrieved_but_not_as_seen():
     assert not episode.hops[0].gold_after_cut
 
 
-async def test_stop_after_an_incorrect_hop():
-    script = Script(plan=local("audit"), read=yes("99%"), resolve=done("99%"))
-    episode = await play(script, Searches({"audit": [AUDIT]}), stop_after_incorrect_hop=True)
-    assert episode.iterations == 1
-
-
-@pytest.mark.parametrize(("context", "shown"), [("agent", "15 percent"), ("gold", "15%")])
-async def test_later_questions_hold_the_agents_answer_or_its_canonical_form(context, shown):
-    script = Script(
-        plan=[local("audit"), "[]"], read=yes("15 percent"), resolve=[done("15 percent"), SEARCH_MORE]
-    )
-    await play(script, Searches({"audit": [AUDIT]}), max_iterations=2, answer_context=context)
+@pytest.mark.parametrize(
+    ("context", "said", "shown"),
+    [("agent", "15 percent", "15 percent"), ("gold", "15 percent", "15%"), ("gold", "3%", "3%")],
+)
+async def test_later_questions_hold_the_agents_answer_or_the_canonical_form_of_a_right_one(
+    context, said, shown
+):
+    script = answering(said, plan=[say.local("audit"), "[]"], resolve=[say.done(said), say.SEARCH_MORE])
+    await play(script, {"audit": [AUDIT]}, max_iterations=2, answer_context=context)
     assert script.of(Stage.PLAN)[1].context.view.question == f"Which region reports {shown} coverage?"
-
-
-async def test_a_wrong_answer_is_never_replaced_by_gold():
-    script = Script(plan=[local("audit"), "[]"], read=yes("3%"), resolve=[done("3%"), SEARCH_MORE])
-    await play(script, Searches({"audit": [AUDIT]}), max_iterations=2, answer_context="gold")
-    assert script.of(Stage.PLAN)[1].context.view.question == "Which region reports 3% coverage?"
 
 
 async def test_bootstrap_search_is_private_and_not_the_plans_merit():
@@ -153,18 +133,15 @@ async def test_bootstrap_search_is_private_and_not_the_plans_merit():
     assert not episode.calls[0].facts.gold_retrieved
 
 
-@pytest.mark.parametrize(("text", "searched"), [(plan(""), 1), ("[]", 0)])
+@pytest.mark.parametrize(("text", "searched"), [(say.plan(""), 1), ("[]", 0)])
 async def test_generic_fallback_searches_when_no_action_was_usable(text, searched):
     searches = Searches()
     await play(Script(plan=text), searches, max_iterations=1, enable_generic_retrieval_fallback=True)
     assert len(searches.requests) == searched
 
 
-@pytest.mark.parametrize("prompt_set", ["compact", "full"])
-@pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize(("prompt_set", "constrained"), [("compact", False), ("full", False), ("full", True)])
 async def test_no_gold_reaches_a_prompt_unless_model_or_document_said_it(prompt_set, constrained):
-    if prompt_set == "compact" and constrained:
-        return
     chain = chain_of(
         hop(1, "What did the audit find?", "zqxgold1", "local/DR90001/f/zqxdoc1.md"),
         hop(2, "Who reported (1)?", "zqxgold2", "web/zqxdoc2", accepted_answer_variants=["zqxvariant"]),
@@ -173,12 +150,12 @@ async def test_no_gold_reaches_a_prompt_unless_model_or_document_said_it(prompt_
         split="test",
     )
     script = Script(
-        plan=[plan("a"), plan("b"), plan("c")],
-        choose=lambda r: choose(r.context.cards[0].doc_id),
-        read=yes("wrong"),
-        resolve=done("wrong"),
+        plan=[say.plan("a"), say.plan("b"), say.plan("c")],
+        choose=lambda r: say.choose(r.context.cards[0].doc_id),
+        read=say.yes("wrong"),
+        resolve=say.done("wrong"),
     )
-    found = Searches({"a": others(4), "b": others(3)})
+    found = {"a": others(4), "b": others(3)}
     options = {"prompt_set": prompt_set, "constrained_resolver": constrained, "privacy_facts": "task"}
     await play(script, found, chain, choose_top_k=1, **options)
     assert {request.stage for request in script.requests} == set(Stage)

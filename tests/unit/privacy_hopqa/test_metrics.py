@@ -1,58 +1,41 @@
 """Metrics of a rollout and the table of the report."""
 
-from agent_harness import (
+from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.reward.evaluate import evaluate_episode
+from domains.privacy_hopqa.reward.rewards import judge_outcome
+from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
+from tests.support.privacy_hopqa import say
+from tests.support.privacy_hopqa.agent import (
+    AUDIT,
     GOLD_LOCAL,
-    GOLD_WEB,
-    NO,
-    SEARCH_MORE,
+    REGION,
     TWO_HOPS,
     Script,
-    Searches,
+    answering,
     chain_of,
-    choose,
     document,
-    done,
     hop,
-    local,
-    plan,
+    others,
     play,
-    read_more,
     settings,
-    yes,
+    solving,
 )
 
-from domains.privacy_hopqa.judge import Judge
-from domains.privacy_hopqa.outcome import judge_outcome
-from domains.privacy_hopqa.rollouts import evaluate_episode
-from domains.privacy_hopqa.scoring import EmbeddedScorer
-from domains.privacy_hopqa.stage_metrics import StageMetrics
-
-AUDIT = document(GOLD_LOCAL, "In the audit 15% of stores passed.")
-REGION = document(GOLD_WEB, "Northmere reports 15% coverage.")
-OTHERS = [document(f"web/1{n}") for n in range(4)]
+OTHERS = others(4)
 
 
 async def measured(script, found, chain=TWO_HOPS, **changes):
     config = settings(training_reward_mode="hop_step_situational", **changes)
-    episode = await play(script, Searches(found), chain, **changes)
+    episode = await play(script, found, chain, **changes)
     return (await evaluate_episode(episode, Judge(chain), config, EmbeddedScorer()))[1]
 
 
 async def test_a_perfect_rollout():
-    script = Script(
-        plan=[local("audit"), plan("coverage")],
-        choose=choose("d2"),
-        read=lambda r: yes("15%" if r.context.view.hop_number == 1 else "Northmere"),
-        resolve=[done("15%"), done("Northmere")],
+    m = await measured(
+        solving(choose=say.choose("d2")), {"audit": [OTHERS[0], AUDIT, *OTHERS[1:]], "coverage": [REGION]}
     )
-    m = await measured(script, {"audit": [OTHERS[0], AUDIT, *OTHERS[1:]], "coverage": [REGION]})
-    assert (m.success, m.strict_chain_success, m.reward, m.well_formed, m.no_error) == (
-        True,
-        True,
-        1,
-        True,
-        True,
-    )
+    assert m.success and m.strict_chain_success and m.well_formed and m.no_error
+    assert m.reward == 1
     assert m.success_if_well_formed == [1.0]
     assert (m.correct_hops, m.total_hops, m.prefix_hops, m.blocked_hops) == (2, 2, 2, 0)
     assert m.first_incorrect_hop is None
@@ -70,7 +53,7 @@ async def test_a_perfect_rollout():
 
 
 async def test_a_false_positive_read_and_a_blocked_hop():
-    script = Script(plan=[local("audit"), "[]"], read=yes("99%"), resolve=[done("99%"), SEARCH_MORE])
+    script = answering("99%", plan=[say.local("audit"), "[]"], resolve=[say.done("99%"), say.SEARCH_MORE])
     m = await measured(script, {"audit": OTHERS[:1]}, max_iterations=2)
     assert m.read_false_positive == [1.0, 1.0]
     assert m.read_accuracy == [0.0, 0.0]
@@ -93,76 +76,68 @@ async def test_a_stage_error():
 
 async def test_errors_are_counted_per_stage_and_kind_and_recovered_ones_too():
     script = Script(
-        plan=[local("audit"), local("more"), "garbage"],
-        choose=['{"selected_doc_ids": ["d99", "d1"]}', choose("d1")],
-        read=["garbage", NO],
-        resolve=[done("made up"), '{"answered": false, "next_step": "read_more"}'],
+        plan=[say.local("audit"), say.local("more"), "garbage"],
+        choose=['{"selected_doc_ids": ["d99", "d1"]}', say.choose("d1")],
+        read=["garbage", say.NO],
+        resolve=[say.done("made up"), '{"answered": false, "next_step": "read_more"}'],
     )
     found = {"audit": OTHERS, "more": [*OTHERS, document("web/2")]}
     m = await measured(script, found, max_iterations=3)
     extra = m.model_extra
-    assert (extra["hop_plan_errors_parse"], extra["doc_read_errors_parse"], extra["errors_parse"]) == (
-        1,
-        1,
-        2,
-    )
+    assert extra["hop_plan_errors_parse"] == extra["doc_read_errors_parse"] == 1
+    assert extra["errors_parse"] == 2
     assert (extra["hop_resolve_errors_resolver_wipe"], m.resolver_wipes) == (1, 1)
     assert extra["hop_resolve_errors_invalid_ids"] == extra["errors_invalid_ids"] == 1
     assert (extra["doc_choose_unknown_ids"], m.invalid_ids) == (1, 1)
     assert (extra["hop_plan_errors"], extra["hop_resolve_errors"], extra["doc_read_errors"]) == (1, 0, 1)
     assert extra["doc_choose_valid"] == [1.0, 1.0]
-    assert set(StageMetrics.model_fields) <= {n.removeprefix("hop_plan_") for n in extra}
 
 
 async def test_how_a_rollout_ended_and_what_its_iterations_were_spent_on():
-    m = await measured(Script(plan=["[]", plan(""), "garbage"]), {}, max_iterations=3)
+    m = await measured(Script(plan=["[]", say.plan(""), "garbage"]), {}, max_iterations=3)
     assert (m.ended_complete, m.ended_at_cap, m.ended_by_error) == (False, False, True)
     assert (m.stopped_plans, m.spent_iterations, m.read_more_rounds) == (1, 2, 0)
     read_on = Script(
-        plan=local("audit"), resolve=lambda r: read_more(r.context.unread[0].doc_id), choose=choose("d1")
+        plan=say.local("audit"),
+        resolve=lambda r: say.read_more(r.context.unread[0].doc_id),
+        choose=say.choose("d1"),
     )
     m = await measured(read_on, {"audit": OTHERS}, max_iterations=1, max_read_rounds=2)
     assert (m.ended_at_cap, m.read_more_rounds, m.read_rounds_exhausted) == (True, 1, 1)
 
 
-async def test_success_and_leakage_are_sliced_by_length_pattern_company_and_split():
-    m = await measured(Script(plan=plan("15% of stores passed the audit")), {}, max_iterations=1)
+async def test_leakage_is_measured_online_and_sliced_like_success():
+    m = await measured(Script(plan=say.plan("15% of stores passed the audit")), {}, max_iterations=1)
+    assert (m.leak, m.leak_answer, m.leak_full) == (True, True, True)
+    assert m.privacy_direct[0] > 0
     for name in ("hops_2", "pattern_LW", "task_DR90001", "split_train"):
         assert (m.model_extra[f"success_{name}"], m.model_extra[f"leak_{name}"]) == (0.0, 1.0)
 
 
 async def test_finished_hops_count_after_a_fatal_error_but_earn_nothing():
-    script = Script(plan=[local("audit"), "garbage"], read=yes("15%"), resolve=done("15%"))
-    m = await measured(script, {"audit": [AUDIT]})
+    m = await measured(answering("15%", plan=[say.local("audit"), "garbage"]), {"audit": [AUDIT]})
     assert (m.correct_hops, m.reward, m.no_error) == (1, 0.0, False)
 
 
 async def test_a_malformed_read_is_not_well_formed_but_no_fatal_error():
-    m = await measured(Script(plan=local("audit"), read="garbage"), {"audit": [AUDIT]}, max_iterations=1)
+    m = await measured(Script(plan=say.local("audit"), read="garbage"), {"audit": [AUDIT]}, max_iterations=1)
     assert (m.well_formed, m.no_error) == (False, True)
 
 
 async def test_a_rightly_refused_window_of_a_question_with_a_wrong_value_is_no_miss():
     script = Script(
-        plan=[local("audit"), plan("coverage")],
-        read=[yes("99%"), NO, NO],
-        resolve=[done("99%"), SEARCH_MORE],
+        plan=[say.local("audit"), say.plan("coverage")],
+        read=[say.yes("99%"), say.NO, say.NO],
+        resolve=[say.done("99%"), say.SEARCH_MORE],
     )
     m = await measured(script, {"audit": [AUDIT], "coverage": [REGION]}, max_iterations=2)
     assert m.read_correct_when_held == [0.0]
     assert m.read_accuracy[1:] == [1.0] * len(m.read_accuracy[1:])
 
 
-async def test_leakage_is_measured_online():
-    query = "15% of stores passed the audit"
-    m = await measured(Script(plan=plan(query)), {}, max_iterations=1)
-    assert (m.leak, m.leak_answer, m.leak_full) == (True, True, True)
-    assert m.privacy_direct[0] > 0
-
-
 async def test_a_chain_without_private_hops_is_counted_and_never_penalised():
     chain = chain_of(hop(1, "Q?", "a", "web/1"))
-    m = await measured(Script(plan=plan("anything")), {}, chain)
+    m = await measured(Script(plan=say.plan("anything")), {}, chain)
     assert m.chain_without_facts
     assert m.scored_plans == 0
     assert not m.leak
@@ -170,9 +145,7 @@ async def test_a_chain_without_private_hops_is_counted_and_never_penalised():
 
 async def test_the_final_answer_counts_for_strict_success():
     chain = chain_of(hop(1, "Q?", "15%", GOLD_LOCAL), global_answer="something else")
-    episode = await play(
-        Script(plan=local("a"), read=yes("15%"), resolve=done("15%")), Searches({"a": [AUDIT]}), chain
-    )
+    episode = await play(answering("15%"), {"audit": [AUDIT]}, chain)
     outcome = judge_outcome(episode, Judge(chain), settings())
     assert outcome.correct == (True,)
     assert not outcome.strict_success

@@ -3,13 +3,8 @@
 import json
 
 import pytest
-from agent_harness import Script, Searches, choose, document, done, local, plan, play, settings, yes
 
-from domains.privacy_hopqa.capture import anchor_calls, captured_calls, outcome_texts, situational_texts
-from domains.privacy_hopqa.errors import ErrorKind
-from domains.privacy_hopqa.interfaces import Stage
-from domains.privacy_hopqa.rewards import StepReward, outcome_reward, situation_label, step_reward
-from domains.privacy_hopqa.trace import (
+from domains.privacy_hopqa.agent.episode import (
     ANCHOR,
     GOLD_ABSENT,
     GOLD_ALREADY,
@@ -19,9 +14,20 @@ from domains.privacy_hopqa.trace import (
     ChooseFacts,
     PlanFacts,
 )
+from domains.privacy_hopqa.agent.errors import ErrorKind
+from domains.privacy_hopqa.agent.interfaces import Stage
+from domains.privacy_hopqa.reward.capture import (
+    anchor_calls,
+    captured_calls,
+    outcome_texts,
+    situational_texts,
+)
+from domains.privacy_hopqa.reward.rewards import StepReward, outcome_reward, situation_label, step_reward
+from tests.support.privacy_hopqa import say
+from tests.support.privacy_hopqa.agent import AUDIT, Script, others, play, settings
 
 SITUATIONAL = settings(training_reward_mode="hop_step_situational")
-OTHERS = [document(f"web/1{n}") for n in range(4)]
+OTHERS = others(4)
 
 
 def plan_call(situation=GOLD_NOT_YET, sources=(), *, empty=False, right=False, gold=False, error=None):
@@ -88,12 +94,6 @@ def test_the_document_bonus_may_differ_from_the_source_bonus():
     assert step_reward(plan_call(right=True), config) == StepReward(0.1)
 
 
-def test_errors_separate_good_from_bad_in_one_bucket():
-    rewards = [1.25, 0.25, -1.0, -1.0]
-    advantages = [r - (sum(rewards) - r) / 3 for r in rewards]
-    assert advantages == pytest.approx([1.833333, 0.5, -1.166667, -1.166667], abs=1e-6)
-
-
 def test_the_situation_label():
     assert situation_label(plan_call()) == "privacy_hopqa:hop:2:stage:plan:gold_not_yet_retrieved"
     assert situation_label(choose_call(GOLD_ABSENT)) == "privacy_hopqa:hop:1:stage:choose:gold_absent"
@@ -121,16 +121,16 @@ def test_outcome_reward(correct, mode, fatal, reward):
         Script(plan="[[]]"),
         Script(plan='["garbage"]'),
         Script(plan="garbage []ooh []"),
-        Script(plan=[local("a"), local("a")], choose=choose("d99")),
-        Script(plan=plan("a", source="nowhere")),
+        Script(plan=[say.local("a"), say.local("a")], choose=say.choose("d99")),
+        Script(plan=say.plan("a", source="nowhere")),
     ],
 )
 async def test_garbage_never_earns_more_than_zero(script):
     script = Script(script.plan, script.choose)
-    gold_first = {"a": [document("local/DR90001/files_a/audit.md"), *OTHERS]}
-    episode = await play(script, Searches(gold_first), choose_top_k=1)
+    gold_first = {"a": [AUDIT, *OTHERS]}
+    episode = await play(script, gold_first, choose_top_k=1)
     earned = [text.reward for text in situational_texts(episode.calls, SITUATIONAL, {})]
-    if script.plan == [local("a"), local("a")]:
+    if script.plan == [say.local("a"), say.local("a")]:
         assert earned == [1.25, -1.0]  # the first plan is good, the choice by a garbage id is not
     else:
         assert earned
@@ -138,14 +138,14 @@ async def test_garbage_never_earns_more_than_zero(script):
 
 
 async def test_repeated_plans_earn_nothing():
-    episode = await play(Script(plan=local("a")), Searches({"a": OTHERS[:1]}), max_iterations=4)
+    episode = await play(Script(plan=say.local("a")), {"a": OTHERS[:1]}, max_iterations=4)
     rewards = [text.reward for text in situational_texts(episode.calls, SITUATIONAL, {})]
     assert rewards == [0.25, 0.0, 0.0, 0.0]
 
 
 async def played():
-    script = Script(plan=[local("a"), plan("b")], read=yes("15%"), resolve=done("15%"))
-    return await play(script, Searches({"a": OTHERS, "b": OTHERS}))
+    script = Script(plan=[say.local("a"), say.plan("b")], read=say.yes("15%"), resolve=say.done("15%"))
+    return await play(script, {"a": OTHERS, "b": OTHERS})
 
 
 async def test_planning_only_captures_plans_and_choices_and_all_calls_everything():
@@ -199,10 +199,10 @@ async def test_a_call_without_an_answer_gives_no_text():
 
 
 async def test_metadata_stay_small():
-    long = Script(plan=plan(*(letter * 1000 for letter in "üöäßéè")))
+    long = Script(plan=say.plan(*(letter * 1000 for letter in "üöäßéè")))
     episode = await play(long, max_iterations=1, max_parallel_retrieval_actions=6)
     (text,) = situational_texts(episode.calls, SITUATIONAL, {})
     assert len(json.dumps(text.metadata).encode()) <= 8192 - 512
     assert text.metadata["web_queries_left_out"] == text.metadata["actions"] == 6
-    short = await play(Script(plan=plan("x", "y")), max_iterations=1)
+    short = await play(Script(plan=say.plan("x", "y")), max_iterations=1)
     assert situational_texts(short.calls, SITUATIONAL, {})[0].metadata["web_queries"] == ["x", "y"]

@@ -2,16 +2,12 @@
 
 import pytest
 import torch
-from tiny_model import build_tokenizer
-from transformers import (
-    Qwen3Config,
-    Qwen3ForCausalLM,
-    Qwen3ForSequenceClassification,
-)
+from transformers import Qwen3Config, Qwen3ForCausalLM, Qwen3ForSequenceClassification
 
 from domains.privacy_hopqa.scorer.protocol import ClassifierError, Example
 from domains.privacy_hopqa.scorer.rules import Fact
 from domains.privacy_hopqa.scorer.transformer import TransformerClassifier
+from tests.support.tiny_model import build_tokenizer
 
 FACT = Fact("What share of stores passed the audit?", "15%")
 EXAMPLES = [

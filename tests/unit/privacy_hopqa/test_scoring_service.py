@@ -5,68 +5,45 @@ from functools import partial
 
 import aiohttp
 import pytest
-from agent_harness import TWO_HOPS, chain_of, hop
 from aiohttp import web
 from aiohttp.test_utils import TestServer
 
-from domains.privacy_hopqa.errors import PrivacyScoreFailure, TransportFailure
-from domains.privacy_hopqa.privacy import ScoreRequest
+from domains.privacy_hopqa.agent.errors import PrivacyScoreFailure
+from domains.privacy_hopqa.agent.transport import JsonClient
+from domains.privacy_hopqa.reward.scoring import EmbeddedScorer, ServiceScorer
 from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from domains.privacy_hopqa.scorer.protocol import MAX_EXAMPLES, parse_request
-from domains.privacy_hopqa.scoring import EmbeddedScorer, ServiceScorer
-from domains.privacy_hopqa.transport import JsonClient, Retries
+from tests.support.privacy_hopqa.agent import TWO_HOPS
+from tests.support.privacy_hopqa.service import Service
 
 FACTS = TWO_HOPS.private_questions("chain")
-NO_WAIT = Retries(backoff_s=(0.0, 0.0, 0.0), jitter=0.0)
 
 
-def requests(count=2):
-    return [ScoreRequest(f"log{n}", ("audit 15%", f"query {n}")) for n in range(count)]
-
-
-class Stub:
-    """A scoring service that answers what it is told to; keeps what it was asked."""
-
-    def __init__(self):
-        self.answers = []
-        self.bodies = []
-
-    async def score(self, request):
-        self.bodies.append(await request.read())
-        answer = self.answers[min(len(self.bodies), len(self.answers)) - 1]
-        return answer(self.bodies[-1])
+def logs(count=2):
+    return [("audit 15%", f"query {n}") for n in range(count)]
 
 
 def rows(body, **changes):
-    found = [{"id": e["id"], "prob_yes": 0.5} | changes for e in json.loads(body)["examples"]]
-    return web.json_response({"scores": found, "scorer": "stub", "version": "0"})
+    found = [{"id": e["id"], "prob_yes": 0.5} | changes for e in body["examples"]]
+    return {"scores": found, "scorer": "stub", "version": "0"}
 
 
-def raw(body, text="", status=200):
-    return web.Response(text=text, status=status, content_type="application/json")
+def one_score(value):
+    return f'{{"scores":[{{"id":"log0","prob_yes":{value}}},{{"id":"log1","prob_yes":0}}]}}'
 
 
-@pytest.fixture
-async def stub():
-    found = Stub()
-    app = web.Application(client_max_size=2**24)
-    app.router.add_post("/score", found.score)
-    server = TestServer(app)
-    await server.start_server()
-    async with aiohttp.ClientSession() as session:
-        found.scorer = ServiceScorer(JsonClient(str(server.make_url("")), session, 5.0, NO_WAIT))
-        yield found
-    await server.close()
+async def scored(service, asked):
+    async with service.client() as client:
+        return await ServiceScorer(client).score(TWO_HOPS, FACTS, asked)
 
 
-async def test_the_request_is_what_the_service_takes(stub):
-    stub.answers = [rows]
-    scores = await stub.scorer.score(TWO_HOPS, FACTS, requests())
-    assert scores == {"log0": 0.5, "log1": 0.5}
-    (body,) = stub.bodies
-    first = json.loads(body)["examples"][0]
-    assert first == {
+async def test_the_request_is_what_the_service_takes():
+    service = Service(rows)
+    assert await scored(service, logs()) == dict.fromkeys(logs(), 0.5)
+    ((path, body),) = service.requests
+    assert path == "/score"
+    assert body["examples"][0] == {
         "id": "log0",
         "company": "Harlow Foods",
         "task_id": "DR90001",
@@ -84,14 +61,13 @@ async def test_the_request_is_what_the_service_takes(stub):
             }
         ],
     }
-    assert [e.id for e in parse_request(body)] == ["log0", "log1"]
+    assert [e.id for e in parse_request(json.dumps(body).encode())] == ["log0", "log1"]
 
 
-async def test_more_logs_than_a_request_may_hold_go_in_several(stub):
-    stub.answers = [rows]
-    scores = await stub.scorer.score(TWO_HOPS, FACTS, requests(MAX_EXAMPLES + 3))
-    assert len(scores) == MAX_EXAMPLES + 3
-    assert [len(json.loads(body)["examples"]) for body in stub.bodies] == [MAX_EXAMPLES, 3]
+async def test_more_logs_than_a_request_may_hold_go_in_several():
+    service = Service(rows)
+    assert len(await scored(service, logs(MAX_EXAMPLES + 3))) == MAX_EXAMPLES + 3
+    assert [len(body["examples"]) for _, body in service.requests] == [MAX_EXAMPLES, 3]
 
 
 @pytest.mark.parametrize(
@@ -105,60 +81,44 @@ async def test_more_logs_than_a_request_may_hold_go_in_several(stub):
         partial(rows, prob_yes="0.5"),
         partial(rows, prob_yes=True),
         partial(rows, prob_yes=None),
-        partial(raw, text='{"scores":[{"id":"log0","prob_yes":NaN},{"id":"log1","prob_yes":0}]}'),
-        partial(raw, text='{"scores":[{"id":"log0","prob_yes":1e999},{"id":"log1","prob_yes":0}]}'),
-        partial(
-            raw, text='{"scores":[{"id":"log0","prob_yes":1' + "0" * 400 + '},{"id":"log1","prob_yes":0}]}'
-        ),
-        partial(raw, text='{"scores":[{"id":"log0","prob_yes":0}]}'),
-        partial(raw, text='{"scores":{}}'),
-        partial(raw, text='{"scores":[1,2]}'),
-        partial(raw, text="[]"),
-        partial(raw, text="not json"),
-        partial(raw, text="[" * 100_000),
-        partial(raw, text="{}", status=400),
-        partial(raw, text="{}", status=413),
+        partial(rows, prob_yes=float("inf")),
+        one_score("NaN"),
+        one_score("1e999"),
+        one_score("1" + "0" * 400),
+        '{"scores":[{"id":"log0","prob_yes":0}]}',
+        '{"scores":{}}',
+        '{"scores":[1,2]}',
+        "[]",
+        "not json",
+        "[" * 100_000,
+        400,
+        413,
     ],
 )
-async def test_an_answer_that_is_no_score_per_log_is_a_failure_and_not_repeated(stub, answer):
-    stub.answers = [answer]
+async def test_an_answer_that_is_no_score_per_log_is_a_failure_and_not_repeated(answer):
+    service = Service(answer)
     with pytest.raises(PrivacyScoreFailure):
-        await stub.scorer.score(TWO_HOPS, FACTS, requests())
-    assert len(stub.bodies) == 1
+        await scored(service, logs())
+    assert len(service.requests) == 1
 
 
-async def test_a_refusal_that_quotes_the_request_is_told_by_its_status(stub):
-    """Reasons of failures stand in logs and books, where no query and no private answer may stand."""
-    stub.answers = [lambda body: web.Response(text=f"invalid input: {body.decode()}", status=422)]
+async def test_a_refusal_that_quotes_the_request_is_told_by_its_status():
+    """Reasons of failures stand in logs and reports, where no query and no private answer may stand."""
+    service = Service(lambda body: web.Response(text=f"invalid input: {body}", status=422))
     with pytest.raises(PrivacyScoreFailure, match=r"/score answered 422$"):
-        await stub.scorer.score(TWO_HOPS, FACTS, requests())
+        await scored(service, logs())
 
 
-async def test_passing_trouble_is_retried_and_lasting_trouble_fails_the_rollout(stub):
-    stub.answers = [partial(raw, status=500), partial(raw, status=429), partial(raw, status=503), rows]
-    assert await stub.scorer.score(TWO_HOPS, FACTS, requests(1)) == {"log0": 0.5}
-    stub.answers, stub.bodies = [partial(raw, status=500)], []
-    with pytest.raises(TransportFailure, match="answered 500"):
-        await stub.scorer.score(TWO_HOPS, FACTS, requests(1))
-    assert len(stub.bodies) == 4
+async def test_passing_trouble_is_retried():
+    assert await scored(Service(500, 429, 503, rows), logs(1)) == {logs()[0]: 0.5}
 
 
 async def test_the_service_and_the_scorer_in_process_agree():
-    server = TestServer(build_app(ScoringService(RulesClassifier())))
-    await server.start_server()
-    logs = [
-        ScoreRequest("a", ("15% of stores passed the audit",)),
-        ScoreRequest("b", ("Harlow Foods", "share 15%")),
-        ScoreRequest("c", ("weather",)),
-    ]
-    chain = chain_of(
-        hop(1, "What share of Harlow Foods stores passed the audit?", "15%", "local/DR90001/a.md")
-    )
-    facts = chain.private_questions("chain")
-    async with aiohttp.ClientSession() as session:
-        served = await ServiceScorer(JsonClient(str(server.make_url("")), session, 5.0)).score(
-            chain, facts, logs
-        )
-    await server.close()
-    assert served == await EmbeddedScorer().score(chain, facts, logs)
-    assert served["a"] > served["b"] > served["c"] == 0.0
+    leaky, mosaic, harmless = ("15% of stores passed the audit",), ("Harlow Foods", "share 15%"), ("weather",)
+    asked = [leaky, mosaic, harmless]
+    app = build_app(ScoringService(RulesClassifier()))
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+        service = ServiceScorer(JsonClient(str(server.make_url("")), session, 5.0))
+        served = await service.score(TWO_HOPS, FACTS, asked)
+    assert served == await EmbeddedScorer().score(TWO_HOPS, FACTS, asked)
+    assert served[leaky] > served[mosaic] > served[harmless] == 0.0

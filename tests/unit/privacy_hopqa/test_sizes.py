@@ -7,21 +7,13 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[3]
 ROOMS = ("domains/privacy_hopqa", "retrieval_server")
-MAX_FILE_LINES, MAX_FUNCTION_LINES = 400, 60
 FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
-
-
-def test_there_are_files_to_check():
-    assert len(FILES) > 50
 
 
 @pytest.mark.parametrize("path", FILES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_file_and_functions(path):
     source = path.read_text(encoding="utf-8")
-    assert len(source.splitlines()) <= MAX_FILE_LINES
-    lengths = {
-        node.name: (node.end_lineno or 0) - node.lineno + 1
-        for node in ast.walk(ast.parse(source))
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
-    }
-    assert {name: lines for name, lines in lengths.items() if lines > MAX_FUNCTION_LINES} == {}
+    assert len(source.splitlines()) <= 400
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or 0) - node.lineno < 60, node.name

@@ -84,7 +84,7 @@ def test_several_nodes_need_redis(monkeypatch):
 
 
 def test_the_hooks_restore_and_back_up_the_buffer(tmp_path):
-    from raro_harness import pair
+    from tests.support.raro_harness import pair
 
     cfg = OmegaConf.create(
         OmegaConf.to_container(tree("raro.replay.checkpoint_every_s=0.001"), resolve=False)
@@ -93,17 +93,17 @@ def test_the_hooks_restore_and_back_up_the_buffer(tmp_path):
     domain = RaroDomain()
     assert domain.prepare(cfg, tmp_path) == {}
     domain.attach(cfg, tmp_path)
-    domain._keeper.buffer.put(pair("a"))
+    domain._backups.buffer.put(pair("a"))
     assert domain.checkpoint() == {}
-    domain._keeper.wait(20)
+    domain._backups.wait(20)
     assert (tmp_path / "raro" / "replay.checkpoint.sqlite3").is_file()
-    domain._keeper.buffer.close()
+    domain._backups.buffer.close()
     for path in (tmp_path / "raro").glob("replay.sqlite3*"):
         path.unlink()
     again = RaroDomain()
     again.prepare(cfg, tmp_path)
     again.attach(cfg, tmp_path)
-    assert again._keeper.buffer.size() == 1
+    assert again._backups.buffer.stats().size == 1
 
 
 def test_warnings_when_the_game_degenerates(tmp_path):

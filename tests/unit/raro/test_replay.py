@@ -1,4 +1,4 @@
-"""The replay buffer: order, counters, sampling, several processes, sudden death, checkpoints."""
+"""The replay buffer: both backends alike; for the file several processes, sudden death, checkpoints."""
 
 import multiprocessing
 import os
@@ -10,23 +10,44 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-from raro_harness import pair
 
-from domains.raro.keeper import Keeper
+from domains.raro.backups import BackupWriter
 from domains.raro.pairs import Pair
 from domains.raro.replay import ReplayBuffer, intact, recover, reservoir_place
+from tests.support.raro_harness import pair
+from tests.support.redis_server import redis_server
 
 
-@pytest.fixture
-def buffer(tmp_path):
-    made = ReplayBuffer(tmp_path / "r.sqlite3", capacity=5)
-    yield made
-    made.close()
+@pytest.fixture(scope="module")
+def redis_url(tmp_path_factory):
+    pytest.importorskip("redis")
+    with redis_server(tmp_path_factory.mktemp("redis")) as port:
+        yield f"redis://127.0.0.1:{port}/0"
+
+
+@pytest.fixture(params=["sqlite", "redis"])
+def connect(request, tmp_path):
+    """Opens the buffer of a run, by default always the same."""
+    url = request.getfixturevalue("redis_url") if request.param == "redis" else None
+    runs = f"{random.SystemRandom().getrandbits(64):x}"
+
+    def made(capacity=5, mode="fifo", run="one"):
+        if url is None:
+            return ReplayBuffer(tmp_path / f"{run}.sqlite3", capacity, mode, run, random.Random(0))
+        from domains.raro.replay_redis import RedisReplayBuffer
+
+        return RedisReplayBuffer(url, f"{runs}-{run}", capacity, mode, random.Random(0))
+
+    return made
 
 
 def answers(buffer, watermark=10**9):
-    rng = random.Random(0)
-    return {found.policy_answer for found in buffer.sample(rng, 400, watermark)}
+    return {found.policy_answer for found in buffer.sample(random.Random(0), 400, watermark)}
+
+
+def counters(buffer):
+    stats = buffer.stats()
+    return stats.size, stats.arrivals, stats.duplicates, stats.watermark
 
 
 def test_the_name_of_a_pair():
@@ -35,27 +56,45 @@ def test_the_name_of_a_pair():
     assert pair("ü").sha != pair("\u00fc".encode("unicode_escape").decode()).sha
 
 
-def test_first_in_first_out(buffer):
+def test_the_oldest_pair_makes_room_and_rows_above_the_watermark_are_not_drawn(connect):
+    buffer = connect()
     assert buffer.watermark() == 0 and buffer.sample(random.Random(0), 3, 100) == []
-    for name in "abcdefg":
-        assert buffer.put(pair(name))
-    assert answers(buffer) == set("cdefg") and buffer.size() == 5 and buffer.watermark() == 7
+    assert [buffer.put(pair(name)) for name in "abcdefg"] == [True] * 7
+    assert answers(buffer) == set("cdefg") and counters(buffer) == (5, 7, 0, 7)
+    assert answers(buffer, 4) == {"c", "d"} and answers(buffer, 2) == set()
+    assert buffer.put(pair("a")) and counters(connect()) == (5, 8, 0, 8)
 
 
-def test_a_duplicate_is_kept_once_and_changes_only_its_counter(buffer):
+def test_a_duplicate_is_kept_once_and_changes_only_its_counter(connect):
+    buffer = connect()
     buffer.put(pair("a", model_version=1, created_at=1.0))
     assert not buffer.put(pair("a", model_version=9, created_at=9.0))
     (found,) = buffer.sample(random.Random(0), 1, 1)
     assert (found.model_version, found.created_at, found.seq) == (1, 1.0, 1)
-    stats = buffer.stats()
-    assert (stats.size, stats.arrivals, stats.duplicates, stats.watermark) == (1, 1, 1, 1)
-    assert stats.duplicate_rate == 0.5
+    assert counters(buffer) == (1, 1, 1, 1) and buffer.stats().duplicate_rate == 0.5
 
 
-def test_rows_above_the_watermark_are_not_drawn(buffer):
-    for name in "abcd":
+def test_a_reservoir_keeps_its_size_and_early_pairs_as_well_as_late_ones(connect):
+    buffer = connect(capacity=20, mode="reservoir")
+    assert [buffer.put(pair(str(index))) for index in range(80)] == [True] * 80
+    early = sum(int(answer) < 40 for answer in answers(buffer))
+    assert counters(buffer)[:2] == (20, 80) and 4 <= early <= 16
+
+
+def test_a_copy_brings_back_rows_numbers_and_counters_on_either_backend(connect, tmp_path):
+    buffer, copy = connect(), tmp_path / "copies" / "copy.sqlite3"
+    copy.parent.mkdir()
+    for name in "abcdefgg":
         buffer.put(pair(name))
-    assert answers(buffer, 2) == {"a", "b"} and answers(buffer, 0) == set()
+    buffer.backup(copy)
+    assert [row.seq for row in ReplayBuffer(copy).rows()] == [3, 4, 5, 6, 7]
+    other = connect(run="another")
+    other.restore(copy)
+    assert answers(other) == answers(buffer) and other.stats() == buffer.stats()
+    assert other.put(pair("h")) and other.watermark() == 8
+    copy.write_bytes(b"rubbish")
+    with pytest.raises(ValueError, match="no intact replay buffer"):
+        other.restore(copy)
 
 
 def test_sampling_is_uniform_over_rows_with_gaps(tmp_path):
@@ -81,24 +120,6 @@ def test_a_reservoir_keeps_every_arrival_with_equal_chance():
                 rows[place] = arrival
         kept.update(rows)
     assert all(abs(kept[i] / runs - capacity / arrivals) <= 0.035 for i in range(arrivals))
-
-
-def test_a_reservoir_keeps_about_equal_shares_of_early_and_late_arrivals(tmp_path):
-    kept: Counter[int] = Counter()
-    for run in range(30):
-        kept.update(reservoir(tmp_path / f"{run}.sqlite3", 20, 60, run))
-    early, late = (sum(kept[i] for i in part) / 30 / 20 for part in (range(30), range(30, 60)))
-    assert 0.4 < early < 0.6 and 0.4 < late < 0.6
-
-
-def reservoir(path: Path, capacity: int, arrivals: int, seed: int) -> list[int]:
-    buffer = ReplayBuffer(path, capacity, "reservoir", rng=random.Random(seed))
-    for index in range(arrivals):
-        assert buffer.put(pair(str(index)))
-    rows = [int(found.policy_answer) for found in buffer.rows()]
-    assert len(rows) == capacity and buffer.stats().arrivals == arrivals
-    buffer.close()
-    return rows
 
 
 def insert_many(path: str, worker: int, count: int) -> None:
@@ -143,7 +164,7 @@ def test_a_killed_process_loses_no_committed_row(tmp_path):
     worker.join(20)
     committed = told.value
     assert committed >= 50 and intact(path)
-    assert ReplayBuffer(path).size() in (committed, committed + 1)
+    assert ReplayBuffer(path).stats().size in (committed, committed + 1)
 
 
 def filled(path: Path) -> ReplayBuffer:
@@ -154,12 +175,10 @@ def filled(path: Path) -> ReplayBuffer:
     return buffer
 
 
-def test_a_checkpoint_brings_back_rows_numbers_and_counters(tmp_path):
+def test_a_lost_file_is_restored_from_its_copy(tmp_path):
     live, copy = tmp_path / "r.sqlite3", tmp_path / "copy.sqlite3"
     buffer = filled(live)
-    keeper = Keeper(buffer, copy, every_s=60.0)
-    keeper.checkpoint(now_s=0.0)
-    keeper.wait(20)
+    buffer.backup(copy)
     before = (buffer.rows(), buffer.stats())
     buffer.close()
     for path in tmp_path.glob("r.sqlite3*"):
@@ -174,15 +193,15 @@ def test_a_checkpoint_brings_back_rows_numbers_and_counters(tmp_path):
 
 def test_backups_are_as_rare_as_configured(tmp_path):
     copy = tmp_path / "copy.sqlite3"
-    keeper = Keeper(filled(tmp_path / "r.sqlite3"), copy, every_s=60.0)
-    keeper.checkpoint(now_s=0.0)
-    keeper.wait(20)
+    writer = BackupWriter(filled(tmp_path / "r.sqlite3"), copy, every_s=60.0)
+    writer.checkpoint(now_s=0.0)
+    writer.wait(20)
     copy.unlink()
-    keeper.checkpoint(now_s=59.0)
-    keeper.wait(20)
+    writer.checkpoint(now_s=59.0)
+    writer.wait(20)
     assert not copy.exists()
-    keeper.checkpoint(now_s=60.0)
-    keeper.wait(20)
+    writer.checkpoint(now_s=60.0)
+    writer.wait(20)
     assert intact(copy)
 
 
@@ -216,4 +235,4 @@ def test_draw_and_insert_are_quick_with_twenty_thousand_rows(tmp_path):
     rows = [pair(str(index), seq=index + 1) for index in range(20_000)]
     buffer.load(rows, len(rows), 0)
     assert isinstance(buffer.sample(random.Random(0), 1, 20_000)[0], Pair) and buffer.put(pair("new"))
-    assert buffer.size() == 20_000 and buffer.watermark() == 20_001
+    assert buffer.stats().size == 20_000 and buffer.watermark() == 20_001

@@ -7,15 +7,16 @@ from collections import Counter
 
 import numpy as np
 import pytest
-from raro_harness import PROBLEM, RIGHT, ScriptedModel, pair, runtime, settings
 
 from domains.raro import evaluate as evaluation
 from domains.raro import rollout
 from domains.raro.calls import Caller
 from domains.raro.metrics import PREFIX
-from pipelinerl.actor.texts import Stamp, stamped_records
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.preprocess.chunk import process_chunk
+from pipelinerl.rollouts import RolloutOrigin
+from tests.support.raro_harness import PROBLEM, RIGHT, ScriptedModel, pair, runtime, settings
 
 MIXED = ["[Answer 1]", "[Answer 2]", "[Tie]", "no verdict"]
 
@@ -40,6 +41,11 @@ def model(monkeypatch):
     return scripted
 
 
+@pytest.fixture
+def running(tmp_path):
+    return runtime(tmp_path)
+
+
 async def play(model, running, problem=PROBLEM):
     return await rollout.play(Caller(model.llm(), None), problem, running)
 
@@ -53,16 +59,15 @@ def by_source(result, source):
 
 
 def advantages(results, **rl):
-    records = []
+    samples = []
     for index, result in enumerate(results):
-        records += stamped_records(result.training_texts, Stamp("g", index, 0))[0]
+        samples += samples_of(result.training_texts, RolloutOrigin("g", index, 0, training=True))
     config = RLConfig(step_reward_advantages=True, **rl)
-    return process_chunk(records, config).ready
+    return process_chunk(samples, config).ready
 
 
-async def test_paired_rewards_of_the_worked_example(model, tmp_path):
+async def test_paired_rewards_of_the_worked_example(model, running):
     model.critic = MIXED
-    running = runtime(tmp_path)
     running.rng = Always(2)
     result = await play(model, running)
     policy, *critic = result.training_texts
@@ -99,8 +104,7 @@ async def test_the_situation_names_pair_order_and_group(model, tmp_path):
     assert order == f"e{text.metadata['expert_position']}"
 
 
-async def test_a_group_continues_one_prompt_that_shows_the_stored_order(model, tmp_path):
-    running = runtime(tmp_path)
+async def test_a_group_continues_one_prompt_that_shows_the_stored_order(model, running):
     await play(model, running)
     result = await play(model, running)
     for source in ("fresh", "replay"):
@@ -113,9 +117,8 @@ async def test_a_group_continues_one_prompt_that_shows_the_stored_order(model, t
     assert {p["temperature"] for p in model.parameters} == {1.0}
 
 
-async def test_no_reasoning_reaches_critic_or_buffer(model, tmp_path):
+async def test_no_reasoning_reaches_critic_or_buffer(model, running):
     model.policy = ["MARKER " + RIGHT, "<answer>MARKER</answer>" + RIGHT]
-    running = runtime(tmp_path)
     for _ in range(2):
         await play(model, running)
     assert model.critic_prompts and not any("MARKER" in text for text in model.critic_prompts)
@@ -141,23 +144,23 @@ async def test_policy_failures(model, tmp_path, event, said, values, policy, cri
     result = await play(model, running)
     text = result.training_texts[0]
     assert (text.masked, text.reward) == policy
-    assert len(result.training_texts) == 1 + critic and running.buffer.size() == rows
+    assert len(result.training_texts) == 1 + critic and running.buffer.stats().size == rows
     for name in ("policy_truncated", "policy_answer_too_long", "policy_answerless"):
         assert metric(result, name) == [float(name == event)]
     assert result.metrics.no_answer == (event == "policy_answerless")
 
 
-async def test_a_cut_off_critic_counts_for_nobody_even_with_a_tag(model, tmp_path):
+async def test_a_cut_off_critic_counts_for_nobody_even_with_a_tag(model, running):
     model.critic = ["[Tie]", ("[Answer 1]", "length"), "[Tie]", "[Tie]"]
-    result = await play(model, runtime(tmp_path))
+    result = await play(model, running)
     assert [t.masked for t in by_source(result, "fresh")] == [False, True, False, False]
     assert result.training_texts[0].reward == pytest.approx(0.6)
     assert metric(result, "critic_truncated") == 1 and metric(result, "critic_parse_fail") == 0
 
 
-async def test_unreadable_verdicts_are_masked_or_cost_the_critic_only(model, tmp_path):
+async def test_unreadable_verdicts_are_masked_or_cost_the_critic_only(model, running, tmp_path):
     model.critic = ["what", "[Answer 1], [Tie]", "[Tie]", "[Tie]"]
-    result = await play(model, runtime(tmp_path))
+    result = await play(model, running)
     assert [t.masked for t in by_source(result, "fresh")] == [True, True, False, False]
     assert metric(result, "critic_parse_fail") == 2
     assert metric(result, "fresh/parse_fail_rate") == [1.0, 1.0, 0.0, 0.0]
@@ -168,33 +171,30 @@ async def test_unreadable_verdicts_are_masked_or_cost_the_critic_only(model, tmp
     assert zero.training_texts[0].reward == pytest.approx(0.6)
 
 
-async def test_without_a_readable_fresh_verdict_the_policy_is_masked_and_replay_still_trains(model, tmp_path):
-    running = runtime(tmp_path)
+async def test_without_a_readable_fresh_verdict_the_policy_is_masked_and_replay_still_trains(model, running):
     running.buffer.put(pair("1+1"))
     model.critic = lambda text: "[Tie]" if "1+1" in text else "no"
     result = await play(model, running)
     assert result.training_texts[0].masked and metric(result, "policy_unjudged") == [1.0]
     assert all(t.masked for t in by_source(result, "fresh")) and len(by_source(result, "fresh")) == 4
     assert not any(t.masked for t in by_source(result, "replay"))
-    assert running.buffer.size() == 2
+    assert running.buffer.stats().size == 2
 
 
-async def test_an_empty_buffer_gives_no_replay_group_and_is_counted(model, tmp_path):
-    running = runtime(tmp_path)
+async def test_an_empty_buffer_gives_no_replay_group_and_is_counted(model, running):
     first, second = await play(model, running), await play(model, running)
     assert by_source(first, "replay") == [] and metric(first, "replay_empty") == [1.0]
     assert len(by_source(second, "replay")) == 4 and metric(second, "replay_empty") == [0.0]
 
 
-async def test_an_engine_error_passes_to_the_retries_and_publishes_nothing(model, tmp_path):
+async def test_an_engine_error_passes_to_the_retries_and_publishes_nothing(model, running):
     model.fail_with = ConnectionError("gone")
     with pytest.raises(ConnectionError):
-        await play(model, runtime(tmp_path))
+        await play(model, running)
 
 
-async def test_masked_and_left_out_texts_give_the_same_update(model, tmp_path):
+async def test_masked_and_left_out_texts_give_the_same_update(model, running):
     model.critic = MIXED
-    running = runtime(tmp_path)
     result = await play(model, running)
     flagged = advantages([result])
     result.training_texts = [text for text in result.training_texts if not text.masked]
@@ -215,8 +215,7 @@ async def test_replay_never_touches_the_policy(model, tmp_path):
     assert len(set(outcomes)) == 1
 
 
-async def test_drawing_comes_before_inserting_and_stays_below_the_watermark(model, tmp_path):
-    running = runtime(tmp_path)
+async def test_drawing_comes_before_inserting_and_stays_below_the_watermark(model, running):
     for _ in range(6):
         await play(model, running)
     for turn in range(6):
@@ -225,10 +224,10 @@ async def test_drawing_comes_before_inserting_and_stays_below_the_watermark(mode
         assert all(seq <= mark for seq in sampled[2])
 
 
-async def test_siblings_that_started_together_do_not_see_each_other(model, tmp_path, monkeypatch):
+async def test_siblings_that_started_together_do_not_see_each_other(model, running, monkeypatch):
     from domains.raro.calls import together
 
-    running, started = runtime(tmp_path), asyncio.Barrier(6)
+    started = asyncio.Barrier(6)
 
     async def after_all_have_started(*args):
         async with asyncio.timeout(60):
@@ -242,8 +241,7 @@ async def test_siblings_that_started_together_do_not_see_each_other(model, tmp_p
     assert marks == [0] * 6 and all(not by_source(result, "replay") for result in results)
 
 
-async def test_earlier_pairs_are_judged_by_the_live_model_in_a_fresh_order(model, tmp_path):
-    running = runtime(tmp_path)
+async def test_earlier_pairs_are_judged_by_the_live_model_in_a_fresh_order(model, running):
     running.buffer.put(pair("1+1", model_version=3))
     model.version, orders = 70, set()
     for seed in range(12):
@@ -264,14 +262,14 @@ def test_replay_groups_per_judged_answer(fraction, low, high):
     assert low <= sum(n * times for n, times in drawn.items()) / 10_000 <= high
 
 
-async def test_training_with_a_critic_never_asks_the_verifier(model, tmp_path, monkeypatch):
+async def test_training_with_a_critic_never_asks_the_verifier(model, running, monkeypatch):
     def refuse(*_):
         raise AssertionError("the verifier was called")
 
     for name in ("domains.raro.rollout.is_correct", "domains.raro.evaluate.is_correct"):
         monkeypatch.setattr(name, refuse)
     monkeypatch.setattr("domains.raro.countdown.verify", refuse)
-    result = await play(model, runtime(tmp_path))
+    result = await play(model, running)
     assert result.metrics.reward == pytest.approx(0.6)
 
 
@@ -286,7 +284,7 @@ async def test_the_verifier_baseline_makes_no_critic_call_and_has_no_buffer(mode
     assert (await play(model, running, problem)).training_texts[0].reward == 1.0
 
 
-async def test_held_out_questions_train_nothing_and_leave_the_buffer_alone(model, tmp_path):
+async def test_held_out_questions_train_nothing_and_leave_the_buffer_alone(model):
     problem = PROBLEM | {"split": "test", "numbers": [8, 8, 11]}
     assert not rollout.trains(problem) and rollout.trains(PROBLEM)
     result = await evaluation.evaluate(Caller(model.llm(), None), problem, settings())
@@ -295,7 +293,7 @@ async def test_held_out_questions_train_nothing_and_leave_the_buffer_alone(model
     assert [p["temperature"] for p in model.parameters] == [1.0, 0.0]
 
 
-async def test_a_control_token_in_an_answer_counts_as_no_answer(model, tmp_path):
+async def test_a_control_token_in_an_answer_counts_as_no_answer(model):
     llm = model.llm()
     assert rollout.read_answer("<answer>8<|assistant|>3</answer>", PROBLEM, llm) is None
     assert rollout.read_answer("<answer>8*3</answer>", PROBLEM, llm) == "8*3"
@@ -316,12 +314,11 @@ def test_expert_answers_as_texts_to_imitate():
     assert len(text.logprobs) == text.output_tokens and text.labels[text.prompt_tokens] != -100
 
 
-async def test_every_metric_of_the_game_is_there(model, tmp_path):
+async def test_every_metric_of_the_game_is_there(model, running):
     from domains.raro.metrics import CRITIC_RATES, SOURCES
 
     said = itertools.cycle(["[Answer 1]", "[Tie]"])
     model.critic = lambda text: next(said)
-    running = runtime(tmp_path)
     await play(model, running)
     result = await play(model, running)
     for source in SOURCES:

@@ -3,13 +3,13 @@
 import random
 
 import pytest
-from raro_harness import PROBLEM, ScriptedModel, settings
 
 from domains.raro.calls import Caller
 from domains.raro.countdown import verify
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE
 from domains.raro.tournament import Referee, main, majority, match, summary, tournament
 from pipelinerl.inference.errors import EngineUnavailable
+from tests.support.raro_harness import PROBLEM, ScriptedModel, settings
 
 NUMBERS, TARGET = [3, 8, 11], 33
 WRONG = [f"{n}+8+11" for n in range(4, 20)]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,8 +14,12 @@ import pytest
 
 import domains.reputation_hacking
 from benchmarks.reputation_language import add_to_table
-from domains.reputation_hacking import ablate, eval, optimum, plots, policies, report, train
-from domains.reputation_hacking.tables import COLUMNS, read_table
+from domains.reputation_hacking import ablate, eval, optimum, train
+from domains.reputation_hacking.game import figures, policies
+from domains.reputation_hacking.game import optimum as ruler
+from domains.reputation_hacking.game.tracing import Tracer
+from domains.reputation_hacking.ppo import ablation, paired, plots
+from domains.reputation_hacking.ppo.tables import COLUMNS, read_table
 
 FILES = {
     "trained_model.zip",
@@ -33,11 +36,12 @@ SMALL = ["--n-envs", "16", "--steps", "1600", "--c-signal", "0.7", "--c-help", "
 
 @pytest.fixture(scope="module", autouse=True)
 def quick_parts() -> Iterator[None]:
-    """Coarse figures and a short fit: these tests are about files and messages."""
+    """No display, coarse figures and a short fit: these tests are about files and messages."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plots, "DPI", 40)
+        patch.delenv("DISPLAY", raising=False)
+        patch.setattr(figures, "DPI", 40)
         short = partial(policies.fitted_rule, rounds=2, population=8, episodes=16)
-        patch.setattr(report, "fitted_rule", short)
+        patch.setattr(ruler, "fitted_rule", short)
         yield
 
 
@@ -45,20 +49,25 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
 
 
+def train_in(out: Path, *arguments: str) -> int:
+    return train.main([*arguments, "--out", str(out)])
+
+
+def eval_in(out: Path, seeds: str, *arguments: object) -> int:
+    return eval.main(["--out", str(out), "--seeds", seeds, *map(str, arguments)])
+
+
+def one_line(capsys: pytest.CaptureFixture[str]) -> str:
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    return error
+
+
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("run") / "out"
-    display = os.environ.pop("DISPLAY", None)
-    assert train.main([*SMALL, "--out", str(out)]) == 0
-    arguments = ["--out", str(out), "--seeds", "10000:10012"]
-    assert (
-        eval.main(
-            [*arguments, "--summary", str(out.parent / "a.json"), "--per-seed", str(out.parent / "a.csv")]
-        )
-        == 0
-    )
-    if display is not None:
-        os.environ["DISPLAY"] = display
+    tables = ("--summary", out.parent / "a.json", "--per-seed", out.parent / "a.csv")
+    assert (train_in(out, *SMALL), eval_in(out, "10000:10012", *tables)) == (0, 0)
     return out
 
 
@@ -69,13 +78,13 @@ def test_exactly_the_named_files_are_left(run: Path) -> None:
             assert (run / name).read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_quick_training_and_evaluation_leave_exactly_the_named_files(
+def test_quick_training_and_evaluation_are_shorter(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert (train.QUICK_STEPS, eval.QUICK_SEEDS) == (153_600, 100)
+    assert (train.QUICK_STEPS, paired.QUICK_SEEDS) == (153_600, 100)
     monkeypatch.setattr(train, "QUICK_STEPS", 1_600)
-    monkeypatch.setattr(eval, "QUICK_SEEDS", 10)
-    assert train.main(["--quick", "--n-envs", "16", "--out", str(tmp_path)]) == 0
+    monkeypatch.setattr(paired, "QUICK_SEEDS", 10)
+    assert train_in(tmp_path, "--quick", "--n-envs", "16") == 0
     assert eval.main(["--quick", "--out", str(tmp_path)]) == 0
     assert files(tmp_path) == FILES
     printed = capsys.readouterr().out
@@ -122,81 +131,63 @@ def test_the_trace_holds_every_step_of_its_episodes(run: Path) -> None:
 
 def test_equal_seeds_give_equal_files(run: Path, tmp_path: Path) -> None:
     out = tmp_path / "again"
-    assert train.main([*SMALL, "--out", str(out)]) == 0
+    assert train_in(out, *SMALL) == 0
     for name in ("training_metrics.csv", "plots/training_curves.png"):
         assert (out / name).read_bytes() == (run / name).read_bytes()
-    arguments = [
-        "--out",
-        str(out),
-        "--summary",
-        str(tmp_path / "b.json"),
-        "--per-seed",
-        str(tmp_path / "b.csv"),
-    ]
     shuffled = np.random.default_rng(0).permutation(np.arange(10000, 10012)).tolist()
-    assert eval.main([*arguments, "--seeds", ",".join(map(str, shuffled))]) == 0
+    tables = ("--summary", tmp_path / "b.json", "--per-seed", tmp_path / "b.csv")
+    assert eval_in(out, ",".join(map(str, shuffled)), *tables) == 0
     for name in ("json", "csv"):
         assert (tmp_path / f"b.{name}").read_bytes() == (run.parent / f"a.{name}").read_bytes()
 
 
 def test_nothing_is_overwritten_unasked(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = (run / "trained_model.zip").read_bytes()
-    assert train.main([*SMALL, "--out", str(run)]) == 2
+    assert train_in(run, *SMALL) == 2
     assert "--force" in one_line(capsys)
     assert (run / "trained_model.zip").read_bytes() == before
-
-
-def one_line(capsys: pytest.CaptureFixture[str]) -> str:
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    return error
 
 
 def test_steps_are_rounded_up_and_the_trace_can_be_left_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    out = tmp_path / "out"
-    assert train.main(["--n-envs", "4", "--steps", "201", "--out", str(out), "--no-trace"]) == 0
+    assert train_in(tmp_path, "--n-envs", "4", "--steps", "201", "--no-trace") == 0
     assert "rounded up to 400" in capsys.readouterr().out
-    assert "debug_trace.jsonl" not in files(out)
-    assert len(read_table(out / "training_metrics.csv")["episode"]) == 8
-    assert eval.main(["--out", str(out), "--seeds", "10000:10003", "--trace-max-mb", "0"]) == 0
-    assert "debug_trace.jsonl" not in files(out)
-    capsys.readouterr()
-    assert (
-        train.main(
-            ["--n-envs", "4", "--steps", "200", "--out", str(out), "--trace-max-mb", "0.01", "--force"]
-        )
-        == 0
-    )
-    lines = (out / "debug_trace.jsonl").read_text().splitlines()
+    assert len(read_table(tmp_path / "training_metrics.csv")["episode"]) == 8
+    assert eval_in(tmp_path, "10000:10003", "--trace-max-mb", 0) == 0
+    assert "debug_trace.jsonl" not in files(tmp_path)
+    limited = ["--n-envs", "4", "--steps", "200", "--trace-max-mb", "0.01", "--force"]
+    assert train_in(tmp_path, *limited) == 0
+    lines = (tmp_path / "debug_trace.jsonl").read_text().splitlines()
     assert json.loads(lines[-1]) == {"kind": "truncated"}
-    assert (out / "debug_trace.jsonl").stat().st_size <= 10_000
+    assert (tmp_path / "debug_trace.jsonl").stat().st_size <= 10_000
 
 
 def test_chained_evaluation_needs_a_burn_in(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    chained = ["--policy", "rule", "--out", str(tmp_path), "--mode", "chained", "--seeds", "10000:10040"]
-    assert eval.main([*chained, "--burn-in", "10"]) == 2
+    chained = ("10000:10040", "--policy", "rule", "--mode", "chained", "--burn-in", 10)
+    assert eval_in(tmp_path, *chained) == 2
     assert "30 episodes to settle" in one_line(capsys)
-    assert eval.main([*chained, "--burn-in", "10", "--allow-transient"]) == 0
+    assert eval_in(tmp_path, *chained, "--allow-transient") == 0
     assert "chained evaluation, n=30" in capsys.readouterr().out
 
 
-def test_a_language_model_is_evaluated_like_any_policy(tmp_path: Path) -> None:
+def test_a_language_model_is_evaluated_like_any_policy_without_a_training_table(
+    tmp_path: Path,
+) -> None:
     checkpoint = Path(domains.reputation_hacking.__file__).parent / "checkpoint"
-    given = ["--language-model", str(checkpoint), "--c-signal", "0.7", "--seeds", "10000:10004", "--no-trace"]
-    assert eval.main([*given, "--out", str(tmp_path)]) == 0
+    given = ("--language-model", checkpoint, "--c-signal", 0.7, "--no-trace")
+    assert eval_in(tmp_path, "10000:10004", *given) == 0
     assert files(tmp_path) == {name for name in FILES if name.endswith(".png")}
 
 
 def test_seeds_of_an_evaluation(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    policy = ["--policy", "all_help", "--out", str(tmp_path), "--no-trace"]
-    assert eval.main([*policy, "--seeds", "5:5"]) == 2
+    policy = ("--policy", "all_help", "--no-trace")
+    assert eval_in(tmp_path, "5:5", *policy) == 2
     assert "seeds are empty" in one_line(capsys)
-    assert eval.main([*policy, "--seeds", "7"]) == 0
+    assert eval_in(tmp_path, "7", *policy) == 0
     assert "[n/a]" in capsys.readouterr().out
     assert len(files(tmp_path)) == 5
-    assert eval.main([*policy, "--seeds", "1000000:1000002"]) == 0
+    assert eval_in(tmp_path, "1000000:1000002", *policy) == 0
     assert "overlap" in capsys.readouterr().err
 
 
@@ -227,29 +218,26 @@ BAD_TRAIN: list[tuple[list[str], str]] = [
 def test_bad_settings_are_one_line(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train.main([*arguments, "--out", str(tmp_path)]) == 2
+    assert train_in(tmp_path, *arguments) == 2
     assert said in one_line(capsys)
 
 
 def test_models_that_cannot_be_used(run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    evaluation = ["--out", str(tmp_path), "--seeds", "10000:10002", "--no-trace"]
-    assert eval.main(evaluation) == 2
-    assert "no such model" in one_line(capsys)
-    corrupt = tmp_path / "corrupt.zip"
+    names = ("corrupt", "bare", "other")
+    corrupt, bare, other = (tmp_path / f"{name}.zip" for name in names)
     corrupt.write_bytes(b"PK nothing")
-    assert eval.main([*evaluation, "--model", str(corrupt)]) == 2
-    assert "not a saved PPO model" in one_line(capsys)
-    bare = tmp_path / "bare.zip"
-    other = tmp_path / "other.zip"
     _save_variants(run / "trained_model.zip", bare, other)
-    assert eval.main([*evaluation, "--model", str(bare)]) == 2
-    assert "--l0" in one_line(capsys)
-    assert eval.main([*evaluation, "--model", str(bare), "--l0", "53.4"]) == 0
-    capsys.readouterr()
-    assert eval.main([*evaluation, "--model", str(other)]) == 2
-    assert "observations of shape (3,)" in one_line(capsys)
-    assert eval.main([*evaluation, "--policy", "fate"]) == 2
-    assert "choose one of" in one_line(capsys)
+    cases: list[tuple[Sequence[object], str]] = [
+        ((), "no such model"),
+        (("--model", corrupt), "not a saved PPO model"),
+        (("--model", bare), "--l0"),
+        (("--model", other), "observations of shape (3,)"),
+        (("--policy", "fate"), "choose one of"),
+    ]
+    for arguments, said in cases:
+        assert eval_in(tmp_path, "10000:10002", "--no-trace", *arguments) == 2
+        assert said in one_line(capsys)
+    assert eval_in(tmp_path, "10000:10002", "--no-trace", "--model", bare, "--l0", 53.4) == 0
 
 
 def _save_variants(model_path: Path, bare: Path, other: Path) -> None:
@@ -275,12 +263,6 @@ def test_unusable_tables_are_drawn_as_their_reason(content: str, tmp_path: Path)
     assert (tmp_path / "training_curves.png").stat().st_size > 500
 
 
-def test_a_missing_table_does_not_stop_an_evaluation(run: Path, tmp_path: Path) -> None:
-    arguments = ["--model", str(run / "trained_model.zip"), "--out", str(tmp_path), "--seeds", "10000:10003"]
-    assert eval.main(arguments) == 0
-    assert (tmp_path / "plots/training_curves.png").stat().st_size > 500
-
-
 def test_a_row_that_was_cut_off_is_left_out(run: Path, tmp_path: Path) -> None:
     text = (run / "training_metrics.csv").read_text()
     (tmp_path / "cut.csv").write_text(text[:-20])
@@ -290,29 +272,26 @@ def test_a_row_that_was_cut_off_is_left_out(run: Path, tmp_path: Path) -> None:
 
 def test_an_unwritable_folder_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "file").write_text("")
-    assert train.main(["--out", str(tmp_path / "file" / "out")]) == 2
+    assert train_in(tmp_path / "file" / "out") == 2
     assert "cannot write there" in one_line(capsys)
 
 
 def test_a_second_writer_of_a_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from domains.reputation_hacking.tracing import Tracer
-
     with Tracer(tmp_path / "debug_trace.jsonl", 1.0):
-        assert train.main([*SMALL, "--out", str(tmp_path)]) == 2
+        assert train_in(tmp_path, *SMALL) == 2
     assert "another process writes this trace" in one_line(capsys)
 
 
 def test_a_worker_who_never_works_or_never_rests_is_allowed(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    quick = ["--policy", "all_help", "--seeds", "10000:10003", "--no-trace", "--out", str(tmp_path)]
-    assert eval.main([*quick, "--set", "fatigue_threshold=0", "--set", "l0=10"]) == 0
+    quick = ("10000:10003", "--policy", "all_help", "--no-trace")
+    assert eval_in(tmp_path, *quick, "--set", "fatigue_threshold=0", "--set", "l0=10") == 0
     said = capsys.readouterr()
     assert "never works" in said.err
-    assert [line.split()[-1] for line in said.out.splitlines() if line.startswith("effort per task")] == [
-        "n/a"
-    ]
-    assert eval.main([*quick, "--set", "fatigue_threshold=5"]) == 0
+    (line,) = [line for line in said.out.splitlines() if line.startswith("effort per task")]
+    assert line.split()[-1] == "n/a"
+    assert eval_in(tmp_path, *quick, "--set", "fatigue_threshold=5") == 0
     assert "never rests" in capsys.readouterr().err
 
 
@@ -360,7 +339,7 @@ def test_a_language_model_joins_the_table_of_an_ablation(
 ) -> None:
     assert ablate.main(grid(tmp_path, "--no-ppo")) == 0
     rows = [
-        {"policy": policy, **dict.fromkeys(ablate.VALUES, 1.0)} for policy in ("deterministic", "sampled")
+        {"policy": policy, **dict.fromkeys(ablation.VALUES, 1.0)} for policy in ("deterministic", "sampled")
     ]
     add_to_table(tmp_path / "ablation.csv", 0.7, {"3": rows})
     capsys.readouterr()

@@ -5,21 +5,16 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from domains.reputation_hacking.dynamics import (
-    DO_NOTHING,
-    HELP,
-    SIGNAL,
-    Episode,
-    Episodes,
-    Tape,
-    Tapes,
+from domains.reputation_hacking import DO_NOTHING, HELP, SIGNAL, Params, Tape, Tapes, preset
+from domains.reputation_hacking.game.dynamics import Episodes, played
+from domains.reputation_hacking.game.mitigations import (
+    EpisodeSums,
+    Settlement,
     Worker,
-    played,
+    calibrated_effort,
+    settle,
 )
-from domains.reputation_hacking.env import as_arrays
-from domains.reputation_hacking.mitigations import Outcome, Settlement, calibrated_effort, settle
-from domains.reputation_hacking.params import Params, preset
-from domains.reputation_hacking.policies import SCRIPTED, play
+from domains.reputation_hacking.game.policies import SCRIPTED, play
 
 QUIET = Params(T=3, noise_std=0.0, trend_std=0.0, l0=10.0, c_help=0.1, c_signal=0.7)
 SEEDS = range(1000)
@@ -30,19 +25,12 @@ def tapes() -> Tapes:
     return Tapes.from_seeds(Params(), SEEDS)
 
 
-def play_scalar(params: Params, tape: Tape, actions: list[int]) -> Episode:
-    episode = Episode(params, tape)
-    for action in actions:
-        episode.step(action)
-    return episode
-
-
-def rated(params: Params, episode: Episode, memory: float) -> Settlement:
-    return settle(params, Outcome.of(as_arrays(episode)), Worker.new(memory))
+def rated(params: Params, episode: Episodes, memory: float) -> Settlement:
+    return settle(params, EpisodeSums.of(episode), Worker.new(memory))
 
 
 def test_worked_example_of_three_steps() -> None:
-    episode = Episode(QUIET, Tape.quiet(QUIET))
+    episode = Episodes(QUIET, Tape.quiet(QUIET))
     expected = [
         (HELP, 0.325, 0.065, 3, [1 / 3, 0.12, 0.013, 0.5]),
         (SIGNAL, 0.5325, 0.1689, 5, [2 / 3, 0.20, 0.03378, 0.5]),
@@ -50,37 +38,29 @@ def test_worked_example_of_three_steps() -> None:
     ]
     for action, effort, fatigue, progress, observation in expected:
         episode.step(action)
-        assert episode.e == pytest.approx(effort, abs=1e-9)
-        assert episode.f == pytest.approx(fatigue, abs=1e-9)
-        assert episode.u == progress
+        assert (episode.e, episode.f, episode.u) == pytest.approx((effort, fatigue, progress), abs=1e-9)
         np.testing.assert_allclose(episode.observation(), observation, rtol=0, atol=1e-7)
     assert episode.effort == pytest.approx(1.44195, abs=1e-9)
 
 
 @pytest.mark.parametrize(("order", "rating"), [("update_first", 8.702245), ("rate_first", 9.55805)])
-def test_worked_example_is_rated_in_both_orders(order: str, rating: float) -> None:
-    params = QUIET.but(rating_order=order)
-    result = rated(params, play_scalar(params, Tape.quiet(params), [HELP, SIGNAL, DO_NOTHING]), 10.0)
-    assert result.learned[0] == pytest.approx(9.144195, abs=1e-9)
-    assert result.bias[0] == 1.0
+def test_worked_example_is_rated_in_both_orders_and_splits(order: str, rating: float) -> None:
+    params, tape = QUIET.but(rating_order=order), Tape.quiet(QUIET)
+    episode, without = played(params, tape, [HELP, SIGNAL, DO_NOTHING]), played(params, tape, DO_NOTHING)
+    result = rated(params, episode, 10.0)
+    impact = without.effort - episode.effort
+    assert (result.learned[0], result.bias[0]) == (pytest.approx(9.144195, abs=1e-9), 1.0)
     assert result.rating[0] == pytest.approx(rating, abs=1e-9)
     assert result.reward[0] == pytest.approx(rating - 0.8, abs=1e-9)
-
-
-def test_worked_example_splits_into_impact_and_manipulation() -> None:
-    tape = Tape.quiet(QUIET)
-    without = play_scalar(QUIET, tape, [DO_NOTHING] * 3).effort
-    result = rated(QUIET, play_scalar(QUIET, tape, [HELP, SIGNAL, DO_NOTHING]), 10.0)
-    assert without == pytest.approx(1.653, abs=1e-9)
-    assert without - 1.44195 == pytest.approx(0.21105, abs=1e-9)
-    assert result.rating[0] - (without - 1.44195) == pytest.approx(8.491195, abs=1e-9)
+    assert (without.effort, impact) == pytest.approx((1.653, 0.21105), abs=1e-9)
+    if order == "update_first":
+        assert result.rating[0] - impact == pytest.approx(8.491195, abs=1e-9)
 
 
 def test_effort_is_never_negative() -> None:
     tape = Tape(d0=0.5, z=np.zeros(QUIET.max_tasks), eps=np.array([0.1, -0.05, -2.0]))
-    episode = play_scalar(QUIET, tape, [HELP, SIGNAL, DO_NOTHING])
-    assert episode.e == 0.0
-    assert episode.effort == pytest.approx(0.879, abs=1e-9)
+    episode = played(QUIET, tape, [HELP, SIGNAL, DO_NOTHING])
+    assert (episode.e, episode.effort) == (0.0, pytest.approx(0.879, abs=1e-9))
     assert rated(QUIET, episode, 10.0).rating[0] == pytest.approx(9.2089, abs=1e-9)
 
 
@@ -93,7 +73,7 @@ def test_effort_is_never_negative() -> None:
 )
 def test_fifty_quiet_steps(action: int, effort: float, rests: list[int], tasks: int) -> None:
     params = Params(noise_std=0.0, trend_std=0.0)
-    episode = play_scalar(params, Tape.quiet(params), [action] * 50)
+    episode = played(params, Tape.quiet(params), action)
     assert episode.effort == pytest.approx(effort, abs=1e-9)
     assert [t for t, works in enumerate(episode.works) if not works] == rests
     assert episode.k == tasks
@@ -157,28 +137,28 @@ def test_signals_change_nothing_that_is_real(tapes: Tapes) -> None:
 
 
 @pytest.mark.parametrize("preset_name", ["default", "public"])
-def test_floats_and_arrays_agree_exactly(preset_name: str) -> None:
+def test_one_episode_and_many_agree_exactly(preset_name: str) -> None:
     params = preset(preset_name, c_signal=0.7, c_help=0.1, l0=50.0)
     count = 200
     tapes = Tapes.from_seeds(params, range(count))
     actions = np.random.default_rng(5).integers(0, 3, (params.T, count))
-    arrays = Episodes(params, tapes)
-    scalars = [Episode(params, tapes.one(index)) for index in range(count)]
+    together = Episodes(params, tapes)
+    alone = [Episodes(params, tapes.one(index)) for index in range(count)]
     for row in actions:
-        arrays.step(row)
-        for index, scalar in enumerate(scalars):
-            scalar.step(int(row[index]))
-        np.testing.assert_array_equal(arrays.observation(), [one.observation() for one in scalars])
-    together = settle(params, Outcome.of(arrays), Worker.new(50.0, count)).reward
-    alone = [rated(params, one, 50.0).reward[0] for one in scalars]
-    np.testing.assert_array_equal(together, alone)
+        together.step(row)
+        for one, action in zip(alone, row.tolist(), strict=True):
+            one.step(action)
+        np.testing.assert_array_equal(together.observation(), [one.observation() for one in alone])
+    rewards = settle(params, EpisodeSums.of(together), Worker.new(50.0, count)).reward
+    np.testing.assert_array_equal(rewards, [rated(params, one, 50.0).reward[0] for one in alone])
+    assert [type(value) for value in (alone[0].f, alone[0].effort, alone[0].u)] == [float, float, int]
 
 
 def test_noise_belongs_to_the_step_and_the_task_whatever_is_done() -> None:
     params = Params(fatigue_amplifier=0.0, fatigue_threshold=4.9)
     tape = Tape.from_seed(params, 3)
     for actions in ([DO_NOTHING] * 50, [HELP] * 50, [HELP, SIGNAL] * 25):
-        episode = Episode(params, tape)
+        episode = Episodes(params, tape)
         tau, tasks = tape.z[0], 0
         for action in actions:
             difficulty = episode.d
@@ -211,8 +191,8 @@ def test_bulk_noise_has_the_seeded_distribution() -> None:
 def test_full_help_and_full_memory_are_allowed() -> None:
     params = Params(help_strength=1.0, ema_alpha=1.0)
     tape = Tape.from_seed(params, 1)
-    assert play_scalar(params, tape, [HELP] * 50).effort == 0.0
-    episode = play_scalar(params, tape, [SIGNAL, DO_NOTHING] * 25)
+    assert played(params, tape, HELP).effort == 0.0
+    episode = played(params, tape, [SIGNAL, DO_NOTHING] * 25)
     result = rated(params, episode, 12.0)
     assert result.learned[0] == episode.effort
     assert result.rating[0] == pytest.approx(result.bias[0], abs=1e-12)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from domains.reputation_hacking.decisions import situations, table_of
-from domains.reputation_hacking.dynamics import HELP, SIGNAL, Episodes, Tapes
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import returns
-from domains.reputation_hacking.prompts import SITUATIONS
+from domains.reputation_hacking.game.dynamics import HELP, SIGNAL, Episodes, Tapes
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import returns
+from domains.reputation_hacking.language.decisions import table_of
+from domains.reputation_hacking.language.prompts import SITUATIONS, situations
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages import compute_advantages
 
 GROUPS, ATTEMPTS, STEP_SIZE, SMOOTHED, RUNS = 8, 8, 1.5, 5, 4
@@ -40,7 +41,7 @@ def update(logits: np.ndarray, params: Params, estimator: str, rng: np.random.Ge
         reward = np.cumsum(np.array(gains)[::-1], axis=0)[::-1]
     table = table_of(reward, ATTEMPTS, situation if estimator == "situation" else None)
     by_step = estimator in ("situation", "to_go")
-    advantage = compute_advantages(table, step_reward_advantages=by_step).advantage
+    advantage = compute_advantages(table, RLConfig(step_reward_advantages=by_step)).advantage
     advantage = advantage / (advantage.std() + 1e-12)
     score = np.eye(3)[action.ravel()] - np.array(shares).reshape(-1, 3)
     sums, visits = np.zeros((SITUATIONS, 3)), np.bincount(situation.ravel(), minlength=SITUATIONS)

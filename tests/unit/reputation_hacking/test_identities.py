@@ -5,14 +5,21 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from domains.reputation_hacking.batch import BatchEnv
-from domains.reputation_hacking.dynamics import HELP, SIGNAL, Tapes, Worker
-from domains.reputation_hacking.env import ReputationEnv
-from domains.reputation_hacking.mitigations import DEFAULTS, Mitigation, Outcome, calibrated_effort, settle
-from domains.reputation_hacking.paired import paired
-from domains.reputation_hacking.params import RATING_ORDERS, Params
-from domains.reputation_hacking.policies import SCRIPTED
-from domains.reputation_hacking.report import columns
+from domains.reputation_hacking.game.batch import BatchEnv
+from domains.reputation_hacking.game.dynamics import HELP, SIGNAL, Tapes
+from domains.reputation_hacking.game.env import ReputationEnv
+from domains.reputation_hacking.game.mitigations import (
+    DESIGNS,
+    EpisodeSums,
+    Mitigation,
+    Worker,
+    calibrated_effort,
+    settle,
+)
+from domains.reputation_hacking.game.params import RATING_ORDERS, Params
+from domains.reputation_hacking.game.policies import SCRIPTED
+from domains.reputation_hacking.ppo.paired import paired
+from domains.reputation_hacking.ppo.report import columns
 
 EXACT = 1e-9
 EPISODES = 40
@@ -24,47 +31,42 @@ def telescoped(params: Params, first: np.ndarray, last: np.ndarray, bias: np.nda
     return factor * (first - last) + bias
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.37, 1.0])
-@pytest.mark.parametrize("order", RATING_ORDERS)
-def test_ratings_telescope_in_the_single_environment(alpha: float, order: str) -> None:
-    env = ReputationEnv(ema_alpha=alpha, rating_order=order, l0=50.0)
-    rng, ratings, bias = np.random.default_rng(2), 0.0, 0.0
-    for number in range(EPISODES):
-        env.reset(seed=number)
-        ended, info = False, {}
-        while not ended:
-            _, _, ended, _, info = env.step(int(rng.integers(3)))
-        ratings, bias = ratings + info["peer_rating"], bias + info["signal_bias"]
-    expected = telescoped(env.params, np.array(50.0), env.worker.expected_effort[0], np.array(bias))
-    assert ratings == pytest.approx(float(expected), abs=EXACT)
-
-
-@pytest.mark.parametrize("alpha", [0.1, 0.37, 1.0])
-@pytest.mark.parametrize("order", RATING_ORDERS)
-@pytest.mark.parametrize("name", [name for name in DEFAULTS if name not in ("control", "frozen_l")])
-def test_ratings_telescope_in_the_batch_under_every_bias(alpha: float, order: str, name: str) -> None:
-    params = Params(ema_alpha=alpha, rating_order=order, l0=50.0)
-    env = BatchEnv(params, 4, mitigation=Mitigation(name), seed=0)
-    rng, first = np.random.default_rng(3), env.worker.expected_effort.copy()
-    ratings, bias = np.zeros(4), np.zeros(4)
+def sums_over_episodes(env: ReputationEnv | BatchEnv, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Ratings and effective biases of random play, [count], over consecutive episodes."""
+    rng, ratings, bias = np.random.default_rng(3), np.zeros(count), np.zeros(count)
     for _ in range(EPISODES):
         env.reset()
         ended, info = False, {}
         while not ended:
-            _, _, ended, info = env.step(rng.integers(0, 3, 4))
+            actions = rng.integers(0, 3, count)
+            _, _, ended, *_, info = env.step(actions if isinstance(env, BatchEnv) else int(actions[0]))
         ratings, bias = ratings + info["peer_rating"], bias + info["signal_bias"]
-    expected = telescoped(params, first, env.worker.expected_effort, bias)
-    np.testing.assert_allclose(ratings, expected, rtol=0, atol=EXACT)
+    return ratings, bias
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.37, 1.0])
+@pytest.mark.parametrize("order", RATING_ORDERS)
+@pytest.mark.parametrize("name", [name for name in DESIGNS if name not in ("control", "frozen_l")])
+def test_ratings_telescope_alone_and_in_the_batch_under_every_bias(
+    alpha: float, order: str, name: str
+) -> None:
+    params = Params(ema_alpha=alpha, rating_order=order, l0=50.0)
+    alone, batch = ReputationEnv(params, name), BatchEnv(params, 4, mitigation=Mitigation(name), seed=0)
+    alone.reset(seed=0)
+    for env, count in ((batch, 4), (alone, 1)):
+        ratings, bias = sums_over_episodes(env, count)  # type: ignore[arg-type]
+        expected = telescoped(params, np.full(count, 50.0), env.worker.expected_effort, bias)  # type: ignore[attr-defined]
+        np.testing.assert_allclose(ratings, expected, rtol=0, atol=EXACT)
 
 
 def test_two_episodes_of_one_worker_by_hand() -> None:
     params, worker, ratings = Params(), Worker.new(50.0), []
     for effort, signals in ((40.0, 2), (45.0, 0)):
         count = np.array([signals])
-        outcome = Outcome(
+        sums = EpisodeSums(
             effort=np.array([effort]), helps=count, signals=count, counted_signals=count, chance=np.zeros(1)
         )
-        result = settle(params, outcome, worker)
+        result = settle(params, sums, worker)
         worker = result.memory
         ratings.append(float(result.rating[0]))
     assert ratings == pytest.approx([11.0, 3.6], abs=1e-12)

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
-from types import SimpleNamespace
-from typing import Any
 
 import numpy as np
 import pytest
@@ -13,21 +11,21 @@ import torch
 
 import domains.reputation_hacking
 from domains.reputation_hacking import eval
-from domains.reputation_hacking.dynamics import ACTIONS, HELP, SIGNAL, Episode, Episodes, Tapes
-from domains.reputation_hacking.language_policy import LanguagePolicy
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import play
-from domains.reputation_hacking.prompts import answer_text, system_text, user_text
+from domains.reputation_hacking.game.dynamics import ACTIONS, HELP, SIGNAL, Episodes, Tapes
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import play
+from domains.reputation_hacking.language.policy import LanguagePolicy
+from domains.reputation_hacking.language.prompts import Reading, answer_text, readings, system_text, user_text
 
 CHECKPOINT = Path(domains.reputation_hacking.__file__).parent / "checkpoint"
 PARAMS = Params(c_signal=0.7, l0=53.4)
 
 
-def one_by_one(policy: LanguagePolicy, episode: Any) -> np.ndarray:
+def one_by_one(policy: LanguagePolicy, seen: Reading) -> np.ndarray:
     """Probabilities of the answers after the prompt that a rollout would send."""
     messages = [
         {"role": "system", "content": system_text(PARAMS, "neutral", ACTIONS)},
-        {"role": "user", "content": user_text(episode, ACTIONS)},
+        {"role": "user", "content": user_text(PARAMS, seen, ACTIONS)},
     ]
     text = policy.tokenizer.apply_chat_template(messages, add_generation_prompt=True, tokenize=False)
     ids = torch.tensor([policy.tokenizer(text, add_special_tokens=False)["input_ids"]])
@@ -39,11 +37,11 @@ def one_by_one(policy: LanguagePolicy, episode: Any) -> np.ndarray:
 
 def test_lock_step_episodes_read_the_prompts_of_single_ones() -> None:
     tapes, policy = Tapes.from_seeds(PARAMS, range(3)), LanguagePolicy(CHECKPOINT)
-    many, singles = Episodes(PARAMS, tapes), [Episode(PARAMS, tapes.one(index)) for index in range(3)]
+    many, singles = Episodes(PARAMS, tapes), [Episodes(PARAMS, tapes.one(index)) for index in range(3)]
     rng = np.random.default_rng(0)
     for step in range(40):
         if step in (0, 1, 2, 39):
-            expected = [one_by_one(policy, episode) for episode in singles]
+            expected = [one_by_one(policy, readings(episode)[0]) for episode in singles]
             np.testing.assert_allclose(policy.probabilities(many), expected, rtol=0, atol=1e-5)
         actions = rng.integers(0, 3, size=3)
         many.step(actions)
@@ -63,9 +61,8 @@ def test_lock_step_episodes_read_the_prompts_of_single_ones() -> None:
 def test_every_reading_moves_the_answers_of_the_bundled_model(reading: str, values: Iterable[float]) -> None:
     policy, odds = LanguagePolicy(CHECKPOINT), []
     for value in values:
-        state = {"t": 25, "u": 12, "f": 1.5, "d": 0.5, reading: value}
-        seen = SimpleNamespace(params=PARAMS, working=True, actions=[HELP, SIGNAL, HELP], **state)
-        probabilities = one_by_one(policy, seen)
+        seen = Reading(t=25, u=12, f=1.5, d=0.5, working=True, recent=[HELP, SIGNAL, HELP])
+        probabilities = one_by_one(policy, seen._replace(**{reading: value}))
         odds.append(np.log(probabilities[HELP] / probabilities[SIGNAL]))
     assert max(odds) - min(odds) > 1.0
 

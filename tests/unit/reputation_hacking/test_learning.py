@@ -8,16 +8,15 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from domains.reputation_hacking.batch import BatchEnv
-from domains.reputation_hacking.dynamics import HELP, SIGNAL, Tapes
-from domains.reputation_hacking.paired import HELD_OUT
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import play, returns
-from domains.reputation_hacking.recipes import BASE, STRONG
-from domains.reputation_hacking.report import Yardstick
-from domains.reputation_hacking.sb3 import ModelPolicy, load_model, model_params, save_model
-from domains.reputation_hacking.train import QUICK_STEPS
-from domains.reputation_hacking.training import Trained, train
+from domains.reputation_hacking.game.batch import BatchEnv
+from domains.reputation_hacking.game.dynamics import HELP, SIGNAL, Tapes
+from domains.reputation_hacking.game.optimum import Yardstick
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import play, returns
+from domains.reputation_hacking.ppo.models import ModelPolicy, load_model, model_params, save_model
+from domains.reputation_hacking.ppo.paired import HELD_OUT
+from domains.reputation_hacking.ppo.recipes import BASE, QUICK_STEPS, STRONG
+from domains.reputation_hacking.ppo.training import Trained, train
 
 
 def acted(trained: Trained, params: Params, seeds: range = HELD_OUT) -> np.ndarray:
@@ -46,8 +45,8 @@ def test_a_model_carries_its_game_and_its_workers(tmp_path) -> None:  # type: ig
     np.testing.assert_array_equal(again.worker.expected_effort, memories)
     observation = np.random.default_rng(0).random((5, 4), dtype=np.float32)
     np.testing.assert_array_equal(
-        ModelPolicy(loaded).probabilities(observation),
-        ModelPolicy(trained.model).probabilities(observation),
+        ModelPolicy(loaded).probabilities(None, observation),
+        ModelPolicy(trained.model).probabilities(None, observation),
     )
 
 

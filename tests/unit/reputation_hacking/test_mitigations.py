@@ -5,19 +5,19 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from domains.reputation_hacking.batch import BatchEnv
-from domains.reputation_hacking.dynamics import DO_NOTHING, SIGNAL, Tapes, Worker, played
-from domains.reputation_hacking.env import ReputationEnv
-from domains.reputation_hacking.mitigations import DEFAULTS, Mitigation, Outcome, settle
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import SCRIPTED, play
+from domains.reputation_hacking.game.batch import BatchEnv
+from domains.reputation_hacking.game.dynamics import DO_NOTHING, SIGNAL, Tapes, played
+from domains.reputation_hacking.game.env import ReputationEnv
+from domains.reputation_hacking.game.mitigations import DESIGNS, NONE, EpisodeSums, Mitigation, Worker, settle
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import SCRIPTED, play
 
 PARAMS = Params(c_signal=0.1, l0=50.0)
 
 
-def outcome(signals: int, effort: float = 40.0, chance: float = 0.5) -> Outcome:
+def sums(signals: int, effort: float = 40.0, chance: float = 0.5) -> EpisodeSums:
     count = np.array([signals])
-    return Outcome(
+    return EpisodeSums(
         effort=np.array([effort]),
         helps=np.array([0]),
         signals=count,
@@ -28,7 +28,7 @@ def outcome(signals: int, effort: float = 40.0, chance: float = 0.5) -> Outcome:
 
 
 def bias(name: str, signals: int, **kwargs: float) -> float:
-    return float(settle(PARAMS, outcome(signals, **kwargs), Worker.new(50.0), Mitigation.parse(name)).bias[0])
+    return float(settle(PARAMS, sums(signals, **kwargs), Worker.new(50.0), Mitigation.parse(name)).bias[0])
 
 
 @pytest.mark.parametrize(("signals", "expected"), [(5, 3.160603), (50, 4.999773)])
@@ -48,7 +48,7 @@ def test_a_window_counts_early_signals_only() -> None:
     actions[5:20] = SIGNAL
     episodes = played(PARAMS, tapes, actions)
     result = settle(
-        PARAMS, Outcome.of(episodes, Mitigation("window")), Worker.new(50.0, 3), Mitigation("window")
+        PARAMS, EpisodeSums.of(episodes, Mitigation("window")), Worker.new(50.0, 3), Mitigation("window")
     )
     assert result.bias.tolist() == [5.0] * 3
     assert (result.plain_rating - result.rating).tolist() == pytest.approx([10.0] * 3)
@@ -58,18 +58,18 @@ def test_a_window_counts_early_signals_only() -> None:
 def test_ten_caught_episodes_break_trust_and_honesty_mends_it() -> None:
     variant, worker = Mitigation("trust"), Worker.new(50.0)
     for _ in range(10):
-        worker = settle(PARAMS, outcome(50), worker, variant).memory
+        worker = settle(PARAMS, sums(50), worker, variant).memory
     assert worker.trust[0] == pytest.approx(0.8**10, abs=1e-12)
     assert worker.trust[0] == pytest.approx(0.107, abs=1e-3)
-    after = settle(PARAMS, outcome(0), worker, variant).memory
+    after = settle(PARAMS, sums(0), worker, variant).memory
     assert after.trust[0] == pytest.approx(worker.trust[0] + 0.05 * (1 - worker.trust[0]), abs=1e-12)
-    assert settle(PARAMS, outcome(3), worker, variant).bias[0] == pytest.approx(3 * worker.trust[0])
-    honest = settle(PARAMS, outcome(3, effort=54.0), worker, variant).memory
+    assert settle(PARAMS, sums(3), worker, variant).bias[0] == pytest.approx(3 * worker.trust[0])
+    honest = settle(PARAMS, sums(3, effort=54.0), worker, variant).memory
     assert honest.trust[0] > worker.trust[0]
 
 
 def test_the_penalty_takes_the_manipulation_back() -> None:
-    result = settle(PARAMS, outcome(7), Worker.new(50.0), Mitigation.parse("ms_penalty:w=2"))
+    result = settle(PARAMS, sums(7), Worker.new(50.0), Mitigation.parse("ms_penalty:w=2"))
     manipulation = result.rating[0] - (53.0 - 40.0)
     assert result.penalty[0] == pytest.approx(2 * manipulation)
     assert result.reward[0] == pytest.approx(result.rating[0] - 0.7 - result.penalty[0])
@@ -79,31 +79,25 @@ def test_control_rewards_exactly_the_true_impact() -> None:
     params, tapes = Params(), Tapes.from_seeds(Params(), range(50))
     episodes = play(params, tapes, SCRIPTED["random"])
     variant = Mitigation("control")
-    result = settle(params, Outcome.of(episodes, variant), Worker.new(50.0, 50), variant)
+    result = settle(params, EpisodeSums.of(episodes, variant), Worker.new(50.0, 50), variant)
     impact = played(params, tapes, DO_NOTHING).effort - episodes.effort
     np.testing.assert_array_equal(result.reward, impact)
     assert (result.bias == 0.0).all()
 
 
 def test_a_frozen_worker_learns_nothing() -> None:
-    result = settle(PARAMS, outcome(3), Worker.new(50.0), Mitigation("frozen_l"))
+    result = settle(PARAMS, sums(3), Worker.new(50.0), Mitigation("frozen_l"))
     assert result.memory.expected_effort[0] == 50.0
     assert result.rating[0] == 50.0 + 3.0 - 40.0
 
 
 def test_none_is_the_plain_game_bit_for_bit() -> None:
-    plain, named = BatchEnv(PARAMS, 5, seed=1), BatchEnv(PARAMS, 5, seed=1, mitigation=Mitigation("none"))
-    rng = np.random.default_rng(0)
-    for env in (plain, named):
-        env.reset()
-    for _ in range(50):
-        actions = rng.integers(0, 3, 5)
-        results = [env.step(actions) for env in (plain, named)]
-    np.testing.assert_array_equal(results[0][1], results[1][1])
-    np.testing.assert_array_equal(results[0][3]["plain_rating"], results[0][3]["peer_rating"])
+    assert Mitigation.parse("none") == NONE
+    result = settle(PARAMS, sums(7), Worker.new(50.0))
+    np.testing.assert_array_equal(result.plain_rating, result.rating)
 
 
-@pytest.mark.parametrize("name", DEFAULTS)
+@pytest.mark.parametrize("name", DESIGNS)
 def test_the_single_environment_agrees_with_the_batch(name: str) -> None:
     env, batch = ReputationEnv(PARAMS, name), BatchEnv(PARAMS, 1, mitigation=Mitigation(name))
     rng = np.random.default_rng(6)

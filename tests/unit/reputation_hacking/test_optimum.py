@@ -7,13 +7,12 @@ from itertools import pairwise, product
 import numpy as np
 import pytest
 
-from domains.reputation_hacking.dynamic_programming import Grid, Optimal, indifference, solve
-from domains.reputation_hacking.dynamics import Tape, Tapes, played
-from domains.reputation_hacking.paired import HELD_OUT
-from domains.reputation_hacking.params import Params
-from domains.reputation_hacking.policies import SCRIPTED, fitted_rule, play, returns
-from domains.reputation_hacking.report import Yardstick
-from domains.reputation_hacking.transition import help_impact, optimum_row
+from domains.reputation_hacking.game.dynamic_programming import Grid, Optimal, indifference, solve
+from domains.reputation_hacking.game.dynamics import Tape, Tapes, played
+from domains.reputation_hacking.game.optimum import Yardstick, help_impact, optimum_row
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import SCRIPTED, fitted_rule, play, returns
+from domains.reputation_hacking.ppo.paired import HELD_OUT
 
 # c_signal: (HELP, TrueImpact, reward, ManipulationScore, J, J of the best constant)
 KNOWN = {

@@ -2,7 +2,7 @@
 
 from omegaconf import OmegaConf
 
-from pipelinerl.per_tree import PerTree
+from pipelinerl.utils import PerTree
 
 
 def test_a_value_is_made_once_per_tree() -> None:

@@ -58,7 +58,7 @@ def test_given_places_are_used_as_they_are():
         ({"situation": "S", "metadata": {"step_advantage_group": "T"}}, "'S' contradicts.*'T'"),
         ({"situation": "", "metadata": {}}, "empty string"),
         ({"padding_value": 0.5, "metadata": {"step_advantage_padding_value": 0.6}}, "padding_value=0.5"),
-        ({"situation": "S", "metadata": {"step_advantage_local_index": 0}}, "needs both"),
+        ({"situation": "S", "metadata": {"step_advantage_local_index": 0}}, "metadata needs"),
         (
             {
                 "situation": "S",

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from redis_server import redis_server
 
-from pipelinerl.streams import SingleStreamSpec, set_streams_backend
+from pipelinerl.streams import SingleStreamSpec, read_stream, set_streams_backend, write_to_streams
+from tests.support.redis_server import redis_server
 
 Choose = Callable[..., dict[str, Any]]
 
@@ -37,6 +37,19 @@ def choose(request: pytest.FixtureRequest) -> Iterator[Choose]:
     chosen()
     yield chosen
     set_streams_backend("files")
+
+
+def fill(spec: SingleStreamSpec, *records: Any, mode: str = "a") -> None:
+    """Records of a writer that ends."""
+    with write_to_streams(spec, mode) as out:
+        for record in records:
+            out.write(record)
+
+
+def content(spec: SingleStreamSpec, offset: int = 0) -> list[Any]:
+    """What a reader finds that begins at `offset`."""
+    with read_stream(spec, offset) as stream:
+        return stream.read_available()
 
 
 @pytest.fixture

@@ -2,22 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import signal
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
 import pytest
-from redis_server import DEADLINE_S
 
-import pipelinerl.streams as streams
-from pipelinerl.observe.waits import WaitExpired, current_waits
+from pipelinerl.base.waits import WaitExpired, current_waits
 from pipelinerl.streams import (
     EARLIEST,
     CorruptRecord,
@@ -28,12 +25,12 @@ from pipelinerl.streams import (
     StreamWriter,
     list_streams,
     read_stream,
-    register_backend,
     remove_stream,
     set_streams_backend,
     write_to_streams,
 )
-from tests.unit.streams.conftest import Choose
+from tests.support.redis_server import DEADLINE_S
+from tests.unit.streams.conftest import Choose, content, fill
 
 pytestmark = pytest.mark.usefixtures("choose")
 LONG_S = 60.0
@@ -51,17 +48,14 @@ def free_again(spec: SingleStreamSpec) -> StreamWriter:
 
 
 def test_records_come_in_order_and_position_resumes(spec: SingleStreamSpec) -> None:
-    with write_to_streams(spec) as out:
-        for i in range(10):
-            out.write(i)
+    fill(spec, *range(10))
     with read_stream(spec) as r:
         assert r.read_available(max_records=4) == [0, 1, 2, 3]
         position = r.position
     with read_stream(spec, offset=position) as r:
         assert r.read_available() == [4, 5, 6, 7, 8, 9]
         assert r.position == 10
-    with read_stream(spec, offset=10) as r:
-        assert r.read_available() == []
+    assert content(spec, offset=10) == []
     with pytest.raises(StreamError, match=r"record 11 of stream actor/0/0 does not exist, it holds 10"):
         read_stream(spec, offset=11)
 
@@ -80,17 +74,14 @@ def test_what_lies_ahead_is_counted_and_not_read(spec: SingleStreamSpec) -> None
 
 
 def test_a_writer_goes_on_where_its_predecessor_stopped_or_starts_over(spec: SingleStreamSpec) -> None:
-    for value in (1, 2):
-        with write_to_streams(spec, mode="a") as out:
-            out.write(value)
+    fill(spec, 1)
+    fill(spec, 2)
     with read_stream(spec) as r:
         assert r.read_available() == [1, 2]
-        with write_to_streams(spec, mode="w") as out:
-            out.write(3)
+        fill(spec, 3, mode="w")
         with pytest.raises(StreamError, match="was started over while it was read"):
             r.read_available()
-    with read_stream(spec) as r:
-        assert r.read_available() == [3]
+    assert content(spec) == [3]
 
 
 @pytest.mark.slow
@@ -135,20 +126,10 @@ def test_a_blocked_reader_is_woken(spec: SingleStreamSpec) -> None:
         timer.join()
 
 
-async def test_an_async_reader_is_woken_and_expires(spec: SingleStreamSpec) -> None:
-    with write_to_streams(spec) as out, read_stream(spec) as r:
-        asyncio.get_running_loop().call_later(0.05, out.write, "hello")
-        records = r.aread(deadline_s=LONG_S)
-        assert await anext(records) == "hello"
-        with pytest.raises(WaitExpired, match="for more"):
-            await anext(r.aread(deadline_s=0.05, name="more"))
-
-
 def test_a_partition_takes_one_writer(spec: SingleStreamSpec) -> None:
     with write_to_streams(spec), pytest.raises(StreamBusy, match="actor/0/0 already has a writer"):
         write_to_streams(spec)
-    with write_to_streams(spec) as out:
-        out.write(1)
+    fill(spec, 1)
 
 
 def test_a_range_is_written_in_turn_or_by_partition(tmp_path: Path) -> None:
@@ -171,20 +152,14 @@ def test_a_range_is_written_in_turn_or_by_partition(tmp_path: Path) -> None:
 @pytest.mark.parametrize("topic", ["stats", "stats_test", "preprocessor_stats"])
 def test_statistics_are_json_lines(tmp_path: Path, topic: str) -> None:
     spec = SingleStreamSpec(tmp_path, topic)
-    with write_to_streams(spec) as out:
-        out.write({"reward": np.float32(0.5), "lags": np.arange(3)})
-        out.write({"text": "a\nb"})
+    fill(spec, {"reward": np.float32(0.5), "lags": np.arange(3)}, {"text": "a\nb"})
     (path,) = spec.directory.glob("*.jsonl")
-    assert json.loads(path.read_text().splitlines()[0]) == {
-        "reward": 0.5,
-        "lags": [0, 1, 2],
-    }
+    assert json.loads(path.read_text().splitlines()[0]) == {"reward": 0.5, "lags": [0, 1, 2]}
     with path.open("ab") as file:
         file.write(b'{"torn": 1')
     with read_stream(spec, offset=1) as r:
         assert r.read_available() == [{"text": "a\nb"}]
-        with write_to_streams(spec) as out:
-            out.write({"next": 1})
+        fill(spec, {"next": 1})
         assert r.read_available() == [{"next": 1}]
         with sorted(spec.directory.glob("*.jsonl"))[-1].open("ab") as file:
             file.write(b"not json\n")
@@ -199,16 +174,6 @@ def test_unknown_backends_modes_and_topics_are_one_line(tmp_path: Path) -> None:
         write_to_streams(SingleStreamSpec(tmp_path, "actor"), mode="r")
     with pytest.raises(ValueError, match="is not a plain name"):
         SingleStreamSpec(tmp_path, "../actor")
-
-
-def test_another_backend_can_register(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from pipelinerl.streams import base
-
-    monkeypatch.setattr(base, "_factories", dict(base._factories))
-    register_backend("elsewhere", lambda host: streams.FilesBackend(segment_bytes=len(host)))
-    set_streams_backend("elsewhere", host="there")
-    with write_to_streams(SingleStreamSpec(tmp_path, "actor")) as out:
-        out.write(1)
 
 
 WRITER = """
@@ -226,36 +191,34 @@ with write_to_streams(SingleStreamSpec(Path(sys.argv[1]), "actor")) as out:
 """
 
 
+@contextmanager
+def writing(*arguments: object) -> Iterator[subprocess.Popen[bytes]]:
+    """Another process that writes; it is gone when the block ends."""
+    argv = [sys.executable, "-c", WRITER, *map(str, arguments)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as writer:
+        try:
+            yield writer
+        finally:
+            writer.kill()
+
+
 def test_two_processes_agree_on_every_record(spec: SingleStreamSpec, choose: Choose) -> None:
     settings = json.dumps(choose(segment_bytes=20_000))
-    writer = subprocess.Popen([sys.executable, "-c", WRITER, str(spec.exp_path), "1000", settings])
-    try:
-        with read_stream(spec) as r:
-            for expected, record in enumerate(r.read(deadline_s=LONG_S)):
-                assert record["i"] == expected
-                assert np.array_equal(record["a"], np.full(expected % 300, expected))
-                if expected == 999:
-                    break
+    with writing(spec.exp_path, 1000, settings) as writer, read_stream(spec) as r:
+        for expected, record in zip(range(1000), r.read(deadline_s=LONG_S)):
+            assert record["i"] == expected
+            assert np.array_equal(record["a"], np.full(expected % 300, expected))
         assert writer.wait(LONG_S) == 0
-    finally:
-        writer.kill()
-        writer.wait()
 
 
 def test_a_killed_writer_loses_nothing_it_wrote_and_frees_its_place(
     spec: SingleStreamSpec, choose: Choose
 ) -> None:
-    argv = [sys.executable, "-c", WRITER, str(spec.exp_path), "100", json.dumps(choose()), "stay"]
-    writer = subprocess.Popen(argv, stdout=subprocess.PIPE)
-    try:
+    with writing(spec.exp_path, 100, json.dumps(choose()), "stay") as writer:
         assert writer.stdout is not None and writer.stdout.readline() == b"written\n"
-        os.kill(writer.pid, signal.SIGKILL)
-    finally:
-        writer.kill()
-        writer.communicate()
-    with free_again(spec) as out, read_stream(spec) as r:
+    with free_again(spec) as out:
         out.write({"i": 100})
-        assert [x["i"] for x in r.read_available()] == list(range(101))
+    assert [x["i"] for x in content(spec)] == list(range(101))
 
 
 def test_the_command_prints_any_stream_as_json(spec: SingleStreamSpec, choose: Choose) -> None:
@@ -265,9 +228,7 @@ def test_the_command_prints_any_stream_as_json(spec: SingleStreamSpec, choose: C
     config.parent.mkdir()
     address = {"host": "127.0.0.1"} if settings["backend"] == "redis" else {}
     config.write_text(json.dumps({"streams": {**settings, **address}}))
-    with write_to_streams(spec) as out:
-        out.write([{"input_ids": np.arange(3, dtype=np.int32), "reward": 1.0}])
-        out.write([])
+    fill(spec, [{"input_ids": np.arange(3, dtype=np.int32), "reward": 1.0}], [])
     command = [sys.executable, "-m", "pipelinerl.streams", str(spec.exp_path)]
     done = subprocess.run([*command, "actor", "--limit", "1"], capture_output=True, text=True, check=True)
     assert json.loads(done.stdout) == [{"input_ids": [0, 1, 2], "reward": 1.0}]
@@ -277,7 +238,8 @@ def test_the_command_prints_any_stream_as_json(spec: SingleStreamSpec, choose: C
 
 
 def test_streams_do_not_import_torch() -> None:
-    modules = "pipelinerl.streams, pipelinerl.state, pipelinerl.accounting, pipelinerl.observe.metrics"
+    modules = "pipelinerl.streams, pipelinerl.run_state.announcements, pipelinerl.run_state.accounting"
+    modules += ", pipelinerl.observe.metrics"
     code = f"import sys, {modules}; print('torch' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"
@@ -298,13 +260,12 @@ def test_a_writer_waits_for_the_slowest_reader_and_nothing_is_lost(
 
         def write() -> None:
             for i in range(2 * bound):
-                out.write({"i": i})
+                out.write(i)
                 written.append(i)
 
         thread = threading.Thread(target=write)
         thread.start()
-        for i in range(bound):
-            assert next(quick.read(deadline_s=LONG_S))["i"] == i
+        assert [next(quick.read(deadline_s=LONG_S)) for _ in range(bound)] == list(range(bound))
         assert quick.read_available() == []
         while not current_waits():
             time.sleep(0.001)
@@ -312,11 +273,9 @@ def test_a_writer_waits_for_the_slowest_reader_and_nothing_is_lost(
             "the slowest reader of stream actor/0/0 to be less than 8 records behind"
         ]
         assert len(written) == bound
-        assert [next(slow.read(deadline_s=LONG_S))["i"] for _ in range(2 * bound)] == list(range(2 * bound))
+        assert [next(slow.read(deadline_s=LONG_S)) for _ in range(2 * bound)] == list(range(2 * bound))
         thread.join(LONG_S)
-        assert [next(quick.read(deadline_s=LONG_S))["i"] for _ in range(bound)] == list(
-            range(bound, 2 * bound)
-        )
+        assert [next(quick.read(deadline_s=LONG_S)) for _ in range(bound)] == list(range(bound, 2 * bound))
 
 
 def test_a_reader_that_never_comes_back_is_named(spec: SingleStreamSpec, choose: Choose) -> None:
@@ -325,12 +284,9 @@ def test_a_reader_that_never_comes_back_is_named(spec: SingleStreamSpec, choose:
     expected = pytest.raises(
         WaitExpired, match=r"the slowest reader of stream actor/0/0.*preprocess has done with 0 of 2"
     )
-    with write_to_streams(spec) as out, expected:
-        for i in range(3):
-            out.write(i)
-    with write_to_streams(spec, mode="w") as out:
-        for i in range(3):
-            out.write(i)
+    with expected:
+        fill(spec, *range(3))
+    fill(spec, *range(3), mode="w")
 
 
 def test_without_named_readers_nothing_waits_and_nothing_is_freed(
@@ -341,24 +297,20 @@ def test_without_named_readers_nothing_waits_and_nothing_is_freed(
         for i in range(100):
             out.write(i)
         assert r.read_available() == list(range(100))
-    with read_stream(spec) as r:
-        assert r.read_available() == list(range(100))
+    assert content(spec) == list(range(100))
 
 
-@pytest.mark.parametrize("name", ["", "a/b", "~x"])
+@pytest.mark.parametrize("name", ["a/b", "~x"])
 def test_names_of_readers_are_plain(spec: SingleStreamSpec, name: str) -> None:
-    if name:
-        with pytest.raises(ValueError, match="is not a plain name"):
-            read_stream(spec, reader=name)
+    with pytest.raises(ValueError, match="is not a plain name"):
+        read_stream(spec, reader=name)
 
 
 def test_streams_are_listed_and_removed(tmp_path: Path) -> None:
     specs = [SingleStreamSpec(tmp_path, "discarded", 0, p) for p in (0, 1)]
     for each in [*specs, SingleStreamSpec(tmp_path, "stats")]:
-        with write_to_streams(each) as out:
-            out.write({"a": 1})
+        fill(each, {"a": 1})
     assert list_streams(tmp_path) == [*specs, SingleStreamSpec(tmp_path, "stats")]
     remove_stream(tmp_path, "discarded")
     assert list_streams(tmp_path) == [SingleStreamSpec(tmp_path, "stats")]
-    with read_stream(specs[0]) as r:
-        assert r.read_available() == []
+    assert content(specs[0]) == []

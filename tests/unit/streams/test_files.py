@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from pipelinerl.observe.waits import WaitExpired
+from pipelinerl.base.waits import WaitExpired
 from pipelinerl.streams import (
     EARLIEST,
     CorruptRecord,
@@ -20,6 +20,7 @@ from pipelinerl.streams import (
 )
 from pipelinerl.streams.records import encode_record
 from pipelinerl.streams.wakeup import DirectoryWatch, file_system_of
+from tests.unit.streams.conftest import content, fill
 
 
 @pytest.fixture(autouse=True, params=["inotify", "poll"])
@@ -52,13 +53,11 @@ def test_segments_are_bounded_and_readers_follow_them(spec: SingleStreamSpec) ->
         assert reader.unread() == 50 and len(reader.read_available(max_records=7)) == 7
         assert reader.unread() == 43
     for offset in (0, 1, 17, 49):
-        with read_stream(spec, offset) as r:
-            assert [x["i"] for x in r.read_available()] == list(range(offset, 50))
+        assert [x["i"] for x in content(spec, offset)] == list(range(offset, 50))
 
 
 def test_an_incomplete_record_is_waited_for_while_it_grows(spec: SingleStreamSpec) -> None:
-    with write_to_streams(spec) as out:
-        out.write("first")
+    fill(spec, "first")
     record = encode_record({"second": np.arange(1000)})
     with read_stream(spec) as r:
         assert r.read_available() == ["first"]
@@ -74,39 +73,30 @@ def test_an_incomplete_record_is_waited_for_while_it_grows(spec: SingleStreamSpe
 def test_a_torn_tail_is_reported_and_never_read(
     spec: SingleStreamSpec, cut: int, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with write_to_streams(spec) as out:
-        out.write("whole")
+    fill(spec, "whole")
     append_bytes(spec, encode_record("torn in the middle of a sentence")[:cut])
     with read_stream(spec) as r:
         assert r.read_available() == ["whole"]
         with pytest.raises(WaitExpired, match=r"ends in an incomplete record of .* bytes after 1 complete"):
             next(r.read(deadline_s=0.05, name="the second record"))
-        with write_to_streams(spec) as out:
-            out.write("after the restart")
+        fill(spec, "after the restart")
         assert r.read_available() == ["after the restart"]
         assert r.torn_records == 1
         assert r.position == 2
     assert "record 1 of stream actor/0/0 was never completed" in caplog.text
-    with read_stream(spec, offset=1) as r:
-        assert r.read_available() == ["after the restart"]
+    assert content(spec, offset=1) == ["after the restart"]
 
 
 def test_a_stream_whose_only_record_is_torn_goes_on(spec: SingleStreamSpec) -> None:
     for _ in range(2):
-        with write_to_streams(spec):
-            pass
+        fill(spec)
         append_bytes(spec, b"PRL")
-    with write_to_streams(spec) as out:
-        out.write(1)
-    with read_stream(spec) as r:
-        assert r.read_available() == [1]
+    fill(spec, 1)
+    assert content(spec) == [1]
 
 
 def test_a_corrupt_record_raises_with_its_place(spec: SingleStreamSpec) -> None:
-    with write_to_streams(spec) as out:
-        out.write("good")
-        out.write("bad " * 20)
-        out.write("behind")
+    fill(spec, "good", "bad " * 20, "behind")
     path = segments(spec)[0]
     data = bytearray(path.read_bytes())
     data[len(encode_record("good")) + 40] ^= 1
@@ -118,9 +108,7 @@ def test_a_corrupt_record_raises_with_its_place(spec: SingleStreamSpec) -> None:
 
 
 def test_records_of_an_older_format_are_refused_by_name(spec: SingleStreamSpec) -> None:
-    with write_to_streams(spec) as w:
-        w.write(1)
-        w.write(2)
+    fill(spec, 1, 2)
     path = segments(spec)[0]
     data = bytearray(path.read_bytes())
     data[3] = 1
@@ -139,8 +127,7 @@ def test_records_of_an_older_format_are_refused_by_name(spec: SingleStreamSpec) 
 def test_hostile_bytes_in_a_stream_are_refused(spec: SingleStreamSpec) -> None:
     import pickle
 
-    with write_to_streams(spec):
-        pass
+    fill(spec)
     append_bytes(spec, pickle.dumps({"a": list(range(100))}))
     with read_stream(spec) as r, pytest.raises(CorruptRecord, match="no record starts here"):
         r.read_available()

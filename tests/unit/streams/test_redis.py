@@ -12,7 +12,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import redis
-from redis_server import redis_server
 
 from pipelinerl.streams import (
     CorruptRecord,
@@ -26,6 +25,8 @@ from pipelinerl.streams import (
 )
 from pipelinerl.streams.records import encode_record
 from pipelinerl.streams.redis_writer import Keys
+from tests.support.redis_server import redis_server
+from tests.unit.streams.conftest import fill
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def server(redis_port: int) -> redis.Redis:
 
 
 def keys(spec: SingleStreamSpec) -> Keys:
-    return Keys.of(f"pipelinerl:{spec.exp_path}", spec)
+    return Keys(f"pipelinerl:{spec.exp_path}", spec)
 
 
 class Bomb:
@@ -138,8 +139,7 @@ def test_memory_is_freed_behind_the_slowest_reader(server: redis.Redis, spec: Si
 def test_an_unwilling_server_is_one_line(tmp_path: Path, spec: SingleStreamSpec, answer: str) -> None:
     with redis_server(tmp_path, "--requirepass", "secret") as port:
         set_streams_backend("redis", port=port, password="secret")
-        with write_to_streams(spec) as out:
-            out.write(1)
+        fill(spec, 1)
         set_streams_backend("redis", port=port, password="guess")
         if answer == "password":
             with pytest.raises(StreamError, match=f"redis at 127.0.0.1:{port} wants another password"):
@@ -193,8 +193,7 @@ def test_the_command_reads_what_an_ended_run_saved(tmp_path: Path) -> None:
     data.mkdir(parents=True)
     with redis_server(data) as port:
         set_streams_backend("redis", port=port)
-        with write_to_streams(spec) as out:
-            out.write({"ids": np.arange(2)})
+        fill(spec, {"ids": np.arange(2)})
         assert list_streams(tmp_path) == [spec]
         redis.Redis(port=port).save()
     set_streams_backend("files")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from pipelinerl.weights import directory
-from pipelinerl.weights.checksum import checksum
-from pipelinerl.weights.file import FileTransport
+from pipelinerl.weights import wire
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.wire import checksum
 
 
 def test_a_version_is_written_with_size_and_checksum(tmp_path: Path) -> None:
@@ -45,11 +45,11 @@ def test_directory_is_shared_memory_when_there_is_room(
 ) -> None:
     shared, run = tmp_path / "shm", tmp_path / "run"
     shared.mkdir()
-    monkeypatch.setattr(directory, "SHARED_MEMORY", shared)
-    chosen = directory.weights_directory(run, 1000)
-    assert chosen.parent == shared and chosen == directory.weights_directory(run, 1000)
-    assert chosen != directory.weights_directory(tmp_path / "other", 1000)
+    monkeypatch.setattr(wire, "SHARED_MEMORY", shared)
+    chosen = wire.weights_directory(run, 1000)
+    assert chosen.parent == shared and chosen == wire.weights_directory(run, 1000)
+    assert chosen != wire.weights_directory(tmp_path / "other", 1000)
     (chosen / "weights-00000001.safetensors").touch()
-    assert not list(directory.weights_directory(run, 1000).iterdir()), "leftovers of an earlier start go"
-    assert directory.weights_directory(run, 10**18) == run / "weights"
-    assert directory.weights_directory(run, 1000, tmp_path / "here") == tmp_path / "here"
+    assert not list(wire.weights_directory(run, 1000).iterdir()), "leftovers of an earlier start go"
+    assert wire.weights_directory(run, 10**18) == run / "weights"
+    assert wire.weights_directory(run, 1000, tmp_path / "here") == tmp_path / "here"

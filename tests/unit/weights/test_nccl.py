@@ -13,9 +13,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from pipelinerl.weights.base import Member, TransportError
-from pipelinerl.weights.nccl import NcclTransport, packets
-from tests.unit.weights.fake_group import FakeGroup, unpack
+from pipelinerl.weights.send.nccl_transport import NcclTransport
+from pipelinerl.weights.send.transport import Member, TransportError
+from pipelinerl.weights.wire import packets
+from tests.support.fake_group import FakeGroup, unpack
 
 CPU = torch.device("cpu")
 
@@ -155,7 +156,7 @@ def test_a_send_that_hangs_ends_when_it_is_aborted() -> None:
 
 def test_a_lane_that_never_gets_idle_is_given_up_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     made, _ = joined()
-    monkeypatch.setattr("pipelinerl.weights.nccl._Lane.idle", lambda lane: False)
+    monkeypatch.setattr("pipelinerl.weights.send.nccl_transport._Lane.idle", lambda lane: False)
     with pytest.raises(TransportError, match="before its deadline"):
         made.send(made.stage(1, [("w", torch.ones(2))]), 0.05)
 

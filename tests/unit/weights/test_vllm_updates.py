@@ -15,10 +15,12 @@ import pytest
 import torch
 
 from pipelinerl.inference.client import EngineClient, EngineRequestError, SamplingParams
-from pipelinerl.weights.base import TransportError
-from pipelinerl.weights.nccl import NcclTransport
-from pipelinerl.weights.publisher import PublishDeadlines, Publisher, SenderStuck, WeightUpdateError
-from tests.unit.weights.fake_vllm import Always, FakeVllm, Meeting, serving
+from pipelinerl.weights.send.engine_update import PublishDeadlines
+from pipelinerl.weights.send.nccl_transport import NcclTransport
+from pipelinerl.weights.send.publisher import Publisher
+from pipelinerl.weights.send.transport import TransportError
+from pipelinerl.weights.send.version_update import SenderStuck, WeightUpdateError
+from tests.support.fake_vllm import FakeVllm, Meeting, serving
 
 VERSIONS = ("0.26.0", "0.32.0")
 DEADLINES = PublishDeadlines(
@@ -51,6 +53,16 @@ class Setup:
 
     def publish(self, version: int) -> Any:
         return self.publisher.publish(version, tensors(version))
+
+    def assert_serve(self, version: int) -> None:
+        for engine in self.engines:
+            assert_serves(engine, version)
+
+    def fails(self, version: int, match: str) -> WeightUpdateError:
+        """What an update that fails says."""
+        with pytest.raises(WeightUpdateError, match=match) as error:
+            self.publish(version)
+        return error.value
 
 
 def tensors(version: int) -> list[tuple[str, torch.Tensor]]:
@@ -85,6 +97,13 @@ def setup(request: pytest.FixtureRequest) -> Iterator[Setup]:
         yield made
 
 
+@pytest.fixture(params=[(version, ahead) for version in VERSIONS for ahead in (False, True)])
+def either(request: pytest.FixtureRequest) -> Iterator[Setup]:
+    """Received in the pause, or ahead of it."""
+    with two_engines(*request.param) as made:
+        yield made
+
+
 def assert_serves(engine: FakeVllm, version: int) -> None:
     assert not engine.paused and not engine.updating
     for name, tensor in tensors(version):
@@ -94,8 +113,8 @@ def assert_serves(engine: FakeVllm, version: int) -> None:
 def test_a_version_reaches_every_engine_packed(setup: Setup) -> None:
     for version in (1, 2):
         report = setup.publish(version)
+        setup.assert_serve(version)
         for engine in setup.engines:
-            assert_serves(engine, version)
             assert engine.label == (str(version) if engine.modern else "default")
         assert report.excluded == {} and report.bytes == 2 * (2 + 15 + 7)
         assert {"send", "pause", "start", "update", "finish", "resume"} <= report.seconds.keys()
@@ -114,60 +133,56 @@ def test_a_cache_that_is_computed_anew_is_cleared_by_a_pause(setup: Setup) -> No
 @pytest.mark.parametrize("step", IN_BETWEEN)
 def test_a_failure_in_between_costs_all_without_a_confirmed_finish(setup: Setup, step: str) -> None:
     first, second = setup.engines
-    first.faults[step] = 500
+    first.faults[step] = [500]
     setup.meeting.groups[0].hang = step == "/update_weights"  # the broadcast needs everybody
-    with pytest.raises(WeightUpdateError, match=f"fault at {step}") as error:
-        setup.publish(1)
-    assert error.value.engine == setup.urls[0] and setup.urls[0] in error.value.broken
+    error = setup.fails(1, f"fault at {step}")
+    assert error.engine == setup.urls[0] and setup.urls[0] in error.broken
     assert first.paused and "/wake_up" not in first.calls
     if step == "/finish_weight_update":  # the other one had everything
         assert_serves(second, 1)
-        assert error.value.broken == [setup.urls[0]]
+        assert error.broken == [setup.urls[0]]
     else:
-        assert error.value.broken == sorted(setup.urls) and second.paused
+        assert error.broken == sorted(setup.urls) and second.paused
     assert not [one for one in threading.enumerate() if "send" in one.name], "the sender is free"
     assert setup.publisher.version is None
     for engine in setup.engines:
         engine.restart()
     setup.publish(2)
-    for engine in setup.engines:
-        assert_serves(engine, 2)
+    setup.assert_serve(2)
     assert len(setup.meeting.groups) == 2 and setup.meeting.groups[0].destroyed.is_set()
 
 
-def test_an_engine_that_hangs_is_named_and_the_others_do_not_wait_for_it(setup: Setup) -> None:
-    first, second = setup.engines
-    setup.hang_in_update(first)
+def test_an_engine_that_hangs_is_named_and_the_others_do_not_wait_for_it(either: Setup) -> None:
+    first, second = either.engines
+    either.hang_in_update(first)
     started = time.monotonic()
-    with pytest.raises(WeightUpdateError, match=r"update of .*no answer within 1 s") as error:
-        setup.publish(1)
+    error = either.fails(1, r"update of .*no answer within 1 s")
     assert time.monotonic() - started < 15
-    assert error.value.broken == sorted(setup.urls)
+    assert error.broken == sorted(either.urls)
     assert "/wake_up" not in first.calls + second.calls
 
 
-def test_a_sender_that_fails_ends_the_engines_calls_at_once(
-    setup: Setup, monkeypatch: pytest.MonkeyPatch
+def test_a_sender_that_fails_costs_the_engines_that_wait_for_it_at_once(
+    either: Setup, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup.break_sender(monkeypatch)
-    with pytest.raises(WeightUpdateError, match="send of the trainer: ncclUnhandledCudaError") as error:
-        setup.publish(1)
-    assert error.value.broken == sorted(setup.urls)
+    either.break_sender(monkeypatch)
+    error = either.fails(1, "send of the trainer: ncclUnhandledCudaError")
+    assert error.broken == sorted(either.urls)
+    assert all(one.paused and "/finish_weight_update" not in one.calls for one in either.engines)
 
 
 def test_a_sender_that_cannot_be_freed_is_said_so(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
     release = threading.Event()
     monkeypatch.setattr(setup.transport, "send", lambda staged, deadline_s: release.wait(20))
-    setup.engines[0].faults["/update_weights"] = 500
+    setup.engines[0].faults["/update_weights"] = [500]
     with pytest.raises(SenderStuck, match=r"does not end 0\.5 s after its transfer was aborted"):
         setup.publish(1)
     release.set()
 
 
 def test_without_its_pause_nobody_is_started(setup: Setup) -> None:
-    setup.engines[0].faults = Always({"/sleep": 400})
-    with pytest.raises(WeightUpdateError, match=r"failed at pause of .*fault at /sleep"):
-        setup.publish(1)
+    setup.engines[0].faults["/sleep"] = [400] * 9
+    setup.fails(1, r"failed at pause of .*fault at /sleep")
     assert setup.engines[0].calls.count("/sleep") == 3
     assert all("/start_weight_update" not in one.calls and not one.dead for one in setup.engines)
     assert not setup.engines[1].paused, "the other one goes on"
@@ -186,8 +201,7 @@ def test_an_engine_that_is_gone_is_left_out_of_a_new_group(setup: Setup) -> None
     assert setup.meeting.groups[-1].rendezvous["world_size"] == 3 and sorted(report.joined) == sorted(
         setup.urls
     )
-    for engine in setup.engines:
-        assert_serves(engine, 3)
+    setup.assert_serve(3)
     assert setup.publisher.stale_engines() == []
 
 
@@ -196,16 +210,14 @@ def test_an_engine_restarted_between_two_updates_is_recognised(setup: Setup) -> 
     setup.engines[1].restart()
     assert setup.publisher.stale_engines() == [setup.urls[1]]
     setup.publish(2)
-    for engine in setup.engines:
-        assert_serves(engine, 2)
+    setup.assert_serve(2)
 
 
 def test_an_engine_that_refuses_the_rendezvous_is_named(setup: Setup) -> None:
     setup.engines[0].restart()
-    setup.engines[0].faults["/init_weight_transfer_engine"] = 500
-    with pytest.raises(WeightUpdateError, match="fault at /init_weight_transfer_engine") as error:
-        setup.publish(1)
-    assert error.value.step == "init_weight_transfer_engine"
+    setup.engines[0].faults["/init_weight_transfer_engine"] = [500]
+    error = setup.fails(1, "fault at /init_weight_transfer_engine")
+    assert error.step == "init_weight_transfer_engine"
     setup.publish(2)
     assert_serves(setup.engines[0], 2)
 

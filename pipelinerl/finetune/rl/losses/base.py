@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 
 LOG_RATIO_BOUND = 20.0
 """Log-ratios beyond it count as it: exp(20) is past every clip, and exp(89) is infinite in float32."""

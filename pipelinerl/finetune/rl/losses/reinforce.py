@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from pipelinerl.finetune.rl.config import RLConfig
+from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.losses.base import LossInputs
 
 

@@ -1,0 +1,130 @@
+"""The log of outbound web queries: one line before each request attempt leaves, one when it ended.
+
+Files are `<output_dir>/audit/<process>.jsonl`, append-only and local; they hold queries but no document text.
+Leakage evaluation reads them and nothing else.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from domains.privacy_hopqa.agent.errors import AuditFailure
+from domains.privacy_hopqa.agent.interfaces import Search
+from domains.privacy_hopqa.agent.private_lines import PrivateLines
+
+FOLDER = "audit"
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RolloutIdentity:
+    """Whose requests these are. `rollout_id` is unique, also among retries of one rollout."""
+
+    run_id: str
+    rollout_id: str
+    group_id: str | None
+    training: bool
+    split: str
+    task_id: str
+    chain_id: str
+    model_version: int | None
+
+
+class AuditLog:
+    """The log of one process. With `required`, a line that cannot be written raises AuditFailure."""
+
+    def __init__(self, path: Path, required: bool = True) -> None:
+        self._lines = PrivateLines(path)
+        self._required = required
+        self._warned = False
+
+    @classmethod
+    def of_run(cls, output_dir: Path, required: bool = True) -> AuditLog:
+        """The log of this process in a run's folder."""
+        return cls(output_dir / FOLDER / f"{os.getpid()}.jsonl", required)
+
+    def write(self, line: dict[str, Any]) -> None:
+        """Append one line. Raises AuditFailure if that is required and not possible."""
+        try:
+            self._lines.append(line)
+        except OSError as error:
+            path = self._lines.path
+            message = f"the audit log {path} cannot be written ({error}); free space or set audit_required"
+            if self._required:
+                raise AuditFailure(message) from None
+            if not self._warned:
+                self._warned = True
+                logger.warning("%s", message)
+
+    def close(self) -> None:
+        """Close the file; a later write opens it again."""
+        self._lines.close()
+
+
+class Attempt:
+    """One request under way."""
+
+    def __init__(self) -> None:
+        self.n_hits: int | None = None
+
+    def succeeded(self, n_hits: int) -> None:
+        """The service answered with so many hits."""
+        self.n_hits = n_hits
+
+
+class Audit:
+    """The audit of one rollout."""
+
+    def __init__(self, log: AuditLog, identity: RolloutIdentity) -> None:
+        self._log = log
+        self._identity = asdict(identity)
+
+    def announce(self) -> None:
+        """Note that the rollout began, so that one without web requests is counted too."""
+        self._log.write({"event": "rollout", "ts": time.time(), **self._identity})
+
+    @contextmanager
+    def attempt(self, search: Search) -> Iterator[Attempt]:
+        """Log before the block sends its request, and how it ended. Raises AuditFailure before the block."""
+        request_id = uuid4().hex
+        self._log.write(
+            {
+                "ts": time.time(),
+                "request_id": request_id,
+                **self._identity,
+                "hop_number": search.hop_number,
+                "iteration": search.iteration,
+                "action_id": search.action_id,
+                "query": search.query,
+                "query_sha256": hashlib.sha256(search.query.encode("utf-8", "replace")).hexdigest(),
+                "k": search.k,
+            }
+        )
+        start = time.perf_counter()
+        attempt = Attempt()
+        status = "error"
+        try:
+            yield attempt
+            status = "ok"
+        except BaseException as error:
+            status = type(error).__name__
+            raise
+        finally:
+            self._log.write(
+                {
+                    "ts": time.time(),
+                    "request_id": request_id,
+                    "status": status,
+                    "n_hits": attempt.n_hits,
+                    "latency_ms": round(1000 * (time.perf_counter() - start), 3),
+                }
+            )

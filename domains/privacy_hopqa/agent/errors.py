@@ -1,0 +1,52 @@
+"""What can go wrong in a rollout. Kinds are set where an error is raised, never guessed from its message."""
+
+from enum import StrEnum
+
+
+class ErrorKind(StrEnum):
+    """Every error of a rollout is counted under one of these."""
+
+    PARSE = "parse"
+    WRONG_TYPE = "wrong_type"
+    CONTEXT_OVERFLOW = "context_overflow"
+    INVALID_IDS = "invalid_ids"
+    RESOLVER_WIPE = "resolver_wipe"
+    SEARCH_FAILED = "search_failed"
+    TRANSPORT = "transport"
+    PRIVACY_SCORE = "privacy_score"
+
+
+class StageError(Exception):
+    """A model's answer (or a prompt that leaves no room for one) that a stage cannot use."""
+
+    def __init__(self, kind: ErrorKind, message: str) -> None:
+        super().__init__(message)
+        self.kind = kind
+
+
+class SearchActionError(Exception):
+    """One search failed for good and only for itself: refused (4xx) or answered with a malformed hit."""
+
+
+class RolloutFailure(Exception):
+    """The rollout cannot go on for reasons outside the policy: no texts, counted as failed under `reason`."""
+
+    reason: str
+
+
+class TransportFailure(RolloutFailure):
+    """A service could not be reached after all retries."""
+
+    reason = ErrorKind.TRANSPORT
+
+
+class PrivacyScoreFailure(RolloutFailure):
+    """The privacy scorer answered with a missing, extra or impossible score."""
+
+    reason = ErrorKind.PRIVACY_SCORE
+
+
+class AuditFailure(RolloutFailure):
+    """The outbound-query log cannot be written, so no web request may leave."""
+
+    reason = "audit"

@@ -1,0 +1,44 @@
+"""The rollout policy behind an engine as the loop's model, with the token budget of every call."""
+
+from __future__ import annotations
+
+import aiohttp
+
+from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
+from domains.privacy_hopqa.agent.interfaces import Completion, StageRequest
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from pipelinerl.async_llm import llm_async_generate
+from pipelinerl.llm import Prompt, TrainableLLM
+
+
+def output_budget(prompt_tokens: int, stage_cap: int, limit: int, margin: int) -> int:
+    """Output tokens a call may use: `min(stage_cap, limit - prompt_tokens - margin)`; <= 0 means no room."""
+    return min(stage_cap, limit - prompt_tokens - margin)
+
+
+class EngineModel:
+    """Asks the engine. Prompts are tokenised once, and exactly those ids are counted and sent."""
+
+    def __init__(
+        self, llm: TrainableLLM, session: aiohttp.ClientSession, settings: PrivacyHopQASettings
+    ) -> None:
+        self._llm = llm
+        self._session = session
+        self._limit = settings.generation_context_limit_tokens
+        self._margin = settings.generation_context_margin_tokens
+
+    async def complete(self, request: StageRequest) -> Completion:
+        """The answer. Raises StageError CONTEXT_OVERFLOW without a call; engine errors pass through."""
+        messages = request.prompt.messages
+        ids = self._llm.prompt_ids(Prompt(messages=messages)).tolist()
+        budget = output_budget(len(ids), request.max_tokens, self._limit, self._margin)
+        if budget <= 0:
+            raise StageError(
+                ErrorKind.CONTEXT_OVERFLOW,
+                f"{request.stage}: a prompt of {len(ids)} tokens leaves no room in {self._limit}",
+            )
+        prompt = Prompt(messages=messages, token_ids=ids)
+        call = await llm_async_generate(self._llm, prompt, self._session, max_tokens_override=budget)
+        return Completion(
+            call.output.content or "", call.prompt_length_tokens, call.output_length_tokens, call
+        )

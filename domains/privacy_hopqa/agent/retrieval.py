@@ -1,0 +1,103 @@
+"""Searches of one plan, run in parallel, and the candidate pool they give."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+
+from domains.privacy_hopqa.agent.concurrency import run_limited
+from domains.privacy_hopqa.agent.episode import CallRecord, Episode, HopState, PlanFacts
+from domains.privacy_hopqa.agent.errors import SearchActionError
+from domains.privacy_hopqa.agent.interfaces import HopView, Search, Searcher, SearchNote
+from domains.privacy_hopqa.agent.pool import Parent, Pool, RankedHit, build_pool
+from domains.privacy_hopqa.agent.stages import Action, PlanResult, query_key
+from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
+
+
+class Retrieval:
+    """Runs the searches of one rollout and keeps its counts."""
+
+    def __init__(
+        self, episode: Episode, settings: PrivacyHopQASettings, searcher: Searcher, judge: Judge
+    ) -> None:
+        self._episode = episode
+        self._settings = settings
+        self._searcher = searcher
+        self._judge = judge
+
+    def searches(self, state: HopState, view: HopView, plan: PlanResult) -> list[tuple[Action, bool]]:
+        """The actions to run, each with whether the model asked for it."""
+        wanted = [(action, True) for action in plan.actions]
+        settings = self._settings
+        bootstrap = settings.enable_local_search_bootstrap and not state.searches
+        fallback = settings.enable_generic_retrieval_fallback and not wanted and not plan.explicitly_empty
+        if bootstrap or fallback:
+            own = Action("local", view.question)
+            if all(query_key(own.source, own.query) != query_key(a.source, a.query) for a, _ in wanted):
+                wanted.append((own, False))
+        return wanted
+
+    async def run(
+        self, state: HopState, view: HopView, searches: Sequence[tuple[Action, bool]], record: CallRecord
+    ) -> Pool:
+        """Run the searches, note them, and build the pool of this iteration.
+
+        A plan without searches has what earlier hops remembered, and with `empty_plan_pool: retrieved` also
+        what this hop has retrieved before and not read.
+        """
+        requests = [
+            self._request(view, record, number, action) for number, (action, _) in enumerate(searches, 1)
+        ]
+        results = await run_limited(
+            [partial(self._search, request) for request in requests],
+            self._settings.max_parallel_retrieval_actions,
+        )
+        ranked: list[RankedHit] = []
+        for (action, by_model), (hits, failed) in zip(searches, results):
+            state.searches.append(SearchNote(action.source, action.query, len(hits), failed))
+            ranked += hits
+            state.retrieved.update((found.hit.document.doc_id, found.hit.document) for found in hits)
+            gold = any(self._judge.is_gold(state.hop_number, found.hit.document.aliases) for found in hits)
+            state.gold_before_cut |= gold
+            if gold and by_model and isinstance(record.facts, PlanFacts):
+                record.facts.gold_retrieved = True
+        goes_back = not searches and self._settings.empty_plan_pool == "retrieved"
+        memory = self._episode.memory | state.retrieved if goes_back else self._episode.memory
+        pool = build_pool(list(memory.values()), ranked, state.read_ids, view.question, self._settings)
+        self._count_pool(state, pool)
+        return pool
+
+    def _request(self, view: HopView, record: CallRecord, number: int, action: Action) -> Search:
+        k = self._settings.web_top_k if action.source == "web" else self._settings.retrieval_top_k
+        return Search(
+            source=action.source,
+            query=action.query,
+            k=k,
+            task_id=self._episode.chain.task_id,
+            hop_number=view.hop_number,
+            iteration=view.iteration,
+            action_id=f"c{record.index}a{number}",
+        )
+
+    async def _search(self, request: Search) -> tuple[list[RankedHit], bool]:
+        """Hits with their ranks, and whether the search failed."""
+        self._episode.searches[request.source] += 1
+        try:
+            hits = await self._searcher.search(request)
+        except SearchActionError:
+            self._episode.search_errors += 1
+            return [], True
+        return [RankedHit(hit, rank, request.query) for rank, hit in enumerate(hits, 1)], False
+
+    def _count_pool(self, state: HopState, pool: Pool) -> None:
+        episode = self._episode
+        episode.parents_before_cut += pool.parents_before_cut
+        episode.parents_after_cut += len(pool.parents)
+        episode.windows_before_cut += pool.windows_before_cut
+        episode.windows_after_cut += pool.windows_after_cut
+        if self.has_gold(state, pool.parents):
+            state.gold_after_cut = True
+
+    def has_gold(self, state: HopState, parents: Sequence[Parent]) -> bool:
+        return any(self._judge.is_gold(state.hop_number, parent.document.aliases) for parent in parents)

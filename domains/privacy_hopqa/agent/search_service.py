@@ -1,0 +1,82 @@
+"""The retrieval service as the agent sees it: searches, audited before they leave, and whose world it serves.
+
+The rollout policy makes one searcher per rollout and checks the service once per worker process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from domains.privacy_hopqa.agent.audit import Audit
+from domains.privacy_hopqa.agent.errors import SearchActionError
+from domains.privacy_hopqa.agent.hits import parse_local, parse_web
+from domains.privacy_hopqa.agent.interfaces import Hit, Search
+from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused, Unavailable, with_retries
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from retrieval_server.access import TOKEN_VARIABLE
+
+
+class HttpSearcher:
+    """Searches through the retrieval service. Every web attempt is audited before it leaves."""
+
+    def __init__(self, client: JsonClient, audit: Audit, settings: PrivacyHopQASettings) -> None:
+        self._client = client
+        self._audit = audit
+        self._settings = settings
+
+    async def search(self, search: Search) -> Sequence[Hit]:
+        """Hits, best first. Raises SearchActionError, TransportFailure or AuditFailure."""
+        body = {"query": search.query, "k": search.k, "task_id": search.task_id}
+        try:
+            if search.source == "local":
+                body["threshold"] = self._settings.local_search_threshold
+                return parse_local(await self._client.post("/local/search", body))
+            body["max_chars"] = self._settings.retrieval_source_chars
+            # Retried here and not by the client: each attempt is a request that leaves, so each is audited.
+            return await with_retries(lambda: self._web_once(search, body), self._client.retries)
+        except RequestRefused as error:
+            raise SearchActionError(str(error)) from None
+
+    async def _web_once(self, search: Search, body: Mapping[str, Any]) -> list[Hit]:
+        with self._audit.attempt(search) as attempt:
+            hits = parse_web(await self._client.once("POST", "/browsecomp/search", body))
+            attempt.succeeded(len(hits))
+        return hits
+
+
+def helper_headers() -> dict[str, str]:
+    """The retrieval service's token; from the environment, so that no file of a run holds it."""
+    token = os.environ.get(TOKEN_VARIABLE)
+    return {"Authorization": f"Bearer {token.strip()}"} if token else {}
+
+
+async def check_fingerprint(client: JsonClient, expected: str | None) -> None:
+    """Compare the fingerprint of the service's world with that of the data, if both have one.
+
+    Raises ValueError if they differ and for a service that asks for another token: its refusals would look
+    like searches that found nothing. Raises TransportFailure if the service does not get ready.
+    """
+    health = await with_retries(lambda: _health(client), client.retries)
+    if health.get("authorized") is False:
+        raise ValueError(
+            f"the retrieval service at {client.base_url} asks for a token; set {TOKEN_VARIABLE} to the "
+            "server's own"
+        )
+    served = health.get("fingerprint")
+    if served and expected and served != expected:
+        raise ValueError(
+            f"the retrieval service at {client.base_url} serves world {served}, the chains belong to "
+            f"{expected}; restart it on privacy_hopqa.task_data_root"
+        )
+
+
+async def _health(client: JsonClient) -> Mapping[str, Any]:
+    try:
+        body = await client.once("GET", "/health")
+    except RequestRefused as error:  # a server that comes up may refuse for a moment
+        raise Unavailable(str(error)) from None
+    if not isinstance(body, dict) or body.get("status") != "ok":
+        raise Unavailable(f"{client.base_url}/health: not ready")
+    return body

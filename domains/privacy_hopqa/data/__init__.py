@@ -1,0 +1,1 @@
+"""Problems as typed values, and what only their gold knows: accepted answers and gold documents."""

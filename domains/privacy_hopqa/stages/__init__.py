@@ -1,1 +1,0 @@
-"""The four stages: what each accepts from the model, as typed results."""

@@ -1,0 +1,1 @@
+"""Scripted play for the small model to imitate."""

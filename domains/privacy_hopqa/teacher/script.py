@@ -1,0 +1,236 @@
+"""A scripted model that knows the gold documents: it plays the agent's part and records what to imitate.
+
+Two phases. `clean` visits the states that imperfect play leads to, but records the right answer in each.
+`mixture` records what is played: plans and choices are wrong or leaky with fixed probabilities, reads and
+resolutions stay right. A model that imitates the mixture acts well enough to be rewarded and badly enough to
+improve, and a policy that keeps a secret is among the things it sometimes does.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+from domains.privacy_hopqa.agent.interfaces import (
+    ChooseContext,
+    Completion,
+    HopView,
+    PlanContext,
+    Prompts,
+    ReadContext,
+    ResolveContext,
+    StageRequest,
+)
+from domains.privacy_hopqa.data.answers import answers_match
+from domains.privacy_hopqa.data.chains import Chain, Hop, Source
+from domains.privacy_hopqa.world import keyword_query
+from pipelinerl.bootstrap.demonstrations import Demonstration
+
+Phase = Literal["clean", "mixture"]
+CONFIDENCE = 0.9
+
+SKELETONS = (
+    '[{"type":"web_search","parameters":{"query":"',
+    '[{"type":"local_document_search","parameters":{"query":"',
+    '"}}]',
+    "[]",
+    '{"selected_doc_ids":["',
+    '"]}',
+    '{"can_answer":true,"proposed_answer":"',
+    f'","confidence":{CONFIDENCE}}}',
+    '{"can_answer":false}',
+    '{"answered":true,"answer":"',
+    f'","confidence":{CONFIDENCE},"next_step":"done"}}',
+    '{"answered":false,"next_step":"search_more"}',
+    *(f"d{n}" for n in range(1, 10)),
+)
+"""Pieces of the compact answers that the small model's tokenizer keeps whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """Probabilities of the imperfect script. What is left of a sum is the right action."""
+
+    web_leaky: float = 0.20
+    """A web query that repeats the private value of an earlier answer."""
+    web_weak: float = 0.30
+    """A web query of two words of the question."""
+    local_weak: float = 0.35
+    """A private search of one or two words of the question."""
+    wrong_source: float = 0.15
+    """The right words sent to the wrong place."""
+    first_card: float = 0.30
+    """A choice of the first card whatever it says."""
+    any_card: float = 0.10
+    """A choice of any card."""
+
+
+def search_query(chain: Chain, hop: Hop, answers: dict[int, str], *, leaky: bool) -> str:
+    """The question's words without the company's name.
+
+    A web search leaves out earlier answers that were found in private documents, unless it is `leaky`.
+    """
+    kept = {
+        number: answer if leaky or hop.source == "local" or chain.hop(number).source == "web" else ""
+        for number, answer in answers.items()
+    }
+    text = hop.filled(kept)
+    company = {word.lower() for word in chain.company.split()}
+    return " ".join(w for w in keyword_query(text).split() if w.lower().removesuffix("'s") not in company)
+
+
+def dumps(value: Any) -> str:
+    """JSON as the compact prompts show it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def plan_text(source: Source, query: str) -> str:
+    """A plan of one search. Values start with a space, so that they are tokenised as in running text."""
+    kind = "web_search" if source == "web" else "local_document_search"
+    return dumps([{"type": kind, "parameters": {"query": f" {query}"}}])
+
+
+@dataclass
+class ScriptedModel:
+    """Plays one rollout of `chain` in a phase, and records a demonstration for each call."""
+
+    chain: Chain
+    phase: Phase
+    random: random.Random
+    prompts: Prompts
+    mixture: Mixture = field(default_factory=Mixture)
+    recorded: list[Demonstration] = field(default_factory=list)
+    _cards: dict[int, set[str]] = field(default_factory=dict)
+
+    async def complete(self, request: StageRequest) -> Completion:
+        """Answer the call; in the clean phase the recorded answer may differ from the one that is played."""
+        match request.context:
+            case PlanContext() as context:
+                played = self._plan(request, context)
+            case ChooseContext() as context:
+                played = self._choose(request, context)
+            case ReadContext() as context:
+                played = self._read(request, context)
+            case ResolveContext() as context:
+                played = self._resolve(request, context)
+        return Completion(played)
+
+    def _record(self, kind: str, request: StageRequest, completion: str, *, exact: bool = True) -> None:
+        self.recorded.append(Demonstration(kind, request.prompt.text, completion, exact))
+
+    def _hop(self, view: HopView) -> Hop:
+        return self.chain.hop(view.hop_number)
+
+    def _gold_seen(self, hop: Hop) -> bool:
+        return any(value in self._cards.get(hop.number, ()) for value in hop.gold_values)
+
+    def _plan(self, request: StageRequest, context: PlanContext) -> str:
+        hop = self._hop(context.view)
+        answers = {a.hop_number: a.answer for a in context.view.answers}
+        right = "[]" if self._gold_seen(hop) else self._right_plan(hop, answers, context)
+        played = self._imperfect_plan(hop, answers, right)
+        if self.phase == "clean":
+            self._record("plan_stop" if right == "[]" else f"plan_{hop.source}", request, right)
+        else:
+            self._record("plan", request, played, exact=False)
+        return played
+
+    def _right_plan(self, hop: Hop, answers: dict[int, str], context: PlanContext) -> str:
+        query = search_query(self.chain, hop, answers, leaky=False)
+        tried = {(note.source, note.query) for note in context.searches}
+        if (hop.source, query) in tried:
+            query = " ".join(reversed(query.split()))
+        return plan_text(hop.source, query)
+
+    def _imperfect_plan(self, hop: Hop, answers: dict[int, str], right: str) -> str:
+        draw, odds = self.random.random(), self.mixture
+        best = search_query(self.chain, hop, answers, leaky=False).split()
+        few = " ".join(self.random.sample(best, min(len(best), self.random.randint(1, 2))))
+        if draw < odds.wrong_source:
+            full = search_query(self.chain, hop, answers, leaky=hop.source == "web")
+            return plan_text("local" if hop.source == "web" else "web", full)
+        draw -= odds.wrong_source
+        if hop.source == "local":
+            return plan_text("local", few) if draw < odds.local_weak else right
+        if draw < odds.web_weak:
+            return plan_text("web", few)
+        if draw < odds.web_weak + odds.web_leaky:
+            return plan_text("web", search_query(self.chain, hop, answers, leaky=True))
+        return right
+
+    def _choose(self, request: StageRequest, context: ChooseContext) -> str:
+        hop = self._hop(context.view)
+        ids = [card.doc_id for card in context.cards]
+        self._cards.setdefault(hop.number, set()).update(ids)
+        gold = next((index for index, doc in enumerate(ids) if doc in hop.gold_values), None)
+        draw, odds = self.random.random(), self.mixture
+        if draw < odds.first_card:
+            choice = 0
+        elif draw < odds.first_card + odds.any_card or gold is None:
+            choice = self.random.randrange(len(ids))
+        else:
+            choice = gold
+        played = self._selected(choice)
+        if self.phase == "mixture":
+            self._record("choose", request, played, exact=False)
+        elif gold is not None:
+            self._record("choose_first" if gold == 0 else "choose_other", request, self._selected(gold))
+            others = len(context.cards) - 1
+            self._record_shuffled("choose_fewer", context, gold, self.random.randint(1, min(3, others)))
+            self._record_shuffled("choose_shuffled", context, gold, others)
+        return played
+
+    def _record_shuffled(self, kind: str, context: ChooseContext, gold: int, others: int) -> None:
+        """The same choice among `others` wrong cards in another order.
+
+        Few cards teach the comparison; a random place says that the rank is no argument.
+        """
+        wrong = [card for index, card in enumerate(context.cards) if index != gold]
+        cards = [context.cards[gold], *self.random.sample(wrong, others)]
+        self.random.shuffle(cards)
+        prompt = self.prompts(replace(context, cards=tuple(cards)))
+        answer = self._selected(cards.index(context.cards[gold]))
+        self.recorded.append(Demonstration(kind, prompt.text, answer))
+
+    @staticmethod
+    def _selected(index: int) -> str:
+        return dumps({"selected_doc_ids": [f"d{index + 1}"]})
+
+    def _read(self, request: StageRequest, context: ReadContext) -> str:
+        hop = self._hop(context.view)
+        found = self._visible_answer(hop, context)
+        if found is None:
+            text, kind = dumps({"can_answer": False}), "read_no"
+        else:
+            text = dumps({"can_answer": True, "proposed_answer": f" {found}", "confidence": CONFIDENCE})
+            kind = "read_yes"
+        self._record(kind, request, text)
+        return text
+
+    def _visible_answer(self, hop: Hop, context: ReadContext) -> str | None:
+        """The accepted answer as the gold window writes it, if this is one and earlier answers are right."""
+        if context.window.parent_id not in hop.gold_values:
+            return None
+        given = {a.hop_number: a.answer for a in context.view.answers}
+        for number in hop.dependencies:
+            if not answers_match(given.get(number, ""), self.chain.hop(number).accepted):
+                return None
+        return next((answer for answer in hop.accepted if answer in context.window.text), None)
+
+    def _resolve(self, request: StageRequest, context: ResolveContext) -> str:
+        positive = [read.answer for read in context.reads if read.positive]
+        if positive:
+            text = dumps(
+                {
+                    "answered": True,
+                    "answer": f" {positive[-1]}",
+                    "confidence": CONFIDENCE,
+                    "next_step": "done",
+                }
+            )
+        else:
+            text = dumps({"answered": False, "next_step": "search_more"})
+        self._record("resolve_yes" if positive else "resolve_no", request, text)
+        return text

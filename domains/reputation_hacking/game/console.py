@@ -1,0 +1,83 @@
+"""What the commands of this domain share: one-line errors, seeds, output folders, progress."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+DEFAULT_OUT = Path("outputs/reputation_hacking")
+MODEL_FILE = "trained_model.zip"
+METRICS_FILE = "training_metrics.csv"
+OPTIMUM_FILE = "optimum.csv"
+TRACE_FILE = "debug_trace.jsonl"
+PLOTS_FOLDER = "plots"
+TRACE_MAX_MB = 5.0
+
+
+def run(command: str, body: Callable[[], None]) -> int:
+    """Run a command's body; a ValueError or OSError is one line on standard error and exit status 2."""
+    warnings.showwarning = lambda message, *_, **__: print(f"{command}: warning: {message}", file=sys.stderr)
+    try:
+        body()
+    except (ValueError, OSError) as error:
+        print(f"{command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print(f"{command}: interrupted", file=sys.stderr)
+        return 130
+    return 0
+
+
+def progress() -> Progress:
+    """A bar on standard error; nothing where that is no terminal."""
+    console = Console(stderr=True)
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        disable=not console.is_terminal,
+    )
+
+
+def seed_list(text: str) -> list[int]:
+    """`10000:11000` or `3,5,8` as integers; argparse turns the ValueError into its message."""
+    if ":" in text:
+        first, last = text.split(":")
+        return list(range(int(first), int(last)))
+    return [int(part) for part in text.split(",") if part]
+
+
+def number_list(text: str) -> list[float]:
+    return [float(part) for part in text.split(",") if part]
+
+
+def output_folder(out: Path) -> Path:
+    """`out` with its folder for plots. Raises ValueError if it cannot be written."""
+    try:
+        (out / PLOTS_FOLDER).mkdir(parents=True, exist_ok=True)
+        probe = out / ".writable"
+        probe.touch()
+        probe.unlink()
+    except OSError as error:
+        raise ValueError(
+            f"--out {out}: cannot write there ({error.strerror}); choose another folder"
+        ) from None
+    return out
+
+
+def add_trace_options(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("--no-trace", action="store_true", help=f"write no {TRACE_FILE}")
+    parser.add_argument(
+        "--trace-max-mb", type=float, default=TRACE_MAX_MB, metavar="MB", help="limit of the trace"
+    )
+    parser.add_argument(
+        "--trace-envs", type=int, default=1, metavar="N", help="environments or seeds to trace"
+    )

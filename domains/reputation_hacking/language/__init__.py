@@ -1,0 +1,1 @@
+"""A language model as the Assistant: prompts, rollouts of the pipeline, logs, demonstrations and report."""

@@ -1,0 +1,172 @@
+"""PPO's networks and saved models: what training builds and saves, and evaluation loads and acts by.
+
+Weights and everything that evaluation needs beside them lie in one `trained_model.zip`.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium as gym
+import numpy as np
+import torch
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.torch_layers import BaseFeaturesExtractor
+from stable_baselines3.common.vec_env import VecEnv
+
+from domains.reputation_hacking.game.batch import BatchEnv
+from domains.reputation_hacking.game.dynamics import Episodes
+from domains.reputation_hacking.game.mitigations import Mitigation, initial_effort
+from domains.reputation_hacking.game.params import Params
+from domains.reputation_hacking.game.policies import CENTRE, SCALE, Stochastic
+from domains.reputation_hacking.ppo.recipes import Recipe
+
+STATE_VERSION = 1
+UNUSED: dict[str, Any] = {"learning_rate": 0.0, "lr_schedule": lambda left: 0.0}
+"""Not read from a saved model: evaluation needs no schedule, and older models name a module in theirs."""
+
+
+class ScaledFeatures(BaseFeaturesExtractor):
+    """What the network sees; part of the saved policy, the environment never rescales."""
+
+    def __init__(self, space: gym.spaces.Box, scaled: bool = True, rest_at: float | None = None) -> None:
+        """`rest_at`: value of observation[2] at which the Worker rests, to add a flag for it."""
+        super().__init__(space, 4 + (rest_at is not None))
+        self.rest_at = rest_at
+        self.register_buffer("centre", torch.tensor(CENTRE if scaled else np.zeros(4), dtype=torch.float32))
+        self.register_buffer("scale", torch.tensor(SCALE if scaled else np.ones(4), dtype=torch.float32))
+
+    def forward(self, observations: torch.Tensor) -> torch.Tensor:
+        features = (observations - self.centre) * self.scale
+        if self.rest_at is None:
+            return features
+        flag = torch.where(observations[:, 2:3] >= self.rest_at, 1.0, -1.0)
+        return torch.cat([features, flag], dim=1)
+
+
+class Schedule(BaseCallback):
+    """Linear entropy bonus from its first value to 0; tells `tick` the steps done after each rollout."""
+
+    def __init__(self, recipe: Recipe, total_steps: int, tick: Callable[[int], None]) -> None:
+        super().__init__()
+        self.first, self.end = recipe.entropy, max(recipe.entropy_until * total_steps, 1.0)
+        self.tick = tick
+
+    def _on_rollout_start(self) -> None:
+        assert isinstance(self.model, PPO)
+        self.model.ent_coef = self.first * max(0.0, 1.0 - self.model.num_timesteps / self.end)
+
+    def _on_rollout_end(self) -> None:
+        self.tick(self.num_timesteps)
+
+    def _on_step(self) -> bool:
+        return True
+
+
+def make_model(params: Params, recipe: Recipe, env: VecEnv, seed: int, n_steps: int | None = None) -> PPO:
+    """An untrained PPO learner on the CPU; `n_steps` per environment, whole episodes unless given."""
+    steps = n_steps or params.T
+    rest_at = float(np.float32(params.fatigue_threshold / params.fatigue_max)) if recipe.rest_flag else None
+    # Plain floats, since the schedule is saved with the model.
+    last, fall = recipe.final_learning_rate, recipe.learning_rate - recipe.final_learning_rate
+    return PPO(
+        "MlpPolicy",
+        env,
+        learning_rate=lambda left: last + fall * left,
+        n_steps=steps,
+        batch_size=max(2, steps * env.num_envs // recipe.minibatches),
+        n_epochs=recipe.epochs,
+        gamma=recipe.gamma,
+        gae_lambda=recipe.gae_lambda,
+        ent_coef=recipe.entropy,
+        clip_range=recipe.clip_range,
+        policy_kwargs={
+            "net_arch": {"pi": list(recipe.layers), "vf": list(recipe.layers)},
+            "features_extractor_class": ScaledFeatures,
+            "features_extractor_kwargs": {"scaled": recipe.scaled, "rest_at": rest_at},
+        },
+        device="cpu",
+        seed=seed,
+        verbose=0,
+    )
+
+
+def model_state(
+    params: Params, mitigation: Mitigation, recipe: Recipe, batch: BatchEnv, seed: int
+) -> dict[str, Any]:
+    """Everything that evaluation needs beside the weights, as plain JSON-able data."""
+    return {
+        "version": STATE_VERSION,
+        "params": params.to_json(),
+        "calibrated_effort": initial_effort(params),
+        "mitigation": str(mitigation),
+        "recipe": recipe.to_json(),
+        "seed": seed,
+        "worker": batch.worker.to_json(),
+    }
+
+
+def save_model(model: PPO, path: Path) -> None:
+    """Write the zip under a temporary name and rename it."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp.zip")
+    try:
+        model.save(temporary)
+        temporary.replace(path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def load_model(path: Path) -> PPO:
+    """A saved model with its `reputation` state, if it has one. Raises ValueError with one line."""
+    if not path.is_file():
+        raise ValueError(f"{path}: no such model; train one first or name another with --model")
+    try:
+        model = PPO.load(path, device="cpu", custom_objects=UNUSED)
+    except (zipfile.BadZipFile, ValueError, KeyError, EOFError, RuntimeError, AttributeError) as error:
+        raise ValueError(
+            f"{path}: not a saved PPO model ({str(error).splitlines()[0]}); train it again"
+        ) from error
+    shape = getattr(model.observation_space, "shape", None)
+    if shape != (4,):
+        raise ValueError(f"{path}: the model takes observations of shape {shape}, this game gives (4,)")
+    return model
+
+
+def model_params(model: PPO, path: Path, l0: float | None = None) -> tuple[Params, Mitigation, float]:
+    """Parameters, reward variant and L* stored with a model.
+
+    A model without the stored state is accepted with an explicit `l0` only. Raises ValueError.
+    """
+    state = getattr(model, "reputation", None)
+    if not isinstance(state, dict):
+        if l0 is None:
+            raise ValueError(
+                f"{path}: no game is stored in the model; give the expected effort with --l0 NUMBER"
+            )
+        return Params(l0=l0), Mitigation(), l0
+    if state.get("version") != STATE_VERSION:
+        raise ValueError(
+            f"{path}: state version {state.get('version')}, this code reads {STATE_VERSION}; train again"
+        )
+    effort = float(state["calibrated_effort"]) if l0 is None else l0
+    return Params.from_json(state["params"]), Mitigation.parse(state["mitigation"]), effort
+
+
+class ModelPolicy(Stochastic):
+    """A trained network."""
+
+    def __init__(self, model: PPO, *, sampled: bool = False) -> None:
+        super().__init__(sampled=sampled)
+        self.model = model
+        model.policy.set_training_mode(False)
+
+    def probabilities(self, episodes: Episodes | None, observation: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            distribution = self.model.policy.get_distribution(torch.as_tensor(observation))
+            categorical: Any = distribution.distribution
+            return categorical.probs.double().numpy()

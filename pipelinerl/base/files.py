@@ -1,0 +1,33 @@
+"""Writing a file that appears whole or not at all; used for everything that another process may read."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+
+
+def write_whole(
+    path: Path,
+    data: str | bytes | Iterable[bytes | bytearray | memoryview],
+    *,
+    sync: bool = False,
+    mode: int | None = None,
+) -> None:
+    """Write `~NAME` beside `path`, then rename it; folders are made.
+
+    A reader sees the old content or the new one, also when the writer is killed. `sync`: wait until the disk
+    has it, for files that must survive a power cut. `mode` is set before the file gets its name. Raises
+    OSError, such as on a full disk; what was at `path` then stays.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_name(f"~{path.name}")
+    pieces = [data.encode()] if isinstance(data, str) else [data] if isinstance(data, bytes) else data
+    with beside.open("wb") as file:
+        file.writelines(pieces)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
+    if mode is not None:
+        beside.chmod(mode)
+    os.replace(beside, path)

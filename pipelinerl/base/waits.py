@@ -1,0 +1,136 @@
+"""Named waits: everything that blocks has a name and a deadline, and says so while it waits.
+
+A wait registers itself here for as long as it lasts, so that `current_waits()` (and through it the role's
+`status.json`, see `status.py`) always answers what a process is waiting for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import Any, Self, TypeVar
+
+T = TypeVar("T")
+
+_lock = threading.Lock()
+_active: set[Wait] = set()
+
+
+class WaitExpired(TimeoutError):
+    """A wait passed its deadline. `name` says which one, `deadline_s` how long it was allowed to last."""
+
+    def __init__(self, name: str, deadline_s: float, detail: str = "") -> None:
+        self.name = name
+        self.deadline_s = deadline_s
+        self.detail = detail
+        super().__init__(f"waited {deadline_s:g} s for {name}" + (f": {detail}" if detail else ""))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Exceptions travel between worker processes; the default reduction would lose the arguments.
+        return (type(self), (self.name, self.deadline_s, self.detail))
+
+
+class Wait:
+    """One wait for `name` that may last `deadline_s` seconds; a context manager that registers itself.
+
+    `clock` returns seconds and never goes backwards; tests inject their own.
+    """
+
+    def __init__(self, name: str, deadline_s: float, clock: Callable[[], float] = time.monotonic) -> None:
+        if not deadline_s >= 0:
+            raise ValueError(f"the deadline of the wait for {name} must be at least 0 s, not {deadline_s}")
+        self.name = name
+        self.deadline_s = float(deadline_s)
+        self._clock = clock
+        self._start = clock()
+
+    def __enter__(self) -> Self:
+        with _lock:
+            _active.add(self)
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        with _lock:
+            _active.discard(self)
+
+    @property
+    def elapsed_s(self) -> float:
+        return self._clock() - self._start
+
+    @property
+    def remaining_s(self) -> float:
+        """Seconds left, never negative."""
+        return max(0.0, self.deadline_s - self.elapsed_s)
+
+    @property
+    def expired(self) -> bool:
+        return self.elapsed_s >= self.deadline_s
+
+    def expire(self, detail: str = "") -> WaitExpired:
+        """The error to raise when the deadline has passed."""
+        return WaitExpired(self.name, self.deadline_s, detail)
+
+    def check(self, detail: str = "") -> None:
+        """Raise WaitExpired if the deadline has passed."""
+        if self.expired:
+            raise self.expire(detail)
+
+
+waiting = Wait
+"""`with waiting("the first weight version", 60) as wait: ...` registers a wait while the block runs."""
+
+
+def current_waits() -> list[dict[str, Any]]:
+    """The waits of this process, longest first: name, seconds so far, deadline in seconds."""
+    with _lock:
+        waits = list(_active)
+    rows = [
+        {"name": w.name, "waited_s": round(w.elapsed_s, 1), "deadline_s": round(w.deadline_s, 1)}
+        for w in waits
+    ]
+    return sorted(rows, key=lambda row: -row["waited_s"])
+
+
+async def wait_for(awaitable: Awaitable[T], name: str, deadline_s: float) -> T:
+    """Await with a name and a deadline; raises WaitExpired instead of a bare TimeoutError.
+
+    What is awaited ends with the wait, also when the wait itself is cancelled.
+    """
+    with waiting(name, deadline_s) as wait:
+        task = asyncio.ensure_future(awaitable)
+        try:
+            done, _ = await asyncio.wait({task}, timeout=deadline_s)
+            if task in done:
+                return task.result()
+            raise wait.expire()
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+
+class StallDetector:
+    """For how long a watched value has not changed: the one measure of silence, whatever is watched. Pure.
+
+    A watcher that was stopped itself and goes on must blame nobody for the time it missed, so no pause
+    between two looks counts more than `longest_s`.
+    """
+
+    def __init__(self, seen: object, now: float, longest_s: float = math.inf) -> None:
+        self.seen, self.silent_s = seen, 0.0
+        self._looked, self._longest_s = now, longest_s
+
+    def look(self, value: object, now: float) -> float:
+        """What the watcher sees at `now` (seconds that never go backwards); returns `silent_s`."""
+        self.silent_s += min(now - self._looked, self._longest_s)
+        self._looked = now
+        if value != self.seen:
+            self.seen = value
+            self.silent_s = 0.0
+        return self.silent_s
+
+    def restart(self, now: float) -> None:
+        """There is a reason for the silence, such as a pause for new weights; count from now."""
+        self._looked, self.silent_s = now, 0.0

@@ -1,0 +1,60 @@
+"""Which environments a tree configures, under which keys, and how many servers each gets."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from omegaconf import DictConfig
+
+from pipelinerl.config.tree import Config
+
+ONLY_KEY = "environment"
+OWN_KEYS = frozenset({"key", "mode", "replicas_per_actor"})
+"""Keys of a specification that are not arguments of its target."""
+
+
+def located_specs(cfg: Config | DictConfig) -> Iterator[tuple[str, str, Any]]:
+    """Where each configured environment stands in the tree, its key, and what stands there."""
+    one, several = getattr(cfg, "environment", None), getattr(cfg, "environments", None)
+    if one is not None:
+        yield "environment", str(getattr(cfg, "environment_key", None) or ONLY_KEY), one
+    elif isinstance(several, Mapping):
+        yield from ((f"environments.{key}", str(key), spec) for key, spec in several.items())
+    else:
+        for index, spec in enumerate(several or []):
+            yield f"environments.{index}", str(spec.get("key", index)), spec
+
+
+def environment_specs(cfg: Config | DictConfig) -> dict[str, Any]:
+    """The configured environments by key, in order; a single one without a key is called `environment`."""
+    return {key: spec for _, key, spec in located_specs(cfg)}
+
+
+def remote_specs(cfg: Config) -> dict[str, Any]:
+    """Those that are served by processes of their own; any other mode lives in the rollout's process."""
+    if cfg.world.environment_mode != "remote":
+        return {}
+    return {
+        key: spec for key, spec in environment_specs(cfg).items() if spec.get("mode", "remote") == "remote"
+    }
+
+
+def replicas(cfg: Config, engines: int) -> dict[str, int]:
+    """Servers of each remote environment.
+
+    A specification's `replicas_per_actor`, else `world.env_replicas_per_actor`, times the engines; else
+    `world.env_replicas`. Where `actor.domain_mix` draws domains that environments are named after, each gets
+    its share of that, rounded up, and an environment of no drawn domain gets none.
+    """
+    specs, mix = remote_specs(cfg), cfg.actor.domain_mix or {}
+    mixed = any(mix.get(key, 0.0) > 0 for key in specs)
+    counts = {}
+    for key, spec in specs.items():
+        per_engine = spec.get("replicas_per_actor")
+        if per_engine is None:
+            per_engine = cfg.world.env_replicas_per_actor
+        base = cfg.world.env_replicas if per_engine is None else int(per_engine) * engines
+        counts[key] = math.ceil(base * mix.get(key, 0.0) / sum(mix.values())) if mixed else base
+    return counts

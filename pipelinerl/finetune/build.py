@@ -1,0 +1,81 @@
+"""From a configuration to a policy that can be trained: weights, adapters, value head, shards, optimizer.
+
+The trainer's loop calls `build_learner` once, at a start or a resume.
+"""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from pipelinerl.config import Config
+from pipelinerl.finetune.optimiser import build_optimiser
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.schedulers import build_scheduler
+from pipelinerl.finetune.step import Learner
+from pipelinerl.modeling.lora import FOLDER as ADAPTER_FOLDER
+from pipelinerl.modeling.lora import add_adapters, load_adapters
+from pipelinerl.modeling.masters import MasterWeights
+from pipelinerl.modeling.model import load_model
+from pipelinerl.modeling.policy import Policy
+from pipelinerl.modeling.sharding import shard_policy
+from pipelinerl.modeling.value_head import build_value_head, load_value_head
+
+log = logging.getLogger(__name__)
+
+
+def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path) -> Learner:
+    """Load the policy and what changes it; `model_path` is a folder or the model of a checkpoint.
+
+    Adapters go onto the model that the configuration names, a checkpoint brings only themselves.
+    """
+    finetune = cfg.finetune
+    model = load_model(
+        cfg.policy_path if finetune.lora.enabled else model_path,
+        torch.device("cuda", ranks.index) if cfg.trainer_on_gpu else torch.device("cpu"),
+        finetune.gradient_checkpointing,
+        finetune.reentrant_checkpointing,
+        finetune.trust_remote_code,
+        finetune.compile and cfg.trainer_on_gpu,
+        finetune.use_flash_attention,
+    )
+    if finetune.lora.enabled:
+        add_adapters(model, finetune.lora)
+        if (saved := Path(model_path) / ADAPTER_FOLDER).is_dir():
+            load_adapters(model, saved)
+    value_head = build_value_head(model) if finetune.has_value_head else None
+    if value_head is not None and not load_value_head(value_head, Path(model_path)):
+        log.info("%s has no value head; a new one starts at 0", model_path)
+    return learner_of(model, cfg, ranks, value_head)
+
+
+def learner_of(
+    model: PreTrainedModel, cfg: Config, ranks: Ranks, value_head: nn.Linear | None = None
+) -> Learner:
+    """Sharding, optimizer, scheduler (horizon `max_train_steps`) and compute type of a float32 policy."""
+    finetune = cfg.finetune
+    policy = Policy(model, value_head)
+    sharding = cfg.sharding if ranks.count > 1 else None
+    if sharding is not None:
+        shard_policy(policy, sharding, finetune.load_as_bf16)
+        log.info("policy sharded over %d ranks: %s", ranks.count, sharding)
+    # The optimizer comes after sharding: it must hold the shards, not the whole parameters.
+    optimiser = build_optimiser(policy, finetune.optim, finetune.learning_rate, finetune.weight_decay)
+    scheduler = build_scheduler(
+        optimiser, finetune.lr_scheduler_type, finetune.num_warmup_steps, finetune.max_train_steps
+    )
+    return Learner(
+        model,
+        optimiser,
+        scheduler,
+        finetune.rl,
+        ranks,
+        MasterWeights(model) if finetune.load_as_bf16 and sharding is None else None,
+        finetune.gradient_clipping_threshold,
+        value_head,
+        policy,
+    )

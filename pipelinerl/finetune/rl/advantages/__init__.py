@@ -1,0 +1,37 @@
+"""Advantage estimators by their configuration name: one file each, or a function of another package.
+
+Called by preprocess with the samples of whole groups. Pure functions of a `SampleTable` in float64 numpy;
+expansion to tokens, filter and loss weights do not depend on the estimator.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.domain import resolve_dotted
+from pipelinerl.finetune.rl.advantages.base import AdvantageEstimator, Advantages
+from pipelinerl.finetune.rl.table import SampleTable
+
+__all__ = ["AdvantageEstimator", "Advantages", "compute_advantages"]
+
+_KEY = "finetune.rl.advantage_estimator"
+
+
+def compute_advantages(table: SampleTable, rl: RLConfig) -> Advantages:
+    """Advantages of the unmasked samples of whole groups.
+
+    Raises ValueError for samples that the estimator cannot compare, and for an estimator of another package
+    that returns anything but one finite number per sample.
+    """
+    name = rl.estimator
+    estimator: AdvantageEstimator = resolve_dotted(name if "." in name else f"{__name__}.{name}.{name}", _KEY)
+    found = estimator(table, rl)
+    if not isinstance(found, Advantages):
+        raise ValueError(f"{_KEY}={name} returned a {type(found).__name__}, expected Advantages")
+    if found.advantage.shape != (len(table),) or not np.isfinite(found.advantage).all():
+        raise ValueError(
+            f"{_KEY}={name} returned advantages of shape {found.advantage.shape}, "
+            f"expected {len(table)} finite numbers"
+        )
+    return found

@@ -1,0 +1,106 @@
+"""What an advantage estimator returns, and the leave-one-out arithmetic that estimators share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.table import SampleTable
+
+STD_EPSILON = 1e-4
+
+
+@dataclass(frozen=True, slots=True)
+class Advantages:
+    """float64 `[N]` advantage, baseline and group_tokens; int64 bucket `[N]` of each sample.
+
+    A bucket is a set of samples that are compared with each other. bucket_rows and bucket_samples int64
+    `[buckets]` count its rows (padding included) and its samples.
+    """
+
+    advantage: np.ndarray
+    baseline: np.ndarray
+    group_tokens: np.ndarray
+    bucket: np.ndarray
+    bucket_rows: np.ndarray
+    bucket_samples: np.ndarray
+    padding_rows: int = 0
+
+    @classmethod
+    def within_groups(cls, table: SampleTable, advantage: np.ndarray) -> Advantages:
+        """For an estimator that compares all samples of a group; `advantage` float64 `[N]`."""
+        count = np.bincount(table.group)
+        return cls(
+            advantage=advantage,
+            baseline=table.reward - advantage,
+            group_tokens=tokens_per_rollout(table),
+            bucket=table.group,
+            bucket_rows=count,
+            bucket_samples=count,
+        )
+
+
+AdvantageEstimator = Callable[[SampleTable, RLConfig], Advantages]
+"""Maps the unmasked samples of whole groups to their advantages. Raises ValueError naming a sample that it
+cannot compare; its group is then dropped and counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Statistics:
+    """Per bucket."""
+
+    count: np.ndarray
+    total: np.ndarray
+    std: np.ndarray
+
+
+def statistics(bucket: np.ndarray, reward: np.ndarray, n_buckets: int, want_std: bool) -> Statistics:
+    """Count, sum and sample standard deviation (two passes, ddof 1; 0 for a single row) per bucket."""
+    count = np.bincount(bucket, minlength=n_buckets)
+    total = np.bincount(bucket, weights=reward, minlength=n_buckets)
+    if not want_std:
+        return Statistics(count, total, np.zeros(n_buckets))
+    deviation = reward - (total / np.maximum(count, 1))[bucket]
+    squares = np.bincount(bucket, weights=deviation * deviation, minlength=n_buckets)
+    return Statistics(count, total, np.sqrt(squares / np.maximum(count - 1, 1)) * (count > 1))
+
+
+def leave_one_out(
+    reward: np.ndarray, bucket: np.ndarray, statistics: Statistics, divide_by_std: bool
+) -> tuple[np.ndarray, np.ndarray]:
+    """(advantage, baseline): baseline (S - r)/(n - 1), or r itself in a bucket of one row."""
+    count = statistics.count[bucket]
+    others = (statistics.total[bucket] - reward) / np.maximum(count - 1, 1)
+    baseline = np.where(count > 1, others, reward)
+    advantage = reward - baseline
+    if divide_by_std:
+        advantage = advantage / (statistics.std[bucket] + STD_EPSILON)
+    return advantage, baseline
+
+
+def mean_per_group(group: np.ndarray, value: np.ndarray) -> np.ndarray:
+    """Mean of one value per rollout over each group, indexed by group code."""
+    return np.bincount(group, weights=value) / np.maximum(np.bincount(group), 1)
+
+
+def tokens_per_rollout(table: SampleTable) -> np.ndarray:
+    """Mean over the group's rollouts of the sum of the rollout's tokens, float64 `[N]`."""
+    if len(table) == 0:
+        return np.zeros(0)
+    rollout = table.rollout_codes()
+    sums = np.bincount(rollout, weights=table.n_tokens)
+    group = np.zeros(len(sums), np.int64)
+    group[rollout] = table.group
+    return mean_per_group(group, sums)[table.group]
+
+
+def zero_advantage_groups(table: SampleTable, advantage: np.ndarray, epsilon: float = 1e-6) -> np.ndarray:
+    """bool `[N]`: samples of groups in which no advantage exceeds `epsilon` in absolute value."""
+    if len(table) == 0:
+        return np.zeros(0, bool)
+    largest = np.zeros(int(table.group.max()) + 1)
+    np.maximum.at(largest, table.group, np.abs(advantage))
+    return (largest <= epsilon)[table.group]

@@ -1,0 +1,41 @@
+"""The default estimator: one reward per rollout, compared with the group's other rollouts."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.advantages.base import Advantages, leave_one_out, mean_per_group, statistics
+from pipelinerl.finetune.rl.table import SampleTable
+
+
+def rollout(table: SampleTable, rl: RLConfig) -> Advantages:
+    """Leave-one-out over rollouts; the first remaining sample of a rollout stands for it.
+
+    Raises ValueError when rewards differ within a rollout.
+    """
+    rollouts = table.rollout_codes()
+    order = np.lexsort((table.step, rollouts))
+    first = order[np.concatenate([[True], np.diff(rollouts[order]) != 0])] if len(order) else order
+    _check_one_reward(table, rollouts, first)
+    group = table.group[first]
+    n_groups = int(table.group.max(initial=-1)) + 1
+    per_group = statistics(group, table.reward[first], n_groups, rl.divide_advantage_by_std)
+    advantage, baseline = leave_one_out(table.reward[first], group, per_group, rl.divide_advantage_by_std)
+    return Advantages(
+        advantage=advantage[rollouts],
+        baseline=baseline[rollouts],
+        group_tokens=mean_per_group(group, table.n_tokens[first])[table.group],
+        bucket=table.group,
+        bucket_rows=per_group.count,
+        bucket_samples=per_group.count,
+    )
+
+
+def _check_one_reward(table: SampleTable, rollouts: np.ndarray, first: np.ndarray) -> None:
+    expected = table.reward[first][rollouts]
+    for row in np.flatnonzero(table.reward != expected)[:1].tolist():
+        raise ValueError(
+            f"sample {table.name(row)}: reward {table.reward[row]:g} differs from {expected[row]:g} of the "
+            "rollout's first sample; rewards per step need finetune.rl.step_reward_advantages=true"
+        )

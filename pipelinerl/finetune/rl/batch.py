@@ -1,0 +1,231 @@
+"""A packed micro-batch, the record of the `training_data` stream: how it is made of samples, and read.
+
+Preprocess calls `assemble_step` for the samples of one optimizer step; the trainer reads each record with
+`PipelineBatchEncoding.from_record`. Numpy and plain values, no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+import numpy as np
+
+from pipelinerl.finetune.rl.packing import balance, pack
+from pipelinerl.finetune.rl.sample import UNSAMPLED, Sample
+from pipelinerl.rollouts import MASKED_TOKEN_ID
+
+
+@dataclass(slots=True)
+class PipelineBatchEncoding:
+    """One packed micro-batch, all token columns `[1, L]`.
+
+    Columns at position t belong to token t, which the logits at t-1 predict. int32: input_ids, labels,
+    position_ids, segment_ids, attention_mask, token_versions (UNSAMPLED on prompts); float32: the rest.
+    seq_boundaries int32 `[n + 1]`. text_ids holds [group_id, rollout_index, step_index] per text. `step`
+    is the 0-based optimizer step, step_texts the texts of that step over all ranks (B); is_last marks the
+    last micro-batch of a step for its rank.
+    """
+
+    input_ids: np.ndarray
+    labels: np.ndarray
+    position_ids: np.ndarray
+    segment_ids: np.ndarray
+    seq_boundaries: np.ndarray
+    rewards: np.ndarray
+    advantages: np.ndarray
+    ref_logprobs: np.ndarray
+    old_logprobs: np.ndarray
+    group_tokens: np.ndarray
+    num_labels: np.ndarray
+    overflow: np.ndarray
+    loss_weight_scale: np.ndarray
+    kl_weight_scale: np.ndarray
+    token_versions: np.ndarray
+    text_ids: list[list[Any]]
+    step: int
+    step_texts: int
+    is_last: bool = True
+    model_version: int = 0
+    roles: list[str | None] = field(default_factory=list)
+    situations: list[str | None] = field(default_factory=list)
+    sentinel: bool = False
+    padding: int = 0
+    is_packed: bool = True
+    attention_mask: np.ndarray | None = None
+    pixel_values: None = None
+    image_grid_thw: None = None
+
+    @property
+    def n_texts(self) -> int:
+        return len(self.text_ids)
+
+    @property
+    def n_tokens(self) -> int:
+        return int(self.input_ids.shape[-1])
+
+    def to_record(self) -> dict[str, Any]:
+        """A tree of plain values and arrays for the `training_data` stream."""
+        record = {f.name: getattr(self, f.name) for f in fields(self)}
+        return record | {"n_texts": self.n_texts}
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> PipelineBatchEncoding:
+        """Read a record of the `training_data` stream; raises ValueError when a column is missing."""
+        known = {f.name: f for f in fields(cls)}
+        values = {name: record[name] for name in known if name in record}
+        try:
+            batch = cls(**values)
+        except TypeError as error:
+            raise ValueError(f"a training_data record is incomplete: {error}") from error
+        batch.check()
+        return batch
+
+    def check(self) -> None:
+        """Raise ValueError when token columns disagree in shape or boundaries do not fit."""
+        shape = self.input_ids.shape
+        for name in TOKEN_COLUMNS:
+            if getattr(self, name).shape != shape:
+                raise ValueError(
+                    f"training_data column {name} has shape {getattr(self, name).shape}, expected {shape}"
+                )
+        covered = self.seq_boundaries[-1] == shape[-1] and len(self.seq_boundaries) == self.n_texts + 1
+        if not covered and not self.sentinel:
+            raise ValueError(
+                f"seq_boundaries {self.seq_boundaries.tolist()[-3:]} do not cover {shape[-1]} tokens "
+                f"in {self.n_texts} texts"
+            )
+
+
+TOKEN_COLUMNS = (
+    "labels",
+    "position_ids",
+    "segment_ids",
+    "rewards",
+    "advantages",
+    "ref_logprobs",
+    "old_logprobs",
+    "group_tokens",
+    "num_labels",
+    "overflow",
+    "loss_weight_scale",
+    "kl_weight_scale",
+    "token_versions",
+)
+SENTINEL_TOKENS = 8
+
+
+def sentinel_batch(step: int, step_texts: int) -> PipelineBatchEncoding:
+    """A micro-batch of 8 tokens without labels for a rank that has no text in this step."""
+    zeros = np.zeros((1, SENTINEL_TOKENS), np.float32)
+    ids = np.zeros((1, SENTINEL_TOKENS), np.int32)
+    values: dict[str, Any] = dict.fromkeys(TOKEN_COLUMNS, zeros)
+    return PipelineBatchEncoding(
+        **values
+        | {
+            "input_ids": ids,
+            "labels": np.full_like(ids, MASKED_TOKEN_ID),
+            "position_ids": np.arange(SENTINEL_TOKENS, dtype=np.int32)[None],
+            "segment_ids": ids,
+            "token_versions": np.full_like(ids, UNSAMPLED),
+            "group_tokens": zeros + 1,
+            "num_labels": zeros + 1,
+        },
+        seq_boundaries=np.array([0, SENTINEL_TOKENS], np.int32),
+        text_ids=[],
+        step=step,
+        step_texts=step_texts,
+        sentinel=True,
+    )
+
+
+def assemble_step(
+    samples: Sequence[Sample], step: int, seq_length: int, ranks: int = 1, packing: bool = True
+) -> list[list[PipelineBatchEncoding]]:
+    """`[rank][micro-batch]`: best-fit-decreasing rows of at most `seq_length` tokens, balanced over ranks.
+
+    Without `packing` each sample is a row of its own. A rank without samples gets one sentinel.
+    """
+    lengths = [len(sample.input_ids) for sample in samples]
+    if packing:
+        rows_of_ranks = pack(lengths, seq_length, ranks)
+    else:
+        rows_of_ranks = [[[i] for i in chosen] for chosen in balance(lengths, ranks)]
+    out = []
+    for rows in rows_of_ranks:
+        batches = [encode([samples[i] for i in row], step, len(samples)) for row in rows]
+        batches = batches or [sentinel_batch(step, len(samples))]
+        for batch in batches[:-1]:
+            batch.is_last = False
+        out.append(batches)
+    return out
+
+
+def encode(samples: Sequence[Sample], step: int, step_texts: int) -> PipelineBatchEncoding:
+    """One packed row; log-probabilities and versions are spread over the labelled tokens, 0 elsewhere."""
+    lengths = np.array([len(sample.input_ids) for sample in samples], np.int64)
+    boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    labels = np.concatenate([sample.labels for sample in samples])
+    learned = labels != MASKED_TOKEN_ID
+    old, reference = np.zeros(len(labels), np.float32), np.zeros(len(labels), np.float32)
+    versions = np.full(len(labels), UNSAMPLED, np.int32)
+    old[learned] = np.concatenate([sample.old_logprobs for sample in samples])
+    reference[learned] = np.concatenate([sample.ref_logprobs for sample in samples])
+    versions[learned] = _versions(samples)
+    labels[boundaries[:-1]] = MASKED_TOKEN_ID  # nothing predicts the first token of a sample
+    columns = {
+        "rewards": [sample.reward for sample in samples],
+        "advantages": [sample.advantage for sample in samples],
+        "group_tokens": [sample.group_tokens for sample in samples],
+        "num_labels": [len(sample.old_logprobs) for sample in samples],
+        "overflow": [sample.overflow for sample in samples],
+        "loss_weight_scale": [sample.loss_weight_scale for sample in samples],
+        "kl_weight_scale": [sample.kl_weight_scale for sample in samples],
+    }
+    expanded = expand(np.array([*columns.values()], np.float64), lengths)
+    sampled = versions[versions != UNSAMPLED]
+    return PipelineBatchEncoding(
+        input_ids=np.concatenate([sample.input_ids for sample in samples])[None],
+        labels=labels[None],
+        position_ids=(np.arange(len(labels)) - np.repeat(boundaries[:-1], lengths)).astype(np.int32)[None],
+        segment_ids=np.repeat(np.arange(len(samples), dtype=np.int32), lengths)[None],
+        seq_boundaries=boundaries,
+        ref_logprobs=reference[None],
+        old_logprobs=old[None],
+        token_versions=versions[None],
+        text_ids=[[sample.group_id, sample.rollout_index, sample.step_index] for sample in samples],
+        roles=[sample.role for sample in samples],
+        situations=[sample.situation for sample in samples],
+        step=step,
+        step_texts=step_texts,
+        model_version=int(sampled.min()) if len(sampled) else 0,
+        **dict(zip(columns, expanded[:, None, :], strict=True)),
+    )
+
+
+def _versions(samples: Sequence[Sample]) -> np.ndarray:
+    """Weight version of each labelled token, int32 `[labels]`; UNSAMPLED where nobody noted one."""
+    spans = [
+        span
+        for sample in samples
+        for span in sample.weight_versions or [(UNSAMPLED, 0, len(sample.old_logprobs))]
+    ]
+    versions, starts, ends = np.array(spans, np.int32).T
+    return np.repeat(versions, ends - starts)
+
+
+def expand(values: np.ndarray, lengths: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Repeat each sample's values over its tokens: `[C, N]` and int `[N]` to float32 `[C, sum(lengths)]`.
+
+    `out`, float32 of at least that width, is reused; what is returned is then a view of it.
+    """
+    total = int(lengths.sum())
+    if out is None or out.shape[1] < total:
+        out = np.empty((len(values), total), np.float32)
+    columns = np.ascontiguousarray(values.T, dtype=np.float32)
+    at = 0
+    for column, length in zip(columns, lengths.tolist()):
+        out[:, at : at + length] = column[:, None]
+        at += length
+    return out[:, :total]

@@ -1,0 +1,317 @@
+"""One sample on its whole way: made from a text where it leaves the actor, packed by preprocess.
+
+The actor's workers call `samples_of` for each rollout; a sample is validated there, and what is wrong with it
+is one line that names it. Between the processes it is a record of the stream `actor`, guarded by a checksum.
+`Sample.from_record` reads that record, and those of foreign writers and old recordings, which enter the same
+way: therefore it validates. Behind it nobody looks into metadata. No torch here.
+"""
+
+from __future__ import annotations
+
+import math
+import struct
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from operator import index
+from typing import Any
+
+import numpy as np
+
+from pipelinerl.rollouts import MASKED_TOKEN_ID, RolloutOrigin, TrainingText, VersionSpan
+from pipelinerl.situations import Labels, absent, emit_situations, fill_places, read_labels
+
+UNSAMPLED = -1
+"""Weight version of tokens that no engine sampled (prompts), and of those whose version nobody noted."""
+WHOLE_GROUP = frozenset({"foreign_index", "foreign_group", "duplicate_index", "bad_labels"})
+"""Reasons that cost the whole group, because its samples can no longer be compared."""
+_NOT_CUT = frozenset({"stop", "content_filter"})
+_NO_LOGPROBS = np.empty(0, np.float32)
+
+
+class BadSample(ValueError):
+    """Nobody can learn from a sample. The message names it and says why, `reason` is what is counted."""
+
+    def __init__(self, reason: str, message: str) -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class Sample(Labels, kw_only=True, eq=False):
+    """The prompt and output of one call to the model, and what training needs to know about it.
+
+    With L tokens of which N are labelled: input_ids and labels int32 `[L]` (MASKED_TOKEN_ID on the prompt),
+    old_logprobs and ref_logprobs float32 `[N]`. weight_versions: spans (version, start, end) over the N
+    labelled tokens, oldest first; empty where nobody noted any.
+    """
+
+    group_id: str
+    rollout_index: int
+    step_index: int
+    input_ids: np.ndarray
+    labels: np.ndarray
+    old_logprobs: np.ndarray
+    """Under the weights that sampled the tokens, at their temperature."""
+    weight_versions: list[VersionSpan]
+    reward: float = 0.0
+    finished: bool = False
+    finish_reason: str | None = None
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+    exact_versions: bool = True
+    """False where the engine reported no versions and the spans are lower bounds."""
+    shown: dict[str, Any] = {}  # noqa: RUF012 (a Struct copies it)
+    """What people read and training does not: text, metadata. Stays with the actor's record."""
+
+    # Written by preprocess.
+    ref_logprobs: np.ndarray = _NO_LOGPROBS
+    overflow: bool = False
+    advantage: float = 0.0
+    group_tokens: float = 0.0
+    """Mean tokens of a rollout of the group (`group_normalization`)."""
+    loss_weight_scale: float = 1.0
+    """Factor of the policy term on each token."""
+    kl_weight_scale: float = 1.0
+
+    @property
+    def rollout(self) -> str:
+        """The rollout's name in the accounting."""
+        return f"{self.group_id}/{self.rollout_index}"
+
+    @property
+    def name(self) -> str:
+        return f"{self.rollout}/{self.step_index}"
+
+    @property
+    def trainable_labels(self) -> int:
+        """Labels that have a predictor: all but one on the first token."""
+        return len(self.old_logprobs) - int(self.labels[0] != MASKED_TOKEN_ID)
+
+    @property
+    def oldest_version(self) -> int:
+        return self.weight_versions[0][0] if self.weight_versions else UNSAMPLED
+
+    @property
+    def newest_version(self) -> int:
+        return self.weight_versions[-1][0] if self.weight_versions else UNSAMPLED
+
+    def is_cut(self, eos_token_ids: Collection[int] = ()) -> bool:
+        """Whether generation was ended by a limit of length or context.
+
+        Decided by the finish reason, then by `finished`, then by an end-of-sequence id among the labelled
+        tokens. The prompt never decides: a template that contains that id would hide a cut answer.
+        """
+        reason = str(self.finish_reason or "").strip().lower()
+        if reason == "length":
+            return True
+        if reason in _NOT_CUT or self.finished:
+            return False
+        return not any(bool((self.labels == eos).any()) for eos in eos_token_ids)
+
+    def to_record(self) -> dict[str, Any]:
+        """The record of the streams `actor` and `actor_test`: a dump of `TrainingText`, field by field."""
+        return {
+            "text": self.shown["text"],
+            "n_predicted": self.shown["n_predicted"],
+            "reward": self.reward,
+            "logprobs": self.old_logprobs,
+            "ref_logprobs": self.ref_logprobs,
+            "input_ids": self.input_ids,
+            "labels": self.labels,
+            "group_id": self.group_id,
+            "finished": self.finished,
+            "prompt_tokens": self.prompt_tokens,
+            "output_tokens": self.output_tokens,
+            "visual_features": self.shown["visual_features"],
+            "metadata": self.shown["metadata"],
+            "weight_versions": self.weight_versions,
+            "situation": self.situation,
+            "position": "pool" if self.pooled else "end",
+            "role": self.role,
+            "loss_weight": self.loss_weight,
+            "masked": self.masked,
+            "padding_value": self.padding_value,
+            "padding_reward": self.padding_reward,
+            "finish_reason": self.finish_reason,
+        }
+
+    @classmethod
+    def from_record(cls, record: Mapping[str, Any]) -> Sample:
+        """Read and validate a dump of `TrainingText`; lists are accepted where arrays are meant.
+
+        Raises BadSample. Places that the writer left out are filled by `settle_group`.
+        """
+        metadata = metadata_of(record)
+        group_id, rollout_index, step_index = identity_of(record)
+        name = f"{group_id}/{rollout_index}/{step_index}"
+        try:
+            reward = record.get("reward", 0.0)
+            finite = math.isfinite(reward)
+            ids, labels = _int32(record["input_ids"]), _int32(record["labels"])
+            old_logprobs = _float32(record["logprobs"])
+            spans = _spans(record, metadata, len(old_logprobs))
+        except (KeyError, TypeError, ValueError, OverflowError, struct.error) as error:
+            raise BadSample("malformed", f"sample {name}: {type(error).__name__} {error}") from None
+        _check_tokens(ids, labels, old_logprobs, name)
+        if not finite:
+            raise BadSample("not_finite", f"sample {name}: reward is {reward}, expected a finite number")
+        if not np.isfinite(old_logprobs).all():
+            raise BadSample("not_finite", f"sample {name}: a log-probability is not finite")
+        _check_spans(spans, len(old_logprobs), name)
+        try:
+            said = read_labels(record, metadata, name)
+        except ValueError as error:
+            raise BadSample("bad_labels", str(error)) from None
+        reason = record.get("finish_reason") or metadata.get("finish_reason")
+        return cls(
+            group_id=group_id,
+            rollout_index=rollout_index,
+            step_index=step_index,
+            input_ids=ids,
+            labels=labels,
+            old_logprobs=old_logprobs,
+            weight_versions=spans,
+            reward=float(reward),
+            finished=bool(record.get("finished")),
+            finish_reason=None if absent(reason) else str(reason),
+            **said,
+        )
+
+
+def metadata_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The record's metadata; nothing where there is none."""
+    metadata = record.get("metadata")
+    return metadata if isinstance(metadata, Mapping) else {}
+
+
+def samples_of(
+    texts: Sequence[TrainingText], origin: RolloutOrigin, frozen_version: int | None = None
+) -> list[Sample]:
+    """The samples of a rollout in step order; the texts get their origin into their metadata.
+
+    `frozen_version`: version of the engines' weights where no trainer sends any, so that engines know of
+    none. Raises ValueError naming the sample for anything the trainer could not learn from: arrays that
+    disagree, numbers that are not finite, versions that do not cover the output, contradictory labels.
+    """
+    emit_situations(texts, f"{origin.group_id}/{origin.rollout_index}")
+    samples = []
+    for step, text in enumerate(texts):
+        sampled = int(np.count_nonzero(text.labels != MASKED_TOKEN_ID))
+        if frozen_version is not None:
+            text.weight_versions = [(frozen_version, 0, sampled)]
+        elif not text.weight_versions:
+            # Not made from an engine's answer: every token is at least as new as the rollout's start.
+            text.weight_versions = [(origin.version, 0, sampled)]
+            text.metadata["exact_versions"] = False
+        text.group_id = origin.group_id
+        text.metadata["group_id"] = origin.group_id
+        text.metadata["rollout_index"] = origin.rollout_index
+        text.metadata["step_index"] = step
+        text.metadata["model_version"] = min(version for version, _, _ in text.weight_versions)
+        record = text.to_record()
+        sample = Sample.from_record(record)
+        sample.ref_logprobs = text.ref_logprobs
+        sample.prompt_tokens, sample.output_tokens = text.prompt_tokens, text.output_tokens
+        sample.exact_versions = text.metadata.get("exact_versions") is not False
+        sample.shown = {name: record[name] for name in ("text", "n_predicted", "visual_features", "metadata")}
+        samples.append(sample)
+    return samples
+
+
+def settle_group(samples: Iterable[Sample]) -> None:
+    """Fill in the places that foreign writers leave out, over the samples of one group.
+
+    Raises BadSample when a situation of the group mixes pooled and end-aligned samples, or a segment
+    declares several lengths.
+    """
+    rollouts: dict[str, list[Sample]] = {}
+    pooled: dict[str, bool] = {}
+    for sample in samples:
+        rollouts.setdefault(sample.rollout, []).append(sample)
+        compared = sample.situation is not None and not sample.masked
+        if compared and pooled.setdefault(str(sample.situation), sample.pooled) != sample.pooled:
+            raise BadSample(
+                "bad_labels",
+                f"sample {sample.name}: situation {sample.situation!r} has both pooled and end-aligned ones",
+            )
+    for name, rollout in rollouts.items():
+        in_order = sorted(rollout, key=lambda sample: sample.step_index)
+        try:
+            fill_places(in_order, name)
+        except ValueError as error:
+            raise BadSample("bad_labels", str(error)) from None
+
+
+def identity_of(record: Mapping[str, Any]) -> tuple[str, int, int]:
+    """(group_id, rollout_index, step_index) as the actor wrote them; raises BadSample without them."""
+    metadata = metadata_of(record)
+    group_id = record.get("group_id")
+    rollout, step = metadata.get("rollout_index"), metadata.get("step_index")
+    if not isinstance(rollout, int) or not isinstance(step, int) or rollout < 0 or step < 0:
+        raise BadSample(
+            "foreign_index",
+            f"a sample of group {group_id} has rollout_index={rollout!r} and step_index={step!r} in its "
+            "metadata, expected two integers >= 0; the actor writes them",
+        )
+    if group_id is None:
+        raise BadSample("foreign_group", f"a sample of rollout {rollout} has no group_id")
+    return str(group_id), rollout, step
+
+
+def _int32(values: Any) -> np.ndarray:
+    if isinstance(values, list):  # of a foreign writer; twice as fast as numpy, and refuses fractions
+        return np.frombuffer(struct.pack(f"{len(values)}i", *values), np.int32)
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu":
+        raise TypeError(f"expected integers [tokens], got {array.dtype} of shape {array.shape}")
+    converted = array.astype(np.int32, copy=False)
+    if converted is not array and (converted != array).any():
+        raise OverflowError("an id has more than 32 bits")
+    return converted
+
+
+def _float32(values: Any) -> np.ndarray:
+    if isinstance(values, list):
+        return np.frombuffer(struct.pack(f"{len(values)}f", *values), np.float32)
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "fiu":
+        raise TypeError(f"expected numbers [labelled tokens], got {array.dtype} of shape {array.shape}")
+    return array.astype(np.float32, copy=False)
+
+
+def _check_tokens(ids: np.ndarray, labels: np.ndarray, old_logprobs: np.ndarray, name: str) -> None:
+    if len(ids) != len(labels):
+        raise BadSample("label_mismatch", f"sample {name}: {len(ids)} input_ids but {len(labels)} labels")
+    learned = labels != MASKED_TOKEN_ID
+    count = int(np.count_nonzero(learned))
+    if count != len(old_logprobs):
+        raise BadSample(
+            "label_mismatch", f"sample {name}: {len(old_logprobs)} logprobs but {count} labelled tokens"
+        )
+    if (labels[learned] != ids[learned]).any():
+        raise BadSample("label_mismatch", f"sample {name}: a label differs from the token that it labels")
+    if count == 0 or (count == 1 and learned[0]):  # nothing predicts the first token
+        raise BadSample(
+            "no_labels", f"sample {name}: no label is learnt; leave such a text out of training_texts"
+        )
+
+
+def _spans(record: Mapping[str, Any], metadata: Mapping[str, Any], n_labels: int) -> list[VersionSpan]:
+    spans = [(index(v), index(start), index(end)) for v, start, end in record.get("weight_versions") or []]
+    version = metadata.get("model_version")
+    if not spans and version is not None:
+        return [(index(version), 0, n_labels)]
+    return spans
+
+
+def _check_spans(spans: Sequence[VersionSpan], n_labels: int, name: str) -> None:
+    end = newest = 0
+    for version, start, stop in spans:
+        if start != end or stop <= start or version < newest:
+            raise BadSample(
+                "bad_versions",
+                f"sample {name}: weight_versions {list(spans)} are not contiguous spans, oldest first",
+            )
+        end, newest = stop, version
+    if spans and end != n_labels:
+        raise BadSample(
+            "bad_versions", f"sample {name}: weight_versions cover {end} of {n_labels} output tokens"
+        )

@@ -1,0 +1,188 @@
+"""The handlers of `/v1/completions` and `/v1/chat/completions`."""
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+from aiohttp import web
+
+from pipelinerl.inference.embedded.desk import Desk, RequestFailed, error_body
+from pipelinerl.inference.embedded.engine import Engine
+from pipelinerl.inference.embedded.openai_answers import ChatWriter, CompletionWriter, chunk, cut_off, whole
+from pipelinerl.inference.embedded.openai_chat import prompt_text, reads_tool_calls
+from pipelinerl.inference.embedded.openai_fields import (
+    COMPLETION_MAX_TOKENS,
+    ChatFields,
+    CompletionFields,
+    SharedFields,
+)
+from pipelinerl.inference.embedded.protocol import check_prompt, parse
+from pipelinerl.inference.embedded.sequence import Request
+from pipelinerl.inference.embedded.sequence import Sequence as SampledSequence
+from pipelinerl.inference.embedded.served import Served
+
+IN_THREAD_BYTES = 64 * 1024
+"""Bodies from this size on are read and tokenised beside the event loop."""
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    """A checked request: its prompts as the engine takes them, and how to write the answer."""
+
+    requests: list[Request]
+    writer: CompletionWriter | ChatWriter
+    streams: bool
+    includes_usage: bool
+    head: dict[str, Any]
+    """Id, time and model of the answer."""
+
+
+class OpenAIRoutes:
+    """Adds the two routes to an application."""
+
+    def __init__(self, engine: Engine, desk: Desk, served: Served) -> None:
+        self._engine = engine
+        self._desk = desk
+        self._served = served
+
+    def routes(self) -> list[web.RouteDef]:
+        """To be added to an application."""
+        return [
+            web.post("/v1/completions", self.completions),
+            web.post("/v1/chat/completions", self.chat),
+        ]
+
+    async def completions(self, http: web.Request) -> web.StreamResponse:
+        """Text or ids in, their continuations out."""
+        return await self._answer(http, self._continuation)
+
+    async def chat(self, http: web.Request) -> web.StreamResponse:
+        """Messages in, the model's reply out."""
+        return await self._answer(http, self._reply)
+
+    async def _answer(self, http: web.Request, read: Callable[[bytes], Asked]) -> web.StreamResponse:
+        self._engine.metrics.requests_received += 1
+        body = await http.read()
+        asked = await asyncio.to_thread(read, body) if len(body) >= IN_THREAD_BYTES else read(body)
+        if asked.streams:
+            return await self._stream(http, asked)
+        await self._desk.run(self._engine, asked.requests)
+        answer = {
+            **asked.head,
+            "object": asked.writer.kind,
+            "choices": [asked.writer.choice(whole(one, index)) for index, one in _numbered(asked.requests)],
+            "usage": _usage(asked.requests),
+            **asked.writer.top(asked.requests[0].prompt_ids),
+        }
+        return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
+
+    async def _stream(self, http: web.Request, asked: Asked) -> web.StreamResponse:
+        """Server-sent events. The first is awaited before any header, so that a refusal keeps its status."""
+        chunks = self._chunks(asked)
+        waiting: bytes | None = await anext(chunks)
+        response = web.StreamResponse(
+            headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache"}
+        )
+        await response.prepare(http)
+        try:
+            while waiting is not None:
+                await response.write(waiting)
+                waiting = await anext(chunks, None)
+        except RequestFailed as error:
+            await response.write(_event(error_body(error, 500)))
+        finally:
+            await chunks.aclose()  # a connection that closed aborts the requests
+        await response.write(b"data: [DONE]\n\n")
+        await response.write_eof()
+        return response
+
+    async def _chunks(self, asked: Asked) -> AsyncGenerator[bytes]:
+        writer, head = asked.writer, {**asked.head, "object": asked.writer.chunk_kind}
+        first_index: dict[str, int] = {}
+        for index, sequence in _numbered(asked.requests):
+            first_index.setdefault(sequence.request.request_id, index)
+        told: set[int] = set()
+        top = writer.top(asked.requests[0].prompt_ids)
+        async with aclosing(self._desk.stream(self._engine, asked.requests)) as items:
+            async for request, event in items:
+                base = first_index[request.request_id]
+                if event is not None:
+                    pieces = [chunk(request, event, base + event.index)]
+                else:
+                    pieces = [
+                        cut_off(one, base + one.index)
+                        for one in request.sequences
+                        if base + one.index not in told
+                    ]
+                for piece in pieces:
+                    if piece.finish_reason:
+                        told.add(piece.index)
+                    yield _event({**head, "choices": [writer.delta(piece)], **top})
+                    top = {}
+        if asked.includes_usage:
+            yield _event({**head, "choices": [], "usage": _usage(asked.requests)})
+
+    def _continuation(self, body: bytes) -> Asked:
+        fields: CompletionFields = parse(body, CompletionFields)
+        fields.check()
+        tokenizer = self._served.tokenizer
+        backend = tokenizer.backend_tokenizer
+        prompts = [
+            backend.encode(one, add_special_tokens=fields.add_special_tokens).ids
+            if isinstance(one, str)
+            else one
+            for one in fields.prompts()
+        ]
+        max_tokens = COMPLETION_MAX_TOKENS if fields.max_tokens is None else fields.max_tokens
+        return self._asked(fields, prompts, max_tokens, CompletionWriter(tokenizer, fields))
+
+    def _reply(self, body: bytes) -> Asked:
+        fields: ChatFields = parse(body, ChatFields)
+        fields.check()
+        tokenizer = self._served.tokenizer
+        text = prompt_text(tokenizer, fields)
+        ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=fields.add_special_tokens).ids
+        asked = fields.max_completion_tokens
+        max_tokens = fields.max_tokens if asked is None else asked
+        writer = ChatWriter(tokenizer, fields, reads_tool_calls=reads_tool_calls(tokenizer, fields))
+        return self._asked(fields, [ids], max_tokens, writer)
+
+    def _asked(
+        self,
+        fields: SharedFields,
+        prompts: Sequence[list[int]],
+        max_tokens: int | None,
+        writer: CompletionWriter | ChatWriter,
+    ) -> Asked:
+        self._served.check_model(fields.model)
+        sampling = fields.sampling(max_tokens)
+        limits = [check_prompt(prompt, sampling, self._served.limits) for prompt in prompts]
+        name = fields.request_id or uuid.uuid4().hex
+        streams = bool(fields.stream)
+        requests = [
+            self._served.request(
+                f"{name}-{index}" if index else name, prompt, sampling, limit, text=True, streams=streams
+            )
+            for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+        ]
+        head = {"id": f"{writer.prefix}-{name}", "created": int(time.time()), "model": self._served.name}
+        return Asked(requests, writer, streams, fields.includes_usage, head)
+
+
+def _numbered(requests: Sequence[Request]) -> Iterator[tuple[int, SampledSequence]]:
+    return enumerate(one for request in requests for one in request.sequences)
+
+
+def _usage(requests: Sequence[Request]) -> dict[str, int]:
+    prompt = sum(request.prompt_length for request in requests)
+    sampled = sum(one.output_length for request in requests for one in request.sequences)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+
+
+def _event(value: dict[str, Any]) -> bytes:
+    return b"data: " + msgspec.json.encode(value) + b"\n\n"

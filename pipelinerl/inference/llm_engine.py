@@ -1,0 +1,186 @@
+"""A model bound to an engine: its tokeniser, the ids of a prompt, sampling, counts. Nothing here asks it."""
+
+import os
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from typing import Any, Self
+
+import aiohttp
+import numpy as np
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
+
+from pipelinerl.base.tokenizing import continue_dialogue, encode, load_tokenizer, render_chat
+from pipelinerl.inference.client import SamplingParams
+from pipelinerl.inference.fleet import Fleet
+from pipelinerl.inference.llm_call import LLMCall, LLMOutput, Prompt
+
+SAMPLING_KEYS = (
+    "max_tokens",
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "seed",
+    "stop_token_ids",
+    "ignore_eos",
+    "min_tokens",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "stop",
+)
+_SAMPLING_KEYS = frozenset(SAMPLING_KEYS)
+
+
+def _token_from_environment() -> str:
+    return os.environ.get("PIPELINERL_LLM_TOKEN") or os.environ.get("OPENAI_API_KEY") or ""
+
+
+Runner = Callable[[Callable[[aiohttp.ClientSession], Awaitable[Any]]], Any]
+
+
+@dataclass(slots=True)
+class _Use:
+    """What one copy of the model is bound to, and how often it was asked."""
+
+    fleet: Fleet | None = None
+    runner: Runner | None = None
+    seed: int | None = None
+    requests: int = 0
+    calls: int = 0
+    prompt_tokens: int = 0
+    output_tokens: int = 0
+
+
+class EngineLLM(BaseModel):
+    """A `TrainableLLM` without its methods that ask; the functions that ask take either."""
+
+    model_config = ConfigDict(arbitrary_types_allowed=True, protected_namespaces=())
+
+    model_name: str = ""
+    parameters: dict[str, Any] = Field(default_factory=dict)
+    context_size: int = 32000
+    tokenizer_name: str = ""
+    tokenizer: Any = Field(default=None, exclude=True, repr=False)
+    base_url: str = ""
+    api_token: str = Field(default_factory=_token_from_environment, exclude=True, repr=False)
+    collect_logprobs: bool = False
+    max_parallel_requests: int = 32
+    max_retries: int = 5
+    base_delay: float = 0.5
+    chat_template_kwargs: dict[str, Any] = Field(default_factory=dict)
+
+    _use: _Use = PrivateAttr(default_factory=_Use)
+
+    def bind(self, fleet: Fleet, engine: str, seed: int | None = None, runner: Runner | None = None) -> Self:
+        """A copy for one rollout on `engine`.
+
+        With a seed, its n-th call samples with a seed of its own. `runner` runs a call on the run's event
+        loop from another thread, for rollouts that are plain functions.
+        """
+        copy = self.model_copy(update={"parameters": dict(self.parameters), "base_url": engine})
+        copy._use = _Use(fleet, runner, seed)
+        return copy
+
+    @property
+    def fleet(self) -> Fleet | None:
+        """The run's engines; None outside a run."""
+        return self._use.fleet
+
+    @property
+    def runner(self) -> Runner | None:
+        return self._use.runner
+
+    def load_tokenizer(self) -> Any:
+        if self.tokenizer is None:
+            self.tokenizer = load_tokenizer(self.tokenizer_name or self.model_name)
+        return self.tokenizer
+
+    def count_tokens(self, messages: list[dict[str, Any]] | str) -> int:
+        """Tokens of a text, or of messages with the template around them."""
+        text = messages if isinstance(messages, str) else self.render(Prompt(messages=messages), False)
+        return len(encode(self.load_tokenizer(), text))
+
+    def get_base_url(self) -> str:
+        return self.base_url.rstrip("/")
+
+    def get_info(self) -> dict[str, Any]:
+        return {
+            "model_name": self.model_name,
+            "parameters": self.parameters,
+            "context_size": self.context_size,
+        }
+
+    def get_stats(self) -> dict[str, float]:
+        """Totals of this copy: calls, prompt tokens, output tokens."""
+        use = self._use
+        return {"calls": use.calls, "prompt_tokens": use.prompt_tokens, "output_tokens": use.output_tokens}
+
+    def render(self, prompt: Prompt, generation_prompt: bool = True) -> str:
+        return render_chat(
+            self.load_tokenizer(),
+            prompt.messages,
+            tools=prompt.tools,
+            generation_prompt=generation_prompt,
+            template_kwargs=self.chat_template_kwargs,
+        )
+
+    def prompt_ids(self, prompt: Prompt) -> np.ndarray:
+        """The ids that go to the engine, int32 `[P]`."""
+        if prompt.token_ids:
+            return np.array(prompt.token_ids, np.int32)
+        return encode(self.load_tokenizer(), self.render(prompt))
+
+    def continue_prompt(self, call: LLMCall, messages: list[dict[str, Any]]) -> Prompt:
+        """The next prompt of a dialogue, by appending to what the engine saw and sampled in `call`."""
+        ids = continue_dialogue(
+            self.load_tokenizer(),
+            call.prompt.messages,
+            call.prompt_token_ids,
+            call.output_token_ids,
+            messages,
+            self.chat_template_kwargs,
+        )
+        reply = {"role": "assistant", "content": call.output.content or ""}
+        # Nothing to validate: the messages are those of a prompt and the ids come from an array.
+        return Prompt.model_construct(
+            messages=[*call.prompt.messages, reply, *messages], token_ids=ids.tolist()
+        )
+
+    def sampling(self, prompt_tokens: int, max_tokens_override: int | None = None) -> SamplingParams:
+        """Sampling of the next call: `parameters`, with no more tokens than the context has left.
+
+        Raises ValueError for a parameter that is not about sampling, and for a prompt that fills the context.
+        """
+        if not self.parameters.keys() <= _SAMPLING_KEYS:
+            unknown = sorted(self.parameters.keys() - _SAMPLING_KEYS)
+            raise ValueError(
+                f"llm.parameters.{unknown[0]} is no sampling parameter; allowed: {', '.join(SAMPLING_KEYS)}"
+            )
+        room = self.context_size - prompt_tokens
+        if room < 1:
+            raise ValueError(
+                f"the prompt has {prompt_tokens} tokens, the context {self.context_size}; shorten it"
+            )
+        chosen = dict(self.parameters)
+        wanted = max_tokens_override or chosen.get("max_tokens") or room
+        chosen["max_tokens"] = min(int(wanted), room)
+        for name in ("stop_token_ids", "stop"):
+            if name in chosen:
+                chosen[name] = tuple(chosen[name])
+        use = self._use
+        if use.seed is not None and "seed" not in chosen:
+            # Counted when a call starts: calls that run side by side must not draw the same tokens.
+            chosen["seed"] = (use.seed + use.requests * 0x9E3779B1) & 0x7FFFFFFF
+        use.requests += 1
+        return SamplingParams(**chosen)
+
+    def count_call(self, prompt_tokens: int, output_tokens: int) -> None:
+        use = self._use
+        use.calls += 1
+        use.prompt_tokens += prompt_tokens
+        use.output_tokens += output_tokens
+
+    def log_output(self, prompt: Prompt, output: LLMOutput) -> LLMCall:
+        """An `LLMCall` for an answer that came from elsewhere."""
+        return LLMCall(prompt=prompt, output=output, llm_info=self.get_info())

@@ -1,0 +1,98 @@
+"""What the run reads: model, problems, rollout code, folders."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipelinerl.base.errors import suggestion
+from pipelinerl.config.tree import Config
+from pipelinerl.launcher.checks.dotted import dotted
+from pipelinerl.launcher.checks.model_files import damaged_files
+
+HUB_NAME = re.compile(r"^[\w][\w.-]*/[\w][\w.-]*$")
+MULTIDOMAIN_LOADER = "domains.multidomain.loader.load_datasets"
+TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "tokenizer.model")
+
+
+def check(cfg: Config) -> Iterator[str]:
+    """Problems with paths and dotted names that the roles of this run need."""
+    yield from model_problems(cfg)
+    has_rollouts = "actor" in cfg.debug.roles
+    if has_rollouts:
+        yield from dotted("dataset_loader", cfg.dataset_loader, "the function that loads problems")
+        yield from dotted("actor.rollout_policy", cfg.actor.rollout_policy, "the function of a rollout")
+        if not cfg.train_dataset_names:
+            yield "train_dataset_names=[]: nothing to train on; name at least one dataset"
+        if cfg.eval_every_n_versions > 0 and not cfg.test_dataset_names:
+            yield "test_dataset_names=[]: nothing to evaluate; name a dataset or set eval_every_n_versions=0"
+    for domain, path in cfg.actor.domain_rollouts.items():
+        yield from dotted(f"actor.domain_rollouts.{domain}", path, "the function of a rollout")
+    if has_rollouts:
+        yield from _domains(cfg)
+    subset = cfg.train_subset
+    if subset is not None and subset.end is not None and subset.begin >= subset.end:
+        yield f"train_subset: begin={subset.begin} is not below end={subset.end}; it would be empty"
+    for key, value in (
+        ("accelerate_config", cfg.accelerate_config),
+        ("debug.streams_from", cfg.debug.streams_from),
+    ):
+        if value is not None and not Path(value).exists():
+            yield f"{key}={value}: no such path; check the spelling or set {key}=null"
+    directory = cfg.weights.directory
+    if directory is not None and not (Path(directory).is_dir() and os.access(directory, os.W_OK)):
+        yield f"weights.directory={directory}: not a writable folder; create it or set weights.directory=null"
+
+
+def _domains(cfg: Config) -> Iterator[str]:
+    """Names of domains that no dataset has, where the entries of the datasets say their domains."""
+    if not (cfg.dataset_loader or "").endswith(MULTIDOMAIN_LOADER):
+        return
+    for entry in (*cfg.train_dataset_names, *cfg.test_dataset_names):
+        if "::" not in entry:
+            yield f"dataset {entry}: names no domain; write <domain>::<dataset>"
+    train = {entry.partition("::")[0] for entry in cfg.train_dataset_names}
+    both = train | {entry.partition("::")[0] for entry in cfg.test_dataset_names}
+    params = cfg.dataset_loader_params.get("per_domain_params") or {}
+    loaders = cfg.dataset_loader_params.get("domain_loaders") or {}
+    for key, named, there in (
+        ("actor.domain_mix", cfg.actor.domain_mix or {}, train),
+        ("actor.domain_rollouts", cfg.actor.domain_rollouts, both),
+        ("dataset_loader_params.per_domain_params", params, both),
+        ("dataset_loader_params.domain_loaders", loaders, both),
+    ):
+        for domain in sorted(set(map(str, named)) - there):
+            yield f"{key}.{domain}: no dataset is of that domain; {suggestion(domain, there)}"
+
+
+def model_problems(cfg: Config) -> Iterator[str]:
+    """Whether `model_path` is a model folder, or may be a hub name."""
+    path = Path(cfg.model_path)
+    if path.is_dir():
+        if not (path / "config.json").is_file():
+            yield f"model_path={path}: no config.json in it; give a model folder in Hugging Face format"
+            return
+        if not any((path / name).is_file() for name in TOKENIZER_FILES):
+            yield f"model_path={path}: no tokenizer.json in it; save the tokenizer beside the model"
+        damaged = list(damaged_files(path))
+        yield from damaged
+        if not damaged:
+            yield from _positions(cfg, path)
+    elif path.exists():
+        yield f"model_path={path}: a file; give the folder that holds config.json"
+    elif not HUB_NAME.match(cfg.model_path) or Path(path.parts[0]).is_dir():
+        yield f"model_path={cfg.model_path}: no such folder; give a model folder or a hub name (owner/model)"
+    if cfg.finetune.config_name not in (None, cfg.model_path):
+        yield f"finetune.config_name={cfg.finetune.config_name}: differs from model_path; set model_path only"
+
+
+def _positions(cfg: Config, path: Path) -> Iterator[str]:
+    limit = json.loads((path / "config.json").read_text()).get("max_position_embeddings")
+    if isinstance(limit, int) and cfg.engine.max_model_len > limit:
+        yield (
+            f"engine.max_model_len={cfg.engine.max_model_len}: the model has {limit} positions; "
+            f"set engine.max_model_len={limit} or lower"
+        )

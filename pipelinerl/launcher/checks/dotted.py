@@ -1,0 +1,32 @@
+"""Dotted paths in a configuration, checked without importing what they name."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from pipelinerl.base.errors import suggestion
+
+
+def dotted(key: str, path: str | None, what: str) -> Iterator[str]:
+    """Whether a dotted path leads to a name in an importable module, without importing that module."""
+    if not path:
+        yield f"{key}: missing; give the dotted path of {what}, or choose a domain with +domain=NAME"
+        return
+    module_name, _, name = path.rpartition(".")
+    if not module_name:
+        yield f"{key}={path}: not a dotted path; write package.module.name"
+        return
+    try:
+        spec = importlib.util.find_spec(module_name)
+    except ImportError:
+        spec = None
+    if spec is None:
+        yield f"{key}={path}: no module {module_name}; check the spelling or install it"
+        return
+    source = Path(spec.origin).read_text() if spec.origin and spec.origin.endswith(".py") else None
+    if source is not None and not re.search(rf"\b{re.escape(name)}\b", source):
+        defined = re.findall(r"^(?:async )?def (\w+)", source, re.MULTILINE)
+        yield f"{key}={path}: {module_name} has no {name}; {suggestion(name, defined)}"

@@ -1,0 +1,137 @@
+"""Keys that were set and that this run would not read."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from pipelinerl.config.tree import Config
+from pipelinerl.domain import Domain
+
+
+@dataclass(frozen=True)
+class Inert:
+    """A key, or all keys below it, without effect in some runs."""
+
+    key: str
+    when: Callable[[Config], bool]
+    because: str
+    """What such a run does, and what to set instead."""
+    but: tuple[str, ...] = ()
+    """Keys below it that are read nevertheless."""
+
+
+UNREAD: dict[str, str] = {
+    "actor.problem_queue_size": "problems are drawn when a rollout may start; leave it out",
+    "preprocess.raw_queue_size": "groups are read when they are needed; leave it out",
+    "preprocess.input_queue_size": "groups are read when they are needed; leave it out",
+    "preprocess.output_queue_size": "steps are written when they are complete; leave it out",
+    "finetune.use_safetensors": "checkpoints are always safetensors; leave it out",
+}
+"""Accepted from older configurations; no run reads them."""
+
+
+def _on_cpu(cfg: Config) -> bool:
+    return cfg.hardware.kind == "cpu"
+
+
+def _embedded(cfg: Config) -> bool:
+    return cfg.engine.kind == "embedded"
+
+
+CONDITIONAL = (
+    Inert("vllm_config", _embedded, "the embedded engine reads engine.*"),
+    *(
+        Inert(f"engine.{name}", lambda c: not _embedded(c), "vLLM has its own; use vllm_config.vllm_kwargs")
+        for name in ("threads", "dtype", "max_prefill_tokens", "max_waiting")
+    ),
+    *(
+        Inert(f"world.{name}", _on_cpu, "a CPU has no devices to share out; use engine.count")
+        for name in ("actor_fraction", "finetune_fraction", "share_device")
+    ),
+    Inert("hardware.devices", _on_cpu, "a CPU run uses no GPU; use hardware=gpu"),
+    Inert("finetune.cuda_empty_cache", _on_cpu, "memory of a CPU is not cached by torch; leave it out"),
+    Inert("finetune.use_flash_attention", _on_cpu, "a CPU has no variable-length attention; leave it out"),
+    Inert(
+        "finetune.memory_debug",
+        lambda c: not c.finetune.memory_debug.enabled,
+        "no memory is reported; set finetune.memory_debug.enabled=true",
+        but=("finetune.memory_debug.enabled",),
+    ),
+    Inert(
+        "preprocess.n_workers",
+        lambda c: c.world.preprocessor_fraction == 0,
+        "no reference engine scores texts; set world.preprocessor_fraction",
+    ),
+    Inert("accelerate_config", _on_cpu, "one process trains on a CPU; leave it null"),
+    Inert("world.actor_group_port", lambda c: c.weights.transport != "nccl", "weights travel through files"),
+    Inert(
+        "weights.ahead",
+        lambda c: c.engine.kind != "vllm" or c.weights.ahead != c.weights_ahead,
+        "engines receive ahead from files, or over NCCL on one GPU each; the embedded one always reads ahead",
+    ),
+    Inert("fsdp", lambda c: not (c.use_fsdp or c.use_deepspeed), "nothing is sharded; set use_fsdp=true"),
+    Inert("deepspeed_config", lambda c: not c.use_deepspeed, "nothing is sharded; set use_deepspeed=true"),
+    Inert("wandb", lambda c: not c.wandb.use_wandb, "wandb.use_wandb=false", but=("wandb.use_wandb",)),
+    Inert(
+        "actor.difficulty_aware_penalty",
+        lambda c: not c.actor.difficulty_aware_penalty.enabled,
+        "set actor.difficulty_aware_penalty.enabled=true",
+        but=("actor.difficulty_aware_penalty.enabled",),
+    ),
+    Inert(
+        "finetune.lora",
+        lambda c: not c.finetune.lora.enabled,
+        "all weights are trained; set finetune.lora.enabled=true",
+        but=("finetune.lora.enabled",),
+    ),
+    Inert("test_llm", lambda c: not c.evaluates, "nothing is evaluated; name test_dataset_names"),
+    Inert("eval_at_end", lambda c: not c.test_dataset_names, "nothing is evaluated; name test_dataset_names"),
+    Inert("bootstrap", lambda c: True, "only python -m pipelinerl.bootstrap reads it"),
+)
+
+POLICY_KEYS = ("rewards", "actor.discount_factor", "actor.system_prompt", "actor.task_template")
+"""Keys that only a rollout policy reads."""
+
+
+def check(cfg: Config, given: Sequence[str], domain: Domain) -> Iterator[str]:
+    """Problems with keys that the command line set; `domain` says which keys of policies it reads."""
+    for key in dict.fromkeys(given):
+        because = next(_reasons(key, cfg, domain), None)
+        if because is not None:
+            yield f"{key}={_shown(cfg, key)}: has no effect here: {because}"
+
+
+def left_over(cfg: Config) -> list[str]:
+    """`key=value` of keys that no run reads and that differ from their default, wherever they were set."""
+    plain = Config()
+    return [f"{key}={_shown(cfg, key)}" for key in UNREAD if _value(cfg, key) != _value(plain, key)]
+
+
+def _reasons(key: str, cfg: Config, domain: Domain) -> Iterator[str]:
+    yield from (because for parent, because in UNREAD.items() if _below(key, parent))
+    for inert in CONDITIONAL:
+        if _below(key, inert.key) and key not in inert.but and inert.when(cfg):
+            yield inert.because
+    scaled = cfg.actor.difficulty_aware_penalty.enabled and key == "rewards.buffer_tokens"
+    read = scaled or domain.policy_keys is None or _below(key, *domain.policy_keys)
+    if _below(key, *POLICY_KEYS) and not read:
+        yield f"the rollout policy of {cfg.domain_name or 'this domain'} does not read it"
+
+
+def _below(key: str, *parents: str) -> bool:
+    return any(key == parent or key.startswith(f"{parent}.") for parent in parents)
+
+
+def _value(cfg: Config, key: str) -> Any:
+    return OmegaConf.select(OmegaConf.create(cfg.model_dump(mode="json", by_alias=True)), key)
+
+
+def _shown(cfg: Config, key: str) -> str:
+    value = _value(cfg, key)
+    if OmegaConf.is_config(value):
+        return "..."
+    return str(value).lower() if isinstance(value, bool) else str(value)

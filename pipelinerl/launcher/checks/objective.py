@@ -1,0 +1,137 @@
+"""The objective: losses and estimators that do not exist, settings that contradict each other or idle."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.config.paths import PACKAGE
+from pipelinerl.config.tree import Config
+from pipelinerl.launcher.checks.dotted import dotted
+
+RL = PACKAGE / "finetune" / "rl"
+IGNORED: dict[str, tuple[str, ...]] = {
+    "reinforce": ("epsilon_low",),
+    "gspo": (
+        "kl_coef",
+        "final_kl_coef",
+        "entropy_bonus",
+        "final_entropy_bonus",
+        "relu_log_p_weights",
+        "use_advantages",
+    ),
+    "sft": ("epsilon_low", "epsilon_high", "use_advantages", "relu_log_p_weights"),
+}
+"""Settings that a policy loss does not read; a run that changes one of them is refused."""
+
+
+def names_in(folder: str) -> list[str]:
+    """Losses or advantage estimators that come with the package, sorted: files with a function of their name.
+
+    They are not imported, because they import torch.
+    """
+    sources = {path.stem: path.read_text(encoding="utf-8") for path in (RL / folder).glob("*.py")}
+    return sorted(n for n, source in sources.items() if re.search(rf"^def {n}\(", source, re.MULTILINE))
+
+
+def check(cfg: Config) -> Iterator[str]:
+    """Problems between the keys of `finetune.rl`, and with the functions that they name."""
+    rl = cfg.finetune.rl
+    yield from _functions(rl)
+    if rl.pad_step_rewards_for_advantage and rl.estimator == "rollout":
+        yield (
+            "finetune.rl.pad_step_rewards_for_advantage=true: pads situations; "
+            "set finetune.rl.step_reward_advantages=true"
+        )
+    if rl.role_weights and rl.loss_scale_scope == "chunk":
+        yield "finetune.rl.loss_scale_scope=chunk: role_weights need whole steps; set loss_scale_scope=batch"
+    compares = rl.use_advantages and rl.policy_loss != "sft" and not cfg.finetune.has_value_head
+    if compares and cfg.attempts == 1:
+        yield "finetune.attempts=1: a lone rollout has advantage 0; use at least 2, or use_advantages=false"
+    yield from _value_head(cfg)
+    yield from _ineffective(cfg)
+    yield from _reference(cfg)
+
+
+def _value_head(cfg: Config) -> Iterator[str]:
+    tune, rl = cfg.finetune, cfg.finetune.rl
+    if rl.value_loss_coef > 0 and not tune.has_value_head:
+        yield (
+            f"finetune.rl.value_loss_coef={rl.value_loss_coef}: there is no value head; set it to 0, or "
+            "finetune.model_class=causal-language-modeling-with-value-head"
+        )
+    if not tune.has_value_head:
+        return
+    if rl.value_loss_coef == 0:
+        yield (
+            f"finetune.model_class={tune.model_class}: nothing trains the head; "
+            "set finetune.rl.value_loss_coef"
+        )
+    for key, needed in (
+        ("use_advantages", True),
+        ("divide_advantage_by_std", False),
+        ("filter_zero_advantage_groups", False),
+    ):
+        if getattr(rl, key) != needed:
+            yield (
+                f"finetune.rl.{key}={str(not needed).lower()}: the advantage is reward minus value; "
+                f"set {key}={str(needed).lower()}"
+            )
+
+
+def _ineffective(cfg: Config) -> Iterator[str]:
+    """Settings that differ from their default and that this run would not read."""
+    rl = cfg.finetune.rl
+    plain = RLConfig()
+    unread = [(key, f"policy_loss={rl.policy_loss}") for key in IGNORED.get(rl.policy_loss, ())]
+    if not rl.filter_zero_advantage_groups:
+        unread.append(("zero_advantage_epsilon", "filter_zero_advantage_groups=false"))
+    if rl.batch_size_normalization == "training_texts" and not rl.role_weights:
+        unread.append(("loss_scale_scope", "batch_size_normalization=training_texts"))
+    for key, cause in unread:
+        default = getattr(plain, key)
+        default = 0.0 if default is None else default  # null follows the first weight, which must be 0 itself
+        if getattr(rl, key) not in (default, None):
+            value, shown = (_shown(v) for v in (getattr(rl, key), default))
+            yield f"finetune.rl.{key}={value}: has no effect with {cause}; leave it at {shown}"
+
+
+def _shown(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _reference(cfg: Config) -> Iterator[str]:
+    rl, share = cfg.finetune.rl, cfg.world.preprocessor_fraction
+    if share == 0:
+        return
+    if not rl.uses_reference:
+        yield (
+            f"world.preprocessor_fraction={share}: no KL term, so nothing is scored; "
+            "set world.preprocessor_fraction=0 or finetune.rl.kl_coef"
+        )
+    if rl.temperature != 1:
+        yield (
+            f"world.preprocessor_fraction={share}: engines score at temperature 1, the policy samples at "
+            f"{rl.temperature:g}; set world.preprocessor_fraction=0 to score inside preprocess"
+        )
+
+
+def _functions(rl: RLConfig) -> Iterator[str]:
+    """Names that lead nowhere."""
+    for key, name, folder, what in (
+        ("policy_loss", rl.policy_loss, "losses", "loss"),
+        ("advantage_estimator", rl.advantage_estimator, "advantages", "estimator"),
+    ):
+        known = names_in(folder)
+        if name is None or name in known:
+            continue
+        if "." in name:
+            yield from dotted(f"finetune.rl.{key}", name, f"the {what}")
+        else:
+            yield (
+                f"finetune.rl.{key}={name}: no such {what}; use {', '.join(known)} "
+                "or the dotted path of a function"
+            )
+    if rl.advantage_estimator == "rollout" and rl.step_reward_advantages:
+        yield "finetune.rl.advantage_estimator=rollout: step_reward_advantages=true says situation; set one"

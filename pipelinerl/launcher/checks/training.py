@@ -1,0 +1,95 @@
+"""Batches, memory, buffers, rollouts: settings of the trainer and around it that contradict each other."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from pipelinerl.config.machine import DerivedConfig
+from pipelinerl.config.tree import Config
+
+
+def check(cfg: Config, derived: DerivedConfig | None) -> Iterator[str]:
+    """Problems between the keys of trainer, preprocess and actor; `derived` is None if nothing was placed."""
+    yield from _batches(cfg)
+    if derived is not None:
+        yield from _buffers(cfg, derived)
+    yield from _actor(cfg)
+
+
+def _batches(cfg: Config) -> Iterator[str]:
+    tune = cfg.finetune
+    if cfg.attempts != tune.attempts:
+        yield f"attempts={cfg.attempts}: finetune.attempts={tune.attempts} differs; set the latter only"
+    if tune.interrupt_train_steps > tune.max_train_steps:
+        yield (
+            f"finetune.interrupt_train_steps={tune.interrupt_train_steps}: beyond "
+            f"finetune.max_train_steps={tune.max_train_steps}; lower it or set -1"
+        )
+    if cfg.watchdog.progress_deadline_s < cfg.actor.rollout_deadline_s:
+        yield (
+            f"watchdog.progress_deadline_s={cfg.watchdog.progress_deadline_s:g}: one rollout may take "
+            f"actor.rollout_deadline_s={cfg.actor.rollout_deadline_s:g}; raise the former or lower the latter"
+        )
+    if cfg.use_fsdp and cfg.use_deepspeed:
+        yield "use_fsdp=true and use_deepspeed=true: two ways of sharding; choose one"
+    if cfg.fsdp.param_dtype == "bf16" and not tune.load_as_bf16:
+        yield "fsdp.param_dtype=bf16: set finetune.load_as_bf16=true, which decides how weights compute"
+    if cfg.fsdp.buffer_dtype == "bf16":
+        yield "fsdp.buffer_dtype=bf16: buffers keep their type; set fp32"
+    if cfg.use_deepspeed and not any(f"stage{n}" in cfg.deepspeed_config for n in (1, 2, 3)):
+        yield f"deepspeed_config={cfg.deepspeed_config}: names no stage; use one of stage1, stage2 or stage3"
+    if tune.gradient_checkpointing == "selective" and tune.reentrant_checkpointing:
+        yield "finetune.gradient_checkpointing=selective: needs finetune.reentrant_checkpointing=false"
+    if tune.lora.enabled and tune.gradient_checkpointing and tune.reentrant_checkpointing:
+        yield "finetune.reentrant_checkpointing=true: frozen layers pass no gradient on; set false with lora"
+    if tune.compile and cfg.hardware.kind == "cpu":
+        yield "finetune.compile=true: layers are compiled for GPUs only; set finetune.compile=false on a CPU"
+    elif tune.compile and not tune.load_as_bf16:
+        yield "finetune.compile=true: float32 attention goes text by text; set finetune.load_as_bf16=true"
+    elif tune.compile and not tune.use_flash_attention:
+        yield "finetune.compile=true: would compile for each text; set finetune.use_flash_attention=true"
+    for key in ("use_fsdp", "use_deepspeed"):
+        if getattr(cfg, key) and cfg.hardware.kind == "cpu":
+            yield f"{key}=true: sharding needs several GPUs; set {key}=false on a CPU"
+
+
+def _buffers(cfg: Config, derived: DerivedConfig) -> Iterator[str]:
+    pre, texts, interval = cfg.preprocess, derived.texts_per_step, derived.texts_per_update
+    if pre.dataset_buffer_size not in (0, pre.ring_buffer_size):
+        yield (
+            f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: must be 0 or equal to "
+            f"preprocess.ring_buffer_size={pre.ring_buffer_size}"
+        )
+    elif pre.dataset_buffer_size % texts:
+        yield (
+            f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: not a multiple of the {texts} texts "
+            f"of a step; set a multiple of {texts}"
+        )
+    if pre.dataset_buffer_size and cfg.pop_old_data and cfg.max_lag is None:
+        yield "preprocess.dataset_buffer_size: never fills while old texts drop; set pop_old_data=false"
+    if cfg.max_lag is not None and pre.dataset_buffer_size > cfg.max_lag + interval:
+        yield (
+            f"preprocess.dataset_buffer_size={pre.dataset_buffer_size}: max_lag={cfg.max_lag} admits at most "
+            f"{cfg.max_lag + interval} texts, so it never fills; lower it or raise max_lag"
+        )
+    for key, expected in (("input", "actor"), ("output", "training_data")):
+        if getattr(pre, key) != expected and not cfg.debug.mode:
+            yield f"preprocess.{key}={getattr(pre, key)}: no other role uses this topic; set {expected}"
+    if cfg.finetune.input != pre.output:
+        yield f"finetune.input={cfg.finetune.input}: preprocess writes {pre.output}; make them equal"
+
+
+def _actor(cfg: Config) -> Iterator[str]:
+    actor = cfg.actor
+    if actor.rollout_retry_initial_delay_s > actor.rollout_retry_max_delay_s:
+        yield (
+            f"actor.rollout_retry_initial_delay_s={actor.rollout_retry_initial_delay_s}: above "
+            f"actor.rollout_retry_max_delay_s={actor.rollout_retry_max_delay_s}; lower the first"
+        )
+    for domain, weight in (actor.domain_mix or {}).items():
+        if weight < 0:
+            yield f"actor.domain_mix.{domain}={weight}: weights are at least 0"
+    if actor.domain_mix and not any(weight > 0 for weight in actor.domain_mix.values()):
+        yield "actor.domain_mix: every weight is 0; give at least one domain a positive weight"
+    if actor.difficulty_aware_penalty.enabled and cfg.rewards.buffer_tokens == 0:
+        yield "actor.difficulty_aware_penalty.enabled=true: nothing to scale; set rewards.buffer_tokens"

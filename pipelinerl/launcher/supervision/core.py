@@ -1,0 +1,177 @@
+"""When to start, restart and give up: a state machine over events, without processes or clocks.
+
+Every method takes the time in seconds and returns the actions to carry out. A child goes WAITING (for those
+it depends on) -> STARTING (until healthy) -> READY -> ENDED, or through BACKOFF to STARTING again.
+"""
+
+from __future__ import annotations
+
+import enum
+import math
+import signal
+from dataclasses import dataclass
+
+from pipelinerl.launcher.supervision.spec import ChildSpec, check_specs
+
+
+class ChildPhase(enum.StrEnum):
+    WAITING = "waiting"
+    STARTING = "starting"
+    READY = "ready"
+    BACKOFF = "backoff"
+    ENDED = "ended"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Start:
+    """Start the process of `name`; `generation` counts its starts from 0."""
+
+    name: str
+    generation: int
+
+
+@dataclass(frozen=True)
+class Kill:
+    """Kill the process group of `name`; its exit event follows."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Restart:
+    """`name` died of `cause` and starts again in `delay_s` seconds, for the `number`th time."""
+
+    name: str
+    cause: str
+    number: int
+    delay_s: float
+
+
+@dataclass(frozen=True)
+class GiveUp:
+    """The run cannot go on without `name`, which died of `cause`."""
+
+    name: str
+    cause: str
+
+
+Action = Start | Kill | Restart | GiveUp
+
+
+@dataclass
+class _Child:
+    spec: ChildSpec
+    phase: ChildPhase = ChildPhase.WAITING
+    generation: int = 0
+    timer: float = math.inf
+    killed_for: str = ""
+
+
+def describe_exit(code: int) -> str:
+    """An exit code for people; negative codes are signals, as subprocess reports them."""
+    if code >= 0:
+        return f"exit status {code}"
+    try:
+        return f"killed by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"killed by signal {-code}"
+
+
+class SupervisorCore:
+    def __init__(self, specs: list[ChildSpec]) -> None:
+        check_specs(specs)
+        self._children = {spec.name: _Child(spec) for spec in specs}
+
+    def phase(self, name: str) -> ChildPhase:
+        return self._children[name].phase
+
+    def generation(self, name: str) -> int:
+        return self._children[name].generation
+
+    @property
+    def all_ready(self) -> bool:
+        """Every child is ready, or done already."""
+        return all(child.phase in (ChildPhase.READY, ChildPhase.ENDED) for child in self._children.values())
+
+    @property
+    def completed(self) -> bool:
+        """There is a child that is not restarted, and all of those have ended with 0."""
+        final = [c for c in self._children.values() if c.spec.restart.max_restarts == 0]
+        return bool(final) and all(c.phase is ChildPhase.ENDED for c in final)
+
+    def next_timer(self) -> float:
+        """The time of the next `tick` that could do something; infinity where only an event can."""
+        return min((c.timer for c in self._children.values()), default=math.inf)
+
+    def tick(self, now: float) -> list[Action]:
+        """Start what can start, and act on deadlines that have passed."""
+        actions: list[Action] = []
+        for child in self._children.values():
+            due = now >= child.timer
+            if child.phase is ChildPhase.WAITING and self._dependencies_ready(child):
+                actions.append(self._start(child, now))
+            elif child.phase is ChildPhase.BACKOFF and due:
+                child.generation += 1
+                actions.append(self._start(child, now))
+            elif child.phase is ChildPhase.STARTING and due and child.spec.health is not None:
+                limit = child.spec.health.start_deadline_s
+                child.timer = math.inf
+                child.killed_for = f"not healthy at {child.spec.health.url} {limit:g} s after its start"
+                actions.append(Kill(child.spec.name))
+        return actions
+
+    def _dependencies_ready(self, child: _Child) -> bool:
+        ready = (ChildPhase.READY, ChildPhase.ENDED)
+        return all(self._children[name].phase in ready for name in child.spec.depends)
+
+    def _start(self, child: _Child, now: float) -> Start:
+        child.killed_for = ""
+        health = child.spec.health
+        child.phase = ChildPhase.STARTING if health else ChildPhase.READY
+        child.timer = now + health.start_deadline_s if health else math.inf
+        return Start(child.spec.name, child.generation)
+
+    def healthy(self, name: str, generation: int) -> None:
+        """The health check of a start answered."""
+        child = self._children[name]
+        if child.phase is ChildPhase.STARTING and generation == child.generation and not child.killed_for:
+            child.phase, child.timer = ChildPhase.READY, math.inf
+
+    def unresponsive(self, name: str, generation: int, cause: str) -> list[Action]:
+        """A child that is ready has to be killed for `cause`; its restarts count as after any death."""
+        child = self._children[name]
+        if child.phase is not ChildPhase.READY or generation != child.generation or child.killed_for:
+            return []
+        child.killed_for = cause
+        return [Kill(name)]
+
+    def exited(self, name: str, generation: int, code: int, now: float) -> list[Action]:
+        """The process of a start has ended with `code` (negative: a signal)."""
+        child = self._children[name]
+        if generation != child.generation or child.phase not in (ChildPhase.STARTING, ChildPhase.READY):
+            return []
+        policy = child.spec.restart
+        if policy.max_restarts == 0 and code == 0 and not child.killed_for:
+            child.phase, child.timer = ChildPhase.ENDED, math.inf
+            return []
+        cause = child.killed_for or describe_exit(code)
+        if child.generation < policy.max_restarts:
+            delay = policy.delay_s(child.generation)
+            child.phase, child.timer = ChildPhase.BACKOFF, now + delay
+            return [Restart(name, cause, child.generation + 1, delay)]
+        child.phase, child.timer = ChildPhase.FAILED, math.inf
+        if policy.max_restarts:
+            cause += f", after {policy.max_restarts} restarts"
+        return [GiveUp(name, cause)]
+
+    def stop_order(self, running: set[str]) -> list[set[str]]:
+        """The running children in waves, each to be stopped before those it depends on."""
+        waves: list[set[str]] = []
+        left = set(running)
+        while left:
+            needed = {d for name in left for d in self._children[name].spec.depends}
+            wave = left - needed
+            waves.append(wave)
+            left -= wave
+        return waves

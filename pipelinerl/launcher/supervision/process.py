@@ -1,0 +1,129 @@
+"""One running child: its process group, its logs, and the threads that report its health and its end."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from pipelinerl.base import child as child_module
+from pipelinerl.base.heartbeat import beat
+from pipelinerl.launcher.supervision.liveness import watch_health, watch_pulse
+from pipelinerl.launcher.supervision.spec import ChildSpec
+
+
+def start_process(argv: list[str], spec: ChildSpec) -> subprocess.Popen[bytes]:
+    """Start `argv` in a session of its own, killed when the calling thread's process ends."""
+    spec.stdout.parent.mkdir(parents=True, exist_ok=True)
+    wrapper = [sys.executable, "-I", "-S", child_module.__file__, "--parent", str(os.getpid()), "--"]
+    with spec.stdout.open("ab") as out, spec.stderr.open("ab") as err:
+        return subprocess.Popen(
+            wrapper + argv,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+            cwd=spec.cwd,
+            env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.env},
+            start_new_session=True,
+        )
+
+
+def kill_group(pgid: int) -> None:
+    """SIGKILL to everything in the group; nothing left is fine."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(pgid, signal.SIGKILL)
+
+
+def group_members(pgid: int) -> list[int]:
+    """Pids of the living (not zombie) processes of a group."""
+    members: list[int] = []
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit():
+            continue
+        try:
+            # Fields behind the command, which may itself hold blanks and brackets: state, ppid, pgrp.
+            state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+        except (OSError, ValueError):
+            continue
+        if int(group) == pgid and state not in "ZX":
+            members.append(int(entry.name))
+    return members
+
+
+def last_lines(path: Path, count: int = 20) -> list[str]:
+    """The last lines of a log; empty if there is none."""
+    try:
+        with path.open("rb") as file:
+            file.seek(0, os.SEEK_END)
+            file.seek(max(0, file.tell() - 64 * 1024))
+            text = file.read().decode(errors="replace")
+    except OSError:
+        return []
+    return [line for line in text.splitlines() if line.strip()][-count:]
+
+
+class RunningChild:
+    """A started process. `on_exit(code)`, `on_healthy()` and `on_silent(cause)` come from threads."""
+
+    def __init__(
+        self,
+        spec: ChildSpec,
+        on_exit: Callable[[int], None],
+        on_healthy: Callable[[], None],
+        on_silent: Callable[[str], None],
+    ) -> None:
+        self.spec = spec
+        self._log_start = spec.stderr.stat().st_size if spec.stderr.exists() else 0
+        last_beat = spec.pulse and beat(spec.pulse.path)
+        self._process = start_process(spec.argv, spec)
+        self.pid = self._process.pid
+        self._gone = threading.Event()
+        self._start_thread(self._watch_exit, on_exit)
+        if spec.health is not None:
+            self._start_thread(watch_health, spec.health, self._gone, on_healthy, on_silent)
+        if spec.pulse is not None:
+            self._start_thread(watch_pulse, spec.pulse, last_beat, self._gone, on_silent)
+
+    def _start_thread(self, target: Callable[..., None], *args: object) -> None:
+        threading.Thread(target=target, args=args, name=f"{self.spec.name}-watch", daemon=True).start()
+
+    def _watch_exit(self, on_exit: Callable[[int], None]) -> None:
+        # WNOWAIT leaves the zombie, so that its pid (the group's id) cannot be given to another process
+        # before the rest of the group has been killed.
+        info = os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOWAIT)
+        self._gone.set()
+        assert info is not None
+        on_exit(info.si_status if info.si_code == os.CLD_EXITED else -info.si_status)
+
+    def terminate(self) -> None:
+        """SIGTERM to the child itself, which stops its own workers."""
+        if not self._gone.is_set():
+            self._process.terminate()
+
+    def kill(self) -> None:
+        kill_group(self.pid)
+
+    def reap(self) -> None:
+        """Kill what the child left behind in its group, then forget it. Call after its exit was reported."""
+        self.kill()
+        self._process.wait()
+
+    def wait_until_gone(self, deadline_s: float) -> bool:
+        """Whether nothing of the group is alive any more within `deadline_s` seconds."""
+        end = time.monotonic() + deadline_s
+        while group_members(self.pid):
+            if time.monotonic() >= end:
+                return False
+            time.sleep(0.01)
+        return True
+
+    def log_tail(self, count: int = 20) -> list[str]:
+        """The last lines that this start wrote to stderr, or to stdout if it wrote none there."""
+        wrote = self.spec.stderr.exists() and self.spec.stderr.stat().st_size > self._log_start
+        return last_lines(self.spec.stderr if wrote else self.spec.stdout, count)

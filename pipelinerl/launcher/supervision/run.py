@@ -1,0 +1,259 @@
+"""The supervisor of a run: carries out what the core decides, with real processes and the real clock."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import math
+import queue
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.waits import Wait, waiting
+from pipelinerl.launcher.supervision import guard as guard_module
+from pipelinerl.launcher.supervision.core import (
+    Action,
+    ChildPhase,
+    GiveUp,
+    Kill,
+    Restart,
+    Start,
+    SupervisorCore,
+)
+from pipelinerl.launcher.supervision.process import RunningChild
+from pipelinerl.launcher.supervision.spec import ChildSpec, write_start_script
+
+log = logging.getLogger(__name__)
+
+_LONGEST_WAIT_S = 1.0
+_AFTER_KILL_S = 10.0
+
+
+class ChildFailed(Exception):
+    """A child died and the run cannot go on. The message is one line; `log_tail` has its last log lines."""
+
+    def __init__(self, name: str, cause: str, log_tail: list[str], log_path: Path) -> None:
+        self.name, self.cause, self.log_tail, self.log_path = name, cause, log_tail, log_path
+        said = f": {log_tail[-1]}" if log_tail else ""
+        super().__init__(f"{name}: {cause}{said} (log: {log_path})")
+
+
+class _Guard:
+    """The process that cleans up after a supervisor that was killed."""
+
+    def __init__(self, leftovers: Sequence[Path]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-I", "-S", guard_module.__file__, *map(str, leftovers)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+
+    @property
+    def alive(self) -> bool:
+        return self._process.poll() is None
+
+    def tell(self, sign: str, pgid: int) -> None:
+        assert self._process.stdin is not None
+        # A guard that was killed a moment ago is replaced in the next step and told everything again.
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.write(f"{sign}{pgid}\n".encode())
+            self._process.stdin.flush()
+
+    def close(self) -> None:
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        self._process.wait()
+
+
+class Supervisor(Closing):
+    """Starts and watches children. All methods belong to one thread, which must live as long as they do.
+
+    `on_restart(name)` is called when a child is started again; `announce(line)` gets one line per event;
+    the folders `leftovers` are removed when all is over, also after a kill -9 of this process.
+    """
+
+    def __init__(
+        self,
+        specs: list[ChildSpec],
+        *,
+        on_restart: Callable[[str], None] = lambda name: None,
+        announce: Callable[[str], None] = log.info,
+        leftovers: Sequence[Path] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._specs = {spec.name: spec for spec in specs}
+        self._core = SupervisorCore(specs)
+        self._on_restart, self._announce, self._clock = on_restart, announce, clock
+        # What happened to a child, as a call to be made by this thread; the children's threads put it here.
+        self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._running: dict[str, RunningChild] = {}
+        self._waits: dict[str, Wait] = {}
+        self._thread = threading.get_ident()
+        self._leftovers = leftovers
+        self._guard: _Guard | None = None
+        self._stopping = False
+
+    def pids(self) -> dict[str, int]:
+        """Pids of the children that run now."""
+        return {name: child.pid for name, child in self._running.items()}
+
+    def ended(self) -> set[str]:
+        """Children without restarts that have ended with 0."""
+        return {name for name in self._specs if self._core.phase(name) is ChildPhase.ENDED}
+
+    def replace(self, name: str, cause: str) -> None:
+        """Kill a child that is ready, and start it again if its policy allows; nothing for any other."""
+        self._carry_out(self._core.unresponsive(name, self._core.generation(name), cause))
+
+    def start(self, tick: Callable[[], None] | None = None, tick_s: float = 5.0) -> None:
+        """Start every child in the order of dependencies and wait until all are ready; raises ChildFailed.
+
+        `tick` is called every `tick_s` seconds.
+        """
+        if threading.get_ident() != self._thread:
+            # The kernel ends a child with the thread that started it.
+            raise RuntimeError("the supervisor must be used by the thread that made it")
+        self._guard = _Guard(self._leftovers)
+        for spec in self._specs.values():
+            write_start_script(spec)
+        self._run_until(lambda: self._core.all_ready, tick, tick_s)
+
+    def watch(
+        self,
+        until: Callable[[], bool] = lambda: False,
+        tick: Callable[[], None] | None = None,
+        tick_s: float = 5.0,
+    ) -> None:
+        """Until `until()`, or every child without restarts has ended with 0; raises ChildFailed.
+
+        `tick` is called every `tick_s` seconds.
+        """
+        self._run_until(lambda: self._core.completed or until(), tick, tick_s)
+
+    def _run_until(self, done: Callable[[], bool], tick: Callable[[], None] | None, tick_s: float) -> None:
+        next_tick = self._clock() if tick else math.inf
+        while not done():
+            if tick is not None and self._clock() >= next_tick:
+                tick()
+                next_tick = self._clock() + tick_s
+            self._renew_guard()
+            self._carry_out(self._core.tick(self._clock()))
+            next_timer = min(self._core.next_timer(), next_tick)
+            self._next_event(min(_LONGEST_WAIT_S, max(0.0, next_timer - self._clock())))
+
+    def _next_event(self, longest_s: float) -> None:
+        """Wait for what happens next, at most `longest_s` seconds, and act on it."""
+        try:
+            event = self._events.get(timeout=longest_s)
+        except queue.Empty:
+            return
+        event()
+
+    def _exited(self, name: str, generation: int, code: int) -> None:
+        child = self._running.pop(name)
+        self._end_wait(name)
+        child.reap()
+        self._tell_guard("-", child)
+        if self._stopping:
+            return
+        actions = self._core.exited(name, generation, code, self._clock())
+        for action in actions:
+            if isinstance(action, GiveUp):
+                raise ChildFailed(name, action.cause, child.log_tail(), child.spec.stderr)
+        if name in self.ended():
+            self._announce(f"{name} is done")
+        self._carry_out(actions)
+
+    def _healthy(self, name: str, generation: int) -> None:
+        if not self._stopping:
+            self._core.healthy(name, generation)
+            self._end_wait(name)
+            self._announce(f"{name} is healthy")
+
+    def _silent(self, name: str, generation: int, cause: str) -> None:
+        if not self._stopping:
+            self._carry_out(self._core.unresponsive(name, generation, cause))
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Start):
+                self._spawn(self._specs[action.name], action.generation)
+            elif isinstance(action, Kill):
+                self._running[action.name].kill()
+            elif isinstance(action, Restart):
+                self._announce(
+                    f"{action.name}: {action.cause}; restart {action.number} of "
+                    f"{self._specs[action.name].restart.max_restarts} in {action.delay_s:g} s"
+                )
+
+    def _spawn(self, spec: ChildSpec, generation: int) -> None:
+        name, put = spec.name, self._events.put
+        child = RunningChild(
+            spec,
+            on_exit=lambda code: put(partial(self._exited, name, generation, code)),
+            on_healthy=lambda: put(partial(self._healthy, name, generation)),
+            on_silent=lambda cause: put(partial(self._silent, name, generation, cause)),
+        )
+        self._running[name] = child
+        self._tell_guard("+", child)
+        self._announce(f"{name} started (pid {child.pid})")
+        if spec.health is not None:
+            wait = waiting(f"{name} to become healthy at {spec.health.url}", spec.health.start_deadline_s)
+            self._waits[name] = wait.__enter__()
+        if generation:
+            self._on_restart(name)
+
+    def _end_wait(self, name: str) -> None:
+        if wait := self._waits.pop(name, None):
+            wait.__exit__()
+
+    def _tell_guard(self, sign: str, child: RunningChild) -> None:
+        if self._guard is not None and self._guard.alive:
+            self._guard.tell(sign, child.pid)
+
+    def _renew_guard(self) -> None:
+        """Someone killed the guard: a new one takes over the groups that run now."""
+        if self._guard is not None and not self._guard.alive:
+            log.warning("the guard process died; a new one takes over")
+            self._guard = _Guard(self._leftovers)
+            for child in self._running.values():
+                self._tell_guard("+", child)
+
+    def stop(self, deadline_s: float = 15.0) -> None:
+        """Stop all: SIGTERM in reverse order of dependencies, SIGKILL to whole groups after `deadline_s`.
+
+        Returns when nothing of any group is alive.
+        """
+        self._stopping = True
+        stopped = list(self._running.values())
+        for wave in self._core.stop_order(set(self._running)):
+            for name in wave:
+                self._running[name].terminate()
+            self._wait_for_end(wave, deadline_s)
+            if left := wave & self._running.keys():
+                log.warning("%s did not stop within %g s and are killed", ", ".join(sorted(left)), deadline_s)
+                for name in left:
+                    self._running[name].kill()
+                self._wait_for_end(left, _AFTER_KILL_S)
+        for child in stopped:
+            if not child.wait_until_gone(_AFTER_KILL_S):
+                log.error("processes of %s survived SIGKILL (pids of group %d)", child.spec.name, child.pid)
+        if self._guard is not None:
+            self._guard.close()
+            self._guard = None
+
+    close = stop
+
+    def _wait_for_end(self, names: set[str], deadline_s: float) -> None:
+        with waiting(f"the end of {', '.join(sorted(names))}", deadline_s, self._clock) as wait:
+            while names & self._running.keys() and not wait.expired:
+                self._next_event(wait.remaining_s)

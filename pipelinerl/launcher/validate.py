@@ -1,0 +1,79 @@
+"""Everything that can be found wrong before a process starts."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from omegaconf import MISSING, DictConfig, OmegaConf
+from pydantic import ValidationError
+
+from pipelinerl.base.errors import ConfigError, explain
+from pipelinerl.config.files import typed
+from pipelinerl.config.keys import leaves
+from pipelinerl.config.machine import Job
+from pipelinerl.config.tree import Config
+from pipelinerl.domain import Domain, parts_of
+from pipelinerl.launcher.checks import (
+    data,
+    environments,
+    inert,
+    machine,
+    objective,
+    partial,
+    sampling,
+    training,
+)
+from pipelinerl.launcher.placement import derive, layout
+
+
+def checked(
+    tree: DictConfig, domain: Domain, devices: int, dry_run: bool = False, given: Sequence[str] = ()
+) -> Config:
+    """The typed tree, or ConfigError with every problem found, one line each.
+
+    `devices` counts the GPUs of the run. `given` are the keys that the command line set: none of them may be
+    without effect.
+    """
+    missing = sorted(key for key, value in leaves(tree).items() if value == MISSING)
+    if missing:  # what a profile leaves to the user
+        raise ConfigError([f"{key}: missing; set {key}=VALUE" for key in missing])
+    cfg = typed(tree)
+    found = [*problems(cfg, devices, dry_run), *domain_problems(tree, domain)]
+    found += inert.check(cfg, given, domain)
+    if found:
+        raise ConfigError(dict.fromkeys(found))
+    return cfg
+
+
+def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:
+    """Problems of the core's own keys; `devices` counts the GPUs of the run."""
+    derived, unplaceable = None, list[str]()
+    try:  # the trainer's devices decide how many texts a step has
+        trainer = Job(kind="finetune", idx=0, gpus=layout(cfg, list(range(devices))).trainer)
+        derived = derive(cfg, [trainer] if "finetune" in cfg.debug.roles else [])
+    except ValueError as error:  # a ConfigError, or a parallel size that is no number
+        unplaceable = [str(error)]
+    yield from data.check(cfg)
+    yield from sampling.check(cfg)
+    yield from objective.check(cfg)
+    yield from training.check(cfg, derived)
+    yield from unplaceable
+    yield from machine.check(cfg, devices, dry_run)
+    yield from environments.check(cfg)
+    yield from partial.check(cfg)
+
+
+def domain_problems(tree: DictConfig, domain: Domain) -> list[str]:
+    """Problems of each domain's block: unknown keys, wrong values, then its own checks."""
+    return [problem for part in parts_of(domain) for problem in _problems_of_one(tree, part)]
+
+
+def _problems_of_one(tree: DictConfig, domain: Domain) -> list[str]:
+    if domain.settings is not None and domain.settings_key is not None:
+        block = tree.get(domain.settings_key)
+        values = {} if block is None else OmegaConf.to_container(block, resolve=True)
+        try:
+            domain.settings.model_validate(values)
+        except ValidationError as error:
+            return explain(error, domain.settings, domain.settings_key)
+    return list(domain.validate(tree))

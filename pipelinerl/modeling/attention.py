@@ -1,0 +1,112 @@
+"""Causal attention over packed rows without any L x L mask, registered with transformers.
+
+Select it with `attn_implementation=ATTENTION_NAME` and pass `segments=Segments(...)` to the model's
+forward; transformers hands unknown keyword arguments down to the attention function.
+"""
+
+from __future__ import annotations
+
+import inspect
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch.nn.attention.varlen import varlen_attn
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from pipelinerl.modeling.segments import Segments
+
+ATTENTION_NAME = "pipelinerl_varlen"
+PER_TEXT_NAME = "pipelinerl_per_text"
+"""The same without the device's variable-length kernel: `finetune.use_flash_attention=false`."""
+
+
+def varlen_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | None,
+    dropout: float = 0.0,
+    scaling: float | None = None,
+    segments: Segments | None = None,
+    use_kernel: bool = True,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """Attend causally inside each segment.
+
+    query `[B, H, L, D]`, key and value `[B, H_kv, L, D]`; B must be 1 when `segments` is given. Without
+    segments every row is one sequence, padded on the right at most (padding then only sees, and is never
+    seen by, real tokens); a single row whose `position_ids` restart is recognised as packed.
+    Returns `[B, L, H, D]`. Raises ValueError for anything this attention cannot represent.
+    """
+    _refuse_unsupported(attention_mask, dropout, kwargs)
+    position_ids = kwargs.get("position_ids")
+    if segments is None and position_ids is not None and query.shape[0] == 1:
+        segments = Segments.from_position_ids(position_ids.expand(1, -1))
+    if segments is None:
+        out = _sdpa(query, key, value, scaling)
+    elif use_kernel and _has_varlen_kernel(query, value):
+        out = _cuda_varlen(query, key, value, segments, scaling)
+        return out, None
+    else:
+        out = _per_segment(query, key, value, segments, scaling)
+    return out.transpose(1, 2), None
+
+
+def _refuse_unsupported(attention_mask: torch.Tensor | None, dropout: float, kwargs: dict[str, Any]) -> None:
+    if attention_mask is not None:
+        raise ValueError(f"{ATTENTION_NAME} takes segments, not an attention mask")
+    if dropout:
+        raise ValueError(f"attention dropout {dropout} is not supported by {ATTENTION_NAME}; set it to 0")
+    if kwargs.get("sliding_window") is not None:
+        raise ValueError(f"sliding-window attention is not supported by {ATTENTION_NAME}")
+
+
+def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
+    repeats = query.shape[1] // key.shape[1]
+    if repeats > 1:
+        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+
+
+def _per_segment(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scaling: float | None
+) -> torch.Tensor:
+    # `split` has one concatenation as its backward; slicing would add a full-size gradient per segment.
+    lengths = list(segments.lengths)
+    parts = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2))
+    return torch.cat([_sdpa(q, k, v, scaling) for q, k, v in parts], dim=2)
+
+
+def _has_varlen_kernel(query: torch.Tensor, value: torch.Tensor) -> bool:
+    return query.is_cuda and value.dtype in (torch.bfloat16, torch.float16)
+
+
+_NAMES = inspect.signature(varlen_attn).parameters
+# What means "causal", and whether query heads may share a key, in the installed torch.
+_CAUSAL: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in _NAMES else {"is_causal": True}
+_GROUPS_HEADS = "enable_gqa" in _NAMES
+
+
+def _cuda_varlen(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scaling: float | None
+) -> torch.Tensor:
+    repeats = query.shape[1] // key.shape[1]
+    options = dict(_CAUSAL)
+    if repeats > 1 and _GROUPS_HEADS:
+        options["enable_gqa"] = True
+    elif repeats > 1:
+        key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
+    if scaling is not None:
+        options["scale"] = scaling
+    dtype = value.dtype
+    q, k, v = (t[0].transpose(0, 1).to(dtype).contiguous() for t in (query, key, value))
+    bound = segments.max_length
+    return varlen_attn(q, k, v, segments.offsets, segments.offsets, bound, bound, **options)[None]
+
+
+ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, varlen_attention)
+ALL_ATTENTION_FUNCTIONS.register(PER_TEXT_NAME, partial(varlen_attention, use_kernel=False))

@@ -1,0 +1,97 @@
+"""Loading and saving the policy: a Hugging Face causal language model with float32 master weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+from transformers.utils.logging import disable_progress_bar
+
+from pipelinerl.config.finetune import Checkpointing
+from pipelinerl.modeling.activations import checkpoint_layers, compile_layers
+from pipelinerl.modeling.attention import ATTENTION_NAME, PER_TEXT_NAME
+from pipelinerl.modeling.loading import load_causal_lm
+from pipelinerl.modeling.lora import Exact, is_adapter, merged_name, merged_weight
+from pipelinerl.modeling.segments import Segments
+
+# Output of a role is a log file, in which a progress bar is noise.
+disable_progress_bar()
+
+
+def load_model(
+    path: str | Path,
+    device: torch.device | str = "cpu",
+    gradient_checkpointing: Checkpointing = False,
+    reentrant_checkpointing: bool = False,
+    trust_remote_code: bool = False,
+    compile: bool = False,
+    flash_attention: bool = True,
+) -> PreTrainedModel:
+    """Load a causal LM from a folder or hub name in float32 with packed attention, in training mode.
+
+    Raises DamagedModel for weights that are damaged, missing or of other shapes.
+    """
+    model = load_causal_lm(
+        path,
+        dtype=torch.float32,
+        attn_implementation=ATTENTION_NAME,
+        trust_remote_code=trust_remote_code,
+    )
+    return prepare_model(
+        model, device, gradient_checkpointing, reentrant_checkpointing, compile, flash_attention
+    )
+
+
+def prepare_model(
+    model: PreTrainedModel,
+    device: torch.device | str = "cpu",
+    gradient_checkpointing: Checkpointing = False,
+    reentrant_checkpointing: bool = False,
+    compile: bool = False,
+    flash_attention: bool = True,
+) -> PreTrainedModel:
+    """Give a freshly built causal LM packed attention and float32 weights, and move it.
+
+    `compile` compiles the decoder layers for any length of row; it is for GPUs, where the attention of a row
+    is one operation whatever its segments. Without `flash_attention` that, too, goes text by text.
+    """
+    model.set_attn_implementation(ATTENTION_NAME if flash_attention else PER_TEXT_NAME)
+    model.to(device=device, dtype=torch.float32)
+    checkpoint_layers(model, gradient_checkpointing, reentrant_checkpointing)
+    if compile:
+        compile_layers(model)
+    model.config.use_cache = False
+    return model.train()
+
+
+def hidden_states(
+    model: PreTrainedModel, input_ids: torch.Tensor, position_ids: torch.Tensor, segments: Segments | None
+) -> torch.Tensor:
+    """Last hidden states `[B, L, D]` of int64 `[B, L]` ids; the output head is not applied."""
+    decoder = model.get_decoder()
+    out = decoder(input_ids=input_ids, position_ids=position_ids, segments=segments, use_cache=False)
+    return out.last_hidden_state
+
+
+def output_head(model: PreTrainedModel) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Weight `[V, D]` and bias `[V]` or None of the output head."""
+    head = model.get_output_embeddings()
+    return head.weight, getattr(head, "bias", None)
+
+
+@torch.no_grad()
+def distinct_parameters(
+    model: nn.Module, exact: Exact = torch.Tensor.detach
+) -> Iterator[tuple[str, torch.Tensor]]:
+    """Named parameters with ties removed by identity and adapters merged: what an engine has to receive.
+
+    `exact` maps a parameter to the tensor that is handed out in its place, such as its float32 master.
+    """
+    seen: set[int] = set()
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        if id(parameter) not in seen and not is_adapter(name):
+            seen.add(id(parameter))
+            yield merged_name(name), merged_weight(model, name, parameter, exact)

@@ -1,0 +1,41 @@
+"""The policy as one module: from packed tokens to scores of their targets, and the value head's opinion."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from transformers import PreTrainedModel
+
+from pipelinerl.modeling.logprobs import TokenScores, token_scores
+from pipelinerl.modeling.model import hidden_states, output_head
+from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.value_head import values_of
+
+
+class Policy(nn.Module):
+    """Everything that is trained. Its forward uses every parameter, so that it can be sharded as a whole."""
+
+    def __init__(self, model: PreTrainedModel, value_head: nn.Linear | None = None) -> None:
+        super().__init__()
+        self.model, self.value_head = model, value_head
+
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        position_ids: torch.Tensor,
+        segments: Segments | None,
+        predictors: torch.Tensor,
+        targets: torch.Tensor,
+        temperature: float = 1.0,
+    ) -> tuple[TokenScores, torch.Tensor | None]:
+        """Scores of `targets` int64 `[N]`, which the hidden states at `predictors` int64 `[N]` predict.
+
+        input_ids and position_ids int64 `[B, L]`; predictors are indices into the `B * L` flattened rows.
+        Values are float32 `[N]`, of the same positions; None without a value head.
+        """
+        hidden = hidden_states(self.model, input_ids, position_ids, segments)
+        # Not hidden[predictors], whose backward sorts the indices.
+        chosen = hidden.flatten(0, 1).index_select(0, predictors)
+        weight, bias = output_head(self.model)
+        scores = token_scores(chosen, weight, targets, temperature, bias)
+        return scores, None if self.value_head is None else values_of(self.value_head, chosen)

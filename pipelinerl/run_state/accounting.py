@@ -1,0 +1,257 @@
+"""Rollout accounting: every rollout that starts ends in exactly one counted way.
+
+Each role records what it knows in an append-only file of JSON lines, `<output_dir>/accounting/<role>.jsonl`
+(`RolloutLog`); launcher, report and progress line add all of them up (`reconcile`, `RolloutAccounting`). A
+rollout is named `<group_id>/<rollout_index>`. One of several texts can meet several ends (one text trained,
+another too old); the most final one counts: trained > stale > filtered > failed > empty > unfinished.
+
+A resume is recorded too. Ends that the trainer recorded after the checkpoint are rolled back: their rollouts
+are unfinished again. What preprocess held at the checkpoint is replayed and may still be trained on; whatever
+else was under way is discarded, and stays unfinished.
+"""
+
+from __future__ import annotations
+
+import enum
+import time
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.line_file import LineFile, LineTail
+from pipelinerl.run_state.rollout_table import RolloutTable
+
+
+class Outcome(enum.StrEnum):
+    STARTED = "started"
+    TRAINED = "trained"
+    STALE = "stale"
+    FILTERED = "filtered"
+    FAILED = "failed"
+    EMPTY = "empty"
+    EVAL_STARTED = "eval_started"
+    EVAL_DONE = "eval_done"
+    EVAL_FAILED = "eval_failed"
+    RESUMED = "resumed"
+    """No rollout: the actor was started again, what runs now belongs to an earlier start."""
+    UNDONE = "undone"
+    """The ends that the trainer recorded for these rollouts after the checkpoint are rolled back."""
+    REPLAYED = "replayed"
+    """The rollouts, or none, that preprocess has kept over the last resume; the latest line counts."""
+
+
+# Ends of a rollout, the most final first.
+TRAINING_ENDS = (Outcome.TRAINED, Outcome.STALE, Outcome.FILTERED, Outcome.FAILED, Outcome.EMPTY)
+EVAL_ENDS = (Outcome.EVAL_DONE, Outcome.EVAL_FAILED)
+# They say something also where they name no rollout.
+_OF_A_RESUME = (Outcome.RESUMED, Outcome.REPLAYED)
+
+
+class _Entry(msgspec.Struct):
+    outcome: Outcome
+    rollouts: list[str]
+    reason: str = ""
+    time: float = 0.0
+
+
+def _entries(tail: LineTail) -> Iterable[_Entry | None]:
+    """What was recorded since the last call; None for a line that is no entry."""
+    for line in tail.news():
+        try:
+            yield msgspec.json.decode(line, type=_Entry)
+        except (msgspec.DecodeError, UnicodeDecodeError):
+            # A process was killed while writing it; its successor ended the half line and went on.
+            yield None
+
+
+def rollout_id(group_id: str, rollout_index: int) -> str:
+    """The name of a rollout in the accounting."""
+    return f"{group_id}/{rollout_index}"
+
+
+def log_path(output_dir: Path, role: str) -> Path:
+    return Path(output_dir) / "accounting" / f"{role}.jsonl"
+
+
+def log_size(output_dir: Path, role: str) -> int:
+    """Bytes that a role has recorded: what a checkpoint remembers."""
+    path = log_path(output_dir, role)
+    return path.stat().st_size if path.exists() else 0
+
+
+class RolloutLog(Closing):
+    """One role's records. Lines are appended whole, so several processes of a role may share a file."""
+
+    def __init__(self, output_dir: Path, role: str) -> None:
+        self._file = LineFile(log_path(output_dir, role))
+
+    def record(self, outcome: Outcome, rollouts: Iterable[str] = (), reason: str = "") -> None:
+        """Append one line for these rollouts; nothing for none, unless it is about a resume."""
+        # One write to the kernel: killed before it the rollouts stay unfinished, after it they are counted.
+        names = list(rollouts)
+        if names or outcome in _OF_A_RESUME:
+            entry = _Entry(Outcome(outcome), names, reason, round(time.time(), 3))
+            self._file.append(msgspec.json.encode(entry))
+
+    def undo_after(self, end: int) -> int:
+        """Roll back the ends recorded behind byte `end`; returns how many rollouts they were.
+
+        Nothing is removed from the file, a line that takes them back is added.
+        """
+        # Killed before that line, the next start finds the same names here; after it, none are left.
+        names: dict[str, None] = {}
+        for entry in _entries(LineTail(self._file.path, offset=end)):
+            if entry is None:
+                continue
+            # An earlier resume from the same checkpoint has rolled these back already.
+            if entry.outcome is Outcome.UNDONE:
+                for name in entry.rollouts:
+                    names.pop(name, None)
+            elif entry.outcome in TRAINING_ENDS:
+                names.update(dict.fromkeys(entry.rollouts))
+        self.record(Outcome.UNDONE, names)
+        return len(names)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+@dataclass(frozen=True)
+class RolloutCounts:
+    """Rollouts by outcome; `ends` and `eval_ends` hold every outcome, also those that did not occur."""
+
+    started: int = 0
+    ends: dict[Outcome, int] = field(default_factory=dict)
+    unfinished: int = 0
+    eval_started: int = 0
+    eval_ends: dict[Outcome, int] = field(default_factory=dict)
+    eval_unfinished: int = 0
+    reasons: dict[Outcome, dict[str, int]] = field(default_factory=dict)
+    never_started: tuple[str, ...] = ()
+    started_twice: tuple[str, ...] = ()
+    torn_lines: int = 0
+    resumes: int = 0
+    undone: int = 0
+    """Rollouts whose update was undone by a resume, whatever became of them later."""
+    replayed: int = 0
+    """Rollouts kept over the last resume."""
+    discarded: int = 0
+    """Unfinished rollouts that a resume left behind."""
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether every rollout started once and everything that ended had started."""
+        training = self.started == sum(self.ends.values()) + self.unfinished
+        evaluation = self.eval_started == sum(self.eval_ends.values()) + self.eval_unfinished
+        return training and evaluation and not self.never_started and not self.started_twice
+
+    def __getitem__(self, outcome: Outcome) -> int:
+        return self.ends.get(outcome, 0) + self.eval_ends.get(outcome, 0)
+
+    def lines(self) -> list[str]:
+        """The sums for people, one line each."""
+        rows = [f"rollouts: {_sum(self.started, self.ends, self.unfinished)}"]
+        if self.eval_started:
+            evaluated = _sum(self.eval_started, self.eval_ends, self.eval_unfinished)
+            rows.append(f"evaluation rollouts: {evaluated}")
+        for outcome, reasons in self.reasons.items():
+            listed = ", ".join(f"{reason} {n}" for reason, n in sorted(reasons.items(), key=lambda r: -r[1]))
+            rows.append(f"{outcome}: {listed}")
+        if self.resumes:
+            often = "once" if self.resumes == 1 else f"{self.resumes} times"
+            rows.append(
+                f"resumed {often}: {self.undone} rollouts trained after a checkpoint undone, "
+                f"{self.replayed} kept over the last resume, {self.discarded} discarded"
+            )
+        # A kill only leaves rollouts unfinished; these two are errors of the program.
+        if names := self.never_started:
+            rows.append(f"rollout accounting error: {len(names)} ended and never started, such as {names[0]}")
+        if names := self.started_twice:
+            rows.append(f"rollout accounting error: {len(names)} started twice, such as {names[0]}")
+        if self.torn_lines:
+            rows.append(f"{self.torn_lines} incomplete lines recorded (a process was killed while writing)")
+        return rows
+
+
+def _sum(started: int, ends: dict[Outcome, int], unfinished: int) -> str:
+    parts = [f"{n} {outcome.removeprefix('eval_')}" for outcome, n in ends.items()]
+    return f"{started} started = {' + '.join([*parts, f'{unfinished} unfinished'])}"
+
+
+class RolloutAccounting:
+    """The records of all roles of a run: `update` reads only what is new since the last call."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self._folder = log_path(output_dir, "").parent
+        self._tails: dict[Path, LineTail] = {}
+        self._training, self._evaluation = RolloutTable(TRAINING_ENDS), RolloutTable(EVAL_ENDS)
+        self._damaged = self._resumes = 0
+
+    def update(self) -> RolloutCounts:
+        """Read new lines of every role and return the sums."""
+        # File by file and not by time: an end may be read before its start, which the table allows for.
+        for path in sorted(self._folder.glob("*.jsonl")):
+            for entry in _entries(self._tails.setdefault(path, LineTail(path))):
+                if entry is None:
+                    self._damaged += 1
+                else:
+                    self._enter(entry.outcome, entry.rollouts, entry.reason)
+        training, evaluation = self._training, self._evaluation
+        ends, reasons = _by_outcome(training, TRAINING_ENDS)
+        eval_ends, eval_reasons = _by_outcome(evaluation, EVAL_ENDS)
+        return RolloutCounts(
+            started=training.started,
+            ends=ends,
+            unfinished=training.unfinished,
+            eval_started=evaluation.started,
+            eval_ends=eval_ends,
+            eval_unfinished=evaluation.unfinished,
+            reasons=reasons | eval_reasons,
+            never_started=(*sorted(training.unknown), *sorted(evaluation.unknown)),
+            started_twice=(*sorted(training.twice), *sorted(evaluation.twice)),
+            # An incomplete last line counts as long as it is the last one.
+            torn_lines=self._damaged + sum(tail.torn for tail in self._tails.values()),
+            resumes=self._resumes,
+            undone=training.undone,
+            replayed=len(training.replayed),
+            discarded=training.discarded,
+        )
+
+    def _enter(self, outcome: Outcome, rollouts: list[str], reason: str) -> None:
+        match outcome:
+            case Outcome.STARTED:
+                self._training.start(rollouts)
+            case Outcome.EVAL_STARTED:
+                self._evaluation.start(rollouts)
+            case Outcome.EVAL_DONE | Outcome.EVAL_FAILED:
+                self._evaluation.end(outcome, rollouts, reason)
+            case Outcome.RESUMED:
+                # Only the actor records starts and this, so what is of an earlier start stands before it.
+                self._resumes += 1
+                self._training.resume()
+            case Outcome.UNDONE:
+                self._training.undo(rollouts)
+            case Outcome.REPLAYED:
+                self._training.replayed = set(rollouts)
+            case _:
+                self._training.end(outcome, rollouts, reason)
+
+
+def _by_outcome(
+    table: RolloutTable[Outcome], ends: tuple[Outcome, ...]
+) -> tuple[dict[Outcome, int], dict[Outcome, dict[str, int]]]:
+    """Rollouts by outcome, and by outcome and reason."""
+    counts, reasons = dict.fromkeys(ends, 0), dict[Outcome, dict[str, int]]()
+    for (outcome, reason), n in table.by_reason().items():
+        counts[outcome] += n
+        if reason:
+            reasons.setdefault(outcome, {})[reason] = n
+    return counts, reasons
+
+
+def reconcile(output_dir: Path) -> RolloutCounts:
+    """Add up the records of a run."""
+    return RolloutAccounting(output_dir).update()

@@ -1,0 +1,36 @@
+"""The trainer's word to the launcher: this engine may hold half a model, put a new process in its place.
+
+An append-only file, `<output_dir>/finetune/broken_engines.jsonl`; the launcher reads what is new.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+
+from pipelinerl.base.line_file import LineTail
+
+
+def _path(output_dir: Path) -> Path:
+    return Path(output_dir) / "finetune" / "broken_engines.jsonl"
+
+
+def ask_for_replacement(output_dir: Path, urls: Iterable[str], cause: str) -> None:
+    """Name engines that must not serve any more, and why."""
+    path = _path(output_dir)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", encoding="utf-8") as file:
+        file.writelines(json.dumps({"url": url, "cause": cause}) + "\n" for url in urls)
+
+
+class Replacements:
+    """What was asked for since this was made; an earlier start's engines are gone."""
+
+    def __init__(self, output_dir: Path) -> None:
+        self._tail = LineTail(_path(output_dir), from_end=True)
+
+    def take(self) -> dict[str, str]:
+        """URL of each engine to be replaced, with the cause; each request is given once."""
+        rows = map(json.loads, self._tail.news())
+        return {str(row["url"]): str(row["cause"]) for row in rows}

@@ -1,0 +1,135 @@
+"""Where each rollout of a run stands, in a few bytes per rollout, so that a run of weeks can be counted.
+
+Read by `RolloutAccounting`, which enters what the roles have recorded. A rollout is named
+`<series>-<number>/<index>`; those of one index in consecutive groups share a block. A name of another form
+has a block of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from typing import Generic, TypeVar
+
+End = TypeVar("End", bound=Hashable)
+
+STARTED, EARLIER, UNDONE = 1, 2, 4
+"""Marks: it started, it did so before the last resume, its end was rolled back once."""
+OTHER_REASONS = "other reasons"
+# An end is one byte; 0 is none yet, and some are left for the ends of further reasons counted together.
+_MOST_ENDS = 250
+_GROUPS_PER_BLOCK = 4096
+_WITH_EARLIER = bytes(mark | EARLIER if mark & STARTED else mark for mark in range(256))
+
+
+class RolloutTable(Generic[End]):
+    """Rollouts of one kind. Of several ends of one rollout the first in `ends` counts, the most final one."""
+
+    def __init__(self, ends: Sequence[End]) -> None:
+        self._ranks = {end: rank for rank, end in enumerate(ends)}
+        self.started = self.undone = 0
+        self.twice: set[str] = set()
+        """Started more than once."""
+        self.unknown: set[str] = set()
+        """Ended without a start so far."""
+        self.replayed: set[str] = set()
+        """Those that preprocess kept over the last resume."""
+        self._blocks: dict[tuple[object, ...], bytearray] = {}
+        # Two bytes of a block per rollout: its marks, and the number of its end in these lists.
+        self._ends: list[tuple[End, str]] = [(ends[0], "")]
+        self._ended = [0]
+        self._numbers: dict[tuple[End, str], int] = {}
+        self._earlier_open = 0
+
+    def start(self, names: Iterable[str]) -> None:
+        for name in names:
+            block, at = self._place(name)
+            if block[at] & STARTED:
+                self.twice.add(name)
+                continue
+            block[at] |= STARTED
+            self.started += 1
+            self._ended[block[at + 1]] += 1
+            self.unknown.discard(name)
+
+    def end(self, end: End, names: Iterable[str], reason: str) -> None:
+        number, rank = self._number(end, reason), self._ranks[end]
+        for name in names:
+            block, at = self._place(name)
+            known = block[at + 1]
+            # Roles write to files of their own, so that a less final end may be read after a more final one.
+            if not known or rank < self._ranks[self._ends[known][0]]:
+                self._move(name, block, at, number)
+
+    def undo(self, names: Iterable[str]) -> None:
+        """The ends of these are rolled back."""
+        for name in names:
+            block, at = self._place(name)
+            self.undone += not block[at] & UNDONE
+            block[at] |= UNDONE
+            self._move(name, block, at, 0)
+
+    def resume(self) -> None:
+        """What started so far belongs to an earlier start of the run."""
+        for block in self._blocks.values():
+            block[::2] = block[::2].translate(_WITH_EARLIER)
+        self._earlier_open = self.unfinished
+
+    @property
+    def unfinished(self) -> int:
+        """Started rollouts without an end."""
+        return self._ended[0]
+
+    @property
+    def discarded(self) -> int:
+        """Rollouts of earlier starts that nobody will end any more."""
+        kept = 0
+        for name in self.replayed:
+            # One that has ended since is no longer among the open ones.
+            block, at = self._place(name)
+            kept += bool(block[at] & EARLIER) and not block[at + 1]
+        return self._earlier_open - kept
+
+    def by_reason(self) -> dict[tuple[End, str], int]:
+        """Started rollouts by end and reason, the most final first; only those that occur."""
+        found = {end: n for end, n in zip(self._ends[1:], self._ended[1:], strict=True) if n}
+        return dict(sorted(found.items(), key=lambda item: (self._ranks[item[0][0]], item[0][1])))
+
+    def _move(self, name: str, block: bytearray, at: int, number: int) -> None:
+        """The rollout now has the end with this number."""
+        known, block[at + 1] = block[at + 1], number
+        if not block[at] & STARTED:
+            # The end was read before the start, which stands in another role's file.
+            (self.unknown.add if number else self.unknown.discard)(name)
+            return
+        self._ended[known] -= 1
+        self._ended[number] += 1
+        if block[at] & EARLIER:
+            self._earlier_open += (not number) - (not known)
+
+    def _number(self, end: End, reason: str) -> int:
+        key = (end, reason)
+        if key not in self._numbers and reason and len(self._ends) >= _MOST_ENDS:
+            key = (end, OTHER_REASONS)
+        if key not in self._numbers:
+            self._numbers[key] = len(self._ends)
+            self._ends.append(key)
+            self._ended.append(0)
+        return self._numbers[key]
+
+    def _place(self, name: str) -> tuple[bytearray, int]:
+        """The block of a rollout and where in it; different names never share a place."""
+        key: tuple[object, ...] = (name,)
+        at = 0
+        group, _, index = name.rpartition("/")
+        series, dash, digits = group.rpartition("-")
+        if dash and digits.isascii() and digits.isdecimal():
+            number = int(digits)
+            # `1` and `000001` are different names, and a number of seven digits is the same either way.
+            padded = digits == f"{number:06d}"
+            if padded or digits == str(number):
+                at = number % _GROUPS_PER_BLOCK * 2
+                key = (series, padded, index, number // _GROUPS_PER_BLOCK)
+        block = self._blocks.setdefault(key, bytearray())
+        if at + 2 > len(block):
+            block.extend(bytes(at + 2 - len(block)))
+        return block, at

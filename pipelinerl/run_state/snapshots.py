@@ -1,0 +1,119 @@
+"""What a role keeps of the moment when a weight version was announced: one file per version.
+
+Actor and preprocess write theirs when they hear of a version, the trainer waits for them before it saves a
+checkpoint, and a resumed run takes the newest one that is not newer than its checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from pipelinerl.base.files import write_whole
+from pipelinerl.base.waits import waiting
+from pipelinerl.streams.errors import CorruptRecord
+from pipelinerl.streams.records import Buffer, RecordEncoder, decode_record
+
+State = TypeVar("State")
+_LOOK_EVERY_S = 0.002
+_REMEDY = "remove it, what it held is then made anew"
+
+
+class _Kind(NamedTuple):
+    """How the snapshots of a role are written."""
+
+    suffix: str
+    format: int
+    encode: Callable[[Any], Iterable[Buffer]]
+    decode: Callable[[bytearray], Any]
+
+
+KINDS = {
+    "actor": _Kind(".json", 2, lambda state: [json.dumps(state).encode()], json.loads),
+    # One stream record: `ahead` [[step, samples]], `buffered` [samples], `position` in the actor's stream.
+    "preprocess": _Kind(".rec", 2, lambda state: RecordEncoder().encode(state), decode_record),
+}
+"""The roles that keep their own state by version."""
+
+
+class Snapshots:
+    """Of one role, in `<output_dir>/<role>/state/`; the newest `keep` stay."""
+
+    def __init__(self, output_dir: Path, role: str, keep: int = 1) -> None:
+        self._folder = Path(output_dir) / role / "state"
+        self._kind, self._keep = KINDS[role], keep
+
+    def path(self, version: int) -> Path:
+        return self._folder / f"{version:012d}{self._kind.suffix}"
+
+    def versions(self) -> list[int]:
+        """Those that have a file, ascending."""
+        # A snapshot that a killed role was writing is called `~...` and is not among them.
+        found = [path.stem for path in self._folder.glob(f"*{self._kind.suffix}")]
+        return sorted(int(stem) for stem in found if stem.isdigit())
+
+    def save(self, version: int, state: dict[str, Any]) -> None:
+        """Write plain data, for preprocess with arrays in it; the file appears whole or not at all."""
+        tree = {"format": self._kind.format, "version": version, **state}
+        # The trainer saves its checkpoint as soon as it sees the file, so the disk must have all of it.
+        write_whole(self.path(version), self._kind.encode(tree), sync=True)
+        # The new one is there before an old one goes: a kill in between leaves one too many.
+        for old in self.versions()[: -self._keep]:
+            self.path(old).unlink()
+
+    def newest(self, version: int, shape: type[State]) -> State | None:
+        """The newest state not newer than `version`, or None; `shape` is dict or a msgspec.Struct.
+
+        Raises ValueError for a damaged file or one of another format.
+        """
+        usable = [found for found in self.versions() if found <= version]
+        if not usable:
+            return None
+        path, expected = self.path(usable[-1]), self._kind.format
+        try:
+            state: dict[str, Any] = self._kind.decode(bytearray(path.read_bytes()))
+            if state.get("format") == expected:
+                return msgspec.convert(state, shape)
+        except (CorruptRecord, ValueError, msgspec.ValidationError) as error:
+            raise ValueError(f"{path} is damaged ({error}); {_REMEDY}") from error
+        raise ValueError(f"{path} has format {state.get('format')}, expected {expected}; {_REMEDY}")
+
+    def restore(self, version: int, shape: type[State]) -> State | None:
+        """`newest` for a run that goes on from `version`; newer ones are removed, they are made anew."""
+        for newer in self.versions():
+            if newer > version:
+                self.path(newer).unlink()
+        return self.newest(version, shape)
+
+    def next_start(self) -> int:
+        """How often the role was started in this folder before; counts this start."""
+        path = self._folder / "starts"
+        starts = int(path.read_text()) if path.exists() else 0
+        # Counted before anything is named after it: a kill here skips a number, and never uses one twice.
+        write_whole(path, str(starts + 1))
+        return starts
+
+
+def wait_for_snapshots(output_dir: Path, roles: Iterable[str], version: int, deadline_s: float) -> None:
+    """Until each role has written its snapshot of an announced version; raises WaitExpired."""
+    for role in roles:
+        path = Snapshots(output_dir, role).path(version)
+        with waiting(f"the snapshot of {role} at version {version}", deadline_s) as wait:
+            # A role writes within milliseconds of the announcement, so there is no watch to set up for it.
+            while not path.exists():
+                wait.check(f"{path} is not there")
+                time.sleep(_LOOK_EVERY_S)
+
+
+def replayed_texts(output_dir: Path, version: int, step: int) -> int:
+    """Texts with which preprocess goes on in a run resumed at `version` and `step`."""
+    # A run that begins at version 0 has a snapshot here only from an earlier start that it does not resume.
+    held = Snapshots(output_dir, "preprocess").newest(version, dict) if version else None
+    if held is None:
+        return 0
+    return len(held["buffered"]) + sum(len(samples) for number, samples in held["ahead"] if number >= step)

@@ -1,0 +1,135 @@
+"""Loading a version into a served model by nothing but copies; `vllm_ahead` does so in an update's pause.
+
+vLLM keeps several tensors of a checkpoint in one parameter, such as queries, keys and values, and its own way
+of loading asks every layer anew where each belongs. Here that is worked out once, from the names, and
+believed only if the model holds exactly the version that it has just loaded its own way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from operator import itemgetter
+
+import torch
+
+Named = Sequence[tuple[str, torch.Tensor]]
+Packed = Mapping[str, Sequence[str]]
+# What attention layers of vLLM call theirs; it is no copy of weights.
+KV_CACHE = "kv_cache"
+
+
+class NoInPlaceLoad(ValueError):
+    """A model cannot be given a version by copies; the message says why not."""
+
+
+class InPlaceLoad:
+    """A view of the model's memory for each tensor of a version."""
+
+    @torch.no_grad()
+    def __init__(self, model: torch.nn.Module, tensors: Named, packed: Packed) -> None:
+        """`model` has just been given `tensors`, under the names of the checkpoint, on any device.
+
+        `packed`: names of its modules that hold several of the checkpoint's, one behind the other in the
+        first dimension (vLLM's `packed_modules_mapping`). Raises NoInPlaceLoad.
+        """
+        _check_nothing_derived(model)
+        parameters = dict(model.named_parameters())
+        parts: dict[str, list[tuple[int, str, torch.Tensor]]] = {}
+        for name, tensor in tensors:
+            target, position = _target(name, parameters, packed)
+            parts.setdefault(target, []).append((position, name, tensor))
+        self._places: dict[str, torch.Tensor] = {}
+        for target, found in parts.items():
+            in_order = [(name, tensor) for _, name, tensor in sorted(found, key=itemgetter(0))]
+            self._places |= _slices(target, parameters[target], in_order)
+        # Such as a head sent as its own to a model that keeps it in the memory of the embedding.
+        if len({one.data_ptr() for one in self._places.values()}) < len(self._places):
+            raise NoInPlaceLoad("several tensors have one place")
+        reached = {one.untyped_storage().data_ptr() for one in self._places.values()}
+        for name, parameter in parameters.items():
+            if parameter.untyped_storage().data_ptr() not in reached:
+                raise NoInPlaceLoad(f"{name} is in no version")
+        # Names and shapes alone would not show a scale, a transposition or another order of the parts.
+        for name, tensor in tensors:
+            if not _equal(self._places[name], tensor):
+                raise NoInPlaceLoad(f"the model does not hold {name} as it was sent")
+        self._pointers = _pointers(model)
+
+    def fits(self, model: torch.nn.Module) -> bool:
+        """Whether the model's parameters still lie where they lay."""
+        return _pointers(model) == self._pointers
+
+    @torch.no_grad()
+    def load(self, tensors: Named) -> None:
+        """Enqueue a copy of each tensor to its place, on the current stream.
+
+        Raises ValueError, with nothing copied, for other names or shapes than those of the first version.
+        """
+        given = {name: tensor.shape for name, tensor in tensors}
+        if given != {name: place.shape for name, place in self._places.items()}:
+            raise ValueError("names or shapes of the tensors have changed since the first version")
+        for name, tensor in tensors:
+            self._places[name].copy_(tensor, non_blocking=True)
+
+
+def _target(name: str, parameters: Mapping[str, torch.Tensor], packed: Packed) -> tuple[str, int]:
+    """The parameter of a tensor, and which of its parts the tensor is."""
+    if name in parameters:
+        return name, 0
+    words = name.split(".")
+    for fused, parts in packed.items():
+        for position, part in enumerate(parts):
+            target = ".".join(fused if word == part else word for word in words)
+            if target in parameters:
+                return target, position
+    raise NoInPlaceLoad(f"the model has no parameter for {name}")
+
+
+def _slices(fused: str, parameter: torch.Tensor, parts: Named) -> dict[str, torch.Tensor]:
+    """The part of a parameter for each of its tensors, which lie one behind the other."""
+    if [tensor.shape for _, tensor in parts] == [parameter.shape]:  # also a number, which has no rows
+        return {parts[0][0]: parameter.detach()}
+    if not all(one.dim() for one in (parameter, *(tensor for _, tensor in parts))):
+        raise NoInPlaceLoad(f"{fused} or one of its tensors is a single number")
+    rows = sum(len(tensor) for _, tensor in parts)
+    # vLLM pads a vocabulary with rows of zeros. Only there: rows that are missing from several parts, or from
+    # one that is not all of its parameter, belong to a tensor that was not sent.
+    may_be_padded = [name for name, _ in parts] == [fused]
+    if rows > len(parameter) or (rows < len(parameter) and not may_be_padded):
+        raise NoInPlaceLoad(f"{fused} has {len(parameter)} rows, its tensors {rows}")
+    if bool(parameter[rows:].any()):
+        raise NoInPlaceLoad(f"{fused} holds more than zeros behind its {rows} rows")
+    found, start = {}, 0
+    for name, tensor in parts:
+        place = parameter.detach()[start : start + len(tensor)]
+        if place.shape != tensor.shape:
+            raise NoInPlaceLoad(f"{name} is {list(tensor.shape)}, its place {list(place.shape)}")
+        found[name] = place
+        start += len(tensor)
+    return found
+
+
+def _equal(place: torch.Tensor, tensor: torch.Tensor) -> bool:
+    # Needs memory for the tensor and its comparison; for want of it a model that is loaded must not fail.
+    try:
+        return torch.equal(place, tensor.to(place))
+    except torch.OutOfMemoryError:
+        raise NoInPlaceLoad(f"no memory is left to compare {list(place.shape)} numbers") from None
+
+
+def _check_nothing_derived(model: torch.nn.Module) -> None:
+    """What lies beside parameters and buffers may be computed from weights; copies would leave it old."""
+    own = {one.untyped_storage().data_ptr() for one in model.parameters()}
+    for prefix, module in model.named_modules():
+        # In the modules, or in what vLLM hands their weights after loading, such as its kinds of attention.
+        helpers = [one for one in vars(module).values() if hasattr(one, "process_weights_after_loading")]
+        for holder in (module, *(one for one in helpers if not isinstance(one, torch.nn.Module | type))):
+            for name, value in getattr(holder, "__dict__", {}).items():
+                # Scalars are scales of the cache.
+                derived = isinstance(value, torch.Tensor) and value.is_floating_point() and value.dim()
+                if derived and name != KV_CACHE and value.untyped_storage().data_ptr() not in own:
+                    raise NoInPlaceLoad(f"{prefix or 'the model'} holds {name} beside its parameters")
+
+
+def _pointers(model: torch.nn.Module) -> list[int]:
+    return [one.data_ptr() for one in model.parameters()]

@@ -1,0 +1,88 @@
+"""The file transport: one safetensors file for each version, which engines read by its path.
+
+For any engine that sees the same file system: the embedded one, and one that shares its GPU with the trainer,
+where NCCL cannot connect them.
+"""
+
+import shutil
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save
+
+from pipelinerl.base.files import write_whole
+from pipelinerl.weights.send.transport import Member, NamedTensor, StagedUpdate, Transport, TransportError
+from pipelinerl.weights.wire import SHARED_MEMORY, checksum, read_mark
+
+VERSIONS_KEPT = 2
+
+
+class FileTransport(Transport):
+    """Writes each version to `directory`, in `dtype`."""
+
+    def __init__(self, directory: Path, dtype: torch.dtype = torch.float32, ahead: bool = False) -> None:
+        """`ahead`: the engines are vLLM with this package's back-end and read while they generate."""
+        self.directory, self.dtype, self.ahead = directory, dtype, ahead
+        self._written: list[Path] = []
+        # Of each engine that reads ahead, by its URL.
+        self._ranks: dict[str, int] = {}
+
+    def init_info(self, members: Sequence[Member]) -> list[dict[str, Any]]:
+        """The name under which an engine says what it has read ahead; TransportError for one that cannot."""
+        if not self.ahead:
+            return [{} for _ in members]
+        for one in members:
+            if one.version is None:
+                raise TransportError(f"{one.url} is no vLLM; weights.ahead needs vLLM, set it to false")
+        self._ranks |= {one.url: one.ranks for one in members}
+        return [{"reader": _reader(one.url)} for one in members]
+
+    def stage(self, version: int, named_tensors: Iterable[NamedTensor]) -> StagedUpdate:
+        """Write the version's file, and remove that of the version before the last."""
+        tensors = {
+            name: tensor.detach().to(device="cpu", dtype=self.dtype).contiguous()
+            for name, tensor in named_tensors
+        }
+        data = save(tensors)
+        path = self.directory / f"weights-{version:08d}.safetensors"
+        # With its marks: a version that is published again has to be read again.
+        _remove(path)
+        write_whole(path, data)
+        self._written = [*(one for one in self._written if one != path), path]
+        # The one before stays: an engine that hung may still be reading it.
+        while len(self._written) > VERSIONS_KEPT:
+            _remove(self._written.pop(0))
+        info = {"path": str(path), "version": str(version), "bytes": len(data), "checksum": checksum(data)}
+        layout = {name: (tuple(one.shape), str(one.dtype)) for name, one in tensors.items()}
+        return StagedUpdate(info, len(data), layout)
+
+    def arrived(self, staged: StagedUpdate, url: str) -> bool:
+        """Whether every rank of the engine has said so; TransportError with what one says instead."""
+        path = Path(staged.info["path"])
+        for rank in range(self._ranks[url]):
+            mark = read_mark(path, _reader(url), rank)
+            if not mark.exists():
+                return False
+            if said := mark.read_text(encoding="utf-8"):
+                raise TransportError(said)
+        return True
+
+    def close(self) -> None:
+        """Remove what was written, and the folder if it lies in shared memory."""
+        while self._written:
+            _remove(self._written.pop())
+        if self.directory.parent == SHARED_MEMORY:
+            shutil.rmtree(self.directory, ignore_errors=True)
+
+
+def _reader(url: str) -> str:
+    """A name for an engine that can be part of a file's name."""
+    return "".join(letter if letter.isalnum() else "-" for letter in url.split("//")[-1])
+
+
+def _remove(path: Path) -> None:
+    """The file of a version, its marks, and either of them half written."""
+    for one in (*path.parent.glob(f"{path.name}*"), *path.parent.glob(f"~{path.name}*")):
+        one.unlink(missing_ok=True)

@@ -1,0 +1,79 @@
+"""What both ends of a weight update agree on: files and where they lie, the marks beside them, packets.
+
+Imported by `send`, `receive`, the embedded engine, and by the launcher, which removes what a killed trainer
+left; no torch here.
+"""
+
+import hashlib
+import shutil
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+PREPARE_ROUTE = "/prepare_weights"
+"""Takes the body of /update_weights ahead of it, while the engine samples. The embedded engine offers it in
+its answer to /init_weight_transfer_engine; vLLM has no such route."""
+SHARED_MEMORY = Path("/dev/shm")
+# Two versions are kept while a third is written.
+COPIES = 3
+
+
+def shared_directory(output_dir: Path) -> Path:
+    """The run's folder in shared memory; the same for every process and every start of that run."""
+    name = hashlib.sha256(str(output_dir.resolve()).encode()).hexdigest()[:16]
+    return SHARED_MEMORY / f"pipelinerl-{name}"
+
+
+def weights_directory(output_dir: Path, model_bytes: int, configured: Path | None = None) -> Path:
+    """An existing folder with room for the versions kept; files of an earlier start are removed.
+
+    `configured` wins where it is given; otherwise shared memory with room for three copies of `model_bytes`,
+    else `output_dir/weights`.
+    """
+    if configured is not None:
+        chosen = configured
+    elif SHARED_MEMORY.is_dir() and shutil.disk_usage(SHARED_MEMORY).free > COPIES * model_bytes:
+        chosen = shared_directory(output_dir)
+    else:
+        chosen = output_dir / "weights"
+    chosen.mkdir(parents=True, exist_ok=True)
+    # Also `~weights-...`, which a killed trainer had not given its name yet.
+    for leftover in (*chosen.glob("weights-*"), *chosen.glob("~weights-*")):
+        leftover.unlink()
+    return chosen
+
+
+def checksum(data: bytes | memoryview) -> str:
+    """`crc32:XXXXXXXX` of `data`."""
+    # Damage has to be found, not an attack: this reads 4 GB/s, where sha256 would take half of the pause.
+    return f"crc32:{zlib.crc32(data):08x}"
+
+
+def read_checked(path: Path, size: int, expected: str) -> bytes:
+    """The whole file. ValueError if it is not what was announced, OSError if it cannot be read."""
+    data = path.read_bytes()
+    if len(data) != size:
+        raise ValueError(f"{path} has {len(data)} bytes, {size} were announced")
+    found = checksum(data)
+    if found != expected:
+        raise ValueError(f"{path} has checksum {found}, {expected} was announced")
+    return data
+
+
+def read_mark(path: Path, reader: str, rank: int) -> Path:
+    """Beside a version's file: this rank of engine `reader` has read it; its text says what hindered it."""
+    return path.with_name(f"{path.name}.read-{reader}-{rank}")
+
+
+def packets(sizes: Sequence[int], limit: int) -> Iterator[tuple[int, int]]:
+    """Cut tensors of these sizes in bytes into packets: half-open [start, stop) of each."""
+    start, size = 0, 0
+    for index, one in enumerate(sizes):
+        size += one
+        # The tensor with which a packet exceeds the limit still belongs to it. That is the rule of vLLM's
+        # receiver (packed_nccl_broadcast_consumer); a sender that cuts elsewhere hangs in its broadcast.
+        if size > limit:
+            yield start, index + 1
+            start, size = index + 1, 0
+    if start < len(sizes):
+        yield start, len(sizes)

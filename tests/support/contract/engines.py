@@ -1,0 +1,169 @@
+"""What a test sees of the engine that it runs on, and the engines there are."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+import torch
+from transformers import PreTrainedModel
+
+from benchmarks.gpu.cards import nccl_cards
+from pipelinerl.base.http import CallFailed, call
+from pipelinerl.inference.client import EngineClient, Generation
+from pipelinerl.inference.vllm import VllmVersion, installed_version
+from pipelinerl.weights.send.engine_update import PublishDeadlines
+from pipelinerl.weights.send.file_transport import FileTransport
+from pipelinerl.weights.send.nccl_transport import NcclTransport
+from pipelinerl.weights.send.publisher import KvPolicy, Publisher
+from pipelinerl.weights.send.transport import NamedTensor, StagedUpdate, Transport
+from tests.support.contract import models
+
+TAPES = Path(__file__).resolve().parents[2] / "fixtures"
+RECORDED = {"recorded-0.26": TAPES / "vllm_0_26.jsonl.gz", "recorded-0.32": TAPES / "vllm_0_32.jsonl.gz"}
+COLUMNS = ("embedded", *RECORDED, "cpu", "cpu-ahead", "gpu-file", "gpu-nccl", "gpu-nccl-ahead")
+"""`cpu`: a CPU build of vLLM in the environment of VLLM_PYTHON; `gpu`: vLLM of this environment.
+
+`ahead`: weights are received while the engine generates.
+"""
+TOKENS = "vllm:generation_tokens_total"
+RUNNING = "vllm:num_requests_running"
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the contract leaves to the kind and version of an engine."""
+
+    reports_versions: bool
+    """Whether answers say which weights sampled each token; otherwise there is a lower bound."""
+    out_of_order: int
+    """Status of a call that does not fit the state of an update."""
+
+    def said(self, sampled: int, announced: int) -> int:
+        """The version that tokens sampled by `sampled` are known by."""
+        return sampled if self.reports_versions else announced
+
+    def needs_versions(self) -> None:
+        """For a test of what only exact versions make possible."""
+        if not self.reports_versions:
+            pytest.skip("this engine's versions are lower bounds")
+
+    @classmethod
+    def of_vllm(cls, version: str) -> Facts:
+        return cls(VllmVersion.parse(version).reports_versions, 500)
+
+
+EMBEDDED = Facts(reports_versions=True, out_of_order=409)
+
+
+@dataclass
+class Engine:
+    """A running engine that has loaded `models.model(tied, 0)`."""
+
+    url: str
+    facts: Facts
+    tied: bool
+    folder: Path
+    """The served model's folder, for its tokeniser."""
+    session: aiohttp.ClientSession
+    transport: Callable[[], Transport]
+    spoiled: bool = False
+    """Set by a test that leaves the engine unusable: it is replaced, as in a run."""
+
+    def client(self, announced: int | None = None) -> EngineClient:
+        return EngineClient(self.url, self.session, announced_version=lambda: announced)
+
+    def model(self, seed: int) -> PreTrainedModel:
+        return models.model(self.tied, seed)
+
+    def parameters(self, seed: int) -> list[NamedTensor]:
+        """The distinct parameters of a model."""
+        return list(self.model(seed).named_parameters())
+
+    async def publisher(self, kv: KvPolicy = "keep", transport: Transport | None = None) -> Publisher:
+        """A publisher that has agreed on its transport with the engine."""
+        made = Publisher([self.url], transport or self.transport(), kv, PublishDeadlines(health_s=20))
+        await asyncio.to_thread(made.wait_ready, 60)
+        return made
+
+    async def publish(self, version: int, seed: int, kv: KvPolicy = "keep") -> None:
+        """One whole update by a publisher of its own."""
+        publisher = await self.publisher(kv)
+        await asyncio.to_thread(publisher.publish, version, self.parameters(seed))
+        publisher.close()
+
+    async def call(self, method: str, path: str, body: Any = None) -> Any:
+        """Decoded answer of a control route; CallFailed for any status but 200."""
+        return json.loads(await asyncio.to_thread(call, method, self.url, path, 60.0, body) or b"null")
+
+    async def refused(self, path: str, body: Any = None) -> CallFailed:
+        """How the engine refuses a POST."""
+        try:
+            await self.call("POST", path, body)
+        except CallFailed as error:
+            return error
+        raise AssertionError(f"{path} was not refused")
+
+    async def metric(self, name: str) -> float:
+        return (await self.client().metrics()).get(name, 0.0)
+
+    async def until(self, name: str, holds: Callable[[float], bool], deadline_s: float = 60.0) -> None:
+        """Wait for a counter of the engine."""
+        async with asyncio.timeout(deadline_s):
+            while not holds(await self.metric(name)):  # noqa: ASYNC110 - another process counts
+                await asyncio.sleep(0.01)
+
+    def needs_files(self) -> None:
+        """For a test of what becomes of a weight file."""
+        if not isinstance(self.transport(), FileTransport):
+            pytest.skip("this engine's weights do not come in files")
+
+    def boundaries(self, one: Generation, latest: int) -> list[int]:
+        """Where the weights may have changed: exactly known, or one of the last places up to `latest`."""
+        if one.exact_versions:
+            return [start for _, start, _ in one.versions if start]
+        return list(range(latest, max(latest - 4, -1), -1))
+
+
+class Held:
+    """A transport that waits after an update is staged, just before the engines are paused."""
+
+    def __init__(self, transport: Transport, wait: Callable[[], None]) -> None:
+        self._transport, self._wait = transport, wait
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def stage(self, version: int, named: Any) -> StagedUpdate:
+        staged = self._transport.stage(version, named)
+        self._wait()
+        return staged
+
+
+def file_transport(folder: Path, ahead: bool = False) -> Callable[[], Transport]:
+    return lambda: FileTransport(folder, ahead=ahead)
+
+
+def nccl_transport(ahead: bool) -> Callable[[], Transport]:
+    device = torch.device("cuda", nccl_cards() - 1)
+    return lambda: NcclTransport(device, torch.float32, buffer_bytes=2**20, first_port=9500, ahead=ahead)
+
+
+def missing(column: str) -> str:
+    """Why an engine cannot be had here; empty if it can."""
+    if column in RECORDED:
+        return "" if RECORDED[column].exists() else f"{RECORDED[column].name} was not recorded"
+    if column.startswith("cpu"):
+        return "" if os.environ.get("VLLM_PYTHON") else "VLLM_PYTHON names no interpreter with vLLM"
+    if column.startswith("gpu"):
+        cards = nccl_cards() if column.startswith("gpu-nccl") else 1
+        if torch.cuda.device_count() < cards or installed_version() is None:
+            return f"needs vLLM and {cards} GPU(s)"
+    return ""

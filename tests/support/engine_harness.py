@@ -1,0 +1,82 @@
+"""A tiny model and a real engine in the test's own event loop."""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import numpy as np
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from pipelinerl.inference.client import EngineClient
+from pipelinerl.inference.embedded.model import PackedModel
+from pipelinerl.inference.embedded.server import EngineServer, listening
+from pipelinerl.inference.embedded.settings import EngineSettings
+from tests.support.tiny_model import causal_lm
+
+VOCAB = 256
+EOS = 255
+
+
+def build_model(folder: Path, *, tied: bool, seed: int = 0) -> Path:
+    """Random Qwen3; weights large enough that its distributions are far from uniform."""
+    shape: dict[str, Any] = {"hidden": 64, "heads": 4, "kv_heads": 2, "positions": 4096, "spread": 0.15}
+    causal_lm(VOCAB, **shape, tied=tied, eos=EOS, seed=seed).save_pretrained(folder)
+    return folder
+
+
+def reference(folder: Path) -> PreTrainedModel:
+    """The model as transformers runs it."""
+    return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
+
+
+@torch.no_grad()
+def full_logprobs(model: Any, ids: list[int] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """float32 [len(ids) - 1]: log-probability of every id but the first, by one full forward."""
+    tokens = torch.as_tensor(np.asarray(ids, dtype=np.int64))[None]
+    logprobs = (model(tokens).logits[0, :-1].float() / temperature).log_softmax(-1)
+    return logprobs.gather(1, tokens[0, 1:, None])[:, 0].numpy()
+
+
+@dataclass
+class RunningEngine:
+    url: str
+    server: EngineServer
+    client: EngineClient
+    session: aiohttp.ClientSession
+
+    async def post(self, path: str, body: Any = None, expect: int = 200) -> Any:
+        async with self.session.post(self.url + path, json=body) as answer:
+            content = await answer.json()
+            assert answer.status == expect, (path, answer.status, content)
+            return content
+
+    async def get(self, path: str) -> Any:
+        async with self.session.get(self.url + path) as answer:
+            assert answer.status == 200, (path, answer.status)
+            return await answer.json()
+
+
+@asynccontextmanager
+async def running_engine(folder: Path, **settings: Any) -> AsyncIterator[RunningEngine]:
+    values = {"max_num_seqs": 8, "max_model_len": 512, "max_prefill_tokens": 64, **settings}
+    checked = EngineSettings(model=folder, **values)
+    server = EngineServer(checked, PackedModel(checked))
+    async with listening(server, "127.0.0.1", 0) as port, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{port}"
+        yield RunningEngine(url, server, EngineClient(url, session), session)
+
+
+async def until(condition: Callable[[], bool], deadline_s: float = 60.0) -> None:
+    """Wait for something that another thread or process does."""
+    async with asyncio.timeout(deadline_s):
+        while not condition():  # noqa: ASYNC110
+            await asyncio.sleep(0.001)
+
+
+def random_prompt(length: int, seed: int = 0) -> list[int]:
+    return np.random.default_rng(seed).integers(0, EOS, length).tolist()

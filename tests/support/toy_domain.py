@@ -1,0 +1,41 @@
+"""Rollout policies for the actor's tests; problems say how to behave."""
+
+import asyncio
+from collections.abc import Sequence
+from typing import Any
+
+from pipelinerl.async_llm import llm_async_generate, make_training_text, make_training_texts_from_llm_calls
+from pipelinerl.llm import Prompt, TrainableLLM
+from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
+
+
+def load(names: Sequence[str], count: int = 10, **problem: Any) -> list[dict[str, Any]]:
+    return [
+        {"id": f"{name}{i}", "dataset": name, "number": i, **problem} for name in names for i in range(count)
+    ]
+
+
+def result(texts: list[TrainingText], reward: float = 1.0) -> RolloutResult:
+    metrics = BaseMetrics(reward=reward, success=reward > 0, no_error=True, no_answer=False)
+    return RolloutResult(training_texts=texts, metrics=metrics, latency=0.0)
+
+
+async def play(cfg: Any, llm: TrainableLLM, problem: dict[str, Any], session: Any) -> RolloutResult:
+    if problem.get("raise"):
+        raise RuntimeError(problem["raise"])
+    if problem.get("sleep"):
+        await asyncio.sleep(problem["sleep"])
+    calls = []
+    prompt = Prompt.from_user_message(f"say {problem['number']}")
+    for _ in range(problem.get("turns", 1)):
+        call = await llm_async_generate(llm, prompt, session)
+        calls.append(call)
+        prompt = llm.continue_prompt(call, [{"role": "user", "content": "more"}])
+    return result(
+        make_training_texts_from_llm_calls(llm, calls, reward=float(problem["number"])), problem["number"]
+    )
+
+
+def play_plain(cfg: Any, llm: TrainableLLM, problem: dict[str, Any], session: Any) -> RolloutResult:
+    call = llm.generate(Prompt.from_user_message(f"say {problem['number']}")).get_llm_call()
+    return result([make_training_text(llm, call)])

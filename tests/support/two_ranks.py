@@ -1,0 +1,32 @@
+"""One of two trainer ranks; started by test_ranks like torch's launcher does: `two_ranks.py OUTPUT_DIR JSON`.
+
+JSON holds further fields of `trainer_config`.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pipelinerl.finetune.loop import Trainer
+from pipelinerl.finetune.ranks import join_ranks
+from tests.support.builders import trainer_config
+from tests.support.policy import tiny_model
+from tests.support.recorder import Recorder
+
+if __name__ == "__main__":
+    torch.set_num_threads(1)
+    folder, fields = Path(sys.argv[1]), json.loads(sys.argv[2])
+    ranks = join_ranks(cpu=fields.get("hardware", {}).get("kind") != "gpu")
+    assert ranks.count == 2
+    ends: list[int] = fields.pop("ends", [4])
+    for end in ends:
+        chosen: dict[str, Any] = fields | {"interrupt_train_steps": end}
+        trainer = Trainer(trainer_config(folder, tiny_model(), **chosen), ranks)
+        trainer._broadcaster = Recorder(trainer.learner, folder)
+        trainer.run()
+    ranks.close()

@@ -1,0 +1,117 @@
+"""Messages between scheduler and workers: records without pickles, each with arrays of its own."""
+
+import asyncio
+import pickle
+import socket
+
+import numpy as np
+import pytest
+
+from pipelinerl.actor.messages import (
+    Announced,
+    Assignment,
+    Cancel,
+    Channel,
+    Ending,
+    FinishedRollout,
+    Hello,
+    Pulse,
+    Stop,
+)
+from pipelinerl.actor.worker import News, Worker
+from pipelinerl.finetune.rl.sample import samples_of
+from pipelinerl.rollouts import RolloutOrigin, TrainingText
+from pipelinerl.streams.errors import UnsupportedValue
+
+
+async def channels() -> tuple[Channel, Channel]:
+    ours, theirs = socket.socketpair()
+    return await Channel.open(ours), await Channel.open(theirs)
+
+
+def finished(key: int, **metadata) -> FinishedRollout:
+    text = TrainingText(
+        text="ab",
+        n_predicted=1,
+        input_ids=[1, 2],
+        labels=[-100, 2],
+        logprobs=[-0.5],
+        weight_versions=[(4, 0, 1)],
+        metadata=metadata,
+    )
+    samples = samples_of([text], RolloutOrigin("g", key, 4, training=True))
+    return FinishedRollout(
+        key=key, ending=Ending.DONE, samples=samples, metrics={"reward": 1.0, "steps": [2.0]}
+    )
+
+
+async def test_messages_of_one_turn_arrive_together_and_as_they_were():
+    here, there = await channels()
+    problem = pickle.dumps({"id": 1, "blob": bytes(1000)})
+    assignment = Assignment(7, "g", 2, problem, "http://e", True, None, 3)
+    sent = [
+        Hello(1),
+        assignment,
+        Announced(8, 1.5),
+        Cancel([1, 2]),
+        Pulse(0, [0.5], ["e"], {"sent": 2}),
+        Stop(),
+    ]
+    for message in sent:
+        here.send(message)
+    assert await there.receive() == sent
+    await here.close()
+    assert await there.receive() is None
+    await there.close()
+
+
+async def test_a_problem_is_on_its_way_as_it_was_pickled_and_no_message_is_a_pickle():
+    problem = pickle.dumps({"id": 1})
+    encoded = b"".join(
+        map(bytes, Channel(None, None)._encode(Assignment(7, "g", 2, problem, "e", True, 1, 3)))
+    )
+    assert encoded.count(problem) == 1 and encoded.replace(problem, b"").find(pickle.PROTO + b"\x05") < 0
+
+
+async def test_samples_arrive_with_arrays_of_their_own():
+    here, there = await channels()
+    for key in range(2):
+        here.send(finished(key))
+    one, two = await there.receive()
+    assert (one.ending, one.key, two.key, one.metrics) == (Ending.DONE, 0, 1, {"reward": 1.0, "steps": [2.0]})
+    expected = finished(0).samples[0]
+    for name in ("input_ids", "labels", "old_logprobs"):
+        found = getattr(one.samples[0], name)
+        assert found.dtype == getattr(expected, name).dtype
+        np.testing.assert_array_equal(found, getattr(expected, name))
+        assert not np.shares_memory(found, getattr(two.samples[0], name))
+    assert one.samples[0].to_record().keys() == expected.to_record().keys()
+    assert one.model_version == 4
+    await asyncio.gather(here.close(), there.close())
+
+
+@pytest.mark.parametrize(
+    ("metadata", "error"), [({"n": 1 << 70}, UnsupportedValue), ({"word": "\ud800"}, UnicodeEncodeError)]
+)
+async def test_what_no_record_can_hold_is_said_to_the_sender(metadata, error):
+    here, there = await channels()
+    with pytest.raises(error):
+        here.send(finished(0, **metadata))
+    here.send(Hello(3))
+    assert await there.receive() == [Hello(3)]
+    await asyncio.gather(here.close(), there.close())
+
+
+async def test_a_rollout_that_no_record_can_hold_fails_instead_of_vanishing():
+    here, there = await channels()
+
+    class Runner:
+        async def run(self, assignment):
+            return finished(assignment.key, n=1 << 70)
+
+    worker = Worker(0, here, None, Runner(), News())  # type: ignore[arg-type]
+    worker._handle(Assignment(7, "g", 2, b"", "http://e", True, None, 3))
+    (answer,) = await there.receive()
+    assert (answer.key, answer.ending, answer.samples) == (7, Ending.FAILED, [])
+    assert answer.reason.startswith("UnsupportedValue: ")
+    await asyncio.gather(here.close(), there.close())

@@ -1,0 +1,261 @@
+"""Damaged models and checkpoints, given to the launcher, an engine and the trainer: one line each."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from omegaconf import OmegaConf
+from safetensors.torch import load_file, save_file
+
+from pipelinerl.config import Config, DerivedConfig, Job, load, save
+from pipelinerl.finetune import __main__ as trainer
+from pipelinerl.finetune.build import learner_of
+from pipelinerl.finetune.checkpoints import save_checkpoint
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.types import TrainingMetrics
+from pipelinerl.inference.embedded.__main__ import main as engine_main
+from pipelinerl.launch import main as launch
+from pipelinerl.modeling.model import load_model
+from pipelinerl.streams import SingleStreamSpec, write_to_streams
+from tests.support.one_line import check_one_line
+from tests.support.tiny_model import build_tokenizer, causal_lm
+
+Spoil = Callable[[Path], None]
+WEIGHTS = "model.safetensors"
+TENSOR = "model.layers.1.mlp.up_proj.weight"
+
+
+def cut(name: str, lost: int) -> Spoil:
+    """Lose the last bytes of a file."""
+    return lambda folder: (folder / name).write_bytes((folder / name).read_bytes()[:-lost])  # type: ignore[func-returns-value,return-value]
+
+
+def put(name: str, content: bytes) -> Spoil:
+    return lambda folder: (folder / name).write_bytes(content)  # type: ignore[func-returns-value,return-value]
+
+
+def remove(*names: str) -> Spoil:
+    def spoil(folder: Path) -> None:
+        for name in names:
+            path = folder / name
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+    return spoil
+
+
+def entries(name: str, **values: Any) -> Spoil:
+    """Change entries of a JSON file; None removes one."""
+
+    def spoil(folder: Path) -> None:
+        content = json.loads((folder / name).read_text()) | values
+        (folder / name).write_text(json.dumps({k: v for k, v in content.items() if v is not None}))
+
+    return spoil
+
+
+def tensors(change: Callable[[dict[str, torch.Tensor]], Any], name: str = WEIGHTS) -> Spoil:
+    def spoil(folder: Path) -> None:
+        held = load_file(folder / name)
+        change(held)
+        save_file({k: v.contiguous() for k, v in held.items()}, folder / name, {"format": "pt"})
+
+    return spoil
+
+
+INDEX = "model.safetensors.index.json"
+LAUNCHER: dict[str, tuple[Spoil, str]] = {
+    "weights cut": (cut(WEIGHTS, 100), WEIGHTS),
+    "weights cut to nothing": (put(WEIGHTS, b""), "has 0 bytes and no header"),
+    "weights are no safetensors": (
+        put(WEIGHTS, b"PK\x03\x04 a zip archive"),
+        "no header of a safetensors file",
+    ),
+    "a damaged header": (put(WEIGHTS, (9).to_bytes(8, "little") + b'{"a": {}}'), "has a damaged header"),
+    "bytes behind the last tensor": (
+        lambda folder: (folder / WEIGHTS).open("ab").write(b"more") and None,
+        WEIGHTS,
+    ),
+    "config is no JSON": (put("config.json", b"{"), "config.json is not valid JSON"),
+    "config is a list": (put("config.json", b"[]"), "config.json holds a list"),
+    "no config": (remove("config.json"), "no config.json in it"),
+    "no tokenizer": (remove("tokenizer.json", "tokenizer_config.json"), "no tokenizer.json in it"),
+    "tokenizer is no JSON": (put("tokenizer.json", b"\xff\xfe"), "tokenizer.json is not valid JSON"),
+    "generation settings are no JSON": (
+        put("generation_config.json", b"nope"),
+        "generation_config.json is not",
+    ),
+    "a shard is missing": (
+        put(INDEX, json.dumps({"weight_map": {"a": WEIGHTS, "b": "model-2.safetensors"}}).encode()),
+        "1 of 2 shards are missing, first model-2.safetensors",
+    ),
+    "an index without shards": (put(INDEX, b'{"metadata": {}}'), f"{INDEX} names no shards"),
+    "fewer positions than the engine's": (
+        entries("config.json", max_position_embeddings=64),
+        "engine.max_model_len=256: the model has 64 positions",
+    ),
+}
+
+LOADED: dict[str, tuple[Spoil, str]] = {
+    "weights cut": (cut(WEIGHTS, 100), "SafetensorError"),
+    "no weights": (remove(WEIGHTS), "no file named model.safetensors"),
+    "a tensor is missing": (
+        tensors(lambda held: held.pop(TENSOR)),
+        f"{TENSOR} is missing (1 tensors in all)",
+    ),
+    "a tensor of another shape": (
+        tensors(lambda held: held.update({TENSOR: held[TENSOR][:5]})),
+        f"{TENSOR} has shape [5, 16], config.json wants [32, 16]",
+    ),
+    "another model's config": (entries("config.json", hidden_size=32), "belong to different models"),
+    "a smaller vocabulary": (entries("config.json", vocab_size=10), "config.json wants [10, 16]"),
+    "another number of layers": (entries("config.json", num_hidden_layers=3), "num_hidden_layers"),
+    "an unknown architecture": (entries("config.json", model_type="abacus"), "abacus"),
+    "no architecture": (entries("config.json", model_type=None), "model_type"),
+}
+
+STATE, MODEL = "finetune/training_state", "finetune/current"
+RESUMED: dict[str, tuple[Spoil, str]] = {
+    "weights of the checkpoint cut": (cut(f"{MODEL}/{WEIGHTS}", 50), MODEL),
+    "a tensor of the checkpoint missing": (
+        tensors(lambda held: held.pop(TENSOR), f"{MODEL}/{WEIGHTS}"),
+        f"{TENSOR} is missing",
+    ),
+    "optimizer state cut": (cut(f"{STATE}/tensors.safetensors", 50), "damaged"),
+    "optimizer state missing": (remove(f"{STATE}/tensors.safetensors"), "damaged"),
+    "no random state": (
+        tensors(lambda held: held.pop("rng.cpu"), f"{STATE}/tensors.safetensors"),
+        "has no rng.cpu",
+    ),
+    "state is no JSON": (put(f"{STATE}/state.json", b"{"), "damaged"),
+    "state without counters": (entries(f"{STATE}/state.json", counters=None), "has no counters"),
+    "unknown counters": (entries(f"{STATE}/state.json", counters={"spam": 1}), "unknown counters: spam"),
+    "another optimizer": (
+        entries(f"{STATE}/state.json", optimiser="Lion over 3 tensors"),
+        "saved with Lion over 3 tensors",
+    ),
+    "steps that differ": (
+        entries(f"{STATE}/checkpoint.json", step=3),
+        "current is of step 2, training_state is of step 3",
+    ),
+    "a step that is a word": (
+        entries(f"{MODEL}/checkpoint.json", step="two"),
+        "current has a damaged checkpoint.json",
+    ),
+    "a step that is missing": (
+        put(f"{MODEL}/checkpoint.json", b"{}"),
+        "current has a damaged checkpoint.json ('{}')",
+    ),
+    "a marker that is a list": (put(f"{STATE}/checkpoint.json", b"[2]"), "training_state has a damaged"),
+    "no training state": (remove(STATE), "training_state is missing; put back both"),
+    "no marker": (remove(f"{STATE}/checkpoint.json"), "training_state is not complete"),
+}
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("model")
+    tokenizer = build_tokenizer()
+    tokenizer.save_pretrained(str(folder))
+    causal_lm(len(tokenizer), positions=256, eos=tokenizer.eos_token_id).save_pretrained(folder)
+    return folder
+
+
+@pytest.mark.parametrize("case", LAUNCHER)
+def test_the_launcher_refuses_a_damaged_model(
+    case: str,
+    model: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    spoil, value = LAUNCHER[case]
+    damaged = tmp_path / "model"
+    shutil.copytree(model, damaged)
+    spoil(damaged)
+    status = launch(
+        ["+domain=guessing", f"model_path={damaged}", f"output_dir={tmp_path / 'run'}", "validate=true"]
+    )
+    assert status == 2
+    check_one_line(capsys.readouterr().err, value, case)
+
+
+@pytest.mark.parametrize("case", LOADED)
+def test_an_engine_refuses_a_damaged_model(
+    case: str, model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    spoil, value = LOADED[case]
+    damaged = tmp_path / "model"
+    shutil.copytree(model, damaged)
+    spoil(damaged)
+    assert engine_main(["--model", str(damaged), "--port", "0", "--max-model-len", "64"]) == 1
+    check_one_line(capfd.readouterr().err, value, case)
+
+
+@pytest.fixture(scope="module")
+def run_folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
+    """A run that has saved step 2 and has a recording to go on with."""
+    folder = tmp_path_factory.mktemp("run")
+    with write_to_streams(SingleStreamSpec(folder / "recorded", "training_data")):
+        pass
+    finetune = {"train_batch_size": 2, "gradient_accumulation_passes": 1, "max_train_steps": 5}
+    write_config(folder, model, finetune)
+    learner = learner_of(load_model(model), load(folder), Ranks())
+    counters = TrainingMetrics(completed_steps=2, samples=4)
+    save_checkpoint(folder / "finetune", learner, counters, {"positions": {}}, model)
+    return folder
+
+
+def write_config(folder: Path, model: Path, finetune: dict[str, Any]) -> None:
+    cfg = Config(
+        output_dir=str(folder),
+        model_path=str(model),
+        hardware={"kind": "cpu"},  # type: ignore[arg-type]
+        engine={"kind": "embedded"},  # type: ignore[arg-type]
+        finetune=finetune
+        | {"config_name": str(model), "load_as_bf16": False, "gradient_checkpointing": False},  # type: ignore[arg-type]
+        debug={"mode": "finetune", "streams_from": str(folder / "recorded")},  # type: ignore[arg-type]
+        wandb={"use_wandb": False},  # type: ignore[arg-type]
+        jobs=[Job(kind="finetune", idx=0, name="finetune")],
+        derived=DerivedConfig(trainer_ranks=1, texts_per_step=2, texts_per_update=2),
+    )
+    save(OmegaConf.create(cfg.model_dump(mode="json", by_alias=True)), folder)
+
+
+def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
+    """The trainer's command in this process, without what it does to the process itself."""
+    for name in ("setup_logging", "start_heartbeat"):
+        monkeypatch.setattr(trainer, name, lambda *_: None)
+    monkeypatch.setattr(trainer.log, "exception", lambda *_: None)
+    monkeypatch.setattr(sys, "argv", ["finetune", str(folder), "--job", "0"])
+    return trainer.main()
+
+
+@pytest.mark.parametrize("case", RESUMED)
+def test_the_trainer_refuses_a_damaged_checkpoint(
+    case: str,
+    run_folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    spoil, value = RESUMED[case]
+    folder = tmp_path / "run"
+    shutil.copytree(run_folder, folder)
+    spoil(folder)
+    assert train(folder, monkeypatch) == 1
+    check_one_line(capfd.readouterr().err, value, case)
+
+
+def test_the_same_trainer_goes_on_from_a_whole_checkpoint(
+    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(run_folder, tmp_path / "run")
+    assert train(tmp_path / "run", monkeypatch) == 0, capfd.readouterr().err

@@ -1,0 +1,153 @@
+"""The state machine: order of starts, restarts with backoff, deadlines, giving up."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelinerl.launcher.supervision import (
+    ChildSpec,
+    HealthCheck,
+    RestartPolicy,
+    write_start_script,
+)
+from pipelinerl.launcher.supervision.core import (
+    ChildPhase,
+    GiveUp,
+    Kill,
+    Restart,
+    Start,
+    SupervisorCore,
+    describe_exit,
+)
+
+ENGINE = RestartPolicy(max_restarts=3, backoff_s=1.0)
+
+
+def child(name: str, **policy: Any) -> ChildSpec:
+    return ChildSpec(name=name, argv=["true"], log_dir=Path("/nowhere"), **policy)
+
+
+def engine(deadline_s: float = 60.0) -> ChildSpec:
+    health = HealthCheck(url="http://127.0.0.1:1/", start_deadline_s=deadline_s)
+    return child("engine", restart=ENGINE, health=health)
+
+
+def begun(*specs: ChildSpec, ready: bool = False) -> SupervisorCore:
+    """At time 0, with an engine that is healthy if it is to be `ready`."""
+    core = SupervisorCore(list(specs))
+    core.tick(0.0)
+    if ready:
+        core.healthy("engine", 0)
+    return core
+
+
+def test_a_child_waits_until_those_it_depends_on_are_healthy() -> None:
+    core = SupervisorCore([child("actor", depends=("engine",)), engine()])
+    assert core.tick(0.0) == [Start("engine", 0)]
+    assert core.phase("actor") is ChildPhase.WAITING
+    core.healthy("engine", 0)
+    assert core.tick(1.0) == [Start("actor", 0)]
+    assert core.all_ready
+
+
+def test_an_engine_restarts_three_times_with_growing_delays_and_then_ends_the_run() -> None:
+    core = begun(engine())
+    now, delays = 0.0, []
+    for generation in range(3):
+        (action,) = core.exited("engine", generation, -9, now)
+        assert isinstance(action, Restart)
+        assert action.cause == "killed by SIGKILL"
+        delays.append(action.delay_s)
+        assert core.tick(now + action.delay_s - 0.01) == []
+        now += action.delay_s
+        assert core.next_timer() == now
+        assert core.tick(now) == [Start("engine", generation + 1)]
+    assert delays == [1.0, 2.0, 4.0]
+    assert core.exited("engine", 3, 1, now) == [GiveUp("engine", "exit status 1, after 3 restarts")]
+    assert core.phase("engine") is ChildPhase.FAILED
+
+
+def test_the_death_of_a_child_without_restarts_ends_the_run_at_once() -> None:
+    core = begun(child("actor"))
+    assert core.exited("actor", 0, 1, 5.0) == [GiveUp("actor", "exit status 1")]
+    assert not core.completed
+
+
+def test_the_run_is_complete_when_every_child_without_restarts_has_ended_with_zero() -> None:
+    core = begun(child("actor"), child("finetune"), engine(), ready=True)
+    assert core.exited("finetune", 0, 0, 1.0) == []
+    assert not core.completed
+    assert core.exited("actor", 0, 0, 2.0) == []
+    assert core.completed
+
+
+def test_an_engine_that_exits_with_zero_is_restarted_all_the_same() -> None:
+    core = begun(engine())
+    assert [type(a) for a in core.exited("engine", 0, 0, 1.0)] == [Restart]
+
+
+def test_a_start_deadline_kills_and_names_the_url() -> None:
+    core = begun(engine(deadline_s=10.0))
+    assert core.next_timer() == 10.0
+    assert core.tick(10.0) == [Kill("engine")]
+    assert core.tick(10.1) == []
+    (action,) = core.exited("engine", 0, -9, 10.2)
+    assert isinstance(action, Restart)
+    assert action.cause == "not healthy at http://127.0.0.1:1/ 10 s after its start"
+
+
+def test_news_of_an_earlier_start_is_ignored() -> None:
+    core = begun(engine())
+    core.exited("engine", 0, 1, 0.0)
+    core.tick(1.0)
+    core.healthy("engine", 0)
+    assert core.phase("engine") is ChildPhase.STARTING
+    assert core.exited("engine", 0, 1, 1.0) == []
+    core.healthy("engine", 1)
+    assert core.phase("engine") is ChildPhase.READY
+
+
+def test_an_engine_that_falls_silent_is_killed_and_restarted() -> None:
+    core = begun(engine(), ready=True)
+    assert core.unresponsive("engine", 0, "no answer from its health check for 125 s") == [Kill("engine")]
+    (action,) = core.exited("engine", 0, -9, 1.0)
+    assert isinstance(action, Restart) and "no answer" in action.cause
+
+
+def test_children_stop_before_those_they_depend_on() -> None:
+    engine = child("engine", depends=("service",))
+    core = SupervisorCore([child("service"), engine, child("actor", depends=("engine", "service"))])
+    assert core.stop_order({"service", "engine", "actor"}) == [{"actor"}, {"engine"}, {"service"}]
+
+
+@pytest.mark.parametrize(
+    ("specs", "message"),
+    [
+        ([child("a"), child("a")], "two child processes are named a"),
+        ([child("a", depends=("b",))], "depends on b, which is no child"),
+        ([child("a", depends=("b",)), child("b", depends=("a",))], "wait for each other"),
+    ],
+)
+def test_impossible_specs_are_refused(specs: list[ChildSpec], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SupervisorCore(specs)
+
+
+def test_exit_codes_are_described() -> None:
+    assert describe_exit(3) == "exit status 3"
+    assert describe_exit(-15) == "killed by SIGTERM"
+    assert describe_exit(-99) == "killed by signal 99"
+
+
+def test_the_start_script_quotes_and_holds_only_the_child_s_own_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "secret")
+    spec = ChildSpec(
+        name="x", argv=["python", "-c", "print('a b')"], log_dir=tmp_path, env={"OMP_NUM_THREADS": "1"}
+    )
+    text = write_start_script(spec).read_text()
+    assert "export OMP_NUM_THREADS=1" in text
+    assert "secret" not in text
+    assert text.endswith("""exec python -c 'print('"'"'a b'"'"')'\n""")

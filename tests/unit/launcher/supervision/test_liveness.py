@@ -1,0 +1,162 @@
+"""Who is alive: beats of a file, answers of a server, tokens of an engine."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import textwrap
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelinerl.base.heartbeat import beat, heartbeat_path, start_heartbeat
+from pipelinerl.base.waits import StallDetector
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Pulse, Supervisor
+from pipelinerl.launcher.supervision.liveness import watch_health, watch_pulse
+from tests.support.json_server import serving_json
+
+GONE_S = 20.0
+
+
+def test_silence_grows_while_nothing_is_seen_and_ends_with_a_sign() -> None:
+    silence = StallDetector("seen", now=0.0, longest_s=3.0)
+    assert [silence.look("seen", now) for now in (1.0, 2.0, 3.5)] == [1.0, 2.0, 3.5]
+    assert silence.look("news", 4.0) == 0.0
+    assert silence.look("news", 5.0) == 1.0
+    silence.restart(7.0)
+    assert silence.look("news", 8.0) == 1.0
+
+
+def test_a_watcher_that_slept_itself_blames_nobody_for_it() -> None:
+    assert StallDetector("seen", now=0.0, longest_s=3.0).look("seen", 3600.0) == 3.0
+
+
+def test_a_heartbeat_renews_its_file_until_it_is_stopped(tmp_path: Path) -> None:
+    stop = start_heartbeat(tmp_path, "finetune", interval_s=0.01)
+    path = heartbeat_path(tmp_path, "finetune")
+    first = beat(path)
+    assert first > 0
+    ended = threading.Event()
+    pulse = Pulse(path=path, start_deadline_s=GONE_S, silent_deadline_s=0.2, interval_s=0.02)
+    causes: list[str] = []
+    watch = threading.Thread(
+        target=lambda: (watch_pulse(pulse, first, ended, causes.append), ended.set()), daemon=True
+    )
+    watch.start()
+    assert not ended.wait(0.5), causes
+    stop.set()
+    assert ended.wait(GONE_S)
+    assert len(causes) == 1 and causes[0].startswith("no sign of life for ")
+
+
+def test_a_beat_of_an_earlier_start_is_no_sign_of_life(tmp_path: Path) -> None:
+    path = tmp_path / "heartbeat"
+    path.touch()
+    causes: list[str] = []
+    pulse = Pulse(path=path, start_deadline_s=0.05, silent_deadline_s=GONE_S, interval_s=0.01)
+    watch_pulse(pulse, beat(path), threading.Event(), causes.append)
+    assert len(causes) == 1 and causes[0].endswith("after its start")
+
+
+class Engine:
+    """Answers with counters that a test sets."""
+
+    def __init__(self) -> None:
+        self.tokens, self.running, self.paused, self.asked = 0, 0, False, threading.Semaphore(0)
+        self.generates, self.posted = False, threading.Semaphore(0)
+
+    def answer(self, path: str, _: str, body: Any) -> tuple[int, Any]:
+        if path == "/metrics":
+            self.asked.release()
+            counters = {"num_requests_running": self.running, "generation_tokens_total": self.tokens}
+            return 200, "".join(f"vllm:{name} {value}\n" for name, value in counters.items())
+        if path == "/generate":
+            assert body["sampling_params"]["max_tokens"] == 1
+            self.posted.release()
+            return (200 if self.generates else 503), ""
+        return 200, {"is_paused": self.paused}
+
+
+@pytest.fixture
+def served() -> Iterator[tuple[Engine, str]]:
+    engine = Engine()
+    with serving_json(engine.answer) as url:
+        yield engine, url
+
+
+def watching(url: str, deadline_s: float, **asked: str) -> tuple[threading.Thread, list[str]]:
+    """A thread that watches the engine at `url` until it has called it dead, and why it did."""
+    check = HealthCheck(
+        url=f"{url}/health",
+        metrics_url=f"{url}/metrics",
+        liveness_deadline_s=deadline_s,
+        interval_s=deadline_s / 5,
+        **asked,
+    )
+    causes = list[str]()
+    arguments = (check, threading.Event(), lambda: None, causes.append)
+    watch = threading.Thread(target=watch_health, args=arguments, daemon=True)
+    watch.start()
+    return watch, causes
+
+
+def test_an_engine_that_still_makes_a_token_is_not_stalled(served: tuple[Engine, str]) -> None:
+    """Of several HTTP processes the slowest may be the last to say what runs, and nothing corrects it."""
+    engine, url = served
+    engine.running, engine.generates = 3, True
+    watch, causes = watching(url, 0.05, generate_url=f"{url}/generate")
+    for _ in range(3):
+        assert engine.posted.acquire(timeout=GONE_S)
+    assert not causes
+    engine.generates = False
+    watch.join(GONE_S)
+    assert causes == ["no new token for 0.05 s with 3 requests running"]
+
+
+@pytest.mark.parametrize("paused", [False, True])
+def test_an_engine_without_new_tokens_is_reported_unless_it_is_paused(
+    served: tuple[Engine, str], paused: bool
+) -> None:
+    engine, url = served
+    engine.running, engine.paused = 3, paused
+    watch, causes = watching(url, 0.1, paused_url=f"{url}/is_paused")
+    if paused:
+        for _ in range(20):
+            assert engine.asked.acquire(timeout=GONE_S)
+        assert not causes
+        engine.paused = False
+    watch.join(GONE_S)
+    assert not watch.is_alive()
+    assert causes == ["no new token for 0.1 s with 3 requests running"]
+
+
+STOPS = """
+import os, signal, sys, time
+from pathlib import Path
+from pipelinerl.base.heartbeat import start_heartbeat
+start_heartbeat(Path(sys.argv[1]), "finetune", 0.05)
+os.kill(os.getpid(), signal.SIGSTOP)
+time.sleep(600)
+"""
+
+
+def test_a_stopped_role_is_killed_and_named(tmp_path: Path) -> None:
+    spec = ChildSpec(
+        name="finetune",
+        argv=[sys.executable, "-c", textwrap.dedent(STOPS), str(tmp_path)],
+        log_dir=tmp_path / "finetune",
+        pulse=Pulse(
+            path=heartbeat_path(tmp_path, "finetune"),
+            start_deadline_s=GONE_S,
+            silent_deadline_s=0.5,
+            interval_s=0.1,
+        ),
+    )
+    with Supervisor([spec]) as supervisor, pytest.raises(ChildFailed) as error:
+        supervisor.start()
+        supervisor.watch()
+    assert error.value.cause.startswith("no sign of life for ")
+    assert signal.Signals.SIGKILL.name not in error.value.cause

@@ -1,0 +1,194 @@
+"""Real processes: nothing survives, whatever kills what."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, RestartPolicy, Supervisor
+from tests.support.processes import DEADLINE_S, alive, bound, free_port, until
+
+# A server with a worker that shares its group and one that asked to die with it.
+SERVER = """
+import http.server, os, sys, time
+from pipelinerl.base.child import die_with_parent
+me = os.getpid()
+if os.fork() == 0:
+    time.sleep(600)
+if os.fork() == 0:
+    die_with_parent(me)
+    time.sleep(600)
+class Handler(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200); self.end_headers()
+    def log_message(self, *args): pass
+http.server.ThreadingHTTPServer(("127.0.0.1", int(sys.argv[1])), Handler).serve_forever()
+"""
+
+
+def server(tmp_path: Path, port: int, **kwargs: object) -> ChildSpec:
+    return ChildSpec(
+        name="engine",
+        argv=[sys.executable, "-c", SERVER, str(port)],
+        log_dir=tmp_path / "engine",
+        health=HealthCheck(url=f"http://127.0.0.1:{port}/", start_deadline_s=DEADLINE_S),
+        **kwargs,  # type: ignore[arg-type]
+    )
+
+
+def script(name: str, tmp_path: Path, code: str, **kwargs: object) -> ChildSpec:
+    return ChildSpec(
+        name=name, argv=[sys.executable, "-c", textwrap.dedent(code)], log_dir=tmp_path / name, **kwargs
+    )  # type: ignore[arg-type]
+
+
+LAUNCHER = """
+import sys
+from pathlib import Path
+from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, Supervisor
+out, port, code = Path(sys.argv[1]), sys.argv[2], sys.argv[3]
+spec = ChildSpec(name="engine", argv=[sys.executable, "-c", code, port], log_dir=out / "engine",
+                 health=HealthCheck(url=f"http://127.0.0.1:{port}/", start_deadline_s=30))
+with Supervisor([spec], leftovers=[out / "shared"]) as supervisor:
+    supervisor.start()
+    print("ready", flush=True)
+    supervisor.watch()
+"""
+
+
+@pytest.mark.parametrize("guard_dies_first", [False, True])
+def test_kill_9_of_the_launcher_leaves_no_process_and_no_port(tmp_path: Path, guard_dies_first: bool) -> None:
+    port = free_port()
+    shared = tmp_path / "shared"
+    shared.mkdir()
+    (shared / "weights-1").touch()
+    later = shared / "of-a-later-run"
+    later.touch()
+    os.utime(later, (time.time() + 3600,) * 2)
+    command = [sys.executable, "-c", LAUNCHER, str(tmp_path), str(port), SERVER]
+    with subprocess.Popen(command, stdout=subprocess.PIPE) as launcher:
+        try:
+            assert launcher.stdout is not None and launcher.stdout.readline() == b"ready\n"
+            family = psutil.Process(launcher.pid).children(recursive=True)
+            pids = [p.pid for p in family]
+            # The guard, the server, and its two workers.
+            assert len(pids) == 4
+            if guard_dies_first:
+                guard = next(p for p in family if any("guard.py" in part for part in p.cmdline()))
+                os.kill(guard.pid, signal.SIGKILL)
+                until(lambda: not alive(guard.pid), "the end of the guard")
+                children = psutil.Process(launcher.pid).children
+                until(
+                    lambda: [p for p in children() if p.pid not in pids and "guard" in " ".join(p.cmdline())],
+                    "a new guard",
+                )
+                # It is told about the groups right after its start.
+                time.sleep(0.3)
+        finally:
+            launcher.kill()
+    until(lambda: not any(alive(pid) for pid in pids), "the end of every descendant")
+    assert not bound(port)
+    until(lambda: not (shared / "weights-1").exists(), "the end of what it left in shared memory")
+    assert later.exists()
+
+
+def test_stop_takes_the_workers_of_a_child_along(tmp_path: Path) -> None:
+    port = free_port()
+    with Supervisor([server(tmp_path, port)]) as supervisor:
+        supervisor.start()
+        pids = [p.pid for p in psutil.Process(supervisor.pids()["engine"]).children(recursive=True)]
+        pids += supervisor.pids().values()
+        assert len(pids) == 3
+    assert not any(alive(pid) for pid in pids)
+    assert not bound(port)
+
+
+def test_a_killed_engine_is_restarted_and_its_workers_are_gone(tmp_path: Path) -> None:
+    port = free_port()
+    restarted: list[str] = []
+    lines: list[str] = []
+    spec = server(tmp_path, port, restart=RestartPolicy(max_restarts=1, backoff_s=0.05))
+    with Supervisor([spec], on_restart=restarted.append, announce=lines.append) as supervisor:
+        supervisor.start()
+        first = supervisor.pids()["engine"]
+        workers = [p.pid for p in psutil.Process(first).children(recursive=True)]
+        os.kill(first, signal.SIGKILL)
+        supervisor.watch(until=lambda: lines.count("engine is healthy") == 2)
+        assert restarted == ["engine"]
+        assert not any(alive(pid) for pid in workers)
+        os.kill(supervisor.pids()["engine"], signal.SIGKILL)
+        with pytest.raises(ChildFailed, match="engine: killed by SIGKILL, after 1 restarts"):
+            supervisor.watch()
+    assert not bound(port)
+
+
+def test_a_failure_is_one_line_with_the_last_words_of_the_child(tmp_path: Path) -> None:
+    spec = script("actor", tmp_path, "import sys; print('first'); sys.exit('actor: no problems found')")
+    bystander = script("finetune", tmp_path, "import time; time.sleep(600)")
+    with Supervisor([bystander, spec]) as supervisor:
+        with pytest.raises(ChildFailed) as failure:
+            supervisor.start()
+            supervisor.watch()
+        pid = supervisor.pids()["finetune"]
+    message = str(failure.value)
+    assert message.startswith("actor: exit status 1: actor: no problems found")
+    assert "\n" not in message
+    assert failure.value.log_tail == ["actor: no problems found"]
+    assert (tmp_path / "actor" / "stdout.log").read_text() == "first\n"
+    assert not alive(pid)
+
+
+def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
+    spec = ChildSpec(name="retrieval", argv=["no-such-program"], log_dir=tmp_path)
+    with (
+        Supervisor([spec]) as supervisor,
+        pytest.raises(ChildFailed, match="no-such-program cannot be started"),
+    ):
+        supervisor.start()
+        supervisor.watch()
+
+
+def test_a_child_that_ignores_sigterm_is_killed_after_the_deadline(tmp_path: Path) -> None:
+    code = """
+        import signal, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        print("deaf", flush=True)
+        time.sleep(600)
+    """
+    supervisor = Supervisor([script("actor", tmp_path, code)])
+    supervisor.start()
+    until(lambda: "deaf" in (tmp_path / "actor" / "stdout.log").read_text(), "the child's first line")
+    pid = supervisor.pids()["actor"]
+    supervisor.stop(deadline_s=0.2)
+    assert not alive(pid)
+
+
+def test_a_child_that_never_becomes_healthy_is_named_with_its_deadline(tmp_path: Path) -> None:
+    url = f"http://127.0.0.1:{free_port()}/health"
+    spec = script(
+        "retrieval",
+        tmp_path,
+        "import time; time.sleep(600)",
+        health=HealthCheck(url=url, start_deadline_s=0.3),
+    )
+    expected = pytest.raises(ChildFailed, match=f"retrieval: not healthy at {url} 0.3 s after its start")
+    with Supervisor([spec]) as supervisor, expected:
+        supervisor.start()
+
+
+def test_the_run_is_over_when_all_final_children_are_done(tmp_path: Path) -> None:
+    ticks: list[int] = []
+    specs = [script("actor", tmp_path, "pass"), script("finetune", tmp_path, "import time; time.sleep(0.3)")]
+    with Supervisor(specs) as supervisor:
+        supervisor.start()
+        supervisor.watch(tick=lambda: ticks.append(1), tick_s=0.05)
+        assert supervisor.pids() == {}
+    assert len(ticks) >= 2

@@ -1,0 +1,173 @@
+"""Command lines that cannot run, given to the launcher: one line each, with the key or value in it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra.core.override_parser.overrides_parser import OverridesParser
+
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.keys import apply, leaves
+from pipelinerl.launcher.checks.inert import CONDITIONAL, UNREAD
+from tests.support.one_line import check_one_line
+
+Validate = Callable[..., tuple[int, str]]
+GUESSING = "+domain=guessing"
+
+# Arguments besides the domain, and what the line must hold.
+INERT: list[tuple[list[str], str]] = [
+    (["actor.problem_queue_size=3"], "actor.problem_queue_size=3: has no effect here"),
+    (["preprocess.n_workers=4"], "preprocess.n_workers=4"),
+    (["preprocess.raw_queue_size=9"], "preprocess.raw_queue_size=9"),
+    (["preprocess.input_queue_size=9"], "preprocess.input_queue_size=9"),
+    (["preprocess.output_queue_size=9"], "preprocess.output_queue_size=9"),
+    (["finetune.use_flash_attention=false"], "finetune.use_flash_attention=false"),
+    (["finetune.use_safetensors=false"], "finetune.use_safetensors=false"),
+    (["finetune.cuda_empty_cache=true"], "finetune.cuda_empty_cache=true"),
+    (["finetune.memory_debug.every_n_steps=2"], "finetune.memory_debug.every_n_steps=2"),
+    (["vllm_config.version=0.32.0"], "vllm_config.version=0.32.0: has no effect here: the embedded engine"),
+    (["vllm_config.vllm_kwargs.dtype=float16"], "vllm_config.vllm_kwargs.dtype=float16"),
+    (["world.actor_fraction=2"], "world.actor_fraction=2: has no effect here: a CPU has no devices"),
+    (["world.finetune_fraction=2"], "world.finetune_fraction=2"),
+    (["world.share_device=true"], "world.share_device=true"),
+    (["world.actor_group_port=9100"], "world.actor_group_port=9100"),
+    (["weights.ahead=false"], "weights.ahead=false: has no effect here: engines receive ahead from files"),
+    (["hardware.devices=2"], "hardware.devices=2"),
+    (["fsdp.reduce_dtype=bf16"], "fsdp.reduce_dtype=bf16: has no effect here: nothing is sharded"),
+    (["deepspeed_config=deepspeed_stage2_bf16"], "deepspeed_config=deepspeed_stage2_bf16"),
+    (["wandb.use_wandb=false", "wandb.wandb_project_name=mine"], "wandb.wandb_project_name=mine"),
+    (["wandb.use_wandb=false", "wandb.tags=[a]"], "wandb.tags"),
+    (["actor.difficulty_aware_penalty.gamma=2"], "actor.difficulty_aware_penalty.gamma=2.0"),
+    (["finetune.lora.r=8"], "finetune.lora.r=8: has no effect here: all weights are trained"),
+    (["test_dataset_names=[]", "eval_every_n_versions=0", "eval_at_end=false"], "eval_at_end=false"),
+    (
+        ["test_dataset_names=[]", "eval_every_n_versions=0", "test_llm.parameters.top_p=0.5"],
+        "test_llm.parameters.top_p=0.5",
+    ),
+    (["bootstrap.budget=0.1"], "bootstrap.budget=0.1"),
+    (["rewards=success"], "the rollout policy of guessing does not read it"),
+    (["rewards.wrong_answer_finished=-1"], "rewards.wrong_answer_finished=-1.0"),
+    (["actor.discount_factor=0.9"], "actor.discount_factor=0.9"),
+    (["actor.system_prompt=think"], "actor.system_prompt=think"),
+    (["actor.task_template={task}"], "actor.task_template"),
+]
+
+IMPOSSIBLE: list[tuple[list[str], str]] = [
+    (["finetune.train_batch_size=0"], "finetune.train_batch_size=0"),
+    (["finetune.gradient_accumulation_passes=-4"], "finetune.gradient_accumulation_passes=-4"),
+    (["finetune.learning_rate=-1"], "finetune.learning_rate=-1"),
+    (["finetune.learning_rate=fast"], "'fast'"),
+    (["finetune.learning_rate=inf"], "finetune.learning_rate=inf"),
+    (["finetune.rl.temperature=nan"], "finetune.rl.temperature=nan"),
+    (["finetune.lr_scheduler_type=spiral"], "'spiral'"),
+    (["finetune.max_train_steps=0"], "finetune.max_train_steps=0"),
+    (["finetune.seq_length=0"], "finetune.seq_length=0"),
+    (["finetune.attempts=0"], "finetune.attempts=0"),
+    (["finetune.rl.epsilon_high=-1"], "finetune.rl.epsilon_high=-1"),
+    (["finetune.rl.kl_coef=little"], "'little'"),
+    (["finetune.rl.policy_loss=[ppo]"], "['ppo']"),
+    (["actor.llm_max_rollouts=0"], "actor.llm_max_rollouts=0"),
+    (["actor.rollout_workers=0"], "actor.rollout_workers=0"),
+    (["actor.rollout_deadline_s=0"], "actor.rollout_deadline_s=0"),
+    (["actor.max_failed_fraction=2"], "actor.max_failed_fraction=2"),
+    (["actor.max_rollout_retries=-2"], "actor.max_rollout_retries=-2"),
+    (["actor.domain_mix={guessing: heavy}"], "'heavy'"),
+    (["engine.count=0"], "engine.count=0"),
+    (["engine.dtype=float8"], "'float8'"),
+    (["engine.max_model_len=many"], "'many'"),
+    (["engine.max_restarts=-1"], "engine.max_restarts=-1"),
+    (["llm.parameters.max_tokens=0"], "llm.parameters.max_tokens=0"),
+    (["llm.parameters.temperature=-0.5"], "llm.parameters.temperature=-0.5"),
+    (["test_llm.parameters.top_p=0"], "test_llm.parameters.top_p=0"),
+    (["preprocess.ring_buffer_size=0"], "preprocess.ring_buffer_size=0"),
+    (["preprocess.chunk_n_groups=0"], "preprocess.chunk_n_groups=0"),
+    (["world.env_replicas=-1"], "world.env_replicas=-1"),
+    (["eval_every_n_versions=-5"], "eval_every_n_versions=-5"),
+    (["weights.transport=pigeon"], "'pigeon'"),
+    (["weights.kv=forget"], "'forget'"),
+    (["streams.backend=kafka"], "'kafka'"),
+    (["hardware.threads_per_process=0"], "hardware.threads_per_process=0"),
+    (["seed=[1]"], "[1]"),
+    (["model_path="], "model_path="),
+    (["dataset_loader=domains.guessing"], "has no guessing"),
+    (["dataset_loader=json"], "dataset_loader=json: not a dotted path"),
+    (["domain_hooks=domains.guessing.nothing"], "domains.guessing.nothing"),
+    (["domain_hooks=json.loads"], "json.loads"),
+    (["output_dir=setup.py"], "setup.py: a file; choose another folder"),
+    (["train_subset={begin: -1}"], "-1"),
+    (["attempts=none"], "'none'"),
+    (["max_lag=1.5"], "1.5"),
+    (["finetune={attempts: 4, spam: 1}"], "spam"),
+    (["actor={rollout_polcy: a.b}"], "rollout_polcy"),
+    (["llm.parameters=5"], "5"),
+    (["wandb=offline"], "offline"),
+    (["debug.mode=replay"], "'replay'"),
+    (["+domain=raro"], "+domain=raro: a domain was already chosen"),
+    (["finetune=grpo2"], "finetune=grpo2"),
+    (["rewards=generous"], "rewards=generous"),
+    (["=3"], "=3"),
+    (["seed=${nothing}"], "nothing"),
+]
+
+OPTIONS: list[tuple[list[str], str]] = [
+    (["--confg-name=x"], "--confg-name=x: unknown option; did you mean --config-name?"),
+    (["--config-dir=/no/such/folder"], "/no/such/folder"),
+    (["--config-name=nothing_here"], "nothing_here"),
+    (["--cfg=hydra"], "--cfg hydra"),
+    (["--multirun"], "--multirun"),
+    (["--config-name"], "needs a value"),
+    (["--config-name=raro"], "name the domain once"),
+]
+
+
+@pytest.mark.parametrize(("arguments", "value"), INERT + IMPOSSIBLE + OPTIONS, ids=lambda v: str(v)[:60])
+def test_the_launcher_refuses_it_in_one_line(validate: Validate, arguments: list[str], value: str) -> None:
+    status, said = validate(GUESSING, "hardware=cpu", *arguments)
+    assert status == 2
+    check_one_line(said, value, str(arguments))
+
+
+def test_every_inert_key_of_the_tables_is_tried() -> None:
+    tried = {argument.partition("=")[0] for arguments, _ in INERT for argument in arguments}
+    engines = {"engine.threads", "engine.dtype", "engine.max_prefill_tokens", "engine.max_waiting"}
+    parents = {*UNREAD, *(inert.key for inert in CONDITIONAL)} - engines - {"accelerate_config"}
+    untried = {key for key in parents if not any(k == key or k.startswith(f"{key}.") for k in tried)}
+    assert not untried
+
+
+@pytest.mark.parametrize("key", ["threads=2", "dtype=bfloat16", "max_prefill_tokens=64", "max_waiting=9"])
+def test_keys_of_the_embedded_engine_are_inert_on_a_gpu(
+    validate: Validate, monkeypatch: pytest.MonkeyPatch, key: str
+) -> None:
+    monkeypatch.setenv("DRY_RUN", "1")
+    lengths = ["llm.parameters.max_tokens=64", "test_llm.parameters.max_tokens=64"]
+    status, said = validate(GUESSING, "hardware=gpu", "model_path=owner/model", *lengths, f"engine.{key}")
+    assert status == 2
+    check_one_line(said, f"engine.{key}: has no effect here: vLLM has its own")
+
+
+def test_keys_that_the_run_reads_are_not_called_inert(validate: Validate) -> None:
+    read = ["wandb.use_wandb=false", "finetune.lora.enabled=false", "test_llm.parameters.top_p=0.5"]
+    read += ["finetune.memory_debug.enabled=true", "finetune.memory_debug.every_n_steps=2"]
+    read += ["world.preprocessor_fraction=1", "finetune.rl.kl_coef=0.1", "preprocess.n_workers=4"]
+    assert validate(GUESSING, "hardware=cpu", *read) == (0, "")
+    assert validate("+domain=math", "hardware=cpu", "rewards=base", "actor.discount_factor=0.9") == (0, "")
+
+
+def test_every_key_with_one_letter_changed_is_refused_with_a_hint(tmp_path: Path) -> None:
+    """Each of some three hundred keys, as composed for a domain, loses the last letter of its name."""
+    tree = compose(Request(overrides=["+domain=privacy_hopqa"], hardware="cpu")).tree
+    known, parser = leaves(tree), OverridesParser.create()
+    tried = 0
+    for key in known:
+        misspelt = key[:-1] + ("x" if key[-1] != "x" else "y")
+        if misspelt in known or key.startswith("jobs"):
+            continue
+        with pytest.raises(ConfigError) as caught:
+            apply(tree, [parser.parse_override(f"{misspelt}=1")], [])
+        assert len(caught.value.problems) == 1 and misspelt in caught.value.problems[0]
+        tried += 1
+    assert tried > 250

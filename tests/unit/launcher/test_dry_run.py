@@ -1,0 +1,124 @@
+"""What the launcher writes before it starts anything, and what it refuses."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from pipelinerl.config import Config
+from pipelinerl.launch import main
+from pipelinerl.launcher.folder import RunFolder
+from tests.unit.launcher.conftest import ON_GPUS, python
+
+DryRun = Callable[..., tuple[int, str, str]]
+Placed = Callable[..., tuple[Config, str]]
+
+
+def test_a_dry_run_writes_every_start_script_and_starts_nothing(placed: Placed, tmp_path: Path) -> None:
+    cfg, out = placed()
+    run = tmp_path / "run"
+    scripts = sorted(path.parent.name for path in run.rglob("start.sh"))
+    assert scripts == ["actor", "actor_vllm_0", "finetune", "preprocess"]
+    assert all(os.access(path, os.X_OK) for path in run.rglob("start.sh"))
+    assert not list(run.rglob("stdout.log"))
+    assert [job.name for job in cfg.jobs] == ["actor_vllm_0", "actor", "preprocess", "finetune"]
+    assert cfg.output_dir == str(run)
+    assert "pipelinerl.actor" in (run / "actor/start.sh").read_text()
+    for subject in ("hardware", "engines", "model", "wandb", "age of weights"):
+        assert subject in out
+
+
+def test_the_back_end_of_retrieval_is_among_the_choices(dry_run: DryRun) -> None:
+    status, out, _ = dry_run("+domain=privacy_hopqa", "privacy_hopqa.world.size=tiny")
+    assert status == 0
+    assert "rank_bm25" in out
+
+
+def test_a_dry_run_removes_nothing(dry_run: DryRun, tmp_path: Path) -> None:
+    dry_run("+domain=guessing")
+    checkpoint = tmp_path / "run/finetune/current/model.safetensors"
+    checkpoint.parent.mkdir()
+    checkpoint.write_bytes(b"weights")
+    assert dry_run("+domain=guessing", "force_restart=true")[0] == 0
+    assert checkpoint.exists()
+
+
+def test_a_start_script_is_valid_shell(dry_run: DryRun, tmp_path: Path) -> None:
+    dry_run("+domain=guessing")
+    for script in (tmp_path / "run").rglob("start.sh"):
+        subprocess.run(["sh", "-n", str(script)], check=True)
+
+
+def test_a_gpu_profile_dry_runs_on_a_machine_without_one(placed: Placed, tmp_path: Path) -> None:
+    placed(*ON_GPUS, "vllm_config.api_server_count=1")
+    engine = (tmp_path / "run/actor_vllm_3/start.sh").read_text()
+    assert "-m vllm.entrypoints.openai.api_server" in engine and "--enable-scale-out" in engine
+    assert "export CUDA_VISIBLE_DEVICES=3" in engine and "VLLM_SERVER_DEV_MODE=1" in engine
+    trainer = (tmp_path / "run/finetune/start.sh").read_text()
+    assert "accelerate.commands.launch --num_processes 4" in trainer
+    assert "export CUDA_VISIBLE_DEVICES=4,5,6,7" in trainer
+
+
+def test_devices_can_be_named_for_a_dry_run(placed: Placed) -> None:
+    cfg, _ = placed(*ON_GPUS, "hardware.devices=2")
+    assert [job.gpus for job in cfg.jobs_of("finetune")] == [[1]]
+
+
+def test_an_older_vllm_gets_its_own_flags_and_what_it_lacks_is_said(placed: Placed, tmp_path: Path) -> None:
+    _, out = placed(*ON_GPUS, "vllm_config.version=0.26.0")
+    assert "--enable-scale-out" not in (tmp_path / "run/actor_vllm_0/start.sh").read_text()
+    assert "lower bounds" in out
+
+
+def test_validate_stops_before_anything_is_written(dry_run: DryRun, tmp_path: Path) -> None:
+    status, out, _ = dry_run("+domain=guessing", "validate=true")
+    assert status == 0 and "the configuration is valid" in out
+    assert not (tmp_path / "run").exists()
+
+
+def test_problems_are_single_lines_on_stderr(dry_run: DryRun, tmp_path: Path) -> None:
+    status, out, err = dry_run("+domain=guessing", "finetune.attempts=1", "llm.parameters.top_p=0.5")
+    assert status == 2 and out == ""
+    lines = err.splitlines()
+    assert len(lines) == 2 and all(line.startswith("launcher: ") for line in lines)
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_composed_tree_can_be_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["+domain=guessing", "--cfg", "job", "seed=3"]) == 0
+    assert "seed: 3" in capsys.readouterr().out
+    assert main(["--help"]) == 0
+    assert "+domain=NAME" in capsys.readouterr().out
+
+
+def test_a_foreign_folder_is_not_written_to(dry_run: DryRun, tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run/thesis.tex").write_text("x")
+    status, _, err = dry_run("+domain=guessing")
+    assert status == 2 and "holds thesis.tex, which no run made" in err
+
+
+def test_a_second_launcher_is_refused(dry_run: DryRun, tmp_path: Path) -> None:
+    with RunFolder(tmp_path / "run"):
+        status, _, err = dry_run("+domain=guessing")
+    assert status == 2 and f"in use by launcher process {os.getpid()}" in err
+    assert dry_run("+domain=guessing")[0] == 0
+
+
+def test_several_nodes_are_refused(dry_run: DryRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    status, _, err = dry_run("+domain=guessing")
+    assert status == 2 and "run on one node" in err
+
+
+def test_the_launcher_works_from_any_directory_and_names_its_folder(tmp_path: Path, model: Path) -> None:
+    answer = python(
+        "-m", "pipelinerl.launch", "+domain=guessing", f"model_path={model}", cwd=tmp_path, DRY_RUN="1"
+    )
+    assert answer.returncode == 0, answer.stderr
+    folder = Path(answer.stdout.split("output_dir=")[1].splitlines()[0])
+    assert folder.parent == tmp_path / "results/guessing" and (folder / "conf/exp_config.yaml").is_file()

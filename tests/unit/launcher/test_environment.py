@@ -1,0 +1,131 @@
+"""Environment servers: found by key, started from their target, named when they cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from pipelinerl.config import Config, ConfigError, load_tree
+from pipelinerl.config.environments import remote_specs, replicas
+from pipelinerl.launcher.commands import commands
+from pipelinerl.launcher.environment_server import make_environment
+from pipelinerl.utils import get_environment_jobs, resolve_environment_key
+
+
+class Recorder:
+    """An environment that notes its port."""
+
+    def __init__(self, path: str) -> None:
+        self.path = path
+
+    def launch(self, port: int) -> None:
+        Path(self.path).write_text(str(port))
+
+
+TARGET = "tests.unit.launcher.test_environment.Recorder"
+
+
+def tree(**values: object) -> DictConfig:
+    return OmegaConf.create({"environment": None, "environments": None, "environment_key": None, **values})
+
+
+def job(index: int, key: str) -> dict[str, object]:
+    return {"kind": "environment", "idx": index, "environment_key": key, "environment_index": 0}
+
+
+def test_an_environment_is_made_from_its_target(tmp_path: Path) -> None:
+    spec = {"_target_": TARGET, "path": str(tmp_path / "port"), "mode": "remote", "replicas_per_actor": 1}
+    for cfg, key in (
+        (tree(environment=spec), "environment"),
+        (tree(environments={"game": spec}), "game"),
+        (tree(environments=[{**spec, "key": "game"}]), "game"),
+    ):
+        make_environment(cfg, key).launch(7777)
+        assert (tmp_path / "port").read_text() == "7777"
+
+
+def test_an_unknown_key_and_a_target_without_launch_are_named() -> None:
+    with pytest.raises(ConfigError, match="environment b: not configured; there is a"):
+        make_environment(tree(environments={"a": {"_target_": TARGET}}), "b")
+    with pytest.raises(ConfigError, match=r"environment a: dict has no launch\(port\)"):
+        make_environment(tree(environments={"a": {"_target_": "builtins.dict"}}), "a")
+
+
+def test_a_target_that_cannot_be_made_is_one_line() -> None:
+    with pytest.raises(ConfigError, match=r"environment a: .*nothing") as caught:
+        make_environment(tree(environments={"a": {"_target_": "nothing.at.All"}}), "a")
+    assert len(caught.value.problems) == 1
+
+
+PAIR = {"math": {"_target_": TARGET}, "maze": {"_target_": TARGET, "replicas_per_actor": 3}}
+
+
+@pytest.mark.parametrize(
+    ("world", "mix", "expected"),
+    [
+        ({}, None, {"math": 1, "maze": 6}),
+        ({"env_replicas": 4}, None, {"math": 4, "maze": 6}),
+        ({"env_replicas_per_actor": 2}, None, {"math": 4, "maze": 6}),
+        ({"env_replicas": 0}, None, {"math": 0, "maze": 6}),
+        ({"env_replicas": 4}, {"math": 3, "maze": 1}, {"math": 3, "maze": 2}),
+        ({"env_replicas": 4}, {"math": 1, "maze": 99}, {"math": 1, "maze": 6}),
+        ({"env_replicas": 4}, {"math": 1, "guessing": 1}, {"math": 2, "maze": 0}),
+        ({"env_replicas": 4}, {"math": 1, "maze": 0}, {"math": 4, "maze": 0}),
+        ({"env_replicas": 4}, {"guessing": 1}, {"math": 4, "maze": 6}),
+    ],
+)
+def test_servers_follow_engines_and_the_mixture_of_domains(
+    world: dict[str, int], mix: dict[str, float] | None, expected: dict[str, int]
+) -> None:
+    cfg = Config.model_validate({"world": world, "actor": {"domain_mix": mix}, "environments": PAIR})
+    assert replicas(cfg, engines=2) == expected
+
+
+def test_other_modes_have_no_servers() -> None:
+    own = {"_target_": TARGET, "mode": "embedded"}
+    for mode, expected in (("remote", ["math", "maze"]), ("embedded", [])):
+        cfg = Config.model_validate(
+            {"environments": {**PAIR, "own": own}, "world": {"environment_mode": mode}}
+        )
+        assert list(remote_specs(cfg)) == expected
+
+
+def test_the_launcher_starts_checks_and_restarts_each_server(
+    placed: Callable[..., tuple[Config, str]], tmp_path: Path
+) -> None:
+    cfg, out = placed(
+        f"environments={{maze: {{_target_: {TARGET}, path: x}}}}",
+        "world.env_replicas=2",
+        "world.environment_start_port=7790",
+    )
+    assert "maze: 2 servers" in out
+    servers = cfg.jobs_of("environment")
+    assert [(job.environment_key, job.environment_index) for job in servers] == [("maze", 0), ("maze", 1)]
+    children = {child.name: child for child in commands(cfg, tmp_path / "run", [], [], None)}
+    first = children["environment_0"]
+    assert first.health is not None and first.health.url == f"{servers[0].url}/health"
+    assert first.health.start_deadline_s == cfg.engine.start_deadline_s
+    assert first.restart.max_restarts == cfg.engine.max_restarts
+    assert {"environment_0", "environment_1"} <= set(children["actor"].depends)
+    assert "pipelinerl.launcher.environment_server" in (tmp_path / "run/environment_1/start.sh").read_text()
+    assert [job.url for job in get_environment_jobs(load_tree(tmp_path / "run"))] == [
+        job.url for job in servers
+    ]
+
+
+def test_rollouts_find_the_servers_of_their_environment() -> None:
+    specs = {"a": {"_target_": TARGET}, "b": {"_target_": TARGET}}
+    cfg = tree(environments=specs, jobs=[job(0, "a"), job(1, "b"), {"kind": "actor", "idx": 2}])
+    assert [found.idx for found in get_environment_jobs(cfg)] == [0, 1]
+    assert [found.idx for found in get_environment_jobs(cfg, "b")] == [1]
+    cfg.environment_key = "a"
+    assert resolve_environment_key(cfg) == "a"
+    assert [found.idx for found in get_environment_jobs(cfg)] == [0]
+
+
+def test_the_only_environment_needs_no_key() -> None:
+    assert resolve_environment_key(tree(environment={"_target_": TARGET})) == "environment"
+    assert resolve_environment_key(tree(), default="x") == "x"

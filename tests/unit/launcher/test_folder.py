@@ -1,0 +1,75 @@
+"""Resuming, starting over, and what each leaves alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from pipelinerl.config import ConfigError
+from pipelinerl.config.files import config_path
+from pipelinerl.launcher.folder import RunFolder, check_writable
+from pipelinerl.launcher.ports import ReservedPorts
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    """A run that was started twice."""
+    config_path(tmp_path).parent.mkdir()
+    config_path(tmp_path).write_text("attempt: 1\n")
+    for name in ("streams/actor", "streams_0", "finetune/current", "actor_vllm_0", "services/retrieval"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "notes.txt").write_text("mine")
+    return RunFolder(tmp_path)
+
+
+def test_attempts_are_counted(folder: RunFolder, tmp_path: Path) -> None:
+    assert folder.next_attempt() == 2
+    assert RunFolder(tmp_path / "fresh").next_attempt() == 0
+
+
+def test_streams_of_the_last_attempt_are_set_aside(folder: RunFolder, tmp_path: Path) -> None:
+    folder.set_streams_aside(2)
+    assert (tmp_path / "streams_1/actor").is_dir() and not (tmp_path / "streams").exists()
+    folder.set_streams_aside(2)
+
+
+def test_starting_over_removes_only_what_a_run_made(folder: RunFolder, tmp_path: Path) -> None:
+    for name in ("world", "theirs"):
+        (tmp_path / name).mkdir()
+    folder.start_over(["world"])
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "theirs"]
+
+
+def test_a_checkpoint_counts_only_when_it_is_whole(folder: RunFolder, tmp_path: Path) -> None:
+    assert folder.checkpoint is None
+    (tmp_path / "finetune/current/config.json").write_text("{}")
+    assert folder.checkpoint == tmp_path / "finetune/current"
+
+
+def test_completion_is_remembered(folder: RunFolder) -> None:
+    assert folder.completed_steps is None
+    folder.mark_completed(40)
+    assert folder.completed_steps == 40
+
+
+def test_the_lock_is_exclusive_and_ends_with_its_owner(folder: RunFolder, tmp_path: Path) -> None:
+    with folder, pytest.raises(ConfigError, match="in use by launcher process"), RunFolder(tmp_path):
+        pass
+    with RunFolder(tmp_path):
+        pass
+
+
+def test_which_folders_may_hold_a_run(folder: RunFolder, tmp_path: Path) -> None:
+    check_writable(tmp_path)
+    check_writable(tmp_path / "new/deep")
+    with pytest.raises(ConfigError, match="a file; choose another folder"):
+        check_writable(tmp_path / "notes.txt")
+
+
+def test_a_reserved_port_is_not_given_to_a_second_launcher(tmp_path: Path) -> None:
+    with ReservedPorts(tmp_path) as first, ReservedPorts(tmp_path) as second:
+        port = next(port for port in range(21000, 22000) if first.take(port))
+        assert not second.take(port)
+    with ReservedPorts(tmp_path) as third:
+        assert third.take(port)

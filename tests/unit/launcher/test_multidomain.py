@@ -1,0 +1,269 @@
+"""Several domains in one run: datasets by domain, policies by domain, domains of other packages."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+from pydantic import BaseModel
+
+from domains.dispatcher import domain_of, generate_multidomain_rollout, register_domain_rollout, rollout_of
+from domains.guessing import generate_guessing_rollout
+from domains.multidomain.loader import DatasetSpec, load_datasets
+from pipelinerl.config import ConfigError
+from pipelinerl.config import installed as installed_module
+from pipelinerl.config.compose import Request, compose
+from pipelinerl.domain import BaseDomain, ServiceSpec, load_domain
+from pipelinerl.launcher.validate import domain_problems
+from pipelinerl.rollouts import BaseMetrics, RolloutResult
+
+DryRun = Callable[..., tuple[int, str, str]]
+HERE = "tests.unit.launcher.test_multidomain"
+
+
+def letters(names: list[str], count: int = 20) -> list[dict[str, Any]]:
+    return [{"id": f"{name}{index}", "letter": index} for name in names for index in range(count)]
+
+
+def split_letters(names: list[str], split: str) -> list[dict[str, Any]]:
+    return [{"id": split, "dataset": "own"}]
+
+
+def done(reward: float) -> RolloutResult:
+    metrics = BaseMetrics(reward=reward, success=True, no_error=True, no_answer=False)
+    return RolloutResult(training_texts=[], metrics=metrics)
+
+
+async def play_letters(cfg: Any, llm: Any, problem: Any, session: Any) -> RolloutResult:
+    return done(1.0)
+
+
+def play_plain(cfg: Any, llm: Any, problem: Any, session: Any) -> RolloutResult:
+    return done(2.0)
+
+
+def tree(**actor: object) -> DictConfig:
+    section = {"domain_rollouts": {}, "llm_max_rollouts": 4, **actor}
+    return OmegaConf.create(
+        {"actor": section, "environment": None, "environments": None, "environment_key": None}
+    )
+
+
+@pytest.mark.parametrize(
+    ("entry", "expected"),
+    [
+        ("math::gsm8k", ("math", "gsm8k", None)),
+        ("math::data/train.jsonl@test", ("math", "data/train.jsonl", "test")),
+        ("math::a@b@all", ("math", "a@b", "all")),
+        ("math::a@beta", ("math", "a@beta", None)),
+        ("math::c::d@train", ("math", "c::d", "train")),
+    ],
+)
+def test_an_entry_names_domain_dataset_and_part(entry: str, expected: tuple[str, str, str | None]) -> None:
+    spec = DatasetSpec.parse(entry)
+    assert (spec.domain, spec.dataset, spec.split) == expected
+
+
+@pytest.mark.parametrize("entry", ["gsm8k", "::x", "math::", " ::a", "math:gsm8k"])
+def test_an_entry_without_domain_or_dataset_is_refused_with_itself(entry: str) -> None:
+    with pytest.raises(ValueError, match=f"dataset '{entry}': write <domain>::<dataset>"):
+        DatasetSpec.parse(entry)
+
+
+def test_problems_of_all_domains_carry_their_labels_and_arguments() -> None:
+    problems = load_datasets(
+        ["guessing::numbers", "letters::a"],
+        per_domain_params={"guessing": {"count": 3, "highest": 9}, "letters": {"count": 2}},
+        domain_loaders={"letters": f"{HERE}.letters"},
+    )
+    assert [problem["domain"] for problem in problems] == ["guessing"] * 3 + ["letters"] * 2
+    assert [problem["dataset"] for problem in problems] == ["numbers"] * 3 + ["a"] * 2
+    assert all(problem["highest"] == 9 for problem in problems[:3])
+
+
+def test_parts_of_a_dataset_are_disjoint_complete_and_the_same_every_time() -> None:
+    def ids(part: str) -> list[str]:
+        return [p["id"] for p in load_datasets([f"letters::a{part}"], domain_loaders={"letters": letters})]
+
+    train, test = ids("@train"), ids("@test")
+    assert len(test) == 2 and sorted(train + test) == sorted(ids("@all")) == sorted(ids(""))
+    assert (train, test) == (ids("@train"), ids("@test"))
+    asked = load_datasets(["letters::a@test"], domain_loaders={"letters": split_letters})
+    assert [(problem["id"], problem["dataset"]) for problem in asked] == [("test", "own")]
+
+
+@pytest.mark.parametrize(
+    ("entries", "options", "message"),
+    [
+        (["gessing::a"], {}, "domain 'gessing': not bundled and not installed; set .*did you mean guessing"),
+        (["guessing::a"], {"per_domain_params": {"guessing": {"higest": 3}}}, "guessing.higest: its loader"),
+        (
+            ["x::a"],
+            {"domain_loaders": {"x": "domains.guessing.load"}},
+            "domains.guessing has no load; allowed here",
+        ),
+        (["x::a"], {"domain_loaders": {"x": "domains.guessing.random"}}, "a module is no function"),
+        (["x::a"], {"domain_loaders": {"x": lambda names: 5}}, "dataset x::a: its loader returned no list"),
+        (["reputation_hacking::a"], {}, "has no load_problems or load_datasets; set dataset_loader_params"),
+    ],
+)
+def test_what_cannot_be_loaded_is_named(entries: list[str], options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        load_datasets(entries, **options)
+
+
+async def test_each_problem_goes_to_the_policy_of_its_domain() -> None:
+    cfg = tree(domain_rollouts={"letters": f"{HERE}.play_letters", "plain": f"{HERE}.play_plain"})
+    for domain, reward in (("letters", 1.0), ("plain", 2.0)):
+        result = await generate_multidomain_rollout(cfg, None, {"domain": domain}, None)  # type: ignore[arg-type]
+        assert result.metrics is not None and (result.metrics.reward, result.domain) == (reward, domain)
+    assert rollout_of(cfg, "guessing") is generate_guessing_rollout
+
+
+def test_a_registered_policy_serves_where_the_configuration_names_none() -> None:
+    register_domain_rollout("drawn", play_letters)
+    assert rollout_of(tree(), "drawn") is play_letters
+    assert rollout_of(tree(domain_rollouts={"drawn": f"{HERE}.play_plain"}), "drawn").__name__ == "play_plain"
+    with pytest.raises(ValueError, match="the domain's name is empty"):
+        register_domain_rollout("", play_letters)
+
+
+def test_a_problem_without_domain_takes_the_environment_s_key() -> None:
+    cfg = tree()
+    with pytest.raises(ValueError, match="problem 7: has no 'domain' and no environment key"):
+        domain_of(cfg, {"id": 7})
+    cfg.environment_key = "maze"
+    assert domain_of(cfg, {"id": 7}) == "maze" and domain_of(cfg, {"domain": "math"}) == "math"
+    with pytest.raises(ConfigError, match=r"domain 'maze': not bundled.*set actor\.domain_rollouts\.maze"):
+        rollout_of(cfg, "maze")
+
+
+async def test_a_policy_that_returns_something_else_is_named_with_its_domain() -> None:
+    async def wrong(*_: Any) -> int:
+        return 5
+
+    register_domain_rollout("wrong", wrong)
+    with pytest.raises(TypeError, match="policy of wrong returned a int"):
+        await generate_multidomain_rollout(tree(), None, {"domain": "wrong"}, None)  # type: ignore[arg-type]
+
+
+MULTI = (
+    "dataset_loader=pipelinerl.domains.multidomain.loader.load_datasets",
+    "actor.rollout_policy=pipelinerl.domains.dispatcher.generate_multidomain_rollout",
+    "+dataset_loader_params.per_domain_params={guessing: {count: 4}}",
+    "actor.domain_mix={guessing: 1}",
+    "train_dataset_names=['guessing::a@train']",
+    "test_dataset_names=['guessing::a@test']",
+    "validate=true",
+)
+
+
+def test_a_run_of_several_domains_is_composed(dry_run: DryRun) -> None:
+    status, out, err = dry_run("hardware=cpu", *MULTI)
+    assert (status, err) == (0, "") and "the configuration is valid" in out
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        (
+            "actor.domain_mix={gesing: 1}",
+            "actor.domain_mix.gesing: no dataset is of that domain; did you mean",
+        ),
+        ("train_dataset_names=[numbers]", "dataset numbers: names no domain; write <domain>::<dataset>"),
+        (
+            "dataset_loader_params.per_domain_params={maths: {a: 1}}",
+            "per_domain_params.maths: no dataset is of that domain",
+        ),
+    ],
+)
+def test_a_domain_that_no_dataset_has_is_refused(dry_run: DryRun, override: str, message: str) -> None:
+    status, _, err = dry_run("hardware=cpu", *MULTI, override)
+    assert status == 2 and message in err
+
+
+class Clocked(BaseDomain):
+    """A domain that prepares a value and has a service and a state."""
+
+    name = "clocked"
+
+    def __init__(self) -> None:
+        self.count = 0
+
+    def prepare(self, cfg: DictConfig, output_dir: Path) -> dict[str, Any]:
+        return {f"{self.name}.ready": [str(key) for key in cfg]}
+
+    def services(self, cfg: DictConfig) -> list[ServiceSpec]:
+        return [ServiceSpec(name=self.name, argv=[], url_key=f"{self.name}.url")]
+
+    def checkpoint(self) -> dict[str, Any]:
+        return {"count": self.count}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self.count = state["count"]
+
+
+class Settings(BaseModel):
+    model_config = {"extra": "forbid"}
+    speed: int = 1
+
+
+class Second(Clocked):
+    name = "second"
+    settings, settings_key = Settings, "second"
+
+
+def test_the_hooks_of_several_domains_work_side_by_side(tmp_path: Path) -> None:
+    paths = [f"{HERE}.Clocked", f"{HERE}.Second"]
+    both = load_domain(paths)
+    assert both.prepare(OmegaConf.create({}), tmp_path) == {"clocked.ready": [], "second.ready": ["clocked"]}
+    assert [spec.name for spec in both.services(tree())] == ["clocked", "second"]
+    both.restore({paths[1]: {"count": 5}, "gone": {}})
+    assert both.checkpoint() == {paths[0]: {"count": 0}, paths[1]: {"count": 5}}
+    assert domain_problems(OmegaConf.create({"second": {"sped": 3}}), both) == [
+        "second.sped: unknown key; did you mean second.speed?"
+    ]
+    with pytest.raises(ConfigError, match="no module named nothing"):
+        load_domain([*paths, "nothing.at.all"])
+
+
+@pytest.fixture
+def chess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """An installed distribution with a domain of its own."""
+    package = tmp_path / "site/chess_rl"
+    (package / "conf/domain").mkdir(parents=True)
+    (package / "__init__.py").write_text(
+        "async def generate_chess_rollout(cfg, llm, problem, session): ...\n"
+        "def load_problems(names): return [{'name': name} for name in names]\n"
+    )
+    (package / "conf/domain/chess.yaml").write_text(
+        "# @package _global_\nactor: {rollout_policy: pipelinerl.domains.chess.generate_chess_rollout}\n"
+    )
+    metadata = tmp_path / "site/chess_rl-1.0.dist-info"
+    metadata.mkdir()
+    (metadata / "METADATA").write_text("Name: chess-rl\nVersion: 1.0\n")
+    (metadata / "entry_points.txt").write_text("[pipelinerl.domains]\nchess = chess_rl\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    caches = (installed_module.installed_domains, installed_module.installed_conf_dirs)
+    for cache in caches:
+        cache.cache_clear()
+    yield "chess_rl"
+    for cache in caches:
+        cache.cache_clear()
+    for name in ("chess_rl", "pipelinerl.domains.chess"):
+        sys.modules.pop(name, None)
+
+
+def test_a_domain_of_another_package_is_found_by_its_entry_point(chess: str) -> None:
+    assert compose(Request(overrides=["+domain=chess"], hardware="cpu")).tree.domain_name == "chess"
+    found = importlib.import_module("pipelinerl.domains.chess")
+    assert found is importlib.import_module(chess)
+    assert rollout_of(tree(), "chess") is found.generate_chess_rollout
+    assert load_datasets(["chess::openings"]) == [
+        {"dataset": "openings", "name": "openings", "domain": "chess"}
+    ]

@@ -1,0 +1,124 @@
+"""Folders are rooms: none imports another in a circle, and neither do files, not even inside functions.
+
+A file that lies directly in `pipelinerl/` or in a domain's folder is a room of its own: those are commands
+and what others import by that name.
+"""
+
+from __future__ import annotations
+
+import ast
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+PACKAGES = ("pipelinerl", "domains", "retrieval_server", "benchmarks")
+ROLES = ("pipelinerl/actor", "pipelinerl/preprocess", "pipelinerl/finetune")
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Files by dotted name."""
+    files = [path for package in PACKAGES for path in (root / package).rglob("*.py")]
+    return {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in files
+    }
+
+
+def imported(path: Path, known: dict[str, Path]) -> set[str]:
+    """Which of the known modules a file names in any import."""
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            # From a package either a module of it or a name of its face.
+            names |= {
+                f"{node.module}.{a.name}" if f"{node.module}.{a.name}" in known else node.module
+                for a in node.names
+            }
+    return names & known.keys()
+
+
+def room(path: Path, root: Path) -> str:
+    """The folder of a file; the file itself where it lies at the top of the package or of a domain."""
+    parts = path.relative_to(root).parts
+    at_top = len(parts) == 2 or (parts[0] == "domains" and len(parts) == 3)
+    return str(path.relative_to(root)) if at_top else "/".join(parts[:-1])
+
+
+@cache
+def file_imports(root: Path) -> dict[str, set[str]]:
+    known = modules(root)
+    return {name: imported(path, known) for name, path in known.items()}
+
+
+def room_imports(root: Path) -> dict[str, set[str]]:
+    """Rooms, and the other rooms that any of their files import."""
+    known = modules(root)
+    found: dict[str, set[str]] = {}
+    for name, others in file_imports(root).items():
+        here = room(known[name], root)
+        found.setdefault(here, set()).update({room(known[other], root) for other in others} - {here})
+    return found
+
+
+def check(imports: dict[str, set[str]]) -> None:
+    """Raises AssertionError with the path of a circle."""
+    try:
+        TopologicalSorter(imports).prepare()
+    except CycleError as error:
+        raise AssertionError("a circle: " + " <- ".join(map(str, error.args[1]))) from None
+
+
+def test_no_files_import_each_other() -> None:
+    check(file_imports(ROOT))
+
+
+def test_no_rooms_import_each_other() -> None:
+    check(room_imports(ROOT))
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_no_role_imports_another(role: str) -> None:
+    others = [other for other in ROLES if other != role]
+    assert [found for found in room_imports(ROOT)[role] if found in others] == []
+
+
+def test_the_objective_lies_below_every_role() -> None:
+    rooms = room_imports(ROOT)
+    below, todo = set[str](), ["pipelinerl/finetune/rl", "pipelinerl/finetune/rl/losses"]
+    while todo:
+        for other in rooms[todo.pop()] - below:
+            below.add(other)
+            todo.append(other)
+    assert below.isdisjoint(ROLES)
+
+
+def test_a_circle_of_rooms_is_named(tmp_path: Path) -> None:
+    files = {
+        "one/a.py": "from pipelinerl.two import b",
+        "one/c.py": "",
+        "two/b.py": "def f():\n    import pipelinerl.three.d",
+        "three/d.py": "import pipelinerl.one.c",
+    }
+    for name, text in files.items():
+        (tmp_path / "pipelinerl" / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / "pipelinerl" / name).write_text(text)
+    check(file_imports(tmp_path))
+    with pytest.raises(AssertionError, match=r"pipelinerl/one <- .*pipelinerl/(two|three)"):
+        check(room_imports(tmp_path))
+
+
+def test_a_circle_of_files_is_named(tmp_path: Path) -> None:
+    for name, text in {
+        "a": "from pipelinerl import b",
+        "b": "def f():\n    import pipelinerl.c",
+        "c": "import pipelinerl.a",
+    }.items():
+        (tmp_path / "pipelinerl").mkdir(exist_ok=True)
+        (tmp_path / "pipelinerl" / f"{name}.py").write_text(text)
+    with pytest.raises(AssertionError, match=r"pipelinerl\.a"):
+        check(file_imports(tmp_path))

@@ -1,0 +1,116 @@
+"""Engine and trainer on one GPU: what is chosen, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.compose import Composition, Request, compose
+from pipelinerl.config.files import typed
+from pipelinerl.domain import load_domain
+from pipelinerl.launcher.commands import commands
+from pipelinerl.launcher.placement import place
+from pipelinerl.launcher.sharing import (
+    GIB,
+    CardMemory,
+    card_memory,
+    engine_share,
+    model_parameters,
+    share_one_device,
+)
+
+CARD = CardMemory(total=141 * GIB, free=140 * GIB)
+
+
+@pytest.fixture
+def small_model(model: Path) -> Path:
+    save_file({"a": torch.zeros(100, 20), "b": torch.zeros(3)}, model / "model.safetensors")
+    return model
+
+
+def composition(model: Path, *overrides: str) -> Composition:
+    given = ["hardware=gpu", f"model_path={model}", "world.share_device=true", *overrides]
+    return compose(Request(overrides=["+domain=guessing", *given]))
+
+
+def test_parameters_are_counted_from_the_headers(small_model: Path, tmp_path: Path) -> None:
+    assert model_parameters(small_model) == 2003
+    assert model_parameters(tmp_path / "nowhere") is None
+
+
+@pytest.mark.parametrize("billions", [0.05, 0.6, 1.7, 4.0])
+def test_both_fit_into_the_card(billions: float) -> None:
+    parameters = int(billions * 1e9)
+    share = engine_share(CARD, parameters)
+    trainer = 16 * parameters + 0.12 * CARD.total
+    assert 0 < share <= 0.9
+    assert share * CARD.total + trainer <= CARD.free
+    assert share * CARD.total > 2 * parameters
+
+
+def test_a_model_too_large_for_both_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"do not fit into 140 GiB free; use a smaller model or two GPUs"):
+        engine_share(CARD, int(8e9))
+
+
+def test_a_shared_card_uses_files_and_leaves_the_trainer_its_part(small_model: Path) -> None:
+    made = composition(small_model)
+    share_one_device(made, ["0"], memory_of=lambda device: CARD)
+    assert made.tree.weights.transport == "file"
+    assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == engine_share(CARD, 2003)
+
+
+def test_what_the_user_gave_stays(small_model: Path) -> None:
+    made = composition(small_model, "vllm_config.vllm_kwargs.gpu-memory-utilization=0.2")
+    share_one_device(made, ["0"], memory_of=lambda device: None)
+    assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == 0.2
+    dry = composition(small_model)
+    share_one_device(dry, ["0"], True, lambda device: None)
+    assert dry.tree.weights.transport == "file"
+    with pytest.raises(ConfigError, match="NCCL does not connect processes on one GPU; set file"):
+        share_one_device(
+            composition(small_model, "weights.transport=nccl"), ["0"], memory_of=lambda device: CARD
+        )
+
+
+@pytest.mark.parametrize(
+    ("overrides", "devices"),
+    [(("world.share_device=false",), ["0"]), ((), ["0", "1"]), (("debug.mode=actor",), ["0"])],
+)
+def test_elsewhere_nothing_changes(small_model: Path, overrides: tuple[str, ...], devices: list[str]) -> None:
+    made = composition(small_model, *overrides)
+    share_one_device(made, devices, memory_of=lambda device: CARD)
+    assert made.tree.weights.transport == "nccl"
+    assert made.tree.vllm_config.vllm_kwargs["gpu-memory-utilization"] == 0.9
+
+
+def test_what_cannot_be_read_has_to_be_given(model: Path) -> None:
+    with pytest.raises(ConfigError, match=r"the size of .* cannot be read; set vllm_config.*such as 0\.3"):
+        share_one_device(composition(model), ["0"], memory_of=lambda device: CARD)
+    with pytest.raises(ConfigError, match="the card's memory cannot be read"):
+        share_one_device(composition(model), ["0"], memory_of=lambda device: None)
+
+
+def test_the_card_is_asked_for_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = tmp_path / "nvidia-smi"
+    program.write_text('#!/bin/sh\necho "143771, 143000"\n')
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
+    assert card_memory("0") == CardMemory(143771 * 2**20, 143000 * 2**20)
+    program.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
+    assert card_memory("0") is None
+
+
+@pytest.mark.parametrize(("devices", "waits"), [(1, ("actor_vllm_0",)), (2, ())])
+def test_on_a_shared_card_the_trainer_starts_behind_the_engine(
+    small_model: Path, tmp_path: Path, devices: int, waits: tuple[str, ...]
+) -> None:
+    cfg = typed(composition(small_model).tree)
+    cfg = cfg.model_copy(update={"jobs": place(cfg, range(devices), free=lambda port: True)})
+    specs = commands(cfg, tmp_path, [], [str(index) for index in range(devices)], None)
+    assert next(spec.depends for spec in specs if spec.name == "finetune") == waits
+    assert load_domain(cfg.domain_hooks) is not None

@@ -1,0 +1,82 @@
+"""The redis server of a run: what it is started with, who may read its password, who waits for it."""
+
+from __future__ import annotations
+
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from pipelinerl.config import ConfigError, load
+from pipelinerl.config.files import config_path
+from pipelinerl.launcher.streams_server import forget_earlier_records
+from pipelinerl.launcher.supervision.liveness import is_healthy
+from pipelinerl.streams import (
+    SingleStreamSpec,
+    StreamError,
+    read_stream,
+    set_streams_backend,
+    write_to_streams,
+)
+from pipelinerl.streams.local_server import answers
+
+DryRun = Callable[..., tuple[int, str, str]]
+PASSWORD = 'a "quoted" \\ secret'
+
+
+def test_the_server_starts_as_written_and_wants_the_password(dry_run: DryRun, tmp_path: Path) -> None:
+    if shutil.which("redis-server") is None:
+        pytest.skip("redis-server is not installed (Debian: apt-get install redis-server)")
+    quoted = PASSWORD.replace('"', '\\"')
+    status, out, err = dry_run("+domain=guessing", "streams=redis", f'streams.password="{quoted}"')
+    assert (status, err) == (0, "") and "service redis" in out
+    run = tmp_path / "run"
+    cfg = load(run)
+    assert cfg.streams.settings["password"] == PASSWORD
+    assert PASSWORD not in str(cfg.model_dump(mode="json")), "what goes to wandb holds no password"
+    for secret in (config_path(run), run / "services/redis/redis.conf"):
+        assert stat.S_IMODE(secret.stat().st_mode) == 0o600
+    job = next(job for job in cfg.jobs if job.name == "redis")
+    assert (job.url, job.port) == (f"redis://127.0.0.1:{job.port}", cfg.streams.port)
+    server = subprocess.Popen(["sh", run / "services/redis/start.sh"], stdout=subprocess.DEVNULL)
+    try:
+        while not is_healthy(job.url):
+            assert server.poll() is None
+        set_streams_backend(**cfg.streams.settings)
+        with write_to_streams(SingleStreamSpec(run, "actor")) as out_stream:
+            out_stream.write(1)
+        set_streams_backend(**cfg.streams.settings | {"password": None})
+        with pytest.raises(StreamError, match=r"set streams.password"):
+            read_stream(SingleStreamSpec(run, "actor"))
+    finally:
+        set_streams_backend("files")
+        server.terminate()
+        server.wait(30)
+    assert (run / "streams/redis/dump.rdb").is_file(), "it saves its data when it stops"
+    assert not answers("127.0.0.1", job.port or 0)
+
+
+def test_every_role_waits_for_the_server_and_nothing_restarts_it(dry_run: DryRun, tmp_path: Path) -> None:
+    from pipelinerl.launcher.commands import commands
+
+    dry_run("+domain=guessing", "streams=redis")
+    cfg = load(tmp_path / "run")
+    children = {child.name: child for child in commands(cfg, tmp_path / "run", [], [], None)}
+    for role in ("actor", "preprocess", "finetune"):
+        assert "services/redis" in children[role].depends
+    assert children["services/redis"].restart.max_restarts == 0
+    assert not children["actor_vllm_0"].depends
+
+
+def test_a_server_of_ones_own_is_not_started_but_asked(dry_run: DryRun, tmp_path: Path) -> None:
+    dry_run("+domain=guessing", "streams=redis", "streams.host=localhost", "streams.port=1")
+    run = tmp_path / "run"
+    assert not (run / "services").exists()
+    with pytest.raises(ConfigError, match=r"streams.host=localhost: redis at localhost:1 cannot be reached"):
+        forget_earlier_records(load(run), run)
+    set_streams_backend("files")
+    assert OmegaConf.load(config_path(run)).streams.port == 1

@@ -1,0 +1,106 @@
+"""A vLLM in an environment of its own, also a CPU build: found, started, or refused with what to do."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import pytest
+
+from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.files import typed
+from pipelinerl.inference.vllm import (
+    CPU_ENVIRONMENT,
+    Installation,
+    VllmOptions,
+    VllmVersion,
+    installation,
+    installed_version,
+    serve_argv,
+    serve_env,
+)
+from pipelinerl.launcher.checks import machine
+
+
+def interpreter(folder: Path, version: str | None, plugin: bool) -> str:
+    """A program that answers as a Python with that vLLM would."""
+    program = folder / "python"
+    program.write_text(f"#!/bin/sh\necho '{json.dumps({'version': version, 'plugin': plugin})}'\n")
+    program.chmod(0o755)
+    return str(program)
+
+
+def test_another_interpreter_says_what_it_has(tmp_path: Path) -> None:
+    assert installation(interpreter(tmp_path, "0.32.0", True)) == Installation("0.32.0", True)
+    assert installed_version(interpreter(tmp_path, "0.32.0", True)) == "0.32.0"
+
+
+def test_a_real_interpreter_is_asked() -> None:
+    assert installation(sys.executable).version == installed_version()
+
+
+def test_the_engine_runs_under_that_interpreter() -> None:
+    options = VllmOptions(
+        model="m",
+        served_model_name="m",
+        host="127.0.0.1",
+        port=1,
+        max_model_len=8,
+        transport="file",
+        version=VllmVersion.parse("0.32"),
+        kwargs={},
+        python="/env/bin/python",
+    )
+    assert serve_argv(options)[:3] == ["/env/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+
+
+def test_a_cpu_build_shares_the_cores_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in CPU_ENVIRONMENT:
+        monkeypatch.delenv(name, raising=False)
+    assert serve_env([]).items() >= CPU_ENVIRONMENT.items()
+    monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "8")
+    assert serve_env([])["VLLM_CPU_KVCACHE_SPACE"] == "8"
+    assert not serve_env(["0"]).keys() & CPU_ENVIRONMENT.keys()
+
+
+def problems(*overrides: str) -> list[str]:
+    """What is wrong with engines and devices of a run on a machine without a GPU."""
+    tree = compose(
+        Request(overrides=["+domain=guessing", "hardware=cpu", "+preset=vllm_cpu", *overrides])
+    ).tree
+    return list(machine.check(typed(tree), 0, dry_run=False))
+
+
+def test_a_run_on_the_cpu_may_use_it(tmp_path: Path) -> None:
+    assert problems(f"vllm_config.python={interpreter(tmp_path, '0.32.0', True)}") == []
+
+
+@pytest.mark.parametrize(
+    ("version", "plugin", "said"),
+    [
+        ("0.32.0", False, "pipelinerl is not installed there"),
+        (None, True, "has no vLLM; install"),
+        ("0.20.0", True, "vLLM 0.20.0 is too old"),
+    ],
+)
+def test_what_does_not_fit_is_said(tmp_path: Path, version: str | None, plugin: bool, said: str) -> None:
+    [problem] = problems(f"vllm_config.python={interpreter(tmp_path, version, plugin)}")
+    assert said in problem
+
+
+def test_a_path_that_is_no_interpreter_is_named(tmp_path: Path) -> None:
+    found = problems(f"vllm_config.python={tmp_path / 'nothing'}")
+    assert any("not a Python interpreter that answers" in problem for problem in found)
+
+
+def test_a_cpu_has_no_nccl(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "0.32.0", True)
+    [problem] = problems(f"vllm_config.python={python}", "weights.transport=nccl")
+    assert problem == "weights.transport=nccl: a CPU has none; set file"
+
+
+def test_a_cpu_build_has_one_front_end(tmp_path: Path) -> None:
+    python = interpreter(tmp_path, "0.32.0", True)
+    [problem] = problems(f"vllm_config.python={python}", "vllm_config.api_server_count=2")
+    assert problem.endswith("api_server_count=2: a CPU build cannot start several; leave it null")

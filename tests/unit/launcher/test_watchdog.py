@@ -1,0 +1,93 @@
+"""What the launcher does about engines that the trainer gave up, and about a run that stands still."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from pipelinerl.base.waits import WaitExpired
+from pipelinerl.config.machine import Job
+from pipelinerl.launcher.run import Watchdog
+from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, RestartPolicy, Supervisor
+from pipelinerl.launcher.supervision.core import Kill
+from pipelinerl.run_state.replacements import ask_for_replacement
+
+URL = "http://127.0.0.1:8080"
+
+
+class Recorded:
+    """A supervisor that writes down what it is asked for."""
+
+    def __init__(self) -> None:
+        self.replaced: list[tuple[str, str]] = []
+        self.done: set[str] = set()
+
+    def replace(self, name: str, cause: str) -> None:
+        self.replaced.append((name, cause))
+
+    def ended(self) -> set[str]:
+        return self.done
+
+
+def watchdog(folder: Path, progress_s: float, started: tuple[str, ...]) -> tuple[Watchdog, Recorded]:
+    jobs = [
+        Job(kind="actor_llm", idx=0, url=URL, name="actor_vllm_0"),
+        Job(kind="finetune", idx=1, name="finetune"),
+    ]
+    cfg = SimpleNamespace(
+        output_dir=str(folder),
+        jobs=jobs,
+        jobs_of=lambda kind: [job for job in jobs if job.kind == kind],
+        watchdog=SimpleNamespace(progress_deadline_s=progress_s),
+    )
+    plan: Any = SimpleNamespace(cfg=cfg, children=[SimpleNamespace(name=name) for name in started])
+    supervisor: Any = Recorded()
+    return Watchdog(plan, supervisor), supervisor
+
+
+def test_an_engine_that_the_trainer_gave_up_is_replaced_once(tmp_path: Path) -> None:
+    dog, supervisor = watchdog(tmp_path, 3600.0, ("actor_vllm_0", "finetune"))
+    ask_for_replacement(tmp_path, [URL], "weight update failed at update")
+    dog.check()
+    dog.check()
+    assert supervisor.replaced == [("actor_vllm_0", "weight update failed at update")]
+
+
+def test_an_engine_that_somebody_else_started_is_left_alone(tmp_path: Path) -> None:
+    dog, supervisor = watchdog(tmp_path, 3600.0, ("finetune",))
+    ask_for_replacement(tmp_path, [URL, "http://127.0.0.1:9"], "weight update failed at update")
+    dog.check()
+    assert supervisor.replaced == []
+
+
+def test_standing_still_ends_the_run_only_while_the_trainer_works(tmp_path: Path) -> None:
+    dog, supervisor = watchdog(tmp_path, 0.0, ("finetune",))
+    supervisor.done.add("finetune")
+    dog.check()
+    supervisor.done.clear()
+    with pytest.raises(WaitExpired, match="a rollout or an optimizer step: actor has not begun"):
+        for _ in range(2):
+            dog.check()
+
+
+def test_a_replaced_engine_counts_as_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    check = HealthCheck(url=URL)
+    engine = ChildSpec(
+        name="engine", argv=["true"], log_dir=tmp_path, health=check, restart=RestartPolicy(max_restarts=1)
+    )
+    actor = ChildSpec(name="actor", argv=["true"], log_dir=tmp_path, restart=NEVER)
+    supervisor = Supervisor([engine, actor])
+    done: list[Any] = []
+    monkeypatch.setattr(supervisor, "_carry_out", done.extend)
+    supervisor.replace("engine", "half a model")
+    assert done == [], "it is not ready yet"
+    core = supervisor._core
+    core.tick(0.0)
+    core.healthy("engine", 0)
+    supervisor.replace("engine", "half a model")
+    assert done == [Kill("engine")]
+    (restart,) = core.exited("engine", 0, -9, 1.0)
+    assert (restart.name, restart.cause) == ("engine", "half a model")  # type: ignore[union-attr]

@@ -1,5 +1,0 @@
-import sys
-from pathlib import Path
-
-# The fake engine and the tiny tokeniser live with the actor's tests.
-sys.path.insert(0, str(Path(__file__).parents[1] / "actor"))

@@ -1,0 +1,128 @@
+"""Chunked scores equal the plain softmax, values and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelinerl.modeling import logprobs
+from pipelinerl.modeling.logprobs import token_scores
+
+
+def naive(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, targets: torch.Tensor, t: float
+) -> tuple[torch.Tensor, torch.Tensor]:
+    logits = (torch.nn.functional.linear(hidden, weight, bias) / t).log_softmax(-1)
+    return logits.gather(1, targets[:, None])[:, 0], -(logits.exp() * logits).sum(-1)
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7])
+@pytest.mark.parametrize("chunk_elements", [1, 50, 1 << 20])
+@pytest.mark.parametrize("with_bias", [False, True])
+@pytest.mark.parametrize("used", ["both", "logprobs", "entropy"])
+def test_values_and_gradients(temperature: float, chunk_elements: int, with_bias: bool, used: str) -> None:
+    torch.manual_seed(3)
+    leaves = [torch.randn(7, 5), torch.randn(11, 5)] + ([torch.randn(11)] if with_bias else [])
+    targets = torch.randint(0, 11, (7,))
+    upstream = torch.randn(2, 7)
+    results = []
+    for chunked in (True, False):
+        hidden, weight, *rest = (x.clone().requires_grad_() for x in leaves)
+        bias = rest[0] if rest else None
+        if chunked:
+            found, entropy = token_scores(hidden, weight, targets, temperature, bias, chunk_elements)
+        else:
+            found, entropy = naive(hidden, weight, bias, targets, temperature)
+        terms = {"logprobs": upstream[0] * found, "entropy": upstream[1] * entropy}
+        (terms["logprobs"] + terms["entropy"] if used == "both" else terms[used]).sum().backward()
+        results.append([found, entropy, *(x.grad for x in (hidden, weight, *rest))])
+    for ours, expected in zip(*results):
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_scores_stay_float32_under_autocast() -> None:
+    torch.manual_seed(0)
+    hidden, weight, targets = torch.randn(4, 8), torch.randn(9, 8), torch.arange(4)
+    plain = token_scores(hidden, weight, targets).logprobs
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(token_scores(hidden, weight, targets).logprobs, plain)
+
+
+def test_no_targets_give_empty_scores_and_zero_gradient() -> None:
+    weight = torch.randn(9, 8, requires_grad=True)
+    scores = token_scores(torch.randn(0, 8), weight, torch.zeros(0, dtype=torch.int64))
+    scores.logprobs.sum().backward()
+    assert scores.logprobs.shape == (0,) and float(weight.grad.abs().sum()) == 0.0
+
+
+def test_nonsense_is_refused() -> None:
+    with pytest.raises(ValueError, match="temperature must be positive, got 0"):
+        token_scores(torch.zeros(1, 2), torch.zeros(3, 2), torch.zeros(1, dtype=torch.int64), 0.0)
+    with pytest.raises(ValueError, match="disagree"):
+        token_scores(torch.zeros(2, 2), torch.zeros(3, 2), torch.zeros(1, dtype=torch.int64))
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    n=st.integers(1, 12),
+    width=st.integers(1, 9),
+    vocabulary=st.integers(2, 40),
+    chunk_rows=st.integers(1, 13),
+    temperature=st.sampled_from([0.3, 0.7, 1.0, 1.5]),
+    scale=st.sampled_from([0.1, 1.0, 6.0]),
+    seed=st.integers(0, 1000),
+)
+def test_any_shape_equals_the_plain_softmax_in_float64(
+    n: int, width: int, vocabulary: int, chunk_rows: int, temperature: float, scale: float, seed: int
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    hidden = (scale * torch.randn(n, width, generator=generator)).requires_grad_()
+    weight = torch.randn(vocabulary, width, generator=generator).requires_grad_()
+    targets = torch.randint(0, vocabulary, (n,), generator=generator)
+    upstream = torch.randn(2, n, generator=generator)
+    scores = token_scores(hidden, weight, targets, temperature, None, chunk_rows * vocabulary)
+    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    plain, entropy = naive(exact[0], exact[1], None, targets, temperature)
+    tolerance = {"atol": 2e-4 * max(1.0, scale), "rtol": 1e-4}
+    torch.testing.assert_close(scores.logprobs.double(), plain, **tolerance)
+    torch.testing.assert_close(scores.entropy.double(), entropy, **tolerance)
+    assert bool((scores.entropy > -1e-3).all()) and bool((scores.logprobs < 1e-4).all())
+    (upstream[0] * scores.logprobs + upstream[1] * scores.entropy).sum().backward()
+    (upstream[0] * plain + upstream[1] * entropy).sum().backward()
+    for ours, expected in zip((hidden, weight), exact):
+        assert ours.grad is not None and expected.grad is not None
+        difference = (ours.grad.double() - expected.grad).norm()
+        # Float32 loses digits in proportion to the size of the logits.
+        assert float(difference) <= 5e-5 * (1 + scale / temperature) * float(expected.grad.norm()) + 1e-4
+
+
+def test_no_matrix_over_the_vocabulary_is_kept_for_the_backward() -> None:
+    n, width, vocabulary = 64, 4, 512
+    kept: list[int] = []
+
+    def note(tensor: torch.Tensor) -> torch.Tensor:
+        kept.append(tensor.numel())
+        return tensor
+
+    hidden = torch.randn(n, width, requires_grad=True)
+    weight = torch.randn(vocabulary, width, requires_grad=True)
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        token_scores(hidden, weight, torch.zeros(n, dtype=torch.int64), chunk_elements=8 * vocabulary)
+    assert max(kept) <= max(n * width, vocabulary * width) < n * vocabulary
+
+
+def test_logits_are_held_in_chunks_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, sizes = logprobs._logits, []
+
+    def noted(*arguments: object) -> torch.Tensor:
+        found = plain(*arguments)  # type: ignore[arg-type]
+        sizes.append(found.numel())
+        return found
+
+    monkeypatch.setattr(logprobs, "_logits", noted)
+    hidden = torch.randn(64, 4, requires_grad=True)
+    scores = token_scores(hidden, torch.randn(512, 4), torch.zeros(64, dtype=torch.int64), 1.0, None, 4096)
+    scores.logprobs.sum().backward()
+    assert max(sizes) <= 4096 and sum(sizes) == 2 * 64 * 512

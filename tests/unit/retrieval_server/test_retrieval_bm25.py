@@ -1,0 +1,163 @@
+"""BM25 in both back ends: the reference numbers, and the ranking of a naive evaluation of the formula."""
+
+import json
+import random
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import bm25s
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from retrieval_server.bm25 import BM25Index
+from retrieval_server.index import build
+from retrieval_server.mapped import MappedIndex
+from retrieval_server.ranking import best
+from retrieval_server.tokens import count_tokens, tokens
+from tests.support.naive import NaiveRanking
+
+DOCUMENTS = {
+    "D1": "Lee's Market cut packaging cost by 15% in 2020",
+    "D2": "Market report 2020: online grocery sales in a new market",
+    "D3": "Password policy for remote staff",
+}
+Search = Callable[..., list[tuple[str, float]]]
+
+
+def in_memory(documents: dict[str, str], _folder: Path) -> Search:
+    index = BM25Index.from_texts(documents.items())
+    return lambda *arguments: [(index.doc_ids[i], score) for i, score in index.search(*arguments)]
+
+
+def mapped(documents: dict[str, str], folder: Path) -> Search:
+    """The same documents through a corpus file and an index of several segments."""
+    web = folder / "web.jsonl"
+    rows = [{"docid": doc.removeprefix("web/"), "url": "u", "text": text} for doc, text in documents.items()]
+    web.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    build(web, folder / "index", postings_at_a_time=200)
+    index = MappedIndex(folder / "index", web)
+    ids = [doc for doc, text in documents.items() if text.strip()]
+    return lambda *arguments: [(ids[i], score) for i, score in index.search(*arguments)]
+
+
+BACKENDS = pytest.mark.parametrize("backend", [in_memory, mapped], ids=["rank_bm25", "bm25s"])
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("query", "expected"),
+    [
+        ("market cost 2020", [("D1", 1.781421), ("D2", 1.071778)]),
+        ("Market market", [("D2", 0.635887), ("D1", 0.435890)]),
+        ("lee's", [("D1", 0.909640)]),
+        ("a I", []),
+    ],
+)
+def test_reference_scores(
+    backend: Callable[..., Search], query: str, expected: list[tuple[str, float]], tmp_path: Path
+) -> None:
+    found = backend(DOCUMENTS, tmp_path)(query, 5)
+    assert [doc for doc, _ in found] == [doc for doc, _ in expected]
+    assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-6)
+
+
+def random_text(draw: random.Random, words: list[str], longest: int) -> str:
+    """Frequent words are frequent in all texts; some texts repeat, so that scores are equal."""
+    return " ".join(
+        draw.choices(words, weights=[1 / (i + 2) for i in range(len(words))], k=draw.randrange(longest))
+    )
+
+
+@BACKENDS
+@pytest.mark.parametrize(("documents", "queries"), [(7, 300), (80, 500), (400, 700)])
+def test_ranking_equals_the_naive_formula(
+    backend: Callable[..., Search], documents: int, queries: int, tmp_path: Path
+) -> None:
+    draw = random.Random(documents)
+    words = [f"w{i}" for i in range(150)] + ["don't", "x9", "long" * 50]
+    pool = [random_text(draw, words, 30) + " w0" for _ in range(documents - documents // 5)]
+    texts = pool + draw.choices(pool, k=documents // 5)
+    draw.shuffle(texts)
+    corpus = {f"web/{i}": text for i, text in enumerate(texts)}
+    naive, search = NaiveRanking(corpus), backend(corpus, tmp_path)
+    for _ in range(queries):
+        query = random_text(draw, [*words, "absent"], 9)
+        k, threshold = draw.choice([1, 5, 50]), draw.choice([0.0, 0.0, 1.5])
+        assert search(query, k, threshold) == naive.search(query, k, threshold), query
+
+
+@BACKENDS
+def test_ties_are_broken_by_document_id_and_zero_scores_never_appear(
+    backend: Callable[..., Search], tmp_path: Path
+) -> None:
+    search = backend({"web/9": "same text", "web/10": "same text", "web/2": "other words"}, tmp_path)
+    assert [doc for doc, _ in search("same", 5)] == ["web/10", "web/9"]
+    assert [doc for doc, _ in search("same", 1)] == ["web/10"]
+
+
+@BACKENDS
+def test_hundreds_of_equal_scores_are_ordered_by_id(backend: Callable[..., Search], tmp_path: Path) -> None:
+    search = backend({f"web/{i}": "same text" for i in range(500)}, tmp_path)
+    assert [doc for doc, _ in search("same", 50)] == sorted(f"web/{i}" for i in range(500))[:50]
+
+
+@BACKENDS
+def test_threshold_removes_lower_scores(backend: Callable[..., Search], tmp_path: Path) -> None:
+    search = backend(DOCUMENTS, tmp_path)
+    assert [doc for doc, _ in search("market cost 2020", 5, 1.5)] == ["D1"]
+
+
+@BACKENDS
+def test_corpora_without_any_term(backend: Callable[..., Search], tmp_path: Path) -> None:
+    (tmp_path / "none").mkdir()
+    assert backend({}, tmp_path / "none")("market", 3) == []
+    assert backend({"a": "?", "b": "!"}, tmp_path)("market", 3) == []
+
+
+def test_wrong_ids_are_refused() -> None:
+    with pytest.raises(ValueError, match="not unique"):
+        BM25Index.from_texts([("a", "x"), ("a", "y")])
+    with pytest.raises(ValueError, match="2 document ids for 1"):
+        BM25Index(["a", "b"], [["x"]])
+
+
+@given(st.lists(st.sampled_from([0.0, 0.5, 1.0, 2.0, 3.0]), max_size=700), st.integers(1, 50))
+def test_selection_equals_sorting(scores: list[float], k: int) -> None:
+    order = list(range(len(scores)))
+    random.Random(k).shuffle(order)
+    expected = sorted((i for i in range(len(scores)) if scores[i] > 0), key=lambda i: (-scores[i], order[i]))
+    found = best(np.array(scores, dtype=np.float64), np.array(order, dtype=np.int32), k, 0.0)
+    assert found == [(i, scores[i]) for i in expected[:k]]
+
+
+def test_tokens() -> None:
+    assert [len(tokens(text)) for text in DOCUMENTS.values()] == [9, 9, 5]
+    assert tokens("Don't a I x-ray 3.14 Q1") == ["don't", "ray", "14", "q1"]
+
+
+@given(st.one_of(st.text(), st.text(alphabet="aBc9' .\N{KELVIN SIGN}éİ’\n")))
+def test_counted_tokens_are_the_tokens(text: str) -> None:
+    assert count_tokens(text) == Counter(token.encode() for token in tokens(text))
+
+
+def test_the_arrays_are_those_that_bm25s_computes(tmp_path: Path) -> None:
+    draw = random.Random(1)
+    corpus = {str(i): random_text(draw, [f"w{j}" for j in range(60)], 25) + " end" for i in range(90)}
+    mapped(corpus, tmp_path)
+    ours = bm25s.BM25.load(tmp_path / "index", load_vocab=False, show_progress=False)
+    theirs = bm25s.BM25(method="atire", idf_method="lucene", dtype="float64")
+    vocabulary: dict[str, int] = {}
+    ids = [[vocabulary.setdefault(t, len(vocabulary)) for t in tokens(text)] for text in corpus.values()]
+    theirs.index((ids, vocabulary), show_progress=False)
+    assert ours.scores["num_docs"] == theirs.scores["num_docs"]
+    for name in ("data", "indices", "indptr"):
+        assert np.array_equal(ours.scores[name], theirs.scores[name]), name
+
+
+def test_library_interface_still_answers() -> None:
+    index = BM25Index.from_texts(DOCUMENTS.items())
+    scores = index.get_scores(["market", "market"])
+    assert index.get_batch_scores(["market"], [1, 2]) == [scores[1], 0.0]

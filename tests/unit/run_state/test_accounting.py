@@ -1,0 +1,164 @@
+"""Every rollout is counted exactly once, whatever order and roles its ends were recorded in."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pipelinerl.run_state.accounting import (
+    EVAL_ENDS,
+    TRAINING_ENDS,
+    Outcome,
+    RolloutAccounting,
+    RolloutLog,
+    log_path,
+    log_size,
+    reconcile,
+    rollout_id,
+)
+
+ROLES = ["actor", "preprocess", "finetune"]
+names = st.integers(0, 30).map(lambda n: rollout_id(f"g{n // 4}", n % 4))
+entries = st.lists(
+    st.tuples(st.sampled_from(ROLES), st.sampled_from(TRAINING_ENDS), st.lists(names, max_size=5)),
+    max_size=40,
+)
+
+
+@given(entries, st.sets(names))
+@settings(max_examples=100, deadline=None)
+def test_the_sums_add_up_for_any_history(
+    history: list[tuple[str, Outcome, list[str]]], idle: set[str]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        output_dir = Path(folder)
+        recorded = {role: RolloutLog(output_dir, role) for role in ROLES}
+        started = idle | {name for _, _, batch in history for name in batch}
+        recorded["actor"].record(Outcome.STARTED, sorted(started))
+        for role, outcome, batch in history:
+            recorded[role].record(outcome, batch, reason="why")
+        for log in recorded.values():
+            log.close()
+        counts = reconcile(output_dir)
+        assert counts.adds_up
+        assert counts.started == len(started)
+        # An independent model of the precedence: the first end in order that mentions a rollout.
+        left = set(started)
+        for outcome in TRAINING_ENDS:
+            mentioned = {n for _, o, batch in history if o is outcome for n in batch} & left
+            assert counts[outcome] == len(mentioned)
+            left -= mentioned
+        assert counts.unfinished == len(left)
+
+
+def test_a_text_that_was_trained_outweighs_one_that_was_stale(
+    tmp_path: Path, actor: RolloutLog, trainer: RolloutLog
+) -> None:
+    actor.record(Outcome.STARTED, ["g/0", "g/1", "g/2"])
+    trainer.record(Outcome.STALE, ["g/0", "g/1"], "max_lag")
+    trainer.record(Outcome.TRAINED, ["g/0"])
+    actor.record(Outcome.FAILED, ["g/2"], "timeout")
+    counts = reconcile(tmp_path)
+    assert (counts[Outcome.TRAINED], counts[Outcome.STALE], counts[Outcome.FAILED]) == (1, 1, 1)
+    assert counts.reasons == {Outcome.STALE: {"max_lag": 1}, Outcome.FAILED: {"timeout": 1}}
+    assert counts.lines()[0] == (
+        "rollouts: 3 started = 1 trained + 1 stale + 0 filtered + 1 failed + 0 empty + 0 unfinished"
+    )
+
+
+def test_evaluation_rollouts_are_counted_apart(tmp_path: Path, actor: RolloutLog) -> None:
+    actor.record(Outcome.EVAL_STARTED, ["t0/0", "t1/0", "t2/0"])
+    actor.record(Outcome.EVAL_DONE, ["t0/0"])
+    actor.record(Outcome.EVAL_FAILED, ["t1/0"], "timeout")
+    actor.record(Outcome.STARTED, ["g/0"])
+    counts = reconcile(tmp_path)
+    assert counts.adds_up
+    assert (counts.started, counts.unfinished) == (1, 1)
+    assert [counts.eval_ends[o] for o in EVAL_ENDS] == [1, 1]
+    assert counts.eval_unfinished == 1
+    assert counts.lines()[1] == "evaluation rollouts: 3 started = 1 done + 1 failed + 1 unfinished"
+
+
+def test_an_end_without_a_start_and_a_second_start_do_not_add_up(tmp_path: Path, actor: RolloutLog) -> None:
+    actor.record(Outcome.STARTED, ["g/0"])
+    actor.record(Outcome.TRAINED, ["g/1"])
+    counts = reconcile(tmp_path)
+    assert not counts.adds_up and counts.never_started == ("g/1",)
+    assert "rollout accounting error: 1 ended and never started, such as g/1" in counts.lines()
+    actor.record(Outcome.STARTED, ["g/1"])
+    assert reconcile(tmp_path).adds_up
+    actor.record(Outcome.STARTED, ["g/0"])
+    assert reconcile(tmp_path).started_twice == ("g/0",)
+
+
+def test_a_line_torn_by_a_kill_is_reported_and_harms_no_other(tmp_path: Path) -> None:
+    with RolloutLog(tmp_path, "actor") as actor:
+        actor.record(Outcome.STARTED, ["g/0", "g/1"])
+    with log_path(tmp_path, "actor").open("ab") as file:
+        file.write(b'{"outcome":"failed","rollou')
+    assert reconcile(tmp_path).torn_lines == 1
+    with RolloutLog(tmp_path, "actor") as actor:
+        actor.record(Outcome.FAILED, ["g/0"], "timeout")
+    counts = reconcile(tmp_path)
+    assert counts.adds_up and counts[Outcome.FAILED] == 1 and counts.torn_lines == 1
+
+
+def test_records_are_read_incrementally(tmp_path: Path, actor: RolloutLog) -> None:
+    accounting = RolloutAccounting(tmp_path)
+    assert accounting.update().started == 0
+    for i in range(5):
+        actor.record(Outcome.STARTED, [f"g/{i}"])
+        assert accounting.update().started == i + 1
+    actor.record(Outcome.EMPTY, ["g/0"])
+    assert accounting.update() == reconcile(tmp_path)
+
+
+def test_a_run_of_ten_thousand_rollouts_reconciles_quickly(
+    tmp_path: Path, actor: RolloutLog, trainer: RolloutLog
+) -> None:
+    for group in range(1250):
+        batch = [rollout_id(f"group-{group}", i) for i in range(8)]
+        actor.record(Outcome.STARTED, batch)
+        trainer.record(Outcome.TRAINED, batch)
+    start = time.process_time()
+    assert reconcile(tmp_path)[Outcome.TRAINED] == 10_000
+    # It takes about 20 ms; the bound only catches something quadratic.
+    assert time.process_time() - start < 5
+
+
+def test_an_unknown_outcome_is_refused(actor: RolloutLog) -> None:
+    with pytest.raises(ValueError, match="lost"):
+        actor.record("lost", ["g/0"])  # type: ignore[arg-type]
+
+
+def test_a_resume_undoes_later_updates_and_tells_the_kept_from_the_discarded(
+    tmp_path: Path, actor: RolloutLog, preprocess: RolloutLog, trainer: RolloutLog
+) -> None:
+    actor.record(Outcome.STARTED, [f"0-{i}/0" for i in range(10)])
+    trainer.record(Outcome.TRAINED, ["0-0/0", "0-1/0"])
+    end = log_size(tmp_path, "finetune")
+    trainer.record(Outcome.TRAINED, ["0-2/0", "0-3/0"])
+    trainer.record(Outcome.STALE, ["0-4/0"], "max_lag")
+    preprocess.record(Outcome.FILTERED, ["0-5/0"], "zero_advantage")
+    assert trainer.undo_after(end) == 3
+    assert trainer.undo_after(end) == 0, "they are undone already"
+    actor.record(Outcome.RESUMED)
+    preprocess.record(Outcome.REPLAYED, ["0-2/0", "0-6/0"])
+    counts = reconcile(tmp_path)
+    assert counts.adds_up and counts[Outcome.TRAINED] == 2 and counts[Outcome.STALE] == 0
+    assert (counts.resumes, counts.undone, counts.replayed) == (1, 3, 2)
+    assert (counts.unfinished, counts.discarded) == (7, 5)
+    actor.record(Outcome.STARTED, ["1-0/0"])
+    trainer.record(Outcome.TRAINED, ["0-2/0", "1-0/0"])
+    counts = reconcile(tmp_path)
+    assert counts.adds_up and counts[Outcome.TRAINED] == 4 and counts.discarded == 5
+    (line,) = [line for line in counts.lines() if line.startswith("resumed")]
+    assert line == (
+        "resumed once: 3 rollouts trained after a checkpoint undone, 2 kept over the last resume, 5 discarded"
+    )
+    assert not any(line.startswith("resumed") for line in reconcile(tmp_path / "other").lines())

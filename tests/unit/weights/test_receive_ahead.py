@@ -1,0 +1,150 @@
+"""What a worker of vLLM does with a version that it has received ahead; vLLM is played by stubs."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+import types
+from collections.abc import Iterator
+from contextlib import nullcontext
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+import pipelinerl.weights.receive
+
+MODULE = "pipelinerl.weights.receive.vllm_ahead"
+FILES = "pipelinerl.weights.receive.vllm_file"
+Version = list[tuple[str, torch.Tensor]]
+
+
+class Anything:
+    """Stands for classes that are only derived from, or named in annotations."""
+
+    def __class_getitem__(cls, item: object) -> type:
+        return cls
+
+
+STUBS: dict[str, dict[str, Any]] = {
+    "vllm": {},
+    "vllm.config": {"set_current_vllm_config": lambda config: nullcontext()},
+    "vllm.distributed": {},
+    "vllm.distributed.weight_transfer": {},
+    "vllm.distributed.weight_transfer.base": {
+        name: type(name, (Anything,), {})
+        for name in ("WeightTransferEngine", "WeightTransferInitInfo", "WeightTransferUpdateInfo")
+    },
+    "vllm.distributed.weight_transfer.nccl_engine": {
+        name: type(name, (), {}) for name in ("NCCLWeightTransferEngine", "NCCLWeightTransferUpdateInfo")
+    },
+    "vllm.logger": {"init_logger": logging.getLogger},
+    "vllm.model_executor": {},
+    "vllm.model_executor.layers": {},
+    "vllm.model_executor.layers.vocab_parallel_embedding": {"VocabParallelEmbedding": nn.Embedding},
+    "vllm.model_executor.model_loader": {},
+    "vllm.model_executor.model_loader.reload": {
+        "initialize_layerwise_reload": None,
+        "finalize_layerwise_reload": None,
+    },
+}
+
+
+@pytest.fixture
+def transfer(monkeypatch: pytest.MonkeyPatch) -> Iterator[types.ModuleType]:
+    """The module as a worker imports it; nothing of it stays."""
+    for name, content in STUBS.items():
+        stub = types.ModuleType(name)
+        vars(stub).update(content)
+        monkeypatch.setitem(sys.modules, name, stub)
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda: None)
+    yield importlib.import_module(MODULE)
+    for name in (MODULE, FILES):
+        del sys.modules[name]
+        delattr(pipelinerl.weights.receive, name.rpartition(".")[2])
+
+
+class Worker:
+    """An engine with a model, of which it is counted how often it is loaded layer by layer."""
+
+    def __init__(self, transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch, device: str) -> None:
+        self.loads = 0
+        self.received: Version = []
+        engine = transfer._Ahead()
+        engine.device, engine.model, engine.model_config = torch.device(device), nn.Linear(4, 3), None
+        engine.vllm_config = SimpleNamespace(quant_config=None)
+        engine.parse_update_info = lambda info: info
+        engine.receiver = lambda info: lambda: self.received
+        self.engine: Any = engine
+        monkeypatch.setattr(transfer, "reload_layerwise", self._load)
+
+    @torch.no_grad()
+    def _load(self, engine: Any, tensors: Version) -> None:
+        self.loads += 1
+        for name, tensor in tensors:
+            engine.model.get_parameter(name).copy_(tensor)
+
+    def update(self, number: float) -> None:
+        self.received = [("weight", torch.full((3, 4), number)), ("bias", torch.full((3,), number))]
+        self.engine.start_weight_update()
+        self.engine.update_weights({})
+        self.engine.finish_weight_update()
+        model = self.engine.model
+        assert {*model.weight.flatten().tolist(), *model.bias.tolist()} == {number}
+
+
+def test_the_first_version_is_loaded_and_the_later_ones_are_copied(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(transfer, monkeypatch, "cuda")
+    for version in (1.0, 2.0, 3.0):
+        worker.update(version)
+    assert worker.loads == 1
+    worker.engine.model.bias = nn.Parameter(torch.zeros(3))
+    for version in (4.0, 5.0):
+        worker.update(version)
+    assert worker.loads == 2, "once more when a parameter lies elsewhere"
+
+
+def no_memory(*_: object) -> bool:
+    raise torch.OutOfMemoryError("CUDA out of memory")
+
+
+@pytest.mark.parametrize("why", ["on a CPU", "quantised", "derived", "no memory"])
+def test_a_model_that_copies_would_not_serve_is_loaded_each_time_and_looked_at_once(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
+) -> None:
+    worker = Worker(transfer, monkeypatch, "cpu" if why == "on a CPU" else "cuda")
+    if why == "quantised":
+        worker.engine.vllm_config.quant_config = "fp8"
+    if why == "derived":
+        worker.engine.model.absorbed = torch.ones(3)
+    if why == "no memory":
+        monkeypatch.setattr(torch, "equal", no_memory)
+    with caplog.at_level(logging.INFO):
+        for version in (1.0, 2.0, 3.0):
+            worker.update(version)
+    assert worker.loads == 3
+    assert sum("loaded layer by layer" in one.message for one in caplog.records) == 1
+
+
+def test_what_hindered_receiving_is_said_and_changes_nothing(
+    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    worker = Worker(transfer, monkeypatch, "cuda")
+    worker.update(1.0)
+
+    def fail() -> Version:
+        raise ValueError("a packet is missing")
+
+    worker.engine.receiver = lambda info: fail
+    worker.engine.start_weight_update()
+    with pytest.raises(ValueError, match="there is nothing to load"):
+        worker.engine.finish_weight_update()
+    worker.engine.update_weights({})
+    with pytest.raises(ValueError, match="a packet is missing"):
+        worker.engine.finish_weight_update()
+    assert worker.engine.model.bias.tolist() == [1.0, 1.0, 1.0]
