@@ -129,6 +129,7 @@ class Channel:
 
     def flush(self) -> None:
         self._flush_handle = None
+        # A channel that is closing has nobody at its other end, which is noticed where messages are read.
         if self._pending and not self._writer.is_closing():
             body = b"".join(self._pending)
             self._writer.writelines((_LENGTH.pack(len(body)), body))

@@ -52,9 +52,9 @@ def beat(path: Path) -> int:
 class BeatWatch:
     """How long a file has not been renewed since its first beat; before that, since the watch began."""
 
-    def __init__(self, path: Path, interval_s: float, last: int | None = None) -> None:
-        """`last` is the beat of an earlier start, that of now if not given; look every `interval_s`."""
-        self._path, self._first = path, beat(path) if last is None else last
+    def __init__(self, path: Path, interval_s: float) -> None:
+        """Look every `interval_s` seconds; a beat from before now is one of an earlier start."""
+        self._path, self._first = path, beat(path)
         self._stall = StallDetector(self._first, time.monotonic(), 3 * interval_s)
         self.alive = False
         """Whether there was a beat yet."""

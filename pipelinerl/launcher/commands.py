@@ -24,7 +24,7 @@ from pipelinerl.inference.vllm import (
 from pipelinerl.launcher import trainer_stand_in
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
-from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, Pulse, RestartPolicy
+from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, HeartbeatCheck, RestartPolicy
 
 ROLE_MODULES = {
     "actor": "pipelinerl.actor",
@@ -140,7 +140,7 @@ class _Run:
             log_dir=output_dir / job.name,
             depends=depends,
             restart=NEVER,
-            pulse=Pulse(
+            heartbeat=HeartbeatCheck(
                 path=heartbeat_path(output_dir, job.name),
                 start_deadline_s=cfg.engine.start_deadline_s,
                 silent_deadline_s=cfg.watchdog.silent_deadline_s,

@@ -48,7 +48,7 @@ def interruptible() -> Iterator[None]:
             signal.signal(number, handler)
 
 
-class Ending:
+class Completion:
     """When a run is complete: the trainer has ended, then the others, each within its deadline.
 
     Without a trainer (partial runs) it is complete when every role has ended.
@@ -116,14 +116,14 @@ def supervise(plan: Plan, say: Callable[[str], None], progress: Callable[[], Non
     with interruptible(), Supervisor(plan.children, announce=say, leftovers=leftovers) as supervisor:
         try:
             supervisor.start(tick=progress)
-            ending = Ending(plan, supervisor)
+            completion = Completion(plan, supervisor)
             watchdog = Watchdog(plan, supervisor)
 
             def tick() -> None:
                 progress()
                 watchdog.check()
 
-            supervisor.watch(until=ending.reached, tick=tick, tick_s=WATCH_EVERY_S)
+            supervisor.watch(until=completion.reached, tick=tick, tick_s=WATCH_EVERY_S)
         finally:
             supervisor.stop(plan.cfg.engine.shutdown_deadline_s)
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml  # comes with hydra
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, computed_field
 
 from pipelinerl.observe.wandb_run import wandb_mode
 
@@ -37,6 +37,7 @@ class Panel(_Part):
     unit: str | None = None
     """Label of the vertical axis."""
 
+    @computed_field  # type: ignore[prop-decorator]
     @property
     def pattern(self) -> str | None:
         """A regular expression of the keys, None where all of them are plain names."""
@@ -46,7 +47,7 @@ class Panel(_Part):
         return f"^({'|'.join(keys)})$"
 
 
-class Section(_Part):
+class PanelGroup(_Part):
     """Panels under one heading; with `domain` they are for runs of that domain."""
 
     name: str
@@ -59,7 +60,7 @@ class Dashboard(_Part):
 
     name: str
     x: str
-    sections: tuple[Section, ...]
+    sections: tuple[PanelGroup, ...]
 
     def of_domains(self, domains: Sequence[str]) -> Dashboard:
         """Without the sections of other domains. Raises ValueError for a domain without a section."""
@@ -113,11 +114,7 @@ def workspace(dashboard: Dashboard, entity: str, project: str) -> Any:
 
 def as_data(dashboard: Dashboard, entity: str, project: str) -> dict[str, Any]:
     """The same as plain data, with each panel's regular expression beside its keys."""
-    data = {"entity": entity, "project": project, **dashboard.model_dump(mode="json")}
-    for section, shown in zip(data["sections"], dashboard.sections, strict=True):
-        for panel, one in zip(section["panels"], shown.panels, strict=True):
-            panel["pattern"] = one.pattern
-    return data
+    return {"entity": entity, "project": project, **dashboard.model_dump(mode="json")}
 
 
 def publish(dashboard: Dashboard, entity: str, project: str) -> str:

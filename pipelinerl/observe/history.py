@@ -85,9 +85,5 @@ def read_evaluations(output_dir: Path) -> list[Evaluation]:
         return []
     with read_stream(spec) as stream:
         records = [r for r in stream.read_available() if "values" in r and "version" in r]
-    by_version = {int(r["version"]): Evaluation(int(r["version"]), _numbers(r["values"])) for r in records}
-    return [by_version[version] for version in sorted(by_version)]
-
-
-def _numbers(values: Mapping[str, list[Any]]) -> dict[str, list[float | None]]:
-    return {name: [None if v is None else float(v) for v in column] for name, column in values.items()}
+    by_version = {int(record["version"]): record["values"] for record in records}
+    return [Evaluation(version, values) for version, values in sorted(by_version.items())]

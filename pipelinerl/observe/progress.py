@@ -22,6 +22,13 @@ from pipelinerl.run_state.accounting import Outcome, RolloutAccounting, RolloutC
 # Shorter waits are ordinary; longer ones are worth a word.
 _NOTABLE_WAIT_S = 5.0
 _LONGEST_WAITS = 3
+_SHOWN = {
+    "actor/success_mean": "success {:.2f}",
+    "actor/reward_mean": "reward {:.2f}",
+    "actor/test_success_mean": "test success {:.2f}",
+    "actor/output_tokens_per_second": "{:.0f} tok/s",
+    "stats/lag": "lag {:.0f}",
+}
 
 
 class Progress:
@@ -67,15 +74,7 @@ def status_line(
     if (step := metrics.get("stats/completed_steps")) is not None:
         parts.append(f"step {step:.0f}")
     parts.append(_rollouts(counts))
-    for label, name in (("success", "actor/success_mean"), ("reward", "actor/reward_mean")):
-        if name in metrics:
-            parts.append(f"{label} {metrics[name]:.2f}")
-    if (test := metrics.get("actor/test_success_mean")) is not None:
-        parts.append(f"test success {test:.2f}")
-    if (rate := metrics.get("actor/output_tokens_per_second")) is not None:
-        parts.append(f"{rate:.0f} tok/s")
-    if (lag := metrics.get("stats/lag")) is not None:
-        parts.append(f"lag {lag:.0f}")
+    parts += [form.format(metrics[name]) for name, form in _SHOWN.items() if name in metrics]
     line = " | ".join(parts)
     waits = notable_waits(status)
     return f"{line} | waiting: {'; '.join(waits)}" if waits else line
@@ -92,16 +91,13 @@ def _rollouts(counts: RolloutCounts) -> str:
 
 def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
     """The longest waits of all roles that have lasted for some seconds."""
-    found = [
-        (
-            wait["waited_s"],
-            f"{role} for {wait['name']} ({wait['waited_s']:.0f} of {wait['deadline_s']:.0f} s)",
-        )
-        for role, fields in status.items()
-        for wait in fields.get("waits", ())
-        if wait["waited_s"] >= _NOTABLE_WAIT_S
+    found = [(w["waited_s"], role, w) for role, fields in status.items() for w in fields.get("waits", ())]
+    longest = sorted(found, key=lambda row: row[:2], reverse=True)[:_LONGEST_WAITS]
+    return [
+        f"{role} for {wait['name']} ({waited_s:.0f} of {wait['deadline_s']:.0f} s)"
+        for waited_s, role, wait in longest
+        if waited_s >= _NOTABLE_WAIT_S
     ]
-    return [text for _, text in sorted(found, reverse=True)[:_LONGEST_WAITS]]
 
 
 class ProgressDisplay(Closing):

@@ -50,18 +50,18 @@ EVAL_ENDS = (Outcome.EVAL_DONE, Outcome.EVAL_FAILED)
 _OF_A_RESUME = (Outcome.RESUMED, Outcome.REPLAYED)
 
 
-class _Entry(msgspec.Struct):
+class _Record(msgspec.Struct):
     outcome: Outcome
     rollouts: list[str]
     reason: str = ""
     time: float = 0.0
 
 
-def _entries(tail: LineTail) -> Iterable[_Entry | None]:
+def _records(tail: LineTail) -> Iterable[_Record | None]:
     """What was recorded since the last call; None for a line that is no entry."""
     for line in tail.news():
         try:
-            yield msgspec.json.decode(line, type=_Entry)
+            yield msgspec.json.decode(line, type=_Record)
         except (msgspec.DecodeError, UnicodeDecodeError):
             # A process was killed while writing it; its successor ended the half line and went on.
             yield None
@@ -93,7 +93,7 @@ class RolloutLog(Closing):
         # One write to the kernel: killed before it the rollouts stay unfinished, after it they are counted.
         names = list(rollouts)
         if names or outcome in _OF_A_RESUME:
-            entry = _Entry(Outcome(outcome), names, reason, round(time.time(), 3))
+            entry = _Record(Outcome(outcome), names, reason, round(time.time(), 3))
             self._file.append(msgspec.json.encode(entry))
 
     def undo_after(self, end: int) -> int:
@@ -103,7 +103,7 @@ class RolloutLog(Closing):
         """
         # Killed before that line, the next start finds the same names here; after it, none are left.
         names: dict[str, None] = {}
-        for entry in _entries(LineTail(self._file.path, offset=end)):
+        for entry in _records(LineTail(self._file.path, offset=end)):
             if entry is None:
                 continue
             # An earlier resume from the same checkpoint has rolled these back already.
@@ -194,7 +194,7 @@ class RolloutAccounting:
         """Read new lines of every role and return the sums."""
         # File by file and not by time: an end may be read before its start, which the table allows for.
         for path in sorted(self._folder.glob("*.jsonl")):
-            for entry in _entries(self._tails.setdefault(path, LineTail(path))):
+            for entry in _records(self._tails.setdefault(path, LineTail(path))):
                 if entry is None:
                     self._damaged += 1
                 else:

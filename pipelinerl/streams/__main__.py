@@ -37,17 +37,13 @@ def find_partitions(
     output_dir: Path, topic: str, instance: int | None, partition: int | None
 ) -> list[SingleStreamSpec]:
     """All partitions of a topic; FileNotFoundError names the topics there are."""
-    all_specs = list_streams(output_dir)
-    specs = [spec for spec in all_specs if spec.topic == topic]
-    if not specs:
-        known = sorted({spec.topic for spec in all_specs})
-        raise FileNotFoundError(
-            f"there is no stream {topic} in {output_dir}; "
-            + (f"there are {', '.join(known)}" if known else "there is none at all")
-        )
-    return [
-        spec for spec in specs if instance in (None, spec.instance) and partition in (None, spec.partition)
-    ]
+    specs = list_streams(output_dir)
+    topics = sorted({spec.topic for spec in specs})
+    if topic not in topics:
+        there = f"there are {', '.join(topics)}" if topics else "there is none at all"
+        raise FileNotFoundError(f"there is no stream {topic} in {output_dir}; {there}")
+    found = [spec for spec in specs if spec.topic == topic and instance in (None, spec.instance)]
+    return [spec for spec in found if partition in (None, spec.partition)]
 
 
 @contextmanager

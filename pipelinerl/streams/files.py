@@ -37,12 +37,11 @@ _MARK_EVERY = 32
 
 
 class FileReader(StreamReader):
-    """Follows the segments of one partition. `torn_records` counts records that were never completed."""
+    """Follows the segments of one partition."""
 
     def __init__(self, spec: SingleStreamSpec, offset: int, name: str, use_inotify: bool | None) -> None:
         self.spec = spec
         self.position = 0
-        self.torn_records = 0
         self._format = format_of(spec)
         self._directory = spec.directory
         self._segment: Segment | None = None
@@ -128,7 +127,6 @@ class FileReader(StreamReader):
             if self._format.skip_at(self._fd, self._at) is not None:
                 return True
             if torn := self._tail_bytes():
-                self.torn_records += 1
                 log.warning(
                     "record %d of stream %s was never completed (%d bytes); skipped",
                     self.position,

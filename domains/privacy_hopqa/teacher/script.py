@@ -123,13 +123,11 @@ class ScriptedModel:
     def _hop(self, view: HopView) -> Hop:
         return self.chain.hop(view.hop_number)
 
-    def _gold_seen(self, hop: Hop) -> bool:
-        return any(value in self._cards.get(hop.number, ()) for value in hop.gold_values)
-
     def _plan(self, request: StageRequest, context: PlanContext) -> str:
         hop = self._hop(context.view)
         answers = {a.hop_number: a.answer for a in context.view.answers}
-        right = "[]" if self._gold_seen(hop) else self._right_plan(hop, answers, context)
+        gold_seen = not self._cards.get(hop.number, set()).isdisjoint(hop.gold_values)
+        right = "[]" if gold_seen else self._right_plan(hop, answers, context)
         played = self._imperfect_plan(hop, answers, right)
         if self.phase == "clean":
             self._record("plan_stop" if right == "[]" else f"plan_{hop.source}", request, right)

@@ -18,7 +18,7 @@ from .companies import Fact
 from .config import SPLITS, WorldError
 from .model import World, draw_split
 from .pages import Page
-from .queries import keyword_query
+from .words import keyword_query
 
 TOP_K: Final = 5
 LEAKY_AT_LEAST: Final = 0.6

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Final
 
 from .draws import Draws
-from .lists import phrases
+from .words import phrases
 
 _WHO: Final = phrases(
     "The duty lead|The planning group|The shift clerk|The review board|The desk officer|The area lead|"

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from .draws import Draws
-from .lists import words
 from .names import draw_name
+from .words import words
 
 MONTHS: Final = words("January February March April May June July August September October November December")
 YEARS: Final = tuple(range(2003, 2026))

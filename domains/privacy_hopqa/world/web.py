@@ -60,14 +60,11 @@ class WebTopics:
                 pages = self._companion(draws) if sort == "companion" else self._open(draws)
             if len(self.pages) + len(pages) > self.budget:
                 break
-            self._number(topic, pages)
+            slot = self.company.number * _COMPANY_SLOTS + topic * _TOPIC_SLOTS
+            for i, page in enumerate(pages):
+                page.docid = _docid(self.seed, slot + i)
             self.pages += pages
         return self.pages
-
-    def _number(self, topic: int, pages: list[Page]) -> None:
-        slot = self.company.number * _COMPANY_SLOTS + topic * _TOPIC_SLOTS
-        for i, page in enumerate(pages):
-            page.docid = _docid(self.seed, slot + i)
 
     def _selected(self, draws: Draws, number: int) -> list[Page]:
         turn, index = divmod(number, len(self.families))

@@ -15,7 +15,7 @@ from pipelinerl.launcher.supervision.spec import (
     NEVER,
     ChildSpec,
     HealthCheck,
-    Pulse,
+    HeartbeatCheck,
     RestartPolicy,
     write_start_script,
 )
@@ -25,7 +25,7 @@ __all__ = [
     "ChildFailed",
     "ChildSpec",
     "HealthCheck",
-    "Pulse",
+    "HeartbeatCheck",
     "RestartPolicy",
     "Supervisor",
     "write_start_script",

@@ -24,7 +24,7 @@ class ChildPhase(enum.StrEnum):
 
 
 @dataclass(frozen=True)
-class Start:
+class StartChild:
     """Start the process of `name`; `generation` counts its starts from 0."""
 
     name: str
@@ -32,14 +32,14 @@ class Start:
 
 
 @dataclass(frozen=True)
-class Kill:
+class KillChild:
     """Kill the process group of `name`; its exit event follows."""
 
     name: str
 
 
 @dataclass(frozen=True)
-class Restart:
+class RestartChild:
     """`name` died of `cause` and starts again in `delay_s` seconds, for the `number`th time."""
 
     name: str
@@ -56,7 +56,7 @@ class GiveUp:
     cause: str
 
 
-Action = Start | Kill | Restart | GiveUp
+Action = StartChild | KillChild | RestartChild | GiveUp
 
 
 @dataclass
@@ -118,19 +118,19 @@ class SupervisorCore:
                 limit = child.spec.health.start_deadline_s
                 child.timer = math.inf
                 child.killed_for = f"not healthy at {child.spec.health.url} {limit:g} s after its start"
-                actions.append(Kill(child.spec.name))
+                actions.append(KillChild(child.spec.name))
         return actions
 
     def _dependencies_ready(self, child: _Child) -> bool:
         ready = (ChildPhase.READY, ChildPhase.ENDED)
         return all(self._children[name].phase in ready for name in child.spec.depends)
 
-    def _start(self, child: _Child, now: float) -> Start:
+    def _start(self, child: _Child, now: float) -> StartChild:
         child.killed_for = ""
         health = child.spec.health
         child.phase = ChildPhase.STARTING if health else ChildPhase.READY
         child.timer = now + health.start_deadline_s if health else math.inf
-        return Start(child.spec.name, child.generation)
+        return StartChild(child.spec.name, child.generation)
 
     def healthy(self, name: str, generation: int) -> None:
         """The health check of a start answered."""
@@ -144,7 +144,7 @@ class SupervisorCore:
         if child.phase is not ChildPhase.READY or generation != child.generation or child.killed_for:
             return []
         child.killed_for = cause
-        return [Kill(name)]
+        return [KillChild(name)]
 
     def exited(self, name: str, generation: int, code: int, now: float) -> list[Action]:
         """The process of a start has ended with `code` (negative: a signal)."""
@@ -159,7 +159,7 @@ class SupervisorCore:
         if child.generation < policy.max_restarts:
             delay = policy.delay_s(child.generation)
             child.phase, child.timer = ChildPhase.BACKOFF, now + delay
-            return [Restart(name, cause, child.generation + 1, delay)]
+            return [RestartChild(name, cause, child.generation + 1, delay)]
         child.phase, child.timer = ChildPhase.FAILED, math.inf
         if policy.max_restarts:
             cause += f", after {policy.max_restarts} restarts"

@@ -16,7 +16,7 @@ from pipelinerl.base.heartbeat import BeatWatch
 from pipelinerl.base.http import get_or_none
 from pipelinerl.base.waits import StallDetector
 from pipelinerl.inference.engine_metrics import StallWatch, parse_prometheus, running_and_tokens
-from pipelinerl.launcher.supervision.spec import HealthCheck, Pulse
+from pipelinerl.launcher.supervision.spec import HealthCheck, HeartbeatCheck
 
 _PROBE_DEADLINE_S = 2.0
 _FIRST_PROBE_S = 0.05
@@ -104,12 +104,13 @@ def _is_paused(url: str) -> bool:
         return False
 
 
-def watch_pulse(pulse: Pulse, last: int, gone: threading.Event, on_silent: Callable[[str], None]) -> None:
-    """Report a cause once the beats stay away; `last` is that of an earlier start."""
-    watch = BeatWatch(pulse.path, pulse.interval_s, last)
-    while not gone.wait(pulse.interval_s):
-        silent_s = watch.look()
-        if silent_s > (pulse.silent_deadline_s if watch.alive else pulse.start_deadline_s):
-            when = f"for {silent_s:.0f} s" if watch.alive else f"{silent_s:.0f} s after its start"
+def watch_heartbeat(
+    check: HeartbeatCheck, beats: BeatWatch, gone: threading.Event, on_silent: Callable[[str], None]
+) -> None:
+    """Report a cause once the beats stay away; `beats` has been watched since before the child's start."""
+    while not gone.wait(check.interval_s):
+        silent_s = beats.look()
+        if silent_s > (check.silent_deadline_s if beats.alive else check.start_deadline_s):
+            when = f"for {silent_s:.0f} s" if beats.alive else f"{silent_s:.0f} s after its start"
             on_silent(f"no sign of life {when}")
             return

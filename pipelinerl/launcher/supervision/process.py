@@ -13,8 +13,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from pipelinerl.base import child as child_module
-from pipelinerl.base.heartbeat import beat
-from pipelinerl.launcher.supervision.liveness import watch_health, watch_pulse
+from pipelinerl.base.heartbeat import BeatWatch
+from pipelinerl.launcher.supervision.liveness import watch_health, watch_heartbeat
 from pipelinerl.launcher.supervision.spec import ChildSpec
 
 
@@ -80,15 +80,17 @@ class RunningChild:
     ) -> None:
         self.spec = spec
         self._log_start = spec.stderr.stat().st_size if spec.stderr.exists() else 0
-        last_beat = spec.pulse and beat(spec.pulse.path)
+        check = spec.heartbeat
+        # From before the start, so that no beat of this start is taken for one of an earlier start.
+        beats = check and BeatWatch(check.path, check.interval_s)
         self._process = start_process(spec.argv, spec)
         self.pid = self._process.pid
         self._gone = threading.Event()
         self._start_thread(self._watch_exit, on_exit)
         if spec.health is not None:
             self._start_thread(watch_health, spec.health, self._gone, on_healthy, on_silent)
-        if spec.pulse is not None:
-            self._start_thread(watch_pulse, spec.pulse, last_beat, self._gone, on_silent)
+        if check is not None:
+            self._start_thread(watch_heartbeat, check, beats, self._gone, on_silent)
 
     def _start_thread(self, target: Callable[..., None], *args: object) -> None:
         threading.Thread(target=target, args=args, name=f"{self.spec.name}-watch", daemon=True).start()

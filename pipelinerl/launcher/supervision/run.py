@@ -21,9 +21,9 @@ from pipelinerl.launcher.supervision.core import (
     Action,
     ChildPhase,
     GiveUp,
-    Kill,
-    Restart,
-    Start,
+    KillChild,
+    RestartChild,
+    StartChild,
     SupervisorCore,
 )
 from pipelinerl.launcher.supervision.process import RunningChild
@@ -185,11 +185,11 @@ class Supervisor(Closing):
 
     def _carry_out(self, actions: list[Action]) -> None:
         for action in actions:
-            if isinstance(action, Start):
+            if isinstance(action, StartChild):
                 self._spawn(self._specs[action.name], action.generation)
-            elif isinstance(action, Kill):
+            elif isinstance(action, KillChild):
                 self._running[action.name].kill()
-            elif isinstance(action, Restart):
+            elif isinstance(action, RestartChild):
                 self._announce(
                     f"{action.name}: {action.cause}; restart {action.number} of "
                     f"{self._specs[action.name].restart.max_restarts} in {action.delay_s:g} s"

@@ -46,7 +46,7 @@ class HealthCheck:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Pulse:
+class HeartbeatCheck:
     """A file whose modification time a child without a server renews as long as it is alive."""
 
     path: Path
@@ -69,7 +69,7 @@ class ChildSpec:
     cwd: Path | None = None
     restart: RestartPolicy = NEVER
     health: HealthCheck | None = None
-    pulse: Pulse | None = None
+    heartbeat: HeartbeatCheck | None = None
     depends: tuple[str, ...] = ()
     """Children that must be ready (healthy, or started if they have no check) before this one starts."""
 

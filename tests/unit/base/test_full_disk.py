@@ -95,14 +95,14 @@ def test_a_stream_on_a_full_disk_is_named_and_goes_on_when_there_is_room(tmp_pat
             assert [record[0]["number"] for record in reader.read_available()] == list(range(sent + 1))
 
 
-def test_books_and_metrics_name_the_file_that_cannot_grow(tmp_path: Path) -> None:
+def test_a_record_of_rollouts_names_the_file_that_cannot_grow(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "64k") as disk:
-        with RolloutLog(disk, "actor") as ledger:
-            ledger.record(Outcome.STARTED, ["0-0/0"])
+        with RolloutLog(disk, "actor") as log:
+            log.record(Outcome.STARTED, ["0-0/0"])
             fill(disk)
             with pytest.raises(OSError, match=r"actor\.jsonl") as error:
                 for number in range(10_000):
-                    ledger.record(Outcome.STARTED, [f"0-0/{number + 1}"])
+                    log.record(Outcome.STARTED, [f"0-0/{number + 1}"])
         assert error.value.errno in (errno.ENOSPC, None)
         counts = reconcile(disk)
         assert counts.adds_up and counts.started >= 1

@@ -12,7 +12,7 @@ from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.machine import Job
 from pipelinerl.launcher.run import Watchdog
 from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, RestartPolicy, Supervisor
-from pipelinerl.launcher.supervision.core import Kill
+from pipelinerl.launcher.supervision.core import KillChild
 from pipelinerl.run_state.replacements import ask_for_replacement
 
 URL = "http://127.0.0.1:8080"
@@ -88,6 +88,6 @@ def test_a_replaced_engine_counts_as_a_restart(tmp_path: Path, monkeypatch: pyte
     core.tick(0.0)
     core.healthy("engine", 0)
     supervisor.replace("engine", "half a model")
-    assert done == [Kill("engine")]
+    assert done == [KillChild("engine")]
     (restart,) = core.exited("engine", 0, -9, 1.0)
     assert (restart.name, restart.cause) == ("engine", "half a model")  # type: ignore[union-attr]

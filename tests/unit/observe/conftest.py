@@ -34,7 +34,7 @@ def write_run(output_dir: Path, seed: int = 0) -> None:
     rng = np.random.default_rng(seed)
     _write_metrics(output_dir, rng)
     _write_evaluations(output_dir, rng)
-    _write_books(output_dir, rng)
+    _write_rollouts(output_dir, rng)
 
 
 def _write_metrics(output_dir: Path, rng: np.random.Generator) -> None:
@@ -97,7 +97,7 @@ def _write_evaluations(output_dir: Path, rng: np.random.Generator) -> None:
             stats.write({"version": step * BATCH, "values": values})
 
 
-def _write_books(output_dir: Path, rng: np.random.Generator) -> None:
+def _write_rollouts(output_dir: Path, rng: np.random.Generator) -> None:
     with (
         RolloutLog(output_dir, "actor") as actor,
         RolloutLog(output_dir, "preprocess") as preprocess,

@@ -10,7 +10,7 @@ from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics
 from domains.raro.metrics import CRITIC_RATES, PREFIX
 from domains.reputation_hacking.language.log import ReputationMetrics
 from pipelinerl.observe import dashboard
-from pipelinerl.observe.dashboard import Dashboard, Panel, Section, load_dashboard, main
+from pipelinerl.observe.dashboard import Dashboard, Panel, PanelGroup, load_dashboard, main
 from tests.support.metric_tables import unknown
 
 DOMAINS = {
@@ -61,7 +61,7 @@ def test_every_key_of_every_panel_is_a_metric():
 )
 def test_a_misspelt_key_is_found(misspelt):
     panels = (Panel(title="t", metrics=("rl/loss", misspelt)),)
-    assert bad_keys(Dashboard(name="n", x="texts", sections=(Section(name="s", panels=panels),))) == [
+    assert bad_keys(Dashboard(name="n", x="texts", sections=(PanelGroup(name="s", panels=panels),))) == [
         misspelt
     ]
 

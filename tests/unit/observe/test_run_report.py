@@ -189,8 +189,8 @@ def test_plain_output_repeats_nothing(tmp_path: Path) -> None:
         display.tick()
         display.tick()
         display.say("[engine] is healthy")
-        with RolloutLog(tmp_path, "actor") as ledger:
-            ledger.record(Outcome.STARTED, ["g/0"])
+        with RolloutLog(tmp_path, "actor") as log:
+            log.record(Outcome.STARTED, ["g/0"])
         display.tick()
     assert [line.partition(" | ")[2] or line for line in out.getvalue().splitlines()] == [
         "rollouts 0: 0 open",

@@ -81,9 +81,8 @@ def test_a_torn_tail_is_reported_and_never_read(
             next(r.read(deadline_s=0.05, name="the second record"))
         fill(spec, "after the restart")
         assert r.read_available() == ["after the restart"]
-        assert r.torn_records == 1
         assert r.position == 2
-    assert "record 1 of stream actor/0/0 was never completed" in caplog.text
+    assert caplog.text.count("record 1 of stream actor/0/0 was never completed") == 1
     assert content(spec, offset=1) == ["after the restart"]
 
 

@@ -14,9 +14,9 @@ from pipelinerl.launcher.supervision import (
 from pipelinerl.launcher.supervision.core import (
     ChildPhase,
     GiveUp,
-    Kill,
-    Restart,
-    Start,
+    KillChild,
+    RestartChild,
+    StartChild,
     SupervisorCore,
     describe_exit,
 )
@@ -44,10 +44,10 @@ def begun(*specs: ChildSpec, ready: bool = False) -> SupervisorCore:
 
 def test_a_child_waits_until_those_it_depends_on_are_healthy() -> None:
     core = SupervisorCore([child("actor", depends=("engine",)), engine()])
-    assert core.tick(0.0) == [Start("engine", 0)]
+    assert core.tick(0.0) == [StartChild("engine", 0)]
     assert core.phase("actor") is ChildPhase.WAITING
     core.healthy("engine", 0)
-    assert core.tick(1.0) == [Start("actor", 0)]
+    assert core.tick(1.0) == [StartChild("actor", 0)]
     assert core.all_ready
 
 
@@ -56,13 +56,13 @@ def test_an_engine_restarts_three_times_with_growing_delays_and_then_ends_the_ru
     now, delays = 0.0, []
     for generation in range(3):
         (action,) = core.exited("engine", generation, -9, now)
-        assert isinstance(action, Restart)
+        assert isinstance(action, RestartChild)
         assert action.cause == "killed by SIGKILL"
         delays.append(action.delay_s)
         assert core.tick(now + action.delay_s - 0.01) == []
         now += action.delay_s
         assert core.next_timer() == now
-        assert core.tick(now) == [Start("engine", generation + 1)]
+        assert core.tick(now) == [StartChild("engine", generation + 1)]
     assert delays == [1.0, 2.0, 4.0]
     assert core.exited("engine", 3, 1, now) == [GiveUp("engine", "exit status 1, after 3 restarts")]
     assert core.phase("engine") is ChildPhase.FAILED
@@ -84,16 +84,16 @@ def test_the_run_is_complete_when_every_child_without_restarts_has_ended_with_ze
 
 def test_an_engine_that_exits_with_zero_is_restarted_all_the_same() -> None:
     core = begun(engine())
-    assert [type(a) for a in core.exited("engine", 0, 0, 1.0)] == [Restart]
+    assert [type(a) for a in core.exited("engine", 0, 0, 1.0)] == [RestartChild]
 
 
 def test_a_start_deadline_kills_and_names_the_url() -> None:
     core = begun(engine(deadline_s=10.0))
     assert core.next_timer() == 10.0
-    assert core.tick(10.0) == [Kill("engine")]
+    assert core.tick(10.0) == [KillChild("engine")]
     assert core.tick(10.1) == []
     (action,) = core.exited("engine", 0, -9, 10.2)
-    assert isinstance(action, Restart)
+    assert isinstance(action, RestartChild)
     assert action.cause == "not healthy at http://127.0.0.1:1/ 10 s after its start"
 
 
@@ -110,9 +110,11 @@ def test_news_of_an_earlier_start_is_ignored() -> None:
 
 def test_an_engine_that_falls_silent_is_killed_and_restarted() -> None:
     core = begun(engine(), ready=True)
-    assert core.unresponsive("engine", 0, "no answer from its health check for 125 s") == [Kill("engine")]
+    assert core.unresponsive("engine", 0, "no answer from its health check for 125 s") == [
+        KillChild("engine")
+    ]
     (action,) = core.exited("engine", 0, -9, 1.0)
-    assert isinstance(action, Restart) and "no answer" in action.cause
+    assert isinstance(action, RestartChild) and "no answer" in action.cause
 
 
 def test_children_stop_before_those_they_depend_on() -> None:

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from pipelinerl.base.heartbeat import beat, heartbeat_path, start_heartbeat
+from pipelinerl.base.heartbeat import BeatWatch, beat, heartbeat_path, start_heartbeat
 from pipelinerl.base.waits import StallDetector
-from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Pulse, Supervisor
-from pipelinerl.launcher.supervision.liveness import watch_health, watch_pulse
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, HeartbeatCheck, Supervisor
+from pipelinerl.launcher.supervision.liveness import watch_health, watch_heartbeat
 from tests.support.json_server import serving_json
 
 GONE_S = 20.0
@@ -37,13 +37,13 @@ def test_a_watcher_that_slept_itself_blames_nobody_for_it() -> None:
 def test_a_heartbeat_renews_its_file_until_it_is_stopped(tmp_path: Path) -> None:
     stop = start_heartbeat(tmp_path, "finetune", interval_s=0.01)
     path = heartbeat_path(tmp_path, "finetune")
-    first = beat(path)
-    assert first > 0
+    assert beat(path) > 0
     ended = threading.Event()
-    pulse = Pulse(path=path, start_deadline_s=GONE_S, silent_deadline_s=0.2, interval_s=0.02)
+    check = HeartbeatCheck(path=path, start_deadline_s=GONE_S, silent_deadline_s=0.2, interval_s=0.02)
+    beats = BeatWatch(path, check.interval_s)
     causes: list[str] = []
     watch = threading.Thread(
-        target=lambda: (watch_pulse(pulse, first, ended, causes.append), ended.set()), daemon=True
+        target=lambda: (watch_heartbeat(check, beats, ended, causes.append), ended.set()), daemon=True
     )
     watch.start()
     assert not ended.wait(0.5), causes
@@ -56,8 +56,8 @@ def test_a_beat_of_an_earlier_start_is_no_sign_of_life(tmp_path: Path) -> None:
     path = tmp_path / "heartbeat"
     path.touch()
     causes: list[str] = []
-    pulse = Pulse(path=path, start_deadline_s=0.05, silent_deadline_s=GONE_S, interval_s=0.01)
-    watch_pulse(pulse, beat(path), threading.Event(), causes.append)
+    check = HeartbeatCheck(path=path, start_deadline_s=0.05, silent_deadline_s=GONE_S, interval_s=0.01)
+    watch_heartbeat(check, BeatWatch(path, check.interval_s), threading.Event(), causes.append)
     assert len(causes) == 1 and causes[0].endswith("after its start")
 
 
@@ -148,7 +148,7 @@ def test_a_stopped_role_is_killed_and_named(tmp_path: Path) -> None:
         name="finetune",
         argv=[sys.executable, "-c", textwrap.dedent(STOPS), str(tmp_path)],
         log_dir=tmp_path / "finetune",
-        pulse=Pulse(
+        heartbeat=HeartbeatCheck(
             path=heartbeat_path(tmp_path, "finetune"),
             start_deadline_s=GONE_S,
             silent_deadline_s=0.5,
