@@ -69,14 +69,10 @@ class Wait:
     def expired(self) -> bool:
         return self.elapsed_s >= self.deadline_s
 
-    def expire(self, detail: str = "") -> WaitExpired:
-        """The error to raise when the deadline has passed."""
-        return WaitExpired(self.name, self.deadline_s, detail)
-
     def check(self, detail: str = "") -> None:
         """Raise WaitExpired if the deadline has passed."""
         if self.expired:
-            raise self.expire(detail)
+            raise WaitExpired(self.name, self.deadline_s, detail)
 
 
 waiting = Wait
@@ -99,13 +95,13 @@ async def wait_for(awaitable: Awaitable[T], name: str, deadline_s: float) -> T:
 
     What is awaited ends with the wait, also when the wait itself is cancelled.
     """
-    with waiting(name, deadline_s) as wait:
+    with waiting(name, deadline_s):
         task = asyncio.ensure_future(awaitable)
         try:
             done, _ = await asyncio.wait({task}, timeout=deadline_s)
             if task in done:
                 return task.result()
-            raise wait.expire()
+            raise WaitExpired(name, deadline_s)
         finally:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)

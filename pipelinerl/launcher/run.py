@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 import signal
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -102,7 +103,7 @@ class Watchdog:
             if url in self._engines:
                 self._supervisor.replace(self._engines[url], cause)
         if self._supervisor.ended().isdisjoint(self._trainers):
-            self._progress.check()
+            self._progress.check(time.monotonic())
 
 
 def supervise(plan: Plan, say: Callable[[str], None], progress: Callable[[], None]) -> None:

@@ -7,7 +7,7 @@ first one, seen from the trainer, that does not wait for data from the stage bef
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,16 +44,14 @@ def longest_wait(status: Mapping[str, Any]) -> str:
 class ProgressWatch:
     """Raises WaitExpired once no rollout and no optimizer step has left a trace for `deadline_s` seconds."""
 
-    def __init__(
-        self, output_dir: Path, deadline_s: float, clock: Callable[[], float] = time.monotonic
-    ) -> None:
-        self._output_dir, self._deadline_s, self._clock = output_dir, deadline_s, clock
+    def __init__(self, output_dir: Path, deadline_s: float) -> None:
+        self._output_dir, self._deadline_s = output_dir, deadline_s
         self._began = time.time()
-        self._stall = StallDetector(None, clock())
+        self._stall = StallDetector(None, 0.0)
 
-    def check(self) -> None:
-        """Look at the rollout accounting and the metrics; call it every few seconds."""
-        if self._stall.look(self._trace(), self._clock()) >= self._deadline_s:
+    def check(self, now: float) -> None:
+        """Look at the rollout accounting and the metrics; call it every few seconds with a monotonic time."""
+        if self._stall.look(self._trace(), now) >= self._deadline_s:
             stuck = stuck_stage(self._status())
             raise WaitExpired("a rollout or an optimizer step", self._deadline_s, stuck)
 

@@ -1,6 +1,7 @@
 """The candidate pool of one iteration: windows from memory and from hits, grouped into parent documents.
 
-Pure: documents in, ranked parents out. Ranks are 1-based places in a result list; memory has rank 0.
+Retrieval builds it, the loop makes cards of it, the settler reads from it. Pure: documents in, ranked parents
+out. Ranks are 1-based places in a result list; memory has rank 0 and so comes first.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""From chosen documents to an answer: read their windows, resolve, read more while that is asked for."""
+"""From chosen documents to an answer: read their windows, resolve, read more while that is asked for.
+
+The loop calls it once per iteration that has anything to read or to resolve.
+"""
 
 from __future__ import annotations
 
@@ -146,7 +149,8 @@ class Settler:
         """Take the answer, and keep the documents that support it for later hops."""
         state.answer, state.justification = result.answer, result.justification
         positives = state.positive_reads
-        agreeing = [read.parent_id for read in positives if _same(read.answer, result.answer)]
+        words = result.answer.casefold().split()
+        agreeing = [read.parent_id for read in positives if read.answer.casefold().split() == words]
         supporting = result.supporting or agreeing or [read.parent_id for read in positives]
         for doc_id in supporting:
             self._episode.memory[doc_id] = state.read_documents[doc_id]
@@ -171,7 +175,3 @@ def _resolver_reads(state: HopState) -> tuple[ReadNote, ...]:
     positive = [i for i, read in enumerate(state.reads) if read.positive][-MAX_RESOLVE_READS:]
     last = range(max(0, len(state.reads) - MAX_RESOLVE_READS), len(state.reads))
     return tuple(state.reads[i] for i in sorted({*positive, *last}))
-
-
-def _same(left: str, right: str) -> bool:
-    return left.casefold().split() == right.casefold().split()

@@ -1,4 +1,7 @@
-"""Leakage rates of many rollouts: per level, with controls and bootstrap intervals over chains."""
+"""Leakage rates of many rollouts, with controls and bootstrap intervals over chains.
+
+The leakage command, the final report of a run and the benchmarks call `evaluate`, each with its own rollouts.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""What each chain must not reveal, from the datasets that a run used."""
+"""What each chain must not reveal, from the datasets that a run used, for the command and the report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256

@@ -219,16 +219,10 @@ class ScriptedModel:
 
     def _resolve(self, request: StageRequest, context: ResolveContext) -> str:
         positive = [read.answer for read in context.reads if read.positive]
+        said: dict[str, Any] = {"answered": False, "next_step": "search_more"}
         if positive:
-            text = dumps(
-                {
-                    "answered": True,
-                    "answer": f" {positive[-1]}",
-                    "confidence": CONFIDENCE,
-                    "next_step": "done",
-                }
-            )
-        else:
-            text = dumps({"answered": False, "next_step": "search_more"})
+            answer = f" {positive[-1]}"
+            said = {"answered": True, "answer": answer, "confidence": CONFIDENCE, "next_step": "done"}
+        text = dumps(said)
         self._record("resolve_yes" if positive else "resolve_no", request, text)
         return text

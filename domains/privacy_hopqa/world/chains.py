@@ -1,4 +1,4 @@
-"""Chains of questions: walks over facts and pages in which each answer opens the next question."""
+"""Chains of questions: walks over facts and pages in which each answer is needed for the next question."""
 
 from __future__ import annotations
 
@@ -24,9 +24,8 @@ class Candidate:
 
     def __init__(self, company: Company, pattern: str, items: Sequence[Item]) -> None:
         self.company, self.pattern, self.items = company, pattern, tuple(items)
-        self.questions = [
-            item.question(f"({i})" if i else None) for i, item in enumerate(self.items)
-        ]  # hop i+1 refers to hop i
+        # Hop i + 1 refers to hop i.
+        self.questions = [item.question(f"({i})" if i else None) for i, item in enumerate(self.items)]
 
     @property
     def answers(self) -> list[str]:

@@ -1,4 +1,7 @@
-"""Private documents as text: a title, then paragraphs that open with the sentence that matters."""
+"""Private documents as text: a title, then paragraphs that open with the sentence that matters.
+
+A reader gets documents in windows, so no sentence that states a fact may be cut by the smallest window.
+"""
 
 from __future__ import annotations
 

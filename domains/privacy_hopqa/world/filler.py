@@ -1,4 +1,4 @@
-"""Sentences without values, which make documents as long and as plain as real ones."""
+"""Sentences without values, which make documents and pages as long and as plain as real ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One public page: what it says, the question it answers, and its text."""
+"""One public page: what it says, the question it answers, and its text; `web.py` makes and numbers pages."""
 
 from __future__ import annotations
 

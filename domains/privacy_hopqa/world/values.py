@@ -1,4 +1,4 @@
-"""Values that facts state, with the spellings that count as the same answer."""
+"""Values that facts and pages state, with the spellings that count as the same answer."""
 
 from __future__ import annotations
 

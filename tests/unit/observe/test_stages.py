@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pipelinerl.base.line_file import LineFile
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.observe.stages import ProgressWatch, stuck_stage
 
@@ -52,45 +53,28 @@ def test_the_first_stage_that_does_not_wait_for_data_is_stuck(status: Any, stage
     assert stuck_stage(status) == stage
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+def say(output_dir: Path, at: float, wait: str) -> None:
+    """The actor's status, written `at` seconds from now."""
+    status = output_dir / "actor" / "status.json"
+    status.parent.mkdir()
+    status.write_text(json.dumps({"time": time.time() + at, **waits(wait)}))
 
 
 def test_the_watch_speaks_at_its_deadline_and_any_progress_restarts_it(tmp_path: Path) -> None:
-    clock = Clock()
-    watch = ProgressWatch(tmp_path, 100.0, clock)
-    book = tmp_path / "accounting" / "actor.jsonl"
-    book.parent.mkdir()
-    status = tmp_path / "actor" / "status.json"
-    status.parent.mkdir()
+    watch = ProgressWatch(tmp_path, 100.0)
     for now in (0.0, 60.0, 120.0, 180.0):
-        clock.now = now
-        with book.open("a") as file:
-            file.write("a rollout\n")
-        watch.check()
-    said = {"time": time.time() + 1, **waits("an engine in rotation")}
-    status.write_text(json.dumps(said))
-    clock.now = 279.0
-    watch.check()
-    clock.now = 280.0
-    with pytest.raises(
-        WaitExpired, match=r"waited 100 s for a rollout or an optimizer step: actor waits for an"
-    ):
-        watch.check()
+        LineFile(tmp_path / "accounting" / "actor.jsonl").append(b"a rollout")
+        watch.check(now)
+    say(tmp_path, 1, "an engine in rotation")
+    watch.check(279.0)
+    expected = r"waited 100 s for a rollout or an optimizer step: actor waits for an"
+    with pytest.raises(WaitExpired, match=expected):
+        watch.check(280.0)
 
 
 def test_the_status_of_an_earlier_start_is_not_believed(tmp_path: Path) -> None:
-    clock = Clock()
-    status = tmp_path / "actor" / "status.json"
-    status.parent.mkdir()
-    status.write_text(json.dumps({"time": time.time() - 60, **waits("an engine in rotation")}))
-    watch = ProgressWatch(tmp_path, 1.0, clock)
-    clock.now = 2.0
-    watch.check()
-    clock.now = 4.0
+    say(tmp_path, -60, "an engine in rotation")
+    watch = ProgressWatch(tmp_path, 1.0)
+    watch.check(2.0)
     with pytest.raises(WaitExpired, match="actor has not begun"):
-        watch.check()
+        watch.check(4.0)

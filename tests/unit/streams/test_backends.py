@@ -237,14 +237,6 @@ def test_the_command_prints_any_stream_as_json(spec: SingleStreamSpec, choose: C
     assert missing.stderr == f"streams: there is no stream acter in {spec.exp_path}; there are actor\n"
 
 
-def test_streams_do_not_import_torch() -> None:
-    modules = "pipelinerl.streams, pipelinerl.run_state.announcements, pipelinerl.run_state.accounting"
-    modules += ", pipelinerl.observe.metrics"
-    code = f"import sys, {modules}; print('torch' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
 def test_a_writer_waits_for_the_slowest_reader_and_nothing_is_lost(
     spec: SingleStreamSpec, choose: Choose
 ) -> None:
