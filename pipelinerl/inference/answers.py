@@ -12,11 +12,11 @@ import msgspec
 import numpy as np
 
 LOGPROB_FLOOR = -9999.0
+# Version of tokens sampled before the first weight update (label "default"); never data for training.
 UNVERSIONED = -1
-"""Version of tokens sampled before the first weight update (label "default"); never data for training."""
 
+# (version, start, end): output tokens start (included) to end (excluded).
 Span = tuple[int, int, int]
-"""(version, start, end): output tokens start (included) to end (excluded)."""
 
 
 class InvalidAnswer(ValueError):

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from pipelinerl.inference.client import SamplingParams
+from pipelinerl.inference.requests import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)

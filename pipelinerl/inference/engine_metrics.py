@@ -28,9 +28,9 @@ def running_and_tokens(metrics: Mapping[str, float]) -> tuple[float, float]:
     return metrics.get("vllm:num_requests_running", 0.0), tokens
 
 
+# When the process started, in seconds since 1970; our plug-in to vLLM says it where several HTTP processes
+# share counters (`pipelinerl.inference.vllm`).
 STARTED = "process_start_time_seconds"
-"""When the process started, in seconds since 1970; our plug-in to vLLM says it where several HTTP processes
-share counters (`pipelinerl.inference.vllm`)."""
 
 
 class StartWatch:

@@ -16,26 +16,19 @@ from typing import Any, TypeVar
 import aiohttp
 import numpy as np
 
-from pipelinerl.inference.answers import ChatGeneration
-from pipelinerl.inference.client import (
-    AbortedCompletion,
-    Deadlines,
-    EngineClient,
-    EngineError,
-    EngineUnavailable,
-    Generation,
-    RequestCounts,
-    SamplingParams,
-)
+from pipelinerl.inference.answers import ChatGeneration, Generation
+from pipelinerl.inference.client import EngineClient
 from pipelinerl.inference.engine_metrics import StallWatch, StartWatch, running_and_tokens
+from pipelinerl.inference.errors import AbortedCompletion, EngineError, EngineUnavailable
+from pipelinerl.inference.requests import Deadlines, RequestCounts, SamplingParams
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=Generation)
+# A request to an engine, made for the n-th time, with the seconds that are left.
 Ask = Callable[[EngineClient, int, float], Coroutine[Any, Any, Answer]]
-"""A request to an engine, made for the n-th time, with the seconds that are left."""
 MAX_TRIES = 8
+# First and longest pause before a request goes to an engine that was busy or aborted it.
 BACKOFF_S = (0.05, 2.0)
-"""First and longest pause before a request goes to an engine that was busy or aborted it."""
 
 
 class _Member:
@@ -45,12 +38,12 @@ class _Member:
         self.client = client
         self.in_rotation = False
         self.calls: set[asyncio.Task[Any]] = set()
+        # Calls the watch ended because the engine stalled; others end with their caller or the fleet.
         self.given_up: set[asyncio.Task[Any]] = set()
-        """Calls the watch ended because the engine stalled; others end with their caller or the fleet."""
         self.watch = StallWatch(client.deadlines.stall_s)
         self.start = StartWatch()
+        # Why it is out of rotation, for messages.
         self.problem = "not checked yet"
-        """Why it is out of rotation, for messages."""
 
 
 class Fleet:

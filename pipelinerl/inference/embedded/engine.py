@@ -26,8 +26,8 @@ from pipelinerl.inference.embedded.weight_updates import WeightUpdates
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+# Longest wait for the end of the current step; far above any step of a model that belongs on a CPU.
 COMMAND_DEADLINE_S = 60.0
-"""Longest wait for the end of the current step; far above any step of a model that belongs on a CPU."""
 
 
 class EngineEnded(RuntimeError):
@@ -62,15 +62,15 @@ class Engine:
         self.settings = settings
         self.metrics = EngineMetrics()
         self.update = UpdateState()
+        # Set when the thread died; the engine serves nothing from then on.
         self.failure: BaseException | None = None
-        """Set when the thread died; the engine serves nothing from then on."""
         self._model = model
-        self.weights = WeightUpdates(model.module, self.update, self._between_steps)
-        """Takes new weights, from threads of the callers'."""
+        # Takes new weights, from threads of the callers'.
+        self.weights = WeightUpdates(model.module, self.update, self._wait_between_steps)
         self._scheduler = Scheduler(settings.max_num_seqs, settings.max_prefill_tokens)
         self._requests: dict[str, Request] = {}
+        # Pauses of mode `wait` that are to be answered when the last running sequence has ended.
         self._draining: list[Future[None]] = []
-        """Pauses of mode `wait` that are to be answered when the last running sequence has ended."""
         self._on_tokens = on_tokens
         self._on_finished = on_finished
         self._on_failed = on_failed
@@ -98,40 +98,25 @@ class Engine:
 
     def abort(self, request_ids: list[str]) -> Future[int]:
         """End these requests (all if empty) with reason `abort`; the number that were in flight."""
-        return self._call(lambda: self._abort(request_ids))
+        return self.between_steps(lambda: self._abort(request_ids))
 
     def pause(self, mode: str, clear_cache: bool) -> Future[Future[None]]:
         """Stop sampling. The inner future is done when the pause is complete (mode `wait`: drained)."""
-        return self._call(lambda: self._pause(mode, clear_cache))
+        return self.between_steps(lambda: self._pause(mode, clear_cache))
 
     def resume(self) -> Future[None]:
         """Go on sampling."""
-        return self._call(self._resume)
+        return self.between_steps(self._resume)
 
-    def transition(self, change: Callable[[UpdateState], None]) -> Future[None]:
-        """Apply a step of the update protocol between two forward passes."""
-        return self._call(lambda: change(self.update))
-
-    def init_transfer(self) -> Future[None]:
-        """A publisher agrees on the transport."""
-        return self._call(self.weights.init)
-
-    def leave_transfer(self) -> Future[None]:
-        """The transport is given up."""
-        return self._call(self.weights.leave)
-
-    def checksums(self) -> Future[dict[str, str]]:
-        """Checksum of every parameter in use, by name."""
-        return self._call(self.weights.checksums)
-
-    def _between_steps(self, work: Callable[[], T]) -> T:
+    def _wait_between_steps(self, work: Callable[[], T]) -> T:
         try:
-            return self._call(work).result(COMMAND_DEADLINE_S)
+            return self.between_steps(work).result(COMMAND_DEADLINE_S)
         except TimeoutError:
             reason = f"the engine thread did not answer within {COMMAND_DEADLINE_S:g} s"
             raise TimeoutError(reason) from None
 
-    def _call(self, function: Callable[[], T]) -> Future[T]:
+    def between_steps(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function in the engine thread, between two forward passes; its result or its error."""
         future: Future[T] = Future()
 
         def command() -> None:
@@ -275,7 +260,7 @@ class Engine:
         self._observe()
 
     def _forget(self, request: Request) -> None:
-        """Drop a request from all books and count how it ended."""
+        """Free the slots of a request and count how it ended."""
         if self._requests.pop(request.request_id, None) is None:
             return
         for sequence in request.sequences:

@@ -18,8 +18,8 @@ ATTENTION_NAME = "pipelinerl_slots"
 # Keyword arguments of attention functions that change the result and that `attend` does not compute.
 _UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask")
 
+# (ids int64 [T], step, packed rows) to logits [len(rows), V].
 Forward = Callable[[torch.Tensor, StepBatch, list[int]], torch.Tensor]
-"""(ids int64 [T], step, packed rows) to logits [len(rows), V]."""
 
 
 def _slot_attention(

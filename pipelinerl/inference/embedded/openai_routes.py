@@ -26,8 +26,8 @@ from pipelinerl.inference.embedded.sequence import Request
 from pipelinerl.inference.embedded.sequence import Sequence as SampledSequence
 from pipelinerl.inference.embedded.served import Served
 
+# Bodies from this size on are read and tokenised beside the event loop.
 IN_THREAD_BYTES = 64 * 1024
-"""Bodies from this size on are read and tokenised beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True)

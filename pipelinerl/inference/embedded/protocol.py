@@ -4,7 +4,6 @@ from typing import Any, Literal
 
 import msgspec
 
-LOGPROB_FLOOR = -9999.0
 NO_TEXT = "this model has no tokenizer.json, hence no text; send token ids and detokenize: false"
 
 
@@ -204,10 +203,17 @@ def check_prompt(prompt: list[int], sampling: SamplingFields, limits: Limits) ->
     return max_tokens
 
 
+def require(*rules: tuple[bool, str]) -> None:
+    """Raise BadRequest with the message of the first rule that does not hold."""
+    for holds, message in rules:
+        if not holds:
+            raise BadRequest(message)
+
+
 def _check_sampling(fields: SamplingFields, max_tokens: int, limits: Limits) -> None:
     stops, vocab_size, max_num_seqs = fields.stop_token_ids or [], limits.vocab_size, limits.max_num_seqs
     penalties = (fields.presence_penalty, fields.frequency_penalty)
-    rules: list[tuple[bool, str]] = [
+    require(
         (0.0 <= fields.temperature <= 100.0, f"temperature {fields.temperature} is not in [0, 100]"),
         (0.0 < fields.top_p <= 1.0, f"top_p {fields.top_p} is not in (0, 1]"),
         (fields.top_k >= -1, f"top_k {fields.top_k} is negative; 0 turns it off"),
@@ -233,7 +239,4 @@ def _check_sampling(fields: SamplingFields, max_tokens: int, limits: Limits) -> 
             all(0 <= token < vocab_size for token in stops),
             f"stop_token_ids {stops} must lie in [0, {vocab_size})",
         ),
-    ]
-    for holds, message in rules:
-        if not holds:
-            raise BadRequest(message)
+    )

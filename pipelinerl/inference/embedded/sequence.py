@@ -6,8 +6,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from tokenizers import Tokenizer
 
+from pipelinerl.inference.answers import LOGPROB_FLOOR
 from pipelinerl.inference.embedded.protocol import (
-    LOGPROB_FLOOR,
     Choice,
     ChoiceLogprobs,
     SamplingFields,
@@ -153,8 +153,8 @@ class Request:
         self.penalised = sampling.repetition_penalty != 1.0 or bool(
             sampling.presence_penalty or sampling.frequency_penalty
         )
+        # (logprob, rank) of prompt tokens 1, 2, … as far as they are scored.
         self.prompt_scores: list[tuple[float, int]] = []
-        """(logprob, rank) of prompt tokens 1, 2, … as far as they are scored."""
         self.error: str | None = None
         self.sequences = [self._sequence(index, prompt) for index in range(sampling.n)]
         if tokenizer is not None:

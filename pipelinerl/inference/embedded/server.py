@@ -4,9 +4,9 @@ import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import msgspec
@@ -49,8 +49,8 @@ class EngineServer:
 
     def __init__(self, settings: EngineSettings, model: PackedModel) -> None:
         self.settings = settings
+        # Set when the engine thread died; the process should end.
         self.failed = asyncio.Event()
-        """Set when the engine thread died; the process should end."""
         self._loop = asyncio.get_running_loop()
         self._model = model
         self._served = Served(settings, model)
@@ -152,7 +152,7 @@ class EngineServer:
     async def init_transfer(self, http: web.Request) -> web.Response:
         """The file transport has nothing to agree on; the answer names the routes that vLLM lacks."""
         protocol.parse(await http.read(), protocol.InitFields)
-        await _engine_wait(self.engine.init_transfer(), "init_weight_transfer_engine")
+        await self._between_steps(self.engine.weights.init, "init_weight_transfer_engine")
         return _json({"message": "Weight transfer initialized", "optional_routes": [PREPARE_ROUTE]})
 
     async def prepare_weights(self, http: web.Request) -> web.Response:
@@ -166,7 +166,7 @@ class EngineServer:
         """An update begins."""
         protocol.parse(await http.read(), protocol.NoFields)
         with self._timed("start"):
-            await _engine_wait(self.engine.transition(lambda state: state.start()), "start_weight_update")
+            await self._between_steps(self.engine.update.start, "start_weight_update")
         return _json({"message": "Weight update started"})
 
     async def update_weights(self, http: web.Request) -> web.Response:
@@ -177,39 +177,35 @@ class EngineServer:
         return _json({"message": "Weights updated"})
 
     async def finish_update(self, http: web.Request) -> web.Response:
-        """The label changes."""
+        """The weight version changes, once every tensor is in place."""
         version = protocol.parse(await http.read(), protocol.FinishFields).weight_version
         protocol.version_number(version)
         with self._timed("finish"):
-            await _engine_wait(
-                self.engine.transition(lambda state: state.finish(version)), "finish_weight_update"
-            )
+            await self._between_steps(lambda: self.engine.update.finish(version), "finish_weight_update")
         return _json({"message": "Weight update finished"})
 
     async def weight_info(self, _: web.Request) -> web.Response:
-        """Label in force and where the engine stands in an update."""
+        """The weight version in use and where the engine stands in an update."""
         update = self.engine.update
         return _json({"weight_version": update.version, "state": str(update.state)})
 
     async def update_version(self, http: web.Request) -> web.Response:
-        """Another label for the weights in use."""
+        """Another version number for the weights in use, as after a restore."""
         version = protocol.parse(await http.read(), protocol.FinishFields).weight_version
         protocol.version_number(version)
-        await _engine_wait(
-            self.engine.transition(lambda state: state.relabel(version)), "update_weight_version"
-        )
+        await self._between_steps(lambda: self.engine.update.relabel(version), "update_weight_version")
         return _json({"message": "Weight version updated", "weight_version": version})
 
     async def weight_checker(self, http: web.Request) -> web.Response:
         """Checksums of the weights in use, to be compared with another engine's or the trainer's."""
         protocol.parse(await http.read(), protocol.NoFields)
-        checksums = await _engine_wait(self.engine.checksums(), "weight_checker")
+        checksums = await self._between_steps(self.engine.weights.checksums, "weight_checker")
         return _json({"weight_version": self.engine.update.version, "checksums": checksums})
 
     async def shutdown_transfer(self, http: web.Request) -> web.Response:
         """Forget the transport."""
         protocol.parse(await http.read(), protocol.NoFields)
-        await _engine_wait(self.engine.leave_transfer(), "shutdown_weight_transfer_engine")
+        await self._between_steps(self.engine.weights.leave, "shutdown_weight_transfer_engine")
         return _json({"message": "Weight transfer shut down"})
 
     def _accept(self, fields: protocol.GenerateFields) -> Request:
@@ -242,8 +238,16 @@ class EngineServer:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, *arguments)
 
-    def _timed(self, operation: str) -> "_Timer":
-        return _Timer(lambda seconds: self.engine.metrics.observe_update(operation, seconds))
+    async def _between_steps(self, work: Callable[[], T], name: str) -> T:
+        """Result of `work`, done by the engine thread; `name` is the route's, for the error at the deadline."""
+        return await _engine_wait(self.engine.between_steps(work), name)
+
+    @contextmanager
+    def _timed(self, operation: str) -> Iterator[None]:
+        """Count the seconds of an operation of a weight update that ends without an error."""
+        started = time.perf_counter()
+        yield
+        self.engine.metrics.observe_update(operation, time.perf_counter() - started)
 
 
 @asynccontextmanager
@@ -260,20 +264,6 @@ async def listening(server: EngineServer, host: str, port: int) -> AsyncIterator
     finally:
         server.engine.stop(STOP_DEADLINE_S)
         await runner.cleanup()
-
-
-class _Timer:
-    """Reports the seconds between entering and a leave without an error."""
-
-    def __init__(self, report: Callable[[float], None]) -> None:
-        self._report = report
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._report(time.perf_counter() - self._started)
 
 
 async def _engine_wait(future: Future[T], name: str, deadline_s: float = COMMAND_DEADLINE_S) -> T:

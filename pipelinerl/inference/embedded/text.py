@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
+# A character has at most four bytes: what is still incomplete after so many ids stays incomplete.
 MAX_OPEN_IDS = 4
-"""A character has at most four bytes: what is still incomplete after so many ids stays incomplete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,11 +33,11 @@ class OutputText:
         self._tokenizer = tokenizer
         self._options = options
         self._window: list[int] = []
+        # Ids at the beginning of the window whose text was taken; they are context for the others.
         self._settled = 0
-        """Ids at the beginning of the window whose text was taken; they are context for the others."""
         self._count = 0
+        # Characters in which no stop string is looked for again.
         self._searched = 0
-        """Characters in which no stop string is looked for again."""
         self._taken = 0
         self._closed = False
         self._held = 0 if options.include_stop else max((len(one) for one in options.stops), default=1) - 1

@@ -17,11 +17,11 @@ from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.update_state import OutOfOrder, UpdateState
 from pipelinerl.inference.embedded.weight_loader import PreparedWeights, WeightLoader, WeightsRefused
 
+# Longest wait for another read of weights to end.
 READ_DEADLINE_S = 60.0
-"""Longest wait for another read of weights to end."""
 
+# Runs a function in the engine thread between two steps; waits for its result.
 BetweenSteps = Callable[[Callable[[], Any]], Any]
-"""Runs a function in the engine thread between two steps; waits for its result."""
 
 
 class WeightUpdates:
