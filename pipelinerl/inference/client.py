@@ -41,6 +41,8 @@ __all__ = [
     "parse_prometheus",
 ]
 
+# Decoding holds up every other request of the event loop, so larger answers are decoded in a thread; for
+# smaller ones handing over costs more than decoding.
 DECODE_IN_THREAD_BYTES = 64 * 1024
 _JSON = {"Content-Type": "application/json"}
 
@@ -68,6 +70,8 @@ class EngineClient:
         self.max_model_len: int | None = None
         self._generate_url = URL(f"{self.base_url}/inference/v1/generate")
         self._chat_url = URL(f"{self.base_url}/v1/chat/completions")
+        # Engines refuse an id that is in flight, and several processes ask the same engine: a random name for
+        # each client, and a number for each of its requests.
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         self._session = session
         self._announced_version = announced_version
@@ -84,6 +88,7 @@ class EngineClient:
         if sampling.n != 1:
             raise ValueError(f"generate returns one continuation, n={sampling.n}; use generate_many")
         prompt = np.asarray(token_ids, dtype=np.int32)
+        # Encoded before the clock starts: a latency is from sending to the decoded answer.
         body = self._body(prompt, sampling, request_id)
         announced = self._announced_version()
         started = time.monotonic()
@@ -114,6 +119,8 @@ class EngineClient:
             one = self.generate(token_ids, replace(sampling, n=1, seed=seed), name, deadline_s=deadline_s)
             calls.append(asyncio.ensure_future(one))
         try:
+            # When one call fails, `gather` leaves the others running. Cancelled, they close their
+            # connections, and the engine stops sampling.
             return list(await asyncio.gather(*calls))
         finally:
             for call in calls:
@@ -122,6 +129,8 @@ class EngineClient:
 
     async def chat(self, body: bytes, *, deadline_s: float | None = None) -> ChatGeneration:
         """The answer to a request of `pipelinerl.inference.chat`; errors as in `generate`."""
+        # Before the request is sent, as in `generate`: a version announced while it is under way is no reason
+        # to refuse tokens that were sampled just before.
         announced, started = self._announced_version(), time.monotonic()
         answer = await self._post(self._chat_url, body, deadline_s)
         generation: ChatGeneration = await self._checked(read_chat, answer, announced_version=announced)
@@ -133,6 +142,8 @@ class EngineClient:
     ) -> None:
         """Count generations that may be used. Raises AbortedCompletion or EngineUnavailable for others."""
         for one in generations:
+            # What an abort leaves ends at an arbitrary token; trained on, it would be a text that the policy
+            # ended there.
             if one.finish_reason == "abort" or len(one.token_ids) == 0:
                 self.counts.failed += 1
                 raise AbortedCompletion(
@@ -145,6 +156,8 @@ class EngineClient:
     def _check_age(self, generation: Generation, announced: int | None) -> None:
         """Whoever was asked after an announcement must not sample from older weights."""
         oldest = generation.versions[0][0]
+        # Where an engine reports no versions the announced one stands in for them, so there is nothing to
+        # compare.
         if announced is not None and generation.exact_versions and oldest < announced:
             self.counts.failed += 1
             message = f"tokens of version {oldest}, but {announced} was announced before the request"
@@ -153,6 +166,7 @@ class EngineClient:
     async def prompt_logprobs(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 [P - 1]: log-probability of prompt tokens 1 … P - 1 at temperature 1."""
         prompt = np.asarray(token_ids, dtype=np.int32)
+        # Engines sample at least one token, also where only the prompt is to be scored; it is thrown away.
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
         body = msgspec.json.encode(
             {"token_ids": prompt.tolist(), "sampling_params": sampling, "stream": False}
@@ -179,7 +193,9 @@ class EngineClient:
         try:
             label = msgspec.json.decode(await self._get("/weight_info")).get("weight_version")
         except EngineRequestError:
+            # vLLM before 0.32 has no such route and answers 404.
             return None
+        # Engines say `default` as long as they have the weights they were started with.
         return UNVERSIONED if not str(label).isdigit() else int(label)
 
     async def is_paused(self) -> bool:
@@ -187,6 +203,7 @@ class EngineClient:
         try:
             return bool(msgspec.json.decode(await self._get("/is_paused")).get("is_paused"))
         except EngineRequestError:
+            # A 404 comes from an engine that works and has no such route.
             return False
 
     async def load_model_info(self) -> None:
@@ -214,6 +231,8 @@ class EngineClient:
     async def _post(self, url: URL, body: bytes, deadline_s: float | None) -> bytes:
         """The answer's bytes; counts the request and how it failed."""
         total = self.deadlines.generate_s if deadline_s is None else deadline_s
+        # `sock_connect` and not `connect`, which would also count the wait for a free connection of the
+        # session: a busy client is no fault of the engine.
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=self.deadlines.connect_s)
         self.counts.sent += 1
         try:
@@ -227,6 +246,7 @@ class EngineClient:
         except EngineUnavailable:
             self.counts.failed += 1
             raise
+        # Before the next branch: TimeoutError is an OSError, and aiohttp's timeouts are ClientErrors too.
         except TimeoutError as error:
             self.counts.failed += 1
             name = (
@@ -238,6 +258,7 @@ class EngineClient:
         except (aiohttp.ClientError, OSError) as error:
             self.counts.failed += 1
             raise EngineUnavailable(self.base_url, "connection", _text(error)) from error
+        # Leaving the `async with` above closed the connection, which the engine takes for an abort.
         except asyncio.CancelledError:
             self.counts.cancelled += 1
             raise
@@ -277,10 +298,15 @@ class EngineClient:
         if status < 400:
             return
         message = _error_message(content)
+        # 4xx is about the request, which every engine would refuse; 5xx is about this engine, so another may
+        # answer.
         if status < 500:
             raise EngineRequestError(self.base_url, status, message)
         raise EngineUnavailable(
-            self.base_url, "busy" if status == 503 else "server_error", f"HTTP {status}: {message}"
+            # A full queue (503) passes: a fleet asks again later and keeps the engine in rotation.
+            self.base_url,
+            "busy" if status == 503 else "server_error",
+            f"HTTP {status}: {message}",
         )
 
 

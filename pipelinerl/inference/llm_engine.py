@@ -1,4 +1,8 @@
-"""A model bound to an engine: its tokeniser, the ids of a prompt, sampling, counts. Nothing here asks it."""
+"""A model bound to an engine: its tokeniser, the ids of a prompt, sampling, counts of calls.
+
+The actor binds a copy to each rollout; `pipelinerl.async_llm` and `llm_logprobs` send the requests. They lie
+above this file, and `TrainableLLM`, which adds their functions as methods, lies above them.
+"""
 
 import os
 from collections.abc import Awaitable, Callable
@@ -64,6 +68,8 @@ class EngineLLM(BaseModel):
         With a seed, its n-th call samples with a seed of its own. `runner` runs a call on the run's event
         loop from another thread, for rollouts that are plain functions.
         """
+        # `model_copy` is shallow: with the same dict, a rollout that changes its parameters would change
+        # everybody's.
         copy = self.model_copy(update={"parameters": dict(self.parameters), "base_url": engine})
         copy._use = _Use(fleet, runner, seed)
         return copy
@@ -149,14 +155,19 @@ class EngineLLM(BaseModel):
                 f"the prompt has {prompt_tokens} tokens, the context {self.context_size}; shorten it"
             )
         chosen = dict(self.parameters)
+        # An engine refuses a request whose `max_tokens` does not fit behind its prompt, so it is cut to the
+        # room.
         wanted = max_tokens_override or chosen.get("max_tokens") or room
         chosen["max_tokens"] = min(int(wanted), room)
+        # YAML gives lists; `SamplingParams` must be hashable, since its JSON is cached.
         for name in ("stop_token_ids", "stop"):
             if name in chosen:
                 chosen[name] = tuple(chosen[name])
         use = self._use
         if use.seed is not None and "seed" not in chosen:
             # Counted when a call starts: calls that run side by side must not draw the same tokens.
+            # The factor, that of Knuth's multiplicative hash, keeps the calls of a rollout from repeating
+            # those of rollouts with neighbouring seeds; the mask leaves 31 bits.
             chosen["seed"] = (use.seed + use.requests * 0x9E3779B1) & 0x7FFFFFFF
         use.requests += 1
         return SamplingParams(**chosen)

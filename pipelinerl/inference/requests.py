@@ -53,6 +53,7 @@ class SamplingParams:
         detokenize = bool(self.stop)  # an engine looks for stop strings in the text
         return {**self.fields(), **WHOLE_ANSWER, "detokenize": detokenize}
 
+    # `n` is missing on purpose: `EngineClient.generate_many` makes a request of each continuation.
     def fields(self) -> dict[str, Any]:
         """What decides which tokens are sampled, by names that every route knows."""
         fields: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}

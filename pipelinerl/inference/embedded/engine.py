@@ -74,8 +74,10 @@ class Engine:
         self._on_tokens = on_tokens
         self._on_finished = on_finished
         self._on_failed = on_failed
+        # None is the order to end.
         self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._ended = False
+        # A daemon: when `stop` has given up on a step that hangs, the process can still end.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -120,6 +122,8 @@ class Engine:
         future: Future[T] = Future()
 
         def command() -> None:
+            # A future whose caller was cancelled would raise InvalidStateError on its result, here in the
+            # engine thread.
             if not future.set_running_or_notify_cancel():
                 return  # the request that asked for it is gone
             try:
@@ -131,6 +135,8 @@ class Engine:
         return future
 
     def _hand_over(self, command: _Command) -> None:
+        # In this order: a command that is put after the thread's last look finds `_ended` set, one before is
+        # refused by the thread. A caller never waits for a thread that is gone.
         self._inbox.put(command)
         if self._ended:
             self._refuse_commands()
@@ -155,6 +161,8 @@ class Engine:
             while self._take_commands():
                 if self.update.serving:
                     self._step()
+        # Nobody else notices that this thread is gone. Requests are told before the server, which closes its
+        # connections when it hears of it.
         except BaseException as error:
             log.exception("engine thread failed")
             self.failure = error
@@ -166,6 +174,8 @@ class Engine:
 
     def _take_commands(self) -> bool:
         """Run waiting commands; block for one if there is nothing to generate. False at the end."""
+        # Blocks only where there is nothing to do. After the first command whatever else waits is run as
+        # well, so that all of it is in force in the next step.
         idle = not self.update.serving or not (self._scheduler.running or self._scheduler.waiting)
         while True:
             try:
@@ -178,6 +188,7 @@ class Engine:
             idle = False
 
     def _step(self) -> None:
+        # A pause of mode `wait` would never be complete if waiting sequences took the slots that become free.
         plan = self._scheduler.plan(admit=not self._draining)
         if not plan:
             return
@@ -186,6 +197,7 @@ class Engine:
         for request in finished:
             self._forget(request)
         metrics = self.metrics
+        # Counted before the answers go out: whoever has one finds it in `/metrics`.
         metrics.steps += 1
         metrics.step_seconds += time.perf_counter() - started
         self._observe()
@@ -200,6 +212,7 @@ class Engine:
         scoring: list[tuple[Chunk, int]] = []
         row = 0
         for chunk in chunks:
+            # The sequences of a request have one prompt; the first of them scores it.
             if chunk.sequence.index == 0 and chunk.sequence.request.scores_prompt:
                 scoring.append((chunk, row))
             row += chunk.end - chunk.start
@@ -207,6 +220,7 @@ class Engine:
                 sampling.append(chunk.sequence)
                 rows.append(row - 1)
         targets = [_prompt_targets(chunk, first) for chunk, first in scoring]
+        # Behind the rows that sample, since the logits are split there.
         for wanted, _ in targets:
             rows.extend(wanted)
         logits = self._model.logits(plan, rows)
@@ -232,6 +246,7 @@ class Engine:
         if not sequences:
             return []
         ids, logprobs = sample(logits, sequences)
+        # Read by the thread that ran the forward pass: no update lies between a token and its version.
         version = self.update.version
         ended: dict[str, Request] = {}
         events: list[tuple[Request, TokenEvent]] = []
@@ -243,6 +258,7 @@ class Engine:
                 one.append(token, logprob, version)
                 if request.streams:
                     events.append((request, one.last_event()))
+            # The slot is free for the next step, not only when the other sequences of the request end.
             if request.error or one.finish_reason:
                 self._scheduler.remove(one)
                 if request.finished:
@@ -275,6 +291,7 @@ class Engine:
         requests = [self._requests[one] for one in chosen]
         for request in requests:
             for sequence in request.sequences:
+                # Sequences of the request that had ended keep their reason.
                 sequence.finish_reason = sequence.finish_reason or "abort"
             self._forget(request)
         self._observe()
@@ -285,6 +302,7 @@ class Engine:
 
     def _pause(self, mode: str, clear_cache: bool) -> Future[None]:
         done: Future[None] = Future()
+        # In a pause already, nothing runs that could come to its end.
         if mode == "wait" and self.update.serving:
             self._draining.append(done)
             self._end_drain()
@@ -292,6 +310,7 @@ class Engine:
         self.update.pause()
         if mode == "abort":
             self._abort([])
+        # After an abort no sequence is left that would have to be computed again.
         elif mode == "keep" and clear_cache:
             self._scheduler.forget_computed()
         done.set_result(None)
@@ -308,6 +327,7 @@ class Engine:
     def _resume(self) -> None:
         self.update.resume()
         for future in self._draining:
+            # Whoever waits for the drain would wait until its deadline, for a pause that will not come.
             future.set_exception(OutOfOrder("resumed before the last running request had ended"))
         self._draining.clear()
 
@@ -330,6 +350,7 @@ class Engine:
 def _prompt_targets(chunk: Chunk, first_row: int) -> tuple[list[int], list[int]]:
     """Rows of a step, and for each the prompt id after it, as far as they are not scored yet."""
     request = chunk.sequence.request
+    # A cleared cache has the prompt computed a second time; what was scored then stays.
     begin = max(chunk.start, len(request.prompt_scores))
     end = min(chunk.end, request.prompt_length - 1)
     rows = [first_row + position - chunk.start for position in range(begin, end)]

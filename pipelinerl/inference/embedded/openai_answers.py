@@ -1,4 +1,4 @@
-"""Bodies and stream chunks of the OpenAI routes, from sampled tokens."""
+"""Bodies and stream chunks of the OpenAI routes, from sampled tokens; written by `openai_routes`."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -88,6 +88,7 @@ class CompletionWriter:
         self._tokens = _TokenTexts(tokenizer, bool(fields.return_tokens_as_token_ids))
         self._logprobs = fields.logprobs is not None
         self._ids = bool(fields.return_token_ids)
+        # Characters told so far, by choice: offsets go on from chunk to chunk.
         self._offsets: dict[int, int] = {}
 
     def choice(self, piece: Piece) -> dict[str, Any]:
@@ -103,6 +104,7 @@ class CompletionWriter:
             **({"prompt_token_ids": piece.prompt_ids} if self._ids and piece.first else {}),
         }
 
+    # A chunk of this route has the shape of an answer.
     delta = choice
 
     def top(self, prompt_ids: list[int]) -> dict[str, Any]:

@@ -116,6 +116,7 @@ class ChatFields(SharedFields, kw_only=True):
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
+    # The template writes special tokens itself; a second one at the beginning would be another prompt.
     add_special_tokens: bool = False
 
     def check(self) -> None:

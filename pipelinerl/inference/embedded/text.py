@@ -40,6 +40,7 @@ class OutputText:
         self._searched = 0
         self._taken = 0
         self._closed = False
+        # The longest beginning of a stop string; where stop strings are kept, nothing is ever taken back.
         self._held = 0 if options.include_stop else max((len(one) for one in options.stops), default=1) - 1
         self.text = ""
 
@@ -66,6 +67,7 @@ class OutputText:
         return piece
 
     def _settle(self, *, final: bool) -> None:
+        # Both with the settled ids in front: some decoders strip the space before the first id they get.
         known = self._decode(self._window[: self._settled])
         whole = self._decode(self._window)
         incomplete = whole.endswith(REPLACEMENT) and len(self._window) - self._settled < MAX_OPEN_IDS
@@ -81,6 +83,7 @@ class OutputText:
             return None
         found = [(at, stop) for stop in stops if (at := self.text.find(stop, self._searched)) >= 0]
         if not found:
+            # A stop string may begin in the text that is there and end in what comes.
             longest = max((len(stop) for stop in stops), default=1)
             self._searched = max(self._searched, len(self.text) - longest + 1)
             return None

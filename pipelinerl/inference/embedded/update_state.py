@@ -45,6 +45,7 @@ class UpdateState:
     def pause(self) -> None:
         """Serving or already paused; a refused update stays noted."""
         self._require("pause", State.SERVING, State.PAUSED, State.REFUSED)
+        # REFUSED stays: only a resume leaves it, so that no update starts in the pause of a failed one.
         if self.state is State.SERVING:
             self.state = State.PAUSED
 
