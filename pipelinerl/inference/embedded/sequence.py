@@ -1,6 +1,6 @@
 """A request and its sequences while the engine works on them.
 
-Made by `served` in the event loop, changed by the engine thread alone, read again when they have ended.
+Made by `served`, then changed by the engine thread alone; handlers read them again when they have ended.
 """
 
 from collections.abc import Sequence as SequenceOf
