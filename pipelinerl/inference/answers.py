@@ -1,4 +1,4 @@
-"""From the bytes of a generate answer to values that may be trained on, or a refusal. No I/O, no torch.
+"""From the bytes of an engine's answer to values that may be trained on, or a refusal. Called by `client`.
 
 vLLM 0.26 names the id beside a log-probability `token: "token_id:N"`, later versions and the embedded engine
 `token_id: N`; version spans exist from 0.32 on.
@@ -11,12 +11,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
+# JSON has no infinity. Engines send this number for an impossible token, which a sampled one cannot be.
 LOGPROB_FLOOR = -9999.0
+# Version of tokens sampled before the first weight update (label "default"); never data for training.
 UNVERSIONED = -1
-"""Version of tokens sampled before the first weight update (label "default"); never data for training."""
 
+# (version, start, end): output tokens start (included) to end (excluded).
 Span = tuple[int, int, int]
-"""(version, start, end): output tokens start (included) to end (excluded)."""
 
 
 class InvalidAnswer(ValueError):
@@ -131,6 +132,7 @@ def read_prompt_logprobs(body: bytes, prompt_ids: np.ndarray) -> np.ndarray:
         found = None if entries is None else len(entries)
         raise InvalidAnswer(f"prompt_logprobs has {found} entries for {len(prompt_ids)} prompt tokens")
     values = []
+    # Nothing precedes the first token, so its entry is null.
     for position, (entry, token) in enumerate(
         zip(entries[1:], prompt_ids[1:].tolist(), strict=True), start=1
     ):
@@ -152,10 +154,12 @@ def _generation(choice: _Choice, prompt_ids: np.ndarray, announced_version: int 
     content = choice.logprobs.content if choice.logprobs and choice.logprobs.content else []
     if len(content) != len(token_ids):
         raise InvalidAnswer(f"{len(content)} log-probabilities for {len(token_ids)} tokens")
+    # Only vLLM 0.26 leaves `token_id` out. All others cost no function call per token.
     named = [entry.token_id for entry in content]
     if None in named:
         named = [_entry_id(entry) for entry in content]
     beside = np.asarray(named, dtype=np.int64)
+    # Log-probabilities shifted by one position would train the wrong tokens, and nothing else would show it.
     if not np.array_equal(beside, token_ids):
         position = int(np.flatnonzero(beside != token_ids)[0])
         raise InvalidAnswer(
@@ -195,12 +199,15 @@ def _finite(logprobs: np.ndarray, name: str) -> np.ndarray:
 
 def _versions(spans: Sequence[_Span] | None, length: int, announced: int | None) -> tuple[list[Span], bool]:
     if spans is None:
+        # vLLM before 0.32 reports no spans. The version announced before the request was sent is the oldest
+        # that its tokens can have, so no token counts as fresher than it is.
         version = UNVERSIONED if announced is None else announced
         return ([(version, 0, length)] if length else []), False
     found: list[Span] = []
     position = 0
     for span in spans:
         version = UNVERSIONED if span.version == "default" else _version_number(span.version)
+        # Updates only raise the version of an engine: a lower one behind a higher is a mistake of the answer.
         if span.start != position or span.end <= span.start or (found and version < found[-1][0]):
             listed = [(one.version, one.start, one.end) for one in spans]
             raise InvalidAnswer(f"weight_versions {listed} have gaps or decrease")
@@ -212,6 +219,7 @@ def _versions(spans: Sequence[_Span] | None, length: int, announced: int | None)
 
 
 def _version_number(text: str) -> int:
+    # `isdigit` alone also holds for characters that `int` refuses, such as superscripts.
     if not (text.isascii() and text.isdigit()):
         raise InvalidAnswer(f"weight version {text!r} is not a decimal integer")
     return int(text)

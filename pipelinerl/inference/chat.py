@@ -1,4 +1,7 @@
-"""A request to an engine's chat route, for what token ids cannot say: tools and formats of answers."""
+"""A request to an engine's chat route, for what token ids cannot say: tools and formats of answers.
+
+`pipelinerl.async_llm` builds one for a prompt with `tools` or `response_format`; all others go as token ids.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from pipelinerl.inference.client import SamplingParams
+from pipelinerl.inference.requests import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +34,7 @@ class ChatRequest:
                 "messages": self.messages,
                 "logprobs": True,
                 "return_token_ids": True,
+                # vLLM then names each log-probability by the id, so that `answers` can check the pairing.
                 "return_tokens_as_token_ids": True,
                 "stream": False,
                 **sampling.fields(),

@@ -8,10 +8,8 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from dataclasses import replace
 from typing import Any
 
 import aiohttp
@@ -29,126 +27,24 @@ from pipelinerl.inference.answers import (
     read_prompt_logprobs,
 )
 from pipelinerl.inference.engine_metrics import parse_prometheus
-from pipelinerl.inference.errors import AbortedCompletion, EngineError, EngineRequestError, EngineUnavailable
+from pipelinerl.inference.errors import AbortedCompletion, EngineRequestError, EngineUnavailable
+from pipelinerl.inference.requests import Deadlines, RequestCounts, SamplingParams, encoded_sampling
 
 __all__ = [
-    "UNVERSIONED",
     "AbortedCompletion",
     "Deadlines",
     "EngineClient",
-    "EngineError",
     "EngineRequestError",
     "EngineUnavailable",
     "Generation",
-    "RequestCounts",
     "SamplingParams",
     "parse_prometheus",
 ]
 
+# Decoding holds up every other request of the event loop, so larger answers are decoded in a thread; for
+# smaller ones handing over costs more than decoding.
 DECODE_IN_THREAD_BYTES = 64 * 1024
 _JSON = {"Content-Type": "application/json"}
-WHOLE_ANSWER = {"logprobs": 0, "output_kind": 2, "flat_logprobs": True}
-"""How an answer is asked for: with the log-probability of each sampled token, in whatever way is cheapest.
-
-vLLM then builds it once, at its end (2 is `FINAL_ONLY`; before 0.32 it would at every token), and collects
-log-probabilities in a few lists, not in objects of each token. What an engine sends is the same.
-"""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deadlines:
-    """Seconds a client waits, each with the name of the wait in the error."""
-
-    connect_s: float = 5.0
-    generate_s: float = 3600.0
-    stall_s: float = 120.0
-    health_s: float = 2.0
-    health_interval_s: float = 1.0
-
-
-@dataclass(frozen=True, slots=True)
-class SamplingParams:
-    """How to sample; names and meaning as in vLLM. The defaults reshape nothing."""
-
-    max_tokens: int
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
-    seed: int | None = None
-    stop_token_ids: tuple[int, ...] = ()
-    ignore_eos: bool = False
-    min_tokens: int = 0
-    repetition_penalty: float = 1.0
-    presence_penalty: float = 0.0
-    frequency_penalty: float = 0.0
-    stop: tuple[str, ...] = ()
-    """Texts that end the answer; their ids belong to it."""
-    n: int = 1
-    """How many continuations `generate_many` returns."""
-
-    def body(self) -> dict[str, Any]:
-        """`sampling_params` of a request to the token route; log-probabilities are always asked for."""
-        detokenize = bool(self.stop)  # an engine looks for stop strings in the text
-        return {**self.fields(), **WHOLE_ANSWER, "detokenize": detokenize}
-
-    def fields(self) -> dict[str, Any]:
-        """What decides which tokens are sampled, by names that every route knows."""
-        fields: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        optional: dict[str, tuple[Any, Any]] = {
-            "top_p": (self.top_p, 1.0),
-            "top_k": (self.top_k, 0),
-            "min_p": (self.min_p, 0.0),
-            "seed": (self.seed, None),
-            "stop_token_ids": (list(self.stop_token_ids), []),
-            "ignore_eos": (self.ignore_eos, False),
-            "min_tokens": (self.min_tokens, 0),
-            "repetition_penalty": (self.repetition_penalty, 1.0),
-            "presence_penalty": (self.presence_penalty, 0.0),
-            "frequency_penalty": (self.frequency_penalty, 0.0),
-            "stop": (list(self.stop), []),
-        }
-        fields.update({name: value for name, (value, default) in optional.items() if value != default})
-        return fields
-
-
-@lru_cache(maxsize=256)
-def _encoded(sampling: SamplingParams) -> msgspec.Raw:
-    """`sampling_params` as JSON; requests of a run repeat a few."""
-    return msgspec.Raw(msgspec.json.encode(sampling.body()))
-
-
-@dataclass(slots=True)
-class RequestCounts:
-    """What was asked and how it ended, to be compared with the engines' own counters.
-
-    `sent` equals completed + refused + cancelled + failed + those still in flight; `retries` says why
-    requests were made again.
-    """
-
-    sent: int = 0
-    completed: int = 0
-    refused: int = 0
-    cancelled: int = 0
-    failed: int = 0
-    retries: Counter[str] = field(default_factory=Counter)
-    tokens: int = 0
-    exact_tokens: int = 0
-    """Tokens whose weight version the engine reported."""
-    answer_bytes: int = 0
-    checks: int = 0
-    """How often an engine in rotation was looked at."""
-    idle_checks: int = 0
-    """Of these, how often no request was running on it."""
-
-    def as_dict(self) -> dict[str, float]:
-        """Flat numbers for a metrics record."""
-        flat = {name: getattr(self, name) for name in ("sent", "completed", "refused", "cancelled", "failed")}
-        flat.update({f"retries/{reason}": count for reason, count in sorted(self.retries.items())})
-        flat["bytes_per_token"] = self.answer_bytes / max(1, self.tokens)
-        flat["exact_versions"] = self.exact_tokens / max(1, self.tokens)
-        flat["engine_idle_share"] = self.idle_checks / max(1, self.checks)
-        return flat
 
 
 class EngineClient:
@@ -170,10 +66,12 @@ class EngineClient:
         self.base_url = base_url.rstrip("/")
         self.counts = counts if counts is not None else RequestCounts()
         self.deadlines = deadlines or Deadlines()
+        # Context length; known after `load_model_info`, and checked from then on.
         self.max_model_len: int | None = None
-        """Context length; known after `load_model_info`, and checked from then on."""
         self._generate_url = URL(f"{self.base_url}/inference/v1/generate")
         self._chat_url = URL(f"{self.base_url}/v1/chat/completions")
+        # Engines refuse an id that is in flight, and several processes ask the same engine: a random name for
+        # each client, and a number for each of its requests.
         self._name, self._numbers = uuid.uuid4().hex, itertools.count()
         self._session = session
         self._announced_version = announced_version
@@ -190,6 +88,7 @@ class EngineClient:
         if sampling.n != 1:
             raise ValueError(f"generate returns one continuation, n={sampling.n}; use generate_many")
         prompt = np.asarray(token_ids, dtype=np.int32)
+        # Encoded before the clock starts: a latency is from sending to the decoded answer.
         body = self._body(prompt, sampling, request_id)
         announced = self._announced_version()
         started = time.monotonic()
@@ -220,6 +119,8 @@ class EngineClient:
             one = self.generate(token_ids, replace(sampling, n=1, seed=seed), name, deadline_s=deadline_s)
             calls.append(asyncio.ensure_future(one))
         try:
+            # When one call fails, `gather` leaves the others running. Cancelled, they close their
+            # connections, and the engine stops sampling.
             return list(await asyncio.gather(*calls))
         finally:
             for call in calls:
@@ -228,6 +129,8 @@ class EngineClient:
 
     async def chat(self, body: bytes, *, deadline_s: float | None = None) -> ChatGeneration:
         """The answer to a request of `pipelinerl.inference.chat`; errors as in `generate`."""
+        # Before the request is sent, as in `generate`: a version announced while it is under way is no reason
+        # to refuse tokens that were sampled just before.
         announced, started = self._announced_version(), time.monotonic()
         answer = await self._post(self._chat_url, body, deadline_s)
         generation: ChatGeneration = await self._checked(read_chat, answer, announced_version=announced)
@@ -239,6 +142,8 @@ class EngineClient:
     ) -> None:
         """Count generations that may be used. Raises AbortedCompletion or EngineUnavailable for others."""
         for one in generations:
+            # What an abort leaves ends at an arbitrary token; trained on, it would be a text that the policy
+            # ended there.
             if one.finish_reason == "abort" or len(one.token_ids) == 0:
                 self.counts.failed += 1
                 raise AbortedCompletion(
@@ -251,6 +156,8 @@ class EngineClient:
     def _check_age(self, generation: Generation, announced: int | None) -> None:
         """Whoever was asked after an announcement must not sample from older weights."""
         oldest = generation.versions[0][0]
+        # Where an engine reports no versions the announced one stands in for them, so there is nothing to
+        # compare.
         if announced is not None and generation.exact_versions and oldest < announced:
             self.counts.failed += 1
             message = f"tokens of version {oldest}, but {announced} was announced before the request"
@@ -259,6 +166,7 @@ class EngineClient:
     async def prompt_logprobs(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 [P - 1]: log-probability of prompt tokens 1 … P - 1 at temperature 1."""
         prompt = np.asarray(token_ids, dtype=np.int32)
+        # Engines sample at least one token, also where only the prompt is to be scored; it is thrown away.
         sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
         body = msgspec.json.encode(
             {"token_ids": prompt.tolist(), "sampling_params": sampling, "stream": False}
@@ -281,11 +189,13 @@ class EngineClient:
         return parse_prometheus((await self._get("/metrics")).decode())
 
     async def weight_version(self) -> int | None:
-        """Label in force, UNVERSIONED before the first update, None from an engine that does not say."""
+        """The weights in use, UNVERSIONED before the first update, None from an engine that does not say."""
         try:
             label = msgspec.json.decode(await self._get("/weight_info")).get("weight_version")
         except EngineRequestError:
+            # vLLM before 0.32 has no such route and answers 404.
             return None
+        # Engines say `default` as long as they have the weights they were started with.
         return UNVERSIONED if not str(label).isdigit() else int(label)
 
     async def is_paused(self) -> bool:
@@ -293,6 +203,7 @@ class EngineClient:
         try:
             return bool(msgspec.json.decode(await self._get("/is_paused")).get("is_paused"))
         except EngineRequestError:
+            # A 404 comes from an engine that works and has no such route.
             return False
 
     async def load_model_info(self) -> None:
@@ -311,7 +222,7 @@ class EngineClient:
             )
         fields = {
             "token_ids": prompt.tolist(),
-            "sampling_params": _encoded(sampling),
+            "sampling_params": encoded_sampling(sampling),
             "request_id": request_id or f"{self._name}-{next(self._numbers)}",
             "stream": False,
         }
@@ -320,6 +231,8 @@ class EngineClient:
     async def _post(self, url: URL, body: bytes, deadline_s: float | None) -> bytes:
         """The answer's bytes; counts the request and how it failed."""
         total = self.deadlines.generate_s if deadline_s is None else deadline_s
+        # `sock_connect` and not `connect`, which would also count the wait for a free connection of the
+        # session: a busy client is no fault of the engine.
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=self.deadlines.connect_s)
         self.counts.sent += 1
         try:
@@ -333,6 +246,7 @@ class EngineClient:
         except EngineUnavailable:
             self.counts.failed += 1
             raise
+        # Before the next branch: TimeoutError is an OSError, and aiohttp's timeouts are ClientErrors too.
         except TimeoutError as error:
             self.counts.failed += 1
             name = (
@@ -344,6 +258,7 @@ class EngineClient:
         except (aiohttp.ClientError, OSError) as error:
             self.counts.failed += 1
             raise EngineUnavailable(self.base_url, "connection", _text(error)) from error
+        # Leaving the `async with` above closed the connection, which the engine takes for an abort.
         except asyncio.CancelledError:
             self.counts.cancelled += 1
             raise
@@ -383,10 +298,15 @@ class EngineClient:
         if status < 400:
             return
         message = _error_message(content)
+        # 4xx is about the request, which every engine would refuse; 5xx is about this engine, so another may
+        # answer.
         if status < 500:
             raise EngineRequestError(self.base_url, status, message)
         raise EngineUnavailable(
-            self.base_url, "busy" if status == 503 else "server_error", f"HTTP {status}: {message}"
+            # A full queue (503) passes: a fleet asks again later and keeps the engine in rotation.
+            self.base_url,
+            "busy" if status == 503 else "server_error",
+            f"HTTP {status}: {message}",
         )
 
 

@@ -1,4 +1,7 @@
-"""What an engine's own counters say: the Prometheus text, and whether it has stopped producing. Pure."""
+"""What an engine's own counters say: the Prometheus text, when it started, whether it has stopped producing.
+
+The fleet, the supervisor and the publisher of weights look at engines with these; no I/O and no clock here.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ def parse_prometheus(text: str) -> dict[str, float]:
     for line in text.splitlines():
         if not line or line.startswith("#"):
             continue
+        # From the right: label values may hold spaces, numbers do not.
         series, _, number = line.rpartition(" ")
         value = float(number)
         values[series] = value
@@ -24,13 +28,14 @@ def parse_prometheus(text: str) -> dict[str, float]:
 
 def running_and_tokens(metrics: Mapping[str, float]) -> tuple[float, float]:
     """Requests that run now, and tokens processed since the start."""
+    # Prompts count as well: an engine that computes long ones gets on without sampling anything.
     tokens = metrics.get("vllm:generation_tokens_total", 0.0) + metrics.get("vllm:prompt_tokens_total", 0.0)
     return metrics.get("vllm:num_requests_running", 0.0), tokens
 
 
+# When the process started, in seconds since 1970; our plug-in to vLLM says it where several HTTP processes
+# share counters (`pipelinerl.inference.vllm`).
 STARTED = "process_start_time_seconds"
-"""When the process started, in seconds since 1970; our plug-in to vLLM says it where several HTTP processes
-share counters (`pipelinerl.inference.vllm`)."""
 
 
 class StartWatch:
@@ -43,6 +48,7 @@ class StartWatch:
     def started_at(self, metrics: Mapping[str, float], now: float) -> float:
         """Seconds since 1970, as is `now`; 0 as long as nothing is known. Call it regularly."""
         _, tokens = running_and_tokens(metrics)
+        # Counters only grow while a process lives.
         if tokens < self._tokens:
             self._restarted_at = now
         self._tokens = tokens
@@ -58,6 +64,7 @@ class StallWatch(StallDetector):
 
     def stalled(self, running: float, tokens: float, now: float) -> bool:
         """True when requests have been running for `stall_s` without a new token; call it regularly."""
+        # Without requests no token is due: the wait begins with the first one.
         if running == 0:
             self.restart(now)
         return self.look(tokens, now) >= self._stall_s

@@ -1,4 +1,4 @@
-"""How a request to an engine may fail."""
+"""How a request to an engine may fail: raised by `client` and `fleet`, told apart by who may try again."""
 
 
 class EngineError(RuntimeError):

@@ -16,26 +16,19 @@ from typing import Any, TypeVar
 import aiohttp
 import numpy as np
 
-from pipelinerl.inference.answers import ChatGeneration
-from pipelinerl.inference.client import (
-    AbortedCompletion,
-    Deadlines,
-    EngineClient,
-    EngineError,
-    EngineUnavailable,
-    Generation,
-    RequestCounts,
-    SamplingParams,
-)
+from pipelinerl.inference.answers import ChatGeneration, Generation
+from pipelinerl.inference.client import EngineClient
 from pipelinerl.inference.engine_metrics import StallWatch, StartWatch, running_and_tokens
+from pipelinerl.inference.errors import AbortedCompletion, EngineError, EngineUnavailable
+from pipelinerl.inference.requests import Deadlines, RequestCounts, SamplingParams
 
 log = logging.getLogger(__name__)
 Answer = TypeVar("Answer", bound=Generation)
+# A request to an engine, made for the n-th time, with the seconds that are left.
 Ask = Callable[[EngineClient, int, float], Coroutine[Any, Any, Answer]]
-"""A request to an engine, made for the n-th time, with the seconds that are left."""
 MAX_TRIES = 8
+# First and longest pause before a request goes to an engine that was busy or aborted it.
 BACKOFF_S = (0.05, 2.0)
-"""First and longest pause before a request goes to an engine that was busy or aborted it."""
 
 
 class _Member:
@@ -45,12 +38,12 @@ class _Member:
         self.client = client
         self.in_rotation = False
         self.calls: set[asyncio.Task[Any]] = set()
+        # Calls the watch ended because the engine stalled; others end with their caller or the fleet.
         self.given_up: set[asyncio.Task[Any]] = set()
-        """Calls the watch ended because the engine stalled; others end with their caller or the fleet."""
         self.watch = StallWatch(client.deadlines.stall_s)
         self.start = StartWatch()
+        # Why it is out of rotation, for messages.
         self.problem = "not checked yet"
-        """Why it is out of rotation, for messages."""
 
 
 class Fleet:
@@ -167,6 +160,7 @@ class Fleet:
             member = self._preferred(prefer) or await self._pick(deadline)
             tries += 1
             try:
+                # aiohttp takes 0 for no deadline at all.
                 remaining = max(0.001, deadline - time.monotonic())
                 generation = await self._call(member, ask(member.client, tries, remaining))
                 generation.tries = tries
@@ -177,6 +171,8 @@ class Fleet:
                 if counted >= MAX_TRIES or time.monotonic() >= deadline:
                     raise
                 self.counts.retries[reason] += 1
+                # These engines are sound: a queue is full, or a pause ended what was running. They stay in
+                # rotation. With any other reason an engine has to pass its next check first.
                 if reason in ("busy", "abort"):
                     await asyncio.sleep(pause)
                     pause = min(2 * pause, BACKOFF_S[1])
@@ -190,6 +186,9 @@ class Fleet:
         try:
             return await call
         except asyncio.CancelledError:
+            # The watch cancelled the call: a stall. Unless the caller was cancelled as well, or the fleet is
+            # closing: then the cancellation must go on, or whoever waits for it (a timeout, a task group)
+            # would not see its end.
             current = asyncio.current_task()
             if call not in member.given_up or (current is not None and current.cancelling()):
                 raise
@@ -208,6 +207,7 @@ class Fleet:
         """The engine in rotation with the fewest requests; waits for one until `deadline`."""
         async with self._changed:
             try:
+                # The deadline is one of `time.monotonic`; `timeout_at` wants one of the event loop's clock.
                 async with asyncio.timeout_at(
                     deadline - time.monotonic() + asyncio.get_running_loop().time()
                 ):
@@ -218,6 +218,8 @@ class Fleet:
                 raise EngineUnavailable(
                     "fleet", "no_engine", f"wait for an engine in rotation passed its deadline ({problems})"
                 ) from None
+        # By this fleet's own calls: what an engine says is as old as the last check, and a burst of requests
+        # would go to one engine.
         return min((one for one in self._members if one.in_rotation), key=lambda one: len(one.calls))
 
     def _leave(self, member: _Member, problem: str) -> None:
@@ -254,9 +256,11 @@ class Fleet:
         client = member.client
         if not await client.health():
             return "health check failed"
+        # Not at the start of the fleet: an engine may come up later than the actor.
         if client.max_model_len is None:
             await client.load_model_info()
         announced = self._announced()
+        # Before the first announcement there is no version that an engine could be behind.
         version = await client.weight_version() if announced is not None else None
         if version is not None and announced is not None and version < announced:
             return f"has weights {version}, announced are {announced}"
@@ -269,12 +273,16 @@ class Fleet:
         if not member.calls and tokens == member.watch.seen:  # nothing for others either
             running = 0.0  # whatever one of several HTTP processes has said last
         if member.in_rotation:
+            # Engines that start or wait for weights have nothing to do for other reasons than a lack of
+            # requests.
             self.counts.checks += 1
             self.counts.idle_checks += running == 0
         if member.watch.stalled(running, tokens, time.monotonic()):
+            # In the pause of a weight update requests are running and no token comes: no stall.
             if await client.is_paused():
                 member.watch.restart(time.monotonic())
                 return ""
+            # Noted before they are cancelled: by this `_call` tells a stall from a caller that went away.
             member.given_up |= member.calls
             for call in list(member.calls):
                 call.cancel()

@@ -1,4 +1,7 @@
-"""A question to a model and its answer, as values: prompts, messages, sampled tokens, calls."""
+"""A question to a model and its answer, as values: prompts, messages, sampled tokens, calls.
+
+Domains build `Prompt` and read `LLMCall`; `pipelinerl.llm` and `pipelinerl.async_llm` fill them in.
+"""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -11,6 +14,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 from pipelinerl.rollouts import Int32Array, VersionSpan
 
 
+# The ids of an answer are an array and come back in the next prompt of a dialogue; pydantic takes lists.
 def _listed(value: Any) -> Any:
     return value.tolist() if isinstance(value, np.ndarray) else value
 

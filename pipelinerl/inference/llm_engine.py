@@ -1,8 +1,12 @@
-"""A model bound to an engine: its tokeniser, the ids of a prompt, sampling, counts. Nothing here asks it."""
+"""A model bound to an engine: its tokeniser, the ids of a prompt, sampling, counts of calls.
+
+The actor binds a copy to each rollout; `pipelinerl.async_llm` and `llm_logprobs` send the requests. They lie
+above this file, and `TrainableLLM`, which adds their functions as methods, lies above them.
+"""
 
 import os
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Self
 
 import aiohttp
@@ -10,26 +14,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pipelinerl.base.tokenizing import continue_dialogue, encode, load_tokenizer, render_chat
-from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.inference.llm_call import LLMCall, LLMOutput, Prompt
+from pipelinerl.inference.requests import SamplingParams
 
-SAMPLING_KEYS = (
-    "max_tokens",
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "seed",
-    "stop_token_ids",
-    "ignore_eos",
-    "min_tokens",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "stop",
-)
-_SAMPLING_KEYS = frozenset(SAMPLING_KEYS)
+# What `llm.parameters` may hold. `n` is no parameter of a call: each call has one answer.
+SAMPLING_KEYS = tuple(one.name for one in fields(SamplingParams) if one.name != "n")
 
 
 def _token_from_environment() -> str:
@@ -78,6 +68,8 @@ class EngineLLM(BaseModel):
         With a seed, its n-th call samples with a seed of its own. `runner` runs a call on the run's event
         loop from another thread, for rollouts that are plain functions.
         """
+        # `model_copy` is shallow: with the same dict, a rollout that changes its parameters would change
+        # everybody's.
         copy = self.model_copy(update={"parameters": dict(self.parameters), "base_url": engine})
         copy._use = _Use(fleet, runner, seed)
         return copy
@@ -152,8 +144,8 @@ class EngineLLM(BaseModel):
 
         Raises ValueError for a parameter that is not about sampling, and for a prompt that fills the context.
         """
-        if not self.parameters.keys() <= _SAMPLING_KEYS:
-            unknown = sorted(self.parameters.keys() - _SAMPLING_KEYS)
+        unknown = sorted(self.parameters.keys() - set(SAMPLING_KEYS))
+        if unknown:
             raise ValueError(
                 f"llm.parameters.{unknown[0]} is no sampling parameter; allowed: {', '.join(SAMPLING_KEYS)}"
             )
@@ -163,14 +155,19 @@ class EngineLLM(BaseModel):
                 f"the prompt has {prompt_tokens} tokens, the context {self.context_size}; shorten it"
             )
         chosen = dict(self.parameters)
+        # An engine refuses a request whose `max_tokens` does not fit behind its prompt, so it is cut to the
+        # room.
         wanted = max_tokens_override or chosen.get("max_tokens") or room
         chosen["max_tokens"] = min(int(wanted), room)
+        # YAML gives lists; `SamplingParams` must be hashable, since its JSON is cached.
         for name in ("stop_token_ids", "stop"):
             if name in chosen:
                 chosen[name] = tuple(chosen[name])
         use = self._use
         if use.seed is not None and "seed" not in chosen:
             # Counted when a call starts: calls that run side by side must not draw the same tokens.
+            # The factor, that of Knuth's multiplicative hash, keeps the calls of a rollout from repeating
+            # those of rollouts with neighbouring seeds; the mask leaves 31 bits.
             chosen["seed"] = (use.seed + use.requests * 0x9E3779B1) & 0x7FFFFFFF
         use.requests += 1
         return SamplingParams(**chosen)

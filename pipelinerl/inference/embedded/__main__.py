@@ -38,19 +38,23 @@ def main(arguments: list[str] | None = None) -> int:
     if problems:
         return 2
     torch.set_num_threads(settings.threads)
-    # HTTP and the forward pass share the interpreter; short turns keep both going.
+    # HTTP and the forward pass share the interpreter: with its usual turns of 5 ms each of the two would wait
+    # that long for the other, again and again.
     sys.setswitchinterval(0.0005)
     try:
         model = PackedModel(settings)
+    # Its message names the folder and what is wrong in it.
     except DamagedModel as error:
         print(f"engine: {error}", file=sys.stderr)
         return 1
     except (UnsupportedModel, OSError, ValueError) as error:
         print(f"engine: cannot load {settings.model}: {_one_line(error)}", file=sys.stderr)
         return 1
+    # The model's objects live as long as the process; no collection has to visit them again.
     gc.freeze()
     try:
         return asyncio.run(_serve(settings, model, host, port))
+    # The tokeniser is read when the server is made.
     except UnsupportedModel as error:
         print(f"engine: cannot load {settings.model}: {_one_line(error)}", file=sys.stderr)
         return 1

@@ -16,6 +16,8 @@ class SlotCache:
     def __init__(
         self, layers: int, slots: int, capacity: int, heads: int, head_size: int, dtype: torch.dtype
     ) -> None:
+        # Keys stored transposed or by head, huge pages and blocks of slots were tried: none gave 5 % of a
+        # step (`docs/engine.md`).
         shape = (slots, capacity, heads, head_size)
         self.capacity = capacity
         self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(layers)]
@@ -71,6 +73,7 @@ def attend(
         parts.append(_decode(query[: batch.decode_count], keys, values, batch, scaling))
     for segment in segments:
         parts.append(_prefill(query[segment.begin : segment.end], keys, values, segment, scaling))
+    # The last layer of a step that holds only inner pieces of prompts: no row is asked for.
     if not parts:
         return query
     return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -83,10 +86,14 @@ def _decode(
     _, heads, size = query.shape
     span, length = batch.decode_span, batch.decode_length
     if batch.decode_slots is not None:
+        # Slots are attended as one block of the cache, so that no key or value is copied. Slots in the block
+        # that decode nothing get a query of zeros, and their rows are dropped below.
         spread = query.new_zeros((span, heads, size))
         spread[batch.decode_slots] = query
         query = spread
     output = scaled_dot_product_attention(
+        # Query heads of a key head stand where a kernel expects query positions: keys are not repeated for
+        # them.
         query.reshape(span, keys.shape[2], -1, size),
         keys[:span, :length].transpose(1, 2),
         values[:span, :length].transpose(1, 2),

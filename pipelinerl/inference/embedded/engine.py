@@ -26,8 +26,8 @@ from pipelinerl.inference.embedded.weight_updates import WeightUpdates
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+# Longest wait for the end of the current step; far above any step of a model that belongs on a CPU.
 COMMAND_DEADLINE_S = 60.0
-"""Longest wait for the end of the current step; far above any step of a model that belongs on a CPU."""
 
 
 class EngineEnded(RuntimeError):
@@ -62,20 +62,22 @@ class Engine:
         self.settings = settings
         self.metrics = EngineMetrics()
         self.update = UpdateState()
+        # Set when the thread died; the engine serves nothing from then on.
         self.failure: BaseException | None = None
-        """Set when the thread died; the engine serves nothing from then on."""
         self._model = model
-        self.weights = WeightUpdates(model.module, self.update, self._between_steps)
-        """Takes new weights, from threads of the callers'."""
+        # Takes new weights, from threads of the callers'.
+        self.weights = WeightUpdates(model.module, self.update, self._wait_between_steps)
         self._scheduler = Scheduler(settings.max_num_seqs, settings.max_prefill_tokens)
         self._requests: dict[str, Request] = {}
+        # Pauses of mode `wait` that are to be answered when the last running sequence has ended.
         self._draining: list[Future[None]] = []
-        """Pauses of mode `wait` that are to be answered when the last running sequence has ended."""
         self._on_tokens = on_tokens
         self._on_finished = on_finished
         self._on_failed = on_failed
+        # None is the order to end.
         self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._ended = False
+        # A daemon: when `stop` has given up on a step that hangs, the process can still end.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
 
     def start(self) -> None:
@@ -98,43 +100,30 @@ class Engine:
 
     def abort(self, request_ids: list[str]) -> Future[int]:
         """End these requests (all if empty) with reason `abort`; the number that were in flight."""
-        return self._call(lambda: self._abort(request_ids))
+        return self.between_steps(lambda: self._abort(request_ids))
 
     def pause(self, mode: str, clear_cache: bool) -> Future[Future[None]]:
         """Stop sampling. The inner future is done when the pause is complete (mode `wait`: drained)."""
-        return self._call(lambda: self._pause(mode, clear_cache))
+        return self.between_steps(lambda: self._pause(mode, clear_cache))
 
     def resume(self) -> Future[None]:
         """Go on sampling."""
-        return self._call(self._resume)
+        return self.between_steps(self._resume)
 
-    def transition(self, change: Callable[[UpdateState], None]) -> Future[None]:
-        """Apply a step of the update protocol between two forward passes."""
-        return self._call(lambda: change(self.update))
-
-    def init_transfer(self) -> Future[None]:
-        """A publisher agrees on the transport."""
-        return self._call(self.weights.init)
-
-    def leave_transfer(self) -> Future[None]:
-        """The transport is given up."""
-        return self._call(self.weights.leave)
-
-    def checksums(self) -> Future[dict[str, str]]:
-        """Checksum of every parameter in use, by name."""
-        return self._call(self.weights.checksums)
-
-    def _between_steps(self, work: Callable[[], T]) -> T:
+    def _wait_between_steps(self, work: Callable[[], T]) -> T:
         try:
-            return self._call(work).result(COMMAND_DEADLINE_S)
+            return self.between_steps(work).result(COMMAND_DEADLINE_S)
         except TimeoutError:
             reason = f"the engine thread did not answer within {COMMAND_DEADLINE_S:g} s"
             raise TimeoutError(reason) from None
 
-    def _call(self, function: Callable[[], T]) -> Future[T]:
+    def between_steps(self, function: Callable[[], T]) -> Future[T]:
+        """Run a function in the engine thread, between two forward passes; its result or its error."""
         future: Future[T] = Future()
 
         def command() -> None:
+            # A future whose caller was cancelled would raise InvalidStateError on its result, here in the
+            # engine thread.
             if not future.set_running_or_notify_cancel():
                 return  # the request that asked for it is gone
             try:
@@ -146,6 +135,8 @@ class Engine:
         return future
 
     def _hand_over(self, command: _Command) -> None:
+        # In this order: a command that is put after the thread's last look finds `_ended` set, one before is
+        # refused by the thread. A caller never waits for a thread that is gone.
         self._inbox.put(command)
         if self._ended:
             self._refuse_commands()
@@ -170,6 +161,8 @@ class Engine:
             while self._take_commands():
                 if self.update.serving:
                     self._step()
+        # Nobody else notices that this thread is gone. Requests are told before the server, which closes its
+        # connections when it hears of it.
         except BaseException as error:
             log.exception("engine thread failed")
             self.failure = error
@@ -181,6 +174,8 @@ class Engine:
 
     def _take_commands(self) -> bool:
         """Run waiting commands; block for one if there is nothing to generate. False at the end."""
+        # Blocks only where there is nothing to do. After the first command whatever else waits is run as
+        # well, so that all of it is in force in the next step.
         idle = not self.update.serving or not (self._scheduler.running or self._scheduler.waiting)
         while True:
             try:
@@ -193,6 +188,7 @@ class Engine:
             idle = False
 
     def _step(self) -> None:
+        # A pause of mode `wait` would never be complete if waiting sequences took the slots that become free.
         plan = self._scheduler.plan(admit=not self._draining)
         if not plan:
             return
@@ -201,6 +197,7 @@ class Engine:
         for request in finished:
             self._forget(request)
         metrics = self.metrics
+        # Counted before the answers go out: whoever has one finds it in `/metrics`.
         metrics.steps += 1
         metrics.step_seconds += time.perf_counter() - started
         self._observe()
@@ -215,6 +212,7 @@ class Engine:
         scoring: list[tuple[Chunk, int]] = []
         row = 0
         for chunk in chunks:
+            # The sequences of a request have one prompt; the first of them scores it.
             if chunk.sequence.index == 0 and chunk.sequence.request.scores_prompt:
                 scoring.append((chunk, row))
             row += chunk.end - chunk.start
@@ -222,6 +220,7 @@ class Engine:
                 sampling.append(chunk.sequence)
                 rows.append(row - 1)
         targets = [_prompt_targets(chunk, first) for chunk, first in scoring]
+        # Behind the rows that sample, since the logits are split there.
         for wanted, _ in targets:
             rows.extend(wanted)
         logits = self._model.logits(plan, rows)
@@ -247,6 +246,7 @@ class Engine:
         if not sequences:
             return []
         ids, logprobs = sample(logits, sequences)
+        # Read by the thread that ran the forward pass: no update lies between a token and its version.
         version = self.update.version
         ended: dict[str, Request] = {}
         events: list[tuple[Request, TokenEvent]] = []
@@ -258,6 +258,7 @@ class Engine:
                 one.append(token, logprob, version)
                 if request.streams:
                     events.append((request, one.last_event()))
+            # The slot is free for the next step, not only when the other sequences of the request end.
             if request.error or one.finish_reason:
                 self._scheduler.remove(one)
                 if request.finished:
@@ -275,7 +276,7 @@ class Engine:
         self._observe()
 
     def _forget(self, request: Request) -> None:
-        """Drop a request from all books and count how it ended."""
+        """Free the slots of a request and count how it ended."""
         if self._requests.pop(request.request_id, None) is None:
             return
         for sequence in request.sequences:
@@ -290,6 +291,7 @@ class Engine:
         requests = [self._requests[one] for one in chosen]
         for request in requests:
             for sequence in request.sequences:
+                # Sequences of the request that had ended keep their reason.
                 sequence.finish_reason = sequence.finish_reason or "abort"
             self._forget(request)
         self._observe()
@@ -300,6 +302,7 @@ class Engine:
 
     def _pause(self, mode: str, clear_cache: bool) -> Future[None]:
         done: Future[None] = Future()
+        # In a pause already, nothing runs that could come to its end.
         if mode == "wait" and self.update.serving:
             self._draining.append(done)
             self._end_drain()
@@ -307,6 +310,7 @@ class Engine:
         self.update.pause()
         if mode == "abort":
             self._abort([])
+        # After an abort no sequence is left that would have to be computed again.
         elif mode == "keep" and clear_cache:
             self._scheduler.forget_computed()
         done.set_result(None)
@@ -323,6 +327,7 @@ class Engine:
     def _resume(self) -> None:
         self.update.resume()
         for future in self._draining:
+            # Whoever waits for the drain would wait until its deadline, for a pause that will not come.
             future.set_exception(OutOfOrder("resumed before the last running request had ended"))
         self._draining.clear()
 
@@ -345,6 +350,7 @@ class Engine:
 def _prompt_targets(chunk: Chunk, first_row: int) -> tuple[list[int], list[int]]:
     """Rows of a step, and for each the prompt id after it, as far as they are not scored yet."""
     request = chunk.sequence.request
+    # A cleared cache has the prompt computed a second time; what was scored then stays.
     begin = max(chunk.start, len(request.prompt_scores))
     end = min(chunk.end, request.prompt_length - 1)
     rows = [first_row + position - chunk.start for position in range(begin, end)]

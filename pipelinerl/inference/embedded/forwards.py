@@ -18,8 +18,8 @@ ATTENTION_NAME = "pipelinerl_slots"
 # Keyword arguments of attention functions that change the result and that `attend` does not compute.
 _UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask")
 
+# (ids int64 [T], step, packed rows) to logits [len(rows), V].
 Forward = Callable[[torch.Tensor, StepBatch, list[int]], torch.Tensor]
-"""(ids int64 [T], step, packed rows) to logits [len(rows), V]."""
 
 
 def _slot_attention(
@@ -58,8 +58,10 @@ class TransformersForward:
         output = self._module(
             input_ids=ids[None],
             position_ids=batch.positions[None],
+            # The slots are the cache; transformers' own would be built and thrown away.
             use_cache=False,
             logits_to_keep=torch.tensor(rows, dtype=torch.int64),
+            # transformers hands keyword arguments it does not know down to the attention function.
             step_batch=batch,
         )
         return output.logits[0]
@@ -80,6 +82,7 @@ class Qwen3Forward:
         self._size, self._eps = config.head_dim, config.rms_norm_eps
         self._fused = [_fuse_layer(layer) for layer in module.model.layers]
         positions = torch.arange(capacity)[None]
+        # The model's own module is asked, once for all positions, so that its kind of scaling is included.
         cos, sin = module.model.rotary_emb(torch.zeros(1, dtype=torch.float32), positions)
         self._cos = cos[0, :, None].contiguous()
         self._signed_sin = sin[0, :, None].clone()  # [C, 1, D]; the first half meets -x of the second
@@ -95,6 +98,8 @@ class Qwen3Forward:
             query, key, value = self._project(layer, index, hidden, cos, sin)
             batch.cache.store(index, batch.places, key, value)
             now = batch.prefills
+            # Keys and values of all rows are stored above. Beyond them the last layer matters only for the
+            # rows whose logits are asked for, one of a piece of a prompt.
             if index == last and len(kept) < len(ids):
                 hidden, query, now = hidden[kept], query[kept], segments
             attended = attend(query, index, batch, now, layer.self_attn.scaling)
@@ -112,6 +117,7 @@ class Qwen3Forward:
         joined = self._norm(hidden, layer.input_layernorm.weight) @ self._fused[index].query_key_value
         joined = joined.view(len(hidden), -1, self._size)
         turned = heads + self._key_heads
+        # Joined in every step and not once: an update changes the norms' weights in place.
         scales = torch.cat(
             (
                 attention.q_norm.weight.expand(heads, -1),
@@ -173,6 +179,7 @@ def _fuse(*projections: torch.nn.Linear) -> torch.Tensor:
     begin = 0
     for one in projections:
         end = begin + one.out_features
+        # `.data` keeps the parameter itself, and with it its name and its place in the module.
         one.weight.data = joined[:, begin:end].t()
         begin = end
     return joined

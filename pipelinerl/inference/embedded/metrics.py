@@ -1,4 +1,7 @@
-"""Counters of an engine and their Prometheus text; names as in vLLM where vLLM has the metric."""
+"""Counters of an engine and their Prometheus text, served as `/metrics`.
+
+Names are vLLM's where vLLM has the metric, since the fleet and dashboards read every engine alike.
+"""
 
 from collections import Counter
 from dataclasses import dataclass, field
@@ -41,6 +44,7 @@ class EngineMetrics:
             ("pipelinerl:engine_steps_total", "counter", label, self.steps),
             ("pipelinerl:engine_step_seconds_total", "counter", label, self.step_seconds),
         ]
+        # All from the start: a series that appears with its first event has no value to count from.
         for reason in ("stop", "length", "abort", "error"):
             labels = f'{label},finished_reason="{reason}"'
             rows.append(("vllm:request_success_total", "counter", labels, self.finished[reason]))

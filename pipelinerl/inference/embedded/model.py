@@ -1,4 +1,8 @@
-"""The model of an engine: loading, the packed forward over KV slots, and the proof that it is right."""
+"""The model of an engine: loading, the packed forward over KV slots, and the check at start that it is right.
+
+Used by the engine thread. A forward over slots replaces parts of the architecture's own, so it is compared
+with that before anything is served.
+"""
 
 import json
 from collections.abc import Sequence as SequenceOf
@@ -44,6 +48,7 @@ class PackedModel:
         _check_config(config, settings)
         if self.dtype != torch.float32:
             _use_float32_head(self.module)
+        # Not every configuration names these; where one does, `head_dim` need not be width / heads.
         heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
         head_size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         self.cache = SlotCache(
@@ -71,6 +76,8 @@ class PackedModel:
         generator = np.random.default_rng(0)
         prompt = generator.integers(0, self.vocab_size, length).tolist()
         with torch.inference_mode():
+            # Before a forward is chosen: both change the module, one its attention, the other where weights
+            # lie.
             expected = self.module(torch.tensor([prompt]), use_cache=False).logits[0].float()
         if qwen3_forward_applies(self.module):
             self._forward = Qwen3Forward(self.module, settings.max_model_len)
@@ -79,7 +86,9 @@ class PackedModel:
         cut, last = length // 2, length - 1
         request = Request("self-check", prompt, SamplingFields(), max_tokens=1, eos_ids=frozenset())
         (sequence,) = request.sequences
+        # The last slot: a decode with empty slots before it is the case that spreads and gathers.
         sequence.slot = settings.max_num_seqs - 1
+        # A piece from position 0, one behind it with a mask, and a decode: all that `attend` distinguishes.
         pieces = [Plan([], [Chunk(sequence, 0, cut)]), Plan([], [Chunk(sequence, cut, last)])]
         pieces.append(Plan([Chunk(sequence, last, length)], []))
         try:
@@ -95,6 +104,7 @@ class PackedModel:
         errors = (torch.cat(found).log_softmax(-1) - own).abs() / (1 + own.abs() / 10)
         difference = errors.max().item()
         limit = SELF_CHECK_LIMITS[self.dtype]
+        # Not `>`: that would let NaN pass.
         if not difference <= limit:
             raise UnsupportedModel(
                 f"{type(self.module).__name__}: the packed forward differs from the model's own by "
@@ -104,6 +114,7 @@ class PackedModel:
 
 def _check_config(config: transformers.PreTrainedConfig, settings: EngineSettings) -> None:
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    # `attend` covers everything that a slot holds, so a sliding window would be ignored.
     if kinds != {"full_attention"}:
         raise UnsupportedModel(f"layers of type {sorted(kinds)}: only full_attention is supported")
     longest = getattr(config, "max_position_embeddings", None)
@@ -127,6 +138,7 @@ def _eos_ids(settings: EngineSettings, config: transformers.PreTrainedConfig) ->
 
 def _use_float32_head(module: torch.nn.Module) -> None:
     """Compute the logits in float32 even if the weights are not."""
+    # As `head_dtype` makes vLLM do. The weights stay what they are, so an update copies the same bytes.
     head = module.get_output_embeddings()
 
     def forward(hidden: torch.Tensor) -> torch.Tensor:

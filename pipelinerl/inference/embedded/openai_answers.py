@@ -1,4 +1,4 @@
-"""Bodies and stream chunks of the OpenAI routes, from sampled tokens."""
+"""Bodies and stream chunks of the OpenAI routes, from sampled tokens; written by `openai_routes`."""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
@@ -8,6 +8,7 @@ from transformers import PreTrainedTokenizerFast
 
 from pipelinerl.inference.embedded.openai_chat import ToolCall, ToolCallDelta, read_tool_calls
 from pipelinerl.inference.embedded.openai_fields import ChatFields, CompletionFields
+from pipelinerl.inference.embedded.protocol import VersionSpan
 from pipelinerl.inference.embedded.sequence import Request, Sequence, TokenEvent
 
 
@@ -18,7 +19,7 @@ class Piece:
     index: int
     token_ids: list[int]
     logprobs: list[float]
-    spans: list[dict[str, Any]]
+    spans: list[VersionSpan]
     """Weight versions by output position."""
     text: str
     finish_reason: str | None
@@ -37,7 +38,7 @@ def whole(sequence: Sequence, index: int) -> Piece:
         index=index,
         token_ids=choice.token_ids,
         logprobs=sequence.logprobs,
-        spans=[_span(*span) for span in sequence.spans],
+        spans=choice.weight_versions,
         text=output.close(),
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
@@ -51,7 +52,7 @@ def chunk(request: Request, event: TokenEvent, index: int) -> Piece:
         index=index,
         token_ids=[event.token_id],
         logprobs=[event.logprob],
-        spans=[_span(event.version, event.position, event.position + 1)],
+        spans=[VersionSpan(event.version, event.position, event.position + 1)],
         text=event.text,
         finish_reason=event.finish_reason,
         stop_reason=event.stop_reason,
@@ -87,6 +88,7 @@ class CompletionWriter:
         self._tokens = _TokenTexts(tokenizer, bool(fields.return_tokens_as_token_ids))
         self._logprobs = fields.logprobs is not None
         self._ids = bool(fields.return_token_ids)
+        # Characters told so far, by choice: offsets go on from chunk to chunk.
         self._offsets: dict[int, int] = {}
 
     def choice(self, piece: Piece) -> dict[str, Any]:
@@ -102,6 +104,7 @@ class CompletionWriter:
             **({"prompt_token_ids": piece.prompt_ids} if self._ids and piece.first else {}),
         }
 
+    # A chunk of this route has the shape of an answer.
     delta = choice
 
     def top(self, prompt_ids: list[int]) -> dict[str, Any]:
@@ -135,8 +138,8 @@ class ChatWriter:
         self._logprobs = bool(fields.logprobs)
         self._ids = bool(fields.return_token_ids)
         self._calls = reads_tool_calls
+        # Text by choice, while it may still turn out to be a call.
         self._held: dict[int, str] = {}
-        """Text by choice, while it may still turn out to be a call."""
 
     def choice(self, piece: Piece) -> dict[str, Any]:
         """A choice of an answer."""
@@ -192,7 +195,3 @@ class _TokenTexts:
 
     def text(self, token: int) -> str:
         return f"token_id:{token}" if self._as_ids else self._backend.decode([token], False)
-
-
-def _span(version: str, start: int, end: int) -> dict[str, Any]:
-    return {"version": version, "start": start, "end": end}

@@ -19,6 +19,7 @@ from pipelinerl.inference.embedded.protocol import BadRequest
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 ROLES = ("system", "developer", "user", "assistant", "tool")
+# As arguments of the template these would decide what the method returns, such as ids for text.
 _OWN_ARGUMENTS = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters)
 
 

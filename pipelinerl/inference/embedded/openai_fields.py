@@ -7,10 +7,10 @@ from typing import Any
 
 import msgspec
 
-from pipelinerl.inference.embedded.protocol import BadRequest, SamplingFields
+from pipelinerl.inference.embedded.protocol import BadRequest, SamplingFields, require
 
+# OpenAI's default of `/v1/completions`; a chat fills the context.
 COMPLETION_MAX_TOKENS = 16
-"""OpenAI's default of `/v1/completions`; a chat fills the context."""
 
 
 class StreamOptions(msgspec.Struct, forbid_unknown_fields=True):
@@ -95,10 +95,10 @@ class CompletionFields(SharedFields, kw_only=True):
 
     def check(self) -> None:
         """Raises BadRequest for what this engine does not do."""
-        _refuse(
-            (self.echo, "echo: true is not supported; the prompt is known to the caller"),
-            (self.logprobs not in (None, 0), f"logprobs {self.logprobs} is not supported; send 0 or null"),
-            *_stream_problems(self),
+        require(
+            (not self.echo, "echo: true is not supported; the prompt is known to the caller"),
+            (self.logprobs in (None, 0), f"logprobs {self.logprobs} is not supported; send 0 or null"),
+            _stream_rule(self),
         )
 
 
@@ -116,34 +116,32 @@ class ChatFields(SharedFields, kw_only=True):
     response_format: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool = True
+    # The template writes special tokens itself; a second one at the beginning would be another prompt.
     add_special_tokens: bool = False
 
     def check(self) -> None:
         """Raises BadRequest for what this engine does not do."""
         kind = (self.response_format or {}).get("type", "text")
-        _refuse(
-            (not self.messages, "messages is empty; at least one is needed"),
-            (self.logprobs not in (None, 0, 1), f"logprobs {self.logprobs} is not supported; send true"),
-            (bool(self.top_logprobs), f"top_logprobs {self.top_logprobs} is not supported; send 0 or null"),
+        require(
+            (bool(self.messages), "messages is empty; at least one is needed"),
+            (self.logprobs in (None, 0, 1), f"logprobs {self.logprobs} is not supported; send true"),
+            (not self.top_logprobs, f"top_logprobs {self.top_logprobs} is not supported; send 0 or null"),
             (
-                self.tool_choice not in (None, "auto", "none"),
+                self.tool_choice in (None, "auto", "none"),
                 f"tool_choice {self.tool_choice!r} is not supported; send auto or none",
             ),
-            (self.parallel_tool_calls is False, "parallel_tool_calls: false is not supported; leave it out"),
-            (kind != "text", f"response_format {kind!r} is not supported; this engine samples freely"),
-            *_stream_problems(self),
+            (
+                self.parallel_tool_calls is not False,
+                "parallel_tool_calls: false is not supported; leave it out",
+            ),
+            (kind == "text", f"response_format {kind!r} is not supported; this engine samples freely"),
+            _stream_rule(self),
         )
 
 
-def _stream_problems(fields: SharedFields) -> list[tuple[bool, str]]:
-    idle = fields.stream_options is not None and not fields.stream
-    return [(idle, "stream_options without stream: true has no effect; leave it out")]
-
-
-def _refuse(*rules: tuple[bool, str]) -> None:
-    for broken, message in rules:
-        if broken:
-            raise BadRequest(message)
+def _stream_rule(fields: SharedFields) -> tuple[bool, str]:
+    used = fields.stream_options is None or bool(fields.stream)
+    return used, "stream_options without stream: true has no effect; leave it out"
 
 
 def _or(value: float | None, default: float) -> float:

@@ -1,4 +1,7 @@
-"""The handlers of `/v1/completions` and `/v1/chat/completions`."""
+"""The handlers of `/v1/completions` and `/v1/chat/completions`, which `server` adds to its own.
+
+They let programs written for OpenAI's API or for vLLM run without a GPU; the pipeline asks the token route.
+"""
 
 import asyncio
 import time
@@ -11,7 +14,6 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from pipelinerl.inference.embedded.desk import Desk, RequestFailed, error_body
 from pipelinerl.inference.embedded.engine import Engine
 from pipelinerl.inference.embedded.openai_answers import ChatWriter, CompletionWriter, chunk, cut_off, whole
 from pipelinerl.inference.embedded.openai_chat import prompt_text, reads_tool_calls
@@ -21,13 +23,14 @@ from pipelinerl.inference.embedded.openai_fields import (
     CompletionFields,
     SharedFields,
 )
+from pipelinerl.inference.embedded.pending import PendingRequests, RequestFailed, error_body
 from pipelinerl.inference.embedded.protocol import check_prompt, parse
 from pipelinerl.inference.embedded.sequence import Request
 from pipelinerl.inference.embedded.sequence import Sequence as SampledSequence
 from pipelinerl.inference.embedded.served import Served
 
+# Bodies from this size on are read and tokenised beside the event loop.
 IN_THREAD_BYTES = 64 * 1024
-"""Bodies from this size on are read and tokenised beside the event loop."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,9 +48,9 @@ class Asked:
 class OpenAIRoutes:
     """Adds the two routes to an application."""
 
-    def __init__(self, engine: Engine, desk: Desk, served: Served) -> None:
+    def __init__(self, engine: Engine, pending: PendingRequests, served: Served) -> None:
         self._engine = engine
-        self._desk = desk
+        self._pending = pending
         self._served = served
 
     def routes(self) -> list[web.RouteDef]:
@@ -71,7 +74,7 @@ class OpenAIRoutes:
         asked = await asyncio.to_thread(read, body) if len(body) >= IN_THREAD_BYTES else read(body)
         if asked.streams:
             return await self._stream(http, asked)
-        await self._desk.run(self._engine, asked.requests)
+        await self._pending.run(self._engine, asked.requests)
         answer = {
             **asked.head,
             "object": asked.writer.kind,
@@ -105,23 +108,26 @@ class OpenAIRoutes:
         writer, head = asked.writer, {**asked.head, "object": asked.writer.chunk_kind}
         first_index: dict[str, int] = {}
         for index, sequence in _numbered(asked.requests):
+            # Choices are numbered through all prompts: those of a request follow those of the requests before
+            # it.
             first_index.setdefault(sequence.request.request_id, index)
-        told: set[int] = set()
+        ended: set[int] = set()
         top = writer.top(asked.requests[0].prompt_ids)
-        async with aclosing(self._desk.stream(self._engine, asked.requests)) as items:
+        async with aclosing(self._pending.stream(self._engine, asked.requests)) as items:
             async for request, event in items:
                 base = first_index[request.request_id]
                 if event is not None:
                     pieces = [chunk(request, event, base + event.index)]
                 else:
                     pieces = [
+                        # Only sequences whose last token did not say already why they ended.
                         cut_off(one, base + one.index)
                         for one in request.sequences
-                        if base + one.index not in told
+                        if base + one.index not in ended
                     ]
                 for piece in pieces:
                     if piece.finish_reason:
-                        told.add(piece.index)
+                        ended.add(piece.index)
                     yield _event({**head, "choices": [writer.delta(piece)], **top})
                     top = {}
         if asked.includes_usage:
@@ -147,6 +153,7 @@ class OpenAIRoutes:
         tokenizer = self._served.tokenizer
         text = prompt_text(tokenizer, fields)
         ids = tokenizer.backend_tokenizer.encode(text, add_special_tokens=fields.add_special_tokens).ids
+        # OpenAI's newer name counts where both are sent.
         asked = fields.max_completion_tokens
         max_tokens = fields.max_tokens if asked is None else asked
         writer = ChatWriter(tokenizer, fields, reads_tool_calls=reads_tool_calls(tokenizer, fields))
@@ -166,7 +173,13 @@ class OpenAIRoutes:
         streams = bool(fields.stream)
         requests = [
             self._served.request(
-                f"{name}-{index}" if index else name, prompt, sampling, limit, text=True, streams=streams
+                # The first prompt keeps the caller's id, by which `/abort_requests` finds it.
+                f"{name}-{index}" if index else name,
+                prompt,
+                sampling,
+                limit,
+                text=True,
+                streams=streams,
             )
             for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
         ]

@@ -1,4 +1,4 @@
-"""From the scheduler's plan to the tensors of one packed step."""
+"""From the scheduler's plan to the tensors of one packed step, for `model` and the forwards."""
 
 import numpy as np
 import torch
@@ -36,6 +36,7 @@ def pack(plan: Plan, cache: SlotCache) -> StepBatch:
     for chunk, count in zip(plan.prefills, counts[row:], strict=True):
         mask = None
         if chunk.start:
+            # torch aligns `is_causal` at the top left, right only for a piece that begins at position 0.
             mask = torch.ones(count, chunk.end, dtype=torch.bool).tril_(chunk.start)
         slot = chunk.sequence.slot
         batch.prefills.append(PrefillSegment(row, row + count, slot, chunk.end, mask, chunk.start == 0))
@@ -56,6 +57,7 @@ def narrow(batch: StepBatch, rows: list[int]) -> tuple[list[PrefillSegment], tor
     for segment in batch.prefills:
         wanted = [row for row in asked if segment.begin <= row < segment.end]
         begin = len(kept)
+        # The last row attends to all that is stored, so it needs no mask.
         if wanted == [segment.end - 1]:
             kept.append(segment.end - 1)
             segments.append(PrefillSegment(begin, begin + 1, segment.slot, segment.stop, None, causal=False))
@@ -76,9 +78,11 @@ def narrow(batch: StepBatch, rows: list[int]) -> tuple[list[PrefillSegment], tor
 def _pack_decodes(batch: StepBatch, slots: np.ndarray, positions: np.ndarray) -> None:
     batch.decode_span = int(slots.max()) + 1
     batch.decode_length = int(positions.max()) + 1
+    # Slots without a decode keep position 0: a row that may attend to nothing would be NaN.
     lasts = np.zeros(batch.decode_span, dtype=np.int64)
     lasts[slots] = positions
     mask = np.arange(batch.decode_length) <= lasts[:, None]
     batch.decode_mask = torch.from_numpy(mask)[:, None, None]
+    # None where all slots decode, the usual step of a full engine: nothing is spread or gathered then.
     if not np.array_equal(slots, np.arange(batch.decode_span)):
         batch.decode_slots = torch.from_numpy(slots)

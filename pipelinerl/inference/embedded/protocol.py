@@ -1,10 +1,12 @@
-"""The bodies of the inference routes: typed, closed (an unknown field is an error) and checked."""
+"""The bodies of the inference routes: typed, closed (an unknown field is an error) and checked.
+
+`server` and `openai_routes` check here, before anything reaches the engine thread.
+"""
 
 from typing import Any, Literal
 
 import msgspec
 
-LOGPROB_FLOOR = -9999.0
 NO_TEXT = "this model has no tokenizer.json, hence no text; send token ids and detokenize: false"
 
 
@@ -56,6 +58,7 @@ class GenerateFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     sampling_params: SamplingFields
     model: str | None = None
     request_id: str | None = None
+    # vLLM's route takes it; without a prefix cache it changes nothing.
     cache_salt: str | None = None
     stream: bool = False
 
@@ -162,6 +165,7 @@ def parse(body: bytes, kind: type) -> Any:
 
 def version_number(text: str) -> int:
     """A weight version as a number; BadRequest unless it is a decimal integer."""
+    # `isdigit` alone also holds for characters that `int` refuses.
     if not (text.isascii() and text.isdigit()):
         raise BadRequest(f"weight version {text!r} is not a decimal integer")
     return int(text)
@@ -190,6 +194,7 @@ def check_prompt(prompt: list[int], sampling: SamplingFields, limits: Limits) ->
     """Refuse ids and sampling values that cannot be served; `max_tokens` with its default filled in."""
     if not prompt:
         raise BadRequest("the prompt is empty; at least one token id is needed")
+    # In the forward pass such an id would be an IndexError, which ends the engine for everybody.
     if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
         raise BadRequest(f"token ids must lie in [0, {limits.vocab_size}), got {min(prompt)}..{max(prompt)}")
     max_model_len = limits.max_model_len
@@ -204,12 +209,20 @@ def check_prompt(prompt: list[int], sampling: SamplingFields, limits: Limits) ->
     return max_tokens
 
 
+def require(*rules: tuple[bool, str]) -> None:
+    """Raise BadRequest with the message of the first rule that does not hold."""
+    for holds, message in rules:
+        if not holds:
+            raise BadRequest(message)
+
+
 def _check_sampling(fields: SamplingFields, max_tokens: int, limits: Limits) -> None:
     stops, vocab_size, max_num_seqs = fields.stop_token_ids or [], limits.vocab_size, limits.max_num_seqs
     penalties = (fields.presence_penalty, fields.frequency_penalty)
-    rules: list[tuple[bool, str]] = [
+    require(
         (0.0 <= fields.temperature <= 100.0, f"temperature {fields.temperature} is not in [0, 100]"),
         (0.0 < fields.top_p <= 1.0, f"top_p {fields.top_p} is not in (0, 1]"),
+        # -1 turns it off as well, as in vLLM.
         (fields.top_k >= -1, f"top_k {fields.top_k} is negative; 0 turns it off"),
         (0.0 <= fields.min_p <= 1.0, f"min_p {fields.min_p} is not in [0, 1]"),
         (1 <= fields.n <= max_num_seqs, f"n {fields.n} is not in [1, max_num_seqs {max_num_seqs}]"),
@@ -233,7 +246,4 @@ def _check_sampling(fields: SamplingFields, max_tokens: int, limits: Limits) -> 
             all(0 <= token < vocab_size for token in stops),
             f"stop_token_ids {stops} must lie in [0, {vocab_size})",
         ),
-    ]
-    for holds, message in rules:
-        if not holds:
-            raise BadRequest(message)
+    )

@@ -21,6 +21,7 @@ def sample(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> tuple[list[
     _penalise(logits, sequences)
     temperatures = np.array([one.request.sampling.temperature for one in sequences], dtype=np.float32)
     greedy = temperatures == 0.0
+    # Sampling for training is mostly at temperature 1, which needs no pass over the logits.
     if (temperatures[~greedy] != 1.0).any():
         divisors = torch.from_numpy(np.where(greedy, np.float32(1.0), temperatures))
         logits = logits / divisors[:, None]
@@ -84,6 +85,7 @@ def _reshape(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> None:
         fields, end_ids = one.request.sampling, one.request.end_ids
         if end_ids and not one.may_end:
             logits[row, end_ids] = -torch.inf
+        # Every filter leaves the most likely id, and its log-probability is reported unfiltered.
         if fields.temperature == 0.0:
             continue
         if fields.top_k > 0 or fields.top_p < 1.0 or fields.min_p > 0.0:

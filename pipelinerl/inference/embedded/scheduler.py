@@ -74,8 +74,10 @@ class Scheduler:
         decodes, prefills = [], []
         budget = self.max_prefill_tokens
         for sequence in self.running:
+            # Also the last token of a prompt, which is computed like any other single one.
             if sequence.remaining == 1:
                 decodes.append(Chunk(sequence, sequence.computed, sequence.length))
+            # `running` is in order of arrival, so the oldest prompts get the budget.
             elif budget > 0:
                 count = min(sequence.remaining, budget)
                 prefills.append(Chunk(sequence, sequence.computed, sequence.computed + count))

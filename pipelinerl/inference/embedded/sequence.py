@@ -1,4 +1,7 @@
-"""A request and its sequences while the engine works on them."""
+"""A request and its sequences while the engine works on them.
+
+Made by `served`, then changed by the engine thread alone; handlers read them again when they have ended.
+"""
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
@@ -6,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 from tokenizers import Tokenizer
 
+from pipelinerl.inference.answers import LOGPROB_FLOOR
 from pipelinerl.inference.embedded.protocol import (
-    LOGPROB_FLOOR,
     Choice,
     ChoiceLogprobs,
     SamplingFields,
@@ -33,6 +36,7 @@ class TokenEvent:
     stop_reason: int | str | None
 
 
+# No `eq`: the scheduler searches lists of sequences, and == of arrays has no truth value.
 @dataclass(slots=True, eq=False)
 class Sequence:
     """One continuation of a prompt: tokens so far and how many of them are in the KV cache."""
@@ -74,12 +78,15 @@ class Sequence:
         position = self.output_length
         self.tokens[self.length] = token
         self.length += 1
+        # vLLM reports nothing below this floor either.
         self.logprobs.append(max(logprob, LOGPROB_FLOOR))
         if self.spans and self.spans[-1][0] == version:
             self.spans[-1][2] = position + 1
         else:
             self.spans.append([version, position, position + 1])
         request = self.request
+        # End ids first: as in vLLM they end a sequence without a `stop_reason`, also where a request names
+        # them.
         if token in request.eos_ids:
             self.finish_reason = "stop"
         elif token in request.stop_ids:
@@ -150,11 +157,12 @@ class Request:
         self.eos_ids = frozenset() if sampling.ignore_eos else eos_ids
         self.stop_ids = frozenset(sampling.stop_token_ids or ())
         self.end_ids = sorted(self.eos_ids | self.stop_ids)
+        # Decided once: a sequence without penalties costs the sampler nothing.
         self.penalised = sampling.repetition_penalty != 1.0 or bool(
             sampling.presence_penalty or sampling.frequency_penalty
         )
+        # (logprob, rank) of prompt tokens 1, 2, … as far as they are scored.
         self.prompt_scores: list[tuple[float, int]] = []
-        """(logprob, rank) of prompt tokens 1, 2, … as far as they are scored."""
         self.error: str | None = None
         self.sequences = [self._sequence(index, prompt) for index in range(sampling.n)]
         if tokenizer is not None:
@@ -168,10 +176,12 @@ class Request:
                 sequence.output = OutputText(tokenizer, options)
 
     def _sequence(self, index: int, prompt: SequenceOf[int]) -> Sequence:
+        # All that the sequence can become: appending to an array would copy it for each token.
         tokens = np.zeros(self.prompt_length + self.max_tokens, dtype=np.int64)
         tokens[: self.prompt_length] = prompt
         seed = self.sampling.seed
         # Sequences of one request must differ, yet each must be a function of (seed, index) alone.
+        # The mask is for negative seeds, which numpy refuses.
         entropy = None if seed is None else [seed & 0xFFFFFFFFFFFFFFFF, index]
         generator = np.random.Generator(np.random.SFC64(entropy))
         return Sequence(self, index, tokens, self.prompt_length, generator)
@@ -198,6 +208,7 @@ class Request:
             return None
         ids = self.sequences[0].tokens[1 : self.prompt_length].tolist()
         entries: list[dict | None] = [None]
+        # Not strict: an aborted request has scored only the beginning of its prompt.
         for token, (logprob, rank) in zip(ids, self.prompt_scores, strict=False):
             entries.append({str(token): {"logprob": logprob, "rank": rank, "decoded_token": None}})
         return entries

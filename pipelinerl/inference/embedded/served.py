@@ -1,4 +1,7 @@
-"""The one model of an engine as requests see it: its name, its limits, its tokeniser."""
+"""The one model of an engine as requests see it: its name, its limits, its tokeniser.
+
+All routes build their requests here, so that what one of them refuses no other accepts.
+"""
 
 from pathlib import Path
 

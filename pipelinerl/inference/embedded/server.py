@@ -1,22 +1,26 @@
-"""The HTTP side of an engine: routes, limits, and the way between the event loop and the engine thread."""
+"""The HTTP side of an engine: routes, limits, and the way between the event loop and the engine thread.
+
+`__main__` serves it, tests do so in their own process. Handlers run in the event loop and touch neither model
+nor scheduler: they hand work to the engine thread and wait for its result.
+"""
 
 import asyncio
 import logging
 import time
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from concurrent.futures import Future
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
 
 import msgspec
 from aiohttp import web
 
 from pipelinerl.inference.embedded import protocol
-from pipelinerl.inference.embedded.desk import Desk, QueueFull, RequestFailed, error_body
 from pipelinerl.inference.embedded.engine import COMMAND_DEADLINE_S, Engine, EngineEnded
 from pipelinerl.inference.embedded.model import PackedModel
 from pipelinerl.inference.embedded.openai_routes import OpenAIRoutes
+from pipelinerl.inference.embedded.pending import PendingRequests, QueueFull, RequestFailed, error_body
 from pipelinerl.inference.embedded.protocol import BadRequest, UnknownModel
 from pipelinerl.inference.embedded.sequence import Request
 from pipelinerl.inference.embedded.served import Served
@@ -27,11 +31,15 @@ from pipelinerl.weights.wire import PREPARE_ROUTE
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
+# aiohttp allows 1 MiB unless told otherwise, too little for many long prompts in one request.
 MAX_BODY_BYTES = 64 * 2**20
+# As long as clients wait for an answer (`Deadlines.generate_s`): a drain takes as long as the longest
+# request.
 DRAIN_DEADLINE_S = 3600.0
 STOP_DEADLINE_S = 2.0
 PAUSE_MODES = ("abort", "keep", "wait")
 
+# The first entry that fits decides: UnknownModel is a BadRequest and has to stand before it.
 STATUS: dict[type[Exception], int] = {
     UnknownModel: 404,
     BadRequest: 400,
@@ -49,19 +57,20 @@ class EngineServer:
 
     def __init__(self, settings: EngineSettings, model: PackedModel) -> None:
         self.settings = settings
+        # Set when the engine thread died; the process should end.
         self.failed = asyncio.Event()
-        """Set when the engine thread died; the process should end."""
         self._loop = asyncio.get_running_loop()
         self._model = model
         self._served = Served(settings, model)
         self.engine = Engine(
             settings,
             model,
-            on_tokens=lambda events: self._to_loop(self._desk.tell, events),
-            on_finished=lambda requests: self._to_loop(self._desk.deliver, requests),
+            # Called in the engine thread, which runs from `listening` on; `_pending` is made by then.
+            on_tokens=lambda events: self._to_loop(self._pending.add_tokens, events),
+            on_finished=lambda requests: self._to_loop(self._pending.finish, requests),
             on_failed=lambda _: self._to_loop(self.failed.set),
         )
-        self._desk = Desk(settings.max_num_seqs, settings.max_waiting)
+        self._pending = PendingRequests(settings.max_num_seqs, settings.max_waiting)
         self.app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
         self.app.add_routes(self._routes())
 
@@ -72,7 +81,7 @@ class EngineServer:
             web.get("/v1/models", self.models),
             web.get("/get_world_size", self.world_size),
             web.post("/inference/v1/generate", self.generate),
-            *OpenAIRoutes(self.engine, self._desk, self._served).routes(),
+            *OpenAIRoutes(self.engine, self._pending, self._served).routes(),
             web.post("/pause", self.pause),
             web.post("/resume", self.resume),
             web.get("/is_paused", self.is_paused),
@@ -112,7 +121,7 @@ class EngineServer:
         self.engine.metrics.requests_received += 1
         request = self._accept(protocol.parse(await http.read(), protocol.GenerateFields))
         created = int(time.time())
-        await self._desk.run(self.engine, [request])
+        await self._pending.run(self.engine, [request])
         return _json(self._answer(request, created))
 
     async def pause(self, http: web.Request) -> web.Response:
@@ -152,7 +161,7 @@ class EngineServer:
     async def init_transfer(self, http: web.Request) -> web.Response:
         """The file transport has nothing to agree on; the answer names the routes that vLLM lacks."""
         protocol.parse(await http.read(), protocol.InitFields)
-        await _engine_wait(self.engine.init_transfer(), "init_weight_transfer_engine")
+        await self._between_steps(self.engine.weights.init, "init_weight_transfer_engine")
         return _json({"message": "Weight transfer initialized", "optional_routes": [PREPARE_ROUTE]})
 
     async def prepare_weights(self, http: web.Request) -> web.Response:
@@ -166,50 +175,45 @@ class EngineServer:
         """An update begins."""
         protocol.parse(await http.read(), protocol.NoFields)
         with self._timed("start"):
-            await _engine_wait(self.engine.transition(lambda state: state.start()), "start_weight_update")
+            await self._between_steps(self.engine.update.start, "start_weight_update")
         return _json({"message": "Weight update started"})
 
     async def update_weights(self, http: web.Request) -> web.Response:
         """Answers after the weights are in place, or without any change when the file is not right."""
         info = _update_info(await http.read())
         with self._timed("update"):
+            # In a thread: reading a file would stop the event loop, and with it health checks and answers.
             await asyncio.to_thread(self.engine.weights.update, info)
         return _json({"message": "Weights updated"})
 
     async def finish_update(self, http: web.Request) -> web.Response:
-        """The label changes."""
-        version = protocol.parse(await http.read(), protocol.FinishFields).weight_version
-        protocol.version_number(version)
+        """The weight version changes, once every tensor is in place."""
+        version = _weight_version(await http.read())
         with self._timed("finish"):
-            await _engine_wait(
-                self.engine.transition(lambda state: state.finish(version)), "finish_weight_update"
-            )
+            await self._between_steps(lambda: self.engine.update.finish(version), "finish_weight_update")
         return _json({"message": "Weight update finished"})
 
     async def weight_info(self, _: web.Request) -> web.Response:
-        """Label in force and where the engine stands in an update."""
+        """The weight version in use and where the engine stands in an update."""
         update = self.engine.update
         return _json({"weight_version": update.version, "state": str(update.state)})
 
     async def update_version(self, http: web.Request) -> web.Response:
-        """Another label for the weights in use."""
-        version = protocol.parse(await http.read(), protocol.FinishFields).weight_version
-        protocol.version_number(version)
-        await _engine_wait(
-            self.engine.transition(lambda state: state.relabel(version)), "update_weight_version"
-        )
+        """Another version number for the weights in use, as after a restore."""
+        version = _weight_version(await http.read())
+        await self._between_steps(lambda: self.engine.update.relabel(version), "update_weight_version")
         return _json({"message": "Weight version updated", "weight_version": version})
 
     async def weight_checker(self, http: web.Request) -> web.Response:
         """Checksums of the weights in use, to be compared with another engine's or the trainer's."""
         protocol.parse(await http.read(), protocol.NoFields)
-        checksums = await _engine_wait(self.engine.checksums(), "weight_checker")
+        checksums = await self._between_steps(self.engine.weights.checksums, "weight_checker")
         return _json({"weight_version": self.engine.update.version, "checksums": checksums})
 
     async def shutdown_transfer(self, http: web.Request) -> web.Response:
         """Forget the transport."""
         protocol.parse(await http.read(), protocol.NoFields)
-        await _engine_wait(self.engine.leave_transfer(), "shutdown_weight_transfer_engine")
+        await self._between_steps(self.engine.weights.leave, "shutdown_weight_transfer_engine")
         return _json({"message": "Weight transfer shut down"})
 
     def _accept(self, fields: protocol.GenerateFields) -> Request:
@@ -242,38 +246,37 @@ class EngineServer:
         if not self._loop.is_closed():
             self._loop.call_soon_threadsafe(callback, *arguments)
 
-    def _timed(self, operation: str) -> "_Timer":
-        return _Timer(lambda seconds: self.engine.metrics.observe_update(operation, seconds))
+    async def _between_steps(self, work: Callable[[], T], name: str) -> T:
+        """Result of `work`, done by the engine thread; `name` is what the error at the deadline names."""
+        return await _engine_wait(self.engine.between_steps(work), name)
+
+    @contextmanager
+    def _timed(self, operation: str) -> Iterator[None]:
+        """Count the seconds of an operation of a weight update that ends without an error."""
+        started = time.perf_counter()
+        yield
+        self.engine.metrics.observe_update(operation, time.perf_counter() - started)
 
 
 @asynccontextmanager
 async def listening(server: EngineServer, host: str, port: int) -> AsyncIterator[int]:
     """Run the engine and answer on `host`; yields the port bound (for `port` 0 a free one)."""
+    # `handler_cancellation`: aiohttp lets a handler run on when its connection closes, and a request whose
+    # client is gone would be sampled to its end.
     runner = web.AppRunner(
         server.app, handler_cancellation=True, access_log=None, shutdown_timeout=STOP_DEADLINE_S
     )
     await runner.setup()
     server.engine.start()
     try:
+        # A wave of rollouts opens hundreds of connections at once; aiohttp's backlog is 128.
         await web.TCPSite(runner, host, port, backlog=1024, reuse_address=True).start()
         yield runner.addresses[0][1]
     finally:
+        # The engine first: commands that handlers wait for are refused as it ends, so `cleanup` need not wait
+        # for them.
         server.engine.stop(STOP_DEADLINE_S)
         await runner.cleanup()
-
-
-class _Timer:
-    """Reports the seconds between entering and a leave without an error."""
-
-    def __init__(self, report: Callable[[float], None]) -> None:
-        self._report = report
-
-    def __enter__(self) -> None:
-        self._started = time.perf_counter()
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None:
-            self._report(time.perf_counter() - self._started)
 
 
 async def _engine_wait(future: Future[T], name: str, deadline_s: float = COMMAND_DEADLINE_S) -> T:
@@ -308,6 +311,14 @@ def _update_info(body: bytes) -> protocol.FileUpdateInfo:
     info: protocol.FileUpdateInfo = protocol.parse(body, protocol.UpdateFields).update_info
     protocol.version_number(info.version)
     return info
+
+
+def _weight_version(body: bytes) -> str:
+    """The version that a body names. Raises BadRequest."""
+    version: str = protocol.parse(body, protocol.FinishFields).weight_version
+    # Clients refuse answers whose version is no number, so none is taken into use.
+    protocol.version_number(version)
+    return version
 
 
 def _query(http: web.Request, *known: str) -> dict[str, str]:

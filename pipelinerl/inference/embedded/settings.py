@@ -1,4 +1,4 @@
-"""What an embedded engine is started with."""
+"""What an embedded engine is started with, as `__main__` reads it from the command line."""
 
 import json
 from dataclasses import dataclass

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from tokenizers import Tokenizer
 
 REPLACEMENT = "\ufffd"
+# A character has at most four bytes: what is still incomplete after so many ids stays incomplete.
 MAX_OPEN_IDS = 4
-"""A character has at most four bytes: what is still incomplete after so many ids stays incomplete."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,13 +33,14 @@ class OutputText:
         self._tokenizer = tokenizer
         self._options = options
         self._window: list[int] = []
+        # Ids at the beginning of the window whose text was taken; they are context for the others.
         self._settled = 0
-        """Ids at the beginning of the window whose text was taken; they are context for the others."""
         self._count = 0
+        # Characters in which no stop string is looked for again.
         self._searched = 0
-        """Characters in which no stop string is looked for again."""
         self._taken = 0
         self._closed = False
+        # The longest beginning of a stop string; where stop strings are kept, nothing is ever taken back.
         self._held = 0 if options.include_stop else max((len(one) for one in options.stops), default=1) - 1
         self.text = ""
 
@@ -66,6 +67,7 @@ class OutputText:
         return piece
 
     def _settle(self, *, final: bool) -> None:
+        # Both with the settled ids in front: some decoders strip the space before the first id they get.
         known = self._decode(self._window[: self._settled])
         whole = self._decode(self._window)
         incomplete = whole.endswith(REPLACEMENT) and len(self._window) - self._settled < MAX_OPEN_IDS
@@ -81,6 +83,7 @@ class OutputText:
             return None
         found = [(at, stop) for stop in stops if (at := self.text.find(stop, self._searched)) >= 0]
         if not found:
+            # A stop string may begin in the text that is there and end in what comes.
             longest = max((len(stop) for stop in stops), default=1)
             self._searched = max(self._searched, len(self.text) - longest + 1)
             return None

@@ -29,7 +29,7 @@ class State(StrEnum):
 
 
 class UpdateState:
-    """State and version label; one method per call, each checks that it is in order."""
+    """State and weight version; one method per call, each checks that it is in order."""
 
     def __init__(self) -> None:
         self.state = State.SERVING
@@ -45,6 +45,7 @@ class UpdateState:
     def pause(self) -> None:
         """Serving or already paused; a refused update stays noted."""
         self._require("pause", State.SERVING, State.PAUSED, State.REFUSED)
+        # REFUSED stays: only a resume leaves it, so that no update starts in the pause of a failed one.
         if self.state is State.SERVING:
             self.state = State.PAUSED
 
@@ -90,14 +91,14 @@ class UpdateState:
         self.state = State.BROKEN
 
     def finish(self, version: str) -> None:
-        """The label changes, after the last tensor and before resume."""
+        """The weight version changes, after the last tensor and before resume."""
         self._require("finish_weight_update", State.LOADED)
         if version != self._loading_version:
             raise OutOfOrder(f"finish_weight_update {version}, but {self._loading_version} was loaded")
         self.state, self.version = State.PAUSED, version
 
     def relabel(self, version: str) -> None:
-        """Another label for the same weights, such as after a restore; versions only grow."""
+        """Another version number for the same weights, such as after a restore; versions only grow."""
         self._require("update_weight_version", State.SERVING, State.PAUSED)
         self._require_growth(version)
         self.version = version

@@ -1,4 +1,4 @@
-"""Reading a weight file, checking all of it, and copying it over the weights in use."""
+"""Reading a weight file, checking all of it, and copying it over the weights in use, for `weight_updates`."""
 
 from dataclasses import dataclass
 from pathlib import Path
@@ -66,6 +66,8 @@ class WeightLoader:
     def _read(self, info: FileUpdateInfo) -> dict[str, torch.Tensor]:
         path = Path(info.path)
         try:
+            # From the bytes that were checked: the file is not looked at again, so it may not change in
+            # between.
             tensors = load_safetensors(read_checked(path, info.bytes, info.checksum))
         except OSError as error:
             raise WeightsRefused(f"{path} cannot be read: {error}") from None
@@ -100,6 +102,7 @@ class WeightLoader:
             view = torch.empty(0, dtype=parameter.dtype).set_(
                 place.untyped_storage(), parameter.storage_offset(), parameter.shape, parameter.stride()
             )
+            # Popped, so that memory falls with each tensor that has its copy.
             view.copy_(tensors.pop(name))
         return copies
 

@@ -17,11 +17,11 @@ from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.update_state import OutOfOrder, UpdateState
 from pipelinerl.inference.embedded.weight_loader import PreparedWeights, WeightLoader, WeightsRefused
 
+# Longest wait for another read of weights to end.
 READ_DEADLINE_S = 60.0
-"""Longest wait for another read of weights to end."""
 
+# Runs a function in the engine thread between two steps; waits for its result.
 BetweenSteps = Callable[[Callable[[], Any]], Any]
-"""Runs a function in the engine thread between two steps; waits for its result."""
 
 
 class WeightUpdates:
@@ -41,6 +41,7 @@ class WeightUpdates:
         """
         with self._alone():
             self._prepared = None
+            # Before the read: a call out of order is refused without touching the file.
             self._between_steps(lambda: self._state.preparing(info.version))
             faults.hit("engine:mid_prepare")
             self._prepared = self._loader.read(info)
@@ -51,6 +52,7 @@ class WeightUpdates:
 
         Raises OutOfOrder, or WeightsRefused when nothing was changed.
         """
+        # From here on another update, a pause and a resume are out of order, until the read has ended.
         self._between_steps(lambda: self._state.loading(info.version))
         faults.hit("engine:mid_update")
         try:
@@ -83,6 +85,7 @@ class WeightUpdates:
         """What was prepared if it is this very file, else what is read now."""
         with self._alone():
             prepared, self._prepared = self._prepared, None
+            # All of the announcement is compared: another file of the same version holds other weights.
             if prepared is not None and prepared.info == info:
                 return prepared
             del prepared  # its memory is needed for the read
@@ -113,6 +116,7 @@ class WeightUpdates:
     def _switch(self, weights: PreparedWeights) -> None:
         try:
             self._loader.switch(weights)
+        # Some tensors may be new and others old. Nothing may be sampled from such a mixture.
         except BaseException:
             self._state.broken()
             raise

@@ -229,7 +229,7 @@ async def test_commands_after_the_end_are_refused_at_once_and_given_up_ones_harm
     async with running_engine(tied_model) as one:
         engine = one.server.engine
         held = threading.Event()
-        blocking = engine.transition(lambda state: held.wait(30) and None)
+        blocking = engine.between_steps(lambda: held.wait(30) and None)
         given_up = engine.abort([])
         assert given_up.cancel()
         held.set()

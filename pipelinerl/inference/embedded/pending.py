@@ -1,4 +1,7 @@
-"""Between the event loop and the engine thread: requests in flight, how many may be, and their results."""
+"""Requests in flight between the event loop and the engine thread: how many may be, and where results go.
+
+Handlers of all routes wait here for the engine; everything in this file runs in the event loop.
+"""
 
 import asyncio
 from collections.abc import AsyncGenerator, Iterator, Sequence
@@ -9,8 +12,8 @@ from pipelinerl.inference.embedded.engine import Engine
 from pipelinerl.inference.embedded.protocol import BadRequest
 from pipelinerl.inference.embedded.sequence import Request, TokenEvent
 
+# A token of a request, or its end.
 StreamItem = tuple[Request, TokenEvent | None]
-"""A token of a request, or its end."""
 
 
 class QueueFull(RuntimeError):
@@ -21,8 +24,8 @@ class RequestFailed(RuntimeError):
     """The engine accepted the request and could not finish it (HTTP 500)."""
 
 
-class Desk:
-    """Hands requests to the engine; `deliver` and `tell` bring back what it says, in the event loop.
+class PendingRequests:
+    """Hands requests to the engine; `finish` and `add_tokens` bring back what it says, in the event loop.
 
     No deadline here: the client's is the only one that knows what an answer is worth. A handler that is
     cancelled, because its connection was closed, aborts its requests.
@@ -55,16 +58,17 @@ class Desk:
                 left -= event is None
                 yield request, event
 
-    def deliver(self, requests: Sequence[Request]) -> None:
+    def finish(self, requests: Sequence[Request]) -> None:
         """These requests ended."""
         for request in requests:
             future = self._ends.get(request.request_id)
+            # Done already where the handler was cancelled while the result was on its way.
             if future is not None and not future.done():
                 future.set_result(request)
             if request.request_id in self._streams:
                 self._streams[request.request_id].put_nowait((request, None))
 
-    def tell(self, events: Sequence[tuple[Request, TokenEvent]]) -> None:
+    def add_tokens(self, events: Sequence[tuple[Request, TokenEvent]]) -> None:
         """These tokens were sampled."""
         for request, event in events:
             if request.request_id in self._streams:
@@ -90,6 +94,7 @@ class Desk:
                 engine.submit(request)
             yield list(ends.values())
         finally:
+            # A cancelled `gather` cancels its futures: they are done, yet the engine still samples.
             left = [name for name, end in ends.items() if not end.done() or end.cancelled()]
             if left:
                 engine.abort(left)
@@ -105,6 +110,8 @@ class Desk:
                     f"request_id {request.request_id!r} is in flight already; ids must be unique"
                 )
         count = sum(len(request.sequences) for request in requests)
+        # Before the queue is looked at: what can never fit is the caller's error (400), a full queue passes
+        # (503).
         if count > self._capacity:
             raise BadRequest(f"{count} sequences in one request; at most {self._capacity} fit this engine")
         if not engine.healthy:

@@ -1,0 +1,114 @@
+"""What a request to an engine says, how long it may take and how requests are counted: values, no I/O.
+
+`client`, `fleet` and `chat` send and count by these; whoever asks a model builds `SamplingParams`.
+"""
+
+from collections import Counter
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any
+
+import msgspec
+
+# How an answer is asked for: with the log-probability of each sampled token, in whatever way is cheapest.
+# vLLM then builds it once, at its end (2 is `FINAL_ONLY`; before 0.32 it would at every token), and collects
+# log-probabilities in a few lists, not in objects of each token. What an engine sends is the same.
+WHOLE_ANSWER = {"logprobs": 0, "output_kind": 2, "flat_logprobs": True}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Deadlines:
+    """Seconds a client waits, each with the name of the wait in the error."""
+
+    connect_s: float = 5.0
+    generate_s: float = 3600.0
+    stall_s: float = 120.0
+    health_s: float = 2.0
+    health_interval_s: float = 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """How to sample; names and meaning as in vLLM. The defaults reshape nothing."""
+
+    max_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    min_tokens: int = 0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    stop: tuple[str, ...] = ()
+    """Texts that end the answer; their ids belong to it."""
+    n: int = 1
+    """How many continuations `generate_many` returns."""
+
+    def body(self) -> dict[str, Any]:
+        """`sampling_params` of a request to the token route; log-probabilities are always asked for."""
+        detokenize = bool(self.stop)  # an engine looks for stop strings in the text
+        return {**self.fields(), **WHOLE_ANSWER, "detokenize": detokenize}
+
+    # `n` is missing on purpose: `EngineClient.generate_many` makes a request of each continuation.
+    def fields(self) -> dict[str, Any]:
+        """What decides which tokens are sampled, by names that every route knows."""
+        fields: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        optional: dict[str, tuple[Any, Any]] = {
+            "top_p": (self.top_p, 1.0),
+            "top_k": (self.top_k, 0),
+            "min_p": (self.min_p, 0.0),
+            "seed": (self.seed, None),
+            "stop_token_ids": (list(self.stop_token_ids), []),
+            "ignore_eos": (self.ignore_eos, False),
+            "min_tokens": (self.min_tokens, 0),
+            "repetition_penalty": (self.repetition_penalty, 1.0),
+            "presence_penalty": (self.presence_penalty, 0.0),
+            "frequency_penalty": (self.frequency_penalty, 0.0),
+            "stop": (list(self.stop), []),
+        }
+        fields.update({name: value for name, (value, default) in optional.items() if value != default})
+        return fields
+
+
+# A run samples with a few settings in all its requests, so each is encoded once and not with every request.
+@lru_cache(maxsize=256)
+def encoded_sampling(sampling: SamplingParams) -> msgspec.Raw:
+    """`sampling_params` of a request to the token route, as JSON that is put into the body unread."""
+    return msgspec.Raw(msgspec.json.encode(sampling.body()))
+
+
+@dataclass(slots=True)
+class RequestCounts:
+    """What was asked and how it ended, to be compared with the engines' own counters.
+
+    `sent` equals completed + refused + cancelled + failed + those still in flight; `retries` says why
+    requests were made again.
+    """
+
+    sent: int = 0
+    completed: int = 0
+    refused: int = 0
+    cancelled: int = 0
+    failed: int = 0
+    retries: Counter[str] = field(default_factory=Counter)
+    tokens: int = 0
+    exact_tokens: int = 0
+    """Tokens whose weight version the engine reported."""
+    answer_bytes: int = 0
+    checks: int = 0
+    """How often an engine in rotation was looked at."""
+    idle_checks: int = 0
+    """Of these, how often no request was running on it."""
+
+    def as_dict(self) -> dict[str, float]:
+        """Flat numbers for a metrics record."""
+        flat = {name: getattr(self, name) for name in ("sent", "completed", "refused", "cancelled", "failed")}
+        flat.update({f"retries/{reason}": count for reason, count in sorted(self.retries.items())})
+        flat["bytes_per_token"] = self.answer_bytes / max(1, self.tokens)
+        flat["exact_versions"] = self.exact_tokens / max(1, self.tokens)
+        flat["engine_idle_share"] = self.idle_checks / max(1, self.checks)
+        return flat
