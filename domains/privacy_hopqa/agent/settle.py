@@ -20,8 +20,9 @@ from domains.privacy_hopqa.agent.interfaces import (
     Stage,
     WindowView,
 )
-from domains.privacy_hopqa.agent.pool import Candidate, Parent, Pool, make_cards, window_view, windows_to_read
+from domains.privacy_hopqa.agent.pool import Parent, Pool, make_cards, window_view, windows_to_read
 from domains.privacy_hopqa.agent.stages import ReadResult, ResolveResult, parse_read, parse_resolution
+from domains.privacy_hopqa.agent.windows import RankedWindow
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
@@ -78,7 +79,7 @@ class Settler:
             state.read_documents[parent.doc_id] = parent.document
 
     async def _read_one(
-        self, state: HopState, view: HopView, parent: Parent, candidate: Candidate
+        self, state: HopState, view: HopView, parent: Parent, candidate: RankedWindow
     ) -> ReadNote:
         """One read; an unusable answer counts as a negative read."""
         window = window_view(parent, candidate)

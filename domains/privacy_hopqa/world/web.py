@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .companies import Company, Fact
+from .companies import Company, WorldFact
 from .draws import Draws
 from .names import draw_names
 from .pages import Page, page_text
@@ -78,13 +78,13 @@ class WebTopics:
         qualifiers = _qualifiers(draws, len(groups), period="year" not in (kind, attribute.kind))
         spread = [q for q, size in zip(qualifiers, groups) for _ in range(size)]
         taken = set(facts)
-        chosen: list[Fact | Value] = list(facts.values())
+        chosen: list[WorldFact | Value] = list(facts.values())
         chosen += [draw_other(draws, attribute.kind, taken) for _ in spread[len(facts) :]]
         answers: set[str] = set()
         pages = []
         for item, qualifier in zip(draws.shuffled(chosen), spread):
             page = Page("", "selected", subject, qualifier, Value(kind, ""), attribute=attribute)
-            if isinstance(item, Fact):
+            if isinstance(item, WorldFact):
                 page.fact, page.side, page.selector = item, item.side, item.value
             else:
                 page.selector = item
