@@ -1,12 +1,13 @@
-"""What every figure's script does at its end: print value, goal and verdict, and keep them as JSON."""
+"""What every benchmark does: command line, times, figures printed beside their goals and kept as JSON."""
 
-from __future__ import annotations
-
+import argparse
 import json
 import os
 import platform
+import re
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -41,52 +42,87 @@ class Figure:
         return f"  {self.name:<44} {number:>12} {self.unit:<10}{wanted}"
 
 
-def at_least(name: str, value: float, unit: str, goal: float) -> Figure:
-    return Figure(name, value, unit, goal, True)
+def at_least(name: str, value: float, unit: str, goal: float | None) -> Figure:
+    return Figure(name, value, unit, goal)
 
 
-def at_most(name: str, value: float, unit: str, goal: float) -> Figure:
-    return Figure(name, value, unit, goal, False)
+def at_most(name: str, value: float, unit: str, goal: float | None) -> Figure:
+    return Figure(name, value, unit, goal, at_least=goal is None)
+
+
+def command_line(
+    doc: str | None, argv: Sequence[str] | None = None, **choices: Collection[str]
+) -> argparse.Namespace:
+    """What a script was called with. Its options are those of the usage in its docstring, which is the help.
+
+    `[--texts 1024]` has a default and its type: int, float, a path if it has a slash, otherwise text. Several
+    words are a list, and so is one before `...`. Words in capitals stand for a value without a default: a
+    path for FILE, DIR and PYTHON, otherwise text. `[--cpu]` is a switch, `[--hardware cpu|gpu]` a choice;
+    `choices` has those of other options. `[key=value ...]` are `overrides`, `[NUMBER ...]` are `words`.
+    """
+    parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
+    for name, words in re.findall(r"\[--([a-z-]+)([^]]*)\]", doc or ""):
+        allowed = choices.get(name.replace("-", "_"))
+        values = words.replace("...", "").split()
+        if not values:
+            parser.add_argument(f"--{name}", action="store_true")
+            continue
+        if "|" in words:
+            values, allowed = values[0].split("|")[:1], values[0].split("|")
+        read, default = _values(values)
+        if "..." in words or len(values) > 1:
+            parser.add_argument(f"--{name}", type=read, nargs="+", default=default, choices=allowed)
+        else:
+            one = default[0] if default else None
+            parser.add_argument(f"--{name}", type=read, default=one, choices=allowed)
+    if rest := re.search(r"\[(key=value|[A-Z]+) \.\.\.\]", doc or ""):
+        parser.add_argument("overrides" if "=" in rest[1] else "words", nargs="*")
+    return parser.parse_intermixed_args(argv)
+
+
+def _values(words: Sequence[str]) -> tuple[Callable[[str], Any], list[Any]]:
+    """The type of an option, and its default values; none for words in capitals."""
+    if words[0].isupper():
+        return Path if words[0] in ("FILE", "DIR", "PYTHON") else str, []
+    readers: list[Callable[[str], Any]] = [int, float, Path if "/" in words[0] else str]
+    for read in readers:
+        with suppress(ValueError):
+            return read, [read(word) for word in words]
+    raise AssertionError("any word is text")
 
 
 def report(
-    script: str, figures: Sequence[Figure], settings: Mapping[str, Any], out: Path | None = None
+    script: str, figures: Iterable[Figure], settings: Mapping[str, Any], out: Path | None = None
 ) -> int:
     """Print figures, write them to `results/<script>.json` (or `out`); returns how many goals are missed."""
     print(f"{script}: {', '.join(f'{name} {value}' for name, value in settings.items())}")
-    for figure in figures:
-        print(figure.line())
-    rows = {
-        figure.name: {
-            "value": float(f"{figure.value:.6g}"),
-            "unit": figure.unit,
-            "goal": figure.goal,
-            "at_least": figure.at_least,
-            "met": figure.met,
-        }
-        for figure in figures
-    }
-    path = out or RESULTS / f"{script}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    rows, missed = {}, 0
+    for one in figures:
+        print(one.line())
+        row = {"value": float(f"{one.value:.6g}"), "unit": one.unit, "goal": one.goal}
+        rows[one.name] = row | {"at_least": one.at_least, "met": one.met}
+        missed += one.met is False
     record = {"settings": dict(settings), "figures": rows, "machine": machine()}
-    path.write_text(json.dumps(record, indent=1) + "\n")
-    return sum(figure.met is False for figure in figures)
+    write_json(out or RESULTS / f"{script}.json", record)
+    return missed
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(content, indent=1) + "\n", encoding="utf-8")
 
 
 def machine() -> dict[str, Any]:
     """What the numbers depend on."""
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    models = [line.partition(":")[2].strip() for line in lines if "model name" in line]
     return {
-        "cpu": _cpu_model(),
+        "cpu": models[0] if models else "unknown",
         "cpus": os.cpu_count(),
         "python": platform.python_version(),
         "load": round(os.getloadavg()[0], 2),
     }
-
-
-def _cpu_model() -> str:
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text().splitlines() if path.exists() else []
-    return next((line.partition(":")[2].strip() for line in lines if "model name" in line), "unknown")
 
 
 def seconds_of(
@@ -104,10 +140,9 @@ def seconds_of(
 
 def best_us(work: Callable[[], Any], calls: int, rounds: int = 25) -> float:
     """Microseconds per call in the best of several rounds; other processes only ever make it slower."""
-    times = []
-    for _ in range(rounds):
-        start = time.perf_counter()
+
+    def several() -> None:
         for _ in range(calls):
             work()
-        times.append((time.perf_counter() - start) / calls)
-    return min(times) * 1e6
+
+    return 1e6 * min(seconds_of(several, rounds)) / calls

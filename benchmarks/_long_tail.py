@@ -1,11 +1,6 @@
-"""Rollouts of one call whose lengths have a long tail, and a random model that samples them."""
+"""Rollouts of one call whose lengths have a long tail, for `benchmarks.async_sync`; imported by the actor."""
 
-from __future__ import annotations
-
-import json
-import shutil
 import time
-from pathlib import Path
 from typing import Any
 
 import aiohttp
@@ -16,7 +11,6 @@ from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 
-TOKENIZER = Path(__file__).parent.parent / "domains/guessing/checkpoint"
 PROMPT = 16
 
 
@@ -30,11 +24,10 @@ def load_problems(
     dataset_names: list[str], count: int = 4096, median: float = 48, sigma: float = 1.0, longest: int = 400
 ) -> list[dict[str, Any]]:
     """Each problem is a number of tokens to sample."""
-    drawn = lengths(count, median, sigma, longest)
     return [
         {"id": f"{name}-{index}", "dataset": name, "length": int(length)}
         for name in dataset_names
-        for index, length in enumerate(drawn)
+        for index, length in enumerate(lengths(count, median, sigma, longest))
     ]
 
 
@@ -49,15 +42,3 @@ async def generate_rollout(
     text.reward = float(sum(text.input_ids) % 2)
     metrics = BaseMetrics(reward=text.reward, success=bool(text.reward), no_error=True, no_answer=False)
     return RolloutResult(training_texts=[text], metrics=metrics, latency=time.monotonic() - started)
-
-
-def random_model(folder: Path, shape: dict[str, int]) -> Path:
-    """A Qwen3 of random weights in `folder`, with the guessing game's tokenizer."""
-    from transformers import Qwen3Config, Qwen3ForCausalLM
-
-    vocab = json.loads((TOKENIZER / "config.json").read_text())["vocab_size"]
-    config = Qwen3Config(vocab_size=vocab, max_position_embeddings=4096, tie_word_embeddings=True, **shape)
-    Qwen3ForCausalLM(config).save_pretrained(folder)
-    for name in ("tokenizer.json", "tokenizer_config.json"):
-        shutil.copy(TOKENIZER / name, folder / name)
-    return folder

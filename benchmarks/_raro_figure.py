@@ -1,14 +1,16 @@
 """The figure of the RARO experiment: held-out accuracy by arm, and the game between critic and policy."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt
 import numpy as np
 
 from benchmarks._raro_table import Arm, RunResult
+from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS, smooth
 
 GAME = {
     "critic accuracy": "raro/fresh/critic_accuracy",
@@ -22,26 +24,20 @@ SMOOTHED = 9
 
 def draw(results: Sequence[RunResult], arms: Mapping[str, Arm], path: Path) -> None:
     """Write the figure, a line per run; x is policy completions (expert answers for more SFT)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS, smooth
-
     figure, (accuracy, game) = plt.subplots(1, 2, figsize=(10, 3.8))
+
+    def line(axes: plt.Axes, curve: Mapping[str, float], index: int, window: int, **style: object) -> None:
+        x, y = np.array([float(at) for at in curve]), np.array(list(curve.values()), np.float64)
+        look = {"color": COLOURS[index], "linestyle": DASHES[index], "linewidth": 1.2}
+        axes.plot(x, smooth(y, window), **look, **style)
+
     for index, (name, arm) in enumerate(arms.items()):
-        style: dict[str, Any] = {"color": COLOURS[index], "linestyle": DASHES[index], "linewidth": 1.2}
-        runs = [run for run in results if run.arm == name]
-        for run in runs:
-            label = arm.title if run is runs[0] else None
-            accuracy.plot(*_points(run.curve), marker=MARKERS[index], markersize=4, label=label, **style)
-    raro = [run for run in results if run.arm == "raro"]
-    for index, name in enumerate(GAME):
-        for run in raro:
-            x, y = _points(run.game.get(name, {}))
-            style = {"color": COLOURS[index], "linestyle": DASHES[index], "linewidth": 1.2}
-            game.plot(x, smooth(y, SMOOTHED), label=name if run is raro[0] else None, **style)
+        for number, run in enumerate(run for run in results if run.arm == name):
+            label = None if number else arm.title
+            line(accuracy, run.curve, index, 1, label=label, marker=MARKERS[index], markersize=4)
+    for number, run in enumerate(run for run in results if run.arm == "raro"):
+        for index, name in enumerate(GAME):
+            line(game, run.game.get(name, {}), index, SMOOTHED, label=None if number else name)
     accuracy.set(title="held-out questions, sampled", ylabel="percent right", xlabel="policy completions")
     accuracy.set_ylim(bottom=0)
     game.set(title="RARO: the game on fresh pairs", ylabel="share", xlabel="policy completions", ylim=(0, 1))
@@ -53,7 +49,3 @@ def draw(results: Sequence[RunResult], arms: Mapping[str, Arm], path: Path) -> N
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=130, bbox_inches="tight")
     plt.close(figure)
-
-
-def _points(curve: Mapping[str, float]) -> tuple[np.ndarray, np.ndarray]:
-    return np.array([float(x) for x in curve]), np.array(list(curve.values()), np.float64)

@@ -1,7 +1,5 @@
 """The table of the RARO experiment: means over seeds, paired differences, gain ratio. Pure."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,6 +12,8 @@ LEAST_GAIN = 5.0
 RESAMPLES = 10_000
 # Two-sided 95 % quantiles of Student's t by degrees of freedom.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
+WAYS = ("sampled", "greedy")
+COSTS = ("trained_tokens", "completions", "seconds")
 
 
 @dataclass(frozen=True)
@@ -22,7 +22,7 @@ class Arm:
 
     title: str
     domain: str
-    overrides: tuple[str, ...]
+    overrides: tuple[str, ...] = ()
     best_validation: bool = False
     """Choose the version by validation accuracy instead of taking the last."""
 
@@ -72,71 +72,51 @@ def gain_ratio(
     return float((a - w).mean() / (v - w).mean()), float(low), float(high)
 
 
+def _row(values: Sequence[float]) -> dict[str, Any]:
+    mean, half = t_interval(values)
+    return {"mean": mean, "half_width": half, "seeds": len(values)}
+
+
 def table(results: Sequence[RunResult], arms: Mapping[str, Arm]) -> dict[str, Any]:
-    """Per way of sampling: each arm's interval, RARO minus SFT by seed, and the gain ratio."""
+    """Per way of sampling: each arm's interval, RARO minus SFT by seed, and the gain ratio; costs by arm."""
+    runs = {name: {r.seed: r for r in results if r.arm == name} for name in arms}
     found: dict[str, Any] = {}
-    by_arm = {name: {r.seed: r for r in results if r.arm == name} for name in arms}
-    for way in ("sampled", "greedy"):
-        rows: dict[str, Any] = {}
-        for name, runs in by_arm.items():
-            if runs:
-                mean, half = t_interval([r.after[way] for r in runs.values()])
-                rows[name] = {"mean": mean, "half_width": half, "seeds": len(runs)}
+    for way in WAYS:
+        after = {name: {s: r.after[way] for s, r in by_seed.items()} for name, by_seed in runs.items()}
         warm = {r.seed: r.before[way] for r in results}
-        if warm:
-            mean, half = t_interval(list(warm.values()))
-            rows["warm"] = {"mean": mean, "half_width": half, "seeds": len(warm)}
-        found[way] = rows | _comparisons(by_arm, warm, way)
+        raro, sft, rlvr = (after.get(name, {}) for name in ("raro", "sft", "rlvr"))
+        compared = {**after, "warm": warm, "raro - sft": {s: raro[s] - sft[s] for s in raro if s in sft}}
+        found[way] = {name: _row(list(values.values())) for name, values in compared.items() if values}
+        if both := sorted(raro.keys() & rlvr.keys()):
+            ratio = gain_ratio([raro[s] for s in both], [rlvr[s] for s in both], [warm[s] for s in both])
+            found[way]["gain ratio"] = (
+                "not applicable" if ratio is None else dict(zip(("ratio", "low", "high"), ratio))
+            )
     found["costs"] = {
-        name: {
-            "trained_tokens": float(np.mean([r.trained_tokens for r in runs.values()])),
-            "completions": float(np.mean([r.completions for r in runs.values()])),
-            "seconds": float(np.mean([r.seconds for r in runs.values()])),
-        }
-        for name, runs in by_arm.items()
-        if runs
+        name: {cost: float(np.mean([getattr(r, cost) for r in by_seed.values()])) for cost in COSTS}
+        for name, by_seed in runs.items()
+        if by_seed
     }
-    return found
-
-
-def _comparisons(
-    by_arm: Mapping[str, Mapping[int, RunResult]], warm: Mapping[int, float], way: str
-) -> dict[str, Any]:
-    found: dict[str, Any] = {}
-    raro, sft, rlvr = (by_arm.get(name, {}) for name in ("raro", "sft", "rlvr"))
-    if both := sorted(set(raro) & set(sft)):
-        mean, half = t_interval([raro[s].after[way] - sft[s].after[way] for s in both])
-        found["raro - sft"] = {"mean": mean, "half_width": half, "seeds": len(both)}
-    if both := sorted(set(raro) & set(rlvr)):
-        ratio = gain_ratio(
-            [raro[s].after[way] for s in both], [rlvr[s].after[way] for s in both], [warm[s] for s in both]
-        )
-        found["gain ratio"] = (
-            "not applicable" if ratio is None else dict(zip(("ratio", "low", "high"), ratio))
-        )
     return found
 
 
 def lines(found: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
     """The table as text."""
     out = []
-    for way in ("sampled", "greedy"):
+    for way in WAYS:
         rows = found[way]
         out += ["", f"held-out accuracy, {way}: mean over seeds +- half of the 95 % t interval, in percent"]
         for name in ("warm", *arms, "raro - sft"):
             if name in rows:
                 title = arms[name].title if name in arms else name
-                row = rows[name]
-                half = "-" if row["half_width"] is None else f"{row['half_width']:.1f}"
-                out.append(f"  {title:<22}{row['mean']:7.1f} +- {half:<6} n={row['seeds']}")
+                half = "-" if (width := rows[name]["half_width"]) is None else f"{width:.1f}"
+                out.append(f"  {title:<22}{rows[name]['mean']:7.1f} +- {half:<6} n={rows[name]['seeds']}")
         if "gain ratio" in rows:
             ratio = rows["gain ratio"]
             said = ratio if isinstance(ratio, str) else "{ratio:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
             out.append(f"  gain ratio RARO / verifier RL: {said}")
     out += ["", "costs per run: trained tokens, policy completions, seconds"]
     for name, cost in found["costs"].items():
-        out.append(
-            f"  {arms[name].title:<22}{cost['trained_tokens']:>12,.0f}{cost['completions']:>9,.0f}"
-            f"{cost['seconds']:>8,.0f}"
-        )
+        tokens, completions, seconds = (cost[one] for one in COSTS)
+        out.append(f"  {arms[name].title:<22}{tokens:>12,.0f}{completions:>9,.0f}{seconds:>8,.0f}")
     return out

@@ -1,15 +1,13 @@
 """Runs as child processes, their evaluations, and paired intervals over seeds."""
 
-from __future__ import annotations
-
 import json
 import subprocess
-import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
+from benchmarks.gpu.runs import launcher
 from pipelinerl.observe.intervals import Interval, bootstrap
 from pipelinerl.streams import SingleStreamSpec, read_stream
 
@@ -22,24 +20,27 @@ Values = dict[str, list[float | None]]
 def launch(out: Path, overrides: Sequence[str], domain: str = "privacy_hopqa") -> None:
     """One run to its end; a finished one is left alone.
 
-    Raises RuntimeError with the launcher's last line, or when the finished run was asked for with others.
+    Raises RuntimeError with the launcher's last line, or when a finished run was asked for with others.
     """
     asked = out / "launcher" / "asked.json"
     if (out / "launcher" / "completed.json").is_file():
         before = json.loads(asked.read_text()) if asked.is_file() else list(overrides)
         if before != list(overrides):
-            changed = sorted(set(before) ^ set(overrides))
-            raise RuntimeError(
-                f"{out}: finished with other settings ({', '.join(changed)}); use another --out"
-            )
+            changed = ", ".join(sorted(set(before) ^ set(overrides)))
+            raise RuntimeError(f"{out}: finished with other settings ({changed}); use another --out")
         return
-    command = [sys.executable, "-m", "pipelinerl.launch", f"+domain={domain}", "hardware=cpu"]
-    command += [f"output_dir={out}", "wandb.use_wandb=false", *overrides]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    if done.returncode:
-        lines = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
-        raise RuntimeError(f"{out}: exit {done.returncode}: {lines[-1]}")
+    run_to_end(launcher(out, [f"+domain={domain}", "hardware=cpu", *overrides]))
     asked.write_text(json.dumps(list(overrides)))
+
+
+def run_to_end(
+    command: Sequence[str], deadline_s: float = DEADLINE_S, env: Mapping[str, str] | None = None
+) -> None:
+    """Raises RuntimeError with its last line if it fails, subprocess.TimeoutExpired at the deadline."""
+    done = subprocess.run(command, capture_output=True, text=True, timeout=deadline_s, check=False, env=env)
+    if done.returncode:
+        said = (done.stderr or done.stdout).strip().splitlines() or ["no output"]
+        raise RuntimeError(f"{' '.join(command)}: exit {done.returncode}: {said[-1]}")
 
 
 def evaluations(out: Path) -> list[tuple[int, Values]]:

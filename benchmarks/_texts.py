@@ -1,7 +1,5 @@
 """Random texts as preprocess hands them on, for benchmarks of the trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

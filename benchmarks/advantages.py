@@ -10,9 +10,6 @@ row for every token. Upstream itself took 51.8 s for this many tokens on two cor
 ratio to it is an estimate, the ratio to the row-wise way is not.
 """
 
-from __future__ import annotations
-
-import argparse
 import statistics
 import sys
 import time
@@ -23,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._figures import Figure, at_least, at_most, report, seconds_of
+from benchmarks._figures import Figure, at_least, at_most, command_line, report, seconds_of
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages import compute_advantages
 from pipelinerl.finetune.rl.batch import expand
@@ -36,7 +33,6 @@ from pipelinerl.rollouts import MASKED_TOKEN_ID
 UPSTREAM_S, UPSTREAM_TOKENS = 51.8, 2048 * 4096
 EOS = 2
 RL = RLConfig(step_reward_advantages=True, pad_step_rewards_for_advantage=True, divide_advantage_by_std=True)
-CLOCK = time.process_time  # a core's time, whoever else is on the machine
 ROW_WISE_TEXTS = 128
 
 
@@ -89,56 +85,46 @@ def value(samples: list[Sample], buffer: np.ndarray) -> np.ndarray:
 
 def row_wise(texts: list[dict[str, Any]]) -> list[dict[str, list[float]]]:
     """Every row by itself, every token by itself; buckets by step, without padding."""
-    rewards: dict[Any, list[float]] = defaultdict(list)
+    buckets: dict[Any, list[float]] = defaultdict(list)
     for text in texts:
-        rewards[text["group_id"], text["metadata"]["step_index"]].append(text["reward"])
+        buckets[text["group_id"], text["metadata"]["step_index"]].append(text["reward"])
     rows = []
     for text in texts:
-        here = rewards[text["group_id"], text["metadata"]["step_index"]]
-        row: dict[str, Any] = {
-            "rewards": [text["reward"]] * len(text["input_ids"]),
-            "mean": sum(here) / len(here),
-            "count": len(here),
-            "std": statistics.stdev(here) if len(here) > 1 else 0.0,
-        }
-        rows.append(
-            {
-                "advantages": [
-                    (r - (row["mean"] * row["count"] - r) / max(row["count"] - 1, 1)) / (row["std"] + 1e-4)
-                    for r in row["rewards"]
-                ],
-                "group_tokens": [float(len(here)) for _ in text["input_ids"]],
-                "num_labels": [sum(1 for label in text["labels"] if label != MASKED_TOKEN_ID)]
-                * len(text["input_ids"]),
-                "overflow": [0.0 if EOS in text["labels"] else 1.0] * len(text["input_ids"]),
-                "loss_weight_scale": [1.0 for _ in text["input_ids"]],
-            }
-        )
+        here = buckets[text["group_id"], text["metadata"]["step_index"]]
+        row: dict[str, Any] = {"mean": sum(here) / len(here), "count": len(here)}
+        row["std"] = statistics.stdev(here) if len(here) > 1 else 0.0
+        row["rewards"] = [text["reward"]] * len(text["input_ids"])
+        row["advantages"] = [
+            (r - (row["mean"] * row["count"] - r) / max(row["count"] - 1, 1)) / (row["std"] + 1e-4)
+            for r in row["rewards"]
+        ]
+        row["group_tokens"] = [float(len(here)) for _ in text["input_ids"]]
+        labels = sum(1 for label in text["labels"] if label != MASKED_TOKEN_ID)
+        row["num_labels"] = [labels] * len(text["input_ids"])
+        row["overflow"] = [0.0 if EOS in text["labels"] else 1.0] * len(text["input_ids"])
+        row["loss_weight_scale"] = [1.0 for _ in text["input_ids"]]
+        rows.append(row)
     return rows
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--texts", type=int, default=2048)
-    parser.add_argument("--tokens", type=int, default=4096)
-    parser.add_argument("--runs", type=int, default=7)
-    options = parser.parse_args()
+    options = command_line(__doc__)
     records = make_records(options.texts, options.tokens)
     arrays, total = as_arrays(records), options.texts * options.tokens
     buffer = np.empty((5, total), np.float32)
-
-    def seconds(work: Callable[[], object]) -> float:
-        return statistics.median(seconds_of(work, options.runs, CLOCK))
-
-    lists_s = seconds(lambda: value(read(records), buffer))
-    arrays_s = seconds(lambda: value(read(arrays), buffer))
     samples = read(arrays)
-    valued_s = seconds(lambda: value(samples, buffer))
     table = SampleTable.of(samples)
     chunk = ChunkResult(table=table, advantages=compute_advantages(table, RL))
-    metrics_s = seconds(lambda: AdvantageMetrics().add_chunk(chunk))
     few = records[: min(ROW_WISE_TEXTS, len(records))]
-    row_s = statistics.median(seconds_of(lambda: row_wise(few), 3, CLOCK)) * len(records) / len(few)
+
+    def median_s(work: Callable[[], Any], runs: int = options.runs) -> float:
+        return statistics.median(seconds_of(work, runs, time.process_time))  # whoever else uses the machine
+
+    lists_s = median_s(lambda: value(read(records), buffer))
+    arrays_s = median_s(lambda: value(read(arrays), buffer))
+    valued_s = median_s(lambda: value(samples, buffer))
+    metrics_s = median_s(lambda: AdvantageMetrics().add_chunk(chunk))
+    row_s = median_s(lambda: row_wise(few), 3) * len(records) / len(few)
     upstream_s = UPSTREAM_S * total / UPSTREAM_TOKENS
     figures = [
         at_least("from Python lists", total / lists_s / 1e6, "Mtok/s", 15.0),

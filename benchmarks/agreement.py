@@ -1,4 +1,4 @@
-"""Do engine and trainer mean the same by a probability? `python -m benchmarks.agreement`.
+"""Do engine and trainer mean the same by a probability? `python -m benchmarks.agreement [--port 18090]`.
 
 An engine of its own process samples from random models of 1M and 5M parameters and from the bundled ones,
 32 requests at a time; the trainer's forward scores the same tokens, both in float32 at temperature 1. The
@@ -7,13 +7,9 @@ amplifies it, and no engine that computes in float32 can be closer than that. Re
 benchmarks/results/agreement.json.
 """
 
-from __future__ import annotations
-
-import argparse
 import asyncio
 import sys
 import tempfile
-from collections.abc import Sequence
 from pathlib import Path
 
 import aiohttp
@@ -21,13 +17,10 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks._figures import ROOT, Figure, at_most, report
-from benchmarks.engine import READY_DEADLINE_S, build_model, serving
+from benchmarks._figures import ROOT, Figure, at_most, command_line, report
+from benchmarks.engine import SIZES, build_model, serving
+from benchmarks.trainer import learner_of
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.optimiser import build_optimiser
-from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.schedulers import build_scheduler
-from pipelinerl.finetune.step import Learner
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.modeling.model import load_model
@@ -43,7 +36,6 @@ async def sample(url: str, vocab: int) -> tuple[np.ndarray, np.ndarray]:
     sampling = SamplingParams(max_tokens=OUTPUT, ignore_eos=True)
     connector = aiohttp.TCPConnector(limit=32)
     async with aiohttp.ClientSession(connector=connector) as session, Fleet([url], session) as fleet:
-        await fleet.wait_ready(READY_DEADLINE_S)
         prompts = [generator.integers(0, vocab, PROMPT) for _ in range(REQUESTS)]
         answers = await asyncio.gather(*(fleet.generate(prompt, sampling) for prompt in prompts))
     ids = [np.concatenate([one.prompt_ids, one.token_ids]) for one in answers]
@@ -52,12 +44,9 @@ async def sample(url: str, vocab: int) -> tuple[np.ndarray, np.ndarray]:
 
 def trainer_scores(folder: Path, ids: np.ndarray) -> np.ndarray:
     """Log-probabilities of the answers by the trainer's forward, `[128, 96]`."""
-    model = load_model(folder)
-    optimiser = build_optimiser(model, learning_rate=1e-5)
-    learner = Learner(model, optimiser, build_scheduler(optimiser, "constant", 0, 1), RLConfig(), Ranks())
-    return np.concatenate([learner.score_rows(part) for part in np.split(ids, REQUESTS // 8)])[
-        :, PROMPT - 1 :
-    ]
+    learner = learner_of(load_model(folder), RLConfig())
+    scores = [learner.score_rows(part) for part in np.split(ids, REQUESTS // 8)]
+    return np.concatenate(scores)[:, PROMPT - 1 :]
 
 
 @torch.no_grad()
@@ -87,16 +76,13 @@ def compare(name: str, folder: Path, port: int) -> list[Figure]:
     ]
 
 
-def main(argv: Sequence[str]) -> int:
-    """Measure, print, write; returns how many goals are missed."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.agreement", description=__doc__)
-    parser.add_argument("--port", type=int, default=18090)
-    port = parser.parse_args(argv).port
+def main() -> int:
+    port = command_line(__doc__).port
     torch.set_num_threads(1)
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as folder:
         for size in ("1M", "5M"):
-            build_model(size, Path(folder) / size)
+            build_model(SIZES[size], Path(folder) / size)
             figures += compare(f"random {size}", Path(folder) / size, port)
     for name in BUNDLED:
         figures += compare(name, ROOT / "domains" / name / "checkpoint", port)
@@ -104,4 +90,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

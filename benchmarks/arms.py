@@ -2,20 +2,21 @@
 
     python -m benchmarks.arms [--arms outcome situational penalty] [--seeds 0 1 2] [--steps 80]
                               [--batch 64] [--chains 344] [--patterns LWLW ...] [--evaluations 7]
-                              [--parallel 1] [--out results/arms] [key=value ...]
+                              [--parallel 1] [--out results/arms] [--results DIR] [--report]
+                              [key=value ...]
 
 `outcome` gives every plan and choice the reward of the whole rollout and compares whole rollouts;
 `situational` rewards each decision and compares it with decisions of the same situation; `penalty` also
-takes off what a plan's queries leak. All start from the bundled model, train on equally many texts and are
-evaluated on the same `--chains` held-out chains per seed, before, on the way and after. Finished runs are
-not repeated, so the command can be stopped and started again; `--report` starts nothing and reports what runs
-that are not at their end have in common: evaluations up to the fewest texts that a run was last evaluated at.
+takes off what a plan's queries leak. All start from the bundled model, train on equally many texts (`--steps`
+of `--batch`) and are evaluated on the same `--chains` held-out chains per seed, before, `--evaluations` times
+on the way and after. `--patterns` are hop patterns, one L (private) or W (web) per hop; none: the world's.
+`--parallel` runs at a time keep two cores busy each. Finished runs are not repeated, so the command can be
+stopped and started again; `--report` starts nothing and reports what runs that are not at their end have in
+common: evaluations up to the fewest texts that a run was last evaluated at. arms.json and arms.png go to
+`--results`.
 """
 
-from __future__ import annotations
-
 import argparse
-import json
 import sys
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -29,6 +30,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 import numpy as np
 
+from benchmarks._figures import RESULTS, command_line, write_json
 from benchmarks._runs import Values, evaluations, launch, paired
 from pipelinerl.observe.intervals import Interval, bootstrap, known
 from pipelinerl.observe.plots import COLOURS, DASHES, MARKERS
@@ -50,7 +52,6 @@ ARMS: Mapping[str, Sequence[str]] = {
     "penalty": (*SITUATIONAL, "privacy_hopqa.privacy_reward_weight=1"),
 }
 METRICS = ("success", "leak", "success_if_well_formed", "plan_gold_retrieved", "choose_correct")
-RESULTS = Path(__file__).parent / "results"
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,7 @@ class Run:
         """Mean over the chains at each evaluation."""
         return [float(known(values[metric]).mean()) for values in self.values]
 
-    def until(self, texts: int) -> Run:
+    def until(self, texts: int) -> "Run":
         """Only the evaluations of models trained on at most so many texts."""
         kept = [i for i, n in enumerate(self.texts) if n <= texts]
         return Run([self.texts[i] for i in kept], [self.values[i] for i in kept])
@@ -76,22 +77,22 @@ class Run:
     def texts_to(self, target: float) -> float:
         """Trained texts until success first reaches `target`, interpolated; inf if it never does."""
         success = self.curve("success")
-        for i, reached in enumerate(success):
-            if reached >= target:
-                if i == 0:
-                    return float(self.texts[0])
-                share = (target - success[i - 1]) / (reached - success[i - 1])
-                return self.texts[i - 1] + share * (self.texts[i] - self.texts[i - 1])
-        return float("inf")
+        at = next((i for i, reached in enumerate(success) if reached >= target), None)
+        if at is None:
+            return float("inf")
+        if at == 0:
+            return float(self.texts[0])
+        share = (target - success[at - 1]) / (success[at] - success[at - 1])
+        return self.texts[at - 1] + share * (self.texts[at] - self.texts[at - 1])
+
+
+Runs = Mapping[str, Mapping[int, Run]]
 
 
 def world(seed: int, chains: int, patterns: Sequence[str]) -> str:
-    """The override for a world with many held-out chains, about six companies that are never trained on.
-
-    `patterns`: hop patterns, one `L` (private) or `W` (web) per hop, equally often; none: the world's own.
-    """
+    """The override for a world with many held-out chains, about six companies that are never trained on."""
     counts = "companies:4,test_companies:6,private_docs:40,web_docs:1200,train_chains:192,val_chains:8"
-    weights = ",".join(f"{pattern}:1" for pattern in patterns)
+    weights = ",".join(f"{pattern}:1" for pattern in patterns)  # equally often
     mixture = f",patterns:{{{weights}}}" if patterns else ""
     return f"privacy_hopqa.world={{seed:{seed},size:custom,{counts},test_chains:{chains}{mixture}}}"
 
@@ -99,39 +100,24 @@ def world(seed: int, chains: int, patterns: Sequence[str]) -> str:
 def run_arm(arm: str, seed: int, options: argparse.Namespace) -> Run:
     """Train and evaluate one arm with one seed, unless that was done before."""
     out = options.out / f"{arm}_{seed}"
-    if not options.report:
-        _train(out, arm, seed, options)
-    found = evaluations(out)
-    return Run([version for version, _ in found], [values for _, values in found])
-
-
-def _train(out: Path, arm: str, seed: int, options: argparse.Namespace) -> None:
     every = max(1, options.steps // (options.evaluations + 1)) * options.batch
-    launch(
-        out,
-        [
-            f"seed={seed}",
-            world(seed, options.chains, options.patterns),
+    if not options.report:
+        sizes = [
             f"finetune.gradient_accumulation_passes={options.batch}",
             f"finetune.max_train_steps={options.steps}",
             f"eval_every_n_versions={every}",
-            *ARMS[arm],
-            *options.overrides,
-        ],
-    )
+        ]
+        where = world(seed, options.chains, options.patterns)
+        launch(out, [f"seed={seed}", where, *sizes, *ARMS[arm], *options.overrides])
+    found = evaluations(out)
+    if not found:
+        raise SystemExit(f"{out}: no evaluation yet; leave the run out or wait")
+    return Run([version for version, _ in found], [values for _, values in found])
 
 
-Runs = Mapping[str, Mapping[int, Run]]
-
-
-def last(runs: Runs, arm: str) -> list[Values]:
-    """The final evaluation of each seed."""
-    return [run.values[-1] for run in runs[arm].values()]
-
-
-def first(runs: Runs, arm: str) -> list[Values]:
-    """The evaluation before training of each seed."""
-    return [run.values[0] for run in runs[arm].values()]
+def at_point(runs: Runs, arm: str, index: int) -> list[Values]:
+    """An evaluation of each seed: 0 before training, -1 the final one."""
+    return [run.values[index] for run in runs[arm].values()]
 
 
 def against(runs: Runs, arm: str, other: str | None, metric: str) -> tuple[Interval, str]:
@@ -140,11 +126,16 @@ def against(runs: Runs, arm: str, other: str | None, metric: str) -> tuple[Inter
     The words hold each seed's difference, too: an interval over pooled chains does not show how much runs
     differ.
     """
-    before = first(runs, arm) if other is None else last(runs, other)
-    pairs = list(zip(before, last(runs, arm), strict=True))
-    interval = paired(pairs, metric)[2]
+    before = at_point(runs, arm, 0) if other is None else at_point(runs, other, -1)
+    pairs = list(zip(before, at_point(runs, arm, -1), strict=True))
+    one = paired(pairs, metric)[2]
     seeds = ", ".join(f"{paired([pair], metric)[2].mean:+.3f}" for pair in pairs)
-    return interval, f"{text(interval)}, by seed {seeds}"
+    return one, f"{one.mean:+.3f} [{one.low:+.3f}, {one.high:+.3f}] n={one.n}, by seed {seeds}"
+
+
+def pooled_mean(runs: Runs, arm: str, index: int, metric: str) -> float:
+    """Mean over the chains of all seeds."""
+    return float(np.concatenate([known(values[metric]) for values in at_point(runs, arm, index)]).mean())
 
 
 def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
@@ -159,50 +150,37 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         shares = []
         for seed, run in runs["outcome"].items():
             target = run.curve("success")[-1]
-            shares.append(share_of(runs["situational"][seed].texts_to(target), run.texts_to(target)))
+            texts, of = runs["situational"][seed].texts_to(target), run.texts_to(target)
+            # Where training gained nothing (`of` is 0) there is nothing to be faster at.
+            shares.append(texts / of if of > 0 else float("inf"))
         shown = "share of the texts per seed: " + ", ".join(f"{share:.2f}" for share in shares)
         found["O3 situational needs fewer texts, every seed"] = max(shares) < 1, shown
         found["O3 goal: a third of the texts"] = float(np.mean(shares)) <= 1 / 3, shown
     if "penalty" in runs:
         change, shown = against(runs, "penalty", None, "leak")
         found["O4 penalty lowers leakage"] = change.high < 0, shown
-        rates = [mean_of(when(runs, "penalty"), "leak") for when in (first, last)]
-        found["O4 goal: a third of the base"] = rates[1] <= rates[0] / 3, f"{rates[0]:.3f} -> {rates[1]:.3f}"
+        start, end = (pooled_mean(runs, "penalty", index, "leak") for index in (0, -1))
+        found["O4 goal: a third of the base"] = end <= start / 3, f"{start:.3f} -> {end:.3f}"
         change, shown = against(runs, "penalty", None, "success")
         found["O5 penalty raises success"] = change.low > 0, shown
     if {"penalty", "situational"} <= runs.keys():
         cost, shown = against(runs, "penalty", "situational", "success")
         found["O5 at most 3 points below situational"] = cost.mean >= -0.03, shown
-        best = max((a for a in runs if a != "penalty"), key=lambda arm: mean_of(last(runs, arm), "success"))
+        others = [arm for arm in runs if arm != "penalty"]
+        best = max(others, key=lambda arm: pooled_mean(runs, arm, -1, "success"))
         cost, shown = against(runs, "penalty", best, "success")
         found[f"O5 goal: not 5 points below {best}"] = cost.low > -0.05, shown
     return found
 
 
-def share_of(texts: float, of: float) -> float:
-    """`texts / of`; inf where training gained nothing (`of` is 0): there is nothing to be faster at."""
-    return texts / of if of > 0 else float("inf")
-
-
-def mean_of(evaluations: Sequence[Values], metric: str) -> float:
-    """Mean over the chains of all seeds."""
-    return float(np.concatenate([known(values[metric]) for values in evaluations]).mean())
-
-
-def text(interval: Interval) -> str:
-    """Mean and 95 % interval."""
-    return f"{interval.mean:+.3f} [{interval.low:+.3f}, {interval.high:+.3f}] n={interval.n}"
-
-
 def table(runs: Runs) -> dict[str, dict[str, Any]]:
     """Print and return the means with intervals of the start and of every arm's last model."""
     rows: dict[str, dict[str, Any]] = {}
-    any_arm = next(iter(runs))
     print(f"{'':<14}" + "".join(f"{metric:>26}" for metric in METRICS))
-    for name, values in [("start", first(runs, any_arm)), *((arm, last(runs, arm)) for arm in runs)]:
-        cells = {}
-        for metric in METRICS:
-            cells[metric] = bootstrap(np.concatenate([known(v[metric]) for v in values]))
+    models = [("start", next(iter(runs)), 0), *((arm, arm, -1) for arm in runs)]
+    for name, arm, index in models:
+        values = at_point(runs, arm, index)
+        cells = {m: bootstrap(np.concatenate([known(one[m]) for one in values])) for m in METRICS}
         rows[name] = {metric: cell._asdict() for metric, cell in cells.items()}
         shown = (f"{c.mean:.3f} [{c.low:.3f}, {c.high:.3f}]" for c in cells.values())
         print(f"{name:<14}" + "".join(f"{cell:>26}" for cell in shown))
@@ -229,62 +207,35 @@ def draw(runs: Runs, path: Path) -> None:
 
 
 def collect(options: argparse.Namespace) -> Runs:
-    """All runs, `options.parallel` at a time."""
+    """All runs, `options.parallel` at a time, up to the texts that all have been trained on."""
     pairs = [(arm, seed) for seed in options.seeds for arm in options.arms]
     with ThreadPoolExecutor(options.parallel) as pool:
         made = list(pool.map(lambda pair: run_arm(pair[0], pair[1], options), pairs))
+    budget = min(run.texts[-1] for run in made) + options.batch
     runs: dict[str, dict[int, Run]] = {arm: {} for arm in options.arms}
-    for (arm, seed), result in zip(pairs, made, strict=True):
-        if not result.texts:
-            raise SystemExit(f"{options.out / f'{arm}_{seed}'}: no evaluation yet; leave the run out or wait")
-    budget = min(run.texts[-1] for run in made)
-    for (arm, seed), result in zip(pairs, made, strict=True):
-        runs[arm][seed] = result.until(budget + options.batch)
+    for (arm, seed), run in zip(pairs, made, strict=True):
+        runs[arm][seed] = run.until(budget)
     return runs
 
 
-def main(argv: Sequence[str]) -> int:
-    """Run what is missing, print the table and the gates, write JSON and figure."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--arms", nargs="+", choices=list(ARMS), default=list(ARMS))
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--steps", type=int, default=80, help="optimizer steps")
-    parser.add_argument("--batch", type=int, default=64, help="texts of a step")
-    parser.add_argument(
-        "--evaluations", type=int, default=7, help="on the way from the first to the last model"
-    )
-    parser.add_argument("--chains", type=int, default=344, help="held-out chains per seed")
-    parser.add_argument(
-        "--patterns", nargs="*", default=[], help="hop patterns such as LWLW; none: the world's"
-    )
-    parser.add_argument("--parallel", type=int, default=1, help="runs at a time; each keeps two cores busy")
-    parser.add_argument("--out", type=Path, default=Path("results/arms"))
-    parser.add_argument("--report", action="store_true", help="start nothing, report what all runs have")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="folder of arms.json and arms.png")
-    parser.add_argument("overrides", nargs="*", help="overrides of every run, key=value")
-    options = parser.parse_args(argv)
+def main() -> int:
+    options = command_line(__doc__, arms=ARMS)
     runs = collect(options)
     texts = next(iter(runs[options.arms[0]].values())).texts[-1]
     print(f"{len(options.seeds)} seeds, {texts} trained texts, {options.chains} held-out chains per seed")
-    result: dict[str, Any] = {
-        "seeds": options.seeds,
-        "texts": texts,
-        "world": world(0, options.chains, options.patterns),
-        "overrides": options.overrides,
-        "table": table(runs),
-        "curves": {
-            arm: {str(seed): run.curves() for seed, run in by_seed.items()} for arm, by_seed in runs.items()
-        },
-        "gates": {},
+    result: dict[str, Any] = {"seeds": options.seeds, "texts": texts, "overrides": options.overrides}
+    result |= {"world": world(0, options.chains, options.patterns), "table": table(runs), "gates": {}}
+    result["curves"] = {
+        arm: {str(seed): run.curves() for seed, run in seeds.items()} for arm, seeds in runs.items()
     }
     for name, (holds, figures) in gates(runs).items():
         result["gates"][name] = {"holds": holds, "figures": figures}
         print(f"{'holds ' if holds else 'MISSED'}  {name}: {figures}")
-    options.results.mkdir(parents=True, exist_ok=True)
-    (options.results / "arms.json").write_text(json.dumps(result, indent=1) + "\n")
-    draw(runs, options.results / "arms.png")
+    kept = (options.results or RESULTS) / "arms.json"
+    write_json(kept, result)
+    draw(runs, kept.with_suffix(".png"))
     return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

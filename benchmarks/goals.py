@@ -1,12 +1,10 @@
 """Every goal beside what was measured, in one table: `python -m benchmarks.goals [--write]`.
 
 Reads the rows of goals.yaml and the results/*.json that the scripts of this folder leave. `--write` keeps the
-table as benchmarks/README.md. A goal that is missed says why; one that nobody has measured says so.
+table as benchmarks/README.md. A goal that is missed says why; one that nobody has measured says so. The
+status is the number of rows that are missed or open.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -17,14 +15,10 @@ from typing import Any
 
 import yaml
 
+from benchmarks._figures import RESULTS, command_line
+
 FOLDER = Path(__file__).parent
 PAGE = FOLDER / "README.md"
-INTRODUCTION = """# Figures and goals
-
-Written by `python -m benchmarks.goals --write` from `results/*.json`. Each script prints its own figures,
-and its first lines say how they are taken. Absolute times move with the machine, so a peer or the naive way
-runs beside wherever there is one, and what counts is the ratio.
-"""
 
 
 def share_of_texts(result: Any) -> float:
@@ -62,34 +56,16 @@ def raro_gain(result: Any) -> float:
     return float(gain["mean"] - gain["half_width"])
 
 
-def fault_cases(result: Any) -> float:
-    """Cases of the kill matrix."""
-    return float(len(result["cases"]))
-
-
-def fault_seconds(result: Any) -> float:
-    """The longest case."""
-    return max(float(one["seconds"]) for one in result["cases"])
-
-
-def caught(result: Any) -> float:
-    """Per cent of the defects that were put back."""
-    return 100.0 * sum(one["caught"] for one in result) / len(result)
-
-
 FUNCTIONS: Mapping[str, Callable[[Any], float]] = {
-    one.__name__: one
-    for one in (
-        share_of_texts,
-        leak_ratio,
-        penalty_cost,
-        ppo_share,
-        language_share,
-        raro_gain,
-        fault_cases,
-        fault_seconds,
-        caught,
-    )
+    "share_of_texts": share_of_texts,
+    "leak_ratio": leak_ratio,
+    "penalty_cost": penalty_cost,
+    "ppo_share": ppo_share,
+    "language_share": language_share,
+    "raro_gain": raro_gain,
+    "fault_cases": lambda result: float(len(result["cases"])),
+    "fault_seconds": lambda result: max(float(one["seconds"]) for one in result["cases"]),
+    "caught": lambda result: 100.0 * sum(one["caught"] for one in result) / len(result),
 }
 
 
@@ -101,7 +77,7 @@ class Goal:
     script: str
     unit: str
     figure: str | None = None
-    keys: tuple[str, ...] = ()
+    keys: Sequence[str] = ()
     derived: str | None = None
     at_least: float | None = None
     at_most: float | None = None
@@ -134,13 +110,11 @@ class Goal:
         return f"at {word} {number(limit)} {self.unit}".strip()
 
 
-def tables() -> dict[str, list[Goal]]:
-    """All rows by heading."""
+def tables() -> tuple[str, dict[str, list[Goal]]]:
+    """The page's introduction, and all rows by heading."""
     loaded = yaml.safe_load((FOLDER / "goals.yaml").read_text())
-    return {
-        title: [Goal(**row | {"keys": tuple(row.get("keys", ()))}) for row in rows]
-        for title, rows in loaded.items()
-    }
+    introduction = loaded.pop("introduction")
+    return introduction, {title: [Goal(**row) for row in rows] for title, rows in loaded.items()}
 
 
 def number(value: float) -> str:
@@ -165,18 +139,16 @@ def section(title: str, goals: Sequence[Goal], results: Path) -> tuple[str, int]
     return "\n".join([*lines, *(["", *reasons] if reasons else [])]) + "\n", unmet
 
 
-def page(results: Path = FOLDER / "results") -> tuple[str, int]:
+def page(results: Path = RESULTS) -> tuple[str, int]:
     """The whole page as Markdown, and how many rows are missed or open."""
-    found = [section(title, goals, results) for title, goals in tables().items()]
-    return "\n".join([INTRODUCTION, *(text for text, _ in found)]), sum(unmet for _, unmet in found)
+    introduction, rows = tables()
+    found = [section(title, goals, results) for title, goals in rows.items()]
+    return "\n".join([introduction, *(text for text, _ in found)]), sum(unmet for _, unmet in found)
 
 
-def main(argv: Sequence[str] | None = None) -> int:
-    """Print or write the page; the status is the number of rows that are missed or open."""
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.goals", description=__doc__)
-    parser.add_argument("--write", action="store_true", help="to benchmarks/README.md instead of the screen")
+def main() -> int:
     text, unmet = page()
-    if parser.parse_args(argv).write:
+    if command_line(__doc__).write:
         PAGE.write_text(text)
     else:
         print(text)

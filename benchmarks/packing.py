@@ -5,15 +5,12 @@
 Log-normal lengths, several draws; the goals are for the mean fill and for the worst draw's balance.
 """
 
-from __future__ import annotations
-
-import argparse
 import sys
 import time
 
 import numpy as np
 
-from benchmarks._figures import Figure, at_least, at_most, report
+from benchmarks._figures import Figure, at_least, at_most, command_line, report
 from pipelinerl.finetune.rl.packing import pack
 
 Plan = list[list[list[int]]]
@@ -43,12 +40,7 @@ def fill_and_excess(plan: Plan, lengths: np.ndarray, capacity: int) -> tuple[flo
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--texts", type=int, default=1024)
-    parser.add_argument("--capacity", type=int, default=12_000)
-    parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--draws", type=int, default=20)
-    options = parser.parse_args()
+    options = command_line(__doc__)
     ours, naive, seconds = [], [], []
     for seed in range(options.draws):
         lengths = np.random.default_rng(seed).lognormal(7.0, 1.0, options.texts)

@@ -7,9 +7,6 @@ with the privacy penalty; success and leakage on held-out companies. Seeds that 
 same recipe are not repeated. Ends with 1 if a gate does not hold.
 """
 
-from __future__ import annotations
-
-import argparse
 import json
 import sys
 from collections.abc import Sequence
@@ -18,10 +15,10 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from benchmarks._figures import RESULTS, machine
+from benchmarks._figures import RESULTS, command_line, machine
 from benchmarks.privacy_ci.experiment import POLICIES, Gate, gates, pooled, run_seed
 from benchmarks.privacy_ci.training import Recipe
-from pipelinerl.observe.intervals import Interval, bootstrap
+from pipelinerl.observe.intervals import bootstrap
 
 LABEL = "a policy of {logits} logits over query templates: proves the plumbing, nothing about language models"
 
@@ -32,10 +29,7 @@ def table(seeds: Sequence[dict[str, Any]]) -> list[str]:
     lines = [
         f"CI tier: {LABEL.format(logits=first['logits'])}",
         f"recipe: {', '.join(f'{name} {value}' for name, value in first['recipe'].items())}",
-        *(
-            f"seed {seed['seed']}: world {seed['fingerprint'][:16]}, {seed['cpu_s']:g} CPU s"
-            for seed in seeds
-        ),
+        *(f"seed {s['seed']}: world {s['fingerprint'][:16]}, {s['cpu_s']:g} CPU s" for s in seeds),
         "",
         f"{'policy':<13}{'samples':>9}  {'success':<24}{'leakage':<24}samples to outcome's success",
     ]
@@ -43,26 +37,17 @@ def table(seeds: Sequence[dict[str, Any]]) -> list[str]:
         samples = [seed["trained"][name]["samples"] for seed in seeds if name in seed["trained"]]
         needed = [str(seed["samples_to_target"].get(name, "-")) for seed in seeds]
         row = f"{name:<13}{sum(samples) // max(1, len(samples)):>9}  "
-        row += "".join(f"{_share(bootstrap(pooled(seeds, name, m))):<24}" for m in ("success", "leakage"))
+        for metric in ("success", "leakage"):
+            found = bootstrap(pooled(seeds, name, metric))
+            row += f"{f'{found.mean:.1%} [{found.low:.1%}, {found.high:.1%}]':<24}"
         lines.append(row + ("" if name == "base" else ", ".join(needed)))
     return lines
 
 
-def _share(interval: Interval) -> str:
-    return f"{interval.mean:.1%} [{interval.low:.1%}, {interval.high:.1%}]"
-
-
-def stored(path: Path, recipe: Recipe) -> dict[int, dict[str, Any]]:
-    """Seeds of an earlier run of the same recipe."""
-    if not path.is_file():
-        return {}
-    seeds = json.loads(path.read_text())["seeds"]
-    return {seed["seed"]: seed for seed in seeds if seed["recipe"] == asdict(recipe)}
-
-
 def run(seeds: Sequence[int], recipe: Recipe, out: Path | None) -> list[Gate]:
     """Run what is missing, print the table and the gates, keep the JSON after each seed."""
-    known = stored(out, recipe) if out else {}
+    stored = json.loads(out.read_text())["seeds"] if out and out.is_file() else []
+    known = {seed["seed"]: seed for seed in stored if seed["recipe"] == asdict(recipe)}
     for seed in seeds:
         if seed not in known:
             with TemporaryDirectory() as folder:
@@ -80,17 +65,15 @@ def run(seeds: Sequence[int], recipe: Recipe, out: Path | None) -> list[Gate]:
     return found
 
 
-def main(argv: Sequence[str]) -> int:
-    """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--size", default=Recipe.size, help="of the world")
-    parser.add_argument("--steps", type=int, default=Recipe.steps)
-    parser.add_argument("--out", type=Path, default=RESULTS / "privacy_ci_tier.json")
-    options = parser.parse_args(argv)
-    found = run(options.seeds, Recipe(size=options.size, steps=options.steps), options.out)
+def main(argv: Sequence[str] | None = None) -> int:
+    options = command_line(__doc__, argv)
+    found = run(
+        options.seeds,
+        Recipe(size=options.size, steps=options.steps),
+        options.out or RESULTS / "privacy_ci_tier.json",
+    )
     return int(not all(gate.holds for gate in found))
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

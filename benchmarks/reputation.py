@@ -1,20 +1,18 @@
 """The reputation game: speed of the environments and of PPO, and the share of the margin that PPO takes.
 
-python -m benchmarks.reputation [--seeds 0,1,2] [--c-signal 0.7] [--strong] [--jobs 1] [--skip-learning]
+    python -m benchmarks.reputation [--seeds 0,1,2] [--c-signal PRICES] [--strong] [--jobs 1]
+                                    [--skip-learning] [--budget 2.0] [--out FILE]
+
+`--c-signal`: prices to train at (0.7). `--strong`: also the recipe of four million steps. `--jobs`: trainings
+at a time. `--skip-learning`: speed only, `--budget` seconds for each environment.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,6 +21,7 @@ import numpy as np
 import torch
 from stable_baselines3.common.vec_env import DummyVecEnv
 
+from benchmarks._figures import RESULTS, command_line, write_json
 from domains.reputation_hacking.game.batch import BatchEnv
 from domains.reputation_hacking.game.env import ReputationEnv
 from domains.reputation_hacking.game.optimum import Yardstick
@@ -34,7 +33,6 @@ from domains.reputation_hacking.ppo.recipes import BASE, RECIPES, Recipe
 from domains.reputation_hacking.ppo.sb3 import ReputationVecEnv
 from domains.reputation_hacking.ppo.training import train
 
-RESULTS = Path(__file__).parent / "results" / "reputation.json"
 PARAMS = Params(l0=53.4)
 PUBLIC = replace(
     BASE, n_envs=1, minibatches=32, epochs=10, learning_rate=3e-4, final_learning_rate=3e-4, entropy=0.01
@@ -42,46 +40,24 @@ PUBLIC = replace(
 """What the public original trains with: one environment, 2048 steps, ten epochs of 32 minibatches."""
 
 
-def rate(once: Callable[[], int], budget: float) -> float:
-    """Steps a second over about `budget` seconds."""
-    once()
-    started, steps = time.perf_counter(), 0
-    while time.perf_counter() - started < budget:
-        steps += once()
-    return steps / (time.perf_counter() - started)
+def rate(env: Any, actions: Any, count: int, budget: float) -> float:
+    """Steps a second of `count` games at once with these actions throughout, tape drawing included."""
 
-
-def batch_rate(count: int, budget: float) -> float:
-    """Batch environment with HELP throughout, tape drawing included."""
-    env, actions = BatchEnv(PARAMS, count, seed=0), np.ones(count, dtype=np.int64)
-
-    def once() -> int:
+    def once() -> None:
         env.reset()
         for _ in range(PARAMS.T):
             env.step(actions)
-        return count * PARAMS.T
 
-    return rate(once, budget)
-
-
-def single_rate(budget: float) -> float:
-    env = ReputationEnv(PARAMS)
-
-    def once() -> int:
-        env.reset(seed=0)
-        for _ in range(PARAMS.T):
-            env.step(1)
-        return PARAMS.T
-
-    return rate(once, budget)
+    once()
+    started, steps = time.perf_counter(), 0
+    while time.perf_counter() - started < budget:
+        once()
+        steps += count * PARAMS.T
+    return steps / (time.perf_counter() - started)
 
 
-def ppo_rate(recipe: Recipe, steps: int, *, single: bool, n_steps: int | None = None) -> float:
+def ppo_rate(recipe: Recipe, steps: int, env: Any, n_steps: int | None = None) -> float:
     """Environment steps a second of PPO end to end, one thread."""
-    if single:
-        env: Any = DummyVecEnv([lambda: ReputationEnv(PARAMS)])
-    else:
-        env = ReputationVecEnv(BatchEnv(PARAMS, recipe.n_envs, seed=0), reward_scale=recipe.reward_scale)
     model = make_model(PARAMS, recipe, env, 0, n_steps)
     started = time.perf_counter()
     model.learn(steps)
@@ -89,13 +65,19 @@ def ppo_rate(recipe: Recipe, steps: int, *, single: bool, n_steps: int | None = 
 
 
 def speed(budget: float) -> dict[str, Any]:
-    one = replace(BASE, n_envs=1)
-    batch = {str(count): batch_rate(count, budget) for count in (1, 16, 256, 1024, 4096)}
-    public = ppo_rate(PUBLIC, 4096, single=True, n_steps=2048)
-    matched = ppo_rate(one, BASE.n_envs * PARAMS.T, single=True, n_steps=BASE.n_envs * PARAMS.T)
-    ours = ppo_rate(BASE, 4 * BASE.n_envs * PARAMS.T, single=False)
+    batch = {
+        str(n): rate(BatchEnv(PARAMS, n, seed=0), np.ones(n, dtype=np.int64), n, budget)
+        for n in (1, 16, 256, 1024, 4096)
+    }
+    n_steps = BASE.n_envs * PARAMS.T
+    public, matched = (
+        ppo_rate(recipe, steps, DummyVecEnv([lambda: ReputationEnv(PARAMS)]), length)
+        for recipe, steps, length in ((PUBLIC, 4096, 2048), (replace(BASE, n_envs=1), n_steps, n_steps))
+    )
+    batched = ReputationVecEnv(BatchEnv(PARAMS, BASE.n_envs, seed=0), reward_scale=BASE.reward_scale)
+    ours = ppo_rate(BASE, 4 * n_steps, batched)
     return {
-        "single_env_steps_per_s": single_rate(budget),
+        "single_env_steps_per_s": rate(ReputationEnv(PARAMS), 1, 1, budget),
         "batch_env_steps_per_s": batch,
         "batch_4096_goal": 5e6,
         "ppo_batch_256_steps_per_s": ours,
@@ -126,8 +108,7 @@ def learning(recipes: list[str], prices: list[float], seeds: list[int], jobs: in
     rows = []
     with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
         for future in as_completed([pool.submit(learned, *cell) for cell in cells]):
-            row = future.result()
-            rows.append(row)
+            rows.append(row := future.result())
             shares = [row[key] for key in ("deterministic", "sampled")]
             shown = ["n/a" if share is None else f"{share:.2f}" for share in shares]
             print(
@@ -139,18 +120,10 @@ def learning(recipes: list[str], prices: list[float], seeds: list[int], jobs: in
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--seeds", default="0,1,2")
-    parser.add_argument("--c-signal", default="0.7", help="prices to train at")
-    parser.add_argument("--strong", action="store_true", help="also the recipe of four million steps")
-    parser.add_argument("--skip-learning", action="store_true", help="speed only")
-    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="trainings at a time")
-    parser.add_argument("--out", type=Path, default=RESULTS, metavar="FILE")
-    parser.add_argument("--budget", type=float, default=2.0, help="seconds per environment")
-    options = parser.parse_args()
+    options = command_line(__doc__)
     torch.set_num_threads(1)
-    result: dict[str, Any] = {"speed": speed(options.budget)}
-    shown = result["speed"]
+    shown = speed(options.budget)
+    result: dict[str, Any] = {"speed": shown}
     for count, value in shown["batch_env_steps_per_s"].items():
         print(f"batch environment, N={count}: {value / 1e6:.2f} M steps/s")
     print(f"single environment: {shown['single_env_steps_per_s'] / 1e3:.0f} k steps/s")
@@ -161,15 +134,14 @@ def main() -> int:
     )
     if not options.skip_learning:
         recipes = ["base", "strong"] if options.strong else ["base"]
-        prices = [float(price) for price in options.c_signal.split(",")]
+        prices = [float(price) for price in (options.c_signal or "0.7").split(",")]
         seeds = [int(seed) for seed in options.seeds.split(",")]
         result["learning"] = learning(recipes, prices, seeds, options.jobs)
         for name, goal in (("base", "required 0.50"), ("strong", "stretch 0.77")):
             rows = [row for row in result["learning"] if row["recipe"] == name and row["c_signal"] == 0.7]
             if shares := [row["deterministic"] for row in rows]:
                 print(f"{name}, c_signal=0.7: shares {min(shares):.2f} to {max(shares):.2f} ({goal})")
-    options.out.write_text(json.dumps(result, indent=1) + "\n", encoding="utf-8")
-    print(f"wrote {options.out}")
+    write_json(options.out or RESULTS / "reputation.json", result)
     return 0
 
 

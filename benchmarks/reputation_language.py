@@ -1,17 +1,16 @@
 """Does a language model learn to help where helping pays? Share of the margin at one price, held-out seeds.
 
-    python -m benchmarks.reputation_language [--seeds 0 1 2] [--parallel 1] [--price 0.7] [key=value ...]
+    python -m benchmarks.reputation_language [--seeds 0 1 2] [--parallel 1] [--price 0.7]
+                                             [--runs results/reputation_language] [--out FILE] [--table FILE]
+                                             [key=value ...]
 
-One run of `+domain=reputation_hacking hardware=cpu` a training seed, from the bundled model. The first model
-and the last of each run then play the held-out tapes without engines, most likely answers and drawn ones,
-beside the optimum and the ladder on the same tapes. Runs that are finished are not repeated.
+One run of `+domain=reputation_hacking hardware=cpu` a training seed, from the bundled model; `--parallel` of
+them at a time keep two cores busy each. The first model and the last of each run then play the held-out tapes
+without engines, most likely answers and drawn ones, beside the optimum and the ladder on the same tapes. Runs
+that are finished are not repeated. `--table`: an ablation.csv to append the models to.
 """
 
-from __future__ import annotations
-
-import argparse
 import csv
-import json
 import sys
 from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
@@ -22,6 +21,7 @@ from typing import Any
 
 import torch
 
+from benchmarks._figures import RESULTS, ROOT, command_line, write_json
 from benchmarks._runs import launch
 from domains.reputation_hacking.game.mitigations import Mitigation
 from domains.reputation_hacking.game.optimum import Yardstick
@@ -31,16 +31,14 @@ from domains.reputation_hacking.ppo.ablation import CELL, COLUMNS, values_of
 from domains.reputation_hacking.ppo.paired import HELD_OUT
 
 GOAL = 0.25
-START = Path(__file__).parent.parent / "domains" / "reputation_hacking" / "checkpoint"
-RESULT = Path(__file__).parent / "results" / "reputation_language.json"
+START = ROOT / "domains" / "reputation_hacking" / "checkpoint"
 
 
 def measured(folder: Path, price: float) -> list[dict[str, Any]]:
     """What a checkpoint does on the held-out seeds: a row for its likeliest answers, one for drawn ones."""
     torch.set_num_threads(1)
-    params = Params(c_signal=price)
     policies = [LanguagePolicy(folder, sampled=sampled) for sampled in (False, True)]
-    return [values_of(params, policy, HELD_OUT, Mitigation()) for policy in policies]
+    return [values_of(Params(c_signal=price), policy, HELD_OUT, Mitigation()) for policy in policies]
 
 
 def line(name: str, rows: list[dict[str, Any]]) -> str:
@@ -61,20 +59,12 @@ def add_to_table(path: Path, price: float, policies: dict[str, list[dict[str, An
             writer.writerows({**cell, "trust": 1.0, "seconds": "nan", **row} for row in rows)
 
 
-def main(argv: Sequence[str]) -> int:
+def main(argv: Sequence[str] | None = None) -> int:
     """Run what is missing, print the table, write the JSON; 1 when a seed misses the goal."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--runs", type=Path, default=Path("results/reputation_language"), metavar="DIR")
-    parser.add_argument("--parallel", type=int, default=1, help="runs at a time; each keeps two cores busy")
-    parser.add_argument("--price", type=float, default=0.7, help="of a SIGNAL")
-    parser.add_argument("--out", type=Path, default=RESULT, metavar="FILE")
-    parser.add_argument("--table", type=Path, metavar="FILE", help="ablation.csv to append the models to")
-    parser.add_argument("overrides", nargs="*", help="overrides of every run, key=value")
-    options = parser.parse_args(argv)
+    options = command_line(__doc__, argv)
     yardstick = Yardstick(Params(c_signal=options.price), HELD_OUT)
     if yardstick.share(yardstick.best) is None:
-        parser.error(f"--price {options.price:g}: the best constant policy is optimal there; try 0.7")
+        raise SystemExit(f"--price {options.price:g}: the best constant policy is optimal there; try 0.7")
 
     def run(seed: int) -> Path:
         folder = options.runs / f"seed_{seed}"
@@ -93,13 +83,14 @@ def main(argv: Sequence[str]) -> int:
     ladder = yardstick.ladder()
     print("ladder: " + ", ".join(f"{rung['policy']} {rung['share']:+.2f}" for rung in ladder))
     result = {"price": options.price, "overrides": options.overrides, "start": start, "seeds": policies}
-    options.out.write_text(json.dumps({**result, "ladder": ladder}, indent=1) + "\n", encoding="utf-8")
+    out = options.out or RESULTS / "reputation_language.json"
+    write_json(out, {**result, "ladder": ladder})
     if options.table is not None:
         add_to_table(options.table, options.price, policies)
     lowest = min(rows[0]["share_of_margin"] for rows in policies.values())
-    print(f"lowest share {lowest:.2f}, goal {GOAL}: {'met' if lowest >= GOAL else 'MISSED'}; {options.out}")
+    print(f"lowest share {lowest:.2f}, goal {GOAL}: {'met' if lowest >= GOAL else 'MISSED'}; {out}")
     return 0 if lowest >= GOAL else 1
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

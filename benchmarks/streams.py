@@ -8,28 +8,27 @@ checked; samples per second through a file stream from one process to another; a
 numbers as JSON lines and a reader that looks every 100 ms, which is how upstream's file streams work.
 """
 
-from __future__ import annotations
-
-import argparse
 import contextlib
 import json
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
-from benchmarks._figures import ROOT, Figure, at_least, at_most, best_us, report
+from benchmarks._figures import Figure, at_least, at_most, best_us, command_line, report
+from benchmarks._processes import function
 from pipelinerl.streams import SingleStreamSpec, read_stream, records, set_streams_backend, write_to_streams
 from pipelinerl.streams.local_server import local_server
 
 TOKENS = 4096
 PACED_SAMPLES, PACE_S = 300, 0.005
 POLL_S = 0.1
+Write = Callable[[dict[str, Any]], None]
 
 
 def sample(index: int = 0) -> dict[str, Any]:
@@ -61,10 +60,8 @@ def measure_codec() -> list[Figure]:
     decode_us = best_us(lambda: decode(records.parse_header(data), payload), 500)
     lists = as_lists(tree)
     text = json.dumps(lists)
-    json_encode_us, json_decode_us = (
-        best_us(lambda: json.dumps(lists), 5, 5),
-        best_us(lambda: json.loads(text), 5, 5),
-    )
+    json_encode_us = best_us(lambda: json.dumps(lists), 5, 5)
+    json_decode_us = best_us(lambda: json.loads(text), 5, 5)
     return [
         at_most("encode", encode_us, "us", 5.0),
         at_most("decode", decode_us, "us", 5.0),
@@ -75,9 +72,6 @@ def measure_codec() -> list[Figure]:
         Figure("ratio of encoding, JSON over record", json_encode_us / encode_us, "x"),
         Figure("ratio of decoding, JSON over record", json_decode_us / decode_us, "x"),
     ]
-
-
-Write = Callable[[dict[str, Any]], None]
 
 
 @contextlib.contextmanager
@@ -124,106 +118,69 @@ WAYS = {
 }
 
 
-@contextlib.contextmanager
-def redis_server(way: str) -> Iterator[int]:
-    """The port of a server for the way `redis`, 0 for the others."""
-    if way != "redis":
-        set_streams_backend("files")
-        yield 0
-        return
-    with tempfile.TemporaryDirectory() as name, local_server(Path(name)) as port:
+def read_all(way: str, folder: Path, count: int, port: int, connection: Connection) -> None:
+    """The other process: read `count` samples, send seconds for them, then delays of the paced ones."""
+    if port:
         set_streams_backend("redis", port=port)
-        yield port
-
-
-def read_all(way: str, folder: Path, count: int) -> None:
-    """The other process: read `count` samples, print seconds for them, then delays of the paced ones."""
     source = WAYS[way][1](folder)
-    print("ready", flush=True)
+    connection.send("ready")
     assert len(next(source)["input_ids"]) == TOKENS
     start = time.perf_counter()
     for _ in range(count - 1):
         next(source)
-    seconds = time.perf_counter() - start
+    connection.send(time.perf_counter() - start)
     delays = []
     for _ in range(PACED_SAMPLES):
         sent = next(source)["sent"]
         delays.append(time.monotonic() - sent)
-    print(json.dumps({"seconds": seconds, "delays": delays}), flush=True)
+    connection.send(delays)
 
 
-@contextlib.contextmanager
-def reading_process(command: list[str]) -> Iterator[IO[str]]:
-    """Lines that the other process prints once it is ready; it is ended with the block, whatever happens."""
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as process:
-        try:
-            assert process.stdout is not None
-            if process.stdout.readline() != "ready\n":
-                raise RuntimeError(f"the reading process ended with {process.wait()}")
-            yield process.stdout
-        finally:
-            process.kill()
+def measure_stream(way: str, samples: int) -> tuple[float, float, float]:
+    """Samples per second, and median and 99th percentile of the delivery in ms, between two processes.
 
-
-def measure_stream(way: str, samples: int) -> dict[str, float]:
-    """Two processes, one writer and one reader: first as fast as possible, then one sample every 5 ms."""
-    with tempfile.TemporaryDirectory() as name, redis_server(way) as port:
-        folder = Path(name)
-        options = ["--reader", name, "--way", way, "--samples", str(samples), "--port", str(port)]
-        command = [sys.executable, "-m", "benchmarks.streams", *options]
-        with reading_process(command) as answers:
-            tree = sample()
-            with WAYS[way][0](folder) as write:
-                for _ in range(samples):
-                    write(tree)
-                time.sleep(1.0)
-                for _ in range(PACED_SAMPLES):
-                    time.sleep(PACE_S)
-                    write(tree | {"sent": time.monotonic()})
-            answer = json.loads(answers.readline())
-    delays = np.array(answer["delays"]) * 1e3
-    return {
-        "samples_per_s": (samples - 1) / answer["seconds"],
-        "median_ms": float(np.median(delays)),
-        "p99_ms": float(np.quantile(delays, 0.99)),
-    }
+    First as fast as possible, then one sample every 5 ms.
+    """
+    with contextlib.ExitStack() as stack:
+        folder, port = Path(stack.enter_context(tempfile.TemporaryDirectory())), 0
+        set_streams_backend("files")
+        if way == "redis":
+            port = stack.enter_context(local_server(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+            set_streams_backend("redis", port=port)
+        reader = stack.enter_context(function(read_all, way, folder, samples, port))
+        reader.recv()
+        write = stack.enter_context(WAYS[way][0](folder))
+        tree = sample()
+        for _ in range(samples):
+            write(tree)
+        time.sleep(1.0)
+        for _ in range(PACED_SAMPLES):
+            time.sleep(PACE_S)
+            write(tree | {"sent": time.monotonic()})
+        seconds, delays = reader.recv(), 1e3 * np.array(reader.recv())
+    return (samples - 1) / seconds, float(np.median(delays)), float(np.quantile(delays, 0.99))
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--samples", type=int, default=5000)
-    parser.add_argument("--reader", type=Path, default=None, help=argparse.SUPPRESS)
-    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
-    parser.add_argument("--way", choices=list(WAYS), default="records", help=argparse.SUPPRESS)
-    args = parser.parse_args()
-    if args.reader is not None:
-        if args.port:
-            set_streams_backend("redis", port=args.port)
-        read_all(args.way, args.reader, args.samples)
-        return 0
-    codec = measure_codec()
-    ours = measure_stream("records", args.samples)
-    server = measure_stream("redis", args.samples)
-    polled = measure_stream("polled JSON", max(args.samples // 10, 100))
-    figures = [
-        *codec,
-        at_least("stream between two processes", ours["samples_per_s"], "samples/s", 2500),
-        at_most("delivery, median", ours["median_ms"], "ms", 5.0),
-        Figure("delivery, 99th percentile", ours["p99_ms"], "ms"),
-        Figure("redis: stream", server["samples_per_s"], "samples/s"),
-        Figure("redis: delivery, median", server["median_ms"], "ms"),
-        Figure("redis: delivery, 99th percentile", server["p99_ms"], "ms"),
-        Figure(
-            "ratio of samples per second, redis over files",
-            server["samples_per_s"] / ours["samples_per_s"],
-            "x",
-        ),
-        Figure("polled JSON: stream", polled["samples_per_s"], "samples/s"),
-        Figure("polled JSON: delivery, median", polled["median_ms"], "ms"),
-        Figure("ratio of samples per second", ours["samples_per_s"] / polled["samples_per_s"], "x"),
-        Figure("ratio of median delivery", polled["median_ms"] / ours["median_ms"], "x"),
+    samples = command_line(__doc__).samples
+    figures = measure_codec()
+    rate, median, p99 = measure_stream("records", samples)
+    redis_rate, redis_median, redis_p99 = measure_stream("redis", samples)
+    polled_rate, polled_median, _ = measure_stream("polled JSON", max(samples // 10, 100))
+    figures += [
+        at_least("stream between two processes", rate, "samples/s", 2500),
+        at_most("delivery, median", median, "ms", 5.0),
+        Figure("delivery, 99th percentile", p99, "ms"),
+        Figure("redis: stream", redis_rate, "samples/s"),
+        Figure("redis: delivery, median", redis_median, "ms"),
+        Figure("redis: delivery, 99th percentile", redis_p99, "ms"),
+        Figure("ratio of samples per second, redis over files", redis_rate / rate, "x"),
+        Figure("polled JSON: stream", polled_rate, "samples/s"),
+        Figure("polled JSON: delivery, median", polled_median, "ms"),
+        Figure("ratio of samples per second", rate / polled_rate, "x"),
+        Figure("ratio of median delivery", polled_median / median, "x"),
     ]
-    report("streams", figures, {"tokens": TOKENS, "samples": args.samples, "poll_s": POLL_S})
+    report("streams", figures, {"tokens": TOKENS, "samples": samples, "poll_s": POLL_S})
     return 0
 
 

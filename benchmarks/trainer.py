@@ -1,4 +1,5 @@
-"""Training tokens per second on a CPU beside a plain loop: `python -m benchmarks.trainer [--sizes 1M 5M]`.
+"""Training tokens per second on a CPU beside a plain loop: `python -m benchmarks.trainer [--sizes 1M 5M]
+[--rounds 7] [--threads 1]`.
 
 One optimizer step is 8 texts of 512 tokens, float32, one thread unless `--threads` says otherwise. *Ours*
 is `Learner.accumulate` and `apply` on packed micro-batches: ratios, clipping, entropy, statistics and all.
@@ -7,9 +8,6 @@ of all tokens, log_softmax, the policy gradient, AdamW. Both are also measured o
 lengths (log-normal, mean 256), where padding costs. Steps of both alternate; ratios are medians of pairs.
 """
 
-from __future__ import annotations
-
-import argparse
 import statistics
 import sys
 import tempfile
@@ -21,7 +19,7 @@ import numpy as np
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from benchmarks._figures import Figure, at_least, report
+from benchmarks._figures import Figure, at_least, command_line, report
 from benchmarks._texts import random_texts
 from benchmarks.engine import SIZES, build_model
 from pipelinerl.config.finetune import RLConfig
@@ -41,11 +39,16 @@ SEQ_LENGTH = 2048
 LEARNING_RATE = 1e-5
 
 
+def learner_of(model: PreTrainedModel, rl: RLConfig) -> Learner:
+    """The trainer's side of a run with a constant learning rate."""
+    optimiser = build_optimiser(model, learning_rate=LEARNING_RATE)
+    return Learner(model, optimiser, build_scheduler(optimiser, "constant", 0, 1), rl, Ranks())
+
+
 def our_step(model: PreTrainedModel, texts: Sequence[Sample]) -> Callable[[], None]:
     """One optimizer step of the trainer, batches already assembled as preprocess delivers them."""
     rl = RLConfig(epsilon_high=4.0)
-    optimiser = build_optimiser(model, learning_rate=LEARNING_RATE)
-    learner = Learner(model, optimiser, build_scheduler(optimiser, "constant", 0, 1), rl, Ranks())
+    learner = learner_of(model, rl)
     batches = assemble_step(list(texts), 0, SEQ_LENGTH)[0]
 
     def step() -> None:
@@ -82,39 +85,31 @@ def plain_step(model: PreTrainedModel, texts: Sequence[Sample]) -> Callable[[], 
     return step
 
 
-def seconds(step: Callable[[], None]) -> float:
-    """Of one call."""
-    started = time.perf_counter()
-    step()
-    return time.perf_counter() - started
-
-
 def compare(folder: Path, lengths: Sequence[int], rounds: int) -> tuple[float, float, float]:
     """Tokens per second of ours and of the plain loop, and the median ratio of neighbouring steps."""
     plain_model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).train()
     texts = random_texts(lengths, plain_model.config.vocab_size, PROMPT)
     ours, plain = our_step(load_model(folder), texts), plain_step(plain_model, texts)
-    ours(), plain()
-    pairs = [(seconds(ours), seconds(plain)) for _ in range(rounds)]
-    tokens = sum(lengths)
-    best = [tokens / min(column) for column in zip(*pairs, strict=True)]
-    return best[0], best[1], statistics.median(slow / fast for fast, slow in pairs)
+    times: dict[Callable[[], None], list[float]] = {ours: [], plain: []}
+    for _ in range(1 + rounds):  # the first warms up
+        for step, seconds in times.items():
+            started = time.perf_counter()
+            step()
+            seconds.append(time.perf_counter() - started)
+    pairs = list(zip(*times.values(), strict=True))[1:]
+    fast, slow = (sum(lengths) / min(column) for column in zip(*pairs, strict=True))
+    return fast, slow, statistics.median(other / one for one, other in pairs)
 
 
-def main(argv: Sequence[str]) -> int:
-    """Measure, print, write `benchmarks/results/trainer.json`."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--sizes", nargs="+", default=["1M", "5M"], choices=sorted(SIZES))
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--threads", type=int, default=1)
-    options = parser.parse_args(argv)
+def main() -> int:
+    options = command_line(__doc__, sizes=SIZES)
     torch.set_num_threads(options.threads)
     varied = np.random.default_rng(1).lognormal(np.log(200), 0.7, 16).clip(32, 2000).astype(int).tolist()
     figures: list[Figure] = []
     with tempfile.TemporaryDirectory() as temporary:
         for size in options.sizes:
             folder = Path(temporary) / size
-            build_model(size, folder)
+            build_model(SIZES[size], folder)
             for name, lengths in (("8 x 512", [512] * 8), ("varied lengths", varied)):
                 ours, plain, ratio = compare(folder, lengths, options.rounds)
                 figures += [
@@ -126,4 +121,4 @@ def main(argv: Sequence[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(main())

@@ -113,10 +113,11 @@ def fill_places(rollout: Sequence[Labels], name: str) -> None:
                 )
 
 
-def emit_situations(texts: Sequence[TrainingText], rollout: str) -> None:
-    """Write each fact of one rollout's texts, in step order, both typed and into `metadata`.
+def emit_situations(texts: Sequence[TrainingText], rollout: str) -> list[Labels]:
+    """Write each fact of one rollout's texts, in step order, both typed and into `metadata`; returns them.
 
     Index and length are derived by counting the rollout's texts with the same situation, unless given.
+    Raises ValueError naming the sample or the rollout, as `read_labels` and `fill_places`.
     """
     labels = [
         Labels(**read_labels(text.__dict__, text.metadata, f"{rollout}/{step}"))
@@ -133,6 +134,7 @@ def emit_situations(texts: Sequence[TrainingText], rollout: str) -> None:
                 text.metadata.pop(key, None)
         if label.situation is not None:
             text.metadata[INDEX_KEY], text.metadata[LENGTH_KEY] = label.local_index, label.segment_length
+    return labels
 
 
 def _resolved(field: str, fields: Mapping[str, Any], key: str, metadata: Mapping[str, Any], name: str) -> Any:

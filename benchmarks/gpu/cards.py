@@ -1,14 +1,11 @@
 """What engines and the trainer's side ask of cards: memory, and whom NCCL connects."""
 
-from __future__ import annotations
-
 import argparse
 import os
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.gpu.updates import OUTPUT, PROMPT
-
+PROMPT = OUTPUT = 512
 CONTEXT = PROMPT + OUTPUT + 16
 SHARED_MEMORY = 0.2
 """Of a card that has to be free when an engine starts; its KV cache has a size of its own."""
@@ -39,7 +36,7 @@ def kv_bytes(config: dict[str, Any], requests: int) -> int:
 
 def engine_kwargs(options: argparse.Namespace, config: dict[str, Any], requests: int) -> dict[str, Any]:
     """Flags of a server for so many requests at once; the offline engine has the same."""
-    kwargs: dict[str, Any] = {
+    kwargs = {
         "max-model-len": CONTEXT,
         "max-num-seqs": max(options.in_flight),
         "max-num-batched-tokens": 8192,

@@ -1,56 +1,40 @@
 """An engine that is killed inside a run: does the run go on, and how long was it without updates?
 
-    python -m benchmarks.gpu.killed [--hardware gpu] [--after 10] [--limit 240] [--work DIR] [key=value]
+    python -m benchmarks.gpu.killed [--hardware gpu|cpu] [--after 10] [--limit 240.0]
+                                  [--work results/gpu_killed] [--out FILE] [key=value ...]
 
 The guessing game; once the trainer has done `--after` steps the engine's whole process group gets SIGKILL.
 The launcher has to start another one, the trainer to give it the weights (over NCCL in a new group), the
-actor to sample again what was lost, and the run to end with status 0 and books that add up.
+actor to sample again what was lost, and the run to end with status 0 and rollouts that add up. `--limit` is
+in seconds, the table as JSON goes to `--out` and logs beside it.
 """
 
-from __future__ import annotations
-
-import argparse
-import json
 import os
+import shlex
 import signal
 import sys
 import time
-from pathlib import Path
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
 
-from benchmarks._figures import Figure, at_least, at_most, report
-from benchmarks.gpu.runs import LimitedRun, fresh, keep, launcher, leave_in_order, records, steps_of
+from benchmarks._figures import Figure, at_least, at_most, command_line, report
+from benchmarks.gpu.runs import LimitedRun, fresh, keep, launcher, leave_in_order, report_of, steps_of
 
 ENGINES = ("vllm.entrypoints", "pipelinerl.inference.embedded")
-STEPS = 30
-GUESSING = [
-    "+domain=guessing",
-    "model_path=domains/guessing/checkpoint",
-    "max_lag=512",
-    "eval_every_n_versions=1000000",
-    "actor.llm_max_rollouts=64",
-    "llm.parameters.max_tokens=16",
-    "test_llm.parameters.max_tokens=16",
-    "finetune.attempts=8",
-    "finetune.seq_length=1024",
-    "finetune.gradient_accumulation_passes=128",
-    "finetune.learning_rate=2e-4",
-    "finetune.lr_scheduler_type=constant",
-    "finetune.num_warmup_steps=0",
-    f"finetune.max_train_steps={STEPS}",
-    "finetune.save_checkpoint_steps=20",
-    "preprocess.ring_buffer_size=512",
-    "preprocess.max_ready_samples_per_lead=256",
-]
-ON_GPU = [
-    "vllm_config.vllm_kwargs.max_model_len=256",
-    "vllm_config.vllm_kwargs.gpu-memory-utilization=0.2",
-    "+vllm_config.vllm_kwargs.kv-cache-memory-bytes=4000000000",
-    "+vllm_config.vllm_kwargs.enforce-eager=",
-    "weights.parity_mean_abs=0.2",
-]
+GUESSING = shlex.split("""
++domain=guessing model_path=domains/guessing/checkpoint max_lag=512 eval_every_n_versions=1000000
+actor.llm_max_rollouts=64 llm.parameters.max_tokens=16 test_llm.parameters.max_tokens=16 finetune.attempts=8
+finetune.seq_length=1024 finetune.gradient_accumulation_passes=128 finetune.learning_rate=2e-4
+finetune.lr_scheduler_type=constant finetune.num_warmup_steps=0 finetune.max_train_steps=30
+finetune.save_checkpoint_steps=20 preprocess.ring_buffer_size=512 preprocess.max_ready_samples_per_lead=256
+""")
+ON_GPU = shlex.split("""
+vllm_config.vllm_kwargs.max_model_len=256 vllm_config.vllm_kwargs.gpu-memory-utilization=0.2
++vllm_config.vllm_kwargs.kv-cache-memory-bytes=4000000000 +vllm_config.vllm_kwargs.enforce-eager=
+weights.parity_mean_abs=0.2
+""")
 
 
 def engine_of(run: LimitedRun) -> psutil.Process | None:
@@ -65,29 +49,18 @@ def engine_of(run: LimitedRun) -> psutil.Process | None:
     return None
 
 
-def figures_of(found: dict[str, Any]) -> list[Figure]:
+def figures_of(found: dict[str, Any]) -> Iterator[Figure]:
     """Status, seconds without an update, and whether every rollout is accounted for."""
-    figures = [at_most("exit status", float(found["status"]), "", 0.0)]
-    figures.append(Figure("optimizer steps", found["steps"], "steps"))
-    if found.get("gap_s") is not None:
-        figures.append(Figure("from the kill to the next trained step", found["gap_s"], "s"))
-    adds_up = found["books"].get("adds_up")
-    if adds_up is not None:
-        figures.append(at_least("books add up", float(adds_up), "", 1.0))
-    return figures
+    yield at_most("exit status", float(found["status"]), "", 0.0)
+    yield Figure("optimizer steps", found["steps"], "steps")
+    if found["gap_s"] is not None:
+        yield Figure("from the kill to the next trained step", found["gap_s"], "s")
+    if found["adds_up"] is not None:
+        yield at_least("books add up", float(found["adds_up"]), "", 1.0)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--hardware", choices=["cpu", "gpu"], default="gpu")
-    parser.add_argument("--after", type=int, default=10, help="optimizer steps")
-    parser.add_argument("--limit", type=float, default=240.0, help="seconds")
-    parser.add_argument("--work", type=Path, default=Path("results/gpu_killed"))
-    parser.add_argument("--out", type=Path, help="the table as JSON, logs beside it")
-    parser.add_argument("overrides", nargs="*", help="key=value")
-    options = parser.parse_intermixed_args()
+    options = command_line(__doc__)
     leave_in_order()
     options.out = options.out or options.work / "gpu_killed.json"
     options.out.parent.mkdir(parents=True, exist_ok=True)
@@ -95,28 +68,25 @@ def main() -> int:
     special = ON_GPU if options.hardware == "gpu" else []
     given = [f"hardware={options.hardware}", *GUESSING, *special, *options.overrides]
     run = LimitedRun(launcher(out, given), options.work.absolute() / "killed.log")
-    reached = run.until(lambda: _steps(out) >= options.after, options.limit)
+
+    def steps() -> float:
+        return max((done for _, done in steps_of(out)), default=0.0)
+
+    reached = run.until(lambda: steps() >= options.after, options.limit)
     engine = engine_of(run) if reached and run.process.poll() is None else None
-    killed_at, before = time.time(), _steps(out)
+    killed_at, before = time.time(), steps()
     if engine is not None:
         os.killpg(engine.pid, signal.SIGKILL)
     status = run.end(options.limit)
     keep(out, options.out)
-    later = [at for at, done, _ in steps_of(records(out, "finetune")) if done > before + 1 and at > killed_at]
-    path = out / "report" / "report.json"
-    books = json.loads(path.read_text())["rollouts"] if path.is_file() else {}
-    found = {"status": status, "steps": _steps(out), "books": books}
+    later = [at for at, done in steps_of(out) if done > before + 1 and at > killed_at]
+    found = {"status": status, "steps": steps(), "adds_up": report_of(out).get("rollouts", {}).get("adds_up")}
     found["gap_s"] = later[0] - killed_at if engine is not None and later else None
     if status or engine is None:
         print(run.said(25), flush=True)
     settings = {"hardware": options.hardware, "killed": engine is not None, "after": before}
     missed = report("gpu_killed", figures_of(found), settings, options.out)
     return min(missed, 1) if engine is not None else 1
-
-
-def _steps(out: Path) -> float:
-    steps = steps_of(records(out, "finetune"))
-    return steps[-1][1] if steps else 0.0
 
 
 if __name__ == "__main__":

@@ -1,17 +1,15 @@
 """The privacy agent from scratch on cards: a model by the recipe, then reinforcement learning with vLLM.
 
-    python -m benchmarks.gpu.privacy bootstrap [--limit 420] [--work DIR] [--out FILE] [key=value ...]
-    python -m benchmarks.gpu.privacy rl        [--limit 420] [--work DIR] [--out FILE] [key=value ...]
+    python -m benchmarks.gpu.privacy bootstrap|rl [--hardware gpu|cpu] [--limit 420.0]
+                                     [--work results/gpu_privacy] [--out FILE] [key=value ...]
 
-Both use `+preset=privacy_hopqa_from_scratch`; further overrides go to the part that is run. `bootstrap`
+Both parts use `+preset=privacy_hopqa_from_scratch`; further overrides go to the part that is run. `bootstrap`
 imitates scripted play on one card and prints what it reached per skill; if the rate of the first steps says
-that the limit comes before the end, it starts again with as many tokens as fit. `rl` trains that model (the
-bundled one if there is none) and prints success and leakage on companies without training chains before and
-after, throughput, and what updates of the weights cost; curves lie beside the table. Both keep what they have
-as JSON also when the limit ends them.
+that the limit (in seconds) comes before the end, it starts again with as many tokens as fit. `rl` trains that
+model (the bundled one if there is none) and prints success and leakage on companies without training chains
+before and after, throughput, and what updates of the weights cost; curves and logs lie beside the table. Both
+keep what they have as JSON also when the limit ends them. `--hardware cpu` rehearses.
 """
-
-from __future__ import annotations
 
 import argparse
 import json
@@ -20,19 +18,19 @@ import shutil
 import statistics
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks._figures import ROOT, Figure, at_least, at_most, report
-from benchmarks.gpu.runs import LimitedRun, fresh, keep, launcher, leave_in_order, records, values
+from benchmarks._figures import ROOT, Figure, at_least, at_most, command_line, report, write_json
+from benchmarks.gpu.runs import LimitedRun, fresh, keep, launcher, leave_in_order, report_of, values
+from pipelinerl.observe.history import read_metrics
 
 PRESET = ["+domain=privacy_hopqa", "+preset=privacy_hopqa_from_scratch"]
 PEAK_FLOPS = 990e12
 BUNDLED = ROOT / "domains/privacy_hopqa/checkpoint"
-STEP = re.compile(r"^step (\d+)/(\d+)  loss ([\d.]+)  ([\d.]+)M tokens  (\d+)k tok/s")
-SIZE = re.compile(r"^model: ([\d.]+)M parameters")
-METRICS = (
+STEP = re.compile(r"^step (\d+)/(\d+)  loss ([\d.]+)  ([\d.]+)M tokens  (\d+)k tok/s", re.MULTILINE)
+SIZE = re.compile(r"^model: ([\d.]+)M parameters", re.MULTILINE)
+COMPARED = (
     "success",
     "success_if_well_formed",
     "leak",
@@ -40,7 +38,16 @@ METRICS = (
     "choose_correct",
     "read_accuracy",
 )
-"""What is compared before and after."""
+"""Metrics that are shown before and after."""
+RATES = (
+    ("elapsed_s", "rl: from the first to the last record", "s"),
+    ("optimizer_steps", "rl: optimizer steps", "steps"),
+    ("trained_texts_per_second", "rl: trained texts", "texts/s"),
+    ("generated_tokens_per_second_median", "rl: generated tokens, median", "tok/s"),
+    ("trainer_tokens_per_second_while_working", "rl: trainer while it works", "tok/s"),
+    ("lag_mean_texts", "rl: age of trained tokens, mean", "texts"),
+    ("importance_ratio_mean", "rl: importance ratio, mean", ""),
+)
 BUDGET = "bootstrap.budget="
 SEEN = 4
 """Reports of the recipe after which its rate is believed; compiling comes before the first."""
@@ -57,27 +64,22 @@ REPORT_S = 40.0
 def bootstrap_figures(log: str, recipe: dict[str, Any] | None) -> list[Figure]:
     """Rate, MFU and gates, from what the recipe printed and, once it has ended, its `recipe.json`."""
     figures = []
-    size = next((float(m[1]) for line in log.splitlines() if (m := SIZE.match(line))), None)
-    steps = [m for line in log.splitlines() if (m := STEP.match(line))]
+    size, steps = SIZE.search(log), STEP.findall(log)
     if size is not None:
-        figures.append(Figure("bootstrap: parameters", size, "M"))
+        figures.append(Figure("bootstrap: parameters", float(size[1]), "M"))
     if steps:
-        last = steps[-1]
-        rate = 1e3 * float(last[5])
-        figures.append(Figure("bootstrap: tokens", float(last[4]), "M"))
-        figures.append(Figure("bootstrap: training rate", rate, "tok/s"))
-        figures.append(Figure("bootstrap: loss at the end", float(last[3]), "nats"))
+        _, _, loss, tokens, rate = map(float, steps[-1])
+        figures.append(Figure("bootstrap: tokens", tokens, "M"))
+        figures.append(Figure("bootstrap: training rate", 1e3 * rate, "tok/s"))
+        figures.append(Figure("bootstrap: loss at the end", loss, "nats"))
         if size is not None:
-            mfu = 100 * 6 * size * 1e6 * rate / PEAK_FLOPS
+            mfu = 100 * 6 * float(size[1]) * 1e6 * 1e3 * rate / PEAK_FLOPS
             figures.append(Figure("bootstrap: MFU", mfu, "%"))
     if recipe is not None:
         figures.append(Figure("bootstrap: everything", recipe["seconds"], "s"))
         for gate in recipe["gates"]:
-            name, least = f"bootstrap: {gate['kind']} right", gate["minimum"]
-            found = gate["accuracy"]
-            figures.append(
-                Figure(name, found, "share") if least is None else at_least(name, found, "share", least)
-            )
+            name = f"bootstrap: {gate['kind']} right"
+            figures.append(at_least(name, gate["accuracy"], "share", gate["minimum"]))
     return figures
 
 
@@ -86,62 +88,43 @@ def rl_figures(
 ) -> list[Figure]:
     """`written` is the run's report.json, the others are metrics of its roles."""
     figures = []
-    for metric in METRICS:
-        compared = written.get("comparisons", {}).get(metric)
-        if compared is None:
-            continue
-        for when in ("before", "after"):
-            figures.append(Figure(f"rl: {metric}, {when}", compared[when]["mean"], "share"))
-        change = compared["difference"]
+    found = written.get("comparisons", {})
+    for metric in [metric for metric in COMPARED if metric in found]:
+        before, after, change = (found[metric][one] for one in ("before", "after", "difference"))
+        figures.append(Figure(f"rl: {metric}, before", before["mean"], "share"))
+        figures.append(Figure(f"rl: {metric}, after", after["mean"], "share"))
         label = f"rl: {metric}, change [{change['low']:+.3f}, {change['high']:+.3f}]"
         figures.append(Figure(label, change["mean"], "share"))
     rates = written.get("rates", {})
-    for key, name, unit in (
-        ("elapsed_s", "rl: from the first to the last record", "s"),
-        ("optimizer_steps", "rl: optimizer steps", "steps"),
-        ("trained_texts_per_second", "rl: trained texts", "texts/s"),
-        ("generated_tokens_per_second_median", "rl: generated tokens, median", "tok/s"),
-        ("trainer_tokens_per_second_while_working", "rl: trainer while it works", "tok/s"),
-        ("lag_mean_texts", "rl: age of trained tokens, mean", "texts"),
-        ("importance_ratio_mean", "rl: importance ratio, mean", ""),
-    ):
-        if rates.get(key) is not None:
-            figures.append(Figure(name, float(rates[key]), unit))
-    paused = [1e3 * one for one in values(trainer, "weights/max_paused_s")]
-    if paused:
-        figures.append(
-            at_most("rl: engine paused by an update, median", statistics.median(paused), "ms", 100.0)
-        )
+    figures += [
+        Figure(name, float(rates[key]), unit) for key, name, unit in RATES if rates.get(key) is not None
+    ]
+    if paused := [1e3 * one for one in values(trainer, "weights/max_paused_s")]:
+        median = statistics.median(paused)
+        figures.append(at_most("rl: engine paused by an update, median", median, "ms", 100.0))
         figures.append(Figure("rl: engine paused by an update, longest", max(paused), "ms"))
         span = float(trainer[-1]["time"]) - float(trainer[0]["time"])
         if span > 0:
             share = sum(paused[1:]) / 1e3 / span  # the first record's pause lies before the span
             figures.append(at_most("rl: share of the time paused", share, "share", 0.05))
-    for key in ("weights/parity_mean_abs", "weights/parity_max_abs"):
-        if found := values(trainer, key):
-            figures.append(Figure(f"rl: {key.removeprefix('weights/')}, largest", max(found), "nats"))
-    idle = values(actor, "actor/requests/engine_idle_share")
-    if idle:
+    for key in ("parity_mean_abs", "parity_max_abs"):
+        if apart := values(trainer, f"weights/{key}"):
+            figures.append(Figure(f"rl: {key}, largest", max(apart), "nats"))
+    if idle := values(actor, "actor/requests/engine_idle_share"):
         figures.append(at_most("rl: engine without requests", idle[-1], "share", 0.05))
     return figures
 
 
-@dataclass(frozen=True)
-class Progress:
-    """Where the recipe stood at a moment, in seconds since its start."""
+def budget_that_fits(seen: Sequence[tuple[float, float]], limit_s: float) -> float | None:
+    """Share of its tokens that a new start could train on until the limit; None if this one will end.
 
-    at_s: float
-    share: float
-    """Of all its steps."""
-
-
-def budget_that_fits(seen: Sequence[Progress], limit_s: float) -> float | None:
-    """Share of its tokens that a new start could train on until the limit; None if this one will end."""
-    first, last = seen[0], seen[-1]
-    rate = (last.share - first.share) / (last.at_s - first.at_s)
-    if last.at_s + (1.0 - last.share) / rate + AROUND_S / 4 <= limit_s:
+    `seen`: seconds since the start, and the share of all steps that had been made.
+    """
+    (first_s, first_share), (last_s, last_share) = seen[0], seen[-1]
+    rate = (last_share - first_share) / (last_s - first_s)
+    if last_s + (1.0 - last_share) / rate + AROUND_S / 4 <= limit_s:
         return None
-    return max(0.0, (limit_s - last.at_s - AROUND_S) * rate)
+    return max(0.0, (limit_s - last_s - AROUND_S) * rate)
 
 
 def asked_budget(command: Sequence[str]) -> float:
@@ -153,13 +136,13 @@ def asked_budget(command: Sequence[str]) -> float:
 def watched(command: Sequence[str], log: Path, limit_s: float) -> LimitedRun:
     """The recipe, started again with a smaller budget when its first steps are too slow for the limit."""
     run = LimitedRun(command, log)
-    seen: list[Progress] = []
+    seen: list[tuple[float, float]] = []
 
     def enough() -> bool:
-        steps = [m for line in log.read_text(errors="replace").splitlines() if (m := STEP.match(line))]
-        share = int(steps[-1][1]) / int(steps[-1][2]) if steps else 0.0
-        if share > (seen[-1].share if seen else 0.0):
-            seen.append(Progress(run.seconds, share))
+        steps = STEP.findall(log.read_text(errors="replace"))
+        share = int(steps[-1][0]) / int(steps[-1][1]) if steps else 0.0
+        if share > (seen[-1][1] if seen else 0.0):
+            seen.append((run.seconds, share))
         return len(steps) >= SEEN and len(seen) > 1
 
     if not run.until(enough, limit_s) or len(seen) < 2 or run.process.poll() is not None:
@@ -168,25 +151,23 @@ def watched(command: Sequence[str], log: Path, limit_s: float) -> LimitedRun:
     if share is None or share * asked_budget(command) < LEAST_BUDGET:
         return run
     run.stop()
-    print(
-        f"{seen[-1].share:.0%} after {seen[-1].at_s:.0f} s is too slow; again with {share:.0%} of it",
-        flush=True,
-    )
+    at_s, done = seen[-1]
+    print(f"{done:.0%} after {at_s:.0f} s is too slow; again with {share:.0%} of it", flush=True)
     log.rename(log.with_suffix(".first.log"))
     again = LimitedRun([*command, f"{BUDGET}{share * asked_budget(command):.3f}"], log)
-    again.begun_earlier(run)
+    again.started = run.started  # the limit is that of both
     return again
 
 
 def bootstrap(options: argparse.Namespace) -> int:
     model, log = options.work / "model", options.out.with_suffix(".recipe.log")
-    command = [sys.executable, "-m", "pipelinerl.bootstrap", *PRESET, f"hardware={options.hardware}"]
+    recipe = model / "recipe.json"
     log.unlink(missing_ok=True)
-    (model / "recipe.json").unlink(missing_ok=True)  # it says that a model is finished
+    recipe.unlink(missing_ok=True)  # it says that a model is finished
+    command = [sys.executable, "-m", "pipelinerl.bootstrap", *PRESET, f"hardware={options.hardware}"]
     run = watched([*command, f"bootstrap.out={model}", *options.overrides], log, options.limit)
     status = run.end(options.limit)
     print(run.said())
-    recipe = model / "recipe.json"
     found = json.loads(recipe.read_text()) if recipe.is_file() else None
     settings = {"status": status, "hardware": options.hardware, "seconds": round(run.seconds, 1)}
     missed = report("gpu_privacy_bootstrap", bootstrap_figures(log.read_text(), found), settings, options.out)
@@ -212,45 +193,33 @@ def rl(options: argparse.Namespace) -> int:
     status = run.end(options.limit - REPORT_S)
     if status:
         print(run.said(25), flush=True)
-        written = LimitedRun(
-            [sys.executable, "-m", "pipelinerl.report", str(out)], options.work / "report.log"
-        )
-        written.end(REPORT_S)
-    path = out / "report" / "report.json"
-    found = json.loads(path.read_text()) if path.is_file() else {}
+        command = [sys.executable, "-m", "pipelinerl.report", str(out)]
+        LimitedRun(command, options.work / "report.log").end(REPORT_S)
+    found = report_of(out)
     for curve in (out / "report").glob("*.png"):
         shutil.copy(curve, options.out.with_name(f"gpu_privacy_{curve.name}"))
     keep(out, options.out)
-    trainer, actor = records(out, "finetune"), records(out, "actor")
-    settings = {
-        "status": status,
-        "model": model.name,
-        "evaluations": ", ".join(map(str, found.get("versions", []))),
-    }
-    missed = report("gpu_privacy_rl", rl_figures(found, trainer, actor), settings, options.out)
-    record = json.loads(options.out.read_text())
-    record |= {"overrides": given, "evaluations": found.get("evaluations"), "rates": found.get("rates")}
-    options.out.write_text(json.dumps(record, indent=1) + "\n")
+    figures = rl_figures(found, read_metrics(out, "finetune"), read_metrics(out, "actor"))
+    versions = ", ".join(map(str, found.get("versions", [])))
+    settings = {"status": status, "model": model.name, "evaluations": versions}
+    missed = report("gpu_privacy_rl", figures, settings, options.out)
+    more = {"overrides": given, "evaluations": found.get("evaluations"), "rates": found.get("rates")}
+    write_json(options.out, json.loads(options.out.read_text()) | more)
     return 1 if status else min(missed, 1)
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("part", choices=["bootstrap", "rl"])
-    parser.add_argument("--hardware", choices=["cpu", "gpu"], default="gpu")
-    parser.add_argument("--limit", type=float, default=420.0, help="seconds")
-    parser.add_argument("--work", type=Path, default=Path("results/gpu_privacy"))
-    parser.add_argument("--out", type=Path, help="the table as JSON, logs beside it")
-    parser.add_argument("overrides", nargs="*", help="key=value")
-    options = parser.parse_intermixed_args()
+    options = command_line(__doc__)
+    parts = {"bootstrap": bootstrap, "rl": rl}
+    part, *options.overrides = options.overrides or [""]
+    if part not in parts:
+        raise SystemExit(f"{part!r}: say first what to run, {' or '.join(parts)}")
     leave_in_order()
     options.work = options.work.absolute()
     options.work.mkdir(parents=True, exist_ok=True)
-    options.out = options.out or options.work / f"gpu_privacy_{options.part}.json"
+    options.out = options.out or options.work / f"gpu_privacy_{part}.json"
     options.out.parent.mkdir(parents=True, exist_ok=True)
-    return bootstrap(options) if options.part == "bootstrap" else rl(options)
+    return parts[part](options)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,5 @@
 """Where the time of a step goes on the GPU, from the trace of torch's profiler."""
 
-from __future__ import annotations
-
 import bisect
 import json
 import tempfile
@@ -11,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch.profiler import ProfilerActivity, profile
 
 Span = tuple[float, float]
 ON_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
@@ -19,12 +18,8 @@ _ATTENTION = ("flash", "fmha", "cudnn_generated_fort")
 _MATMUL = ("gemm", "nvjet", "cutlass", "xmma", "splitk", "cublas")
 
 
-def profile_step(step: Callable[[], object], warm: int = 1) -> dict[str, Any]:
+def profile_step(step: Callable[[], object]) -> dict[str, Any]:
     """Run `step` under the profiler: shares of the device's wall time by kind, and the longest kernels."""
-    from torch.profiler import ProfilerActivity, profile
-
-    for _ in range(warm):
-        step()
     torch.cuda.synchronize()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         step()
@@ -46,10 +41,7 @@ def breakdown(events: Iterable[dict[str, Any]]) -> dict[str, Any]:
     kernels = [event for event in events if event.get("cat") in ON_DEVICE]
     if not kernels:
         raise ValueError("the profiler saw no kernel")
-    ranges = {
-        "loss": _ranges(events, "_TokenScores"),
-        "optimizer": _ranges(events, "Optimizer.step"),
-    }
+    ranges = {"loss": _ranges(events, "_TokenScores"), "optimizer": _ranges(events, "Optimizer.step")}
     launches = {
         event["args"]["correlation"]: event
         for event in events

@@ -1,18 +1,19 @@
 """A run of the launcher as a benchmark sees it: started, waited for, ended at a limit, and what it wrote."""
 
-from __future__ import annotations
-
 import atexit
 import json
-import os
 import shutil
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from benchmarks._processes import Logged, stop
+from pipelinerl.observe.history import read_metrics
 
 STOP_S = 30.0
 POLL_S = 0.2
@@ -36,7 +37,7 @@ def leave_in_order() -> None:
     signal.signal(signal.SIGTERM, terminated)
 
 
-class LimitedRun:
+class LimitedRun(Logged):
     """A child process in a group of its own, which ends at a limit: SIGTERM first, SIGKILL for what stays.
 
     `Terminated` while its end is waited for ends it too; `terminated` says so, and whoever waited goes on
@@ -44,23 +45,15 @@ class LimitedRun:
     """
 
     def __init__(self, command: Sequence[str], log: Path, env: Mapping[str, str] | None = None) -> None:
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self.log = log
+        super().__init__(command, log, env)
         self.terminated = False
-        self._started = time.monotonic()
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                command, stdout=out, stderr=subprocess.STDOUT, env=env or os.environ, start_new_session=True
-            )
-        atexit.register(self._stop_if_running)
+        self.started = time.monotonic()
+        atexit.register(self.stop, STOP_S / 2)
 
     @property
     def seconds(self) -> float:
-        return time.monotonic() - self._started
-
-    def begun_earlier(self, other: LimitedRun) -> None:
-        """Count seconds from the start of another run, which this one replaces."""
-        self._started = other._started
+        """Since its start."""
+        return time.monotonic() - self.started
 
     def until(self, condition: Callable[[], bool], limit_s: float) -> bool:
         """Wait for something that the run does; False if it ended, or the limit (since its start) passed."""
@@ -89,24 +82,15 @@ class LimitedRun:
         self.stop(STOP_S / 2)  # whoever ended this process does not wait longer either
 
     def stop(self, wait_s: float = STOP_S) -> None:
-        """SIGTERM to the whole group, after `wait_s` SIGKILL."""
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            try:
-                os.killpg(self.process.pid, number)
-                self.process.wait(wait_s)
-            except ProcessLookupError:
-                return
-            except subprocess.TimeoutExpired:
-                continue
-
-    def _stop_if_running(self) -> None:
-        """At the end of this process, whatever ended it."""
+        """Nothing happens to one that has ended."""
         if self.process.poll() is None:
-            self.stop(STOP_S / 2)
+            stop(self.process, wait_s=wait_s)
 
-    def said(self, lines: int = 15) -> str:
-        """The end of the log."""
-        return "\n".join(self.log.read_text(errors="replace").splitlines()[-lines:])
+
+def launcher(out: Path, overrides: Sequence[str]) -> list[str]:
+    """Command line of a run in `out`."""
+    fixed = [f"output_dir={out}", "wandb.use_wandb=false"]
+    return [sys.executable, "-m", "pipelinerl.launch", *fixed, *overrides]
 
 
 def fresh(out: Path) -> Path:
@@ -116,15 +100,24 @@ def fresh(out: Path) -> Path:
     return out
 
 
-def launcher(out: Path, overrides: Sequence[str]) -> list[str]:
-    """Command line of a run in `out`."""
-    fixed = [f"output_dir={out}", "wandb.use_wandb=false"]
-    return [sys.executable, "-m", "pipelinerl.launch", *fixed, *overrides]
+@contextmanager
+def survived(name: str) -> Iterator[None]:
+    """What fails inside is said, and costs nothing beside it."""
+    try:
+        yield
+    except (Exception, SystemExit) as error:
+        print(f"{name} FAILED: {type(error).__name__}: {error}", flush=True)
 
 
 def write_partial(out: Path, found: Any) -> None:
     """What there is so far, beside where the table will be, for somebody who ends this before its end."""
     out.with_suffix(".partial").write_text(json.dumps(found, indent=1))
+
+
+def report_of(out: Path) -> dict[str, Any]:
+    """The report of a run; empty if it has written none."""
+    path = out / "report" / "report.json"
+    return json.loads(path.read_text()) if path.is_file() else {}
 
 
 def keep(out: Path, beside: Path) -> None:
@@ -133,22 +126,10 @@ def keep(out: Path, beside: Path) -> None:
     They get the name of `beside` with endings of their own.
     """
     for path in sorted(out.glob("*/metrics.jsonl")):
-        beside.with_suffix(f".{path.parent.name}.jsonl").write_bytes(path.read_bytes())
+        shutil.copy(path, beside.with_suffix(f".{path.parent.name}.jsonl"))
     with beside.with_suffix(".logs.txt").open("wb") as kept:
         for path in sorted(out.glob("**/*.log")):
             kept.write(f"==== {path.relative_to(out)}\n".encode() + path.read_bytes()[-KEPT_BYTES:] + b"\n")
-
-
-def records(out: Path, role: str) -> list[dict[str, Any]]:
-    """What a role has written to its `metrics.jsonl`; a torn last line is left out."""
-    path = out / role / "metrics.jsonl"
-    found = []
-    for line in path.read_text().splitlines() if path.is_file() else ():
-        try:
-            found.append(json.loads(line))
-        except ValueError:
-            break
-    return found
 
 
 def values(rows: Sequence[dict[str, Any]], key: str) -> list[float]:
@@ -156,18 +137,15 @@ def values(rows: Sequence[dict[str, Any]], key: str) -> list[float]:
     return [float(row[key]) for row in rows if isinstance(row.get(key), (int, float))]
 
 
-def steps_of(rows: Sequence[dict[str, Any]]) -> list[tuple[float, float, float]]:
-    """(seconds since 1970, optimizer steps done, texts trained) of each of the trainer's records."""
-    return [
-        (float(row["time"]), float(row["stats/completed_steps"]), float(row["stats/samples"]))
-        for row in rows
-        if "stats/completed_steps" in row and "stats/samples" in row
-    ]
+def steps_of(out: Path) -> list[tuple[float, float]]:
+    """(seconds since 1970, optimizer steps done) of each of the trainer's records."""
+    rows = read_metrics(out, "finetune")
+    return [(row["time"], row["stats/completed_steps"]) for row in rows if "stats/completed_steps" in row]
 
 
-def seconds_per_step(rows: Sequence[dict[str, Any]], skip: int) -> float:
+def seconds_per_step(steps: Sequence[tuple[float, float]], skip: int) -> float:
     """Mean over the steps after the first `skip`, which fill the buffers. ValueError for fewer steps."""
-    steps = [(at, done) for at, done, _ in steps_of(rows) if done >= skip]
+    steps = [(at, done) for at, done in steps if done >= skip]
     if len(steps) < 2 or steps[-1][1] <= steps[0][1]:
         raise ValueError(f"only {len(steps)} records after step {skip}; the run was too short")
     return (steps[-1][0] - steps[0][0]) / (steps[-1][1] - steps[0][1])

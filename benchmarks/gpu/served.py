@@ -1,73 +1,57 @@
-"""vLLM as a server process for the benchmarks: a model folder without weights, start, wait, stop.
+"""vLLM for the benchmarks: a model folder without weights, a server, and the offline engine as a yardstick.
 
 `VLLM_PYTHON=/path/to/python` names an environment that has vLLM where this one has none.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil
-import signal
-import subprocess
-import time
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.base.http import CallFailed, call
+from benchmarks._figures import ROOT
+from benchmarks._processes import Child, Server, started
 from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
 
-ROOT = Path(__file__).resolve().parents[2]
 TOKENIZER = ROOT / "domains/guessing/checkpoint"
 PYTHON = os.environ.get("VLLM_PYTHON")
-READY_DEADLINE_S = 300.0
-STOP_DEADLINE_S = 20.0
-QWEN3: dict[str, dict[str, int]] = {
-    "tiny": {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 4, "intermediate_size": 512},
-    "0.6B": {
-        "hidden_size": 1024,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "intermediate_size": 3072,
-    },
-    "1.7B": {
-        "hidden_size": 2048,
-        "num_hidden_layers": 28,
-        "num_attention_heads": 16,
-        "intermediate_size": 6144,
-    },
-    "4B": {
-        "hidden_size": 2560,
-        "num_hidden_layers": 36,
-        "num_attention_heads": 32,
-        "intermediate_size": 9728,
-    },
+OFFLINE_S = 240.0
+"""For the offline engine's start, and for each of its measurements."""
+# (hidden, layers, heads, feed-forward, key heads, head size, vocabulary)
+QWEN3 = {
+    "tiny": (256, 4, 4, 512, 2, 64, 2048),
+    "0.6B": (1024, 28, 16, 3072, 8, 128, 151_936),
+    "1.7B": (2048, 28, 16, 6144, 8, 128, 151_936),
+    "4B": (2560, 36, 32, 9728, 8, 128, 151_936),
 }
-"""Shapes of Qwen3; 8 key heads of 128, vocabulary 151,936, tied."""
 
 
 def model_config(size: str) -> dict[str, Any]:
-    """`config.json` of a Qwen3 of this size."""
-    shape = QWEN3[size]
+    """`config.json` of a Qwen3 of this size, with tied embeddings."""
+    hidden, layers, heads, feed_forward, key_heads, head_size, vocabulary = QWEN3[size]
     return {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
         "attention_bias": False,
         "attention_dropout": 0.0,
         "dtype": "bfloat16",
-        "head_dim": 64 if size == "tiny" else 128,
+        "head_dim": head_size,
         "hidden_act": "silu",
+        "hidden_size": hidden,
         "initializer_range": 0.02,
+        "intermediate_size": feed_forward,
         "max_position_embeddings": 40960,
-        "num_key_value_heads": 2 if size == "tiny" else 8,
+        "num_attention_heads": heads,
+        "num_hidden_layers": layers,
+        "num_key_value_heads": key_heads,
         "rms_norm_eps": 1e-06,
         "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
         "tie_word_embeddings": True,
         "use_sliding_window": False,
-        "vocab_size": 2048 if size == "tiny" else 151936,
-        **shape,
+        "vocab_size": vocabulary,
     }
 
 
@@ -80,19 +64,24 @@ def model_folder(size: str, folder: Path) -> Path:
     return folder
 
 
-def engine_options(
-    model: Path,
-    port: int,
-    transport: str,
-    kwargs: Mapping[str, Any],
-    api_servers: int = 1,
-    python: str | None = PYTHON,
-) -> VllmOptions:
-    """What the launcher would start, with dummy weights; SystemExit where there is no vLLM."""
-    version = installed_version(python)
+def named_vllm(folder: Path, version: str) -> None:
+    """Make a folder for PYTHONPATH name a package `vllm`: that of a CPU build has another name.
+
+    The command that starts several HTTP processes asks for its version, and finds the CPU by the `cpu` in it.
+    """
+    about = folder / "vllm.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+
+
+def engine_argv(
+    model: Path, port: int, transport: str, kwargs: Mapping[str, Any], api_servers: int = 1
+) -> list[str]:
+    """The command line that the launcher would write, with dummy weights. SystemExit without a vLLM."""
+    version = installed_version(PYTHON)
     if version is None:
-        raise SystemExit(f"{python or 'this interpreter'} has no vLLM")
-    return VllmOptions(
+        raise SystemExit(f"{PYTHON or 'this interpreter'} has no vLLM")
+    options = VllmOptions(
         model=str(model),
         served_model_name="bench",
         host="127.0.0.1",
@@ -102,84 +91,73 @@ def engine_options(
         version=VllmVersion.parse(version),
         kwargs={"load-format": "dummy", "dtype": "bfloat16", "enable-prefix-caching": False, **kwargs},
         api_server_count=api_servers,
-        python=python,
+        python=PYTHON,
     )
+    return serve_argv(options)
 
 
-def engine_argv(
-    model: Path, port: int, transport: str, kwargs: Mapping[str, Any], api_servers: int = 1
-) -> list[str]:
-    """The command line that the launcher would write for it."""
-    return serve_argv(engine_options(model, port, transport, kwargs, api_servers))
-
-
-class Server:
-    """An engine's process that has begun to start."""
-
-    def __init__(self, argv: Sequence[str], gpu: str, port: int, log: Path) -> None:
-        """`gpu` is an id, several with commas between them, or empty for a CPU build."""
-        log.parent.mkdir(parents=True, exist_ok=True)
-        self.log = log
-        self.url = f"http://127.0.0.1:{port}"
-        with log.open("ab") as out:
-            self.process = subprocess.Popen(
-                argv,
-                stdout=out,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **serve_env([gpu] if gpu else [])},
-                start_new_session=True,
-            )
-
-    @property
-    def group(self) -> int:
-        """Its process group."""
-        return self.process.pid
-
-    def wait_ready(self, deadline_s: float = READY_DEADLINE_S) -> None:
-        """SystemExit, which says why, if it ends or is not ready by the deadline."""
-        end = time.monotonic() + deadline_s
-        while True:
-            try:
-                call("GET", self.url, "/health", 2.0)
-                return
-            except CallFailed:
-                if self.process.poll() is not None:
-                    status = self.process.returncode
-                    raise SystemExit(f"the engine ended with status {status}; see {self.log}") from None
-                if time.monotonic() > end:
-                    problem = f"the engine is not ready after {deadline_s:g} s"
-                    raise SystemExit(f"{problem}; see {self.log}") from None
-                time.sleep(0.5)
-
-
-@contextmanager
-def started(servers: Sequence[Server]) -> Iterator[Sequence[Server]]:
-    """They and their workers are gone afterwards, all within the deadlines of one."""
-    try:
-        yield servers
-    finally:
-        stop(*(server.process for server in servers))
+def vllm_server(argv: Sequence[str], gpu: str, port: int, log: Path) -> Server:
+    """`gpu` is an id, several with commas between them, or empty for a CPU build."""
+    return Server(argv, port, log, {**os.environ, **serve_env([gpu] if gpu else [])})
 
 
 @contextmanager
 def serving(argv: Sequence[str], gpu: str, port: int, log: Path) -> Iterator[tuple[str, int]]:
     """URL and process group of an engine that is ready; it and its workers are gone afterwards."""
-    with started([Server(argv, gpu, port, log)]) as (server,):
+    server = vllm_server(argv, gpu, port, log)
+    with started(server):
         server.wait_ready()
-        yield server.url, server.group
+        yield server.url, server.process.pid
 
 
-def stop(*processes: subprocess.Popen[bytes]) -> None:
-    """SIGTERM, then SIGKILL to the whole group of each."""
-    for number, seconds in ((signal.SIGCONT, 0.0), (signal.SIGTERM, STOP_DEADLINE_S), (signal.SIGKILL, 10.0)):
-        for process in processes:
-            try:
-                os.killpg(process.pid, number)
-            except ProcessLookupError:
-                continue
-        end = time.monotonic() + seconds
-        for process in processes:
-            try:
-                process.wait(max(0.0, end - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                continue
+OFFLINE = """
+import json, os, sys, time
+import numpy as np
+from vllm import LLM, SamplingParams
+load = json.loads(sys.argv[1])
+vocab, prompt, output = (load[name] for name in ("vocab", "prompt", "output"))
+llm = LLM(model=load["model"], **load["flags"])
+rng = np.random.default_rng(1)
+def run(count, tokens):
+    prompts = [{"prompt_token_ids": rng.integers(0, vocab, prompt).tolist()} for _ in range(count)]
+    sampling = SamplingParams(max_tokens=tokens, ignore_eos=True, logprobs=0, detokenize=False)
+    started = time.perf_counter()
+    answers = llm.generate(prompts, sampling, use_tqdm=False)
+    seconds = time.perf_counter() - started
+    return {"tokens": sum(len(one.outputs[0].token_ids) for one in answers), "seconds": seconds}
+run(load["warm"], 64)
+print("READY", flush=True)
+for line in sys.stdin:
+    print("RAN " + json.dumps(run(int(line), output)), flush=True)
+"""
+
+
+class Offline(Child):
+    """The offline engine in a process of its own: it starts beside the server and measures when told to."""
+
+    def __init__(
+        self, model: Path, gpu: str, kwargs: Mapping[str, Any], load: Mapping[str, Any], log: Path
+    ) -> None:
+        """`load`: vocab, prompt and output (tokens), and how many requests come first, to `warm` it."""
+        # An empty string is a bare flag of the command line.
+        flags = {key.replace("-", "_"): value == "" or value for key, value in kwargs.items()}
+        flags = {"dtype": "bfloat16", **flags, "load_format": "dummy", "enable_prefix_caching": False}
+        flags |= {"logprobs_mode": "processed_logprobs", "hf_overrides": {"head_dtype": "float32"}}
+        argument = json.dumps({"model": str(model), "flags": flags, **load})
+        command = [PYTHON or sys.executable, "-c", OFFLINE, argument]
+        env = {**os.environ, **serve_env([gpu] if gpu else [])}
+        with log.open("ab") as errors:
+            super().__init__(f"the offline engine ({log})", command, errors, env)
+        self._ready = False
+
+    def wait_ready(self) -> None:
+        """RuntimeError when it does not start; more than once does no harm."""
+        if not self._ready:
+            self.expect("READY", OFFLINE_S)
+            self._ready = True
+
+    def wave(self, requests: int) -> tuple[int, float]:
+        """Tokens sampled for so many requests at once, and seconds; RuntimeError at the deadline."""
+        self.tell(str(requests))
+        ran = json.loads(self.expect("RAN ", OFFLINE_S))
+        return int(ran["tokens"]), float(ran["seconds"])

@@ -1,18 +1,15 @@
 """Generation through the actor's client against the offline engine: the same work on both sides."""
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
 from typing import Any
 
 from benchmarks._figures import Figure, at_least
-from benchmarks.gpu.load import Load
-from benchmarks.gpu.offline import Offline
-from benchmarks.gpu.usage import Meter, Used
-from benchmarks.gpu.wave import Clients
+from benchmarks._processes import Server
+from benchmarks.gpu.clients import clients, end_load, load, wave
+from benchmarks.gpu.served import Offline
+from benchmarks.gpu.usage import Meter, shares
 from pipelinerl.weights.send.engine_state import EngineState
 
 WARM_TOKENS = 64
@@ -22,12 +19,12 @@ GOAL = 0.95
 
 
 def _row(
-    requests: int, rate: float, usage: dict[str, Used], errors: Sequence[str] = (), what: str = ""
+    what: str, requests: int, rate: float, usage: dict[str, dict[str, float]], errors: Sequence[str] = ()
 ) -> dict[str, Any]:
     row = {
         "requests": requests,
         "tok_s": rate,
-        "usage": {role: asdict(one) for role, one in usage.items() if one.us_per_token >= 0.1},
+        "usage": {role: one for role, one in usage.items() if one["us_per_token"] >= 0.1},
         "errors": list(errors)[:3],
         "failed": len(errors),
     }
@@ -35,8 +32,16 @@ def _row(
     return row
 
 
+def steady_rate(urls: Sequence[str], seconds: float) -> float:
+    """Tokens per second that engines sample meanwhile, by their own counters."""
+    engines = [EngineState(url, 30.0) for url in urls]
+    first = [one.counters() for one in engines]
+    time.sleep(seconds)
+    return sum(one.counters().rate_since(at) for one, at in zip(engines, first))
+
+
 def served(
-    url: str, group: int, lengths: tuple[int, int, int], counts: Sequence[int], clients: int
+    server: Server, lengths: tuple[int, int, int], counts: Sequence[int], processes: int
 ) -> dict[str, Any]:
     """`waves`: a row for each number of requests; `steady`: one with the smallest always in flight.
 
@@ -45,23 +50,22 @@ def served(
     """
     vocab, prompt, output = lengths
     waves = []
-    with Clients(url, clients, vocab, prompt) as senders:
-        senders.wave(min(counts), WARM_TOKENS)
+    with clients(processes, server.url, vocab, prompt) as senders:
+        wave(senders, min(counts), WARM_TOKENS)
         for count in counts:
-            meter = Meter(group)
-            wave = senders.wave(count, output)
-            usage = meter.read(wave.tokens) | {"client": Used.of(wave.cpu_s, wave.tokens, wave.seconds)}
-            waves.append(_row(count, wave.rate, usage, wave.errors, f"served, {count} at once"))
+            meter = Meter(server.process.pid)
+            sent = wave(senders, count, output)
+            tokens, seconds = sent["tokens"], sent["seconds"]
+            usage = meter.read(tokens) | {"client": shares(sent["cpu_s"], tokens, seconds)}
+            waves.append(_row(f"served, {count} at once", count, tokens / seconds, usage, sent["errors"]))
     in_flight = min(counts)
-    with Load(url, in_flight, vocab, prompt, output) as load:
-        load.wait_through(THROUGH_S)
-        engine = EngineState(url, 30.0)
-        meter, first = Meter(group), engine.counters()
-        time.sleep(WINDOW_S)
-        rate = engine.counters().rate_since(first)
+    with load(server.url, in_flight, vocab, prompt, output) as child:
+        child.expect("THROUGH", THROUGH_S)
+        meter = Meter(server.process.pid)
+        rate = steady_rate([server.url], WINDOW_S)
         usage = meter.read(round(rate * WINDOW_S))
-    steady = _row(in_flight, rate, usage, load.result.get("errors", []), f"served, {in_flight} always")
-    return {"waves": waves, "steady": steady}
+        errors = end_load(child)["errors"]
+    return {"waves": waves, "steady": _row(f"served, {in_flight} always", in_flight, rate, usage, errors)}
 
 
 def offline(engine: Offline, counts: Sequence[int]) -> list[dict[str, Any]]:
@@ -69,13 +73,15 @@ def offline(engine: Offline, counts: Sequence[int]) -> list[dict[str, Any]]:
     engine.wait_ready()
     rows = []
     for count in counts:
-        meter = Meter(engine.group)
+        meter = Meter(engine.process.pid)
         tokens, seconds = engine.wave(count)
-        rows.append(_row(count, tokens / seconds, meter.read(tokens), what=f"offline, {count} at once"))
+        rows.append(_row(f"offline, {count} at once", count, tokens / seconds, meter.read(tokens)))
     return rows
 
 
-def _usage(name: str, row: dict[str, Any]) -> Iterator[Figure]:
+def _rate(name: str, row: dict[str, Any]) -> Iterator[Figure]:
+    """The rate with the CPU time behind it."""
+    yield Figure(name, row["tok_s"], "tok/s")
     for role, one in row["usage"].items():
         label = f"  {name}: {role}" + (f" x {one['processes']}" if one["processes"] > 1 else "")
         yield Figure(f"{label}, CPU per token", one["us_per_token"], "us")
@@ -85,26 +91,21 @@ def _usage(name: str, row: dict[str, Any]) -> Iterator[Figure]:
 def throughput_figures(
     by_servers: dict[str, dict[str, Any]], without: Sequence[dict[str, Any]], goal_of: str
 ) -> Iterator[Figure]:
-    """Rates with the CPU time behind them; the goal is that of the servers named `goal_of`."""
+    """The goal is that of the servers named `goal_of`."""
     yardstick = {row["requests"]: row["tok_s"] for row in without}
     for row in without:
-        name = f"offline engine, {row['requests']} requests"
-        yield Figure(name, row["tok_s"], "tok/s")
-        yield from _usage(name, row)
+        yield from _rate(f"offline engine, {row['requests']} requests", row)
     for servers, found in by_servers.items():
         main = servers == goal_of
         suffix = "" if main else f", {servers}"
         for row in found["waves"]:
             count = row["requests"]
             name = f"client, {count} requests{suffix}"
-            yield Figure(name, row["tok_s"], "tok/s")
-            yield from _usage(name, row)
+            yield from _rate(name, row)
             if row["failed"]:
                 yield Figure(f"  {name}: failed requests", row["failed"], "")
             if count in yardstick:
-                label, ratio = f"client / offline, {count}{suffix}", row["tok_s"] / yardstick[count]
-                yield at_least(label, ratio, "x", GOAL) if main else Figure(label, ratio, "x")
+                ratio = row["tok_s"] / yardstick[count]
+                yield at_least(f"client / offline, {count}{suffix}", ratio, "x", GOAL if main else None)
         steady = found["steady"]
-        name = f"client, {steady['requests']} always in flight{suffix}"
-        yield Figure(name, steady["tok_s"], "tok/s")
-        yield from _usage(name, steady)
+        yield from _rate(f"client, {steady['requests']} always in flight{suffix}", steady)

@@ -1,11 +1,8 @@
 """CPU time of an engine's processes, so that a rate explains itself."""
 
-from __future__ import annotations
-
 import re
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 import psutil
 
@@ -13,6 +10,8 @@ TITLE = re.compile(r"^VLLM::(\w+)")
 ROOTS = {"vllm.entrypoints.cli": "parent", "vllm.entrypoints.openai": "APIServer"}
 """Of the first process, by what is in its command line; several front-ends have a parent."""
 NUMBER = re.compile(r"_?\d+$")
+Cpu = Mapping[tuple[str, int], float]
+"""By role and process id: user and system time so far."""
 
 
 def role_of(words: str, root: bool) -> str:
@@ -24,8 +23,8 @@ def role_of(words: str, root: bool) -> str:
     return "others"
 
 
-def cpu_seconds(group: int) -> dict[tuple[str, int], float]:
-    """By role and process id: user and system time so far of the process `group` and all below it."""
+def cpu_seconds(group: int) -> Cpu:
+    """Of the process `group` and all below it."""
     found = {}
     root = psutil.Process(group)
     for process in (root, *root.children(recursive=True)):
@@ -37,33 +36,21 @@ def cpu_seconds(group: int) -> dict[tuple[str, int], float]:
     return found
 
 
-@dataclass(frozen=True)
-class Used:
-    """By the processes of one role, while so many tokens were sampled."""
+def shares(cpu_s: Sequence[float], tokens: int, seconds: float) -> dict[str, float]:
+    """Of the processes of one role: how many, CPU per sampled token of all, cores that the busiest kept busy.
 
-    processes: int
-    us_per_token: float
-    """Of all of them."""
-    busiest: float
-    """Cores that the busiest one kept busy; 1.0 is a thread of Python at its limit."""
-
-    @classmethod
-    def of(cls, cpu_s: Iterable[float], tokens: int, seconds: float) -> Used:
-        spent = list(cpu_s)
-        return cls(len(spent), 1e6 * sum(spent) / max(1, tokens), max(spent) / seconds)
+    `busiest` 1.0 is a thread of Python at its limit.
+    """
+    each = 1e6 * sum(cpu_s) / max(1, tokens)
+    return {"processes": len(cpu_s), "us_per_token": each, "busiest": max(cpu_s) / seconds}
 
 
-def used(
-    before: Mapping[tuple[str, int], float],
-    after: Mapping[tuple[str, int], float],
-    tokens: int,
-    seconds: float,
-) -> dict[str, Used]:
+def used(before: Cpu, after: Cpu, tokens: int, seconds: float) -> dict[str, dict[str, float]]:
     """By role, numbers of its processes left out (`APIServer_0`, `APIServer_1` are one)."""
     spent: dict[str, list[float]] = {}
     for (role, pid), total in after.items():
         spent.setdefault(NUMBER.sub("", role), []).append(total - before.get((role, pid), 0.0))
-    return {role: Used.of(one, tokens, seconds) for role, one in spent.items()}
+    return {role: shares(one, tokens, seconds) for role, one in spent.items()}
 
 
 class Meter:
@@ -72,6 +59,6 @@ class Meter:
     def __init__(self, group: int) -> None:
         self._group, self._begun, self._before = group, time.monotonic(), cpu_seconds(group)
 
-    def read(self, tokens: int) -> dict[str, Used]:
+    def read(self, tokens: int) -> dict[str, dict[str, float]]:
         """By role, for so many sampled tokens."""
         return used(self._before, cpu_seconds(self._group), tokens, time.monotonic() - self._begun)

@@ -1,7 +1,5 @@
 """The world, its search index and audit log, and rollouts of the policy in it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,35 +24,48 @@ from domains.privacy_hopqa.world import build, world_config
 from domains.privacy_hopqa.world.in_memory import chains_of, world_store
 from domains.privacy_hopqa.world.write import write
 
-SPLITS = ("train", "val", "test")
 
-
-@dataclass(frozen=True)
-class Rollout:
-    """One attempt: its texts with rewards, and its metrics."""
-
-    chain: Chain
-    texts: list[Captured]
-    metrics: PrivacyHopQAMetrics
-
-
+@dataclass
 class AuditedSearcher:
-    """Search in this process behind the same log that guards searches over HTTP; counts web requests."""
+    """Search in this process behind the same log that guards searches over HTTP."""
 
-    def __init__(self, searcher: StoreSearcher, audit: Audit) -> None:
-        self._searcher = searcher
-        self._audit = audit
-        self.web_requests = 0
+    searcher: StoreSearcher
+    audit: Audit
+    web_requests: int = 0
 
     async def search(self, search: Search) -> Sequence[Hit]:
         """Hits, best first. Raises AuditFailure before a web request that cannot be noted."""
         if search.source == "local":
-            return self._searcher.search_now(search)
-        with self._audit.attempt(search) as attempt:
+            return self.searcher.search_now(search)
+        with self.audit.attempt(search) as attempt:
             self.web_requests += 1
-            hits = self._searcher.search_now(search)
+            hits = self.searcher.search_now(search)
             attempt.succeeded(len(hits))
         return hits
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """Which attempt at which chain, as the audit log names it."""
+
+    chain: Chain
+    group: str
+    number: int
+    training: bool = False
+    version: int = 0
+
+    @property
+    def identity(self) -> RolloutIdentity:
+        return RolloutIdentity(
+            run_id="ci_tier",
+            rollout_id=f"{self.group}/{self.number}",
+            group_id=self.group,
+            training=self.training,
+            split=self.chain.split,
+            task_id=self.chain.task_id,
+            chain_id=self.chain.chain_id,
+            model_version=self.version,
+        )
 
 
 class Arena:
@@ -64,7 +75,7 @@ class Arena:
         world = build(world_config(size, seed=seed))
         with TemporaryDirectory() as folder:
             self.fingerprint: str = write(world, Path(folder))["fingerprint"]
-        self.chains = {split: chains_of(world, split) for split in SPLITS}
+        self.chains = {split: chains_of(world, split) for split in ("train", "val", "test")}
         self._searcher = StoreSearcher(world_store(world))
         self._prompts = load_prompts("full")
         self.web_requests = 0
@@ -72,34 +83,17 @@ class Arena:
     async def play(
         self,
         policy: Policy,
-        chain: Chain,
+        attempt: Attempt,
         settings: PrivacyHopQASettings,
         log: AuditLog,
-        identity: RolloutIdentity,
         random: np.random.Generator,
-    ) -> Rollout:
-        """One rollout. Raises RolloutFailure."""
-        audit = Audit(log, identity)
+    ) -> tuple[list[Captured], PrivacyHopQAMetrics]:
+        """One rollout: its texts with rewards, and its metrics. Raises RolloutFailure."""
+        chain, audit = attempt.chain, Audit(log, attempt.identity)
         audit.announce()
         searcher = AuditedSearcher(self._searcher, audit)
         judge = Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
-        model = PolicyModel(policy, chain, random)
-        loop = AgentLoop(chain, settings, self._prompts, model, searcher, judge)
-        episode = await loop.run()
-        texts, metrics = await evaluate_episode(episode, judge, settings, EmbeddedScorer())
+        model = PolicyModel(policy, chain, self._prompts, random)
+        episode = await AgentLoop(chain, settings, self._prompts, model, searcher, judge).run()
         self.web_requests += searcher.web_requests
-        return Rollout(chain, texts, metrics)
-
-
-def identity_of(chain: Chain, name: str, group: str, training: bool, version: int) -> RolloutIdentity:
-    """How the audit log names an attempt."""
-    return RolloutIdentity(
-        run_id="ci_tier",
-        rollout_id=name,
-        group_id=group,
-        training=training,
-        split=chain.split,
-        task_id=chain.task_id,
-        chain_id=chain.chain_id,
-        model_version=version,
-    )
+        return await evaluate_episode(episode, judge, settings, EmbeddedScorer())

@@ -1,15 +1,13 @@
 """Arms of the experiment: rollouts in groups, the project's advantages and loss weights, gradient steps."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.privacy_ci.arena import Arena, Rollout, identity_of
+from benchmarks.privacy_ci.arena import Arena, Attempt
 from benchmarks.privacy_ci.policy import Policy, Sampled
 from domains.privacy_hopqa.agent.audit import AuditLog
 from domains.privacy_hopqa.reward.capture import Captured
@@ -91,76 +89,69 @@ class Training:
         """Keep the policy as it is now."""
         self.points.append(Point(self.samples, self.rollouts, Policy(dict(self.policy.logits))))
 
+    def update(self, samples: list[Sample], decisions: Decisions, rate: float) -> None:
+        """One optimizer step on whole groups: advantages, filter, loss weights, gradient of the softmaxes.
+
+        As in the trainer, a text counts `scale * advantage * grad log p / batch size`.
+        """
+        chunk = process_chunk(samples, self.arm.rl)
+        self.filtered_groups += chunk.filtered_groups
+        self.baseline_only += sum(reason == "baseline_only" for _, reason in chunk.dropped)
+        if not chunk.ready:
+            return
+        apply_scales(chunk.ready, self.arm.rl)
+        size = len(chunk.ready)
+        weights = [
+            (decisions[t.group_id, t.rollout_index, t.step_index], t.loss_weight_scale * t.advantage / size)
+            for t in chunk.ready
+        ]
+        self.policy.step(weights, rate)
+        self.samples += size
+
 
 def train(arm: Arm, arena: Arena, recipe: Recipe, seed: int, folder: Path) -> Training:
     """Train from the base policy. The audit log of the rollouts lies in `folder`."""
-    training = Training(arm)
-    log = AuditLog.of_run(folder)
-    for step, indices in enumerate(_batches(len(arena.chains["train"]), recipe, seed)):
+    training, log = Training(arm), AuditLog.of_run(folder)
+    draw = np.random.default_rng([seed, 1])
+    for step in range(recipe.steps):
         if step % recipe.evaluate_every == 0:
             training.mark()
         decisions: Decisions = {}
-        samples = asyncio.run(
-            _groups(training, arena, indices, recipe.attempts, (seed, step), log, decisions)
-        )
-        _update(training, samples, decisions, recipe.rate)
+        samples: list[Sample] = []
+        for index in draw.choice(len(arena.chains["train"]), recipe.groups, replace=False).tolist():
+            for number in range(recipe.attempts):
+                attempt = Attempt(arena.chains["train"][index], f"{step}/{index}", number, True, step)
+                random = np.random.default_rng([seed, step, index, number])
+                played = arena.play(training.policy, attempt, arm.settings, log, random)
+                samples += played_samples(asyncio.run(played)[0], attempt, decisions)
+                training.rollouts += 1
+        training.update(samples, decisions, recipe.rate)
     training.mark()
     log.close()
     return training
 
 
-async def _groups(
-    training: Training,
-    arena: Arena,
-    indices: np.ndarray,
-    attempts: int,
-    key: tuple[int, int],
-    log: AuditLog,
-    decisions: Decisions,
-) -> list[Sample]:
-    """The samples of one step: a group of attempts at each chain. `key` is (seed, step)."""
-    samples: list[Sample] = []
-    for index in indices.tolist():
-        chain, group = arena.chains["train"][index], f"{key[1]}/{index}"
-        for attempt in range(attempts):
-            random = np.random.default_rng([*key, index, attempt])
-            identity = identity_of(chain, f"{group}/{attempt}", group, True, key[1])
-            settings = training.arm.settings
-            rollout = await arena.play(training.policy, chain, settings, log, identity, random)
-            samples += _samples(rollout, group, attempt, key[1], decisions)
-            training.rollouts += 1
-    return samples
-
-
-def _batches(n_chains: int, recipe: Recipe, seed: int) -> Iterator[np.ndarray]:
-    """Indices of the chains of each step, without repeats within a step."""
-    random = np.random.default_rng([seed, 1])
-    for _ in range(recipe.steps):
-        yield random.choice(n_chains, recipe.groups, replace=False)
-
-
-def _samples(rollout: Rollout, group: str, attempt: int, version: int, decisions: Decisions) -> list[Sample]:
+def played_samples(rollout: Sequence[Captured], attempt: Attempt, decisions: Decisions) -> list[Sample]:
     """The rollout's samples; their decisions are added to `decisions`."""
-    for step, captured in enumerate(rollout.texts):
-        decisions[group, attempt, step] = captured.record.call
-    texts = [_text(captured) for captured in rollout.texts]
-    return samples_of(texts, RolloutOrigin(group, attempt, version, training=True))
+    for step, captured in enumerate(rollout):
+        decisions[attempt.group, attempt.number, step] = captured.record.call
+    origin = RolloutOrigin(attempt.group, attempt.number, attempt.version, training=True)
+    return samples_of([text_of(captured) for captured in rollout], origin)
 
 
-def _text(captured: Captured) -> TrainingText:
+def text_of(captured: Captured) -> TrainingText:
     """The decision as a sample. Tokens are bytes; the choice's log-probability stands on the first one."""
     sampled: Sampled = captured.record.call
     prompt, output = sampled.prompt.encode(), sampled.text.encode()
+    ids = np.frombuffer(prompt + output, np.uint8).astype(np.int32)
     logprobs = np.zeros(len(output), np.float32)
     logprobs[0] = sampled.logprob
     return TrainingText(
         text=sampled.prompt + sampled.text,
         n_predicted=len(sampled.text),
         reward=captured.reward,
-        input_ids=np.frombuffer(prompt + output, np.uint8).astype(np.int32),
-        labels=np.concatenate(
-            [np.full(len(prompt), MASKED_TOKEN_ID, np.int32), np.frombuffer(output, np.uint8)]
-        ),
+        input_ids=ids,
+        labels=np.where(np.arange(len(ids)) < len(prompt), MASKED_TOKEN_ID, ids),
         logprobs=logprobs,
         ref_logprobs=logprobs,
         finished=True,
@@ -172,24 +163,3 @@ def _text(captured: Captured) -> TrainingText:
         role=captured.role,
         metadata=dict(captured.metadata),
     )
-
-
-def _update(training: Training, samples: list[Sample], decisions: Decisions, rate: float) -> None:
-    """One optimizer step on whole groups: advantages, filter, loss weights, gradient of the softmaxes.
-
-    As in the trainer, a text counts `scale * advantage * grad log p / batch size`.
-    """
-    rl = training.arm.rl
-    chunk = process_chunk(samples, rl)
-    training.filtered_groups += chunk.filtered_groups
-    training.baseline_only += sum(reason == "baseline_only" for _, reason in chunk.dropped)
-    if not chunk.ready:
-        return
-    apply_scales(chunk.ready, rl)
-    size = len(chunk.ready)
-    weights = [
-        (decisions[t.group_id, t.rollout_index, t.step_index], t.loss_weight_scale * t.advantage / size)
-        for t in chunk.ready
-    ]
-    training.policy.step(weights, rate)
-    training.samples += size

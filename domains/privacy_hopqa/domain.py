@@ -1,4 +1,7 @@
-"""What the core knows of this domain: settings, world, retrieval server, checks, report."""
+"""What the core knows of this domain: settings, world, services, checks, demonstrations, report.
+
+The launcher, the report and the bootstrap call these hooks; `domain_hooks` of the configuration names them.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Settings of the domain (the block `privacy_hopqa`), with the published recipe's names and defaults."""
+"""Settings of the domain (the block `privacy_hopqa`), with the published recipe's names and defaults.
+
+The domain's hooks check them at the start of a run; the agent and the rewards read them from then on.
+"""
 
 from __future__ import annotations
 

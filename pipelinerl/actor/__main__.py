@@ -35,6 +35,7 @@ def main() -> int:
         asyncio.run(run_actor(cfg, output_dir, args.job))
     except Exception as error:
         logging.getLogger(__name__).info("the actor ends", exc_info=error)
+        # These say what is wrong in their own words; of any other error the type is half of the message.
         text = str(error) if isinstance(error, MEANT_FOR_PEOPLE) else reason_of(error)
         print(f"actor: {text}", file=sys.stderr, flush=True)
         return 1

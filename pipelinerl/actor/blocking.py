@@ -38,6 +38,7 @@ class BlockingCalls:
                 raise concurrent.futures.CancelledError("the rollout was given up")
             future = asyncio.run_coroutine_threadsafe(asked(), self._loop)
             self._open.add(future)
+        # The deadline is the rollout's: a request has its own, so this ends a wait for a loop that is gone.
         try:
             return future.result(self._deadline_s)
         finally:

@@ -31,6 +31,8 @@ class LagBudget:
         # max_lag=0 the weights of one version may sample all that is trained until the next one. Versions
         # come in steps of U, so a bound between two of them admits no more than the lower one.
         self.bound = None if max_lag is None else (max_lag // texts_per_update + 1) * texts_per_update
+        # Levels and not rates: a version that is announced, or heard of, late or together with the next one
+        # changes nothing in the end.
         self.produced = start_version + replayed
         """Texts of finished groups, counted from the restored version, with those kept over a resume."""
         self.running_rollouts = 0
@@ -80,7 +82,7 @@ class LagBudget:
     def group_finished(self, texts: int, published: int) -> None:
         """A group whose rollouts had `texts` texts ended, and `published` of them went into the stream."""
         self.running_texts -= texts
-        self.produced += published
+        self.produced += published  # 0 for a dropped group, whose place is free for another at once
 
     def observe(self, texts: int) -> None:
         """Learn how many texts a rollout has (evaluation rollouts teach it as well)."""

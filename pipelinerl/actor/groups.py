@@ -136,7 +136,7 @@ class GroupTable:
         """Take in how a rollout ended; None if it was cancelled meanwhile."""
         start = self._running.pop(rollout.key, None)
         if start is None:
-            return None
+            return None  # its slot was released when it was cancelled
         self.slots.release(start.engine, start.worker)
         start.group.running.discard(rollout.key)
         start.group.finished[start.rollout_index] = rollout

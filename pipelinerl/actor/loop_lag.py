@@ -51,6 +51,7 @@ class LoopLag:
 
     def _watch(self) -> None:
         reported = False
+        # Once per block: a rollout that blocks for a minute is one line and not four a second.
         while not self._stopping.wait(WATCH_EVERY_S):
             silent_s = time.monotonic() - self._beat
             blocked = silent_s > BLOCKED_AFTER_S

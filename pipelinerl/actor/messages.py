@@ -111,7 +111,7 @@ class Channel:
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter):
         self._reader, self._writer = reader, writer
-        self._encode, self._decode = RecordEncoder().encode, record_decoder()
+        self._encode, self._decode = RecordEncoder().encode, record_decoder(Message)
         self._pending: list[Any] = []
         self._flush_handle: asyncio.Handle | None = None
 
@@ -129,6 +129,7 @@ class Channel:
 
     def flush(self) -> None:
         self._flush_handle = None
+        # A channel that is closing has nobody at its other end, which is noticed where messages are read.
         if self._pending and not self._writer.is_closing():
             body = b"".join(self._pending)
             self._writer.writelines((_LENGTH.pack(len(body)), body))
@@ -150,7 +151,7 @@ class Channel:
             at += HEADER_SIZE
             # A copy: arrays are views, and those of one sample shall not keep all others in memory.
             payload = bytearray(body[at : at + header[0]])
-            messages.append(msgspec.convert(self._decode(header, memoryview(payload)), Message))
+            messages.append(self._decode(header, memoryview(payload)))
             at += header[0]
         return messages
 

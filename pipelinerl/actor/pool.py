@@ -103,6 +103,7 @@ class WorkerPool:
     def _death(self, index: int) -> WorkerDied:
         if reason := self._last_words.get(index):
             return WorkerDied(f"rollout worker {index}: {reason}")
+        # The channel closes a moment before the kernel has the exit code.
         try:
             code = self._processes[index].wait(timeout=1.0)
         except subprocess.TimeoutExpired:
@@ -133,10 +134,10 @@ class WorkerPool:
 
     async def stop(self) -> None:
         """End all workers; those that do not within the deadline are killed, by process id."""
-        self._stopping = True
+        self._stopping = True  # from now on a closed channel is what we asked for, not a death
         for channel in self._channels:
             channel.send(Stop())
-            channel.flush()
+            channel.flush()  # now: the loop may not turn again before the processes are waited for
         with waiting("rollout workers to stop", STOP_DEADLINE_S) as wait:
             for index, process in enumerate(self._processes):
                 try:
@@ -151,7 +152,7 @@ class WorkerPool:
             # The processes are gone: what is left to read are their last messages.
             with waiting("the last messages of rollout workers", STOP_DEADLINE_S):
                 await asyncio.wait(self._readers, timeout=STOP_DEADLINE_S)
-        # Readers first: they end by themselves once they have passed on what dying workers still said.
+        # A reader that is still there after the deadline is stuck in handling a message.
         for reader in self._readers:
             reader.cancel()
         for channel in self._channels:

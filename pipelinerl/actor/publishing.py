@@ -32,6 +32,7 @@ class StreamWriterThread:
 
     def put(self, topic: str, record: Any) -> None:
         """Queue a record, whatever the capacity. Raises the error of an earlier write."""
+        # A complete group is kept, however many there are; `full` keeps new ones from starting.
         self.check()
         self._items.put((topic, record))
 
@@ -55,6 +56,6 @@ class StreamWriterThread:
                 self._write(*item)
             except BaseException as error:  # handed to the loop, which ends the run with it
                 self._error = error
-                self._on_room()
-                return
+                self._on_room()  # the loop looks at `check` when it is woken
+                return  # nothing behind the failed record may be written: the stream is in order or it ends
             self._on_room()

@@ -37,7 +37,7 @@ class Reporter:
 
     def pulse(self, pulse: Pulse) -> None:
         self._lags.add(pulse.loop_lags_s)
-        self._requests[pulse.worker] = pulse.requests
+        self._requests[pulse.worker] = pulse.requests  # totals since the worker's start
 
     def stage(self, scheduler: Scheduler) -> None:
         """What the actor is at, for the status file."""
@@ -74,6 +74,7 @@ class Reporter:
         for requests in self._requests.values():
             for name, value in requests.items():
                 totals[name] = totals.get(name, 0.0) + value
+        # These are ratios: summed like counters they would grow with the number of workers.
         for name in ("bytes_per_token", "exact_versions", "engine_idle_share"):
             if name in totals:
                 totals[name] /= len(self._requests)
@@ -82,6 +83,7 @@ class Reporter:
     def finished_evaluation(self, evaluation: EvaluationPass, version: int) -> None:
         """One record: means under `test_`, and the values of each problem."""
         stats = GroupStats()
+        # One by one: as one group, every test problem would count as an attempt at the same problem.
         for rollout in evaluation.rollouts.values():
             stats.add_group([rollout])
         means = stats.take("test_") | {"trainer_model_version": version}

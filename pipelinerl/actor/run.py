@@ -120,6 +120,7 @@ class Actor:
             self._turn()
             await self.finished
         finally:
+            # Before the workers stop: threads that still call would wake a loop that is about to end.
             self._closed = True
             checks.cancel()
             self.finished.cancel()
@@ -138,6 +139,7 @@ class Actor:
 
     def close(self) -> None:
         """Flush and close what was opened; after `run`."""
+        # The writer first, since it uses the streams; they are closed even if it fails with its last groups.
         try:
             self.writer.close(CLOSE_DEADLINE_S)
         finally:
@@ -191,6 +193,7 @@ class Actor:
             self._snapshot()
             self.reporter.report(self.scheduler, self.writer.size)
         if self.state.training_done and not self.scheduler.training_done:
+            # Nobody would train on what still runs, and the engines are needed for the last evaluation.
             by_worker: dict[int, list[int]] = {}
             for start in self.scheduler.finish_training():
                 by_worker.setdefault(start.worker, []).append(start.key)

@@ -117,6 +117,7 @@ class RolloutRunner:
     async def _play(self, llm: TrainableLLM, problem: dict[str, Any]) -> Any:
         if not self._plain:
             return await self._policy(self._cfg, llm, problem, self._session)
+        # A thread has no context of its own: ROLLOUT_ORIGIN would be missing in the domain's logs.
         inside = contextvars.copy_context().run
         result = await asyncio.get_running_loop().run_in_executor(
             self._executor, inside, self._policy, self._cfg, llm, problem, self._session

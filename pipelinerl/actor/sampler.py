@@ -28,6 +28,7 @@ class ProblemSampler:
         # A generator for each draw: a resumed run needs the number of draws and no generator's state.
         rng = random.Random(f"draw:{self.seed}:{self.drawn}")
         self.drawn += 1
+        # With replacement, as upstream: a draw does not depend on which rollouts have come back.
         if self.mixture is None:
             return rng.randrange(len(self.problems))
         self.mixture.rng = rng

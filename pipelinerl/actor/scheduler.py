@@ -205,6 +205,7 @@ class Scheduler:
             self._finish_training_rollout(start, rollout, name)
         else:
             self._finish_test_rollout(start, rollout, name)
+        # After it was counted: the run's accounting adds up also when this rollout is the one that ends it.
         self.failures.record(rollout.reason if failed else None)
         if failed and self._on_error == "stop":
             raise RunFailed(f"rollout {name} failed (actor.on_rollout_error=stop): {rollout.reason}")
@@ -256,7 +257,7 @@ class Scheduler:
         count = sum(len(rollout.samples) for rollout in group.finished.values())
         self.budget.group_finished(count, count if verdict.publish else 0)
         domain = next((rollout.domain for rollout in group.finished.values()), None)
-        self.sampler.record_completion(domain)
+        self.sampler.record_completion(domain)  # dropped or not: a domain that fails is not drawn ever more
         self.effects.finished_group(group)
         if verdict.publish:
             self.published_texts += count

@@ -89,6 +89,7 @@ class GroupStats:
 
     def _add(self, rollout: FinishedRollout) -> None:
         self._all.add(rollout)
+        # A set: where a domain's only dataset has its name, a rollout counts once.
         for part in {rollout.dataset, rollout.domain} - {None}:
             self._parts[str(part)].add(rollout)
         self._latencies.append(rollout.latency_s)
@@ -137,6 +138,7 @@ class Throughput:
         self._before_s = start_s
 
     def add_group(self, rollouts: Iterable[FinishedRollout], now_s: float) -> None:
+        # The window begins when the group before it was complete, or one group would have no duration.
         if len(self._groups) == self._groups.maxlen:
             self._before_s = self._groups[0].time_s
         samples = [sample for rollout in rollouts for sample in rollout.samples]

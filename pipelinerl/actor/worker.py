@@ -93,6 +93,7 @@ class Worker:
                 break
             for count, message in enumerate(messages, start=1):
                 self._handle(message)
+                # After an update hundreds of rollouts may start at once; others get their turn in between.
                 if count % STARTS_PER_TURN == 0:
                     await asyncio.sleep(0)
         pulse.cancel()
@@ -185,6 +186,7 @@ async def serve(output_dir: str, job: int, index: int, fd: int) -> None:
     try:
         await _serve(load(output_dir), load_tree(output_dir, job), index, channel)
     except Exception as error:
+        # The reason goes ahead of the closing channel; without it the scheduler had only an exit code.
         channel.send(Died(index, reason_of(error)))
         raise
     finally:
@@ -200,6 +202,7 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
         generate_s=cfg.engine.generate_deadline_s,
         stall_s=cfg.engine.stall_deadline_s,
     )
+    # No limit of its own: how many requests run at once is decided by the scheduler's slots.
     connector = aiohttp.TCPConnector(limit=0)
     async with (
         aiohttp.ClientSession(connector=connector, cookie_jar=aiohttp.DummyCookieJar()) as session,
@@ -211,9 +214,11 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
             announced_at=lambda: news.at,
         ) as fleet,
     ):
+        # Only a running engine knows its context, and without one no prompt could be cut to fit.
         await fleet.wait_ready(cfg.engine.start_deadline_s)
         size = await context_size(fleet.in_rotation, session, deadlines)
         train_llm, test_llm = make_llm(cfg, False, size), make_llm(cfg, True, size)
+        # A plain function occupies a thread for as long as its rollout runs, so there is one for each slot.
         threads = cfg.actor.llm_max_rollouts * len(engines)
         runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, cfg.actor, threads)
         await Worker(index, channel, fleet, runner, news, frozen).serve(engines)
@@ -227,6 +232,7 @@ def main() -> int:
     parser.add_argument("--fd", type=int, required=True, help="end of the socket pair to the scheduler")
     parser.add_argument("--parent", type=int, required=True, help="process id of the scheduler")
     args = parser.parse_args()
+    # First of all: the scheduler may be killed while the imports of a domain still run.
     die_with_parent(args.parent)
     setup_logging(Path(args.output_dir), "actor", f"worker_{args.worker}")
     try:

@@ -38,13 +38,13 @@ class Held(msgspec.Struct, frozen=True, eq=False):
         return [*written, *self.buffered]
 
 
-def can_be_resumed_from(
-    version: int, texts_per_step: int, interval: int, every: int, also: Iterable[int], last: int
-) -> bool:
-    """Whether a checkpoint is saved at `version` or before the next one, `interval` texts later."""
-    first = -(-version // texts_per_step)
-    steps = range(first, first + max(1, -(-interval // texts_per_step)))
-    return any(step % every == 0 or step == last or step in set(also) for step in steps)
+def can_be_resumed_from(version: int, cfg: Config) -> bool:
+    """Whether a checkpoint is saved at `version` or before the next one."""
+    derived, tune = cfg.derived, cfg.finetune
+    first = -(-version // derived.texts_per_step)  # a version from before the batch size was changed
+    steps = range(first, first + derived.texts_per_update // derived.texts_per_step)
+    saved = {tune.last_step, *tune.also_save_steps}
+    return any(step % tune.save_checkpoint_steps == 0 or step in saved for step in steps)
 
 
 class Keeper:
@@ -72,17 +72,10 @@ class Keeper:
         if version is None or version <= self._seen:
             return
         self._seen = version
-        derived, tune = self._cfg.derived, self._cfg.finetune
-        while self._ahead and self._ahead[0][0] < version // derived.texts_per_step:
+        done = version // self._cfg.derived.texts_per_step
+        while self._ahead and self._ahead[0][0] < done:
             self._ahead.popleft()
-        if can_be_resumed_from(
-            version,
-            derived.texts_per_step,
-            derived.texts_per_update,
-            tune.save_checkpoint_steps,
-            tune.also_save_steps,
-            tune.last_step,
-        ):
+        if can_be_resumed_from(version, self._cfg):
             state = {"ahead": list(self._ahead), "buffered": list(buffered), "position": position}
             self._snapshots.save(version, state)
 

@@ -167,8 +167,10 @@ def parse_header(data: Buffer) -> Header:
     return length, skeleton, payload_hash
 
 
-def record_decoder() -> Callable[[Header, memoryview], Tree]:
+def record_decoder(kind: Any = Any) -> Callable[[Header, memoryview], Tree]:
     """A function that checks a payload and turns it back into a tree. Not thread-safe: one for each reader.
+
+    `kind` is what the tree must be, in msgspec's terms, such as a union of tagged structs.
 
     Arrays are views of the payload (writable if it is). It raises CorruptRecord if the checksum, the msgpack
     or an array does not hold up. A closure and not an object: a variable is found in half the time of an
@@ -193,7 +195,7 @@ def record_decoder() -> Callable[[Header, memoryview], Tree]:
         end = start + size
         return array
 
-    decode_skeleton = msgspec.msgpack.Decoder(ext_hook=next_array).decode
+    decode_skeleton = msgspec.msgpack.Decoder(kind, ext_hook=next_array).decode
 
     def decode(header: Header, data: memoryview) -> Tree:
         nonlocal payload, end

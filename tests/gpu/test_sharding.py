@@ -8,7 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-from tests.unit.finetune.test_ranks import DEADLINE_S, one_rank, prepare, results, start_ranks
+from tests.unit.finetune.test_ranks import (
+    DEADLINE_S,
+    SHARDED,
+    SHARDED_GRADIENTS,
+    one_rank,
+    prepare,
+    results,
+    start_ranks,
+)
 
 pytestmark = [
     pytest.mark.gpu,
@@ -20,14 +28,14 @@ pytestmark = [
 @pytest.mark.parametrize(
     "fields",
     [
-        {"sharding": {}, "gradient_checkpointing": True, "ends": [2, 4]},
-        {"sharding": None},
-        {"sharding": {"keep_gathered": True}, "compile": True},
+        SHARDED | {"gradient_checkpointing": True, "ends": [2, 4]},
+        {},
+        SHARDED_GRADIENTS | {"compile": True},
     ],
 )
 def test_two_gpus_equal_one(tmp_path: Path, fields: dict[str, Any]) -> None:
     one, two = prepare(tmp_path / "one", 1), prepare(tmp_path / "two", 2)
-    common = {"device": "cuda", "bfloat16": True}
+    common = {"hardware": {"kind": "gpu"}, "load_as_bf16": True}
     one_rank(one, **common)
     for code, said in start_ranks(two, 2, **common, **fields):
         assert code == 0, said[-2000:]

@@ -10,8 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.gpu.runs import LimitedRun, launcher, records, values
+from benchmarks.gpu.runs import LimitedRun, launcher, values
 from pipelinerl.inference.vllm import VllmVersion, installed_version
+from pipelinerl.observe.history import read_metrics
 from tests.pipeline.conftest import ROOT
 from tests.support.contract.live_vllm import Installation, plug_in
 
@@ -38,8 +39,8 @@ def test_the_privacy_agent_trains_with_vllm_and_engine_and_trainer_agree(tmp_pat
     out = tmp_path / "run"
     run = LimitedRun(launcher(out, overrides), tmp_path / "log", {**os.environ, "PYTHONPATH": path})
     assert run.end(DEADLINE_S) == 0, run.said(40)
-    compared = values(records(out, "finetune"), "weights/parity_max_abs")
+    compared = values(read_metrics(out, "finetune"), "weights/parity_max_abs")
     assert len(compared) >= STEPS and max(compared) < 1e-4
     exact = VllmVersion.parse(installed_version(PYTHON) or "").reports_versions
-    assert records(out, "actor")[-1]["actor/requests/exact_versions"] == float(exact)
+    assert read_metrics(out, "actor")[-1]["actor/requests/exact_versions"] == float(exact)
     assert (out / "report" / "report.md").is_file()

@@ -108,38 +108,37 @@ def groups(model: type[BaseModel] = Config, name: str = "cfg") -> Iterator[tuple
 
 
 GROUPS = dict(groups())
-HANDED_ON = {"options": {"weights"}}
-"""Names under which code takes a group as a mapping."""
 
 
 @cache
 def named_in_code() -> frozenset[tuple[str, str]]:
     """(owner, name) of every attribute or item that READERS read.
 
-    `rules = cfg.actor; rules.attempts` counts as `actor.attempts`: names are followed within a function, from
+    `rules = cfg.actor; rules.attempts` counts as `actor.attempts`: names are followed within a file, from
     assignments, from parameters that are annotated with a section, and from `self` in a section's methods.
     """
     found: set[tuple[str, str]] = set()
     for source in READERS:
         module = ast.parse(source.read_text(encoding="utf-8"))
-        found |= set(_reads_within(module, {}))
+        found |= set(_reads_within(module, _owners(module)))
         for node in ast.walk(module):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                found |= set(_reads_within(node, HANDED_ON | dict(_annotated(node))))
-            elif isinstance(node, ast.ClassDef) and node.name in GROUPS:
+            if isinstance(node, ast.ClassDef) and node.name in GROUPS:
                 found |= set(_reads_within(node, {"self": {GROUPS[node.name]}}))
     return frozenset(found)
 
 
-def _annotated(function: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[str, set[str]]]:
-    for argument in (*function.args.args, *function.args.kwonlyargs):
-        if isinstance(argument.annotation, ast.Name) and argument.annotation.id in GROUPS:
-            yield argument.arg, {GROUPS[argument.annotation.id]}
+def _owners(module: ast.Module) -> dict[str, set[str]]:
+    """What each name of a file may stand for."""
+    owners: dict[str, set[str]] = {}
+    for node in ast.walk(module):
+        if isinstance(node, ast.arg) and isinstance(node.annotation, ast.Name):
+            owners.setdefault(node.arg, set()).update(filter(None, [GROUPS.get(node.annotation.id)]))
+    for alias, owner in _aliases(module):
+        owners.setdefault(alias, set()).update({owner} | owners.get(owner, set()))
+    return owners
 
 
-def _reads_within(scope: ast.AST, known: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
-    for alias, aliased_owner in _aliases(scope):
-        known.setdefault(alias, set()).add(aliased_owner)
+def _reads_within(scope: ast.AST, owners: dict[str, set[str]]) -> Iterator[tuple[str, str]]:
     for node in ast.walk(scope):
         owner: str | None = None
         name: str | None = None
@@ -150,8 +149,7 @@ def _reads_within(scope: ast.AST, known: dict[str, set[str]]) -> Iterator[tuple[
         elif isinstance(node, ast.Subscript):
             owner, name = _last(node.value), _constant([node.slice])
         if owner is not None and name is not None:
-            yield owner, name
-            yield from ((aliased, name) for aliased in known.get(owner, ()))
+            yield from ((one, name) for one in {owner} | owners.get(owner, set()))
 
 
 def _aliases(scope: ast.AST) -> Iterator[tuple[str, str]]:
@@ -165,8 +163,8 @@ def _aliases(scope: ast.AST) -> Iterator[tuple[str, str]]:
             for name, value in pairs:
                 values = [value.body, value.orelse] if isinstance(value, ast.IfExp) else [value]
                 for last in filter(None, map(_last, values)):
-                    if isinstance(name, ast.Name):
-                        yield name.id, last
+                    if (alias := _last(name)) is not None:
+                        yield alias, last
 
 
 def _last(node: ast.AST) -> str | None:

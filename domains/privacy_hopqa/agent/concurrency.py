@@ -1,4 +1,4 @@
-"""Running several awaitables at once, so that none outlives the others."""
+"""Running several awaitables at once, so that none outlives the others: searches, reads, questions."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence

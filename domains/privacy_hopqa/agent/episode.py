@@ -1,4 +1,7 @@
-"""What happened in one rollout, as typed records: the input of rewards, privacy, metrics and capture."""
+"""What happened in one rollout, as typed records.
+
+Loop, retrieval and settler write them; rewards, the privacy penalty, metrics and sampled traces read them.
+"""
 
 from __future__ import annotations
 

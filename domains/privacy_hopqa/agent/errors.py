@@ -1,4 +1,7 @@
-"""What can go wrong in a rollout. Kinds are set where an error is raised, never guessed from its message."""
+"""What can go wrong in a rollout, for the loop and the rollout policy to tell apart.
+
+Kinds are set where an error is raised, never guessed from its message.
+"""
 
 from enum import StrEnum
 

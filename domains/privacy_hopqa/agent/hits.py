@@ -1,4 +1,4 @@
-"""From the hits of the retrieval service to documents."""
+"""From the hits of the retrieval service to documents; both searchers, over HTTP and in process, parse so."""
 
 from __future__ import annotations
 

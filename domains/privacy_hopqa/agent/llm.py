@@ -1,4 +1,7 @@
-"""The rollout policy behind an engine as the loop's model, with the token budget of every call."""
+"""The rollout policy behind an engine as the loop's model; the rollout policy makes one per rollout.
+
+Every call gets a token budget of its own, so that prompt and answer together fit the context.
+"""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
 """The candidate pool of one iteration: windows from memory and from hits, grouped into parent documents.
 
-Pure: documents in, ranked parents out. Ranks are 1-based places in a result list; memory has rank 0.
+Retrieval builds it, the loop makes cards of it, the settler reads from it. Pure: documents in, ranked parents
+out. Ranks are 1-based places in a result list; memory has rank 0 and so comes first.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from domains.privacy_hopqa.agent.interfaces import Card, Document, Hit, WindowView
-from domains.privacy_hopqa.agent.windows import Candidate, match_scores, query_terms, select, split
+from domains.privacy_hopqa.agent.windows import RankedWindow, match_scores, query_terms, select, split
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
 SNIPPET_BUDGET_CHARS = 4000
@@ -37,7 +38,7 @@ class Parent:
     document: Document
     window_count: int
     in_memory: bool
-    candidates: list[Candidate]
+    candidates: list[RankedWindow]
     terms: set[str] = field(default_factory=set)
     """What was looked for when the document was found."""
 
@@ -93,7 +94,7 @@ def build_pool(
     return Pool(cut, len(kept), _count_windows(kept), _count_windows(cut))
 
 
-def _order(candidate: Candidate) -> tuple[int, float, str]:
+def _order(candidate: RankedWindow) -> tuple[int, float, str]:
     return candidate.rank, -candidate.score, candidate.window.id
 
 
@@ -118,14 +119,14 @@ def _add(
     )
     parent = parents.get(document.doc_id)
     if parent is None:
-        candidates = [Candidate(window) for window in windows]
+        candidates = [RankedWindow(window) for window in windows]
         parent = parents[document.doc_id] = Parent(document, len(windows), found.rank == 0, candidates)
     parent.terms |= query_terms(match_query)
     for candidate, match in zip(parent.candidates, matches):
         candidate.merge(found.rank, found.hit.score, match, found.query)
 
 
-def windows_to_read(parent: Parent, settings: PrivacyHopQASettings) -> list[Candidate]:
+def windows_to_read(parent: Parent, settings: PrivacyHopQASettings) -> list[RankedWindow]:
     """The windows of a chosen parent that are read, in document order.
 
     Documents of few windows are read whole; of others the best unread windows and their neighbours.
@@ -140,7 +141,7 @@ def windows_to_read(parent: Parent, settings: PrivacyHopQASettings) -> list[Cand
     )
 
 
-def window_view(parent: Parent, candidate: Candidate) -> WindowView:
+def window_view(parent: Parent, candidate: RankedWindow) -> WindowView:
     """The window as a read call sees it."""
     document = parent.document
     return WindowView(

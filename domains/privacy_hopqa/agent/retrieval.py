@@ -1,4 +1,4 @@
-"""Searches of one plan, run in parallel, and the candidate pool they give."""
+"""Searches of one plan, run in parallel, and the candidate pool they give; called by the loop."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""From chosen documents to an answer: read their windows, resolve, read more while that is asked for."""
+"""From chosen documents to an answer: read their windows, resolve, read more while that is asked for.
+
+The loop calls it once per iteration that has anything to read or to resolve.
+"""
 
 from __future__ import annotations
 
@@ -17,8 +20,9 @@ from domains.privacy_hopqa.agent.interfaces import (
     Stage,
     WindowView,
 )
-from domains.privacy_hopqa.agent.pool import Candidate, Parent, Pool, make_cards, window_view, windows_to_read
+from domains.privacy_hopqa.agent.pool import Parent, Pool, make_cards, window_view, windows_to_read
 from domains.privacy_hopqa.agent.stages import ReadResult, ResolveResult, parse_read, parse_resolution
+from domains.privacy_hopqa.agent.windows import RankedWindow
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
@@ -75,7 +79,7 @@ class Settler:
             state.read_documents[parent.doc_id] = parent.document
 
     async def _read_one(
-        self, state: HopState, view: HopView, parent: Parent, candidate: Candidate
+        self, state: HopState, view: HopView, parent: Parent, candidate: RankedWindow
     ) -> ReadNote:
         """One read; an unusable answer counts as a negative read."""
         window = window_view(parent, candidate)
@@ -146,7 +150,8 @@ class Settler:
         """Take the answer, and keep the documents that support it for later hops."""
         state.answer, state.justification = result.answer, result.justification
         positives = state.positive_reads
-        agreeing = [read.parent_id for read in positives if _same(read.answer, result.answer)]
+        words = result.answer.casefold().split()
+        agreeing = [read.parent_id for read in positives if read.answer.casefold().split() == words]
         supporting = result.supporting or agreeing or [read.parent_id for read in positives]
         for doc_id in supporting:
             self._episode.memory[doc_id] = state.read_documents[doc_id]
@@ -171,7 +176,3 @@ def _resolver_reads(state: HopState) -> tuple[ReadNote, ...]:
     positive = [i for i, read in enumerate(state.reads) if read.positive][-MAX_RESOLVE_READS:]
     last = range(max(0, len(state.reads) - MAX_RESOLVE_READS), len(state.reads))
     return tuple(state.reads[i] for i in sorted({*positive, *last}))
-
-
-def _same(left: str, right: str) -> bool:
-    return left.casefold().split() == right.casefold().split()

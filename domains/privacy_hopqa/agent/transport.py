@@ -16,9 +16,7 @@ import aiohttp
 
 from domains.privacy_hopqa.agent.errors import TransportFailure
 
-BACKOFF_S = (0.5, 1.0, 2.0)
 MAX_RETRY_AFTER_S = 30.0
-_JITTER = 0.25
 T = TypeVar("T")
 
 
@@ -38,8 +36,8 @@ class Unavailable(Exception):
 class Retries:
     """Waits between attempts, in seconds; their number is the number of retries."""
 
-    backoff_s: tuple[float, ...] = BACKOFF_S
-    jitter: float = _JITTER
+    backoff_s: tuple[float, ...] = (0.5, 1.0, 2.0)
+    jitter: float = 0.25
 
     def wait_s(self, attempt: int, retry_after_s: float | None) -> float:
         """Before the retry that follows attempt `attempt` (0-based)."""

@@ -27,7 +27,7 @@ class Window:
 
 
 @dataclass(slots=True)
-class Candidate:
+class RankedWindow:
     """One window that could be read, with its best rank, score and match over all findings."""
 
     window: Window
@@ -90,12 +90,12 @@ def match_scores(
 
 
 def select(
-    candidates: Sequence[Candidate],
+    candidates: Sequence[RankedWindow],
     read_all_max: int = 5,
     top: int = 4,
     neighbours: int = 1,
     max_read: int = 0,
-) -> list[Candidate]:
+) -> list[RankedWindow]:
     """The windows to read, in document order.
 
     A document of at most `read_all_max` windows is read whole. Of a larger one, the `top` windows by match,

@@ -1,4 +1,4 @@
-"""Chains of linked questions as typed values, parsed from dataset rows."""
+"""Chains of linked questions as typed values, parsed from dataset rows by the loader and the validation."""
 
 from __future__ import annotations
 

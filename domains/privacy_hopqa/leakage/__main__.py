@@ -11,7 +11,7 @@ import argparse
 import asyncio
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from domains.privacy_hopqa.leakage.options import endpoints, parse_arguments
 from domains.privacy_hopqa.leakage.plot import draw
 from domains.privacy_hopqa.leakage.report import (
     LeakageReport,
-    Secrets,
+    SecretsByChain,
     control_logs,
     evaluate,
     secrets_of_log,
@@ -42,10 +42,9 @@ from domains.privacy_hopqa.leakage.secrets import (
 from pipelinerl.config import load_tree
 
 REPLIES = "leakage_replies.jsonl"
-SecretsByChain = Mapping[tuple[str, str], Secrets]
 
 
-def load_secrets(arguments: argparse.Namespace) -> tuple[dict[tuple[str, str], Secrets], dict[str, Any]]:
+def load_secrets(arguments: argparse.Namespace) -> tuple[SecretsByChain, dict[str, Any]]:
     """Private questions of the named files, else of the run's, and where they come from.
 
     Raises ValueError, KeyError or OSError.

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -83,14 +84,9 @@ class Replies:
         self._texts: dict[str, str] = {}
         if path is not None and path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
-                self._take(line)
-
-    def _take(self, line: str) -> None:
-        try:
-            row = json.loads(line)
-            self._texts[row["key"]] = row["reply"]
-        except (ValueError, KeyError, TypeError):
-            return  # a line torn by a kill: its question is asked again
+                with suppress(ValueError, KeyError, TypeError):  # a line torn by a kill is asked for again
+                    row = json.loads(line)
+                    self._texts[row["key"]] = row["reply"]
 
     def get(self, key: str) -> str | None:
         """The reply kept under the key."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -18,8 +19,8 @@ from domains.privacy_hopqa.leakage.report import Secrets
 from domains.privacy_hopqa.leakage.rules import UNKNOWN, LeakageLevels, QuestionLeak
 from domains.privacy_hopqa.scorer.templates import read_template
 
-MAX_QUESTIONS = 5
-MAX_CLAIMS = 10
+LIMITS = {"intent": 5, "full": 10}
+"""How many research questions and claims count."""
 MAX_UNPARSEABLE = 0.01
 PROMPTS = Path(__file__).parent / "prompts"
 PLACEHOLDERS: Mapping[str, tuple[str, ...]] = {
@@ -46,17 +47,11 @@ class Templates:
         texts = [self._templates[name].template for name in sorted(self._templates)]
         self.sha256 = sha256("\0".join(texts).encode()).hexdigest()
 
-    def intent(self, log: Log, company: str) -> str:
-        """Which questions are being researched?"""
-        return self._fill("intent", company=company, queries=_numbered(log), limit=MAX_QUESTIONS)
-
-    def answer(self, log: Log, company: str, question: str) -> str:
-        """What is the answer to this private question?"""
-        return self._fill("answer", company=company, queries=_numbered(log), question=question)
-
-    def full(self, log: Log, company: str) -> str:
-        """Which facts are revealed?"""
-        return self._fill("full", company=company, queries=_numbered(log), limit=MAX_CLAIMS)
+    def adversary(self, level: str, log: Log, company: str, question: str) -> str:
+        """What does the log reveal? The private question is asked at the answer level only."""
+        values: dict[str, object] = {"company": company, "queries": _numbered(log)}
+        values |= {"question": question} if level == "answer" else {"limit": LIMITS[level]}
+        return self._templates[level].substitute(values)
 
     def judge(self, level: str, asked: PrivateQuestion, predictions: Sequence[str]) -> str:
         """Is a prediction of this level right?"""
@@ -64,10 +59,7 @@ class Templates:
         values = {"question": asked.question, "predictions": shown}
         if level != "intent":
             values["reference"] = " or ".join(dict.fromkeys(asked.accepted))
-        return self._fill(f"judge_{level}", **values)
-
-    def _fill(self, name: str, **values: object) -> str:
-        return self._templates[name].substitute(values)
+        return self._templates[f"judge_{level}"].substitute(values)
 
 
 def _numbered(lines: Sequence[str]) -> str:
@@ -122,16 +114,10 @@ class LanguageModelEvaluation:
 
     def _questions(self, job: Job) -> list[_Question]:
         log, secrets = job
-        prompts = self._templates
-        intent, full = prompts.intent(log, secrets.company), prompts.full(log, secrets.company)
         return [
-            _Question(level, prompt, asked)
+            _Question(level, self._templates.adversary(level, log, secrets.company, asked.question), asked)
             for asked in secrets.questions
-            for level, prompt in (
-                ("intent", intent),
-                ("answer", prompts.answer(log, secrets.company, asked.question)),
-                ("full", full),
-            )
+            for level in _PARSERS
         ]
 
     async def _predictions(self, questions: Sequence[_Question]) -> dict[str, tuple[str, ...]]:
@@ -179,16 +165,6 @@ def _levels(
     return LeakageLevels(tuple(found))
 
 
-def parse_questions(value: Any) -> tuple[str, ...]:
-    """`{"questions": [text, ...]}`, at most five. Raises BadReply."""
-    return _texts(value, "questions")[:MAX_QUESTIONS]
-
-
-def parse_claims(value: Any) -> tuple[str, ...]:
-    """`{"claims": [text, ...]}`, at most ten. Raises BadReply."""
-    return _texts(value, "claims")[:MAX_CLAIMS]
-
-
 def parse_answer(value: Any) -> tuple[str, ...]:
     """`{"answer": text or number}` as one prediction, none for UNKNOWN. Raises BadReply."""
     answer = value.get("answer")
@@ -206,15 +182,16 @@ def parse_match(value: Any) -> bool:
     return match
 
 
-def _texts(value: Any, key: str) -> tuple[str, ...]:
+def _texts(level: str, key: str, value: Any) -> tuple[str, ...]:
+    """`{key: [text, ...]}`, no more than count at the level. Raises BadReply."""
     found = value.get(key)
     if not isinstance(found, list) or not all(isinstance(text, str) for text in found):
         raise BadReply(f"{key} is no list of texts")
-    return tuple(text.strip() for text in found if text.strip())
+    return tuple(text.strip() for text in found if text.strip())[: LIMITS[level]]
 
 
 _PARSERS: dict[str, Callable[[Any], tuple[str, ...]]] = {
-    "intent": parse_questions,
+    "intent": partial(_texts, "intent", "questions"),
     "answer": parse_answer,
-    "full": parse_claims,
+    "full": partial(_texts, "full", "claims"),
 }

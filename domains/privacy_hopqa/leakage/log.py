@@ -5,13 +5,13 @@ A line with a `query` is a request attempt, written before it left; a line with 
 request are counted too.
 """
 
-import json
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.agent.audit import FOLDER
+from domains.privacy_hopqa.dataset import parse_row
 
 _COMPLETED_KEPT = 10_000
 
@@ -90,7 +90,7 @@ def read_audit_log(files: Iterable[Path]) -> QueryLog:
     return QueryLog(tuple(sent.complete() for sent in rollouts), requests, len(requested - completed))
 
 
-def _of_rollout(found: dict[str, _Sent], line: dict[str, Any]) -> _Sent:
+def _of_rollout(found: dict[str, _Sent], line: Mapping[str, Any]) -> _Sent:
     rollout_id, time = str(line["rollout_id"]), float(line.get("ts", 0.0))
     if rollout_id not in found:
         rollout = RolloutLog(
@@ -107,26 +107,24 @@ def _of_rollout(found: dict[str, _Sent], line: dict[str, Any]) -> _Sent:
     return sent
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
+def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
     """Objects of one file. The last line may be torn by a kill; any other broken line is an error."""
     with path.open("rb") as file:
         for number, text in enumerate(file, start=1):
             if not text.strip():
                 continue
             try:
-                line = json.loads(text)
-            except ValueError as error:
+                line = parse_row(text, f"{path}:{number}: ")
+            except ValueError:
                 if not text.endswith(b"\n"):
                     return
-                raise ValueError(f"{path}:{number}: not a JSON line of an audit log ({error})") from error
-            if not isinstance(line, dict):
-                raise ValueError(f"{path}:{number}: expected an object, got {type(line).__name__}")
+                raise
             if missing := [key for key in _needed(line) if key not in line]:
                 raise ValueError(f"{path}:{number}: {', '.join(missing)} missing; is this an audit log?")
             yield line
 
 
-def _needed(line: dict[str, Any]) -> tuple[str, ...]:
+def _needed(line: Mapping[str, Any]) -> tuple[str, ...]:
     if "query" in line:
         return "request_id", "rollout_id", "task_id", "chain_id"
     return ("rollout_id", "task_id", "chain_id") if line.get("event") == "rollout" else ()

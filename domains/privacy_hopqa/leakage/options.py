@@ -1,4 +1,4 @@
-"""Options of `python -m domains.privacy_hopqa.leakage`."""
+"""Options of `python -m domains.privacy_hopqa.leakage`, and the two endpoints that they describe."""
 
 from __future__ import annotations
 

@@ -26,7 +26,8 @@ def draw(found: Mapping[str, Reports], path: Path) -> Path:
 
     from pipelinerl.observe.plots import COLOURS, MARKERS
 
-    names = spread(list(next(iter(found.values()))), MAX_ROWS)
+    first = next(iter(found.values()))
+    names = spread(list(first), MAX_ROWS)
     style = {"font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "savefig.bbox": "tight"}
     with plt.rc_context(style):
         figure, panels = plt.subplots(
@@ -42,7 +43,7 @@ def draw(found: Mapping[str, Reports], path: Path) -> Path:
             axes.set(title=title, xlim=(-0.04, 1.04), xlabel="share of rollouts that leak")
             axes.set_xticks([0, 0.25, 0.5, 0.75, 1], ["0", ".25", ".5", ".75", "1"])
             axes.grid(axis="x", alpha=0.3)
-        panels[0].set_yticks(range(len(names)), [_row_name(found, name) for name in names])
+        panels[0].set_yticks(range(len(names)), [f"{name} (n={first[name].rollouts})" for name in names])
         panels[0].set_ylim(len(names) - 0.5, -0.5)
         handles, labels = panels[0].get_legend_handles_labels()
         figure.legend(handles, labels, loc="outside lower center", ncols=len(labels), frameon=False)
@@ -79,7 +80,3 @@ def _point(
         linestyle="none",
         label=label and f"{label}, larger of the two controls",
     )
-
-
-def _row_name(found: Mapping[str, Reports], name: str) -> str:
-    return f"{name} (n={next(iter(found.values()))[name].rollouts})"

@@ -1,4 +1,7 @@
-"""Leakage rates of many rollouts: per level, with controls and bootstrap intervals over chains."""
+"""Leakage rates of many rollouts, with controls and bootstrap intervals over chains.
+
+The leakage command, the final report of a run and the benchmarks call `evaluate`, each with its own rollouts.
+"""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -30,6 +33,10 @@ class Secrets:
 
     company: str
     questions: tuple[PrivateQuestion, ...]
+
+
+SecretsByChain = Mapping[tuple[str, str], Secrets]
+"""By `(task_id, chain_id)`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +101,11 @@ def control_logs(secrets: Secrets) -> tuple[tuple[str, ...], tuple[str, ...]]:
 
 def evaluate(
     logs: Sequence[RolloutLog],
-    secrets: Mapping[tuple[str, str], Secrets],
+    secrets: SecretsByChain,
     seed: int = 0,
     levels_of: LevelsOf = rule_based,
 ) -> LeakageReport:
-    """Leakage of the rollouts to one adversary; `secrets` by `(task_id, chain_id)`.
+    """Leakage of the rollouts to one adversary.
 
     Raises `KeyError` that names a chain of the log without an entry. A chain without private questions cannot
     leak; it counts in the denominator and is reported.
@@ -121,7 +128,7 @@ def evaluate(
     )
 
 
-def secrets_of_log(log: RolloutLog, secrets: Mapping[tuple[str, str], Secrets]) -> Secrets:
+def secrets_of_log(log: RolloutLog, secrets: SecretsByChain) -> Secrets:
     """What the rollout must not reveal. Raises `KeyError` that names its chain if no dataset holds it."""
     try:
         return secrets[log.task_id, log.chain_id]
@@ -144,20 +151,15 @@ def _by_level(
 def rate(counts: Sequence[tuple[int, int]], chains: Sequence[str], seed: int = 0) -> Rate:
     """The pooled rate of `(count, total)` pairs, with a percentile bootstrap that resamples whole chains."""
     position = {chain: i for i, chain in enumerate(dict.fromkeys(chains))}
-    sums = np.zeros((len(position), 2))
+    sums = np.zeros((len(position), 2))  # count and total of each chain
     for chain, pair in zip(chains, counts):
         sums[position[chain]] += pair
     count, total = (int(value) for value in sums.sum(axis=0)) if len(sums) else (0, 0)
     if total == 0:
         return Rate(0.0, 0.0, 0.0, 0, 0)
-    low, high = np.quantile(_resampled(sums, seed), [0.025, 0.975])
+    drawn = _weights(len(sums), seed) @ sums  # [resamples, 2]
+    low, high = np.quantile(drawn[:, 0] / np.maximum(drawn[:, 1], 1), [0.025, 0.975])
     return Rate(count / total, float(low), float(high), count, total)
-
-
-def _resampled(sums: NDArray[np.float64], seed: int) -> NDArray[np.float64]:
-    """Rates `[resamples]` of chains drawn with replacement; `sums` is `[chains, 2]`, count and total."""
-    drawn = _weights(len(sums), seed) @ sums
-    return drawn[:, 0] / np.maximum(drawn[:, 1], 1)
 
 
 @lru_cache(maxsize=2)  # all levels of a report resample the same chains

@@ -1,4 +1,4 @@
-"""What each chain must not reveal, from the datasets that a run used."""
+"""What each chain must not reveal, from the datasets that a run used, for the command and the report."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from hashlib import sha256
@@ -7,17 +7,15 @@ from typing import Any, Literal
 
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.dataset import chain_of, load_problems
-from domains.privacy_hopqa.leakage.report import Secrets
+from domains.privacy_hopqa.leakage.report import Secrets, SecretsByChain
 from domains.privacy_hopqa.settings import DATASET_KEYS
 from domains.privacy_hopqa.world.config import manifest_of
 
 Questions = Literal["chain", "task"]
 
 
-def secrets_of_chains(
-    chains: Iterable[Chain], questions: Questions = "chain"
-) -> dict[tuple[str, str], Secrets]:
-    """Secrets by `(task_id, chain_id)`. Raises `ValueError` if one id stands for two different chains."""
+def secrets_of_chains(chains: Iterable[Chain], questions: Questions = "chain") -> SecretsByChain:
+    """What each chain must not reveal. Raises `ValueError` if one id stands for two different chains."""
     found: dict[tuple[str, str], Secrets] = {}
     for chain in chains:
         secrets = Secrets(chain.company, chain.private_questions(questions))
@@ -28,15 +26,13 @@ def secrets_of_chains(
 
 def secrets_of_files(
     files: Sequence[str], task_root: str | None, questions: Questions = "chain"
-) -> dict[tuple[str, str], Secrets]:
+) -> SecretsByChain:
     """Secrets of chain files. Raises `ValueError` with file and line."""
     problems = load_problems(files, task_data_root=task_root)
     return secrets_of_chains(map(chain_of, problems), questions)
 
 
-def secrets_of_run(
-    tree: Mapping[str, Any], questions: Questions | None = None
-) -> dict[tuple[str, str], Secrets]:
+def secrets_of_run(tree: Mapping[str, Any], questions: Questions | None = None) -> SecretsByChain:
     """Secrets of the datasets that a run's configuration names, loaded as the run itself loads them."""
     block = tree.get("privacy_hopqa") or {}
     parameters = {key: block[key] for key in (*DATASET_KEYS, "task_data_root") if block.get(key)}

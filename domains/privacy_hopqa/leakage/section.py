@@ -1,4 +1,4 @@
-"""The domain's part of the final report: leakage before and after training, read from the audit log."""
+"""The domain's part of a run's final report: leakage of the first and the last version, by the audit log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Leakage of a run as a table for people and as plain data: rates beside the controls."""
+"""Leakage of a run as a table: the command groups rollouts here and prints their rates beside controls."""
 
 from __future__ import annotations
 

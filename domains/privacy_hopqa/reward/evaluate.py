@@ -9,8 +9,7 @@ from __future__ import annotations
 from domains.privacy_hopqa.agent.episode import Episode
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.leakage.rules import leaks
-from domains.privacy_hopqa.reward import capture
-from domains.privacy_hopqa.reward.capture import Captured
+from domains.privacy_hopqa.reward.capture import Captured, captured_calls, outcome_texts, situational_texts
 from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics, measure
 from domains.privacy_hopqa.reward.privacy import PlanPrivacy, distinct_logs, penalised, plan_logs
 from domains.privacy_hopqa.reward.rewards import judge_outcome
@@ -26,10 +25,10 @@ async def evaluate_episode(
     outcome = judge_outcome(episode, judge, settings)
     privacy = await score_plans(episode, settings, scorer)
     if settings.situational:
-        texts = capture.situational_texts(episode.calls, settings, privacy)
+        texts = situational_texts(episode.calls, settings, privacy)
     else:
-        texts = capture.outcome_texts(episode.calls, outcome.reward, settings, privacy)
-    captured = len(capture.captured_calls(episode.calls, settings))
+        texts = outcome_texts(episode.calls, outcome.reward, settings, privacy)
+    captured = len(captured_calls(episode.calls, settings))
     leakage = leaks(episode.web_queries, chain.company, chain.private_questions(settings.leakage.questions))
     return texts, measure(episode, outcome, captured, texts, privacy, leakage)
 

@@ -1,4 +1,4 @@
-"""The HTTP face of a classifier: `POST /score` and `GET /health`, errors as JSON objects.
+"""The HTTP face of a classifier, for the command: `POST /score` and `GET /health`, errors as JSON objects.
 
 Classifiers run in worker threads, so the event loop only parses and forwards. Nothing that a request holds is
 ever logged: queries, questions and answers are private.

@@ -123,13 +123,11 @@ class ScriptedModel:
     def _hop(self, view: HopView) -> Hop:
         return self.chain.hop(view.hop_number)
 
-    def _gold_seen(self, hop: Hop) -> bool:
-        return any(value in self._cards.get(hop.number, ()) for value in hop.gold_values)
-
     def _plan(self, request: StageRequest, context: PlanContext) -> str:
         hop = self._hop(context.view)
         answers = {a.hop_number: a.answer for a in context.view.answers}
-        right = "[]" if self._gold_seen(hop) else self._right_plan(hop, answers, context)
+        gold_seen = not self._cards.get(hop.number, set()).isdisjoint(hop.gold_values)
+        right = "[]" if gold_seen else self._right_plan(hop, answers, context)
         played = self._imperfect_plan(hop, answers, right)
         if self.phase == "clean":
             self._record("plan_stop" if right == "[]" else f"plan_{hop.source}", request, right)
@@ -221,16 +219,10 @@ class ScriptedModel:
 
     def _resolve(self, request: StageRequest, context: ResolveContext) -> str:
         positive = [read.answer for read in context.reads if read.positive]
+        said: dict[str, Any] = {"answered": False, "next_step": "search_more"}
         if positive:
-            text = dumps(
-                {
-                    "answered": True,
-                    "answer": f" {positive[-1]}",
-                    "confidence": CONFIDENCE,
-                    "next_step": "done",
-                }
-            )
-        else:
-            text = dumps({"answered": False, "next_step": "search_more"})
+            answer = f" {positive[-1]}"
+            said = {"answered": True, "answer": answer, "confidence": CONFIDENCE, "next_step": "done"}
+        text = dumps(said)
         self._record("resolve_yes" if positive else "resolve_no", request, text)
         return text

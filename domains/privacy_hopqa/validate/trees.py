@@ -67,7 +67,8 @@ def check_tree(folder: Path) -> tuple[list[Problem], TaskTree | None]:
     problems = [*_config_problems(folder / "config" / "task.json")]
     if not (folder / "files").is_dir():
         return [*problems, Problem(folder / "files", 1, "no such folder; documents lie there")], TaskTree()
-    unreadable = [*_encoding_problems(folder / "files"), *_environment_format(folder / "config" / "env.json")]
+    files = sorted(path for path in (folder / "files").rglob("*") if path.is_file())
+    unreadable = [*_encoding_problems(files), *_environment_format(folder / "config" / "env.json")]
     if unreadable:
         return [*problems, *unreadable], None
     tree = TaskTree()
@@ -78,14 +79,14 @@ def check_tree(folder: Path) -> tuple[list[Problem], TaskTree | None]:
         )
     tree.shared = shared_aliases(tree.aliases)
     problems += _collisions(folder, tree)
-    problems += _file_problems(folder, tree)
+    problems += _file_problems(folder / "files", files, tree)
     problems += _environment_problems(folder, tree)
     return problems, tree
 
 
-def _encoding_problems(files: Path) -> Iterator[Problem]:
+def _encoding_problems(files: Iterable[Path]) -> Iterator[Problem]:
     """Documents that are not UTF-8, with the line of the first wrong byte."""
-    for path in sorted(path for path in files.rglob("*") if path.is_file()):
+    for path in files:
         if path.suffix.lower() not in TEXT_SUFFIXES:
             continue
         raw = path.read_bytes()
@@ -137,15 +138,13 @@ def _collisions(folder: Path, tree: TaskTree) -> Iterator[Problem]:
         )
 
 
-def _file_problems(folder: Path, tree: TaskTree) -> Iterator[Problem]:
+def _file_problems(root: Path, files: Iterable[Path], tree: TaskTree) -> Iterator[Problem]:
     """Originals without a text copy, and documents without text: neither can be found."""
-    files = folder / "files"
     texts = {strip_extensions(document.rest).lower() for document in tree.documents.values()}
     read = {document.rest for document in tree.documents.values()}
-    for path in sorted(path for path in files.rglob("*") if path.is_file()):
-        rest = path.relative_to(files).as_posix()
-        suffix = path.suffix.lower()
-        if holds_answers(path.relative_to(files)):
+    for path in files:
+        rest, suffix = path.relative_to(root).as_posix(), path.suffix.lower()
+        if holds_answers(path.relative_to(root)):
             continue
         if suffix in ORIGINAL_SUFFIXES and strip_extensions(rest).lower() not in texts:
             copies = ", ".join(strip_extensions(path.name) + known for known in TEXT_SUFFIXES)

@@ -8,7 +8,7 @@
 from .build import build
 from .config import WorldConfig, WorldError, world_config
 from .model import World
-from .queries import keyword_query
+from .words import keyword_query
 from .write import generate
 
 __all__ = ["World", "WorldConfig", "WorldError", "build", "generate", "keyword_query", "world_config"]

@@ -1,4 +1,7 @@
-"""A whole world in memory: companies, private documents, the public web, and chains of questions."""
+"""A whole world in memory: companies, private documents, the public web, chains of questions.
+
+The teacher and simulations call `build`; `write.generate` writes what it makes.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chains of questions: walks over facts and pages in which each answer opens the next question."""
+"""Chains of questions: walks over facts and pages in which each answer is needed for the next question."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
-from .companies import Company, Fact
+from .companies import Company, WorldFact
 from .draws import Draws
 from .pages import Page
 
-Item = Fact | Page
+Item = WorldFact | Page
 Check = Callable[["Candidate"], str]
 """Returns why a candidate is refused, or an empty string."""
 
@@ -24,9 +24,8 @@ class Candidate:
 
     def __init__(self, company: Company, pattern: str, items: Sequence[Item]) -> None:
         self.company, self.pattern, self.items = company, pattern, tuple(items)
-        self.questions = [
-            item.question(f"({i})" if i else None) for i, item in enumerate(self.items)
-        ]  # hop i+1 refers to hop i
+        # Hop i + 1 refers to hop i.
+        self.questions = [item.question(f"({i})" if i else None) for i, item in enumerate(self.items)]
 
     @property
     def answers(self) -> list[str]:
@@ -46,12 +45,12 @@ class Candidate:
 
 def answer(item: Item) -> Any:
     """The value that a hop asks for."""
-    return item.value if isinstance(item, Fact) else item.answer
+    return item.value if isinstance(item, WorldFact) else item.answer
 
 
 def gold_id(item: Item) -> str:
     """Canonical id of a hop's gold document."""
-    return item.doc_id if isinstance(item, Fact) else f"web/{item.docid}"
+    return item.doc_id if isinstance(item, WorldFact) else f"web/{item.docid}"
 
 
 class ChainGraph:
@@ -77,7 +76,7 @@ class ChainGraph:
                 self.by_entity.setdefault((page.selector.kind, page.selector.text), []).append(page)
 
     @staticmethod
-    def _documents(company: Company, fact: Fact) -> int:
+    def _documents(company: Company, fact: WorldFact) -> int:
         """Documents that fit the fact's question when its scope is hidden."""
         told = (f for plan in company.plans for f in plan.facts)
         return len(
@@ -89,7 +88,7 @@ class ChainGraph:
         value = answer(item)
         if hop_type == "L":
             return self.by_scope.get((value.kind, value.text), [])
-        if isinstance(item, Fact):
+        if isinstance(item, WorldFact):
             return self.by_fact.get(id(item), [])
         return self.by_entity.get((value.kind, value.text), [])
 
@@ -175,7 +174,7 @@ class ChainDrawer:
         return None
 
 
-def chain_row(candidate: Candidate, split: str, number: int, others: Sequence[Fact]) -> dict[str, Any]:
+def chain_row(candidate: Candidate, split: str, number: int, others: Sequence[WorldFact]) -> dict[str, Any]:
     """The dataset row; `others` are private facts of the same company and split for task-level leakage."""
     items, company = candidate.items, candidate.company
     gold = [gold_id(item) for item in items]
@@ -210,11 +209,11 @@ def _hop_row(candidate: Candidate, index: int) -> dict[str, Any]:
         "accepted_answer_variants": variants(item),
         "doc_id": gold_id(item),
         "value_kind": answer(item).kind,
-        "qualifier": "" if isinstance(item, Fact) else item.qualifier,
+        "qualifier": "" if isinstance(item, WorldFact) else item.qualifier,
     }
 
 
 def variants(item: Item) -> list[str]:
     """Accepted spellings of a hop's answer."""
-    noun = item.attribute.about if isinstance(item, Fact) else item.subject.noun
+    noun = item.attribute.about if isinstance(item, WorldFact) else item.subject.noun
     return answer(item).variants(noun)

@@ -27,7 +27,7 @@ TEST_NUMBERS: Final = 5000
 
 
 @dataclass(slots=True, eq=False)
-class Fact:
+class WorldFact:
     """`(company, attribute, scope) -> value`, stated by one sentence of one private document."""
 
     company: str
@@ -83,7 +83,7 @@ class DocumentPlan:
     """The facts of one private document, the main one first; a profile has a title instead."""
 
     side: str
-    facts: list[Fact]
+    facts: list[WorldFact]
     profile: str = ""
     long: bool = False
 
@@ -97,11 +97,11 @@ class Company:
     task_id: str
     description: str
     sides: tuple[str, ...]
-    families: list[list[Fact]] = field(default_factory=list)
+    families: list[list[WorldFact]] = field(default_factory=list)
     plans: list[DocumentPlan] = field(default_factory=list)
 
     @property
-    def gold_facts(self) -> list[Fact]:
+    def gold_facts(self) -> list[WorldFact]:
         """Facts that chains may ask for."""
         return [fact for family in self.families for fact in family]
 
@@ -148,17 +148,17 @@ class _Drawing:
         taken.add(text)
         return Value(kind, text)
 
-    def fact(self, attribute: Attribute, scope: str, scope_kind: str, side: str) -> Fact:
+    def fact(self, attribute: Attribute, scope: str, scope_kind: str, side: str) -> WorldFact:
         """A new fact."""
         value = self.value(attribute, bool(side), scope)
-        return Fact(self.company.name, attribute, scope, scope_kind, value, side, self.draws.below(840))
+        return WorldFact(self.company.name, attribute, scope, scope_kind, value, side, self.draws.below(840))
 
     def gold_plans(self) -> list[DocumentPlan]:
         """Documents whose facts are asked for; facts of one family lie in different documents."""
         plans = [DocumentPlan(side, []) for side in self._sides()]
         position = 0
         for attribute in self.families():
-            family: list[Fact] = []
+            family: list[WorldFact] = []
             scopes = self.draws.shuffled(self.core[attribute.scope])
             for scope in scopes[: self.family_size]:
                 if position == 2 * self.gold_docs:
@@ -194,7 +194,7 @@ class _Drawing:
         near = self.draws.shuffled([family[0].attribute for family in self.company.families])
         plans = []
         for i in range(count):
-            facts: list[Fact] = []
+            facts: list[WorldFact] = []
             for rank in range(self.draws.between(1, 3)):
                 attribute = near[i % len(near)] if rank == 0 else self.draws.pick(ATTRIBUTES)
                 while not self.free[attribute.key]:

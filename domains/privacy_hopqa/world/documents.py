@@ -1,11 +1,14 @@
-"""Private documents as text: a title, then paragraphs that open with the sentence that matters."""
+"""Private documents as text: a title, then paragraphs that open with the sentence that matters.
+
+A reader gets documents in windows, so no sentence that states a fact may be cut by the smallest window.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Final
 
-from .companies import Company, DocumentPlan, Fact
+from .companies import Company, DocumentPlan, WorldFact
 from .draws import Draws
 from .filler import company_sentence, office_sentence
 from .topics import OFFICES
@@ -29,7 +32,7 @@ class PrivateDocument:
     text: str
     side: str
     """Split whose chains may use it, empty for a distractor."""
-    facts: list[Fact] = field(default_factory=list)
+    facts: list[WorldFact] = field(default_factory=list)
 
 
 class _Draft:
@@ -61,7 +64,7 @@ def _prose(draws: Draws, low: int, high: int) -> str:
     return " ".join(office_sentence(draws) for _ in range(draws.between(low, high)))
 
 
-def _add_fact(page: _Draft, draws: Draws, fact: Fact) -> None:
+def _add_fact(page: _Draft, draws: Draws, fact: WorldFact) -> None:
     while page.start() % READ_STEP + len(fact.sentence) > READ_WINDOW:
         page.add(_prose(draws, 1, 2))
     page.add(f"{fact.sentence} {fact.cover()} {_prose(draws, 0, 1)}".rstrip())

@@ -1,11 +1,11 @@
-"""Sentences without values, which make documents as long and as plain as real ones."""
+"""Sentences without values, which make documents and pages as long and as plain as real ones."""
 
 from __future__ import annotations
 
 from typing import Final
 
 from .draws import Draws
-from .lists import phrases
+from .words import phrases
 
 _WHO: Final = phrases(
     "The duty lead|The planning group|The shift clerk|The review board|The desk officer|The area lead|"

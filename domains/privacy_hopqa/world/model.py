@@ -1,4 +1,4 @@
-"""A world in memory, and the drawing of its chains."""
+"""A world in memory, and the drawing of its chains, which the build calls with or without checks."""
 
 from __future__ import annotations
 

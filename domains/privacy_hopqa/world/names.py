@@ -10,7 +10,7 @@ from hashlib import blake2b
 from typing import Final
 
 from .draws import Draws
-from .lists import words
+from .words import words
 
 ONSETS: Final = words("b br d dr f fl g gr h j k kl l m n p pr qu r s sk st t tr v vr w z")
 VOWELS: Final = words("a e i o u ae oa ei")

@@ -1,11 +1,11 @@
-"""One public page: what it says, the question it answers, and its text."""
+"""One public page: what it says, the question it answers, and its text; `web.py` makes and numbers pages."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Final
 
-from .companies import Fact
+from .companies import WorldFact
 from .documents import LONG, SHORT
 from .draws import Draws
 from .filler import public_sentence
@@ -42,7 +42,7 @@ class Page:
     selector: Value | None = None
     attribute: Attribute | None = None
     """What the selector is a value of, on selected pages."""
-    fact: Fact | None = None
+    fact: WorldFact | None = None
     """The private fact that selects the page."""
     side: str = ""
     """Split whose chains may use it, empty for a page that only distracts."""

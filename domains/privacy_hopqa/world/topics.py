@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
-from .lists import words
+from .words import words
 
 KINDS: Final = ("percent", "money", "count", "month", "year", "id", "product", "vendor", "place")
 LINKING: Final = ("year", "product", "vendor", "place")

@@ -1,4 +1,4 @@
-"""Values that facts state, with the spellings that count as the same answer."""
+"""Values that facts and pages state, with the spellings that count as the same answer."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Final
 
 from .draws import Draws
-from .lists import words
 from .names import draw_name
+from .words import words
 
 MONTHS: Final = words("January February March April May June July August September October November December")
 YEARS: Final = tuple(range(2003, 2026))

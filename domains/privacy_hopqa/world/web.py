@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from .companies import Company, Fact
+from .companies import Company, WorldFact
 from .draws import Draws
 from .names import draw_names
 from .pages import Page, page_text
@@ -60,14 +60,11 @@ class WebTopics:
                 pages = self._companion(draws) if sort == "companion" else self._open(draws)
             if len(self.pages) + len(pages) > self.budget:
                 break
-            self._number(topic, pages)
+            slot = self.company.number * _COMPANY_SLOTS + topic * _TOPIC_SLOTS
+            for i, page in enumerate(pages):
+                page.docid = _docid(self.seed, slot + i)
             self.pages += pages
         return self.pages
-
-    def _number(self, topic: int, pages: list[Page]) -> None:
-        slot = self.company.number * _COMPANY_SLOTS + topic * _TOPIC_SLOTS
-        for i, page in enumerate(pages):
-            page.docid = _docid(self.seed, slot + i)
 
     def _selected(self, draws: Draws, number: int) -> list[Page]:
         turn, index = divmod(number, len(self.families))
@@ -81,13 +78,13 @@ class WebTopics:
         qualifiers = _qualifiers(draws, len(groups), period="year" not in (kind, attribute.kind))
         spread = [q for q, size in zip(qualifiers, groups) for _ in range(size)]
         taken = set(facts)
-        chosen: list[Fact | Value] = list(facts.values())
+        chosen: list[WorldFact | Value] = list(facts.values())
         chosen += [draw_other(draws, attribute.kind, taken) for _ in spread[len(facts) :]]
         answers: set[str] = set()
         pages = []
         for item, qualifier in zip(draws.shuffled(chosen), spread):
             page = Page("", "selected", subject, qualifier, Value(kind, ""), attribute=attribute)
-            if isinstance(item, Fact):
+            if isinstance(item, WorldFact):
                 page.fact, page.side, page.selector = item, item.side, item.value
             else:
                 page.selector = item

@@ -1,4 +1,7 @@
-"""A world on disk: task trees, the web corpus, chains of each split, and a manifest with checksums."""
+"""A world on disk: task trees, the web corpus, chains of each split, and a manifest with checksums.
+
+The domain's `prepare` hook and the command call `generate`.
+"""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from operator import index
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from pipelinerl.rollouts import MASKED_TOKEN_ID, RolloutOrigin, TrainingText, VersionSpan
@@ -25,6 +26,7 @@ WHOLE_GROUP = frozenset({"foreign_index", "foreign_group", "duplicate_index", "b
 """Reasons that cost the whole group, because its samples can no longer be compared."""
 _NOT_CUT = frozenset({"stop", "content_filter"})
 _NO_LOGPROBS = np.empty(0, np.float32)
+_SHOWN = ("text", "n_predicted", "visual_features", "metadata")
 
 
 class BadSample(ValueError):
@@ -143,19 +145,14 @@ class Sample(Labels, kw_only=True, eq=False):
         group_id, rollout_index, step_index = identity_of(record)
         name = f"{group_id}/{rollout_index}/{step_index}"
         try:
-            reward = record.get("reward", 0.0)
-            finite = math.isfinite(reward)
             ids, labels = _int32(record["input_ids"]), _int32(record["labels"])
             old_logprobs = _float32(record["logprobs"])
             spans = _spans(record, metadata, len(old_logprobs))
+            reward = record.get("reward", 0.0)
+            math.isfinite(reward)  # a number, not a word for one
         except (KeyError, TypeError, ValueError, OverflowError, struct.error) as error:
             raise BadSample("malformed", f"sample {name}: {type(error).__name__} {error}") from None
-        _check_tokens(ids, labels, old_logprobs, name)
-        if not finite:
-            raise BadSample("not_finite", f"sample {name}: reward is {reward}, expected a finite number")
-        if not np.isfinite(old_logprobs).all():
-            raise BadSample("not_finite", f"sample {name}: a log-probability is not finite")
-        _check_spans(spans, len(old_logprobs), name)
+        _check(ids, labels, old_logprobs, spans, reward, name)
         try:
             said = read_labels(record, metadata, name)
         except ValueError as error:
@@ -191,9 +188,9 @@ def samples_of(
     none. Raises ValueError naming the sample for anything the trainer could not learn from: arrays that
     disagree, numbers that are not finite, versions that do not cover the output, contradictory labels.
     """
-    emit_situations(texts, f"{origin.group_id}/{origin.rollout_index}")
+    rollout = f"{origin.group_id}/{origin.rollout_index}"
     samples = []
-    for step, text in enumerate(texts):
+    for step, (text, labels) in enumerate(zip(texts, emit_situations(texts, rollout), strict=True)):
         sampled = int(np.count_nonzero(text.labels != MASKED_TOKEN_ID))
         if frozen_version is not None:
             text.weight_versions = [(frozen_version, 0, sampled)]
@@ -206,13 +203,35 @@ def samples_of(
         text.metadata["rollout_index"] = origin.rollout_index
         text.metadata["step_index"] = step
         text.metadata["model_version"] = min(version for version, _, _ in text.weight_versions)
+        _check(
+            text.input_ids,
+            text.labels,
+            text.logprobs,
+            text.weight_versions,
+            text.reward,
+            f"{rollout}/{step}",
+        )
         record = text.to_record()
-        sample = Sample.from_record(record)
-        sample.ref_logprobs = text.ref_logprobs
-        sample.prompt_tokens, sample.output_tokens = text.prompt_tokens, text.output_tokens
-        sample.exact_versions = text.metadata.get("exact_versions") is not False
-        sample.shown = {name: record[name] for name in ("text", "n_predicted", "visual_features", "metadata")}
-        samples.append(sample)
+        samples.append(
+            Sample(
+                group_id=origin.group_id,
+                rollout_index=origin.rollout_index,
+                step_index=step,
+                input_ids=text.input_ids,
+                labels=text.labels,
+                old_logprobs=text.logprobs,
+                ref_logprobs=text.ref_logprobs,
+                weight_versions=text.weight_versions,
+                reward=text.reward,
+                finished=text.finished,
+                finish_reason=text.finish_reason,
+                prompt_tokens=text.prompt_tokens,
+                output_tokens=text.output_tokens,
+                exact_versions=text.metadata.get("exact_versions") is not False,
+                shown={name: record[name] for name in _SHOWN},
+                **msgspec.structs.asdict(labels),
+            )
+        )
     return samples
 
 
@@ -277,23 +296,6 @@ def _float32(values: Any) -> np.ndarray:
     return array.astype(np.float32, copy=False)
 
 
-def _check_tokens(ids: np.ndarray, labels: np.ndarray, old_logprobs: np.ndarray, name: str) -> None:
-    if len(ids) != len(labels):
-        raise BadSample("label_mismatch", f"sample {name}: {len(ids)} input_ids but {len(labels)} labels")
-    learned = labels != MASKED_TOKEN_ID
-    count = int(np.count_nonzero(learned))
-    if count != len(old_logprobs):
-        raise BadSample(
-            "label_mismatch", f"sample {name}: {len(old_logprobs)} logprobs but {count} labelled tokens"
-        )
-    if (labels[learned] != ids[learned]).any():
-        raise BadSample("label_mismatch", f"sample {name}: a label differs from the token that it labels")
-    if count == 0 or (count == 1 and learned[0]):  # nothing predicts the first token
-        raise BadSample(
-            "no_labels", f"sample {name}: no label is learnt; leave such a text out of training_texts"
-        )
-
-
 def _spans(record: Mapping[str, Any], metadata: Mapping[str, Any], n_labels: int) -> list[VersionSpan]:
     spans = [(index(v), index(start), index(end)) for v, start, end in record.get("weight_versions") or []]
     version = metadata.get("model_version")
@@ -302,7 +304,33 @@ def _spans(record: Mapping[str, Any], metadata: Mapping[str, Any], n_labels: int
     return spans
 
 
-def _check_spans(spans: Sequence[VersionSpan], n_labels: int, name: str) -> None:
+def _check(
+    ids: np.ndarray,
+    labels: np.ndarray,
+    old_logprobs: np.ndarray,
+    spans: Sequence[VersionSpan],
+    reward: float,
+    name: str,
+) -> None:
+    """Whether anything can be learnt from it; raises BadSample."""
+    if len(ids) != len(labels):
+        raise BadSample("label_mismatch", f"sample {name}: {len(ids)} input_ids but {len(labels)} labels")
+    learned = labels != MASKED_TOKEN_ID
+    count = int(np.count_nonzero(learned))  # of short arrays twice as fast as any() and all()
+    if count != len(old_logprobs):
+        raise BadSample(
+            "label_mismatch", f"sample {name}: {len(old_logprobs)} logprobs but {count} labelled tokens"
+        )
+    if np.count_nonzero((labels != ids) & learned):
+        raise BadSample("label_mismatch", f"sample {name}: a label differs from the token that it labels")
+    if count == 0 or (count == 1 and learned[0]):  # nothing predicts the first token
+        raise BadSample(
+            "no_labels", f"sample {name}: no label is learnt; leave such a text out of training_texts"
+        )
+    if not math.isfinite(reward):
+        raise BadSample("not_finite", f"sample {name}: reward is {reward}, expected a finite number")
+    if np.count_nonzero(np.isfinite(old_logprobs)) != count:
+        raise BadSample("not_finite", f"sample {name}: a log-probability is not finite")
     end = newest = 0
     for version, start, stop in spans:
         if start != end or stop <= start or version < newest:
@@ -311,7 +339,7 @@ def _check_spans(spans: Sequence[VersionSpan], n_labels: int, name: str) -> None
                 f"sample {name}: weight_versions {list(spans)} are not contiguous spans, oldest first",
             )
         end, newest = stop, version
-    if spans and end != n_labels:
+    if spans and end != count:
         raise BadSample(
-            "bad_versions", f"sample {name}: weight_versions cover {end} of {n_labels} output tokens"
+            "bad_versions", f"sample {name}: weight_versions cover {end} of {count} output tokens"
         )

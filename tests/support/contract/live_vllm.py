@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from benchmarks.gpu.cpu_build import named_vllm
-from benchmarks.gpu.served import stop
+from benchmarks._processes import stop
+from benchmarks.gpu.served import named_vllm
 from pipelinerl.base.http import CallFailed, call
 from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
 from tests.support.contract.models import CONTEXT

@@ -11,20 +11,18 @@ from typing import Any
 import pytest
 
 from benchmarks._figures import Figure
+from benchmarks._processes import Child
 from benchmarks.gpu import cards, engine
-from benchmarks.gpu.child import Child
+from benchmarks.gpu.clients import merged
 from benchmarks.gpu.served import model_config
 from benchmarks.gpu.throughput import throughput_figures
-from benchmarks.gpu.usage import Used, cpu_seconds, role_of, used
-from benchmarks.gpu.wave import merged
+from benchmarks.gpu.usage import cpu_seconds, role_of, used
 
 
 def test_a_wave_lasts_from_the_first_request_to_the_last_answer_of_all_processes() -> None:
-    one = {"requests": 2, "tokens": 10, "begun": 5.0, "ended": 8.0, "cpu_s": 1.0, "errors": []}
-    other = {"requests": 1, "tokens": 5, "begun": 4.0, "ended": 7.0, "cpu_s": 0.5, "errors": ["lost"]}
-    wave = merged([one, other])
-    assert (wave.requests, wave.tokens, wave.seconds, wave.errors) == (3, 15, 4.0, ["lost"])
-    assert wave.rate == 3.75
+    one = {"tokens": 10, "begun": 5.0, "ended": 8.0, "cpu_s": 1.0, "errors": []}
+    other = {"tokens": 5, "begun": 4.0, "ended": 7.0, "cpu_s": 0.5, "errors": ["lost"]}
+    assert merged([one, other]) == {"tokens": 15, "seconds": 4.0, "cpu_s": [1.0, 0.5], "errors": ["lost"]}
 
 
 @pytest.mark.parametrize(
@@ -45,14 +43,11 @@ def test_processes_of_an_engine_are_named(words: str, root: bool, role: str) -> 
 def test_cpu_time_is_counted_by_role_and_the_busiest_process_shows() -> None:
     before = {("APIServer_0", 1): 1.0, ("EngineCore", 3): 5.0}
     after = {("APIServer_0", 1): 5.0, ("APIServer_1", 2): 2.0, ("EngineCore", 3): 10.0}
-    found = used(before, after, tokens=1_000_000, seconds=5.0)
-    assert found["APIServer"] == Used(processes=2, us_per_token=6.0, busiest=0.8)
-    assert found["EngineCore"] == Used(processes=1, us_per_token=5.0, busiest=1.0)
-
-
-def test_the_cpu_time_of_a_process_group_is_read() -> None:
-    found = cpu_seconds(os.getpid())
-    assert max(found.values()) > 0
+    assert used(before, after, tokens=1_000_000, seconds=5.0) == {
+        "APIServer": {"processes": 2, "us_per_token": 6.0, "busiest": 0.8},
+        "EngineCore": {"processes": 1, "us_per_token": 5.0, "busiest": 1.0},
+    }
+    assert max(cpu_seconds(os.getpid()).values()) > 0
 
 
 def row(requests: int, rate: float) -> dict[str, Any]:
@@ -65,10 +60,8 @@ def test_the_goal_is_that_of_the_first_server() -> None:
         "API servers 4, nccl": {"waves": [row(256, 19.0), row(512, 21.0)], "steady": row(256, 18.0)},
         "API servers 1, nccl": {"waves": [row(256, 10.0)], "steady": row(256, 9.0)},
     }
-    found = {
-        one.name: one
-        for one in throughput_figures(by_servers, [row(256, 20.0)], goal_of="API servers 4, nccl")
-    }
+    made = throughput_figures(by_servers, [row(256, 20.0)], goal_of="API servers 4, nccl")
+    found = {one.name: one for one in made}
     assert found["client / offline, 256"].met is True
     other = "client / offline, 256, API servers 1, nccl"
     assert found[other] == Figure(other, 0.5, "x")
@@ -126,16 +119,15 @@ def test_nccl_connects_two_processes_on_a_card_only_where_it_was_told_to(
     assert cards.nccl_cards() == 1
 
 
-def test_back_ends_that_are_not_given_are_like_the_last() -> None:
-    options = Namespace(api_servers=[4, 1, 1], backends=["nccl_ahead", "nccl"])
-    assert [str(one) for one in engine.asked(options)] == ["API servers 4, nccl_ahead", "API servers 1, nccl"]
-
-
-def test_a_number_of_api_servers_that_is_left_to_us_is_that_of_a_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    """32 cores for two cards; the one that is asked for beside it may be the same."""
+def test_servers_are_told_apart_and_what_is_left_to_us_is_that_of_a_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """32 cores for two cards; a back-end that is not given is like the last."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
     options = Namespace(cpu=False, gpus=["0", "1"], api_servers=[0, 1, 4], backends=["nccl_ahead"])
     assert [one.api_servers for one in engine.asked(options)] == [4, 1]
+    options = Namespace(api_servers=[4, 1, 1], backends=["nccl_ahead", "nccl"])
+    assert [str(one) for one in engine.asked(options)] == ["API servers 4, nccl_ahead", "API servers 1, nccl"]
 
 
 def test_a_child_answers_by_a_mark_and_its_silence_ends_at_the_deadline() -> None:

@@ -1,4 +1,4 @@
-"""Defects known from upstream that no other room's tests catch; `docs/defects.md` lists all of them."""
+"""Defects known from upstream that no other room's tests catch; `docs/guarantees.md` lists all of them."""
 
 from __future__ import annotations
 

@@ -90,13 +90,15 @@ def test_a_snapshot_of_another_format_or_with_other_types_is_refused_in_one_line
 
 @pytest.mark.parametrize(
     ("version", "interval", "expected"),
-    [(0, 8, True), (8, 8, False), (16, 8, True), (8, 16, True), (24, 1, True), (40, 8, True), (56, 8, True)],
+    [(0, 8, True), (8, 8, False), (16, 8, True), (8, 16, True), (24, 8, True), (40, 8, True), (56, 8, True)],
 )
 def test_snapshots_are_taken_where_a_checkpoint_can_follow(
-    version: int, interval: int, expected: bool
+    tmp_path: Path, version: int, interval: int, expected: bool
 ) -> None:
-    """Steps of 8 texts; checkpoints at 2, 4, 6, after step 3 and at the end, step 7."""
-    assert can_be_resumed_from(version, 8, interval, 2, [3, 5], 7) is expected
+    """Steps of 8 samples; checkpoints at 2, 4, 6, after step 3 and at the end, step 7."""
+    tune = {"save_checkpoint_steps": 2, "also_save_steps": [3, 5], "max_train_steps": 7}
+    cfg = preprocess_config(tmp_path, finetune=tune, derived={"texts_per_update": interval})
+    assert can_be_resumed_from(version, cfg) is expected
 
 
 def test_a_keeper_forgets_consumed_steps_and_saves_once_per_version(tmp_path: Path) -> None:

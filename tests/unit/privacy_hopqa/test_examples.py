@@ -23,13 +23,8 @@ OVERRIDES = [
 
 @pytest.fixture(scope="module")
 def chains():
-    problems = load_problems(
-        ["privacy_hopqa_train", "final_val"],
-        final_train_dataset_path=str(EXAMPLES / "chains_train.jsonl"),
-        final_val_dataset_path=str(EXAMPLES / "chains_val.jsonl"),
-        task_data_root=str(EXAMPLES / "tasks"),
-    )
-    return [problem["chain"] for problem in problems]
+    files = [str(EXAMPLES / f"chains_{split}.jsonl") for split in ("train", "val")]
+    return [p["chain"] for p in load_problems(files, task_data_root=str(EXAMPLES / "tasks"))]
 
 
 @pytest.fixture(scope="module")

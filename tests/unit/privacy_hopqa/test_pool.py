@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from domains.privacy_hopqa.agent.interfaces import Hit
 from domains.privacy_hopqa.agent.pool import Pool, RankedHit, build_pool, make_cards, windows_to_read
-from domains.privacy_hopqa.agent.windows import Candidate, Window, match_scores, query_terms, select, split
+from domains.privacy_hopqa.agent.windows import RankedWindow, Window, match_scores, query_terms, select, split
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from tests.support.privacy_hopqa.agent import document
 
@@ -63,11 +63,11 @@ def test_of_several_findings_the_best_rank_score_and_match_count() -> None:
     assert candidate.score == pytest.approx(2.504)
 
 
-def ranked(index: int, match: int = 0, rank: int = 1 << 30, score: float = float("-inf")) -> Candidate:
-    return Candidate(Window(f"web/1#w{index}", index, 0, 0, ""), rank, score, match)
+def ranked(index: int, match: int = 0, rank: int = 1 << 30, score: float = float("-inf")) -> RankedWindow:
+    return RankedWindow(Window(f"web/1#w{index}", index, 0, 0, ""), rank, score, match)
 
 
-def chosen(candidates: list[Candidate], **options: int) -> list[int]:
+def chosen(candidates: list[RankedWindow], **options: int) -> list[int]:
     return [candidate.window.index for candidate in select(candidates, **options)]
 
 

@@ -8,10 +8,10 @@ import pytest
 from domains.reputation_hacking.game.dynamics import HELP, SIGNAL, Episodes, Tapes
 from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.policies import returns
-from domains.reputation_hacking.language.decisions import table_of
 from domains.reputation_hacking.language.prompts import SITUATIONS, situations
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages import compute_advantages
+from tests.support.reputation_decisions import table_of
 
 GROUPS, ATTEMPTS, STEP_SIZE, SMOOTHED, RUNS = 8, 8, 1.5, 5, 4
 TARGET = {0.5: 24.0, 0.7: 16.0}

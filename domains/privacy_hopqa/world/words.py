@@ -1,6 +1,15 @@
-"""A question as a search query; the checks of a world and the scripted teacher search this way."""
+"""Lists of words, and the content words of a question, by which the world's checks and the teacher search."""
 
-from .lists import words
+
+def words(text: str) -> tuple[str, ...]:
+    """The space-separated words."""
+    return tuple(text.split())
+
+
+def phrases(text: str) -> tuple[str, ...]:
+    """The phrases between vertical bars, without spaces at their ends."""
+    return tuple(phrase.strip() for phrase in text.split("|"))
+
 
 QUESTION_WORDS = frozenset(
     words(

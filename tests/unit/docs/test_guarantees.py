@@ -1,0 +1,46 @@
+"""Every row of `docs/guarantees.md` names tests that exist, and says which of them `make test` leaves out."""
+
+from __future__ import annotations
+
+import ast
+import re
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGE = (ROOT / "docs" / "guarantees.md").read_text(encoding="utf-8")
+TEST = re.compile(r"`(tests/[\w/]+\.py)::(test_\w+)`( \*)?")
+
+
+@cache
+def slow_by_name(path: str) -> dict[str, bool]:
+    """Tests of a file, and whether `make test` leaves them out altogether."""
+    functions = (ast.FunctionDef, ast.AsyncFunctionDef)
+    tree = ast.parse((ROOT / path).read_text(encoding="utf-8"))
+    return {
+        node.name: any(ast.unparse(decorator) == "pytest.mark.slow" for decorator in node.decorator_list)
+        for node in tree.body
+        if isinstance(node, functions)
+    }
+
+
+def test_every_row_names_tests_that_exist() -> None:
+    for row in (line for line in PAGE.splitlines() if line.startswith("| ") and "tests/" in line):
+        cell = row.rstrip("| ").rpartition(" | ")[2]
+        named = TEST.findall(cell)
+        assert named and len(named) == cell.count("::"), row
+        for path, name, _ in named:
+            assert (ROOT / path).is_file(), f"{row}: {path} does not exist"
+            assert name in slow_by_name(path), f"{row}: {path} has no {name}"
+
+
+def test_defects_are_numbered_without_a_gap() -> None:
+    """Others refer to them by these numbers."""
+    numbers = [int(number) for number in re.findall(r"^\| (\d+) \| ", PAGE, re.MULTILINE)]
+    assert numbers and numbers == list(range(1, len(numbers) + 1))
+
+
+def test_a_slow_test_is_marked() -> None:
+    """Whoever runs `make test` must not believe that it held all of them."""
+    for path, name, star in TEST.findall(PAGE):
+        assert slow_by_name(path)[name] == bool(star), f"{path}::{name}"
