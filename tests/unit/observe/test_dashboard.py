@@ -1,6 +1,7 @@
 """The committed wandb view: its keys exist, and it is published or written."""
 
 import json
+import re
 import sys
 
 import pytest
@@ -17,11 +18,11 @@ DOMAINS = {
     "guessing": set(GuessingMetrics.model_fields),
     "privacy_hopqa": set(PrivacyHopQAMetrics.model_fields),
     "raro": {
-        *(f"{PREFIX}{source}/{name}" for source in ("fresh", "replay") for name in CRITIC_RATES),
-        *(
-            f"{PREFIX}{name}"
-            for name in ("replay_size", "replay_age", "eval_accuracy", "eval_accuracy_greedy")
-        ),
+        PREFIX + name
+        for name in (
+            *(f"{source}/{rate}" for source in ("fresh", "replay") for rate in CRITIC_RATES),
+            *("replay_size", "replay_age", "eval_accuracy", "eval_accuracy_greedy"),
+        )
     },
     "reputation_hacking": set(ReputationMetrics.model_fields),
 }
@@ -67,28 +68,15 @@ def test_a_misspelt_key_is_found(misspelt):
 
 
 def test_what_the_issue_of_a_run_needs_is_shown_without_a_domain():
-    keys = {
-        key
-        for one in load_dashboard().sections
-        if not one.domain
-        for panel in one.panels
-        for key in panel.metrics
-    }
-    assert keys >= {
-        "actor/reward_mean",
-        "actor/success_mean",
-        "stats/lag",
-        "stats/samples",
-        "adv/situation/<family>/abs_mean",
-        "actor/output_tokens_per_second",
-        "throughput/tokens_per_sec",
-        "actor/requests/engine_idle_share",
+    panels = [panel for one in load_dashboard().sections if not one.domain for panel in one.panels]
+    assert {key for panel in panels for key in panel.metrics} >= {
+        *("actor/reward_mean", "actor/success_mean", "stats/lag", "stats/samples"),
+        *("actor/output_tokens_per_second", "throughput/tokens_per_sec"),
+        *("adv/situation/<family>/abs_mean", "actor/requests/engine_idle_share"),
     }
 
 
 def test_placeholders_become_a_pattern_of_whole_keys():
-    import re
-
     panel = Panel(title="t", metrics=("adv/situation/<family>/mean", "rl/loss"))
     assert panel.pattern is not None
     for key in ("adv/situation/hop:plan/mean", "rl/loss"):

@@ -158,21 +158,21 @@ def test_the_status_file_shows_fields_and_the_current_wait(tmp_path: Path) -> No
     assert shown["waits"] == [] and "texts" not in shown
 
 
-def test_each_process_logs_into_its_own_file(tmp_path: Path) -> None:
+@pytest.fixture
+def own_handlers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a test does to the root logger ends with it."""
     root = logging.getLogger()
-    before = list(root.handlers), root.level
-    try:
-        setup_logging(tmp_path, "actor")
-        logging.getLogger("a").info("from the parent")
-        path = setup_logging(tmp_path, "actor", "worker_1")
-        logging.getLogger("a").info("from the worker")
-        with pytest.raises(ValueError, match="log level 'LOUD'"):
-            setup_logging(tmp_path, "actor", level="loud".upper())
-    finally:
-        for handler in [h for h in root.handlers if h not in before[0]]:
-            root.removeHandler(handler)
-            handler.close()
-        root.setLevel(before[1])
+    monkeypatch.setattr(root, "handlers", list(root.handlers))
+    monkeypatch.setattr(root, "level", root.level)
+
+
+def test_each_process_logs_into_its_own_file(tmp_path: Path, own_handlers: None) -> None:
+    setup_logging(tmp_path, "actor")
+    logging.getLogger("a").info("from the parent")
+    path = setup_logging(tmp_path, "actor", "worker_1")
+    logging.getLogger("a").info("from the worker")
+    with pytest.raises(ValueError, match="log level 'LOUD'"):
+        setup_logging(tmp_path, "actor", level="loud".upper())
     assert path == tmp_path / "actor" / "worker_1.log"
     assert "from the worker" in path.read_text() and "parent" not in path.read_text()
     assert "from the parent" in (tmp_path / "actor" / "actor.log").read_text()

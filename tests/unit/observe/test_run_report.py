@@ -23,7 +23,9 @@ from pipelinerl.observe.progress import Progress, ProgressDisplay, notable_waits
 from pipelinerl.observe.report import write_report
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import summarise
-from pipelinerl.run_state.accounting import Outcome, RolloutCounts
+from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
+from pipelinerl.streams import SingleStreamSpec
+from tests.unit.streams.conftest import fill
 
 
 def test_wilson_agrees_with_published_values() -> None:
@@ -71,10 +73,8 @@ def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path, stages:
     folder = write_report(run_dir, ReportFocus(stages=stages), console=console)
     text = out.getvalue()
     assert "before (0 texts)" in text and "after (1920 texts)" in text
-    assert (
-        "rollouts: 560 started = 434 trained + 0 stale + 88 filtered + 6 failed + 0 empty + 32 unfinished"
-        in text
-    )
+    sums = "560 started = 434 trained + 0 stale + 88 filtered + 6 failed + 0 empty + 32 unfinished"
+    assert f"rollouts: {sums}" in text
     for metric in ("success", "reward", "leak"):
         assert metric in text
     content = json.loads((folder / "report.json").read_text())
@@ -85,18 +85,8 @@ def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path, stages:
     assert content["rollouts"]["adds_up"] is True
     assert content["rates"]["lag_max_texts"] == 64
     figures = {path.name for path in folder.glob("*.png")}
-    assert figures == {
-        f"{name}.png"
-        for name in (
-            "learning",
-            "stages",
-            "evaluation",
-            "optimisation",
-            "staleness",
-            "throughput",
-            "outcomes",
-        )
-    }
+    shown = ("learning", "stages", "evaluation", "optimisation", "staleness", "throughput", "outcomes")
+    assert figures == {f"{name}.png" for name in shown}
     assert all(path.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n" for path in folder.glob("*.png"))
     markdown = (folder / "report.md").read_text()
     assert all(f"({name})" in markdown for name in figures)
@@ -121,11 +111,9 @@ def test_a_run_that_wrote_nothing_is_reported_as_such(tmp_path: Path) -> None:
 
 
 def test_a_version_evaluated_twice_counts_once(tmp_path: Path) -> None:
-    from pipelinerl.streams import SingleStreamSpec, write_to_streams
-
-    with write_to_streams(SingleStreamSpec(tmp_path, "stats_test")) as stats:
-        for version, value in ((0, 0.0), (8, 0.0), (8, 1.0)):
-            stats.write({"version": version, "values": {"success": [value, None]}})
+    passes = ((0, 0.0), (8, 0.0), (8, 1.0))
+    records = ({"version": version, "values": {"success": [value, None]}} for version, value in passes)
+    fill(SingleStreamSpec(tmp_path, "stats_test"), *records)
     found = read_evaluations(tmp_path)
     assert [(e.version, e.values["success"]) for e in found] == [(0, [0.0, None]), (8, [1.0, None])]
     assert summarise(tmp_path).comparisons["success"].after.mean == 1.0
@@ -182,8 +170,6 @@ def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
 
 
 def test_plain_output_repeats_nothing(tmp_path: Path) -> None:
-    from pipelinerl.run_state.accounting import RolloutLog
-
     out = io.StringIO()
     with ProgressDisplay(tmp_path, console=Console(file=out, soft_wrap=True)) as display:
         display.tick()
@@ -225,9 +211,7 @@ def test_a_status_file_reaches_the_line(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("values", [[1.0, 2.0], [0.0, 3.0, 6.0], [1.0, 2.0, 3.0, 4.0, 5.0]])
 @pytest.mark.parametrize("window", [1, 2, 3, 9])
-def test_smoothing_gives_a_value_per_point_also_where_the_window_is_longer(
-    values: list[float], window: int
-) -> None:
+def test_a_window_longer_than_the_points_still_gives_one_each(values: list[float], window: int) -> None:
     found = smooth(np.array(values), window)
     assert len(found) == len(values)
     assert min(values) <= found.min() and found.max() <= max(values)
