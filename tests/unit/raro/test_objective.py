@@ -6,7 +6,7 @@ import torch
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.batch import assemble_step
-from pipelinerl.finetune.rl.loss_weight_scale import apply_scales
+from pipelinerl.finetune.rl.loss_scale import apply_scales
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
