@@ -73,7 +73,7 @@ def test_gradients_match_float32_on_the_cpu(
     model = small_model()
     expected = gradient(learner(tmp_path, prepare_model(copy.deepcopy(model))))
     fast = prepare_model(model, "cuda", mode, compile=compiled)
-    found = gradient(learner(tmp_path, fast, bfloat16=bfloat16, hardware={"kind": "gpu"}))
+    found = gradient(learner(tmp_path, fast, load_as_bf16=bfloat16, hardware={"kind": "gpu"}))
     assert distance(found, expected) < tolerance
 
 
@@ -111,8 +111,8 @@ def test_scores_and_their_gradients_match_float64(dtype: torch.dtype) -> None:
 
 
 def test_the_loss_of_a_large_pack_stays_below_a_gigabyte() -> None:
-    hidden = torch.randn(16_384, 2048, hardware={"kind": "gpu"}, dtype=torch.bfloat16, requires_grad=True)
-    weight = (torch.randn(151_936, 2048, hardware={"kind": "gpu"}) * 0.02).bfloat16().requires_grad_()
+    hidden = torch.randn(16_384, 2048, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    weight = (torch.randn(151_936, 2048, device="cuda") * 0.02).bfloat16().requires_grad_()
     targets = torch.randint(0, len(weight), (len(hidden),), hardware={"kind": "gpu"})
     torch.cuda.synchronize()
     torch.cuda.reset_peak_memory_stats()
