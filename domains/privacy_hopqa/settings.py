@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -16,9 +16,10 @@ from pydantic import (
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
-    ValidationError,
     model_validator,
 )
+
+from domains.blocks import block_of
 
 Probability = Field(ge=0.0, le=1.0)
 
@@ -223,18 +224,4 @@ def remedy_for(key: str) -> str | None:
 
 def settings_of(cfg: DictConfig) -> PrivacyHopQASettings:
     """The domain's block of the tree as it is now. Raises ValueError with one line."""
-    block = cfg.get("privacy_hopqa")
-    return parse_settings({} if block is None else OmegaConf.to_container(block, resolve=True))
-
-
-def parse_settings(values: Any) -> PrivacyHopQASettings:
-    """Typed settings from a plain mapping; ValueError names the key, the value and what is wrong."""
-    try:
-        return PrivacyHopQASettings.model_validate(values)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(("privacy_hopqa", *map(str, first["loc"])))
-        if first["type"] == "extra_forbidden":
-            remedy = remedy_for(str(first["loc"][-1]))
-            raise ValueError(f"{where} {remedy}" if remedy else f"{where}: unknown setting") from None
-        raise ValueError(f"{where}: {first['msg'].removeprefix('Value error, ')}") from None
+    return block_of(cfg, "privacy_hopqa", PrivacyHopQASettings, remedy_for)

@@ -59,6 +59,7 @@ class Trainer:
         self.ranks, self._writer = ranks, writer
         self.output_dir = Path(str(cfg.output_dir))
         self.folder = self.output_dir / "finetune"
+        self._recording = cfg.streams_source("finetune")
         # False: `training_data` is a recording, which a resumed trainer goes on reading where it stopped.
         self._follows_preprocess = bool(cfg.jobs_of("preprocessor"))
         self.counters = TrainingMetrics()
@@ -71,7 +72,7 @@ class Trainer:
             self.counters, saved = load_state(point.state, self.learner)
             log.info("resuming at step %d, version %d", point.step, self.counters.samples)
         self._positions: dict[str, int] = saved.get("positions", {})
-        self._books_end: int | None = saved.get("ledger") if point is not None else 0
+        self._accounting_end: int | None = saved.get("ledger") if point is not None else 0
         self._broadcaster = broadcaster or self._default_broadcaster()
         self._memory = MemoryDebug(cfg.finetune.memory_debug, self.learner.device)
         self._last_rl: dict[str, Any] = {}
@@ -87,12 +88,13 @@ class Trainer:
 
     def run(self) -> None:
         """Train to the last step; see the module for what is announced when."""
-        recording = self.cfg.streams_source("finetune")
-        spec = SingleStreamSpec(recording or self.output_dir, self.finetune.input, partition=self.ranks.index)
+        spec = SingleStreamSpec(
+            self._recording or self.output_dir, self.finetune.input, partition=self.ranks.index
+        )
         offset = self._first_record(spec)
         name = "finetune" if self._follows_preprocess else ""
         deadline_s = self.cfg.watchdog.input_deadline_s
-        feed = Feed(spec, offset, deadline_s, self._refresh, name, recording is not None)
+        feed = Feed(spec, offset, deadline_s, self._refresh, name, self._recording is not None)
         with ExitStack() as stack:
             stack.callback(self._broadcaster.close)
             stack.callback(feed.close)
@@ -112,14 +114,14 @@ class Trainer:
 
     def _undo_later_updates(self, ledger: RolloutLog) -> None:
         """What an earlier start trained behind the checkpoint is not in these weights."""
-        if self._books_end is not None:
-            undone = ledger.undo_after(self._books_end)
+        if self._accounting_end is not None:
+            undone = ledger.undo_after(self._accounting_end)
             if undone:
                 log.info("%d rollouts trained after the checkpoint are undone", undone)
 
     def _recording_ends(self, feed: Feed) -> bool:
         """Whether some rank of a replaying trainer has nothing left; they end together."""
-        if self.cfg.streams_source("finetune") is None or not any(self.ranks.gather(feed.exhausted)):
+        if self._recording is None or not any(self.ranks.gather(feed.exhausted)):
             return False
         steps, last = self.counters.completed_steps, self.finetune.last_step
         log.warning("the recording ends after step %d of %d", steps, last)
@@ -131,7 +133,7 @@ class Trainer:
         offset = stream_end(spec) if self._follows_preprocess else saved
         if self.ranks.is_main:
             actor = SingleStreamSpec(self.output_dir, self.cfg.preprocess.input)
-            position = 0 if self.cfg.streams_source("finetune") else stream_end(actor)
+            position = 0 if self._recording else stream_end(actor)
             version, step = self.counters.samples, self.counters.completed_steps
             kept = replayed_texts(self.output_dir, version, step) if self._follows_preprocess else 0
             ResumePoint(version, step, position, kept).write(self.output_dir)
