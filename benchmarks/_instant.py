@@ -21,8 +21,8 @@ ANSWER = {
     "token_ids": list(range(6, 6 + TOKENS)),
     "finish_reason": "stop",
     "logprobs": {"content": [{"logprob": -0.5, "token_id": 6 + i} for i in range(TOKENS)]},
-    "weight_versions": [{"version": "0", "start": 0, "end": TOKENS}],
 }
+"""Without versions: it serves whatever was announced last."""
 ROUTES = {
     b"/health": b"",
     b"/v1/models": b'{"data": [{"id": "m", "max_model_len": %d}]}' % CONTEXT,

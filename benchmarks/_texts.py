@@ -1,11 +1,30 @@
-"""Random texts as preprocess hands them on, for benchmarks of the trainer."""
+"""For benchmarks of the trainer: random texts as preprocess hands them on, and what trains on them."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
+from transformers import PreTrainedModel
 
+from pipelinerl.config import Config
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.build import learner_of
+from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.sample import Sample
+from pipelinerl.finetune.step import Learner
 from pipelinerl.rollouts import MASKED_TOKEN_ID
+
+RL = RLConfig(epsilon_high=4.0)
+LEARNING_RATE = 1e-5
+CONSTANT = {"lr_scheduler_type": "constant", "num_warmup_steps": 0, "learning_rate": LEARNING_RATE}
+
+
+def learner_for(
+    model: PreTrainedModel, ranks: Ranks | None = None, bfloat16: bool = False, **keys: Any
+) -> Learner:
+    """As a run with a constant learning rate and these `keys` of the configuration would have it."""
+    finetune = {"rl": RL, "load_as_bf16": bfloat16, **CONSTANT}
+    return learner_of(model, Config.model_validate({"finetune": finetune, **keys}), ranks or Ranks())
 
 
 def random_texts(lengths: Sequence[int], vocab: int, prompt: int) -> list[Sample]:

@@ -6,8 +6,7 @@
 a ready text without asking anybody. `instant engine`: the same rollouts ask an engine over HTTP that answers
 each request with 8 tokens at once; most of it is the HTTP client. `half a second`: an answer takes 0.25 to
 0.75 s, as in a run, so that the event loop is busy but not full. A core is one second of CPU time of
-scheduler and worker together; the engine's is not counted. `polling`: the same rollouts in an actor whose
-loops look for news every 10 ms (`benchmarks/_polling_actor.py`).
+scheduler and worker together; the engine's is not counted.
 """
 
 import os
@@ -22,7 +21,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from benchmarks._figures import ROOT, Figure, at_least, at_most, command_line, report
 from benchmarks._instant import TOKENS, serve
-from benchmarks._polling_actor import ATTEMPTS, measure_polling
 from benchmarks._processes import function, stop
 from benchmarks.gpu.usage import cpu_seconds
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
@@ -33,6 +31,7 @@ from pipelinerl.run_state.announcements import TrainerAnnouncements, forget_anno
 from pipelinerl.run_state.resume_point import ResumePoint
 
 START_DEADLINE_S = 120.0
+ATTEMPTS = 8
 CASES = {
     "control plane": ("ready_rollout", 0.0),
     "instant engine": ("http_rollout", 0.0),
@@ -114,39 +113,29 @@ def measure(
 
 
 def figures_of(rows: dict[str, dict[str, float]]) -> list[Figure]:
-    """Rollouts per second and core, and lag of the event loop, beside those of the naive actor."""
+    """Rollouts per second and core, and lag of the event loop."""
     found = []
     for name, row in rows.items():
-        per_core = 2000 if name in ("control plane", "instant engine") else None
-        lag = None if name.startswith("polling") else 50
+        per_core = None if name == "half a second" else 2000
         found += [
             at_least(f"{name}: rollouts per CPU second", row["rollouts_per_cpu_s"], "1/s", per_core),
             Figure(f"{name}: rollouts per second", row["rollouts_per_s"], "1/s"),
-            at_most(f"{name}: loop lag, p99", row["loop_lag_p99_ms"], "ms", lag),
+            at_most(f"{name}: loop lag, p99", row["loop_lag_p99_ms"], "ms", 50),
         ]
-    for name in ("control plane", "instant engine"):
-        ratio = rows[name]["rollouts_per_s"] / rows[f"polling, {name}"]["rollouts_per_s"]
-        found.append(Figure(f"ratio of rollouts per second, {name}", ratio, "x"))
     return found
 
 
 def main() -> int:
     options = command_line(__doc__)
-    cases: dict[str, tuple[Callable[..., dict[str, float]], str, float]] = {
-        name: (measure, *case) for name, case in CASES.items()
-    }
-    cases |= {
-        f"polling, {name}": (measure_polling, *CASES[name]) for name in ("control plane", "instant engine")
-    }
     rows = {}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary)
         train_tokenizer(["say something"] * 10, 300).save_pretrained(str(folder))  # no weights are needed
-        for index, (name, (way, policy, delay_s)) in enumerate(cases.items()):
+        for name, (policy, delay_s) in CASES.items():
             with function(serve, delay_s) as engine:
                 url = f"http://127.0.0.1:{engine.recv()}"
-                out = folder / f"case{index}"
-                rows[name] = way(policy, url, folder, options.in_flight, options.seconds, out)
+                out = folder / name.replace(" ", "_")
+                rows[name] = measure(policy, url, folder, options.in_flight, options.seconds, out)
     report("actor", figures_of(rows), vars(options))
     return 0
 

@@ -18,9 +18,8 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from benchmarks._figures import ROOT, Figure, at_most, command_line, report
+from benchmarks._texts import learner_for
 from benchmarks.engine import SIZES, build_model, serving
-from benchmarks.trainer import learner_of
-from pipelinerl.config.finetune import RLConfig
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.modeling.model import load_model
@@ -44,7 +43,7 @@ async def sample(url: str, vocab: int) -> tuple[np.ndarray, np.ndarray]:
 
 def trainer_scores(folder: Path, ids: np.ndarray) -> np.ndarray:
     """Log-probabilities of the answers by the trainer's forward, `[128, 96]`."""
-    learner = learner_of(load_model(folder), RLConfig())
+    learner = learner_for(load_model(folder))
     scores = [learner.score_rows(part) for part in np.split(ids, REQUESTS // 8)]
     return np.concatenate(scores)[:, PROMPT - 1 :]
 

@@ -69,22 +69,27 @@ PEER_FLAGS = (
 PEER_ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_SERVER_DEV_MODE": "1"}
 
 
-def build_model(shape: Sequence[int], folder: Path, vocabulary: int = 2048) -> None:
-    """A random Qwen3 of this shape, as in `SIZES`."""
+def qwen3(shape: Sequence[int], vocabulary: int = 2048, **fields: Any) -> Qwen3Config:
+    """A Qwen3 of this shape, as in `SIZES`, with tied embeddings."""
     hidden, layers, feed_forward, heads, key_heads, head_size = shape
+    given: dict[str, Any] = {
+        "vocab_size": vocabulary,
+        "hidden_size": hidden,
+        "num_hidden_layers": layers,
+        "intermediate_size": feed_forward,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_heads,
+        "head_dim": head_size,
+        "tie_word_embeddings": True,
+        "max_position_embeddings": 4096,
+    }
+    return Qwen3Config(**given | fields)
+
+
+def build_model(shape: Sequence[int], folder: Path, vocabulary: int = 2048) -> None:
+    """Random weights."""
     torch.manual_seed(0)
-    config = Qwen3Config(
-        vocab_size=vocabulary,
-        hidden_size=hidden,
-        num_hidden_layers=layers,
-        intermediate_size=feed_forward,
-        num_attention_heads=heads,
-        num_key_value_heads=key_heads,
-        head_dim=head_size,
-        tie_word_embeddings=True,
-        max_position_embeddings=4096,
-    )
-    Qwen3ForCausalLM(config).save_pretrained(folder)
+    Qwen3ForCausalLM(qwen3(shape, vocabulary)).save_pretrained(folder)
 
 
 async def run_requests(

@@ -10,6 +10,7 @@ BM25. 30 kB of text are 7,250 words. `--workers`: processes of the server. `--co
 is there, with its index if any; its number of documents is `--documents`.
 """
 
+import argparse
 import asyncio
 import json
 import os
@@ -19,7 +20,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import aiohttp
@@ -42,15 +42,6 @@ QUERY_WORDS, QUERIES, LIBRARY_QUERIES = 8, 200, 5
 LARGE = 100_000
 START_DEADLINE_S = 600.0
 BACKENDS = ("rank_bm25", "bm25s")
-
-
-@dataclass(frozen=True)
-class Load:
-    """How the server is asked."""
-
-    clients: int
-    seconds: float
-    workers: int
 
 
 def texts(count: int, words_each: int, seed: int) -> Iterator[str]:
@@ -103,7 +94,7 @@ def library_ms(web: Path, queries: Sequence[str]) -> float:
 
 
 async def over_http(
-    url: str, queries: Sequence[str], load: Load
+    url: str, queries: Sequence[str], load: argparse.Namespace
 ) -> tuple[list[float], float, dict[str, float]]:
     """Milliseconds of each request of clients in a closed loop; queries per second; what the server used:
     memory in MB (all that is resident, and what is not pages of files, which processes share), and
@@ -141,7 +132,7 @@ async def closed_loop(
     return times, len(times) / (time.perf_counter() - begun)
 
 
-def measure_backend(web: Path, backend: str, load: Load, documents: int) -> Iterator[Figure]:
+def measure_backend(web: Path, backend: str, load: argparse.Namespace, documents: int) -> Iterator[Figure]:
     """Figures of one back end at one size, named `<documents> <backend>: ...`."""
     name, large = f"{documents} {backend}:", documents >= LARGE
     queries = list(texts(QUERIES, QUERY_WORDS, seed=1))
@@ -172,7 +163,7 @@ def measure_backend(web: Path, backend: str, load: Load, documents: int) -> Iter
     yield Figure(f"{name} of it not pages of files", used["anonymous"], "MB")
 
 
-def measure(web: Path, documents: int, backends: Sequence[str], load: Load) -> list[Figure]:
+def measure(web: Path, documents: int, backends: Sequence[str], load: argparse.Namespace) -> list[Figure]:
     figures = [figure for backend in backends for figure in measure_backend(web, backend, load, documents)]
     value = {figure.name: figure.value for figure in figures}
     per_query = [value[f"{documents} {backend}: a query in the server"] for backend in backends]
@@ -190,15 +181,19 @@ def measure(web: Path, documents: int, backends: Sequence[str], load: Load) -> l
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = command_line(__doc__, argv, backends=BACKENDS)
-    load = Load(options.clients, options.seconds, options.workers)
     figures: list[Figure] = []
     for documents in options.documents:
         with tempfile.TemporaryDirectory() as folder:
             web = options.corpus or Path(folder) / "web.jsonl"
             if options.corpus is None:
                 write_corpus(web, documents, options.words)
-            figures += measure(web, documents, options.backends, load)
-    report("retrieval", figures, {"words": options.words, **vars(load)}, options.out)
+            figures += measure(web, documents, options.backends, options)
+    report(
+        "retrieval",
+        figures,
+        {name: getattr(options, name) for name in ("words", "clients", "seconds", "workers")},
+        options.out,
+    )
     return 0
 
 

@@ -1,11 +1,10 @@
-"""Cost of a record and of a stream, beside JSON lines that are polled.
+"""Cost of a record, beside JSON, and of a stream over files and over redis.
 
     python -m benchmarks.streams [--samples 5000]
 
 Microseconds to encode and to decode one sample of 4096 tokens from and to arrays, its checksum written and
 checked; samples per second through a file stream from one process to another; and the median time from
-`write` in the one to the record in the other. The same over a redis server on this machine, and with lists of
-numbers as JSON lines and a reader that looks every 100 ms, which is how upstream's file streams work.
+`write` in the one to the record in the other. The same over a redis server on this machine.
 """
 
 import contextlib
@@ -13,7 +12,6 @@ import json
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -27,8 +25,6 @@ from pipelinerl.streams.local_server import local_server
 
 TOKENS = 4096
 PACED_SAMPLES, PACE_S = 300, 0.005
-POLL_S = 0.1
-Write = Callable[[dict[str, Any]], None]
 
 
 def sample(index: int = 0) -> dict[str, Any]:
@@ -74,69 +70,26 @@ def measure_codec() -> list[Figure]:
     ]
 
 
-@contextlib.contextmanager
-def record_writer(folder: Path) -> Iterator[Write]:
-    with write_to_streams(SingleStreamSpec(folder, "actor")) as stream:
-        yield stream.write
-
-
-def record_reader(folder: Path) -> Iterator[dict[str, Any]]:
-    with read_stream(SingleStreamSpec(folder, "actor")) as stream:
-        yield from stream.read(deadline_s=120)
-
-
-@contextlib.contextmanager
-def polled_json_writer(folder: Path) -> Iterator[Write]:
-    with (folder / "actor.jsonl").open("w") as file:
-
-        def write(tree: dict[str, Any]) -> None:
-            file.write(json.dumps(as_lists(tree)) + "\n")
-            file.flush()
-
-        yield write
-
-
-def polled_json_reader(folder: Path) -> Iterator[dict[str, Any]]:
-    path = folder / "actor.jsonl"
-    while not path.exists():
-        time.sleep(POLL_S)
-    with path.open() as file:
-        part = ""
-        while True:
-            part += file.readline()
-            if part.endswith("\n"):
-                yield json.loads(part)
-                part = ""
-            else:
-                time.sleep(POLL_S)
-
-
-WAYS = {
-    "records": (record_writer, record_reader),
-    "redis": (record_writer, record_reader),
-    "polled JSON": (polled_json_writer, polled_json_reader),
-}
-
-
-def read_all(way: str, folder: Path, count: int, port: int, connection: Connection) -> None:
+def read_all(folder: Path, count: int, port: int, connection: Connection) -> None:
     """The other process: read `count` samples, send seconds for them, then delays of the paced ones."""
     if port:
         set_streams_backend("redis", port=port)
-    source = WAYS[way][1](folder)
-    connection.send("ready")
-    assert len(next(source)["input_ids"]) == TOKENS
-    start = time.perf_counter()
-    for _ in range(count - 1):
-        next(source)
-    connection.send(time.perf_counter() - start)
-    delays = []
-    for _ in range(PACED_SAMPLES):
-        sent = next(source)["sent"]
-        delays.append(time.monotonic() - sent)
-    connection.send(delays)
+    with read_stream(SingleStreamSpec(folder, "actor")) as stream:
+        source = stream.read(deadline_s=120)
+        connection.send("ready")
+        assert len(next(source)["input_ids"]) == TOKENS
+        start = time.perf_counter()
+        for _ in range(count - 1):
+            next(source)
+        connection.send(time.perf_counter() - start)
+        delays = []
+        for _ in range(PACED_SAMPLES):
+            sent = next(source)["sent"]  # the clock is read once the sample is there
+            delays.append(time.monotonic() - sent)
+        connection.send(delays)
 
 
-def measure_stream(way: str, samples: int) -> tuple[float, float, float]:
+def measure_stream(samples: int, redis: bool = False) -> tuple[float, float, float]:
     """Samples per second, and median and 99th percentile of the delivery in ms, between two processes.
 
     First as fast as possible, then one sample every 5 ms.
@@ -144,19 +97,19 @@ def measure_stream(way: str, samples: int) -> tuple[float, float, float]:
     with contextlib.ExitStack() as stack:
         folder, port = Path(stack.enter_context(tempfile.TemporaryDirectory())), 0
         set_streams_backend("files")
-        if way == "redis":
+        if redis:
             port = stack.enter_context(local_server(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
             set_streams_backend("redis", port=port)
-        reader = stack.enter_context(function(read_all, way, folder, samples, port))
+        reader = stack.enter_context(function(read_all, folder, samples, port))
         reader.recv()
-        write = stack.enter_context(WAYS[way][0](folder))
+        stream = stack.enter_context(write_to_streams(SingleStreamSpec(folder, "actor")))
         tree = sample()
         for _ in range(samples):
-            write(tree)
+            stream.write(tree)
         time.sleep(1.0)
         for _ in range(PACED_SAMPLES):
             time.sleep(PACE_S)
-            write(tree | {"sent": time.monotonic()})
+            stream.write(tree | {"sent": time.monotonic()})
         seconds, delays = reader.recv(), 1e3 * np.array(reader.recv())
     return (samples - 1) / seconds, float(np.median(delays)), float(np.quantile(delays, 0.99))
 
@@ -164,9 +117,8 @@ def measure_stream(way: str, samples: int) -> tuple[float, float, float]:
 def main() -> int:
     samples = command_line(__doc__).samples
     figures = measure_codec()
-    rate, median, p99 = measure_stream("records", samples)
-    redis_rate, redis_median, redis_p99 = measure_stream("redis", samples)
-    polled_rate, polled_median, _ = measure_stream("polled JSON", max(samples // 10, 100))
+    rate, median, p99 = measure_stream(samples)
+    redis_rate, redis_median, redis_p99 = measure_stream(samples, redis=True)
     figures += [
         at_least("stream between two processes", rate, "samples/s", 2500),
         at_most("delivery, median", median, "ms", 5.0),
@@ -175,12 +127,8 @@ def main() -> int:
         Figure("redis: delivery, median", redis_median, "ms"),
         Figure("redis: delivery, 99th percentile", redis_p99, "ms"),
         Figure("ratio of samples per second, redis over files", redis_rate / rate, "x"),
-        Figure("polled JSON: stream", polled_rate, "samples/s"),
-        Figure("polled JSON: delivery, median", polled_median, "ms"),
-        Figure("ratio of samples per second", rate / polled_rate, "x"),
-        Figure("ratio of median delivery", polled_median / median, "x"),
     ]
-    report("streams", figures, {"tokens": TOKENS, "samples": samples, "poll_s": POLL_S})
+    report("streams", figures, {"tokens": TOKENS, "samples": samples})
     return 0
 
 

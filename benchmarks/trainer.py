@@ -20,40 +20,27 @@ import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks._figures import Figure, at_least, command_line, report
-from benchmarks._texts import random_texts
+from benchmarks._texts import LEARNING_RATE, RL, learner_for, random_texts
 from benchmarks.engine import SIZES, build_model
-from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.optimiser import build_optimiser
-from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
-from pipelinerl.finetune.schedulers import build_scheduler
-from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.model import load_model
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 PROMPT = 64
 SEQ_LENGTH = 2048
-LEARNING_RATE = 1e-5
-
-
-def learner_of(model: PreTrainedModel, rl: RLConfig) -> Learner:
-    """The trainer's side of a run with a constant learning rate."""
-    optimiser = build_optimiser(model, learning_rate=LEARNING_RATE)
-    return Learner(model, optimiser, build_scheduler(optimiser, "constant", 0, 1), rl, Ranks())
 
 
 def our_step(model: PreTrainedModel, texts: Sequence[Sample]) -> Callable[[], None]:
     """One optimizer step of the trainer, batches already assembled as preprocess delivers them."""
-    rl = RLConfig(epsilon_high=4.0)
-    learner = learner_of(model, rl)
+    learner = learner_for(model)
     batches = assemble_step(list(texts), 0, SEQ_LENGTH)[0]
 
     def step() -> None:
         for batch in batches:
-            learner.accumulate(batch, targets_of(batch, rl), Coefficients(0.0, 0.0))
+            learner.accumulate(batch, targets_of(batch, RL), Coefficients(0.0, 0.0))
         learner.apply()
 
     return step

@@ -42,8 +42,6 @@ from benchmarks.gpu.runs import LimitedRun
 TRAINERS = ("benchmarks.gpu.trainer", "benchmarks.gpu.sharded")
 STEP_STOP_S = 40.0
 """What a step gets beyond its limit to write down what it has."""
-LARGEST_LOG = 400_000
-"""Bytes of a log's end that are packed."""
 ENVIRONMENT = {
     "PYTHONUNBUFFERED": "1",
     "TOKENIZERS_PARALLELISM": "false",
@@ -115,9 +113,6 @@ class Driver:
             try:
                 with tarfile.open(beside, "w:gz") as packed:
                     for path in sorted(self.results.iterdir()):
-                        if path.suffix == ".log" and path.stat().st_size > LARGEST_LOG:
-                            end, path = path.read_bytes()[-LARGEST_LOG:], path.with_suffix(".tail")
-                            path.write_bytes(end)
                         packed.add(path, path.name)
             except OSError as error:  # a step beside this one has just replaced a file
                 self._say(f"not packed, the next step's end will: {error}")

@@ -4,11 +4,11 @@
                                      [--work results/gpu_privacy] [--out FILE] [key=value ...]
 
 Both parts use `+preset=privacy_hopqa_from_scratch`; further overrides go to the part that is run. `bootstrap`
-imitates scripted play on one card and prints what it reached per skill; if the rate of the first steps says
-that the limit (in seconds) comes before the end, it starts again with as many tokens as fit. `rl` trains that
-model (the bundled one if there is none) and prints success and leakage on companies without training chains
-before and after, throughput, and what updates of the weights cost; curves and logs lie beside the table. Both
-keep what they have as JSON also when the limit ends them. `--hardware cpu` rehearses.
+imitates scripted play on one card and prints what it reached per skill (`bootstrap.budget=0.5`: with half of
+the tokens). `rl` trains that model (the bundled one if there is none) and prints success and leakage on
+companies without training chains before and after, throughput, and what updates of the weights cost; curves
+and logs lie beside the table. Both keep what they have as JSON also when the limit (in seconds) ends them.
+`--hardware cpu` rehearses.
 """
 
 import argparse
@@ -17,7 +17,6 @@ import re
 import shutil
 import statistics
 import sys
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -48,15 +47,8 @@ RATES = (
     ("lag_mean_texts", "rl: age of trained tokens, mean", "texts"),
     ("importance_ratio_mean", "rl: importance ratio, mean", ""),
 )
-BUDGET = "bootstrap.budget="
-SEEN = 4
-"""Reports of the recipe after which its rate is believed; compiling comes before the first."""
-AROUND_S = 60.0
-"""What a second start needs beside its steps: tokenizer, compilers that are warm, gates."""
 LEAST_SKILL = 0.5
 """Below, every rollout of a group fails alike and nothing is trained."""
-LEAST_BUDGET = 0.15
-"""With fewer tokens nothing is learned; the slow start may then go on."""
 REPORT_S = 40.0
 """Kept of the limit for the report of a run that had to be stopped."""
 
@@ -115,57 +107,13 @@ def rl_figures(
     return figures
 
 
-def budget_that_fits(seen: Sequence[tuple[float, float]], limit_s: float) -> float | None:
-    """Share of its tokens that a new start could train on until the limit; None if this one will end.
-
-    `seen`: seconds since the start, and the share of all steps that had been made.
-    """
-    (first_s, first_share), (last_s, last_share) = seen[0], seen[-1]
-    rate = (last_share - first_share) / (last_s - first_s)
-    if last_s + (1.0 - last_share) / rate + AROUND_S / 4 <= limit_s:
-        return None
-    return max(0.0, (limit_s - last_s - AROUND_S) * rate)
-
-
-def asked_budget(command: Sequence[str]) -> float:
-    """The share of the recipe's tokens that a command line asks for."""
-    budgets = [word for word in command if word.startswith(BUDGET)]
-    return float(budgets[-1].removeprefix(BUDGET)) if budgets else 1.0
-
-
-def watched(command: Sequence[str], log: Path, limit_s: float) -> LimitedRun:
-    """The recipe, started again with a smaller budget when its first steps are too slow for the limit."""
-    run = LimitedRun(command, log)
-    seen: list[tuple[float, float]] = []
-
-    def enough() -> bool:
-        steps = STEP.findall(log.read_text(errors="replace"))
-        share = int(steps[-1][0]) / int(steps[-1][1]) if steps else 0.0
-        if share > (seen[-1][1] if seen else 0.0):
-            seen.append((run.seconds, share))
-        return len(steps) >= SEEN and len(seen) > 1
-
-    if not run.until(enough, limit_s) or len(seen) < 2 or run.process.poll() is not None:
-        return run
-    share = budget_that_fits(seen, limit_s)
-    if share is None or share * asked_budget(command) < LEAST_BUDGET:
-        return run
-    run.stop()
-    at_s, done = seen[-1]
-    print(f"{done:.0%} after {at_s:.0f} s is too slow; again with {share:.0%} of it", flush=True)
-    log.rename(log.with_suffix(".first.log"))
-    again = LimitedRun([*command, f"{BUDGET}{share * asked_budget(command):.3f}"], log)
-    again.started = run.started  # the limit is that of both
-    return again
-
-
 def bootstrap(options: argparse.Namespace) -> int:
     model, log = options.work / "model", options.out.with_suffix(".recipe.log")
     recipe = model / "recipe.json"
     log.unlink(missing_ok=True)
     recipe.unlink(missing_ok=True)  # it says that a model is finished
     command = [sys.executable, "-m", "pipelinerl.bootstrap", *PRESET, f"hardware={options.hardware}"]
-    run = watched([*command, f"bootstrap.out={model}", *options.overrides], log, options.limit)
+    run = LimitedRun([*command, f"bootstrap.out={model}", *options.overrides], log)
     status = run.end(options.limit)
     print(run.said())
     found = json.loads(recipe.read_text()) if recipe.is_file() else None

@@ -12,53 +12,37 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from transformers import Qwen3Config
+
 from benchmarks._figures import ROOT
 from benchmarks._processes import Child, Server, started
+from benchmarks.engine import qwen3
 from pipelinerl.inference.vllm import VllmOptions, VllmVersion, installed_version, serve_argv, serve_env
 
 TOKENIZER = ROOT / "domains/guessing/checkpoint"
 PYTHON = os.environ.get("VLLM_PYTHON")
 OFFLINE_S = 240.0
 """For the offline engine's start, and for each of its measurements."""
-# (hidden, layers, heads, feed-forward, key heads, head size, vocabulary)
 QWEN3 = {
-    "tiny": (256, 4, 4, 512, 2, 64, 2048),
-    "0.6B": (1024, 28, 16, 3072, 8, 128, 151_936),
-    "1.7B": (2048, 28, 16, 6144, 8, 128, 151_936),
-    "4B": (2560, 36, 32, 9728, 8, 128, 151_936),
+    "tiny": (256, 4, 512, 4, 2, 64),
+    "0.6B": (1024, 28, 3072, 16, 8, 128),
+    "1.7B": (2048, 28, 6144, 16, 8, 128),
+    "4B": (2560, 36, 9728, 32, 8, 128),
 }
+"""As `SIZES` of `benchmarks.engine`."""
 
 
-def model_config(size: str) -> dict[str, Any]:
-    """`config.json` of a Qwen3 of this size, with tied embeddings."""
-    hidden, layers, heads, feed_forward, key_heads, head_size, vocabulary = QWEN3[size]
-    return {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "attention_bias": False,
-        "attention_dropout": 0.0,
-        "dtype": "bfloat16",
-        "head_dim": head_size,
-        "hidden_act": "silu",
-        "hidden_size": hidden,
-        "initializer_range": 0.02,
-        "intermediate_size": feed_forward,
-        "max_position_embeddings": 40960,
-        "num_attention_heads": heads,
-        "num_hidden_layers": layers,
-        "num_key_value_heads": key_heads,
-        "rms_norm_eps": 1e-06,
-        "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
-        "tie_word_embeddings": True,
-        "use_sliding_window": False,
-        "vocab_size": vocabulary,
-    }
+def model_config(size: str) -> Qwen3Config:
+    """A Qwen3 of this size in bfloat16."""
+    vocabulary = 2048 if size == "tiny" else 151_936
+    fields = {"architectures": ["Qwen3ForCausalLM"], "dtype": "bfloat16", "max_position_embeddings": 40960}
+    rope = {"rope_theta": 1000000.0, "rope_type": "default"}
+    return qwen3(QWEN3[size], vocabulary, **fields, rope_parameters=rope)
 
 
 def model_folder(size: str, folder: Path) -> Path:
     """A folder that vLLM starts from with `--load-format dummy`: a configuration and a small tokenizer."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(model_config(size), indent=1))
+    model_config(size).save_pretrained(folder)
     for name in ("tokenizer.json", "tokenizer_config.json"):
         shutil.copy(TOKENIZER / name, folder / name)
     return folder

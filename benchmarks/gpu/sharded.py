@@ -13,15 +13,14 @@ import sys
 import torch
 
 from benchmarks._figures import RESULTS, Figure, command_line, report
+from benchmarks._texts import RL, learner_for
 from benchmarks.gpu.trainer import (
     CHECKPOINTING,
     PEAK_FLOPS,
-    RL,
     SIZES,
     TOKENS,
     build,
     count,
-    learner_on_gpu,
     micro_batch,
     timed,
 )
@@ -41,7 +40,8 @@ def main() -> int:
     model = prepare_model(build(options.size), "cuda", CHECKPOINTING[options.mode], compile=not options.eager)
     parameters, batch = count(model), micro_batch()
     stage = "deepspeed_stage2_bf16" if options.keep_gathered else "deepspeed_stage3_bf16"
-    learner = learner_on_gpu(model, ranks, use_deepspeed=not options.replicated, deepspeed_config=stage)
+    keys = {"use_deepspeed": not options.replicated, "deepspeed_config": stage}
+    learner = learner_for(model, ranks, bfloat16=True, **keys)
 
     def step() -> None:
         learner.accumulate(batch, targets_of(batch, RL), Coefficients())

@@ -88,24 +88,20 @@ def _rate(name: str, row: dict[str, Any]) -> Iterator[Figure]:
         yield Figure(f"{label}, busiest", one["busiest"], "cores")
 
 
-def throughput_figures(
-    by_servers: dict[str, dict[str, Any]], without: Sequence[dict[str, Any]], goal_of: str
-) -> Iterator[Figure]:
-    """The goal is that of the servers named `goal_of`."""
+def throughput_figures(found: dict[str, Any] | None, without: Sequence[dict[str, Any]]) -> Iterator[Figure]:
+    """Of the server, beside the offline engine's where that was asked for the same."""
     yardstick = {row["requests"]: row["tok_s"] for row in without}
     for row in without:
         yield from _rate(f"offline engine, {row['requests']} requests", row)
-    for servers, found in by_servers.items():
-        main = servers == goal_of
-        suffix = "" if main else f", {servers}"
-        for row in found["waves"]:
-            count = row["requests"]
-            name = f"client, {count} requests{suffix}"
-            yield from _rate(name, row)
-            if row["failed"]:
-                yield Figure(f"  {name}: failed requests", row["failed"], "")
-            if count in yardstick:
-                ratio = row["tok_s"] / yardstick[count]
-                yield at_least(f"client / offline, {count}{suffix}", ratio, "x", GOAL if main else None)
-        steady = found["steady"]
-        yield from _rate(f"client, {steady['requests']} always in flight{suffix}", steady)
+    if found is None:
+        return
+    for row in found["waves"]:
+        count = row["requests"]
+        name = f"client, {count} requests"
+        yield from _rate(name, row)
+        if row["failed"]:
+            yield Figure(f"  {name}: failed requests", row["failed"], "")
+        if count in yardstick:
+            yield at_least(f"client / offline, {count}", row["tok_s"] / yardstick[count], "x", GOAL)
+    steady = found["steady"]
+    yield from _rate(f"client, {steady['requests']} always in flight", steady)

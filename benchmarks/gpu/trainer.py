@@ -9,7 +9,6 @@ are left out. Rows:
 
 - `sdpa`: what one would write first: transformers' model with a block-diagonal mask, logits of all tokens in
   float32, checkpointing of every layer; forward and backward only.
-- `varlen`: the same with variable-length attention. `varlen+chunked`: and log-probabilities in blocks.
 - `trainer/...`: the project's own step on real micro-batches (`Learner.accumulate`, ratios, entropy and
   statistics included), two of them in a row as within an optimizer step, with float32 master weights:
   `eager/full`, and compiled layers with checkpointing `full`, `every-2`, `selective` or `none`. The
@@ -29,24 +28,18 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
+from torch.profiler import ProfilerActivity, profile
+from transformers import PreTrainedModel, Qwen3ForCausalLM
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, report, write_json
-from benchmarks._texts import random_texts
-from benchmarks.gpu.profile_step import profile_step
+from benchmarks._texts import RL, learner_for, random_texts
 from benchmarks.gpu.served import model_config
-from pipelinerl.config import Config
-from pipelinerl.config.finetune import Checkpointing, RLConfig
-from pipelinerl.finetune.build import learner_of
-from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
-from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.logprobs import token_scores
-from pipelinerl.modeling.masters import MasterWeights
-from pipelinerl.modeling.model import distinct_parameters, hidden_states, output_head, prepare_model
-from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.model import distinct_parameters, output_head, prepare_model
 
 PEAK_FLOPS = 990e12
 TOKENS, TEXT, PROMPT = 16_384, 2_048, 64
@@ -58,17 +51,21 @@ CHECKPOINTING: dict[str, Checkpointing] = {
     "selective": "selective",
     "none": False,
 }
-SKETCHES = ("sdpa", "varlen", "varlen+chunked")
 ROWS = (
-    *SKETCHES,
+    "sdpa",
     "trainer/eager/full",
     *(f"trainer/compiled/{mode}" for mode in CHECKPOINTING),
     "trainer/compiled/selective/mixed",
 )
 MICRO_BATCHES = 2
+KERNELS = {
+    "attention": ("flash", "fmha", "cudnn_generated_fort"),
+    "matmul": ("gemm", "nvjet", "cutlass", "xmma", "splitk", "cublas"),
+    "copies": ("memcpy", "memset"),
+}
+"""Parts of the names of kernels, by what they compute."""
 GOALS = {"0.6B": 60_000.0, "1.7B": 34_000.0}
 MFU_GOALS = {"1.7B": 35.0, "4B": 35.0}
-RL = RLConfig(epsilon_high=4.0)
 
 
 @dataclass
@@ -96,17 +93,11 @@ def build(size: str) -> PreTrainedModel:
     """A random float32 model on the GPU."""
     torch.manual_seed(0)
     with torch.device("cuda"):
-        return Qwen3ForCausalLM(Qwen3Config(**model_config(size) | {"dtype": "float32"}))
+        return Qwen3ForCausalLM(model_config(size)).float()
 
 
 def count(model: PreTrainedModel) -> int:
     return sum(parameter.numel() for _, parameter in distinct_parameters(model))
-
-
-def learner_on_gpu(model: PreTrainedModel, ranks: Ranks, **keys: Any) -> Learner:
-    """As a run with these `keys` of the configuration would have it."""
-    cfg = Config.model_validate({"finetune": {"rl": RL, "max_train_steps": 100}, **keys})
-    return learner_of(model, cfg, ranks)
 
 
 def micro_batch() -> PipelineBatchEncoding:
@@ -122,40 +113,26 @@ def mixed_batches() -> list[PipelineBatchEncoding]:
     return assemble_step(random_texts(lengths.tolist(), VOCAB, PROMPT), 0, TOKENS)[0]
 
 
-def sketch_step(row: Row) -> tuple[Callable[[], Any], None]:
+def plain_step(row: Row) -> tuple[Callable[[], Any], None]:
     """Forward and backward as one would write them, every layer checkpointed, weights in bfloat16."""
-    model, name = build(row.size), row.name
+    model = build(row.size)
     row.parameters, row.tokens = count(model), TOKENS
-    if name == "sdpa":
-        model.set_attn_implementation("sdpa")
-        model.gradient_checkpointing_enable({"use_reentrant": False})
-        model.config.use_cache = False
-        model.train()
-    else:
-        prepare_model(model, "cuda", True)
-    MasterWeights(model.requires_grad_(False))
-    model.requires_grad_(True)
+    model.set_attn_implementation("sdpa")
+    model.gradient_checkpointing_enable({"use_reentrant": False})
+    model.config.use_cache = False
+    model.bfloat16().train()
     batch = micro_batch()
     ids = torch.as_tensor(batch.input_ids, dtype=torch.int64, device="cuda")
     positions = torch.as_tensor(batch.position_ids, dtype=torch.int64, device="cuda")
-    segments = Segments.from_offsets(batch.seq_boundaries, "cuda")
     text = torch.arange(ids.shape[1], device="cuda") // TEXT
-    mask = (text[:, None] == text[None]).tril()[None, None] if name == "sdpa" else None
+    mask = (text[:, None] == text[None]).tril()[None, None]
+    inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask, "use_cache": False}
 
     def step() -> None:
-        if mask is not None:
-            inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
-            hidden = model.get_decoder()(**inputs, use_cache=False).last_hidden_state[0]
-        else:
-            hidden = hidden_states(model, ids, positions, segments)[0]
-        if name.endswith("chunked"):
-            logprobs = token_scores(hidden[:-1], output_head(model)[0], ids[0, 1:]).logprobs
-        else:
-            logits = (hidden[:-1] @ output_head(model)[0].T).float()
-            logprobs = logits.log_softmax(-1).gather(1, ids[0, 1:, None])[:, 0]
-        (-logprobs.mean()).backward()
-        for parameter in model.parameters():
-            parameter.grad = None
+        hidden = model.get_decoder()(**inputs).last_hidden_state[0]
+        logits = (hidden[:-1] @ output_head(model)[0].T).float()
+        (-logits.log_softmax(-1).gather(1, ids[0, 1:, None]).mean()).backward()
+        model.zero_grad(set_to_none=True)
 
     return step, None
 
@@ -167,7 +144,7 @@ def trainer_step(row: Row) -> tuple[Callable[[], Any], Callable[[], Any]]:
     batches = mixed_batches() if mixed else [micro_batch()] * MICRO_BATCHES
     row.parameters, row.micro_batches = count(model), len(batches)
     row.tokens = sum(batch.n_tokens for batch in batches)
-    learner = learner_on_gpu(model, Ranks())
+    learner = learner_for(model, bfloat16=True)
 
     def step() -> None:
         # As in the loop: targets are prepared on the host for every micro-batch.
@@ -183,7 +160,7 @@ def measure(size: str, name: str, repeats: int) -> Row:
     torch.cuda.reset_peak_memory_stats()
     try:
         started = time.monotonic()
-        step, apply = sketch_step(row) if name in SKETCHES else trainer_step(row)
+        step, apply = plain_step(row) if name == "sdpa" else trainer_step(row)
         torch.cuda.synchronize()
         row.build_s = round(time.monotonic() - started, 2)
         row.first_step_s = round(timed(step, 1), 2)
@@ -204,6 +181,25 @@ def measure(size: str, name: str, repeats: int) -> Row:
     except (RuntimeError, torch.OutOfMemoryError) as error:
         row.error = f"{type(error).__name__}: {str(error)[:600]}"
     return row
+
+
+def profile_step(step: Callable[[], Any]) -> dict[str, Any]:
+    """Milliseconds of a step's kernels by kind, by their names, and of the longest; `idle`: without one."""
+    torch.cuda.synchronize()
+    started = time.perf_counter()
+    with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+        step()
+        torch.cuda.synchronize()
+        wall_ms = 1e3 * (time.perf_counter() - started)
+    rows = sorted(profiler.key_averages(), key=lambda row: -row.self_device_time_total)
+    kernels = {row.key: row.self_device_time_total / 1e3 for row in rows if row.self_device_time_total > 0}
+    spent = dict.fromkeys([*KERNELS, "other"], 0.0)
+    for name, ms in kernels.items():
+        kinds = (kind for kind, parts in KERNELS.items() if any(part in name.lower() for part in parts))
+        spent[next(kinds, "other")] += ms
+    longest = {name[:90]: round(ms, 3) for name, ms in list(kernels.items())[:25]}
+    spent["idle"] = wall_ms - sum(spent.values())
+    return {"wall_ms": round(wall_ms, 3), "ms": spent, "longest_ms": longest}
 
 
 def timed(step: Callable[[], Any], repeats: int) -> float:
@@ -290,8 +286,8 @@ def main() -> int:
             f"  {time.monotonic() - started:.0f} s: {vars(row) | {'profile': row.profile.get('ms')}}",
             flush=True,
         )
-        if size not in loss and name != "varlen":
-            loss[size] = loss_memory(model_config(size)["hidden_size"])
+        if size not in loss:
+            loss[size] = loss_memory(model_config(size).hidden_size)
             print(f"  {size} loss: {loss[size]}", flush=True)
             free()
         details = {**card, "rows": [asdict(row) for row in rows], "loss": loss}

@@ -45,14 +45,6 @@ def shares(cpu_s: Sequence[float], tokens: int, seconds: float) -> dict[str, flo
     return {"processes": len(cpu_s), "us_per_token": each, "busiest": max(cpu_s) / seconds}
 
 
-def used(before: Cpu, after: Cpu, tokens: int, seconds: float) -> dict[str, dict[str, float]]:
-    """By role, numbers of its processes left out (`APIServer_0`, `APIServer_1` are one)."""
-    spent: dict[str, list[float]] = {}
-    for (role, pid), total in after.items():
-        spent.setdefault(NUMBER.sub("", role), []).append(total - before.get((role, pid), 0.0))
-    return {role: shares(one, tokens, seconds) for role, one in spent.items()}
-
-
 class Meter:
     """CPU time between its creation and `read`."""
 
@@ -60,5 +52,9 @@ class Meter:
         self._group, self._begun, self._before = group, time.monotonic(), cpu_seconds(group)
 
     def read(self, tokens: int) -> dict[str, dict[str, float]]:
-        """By role, for so many sampled tokens."""
-        return used(self._before, cpu_seconds(self._group), tokens, time.monotonic() - self._begun)
+        """By role, for so many sampled tokens; `APIServer_0` and `APIServer_1` are one."""
+        spent: dict[str, list[float]] = {}
+        for (role, pid), total in cpu_seconds(self._group).items():
+            spent.setdefault(NUMBER.sub("", role), []).append(total - self._before.get((role, pid), 0.0))
+        seconds = time.monotonic() - self._begun
+        return {role: shares(one, tokens, seconds) for role, one in spent.items()}

@@ -17,9 +17,9 @@ import torch
 
 from benchmarks import async_sync
 from benchmarks._figures import Figure, report
-from benchmarks.gpu import killed, privacy, updates
+from benchmarks.gpu import killed, updates
 from benchmarks.gpu.__main__ import table
-from benchmarks.gpu.privacy import AROUND_S, bootstrap_figures, budget_that_fits, rl_figures, usable, watched
+from benchmarks.gpu.privacy import bootstrap_figures, rl_figures, usable
 from benchmarks.gpu.runs import ENDED, LimitedRun, fresh, keep, seconds_per_step
 from pipelinerl.weights.send.version_update import UpdateReport
 
@@ -45,33 +45,6 @@ def test_the_rate_and_the_gates_of_a_bootstrap_are_shown() -> None:
     assert found["bootstrap: MFU"].value == pytest.approx(100 * 6 * 56.64e6 * 640e3 / 990e12)
     assert found["bootstrap: read_yes right"].met is False
     assert found["bootstrap: plan_web right"].met is None
-
-
-def test_a_bootstrap_goes_on_or_starts_again_with_what_fits() -> None:
-    assert budget_that_fits([(60, 0.02), (80, 0.08)], 470) is None
-    budget = budget_that_fits([(60, 0.01), (90, 0.04)], 470)  # a thousandth a second, 950 s in all
-    assert budget == pytest.approx((470 - 90 - AROUND_S) / 1000)
-    assert budget_that_fits([(440, 0.01), (465, 0.02)], 470) == 0.0
-    assert privacy.asked_budget(["python", "bootstrap.workers=2"]) == 1.0
-    assert privacy.asked_budget(["bootstrap.budget=0.8", "bootstrap.budget=0.5"]) == 0.5
-
-
-def test_a_slow_recipe_is_replaced_by_a_smaller_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A recipe that would take hours; the second start gets a smaller budget."""
-    monkeypatch.setattr(privacy, "LEAST_BUDGET", 0.0)
-    program = """
-import sys, time
-budget = [word for word in sys.argv if word.startswith("bootstrap.budget=")]
-for step in range(1, 3 if budget else 100001):
-    print(f"step {step}/100000  loss 1.0  1.0M tokens  5k tok/s", flush=True)
-    time.sleep(0 if budget else 0.3)
-print(*budget)
-"""
-    log = tmp_path / "log"
-    run = watched([sys.executable, "-c", program], log, 200.0)
-    assert run.end(200.0) == 0
-    assert "bootstrap.budget=0." in log.read_text()
-    assert log.with_suffix(".first.log").is_file()
 
 
 @pytest.mark.parametrize(("skill", "good"), [(0.9, True), (0.2, False)])

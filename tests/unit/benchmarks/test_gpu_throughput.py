@@ -6,17 +6,17 @@ import os
 import signal
 import sys
 from argparse import Namespace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from benchmarks._figures import Figure
 from benchmarks._processes import Child
-from benchmarks.gpu import cards, engine
+from benchmarks.gpu import cards, engine, usage
 from benchmarks.gpu.clients import merged
 from benchmarks.gpu.served import model_config
 from benchmarks.gpu.throughput import throughput_figures
-from benchmarks.gpu.usage import cpu_seconds, role_of, used
+from benchmarks.gpu.usage import role_of
 
 
 def test_a_wave_lasts_from_the_first_request_to_the_last_answer_of_all_processes() -> None:
@@ -40,14 +40,20 @@ def test_processes_of_an_engine_are_named(words: str, root: bool, role: str) -> 
     assert role_of(words, root) == role
 
 
-def test_cpu_time_is_counted_by_role_and_the_busiest_process_shows() -> None:
+def test_cpu_time_is_counted_by_role_and_the_busiest_process_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     before = {("APIServer_0", 1): 1.0, ("EngineCore", 3): 5.0}
     after = {("APIServer_0", 1): 5.0, ("APIServer_1", 2): 2.0, ("EngineCore", 3): 10.0}
-    assert used(before, after, tokens=1_000_000, seconds=5.0) == {
+    readings, clock = iter((before, after)), iter((0.0, 5.0))
+    monkeypatch.setattr(usage, "cpu_seconds", lambda group: next(readings))
+    monkeypatch.setattr(usage, "time", SimpleNamespace(monotonic=lambda: next(clock)))
+    assert usage.Meter(1).read(tokens=1_000_000) == {
         "APIServer": {"processes": 2, "us_per_token": 6.0, "busiest": 0.8},
         "EngineCore": {"processes": 1, "us_per_token": 5.0, "busiest": 1.0},
     }
-    assert max(cpu_seconds(os.getpid()).values()) > 0
+
+
+def test_this_process_has_used_a_processor() -> None:
+    assert max(usage.cpu_seconds(os.getpid()).values()) > 0
 
 
 def row(requests: int, rate: float) -> dict[str, Any]:
@@ -55,54 +61,41 @@ def row(requests: int, rate: float) -> dict[str, Any]:
     return {"requests": requests, "tok_s": rate, "usage": usage, "errors": [], "failed": 0}
 
 
-def test_the_goal_is_that_of_the_first_server() -> None:
-    by_servers = {
-        "API servers 4, nccl": {"waves": [row(256, 19.0), row(512, 21.0)], "steady": row(256, 18.0)},
-        "API servers 1, nccl": {"waves": [row(256, 10.0)], "steady": row(256, 9.0)},
-    }
-    made = throughput_figures(by_servers, [row(256, 20.0)], goal_of="API servers 4, nccl")
-    found = {one.name: one for one in made}
+def test_waves_stand_beside_those_of_the_offline_engine() -> None:
+    served = {"waves": [row(256, 19.0), row(512, 21.0)], "steady": row(256, 18.0)}
+    found = {one.name: one for one in throughput_figures(served, [row(256, 20.0)])}
     assert found["client / offline, 256"].met is True
-    other = "client / offline, 256, API servers 1, nccl"
-    assert found[other] == Figure(other, 0.5, "x")
     assert "client / offline, 512" not in found  # the offline engine was not asked for it
     assert found["client, 256 always in flight"].goal is None
     assert found["  client, 256 requests: APIServer x 4, CPU per token"].value == 40.0
-
-
-def test_rates_show_without_the_offline_engine() -> None:
-    by_servers = {"main": {"waves": [row(256, 10.0)], "steady": row(256, 9.0)}}
-    names = [one.name for one in throughput_figures(by_servers, [], goal_of="main")]
-    assert "client, 256 requests" in names and not any("offline" in name for name in names)
+    assert not any("offline" in one.name for one in throughput_figures(served, []))
 
 
 H200 = 139 * 2**30
 
 
 def on_cards(*gpus: str, **changes: object) -> Namespace:
-    """Options of the engine's rows; of the servers only the first has all requests."""
-    rows = ["throughput", "update"]
-    return Namespace(**{"cpu": False, "gpus": list(gpus), "rows": rows, "in_flight": [512, 256], **changes})
+    """Options of the engine's rows."""
+    given = {"cpu": False, "gpus": list(gpus), "rows": ["throughput", "update"], "in_flight": [512, 256]}
+    return Namespace(**{**given, "backend": "nccl_ahead", **changes})
 
 
 def test_engines_get_what_their_requests_need() -> None:
-    """512 requests of 1,040 tokens for the first, 256 for the second."""
-    config, options = model_config("1.7B"), on_cards("0", "1")
-    for first, requests in ((True, 512), (False, 256)):
-        kwargs = cards.engine_kwargs(options, config, cards.counts_of(options, first)[-1])
-        size = kwargs["kv-cache-memory-bytes"]
-        assert requests * 1040 <= size / (28 * 8 * 128 * 2 * 2) < 1.05 * requests * 1040
-    assert "kv-cache-memory-bytes" not in cards.engine_kwargs(on_cards("", "", cpu=True), config, 2)
+    """512 requests of 1,040 tokens."""
+    config = model_config("1.7B")
+    size = cards.engine_kwargs(on_cards("0", "1"), config)["kv-cache-memory-bytes"]
+    assert 512 * 1040 <= size / (28 * 8 * 128 * 2 * 2) < 1.05 * 512 * 1040
+    assert "kv-cache-memory-bytes" not in cards.engine_kwargs(on_cards("", "", cpu=True), config)
 
 
 def test_what_does_not_fit_on_a_card_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Server and offline engine fit beside each other, a second server only where they have a card each."""
+    """Server and offline engine have a card each, or one that holds both."""
     monkeypatch.setenv(cards.SEVERAL_RANKS, "1")
     config = model_config("1.7B")
-    cards.check_cards(on_cards("0", "0"), ["nccl_ahead"], config, H200)
-    cards.check_cards(on_cards("0", "1"), ["nccl_ahead", "nccl"], config, H200)
-    with pytest.raises(SystemExit, match=r"3 engines on card 0 need 146 GiB, at most 118 .*--in-flight"):
-        cards.check_cards(on_cards("0", "0"), ["nccl_ahead", "nccl"], config, H200)
+    cards.check_cards(on_cards("0", "0"), config, H200)
+    cards.check_cards(on_cards("0", "1", in_flight=[768]), config, H200)
+    with pytest.raises(SystemExit, match=r"card 0 need 176 GiB, at most 118 .*--in-flight"):
+        cards.check_cards(on_cards("0", "0", in_flight=[768]), config, H200)
 
 
 def test_nccl_connects_two_processes_on_a_card_only_where_it_was_told_to(
@@ -112,22 +105,20 @@ def test_nccl_connects_two_processes_on_a_card_only_where_it_was_told_to(
     monkeypatch.delenv(cards.SEVERAL_RANKS, raising=False)
     assert cards.nccl_cards() == 2
     with pytest.raises(SystemExit, match=f"{cards.SEVERAL_RANKS}=1"):
-        cards.check_cards(on_cards("0", "0"), ["nccl_ahead"], config, H200)
-    cards.check_cards(on_cards("0", "0"), ["file_ahead"], config, H200)
-    cards.check_cards(on_cards("0", "0", rows=["throughput"]), ["nccl_ahead"], config, H200)
+        cards.check_cards(on_cards("0", "0"), config, H200)
+    cards.check_cards(on_cards("0", "0", backend="file_ahead"), config, H200)
+    cards.check_cards(on_cards("0", "0", rows=["throughput"]), config, H200)
     monkeypatch.setenv(cards.SEVERAL_RANKS, "1")
     assert cards.nccl_cards() == 1
 
 
-def test_servers_are_told_apart_and_what_is_left_to_us_is_that_of_a_run(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("given", "found"), [("", 4), ("--api-servers 2", 2), ("--cpu", 1)])
+def test_a_server_has_the_front_ends_of_a_run(
+    monkeypatch: pytest.MonkeyPatch, given: str, found: int
 ) -> None:
-    """32 cores for two cards; a back-end that is not given is like the last."""
+    """32 cores for two cards."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(32)))
-    options = Namespace(cpu=False, gpus=["0", "1"], api_servers=[0, 1, 4], backends=["nccl_ahead"])
-    assert [one.api_servers for one in engine.asked(options)] == [4, 1]
-    options = Namespace(api_servers=[4, 1, 1], backends=["nccl_ahead", "nccl"])
-    assert [str(one) for one in engine.asked(options)] == ["API servers 4, nccl_ahead", "API servers 1, nccl"]
+    assert engine.parsed(given.split()).api_servers == found
 
 
 def test_a_child_answers_by_a_mark_and_its_silence_ends_at_the_deadline() -> None:
