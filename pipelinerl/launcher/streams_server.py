@@ -9,7 +9,7 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.placement import LOOPBACK, STREAMS_SERVICE
-from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck
+from pipelinerl.launcher.supervision import ChildSpec, HealthCheck
 
 CHILD = f"services/{STREAMS_SERVICE}"
 START_DEADLINE_S = 60.0
@@ -27,7 +27,6 @@ def server_child(cfg: Config, output_dir: Path, job: Job) -> ChildSpec:
         name=CHILD,
         argv=["redis-server", str(_config_path(output_dir))],
         log_dir=output_dir / CHILD,
-        restart=NEVER,
         health=HealthCheck(
             url=job.url, start_deadline_s=START_DEADLINE_S, liveness_deadline_s=cfg.engine.stall_deadline_s
         ),

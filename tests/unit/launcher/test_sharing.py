@@ -105,11 +105,13 @@ def test_the_card_is_asked_for_its_memory(tmp_path: Path, monkeypatch: pytest.Mo
     assert card_memory("0") is None
 
 
-@pytest.mark.parametrize(("devices", "waits"), [(1, ("actor_vllm_0",)), (2, ())])
-def test_on_a_shared_card_the_trainer_starts_behind_the_engine(
-    small_model: Path, tmp_path: Path, devices: int, waits: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("devices", "running", "waits"), [(1, "false", ("actor_vllm_0",)), (1, "true", ()), (2, "false", ())]
+)
+def test_on_a_shared_card_the_trainer_starts_behind_the_engine_that_is_started_with_it(
+    small_model: Path, tmp_path: Path, devices: int, running: str, waits: tuple[str, ...]
 ) -> None:
-    cfg = typed(composition(small_model).tree)
+    cfg = typed(composition(small_model, f"debug.use_existing_llms={running}").tree)
     cfg = cfg.model_copy(update={"jobs": place(cfg, range(devices), free=lambda port: True)})
     specs = commands(cfg, tmp_path, [], [str(index) for index in range(devices)], None)
     assert next(spec.depends for spec in specs if spec.name == "finetune") == waits

@@ -11,7 +11,7 @@ import pytest
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.machine import Job
 from pipelinerl.launcher.run import Watchdog
-from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, RestartPolicy, Supervisor
+from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, RestartPolicy, Supervisor
 from pipelinerl.launcher.supervision.core import KillChild
 from pipelinerl.run_state.replacements import ask_for_replacement
 
@@ -78,7 +78,7 @@ def test_a_replaced_engine_counts_as_a_restart(tmp_path: Path, monkeypatch: pyte
     engine = ChildSpec(
         name="engine", argv=["true"], log_dir=tmp_path, health=check, restart=RestartPolicy(max_restarts=1)
     )
-    actor = ChildSpec(name="actor", argv=["true"], log_dir=tmp_path, restart=NEVER)
+    actor = ChildSpec(name="actor", argv=["true"], log_dir=tmp_path)
     supervisor = Supervisor([engine, actor])
     done: list[Any] = []
     monkeypatch.setattr(supervisor, "_carry_out", done.extend)

@@ -123,19 +123,6 @@ def test_children_stop_before_those_they_depend_on() -> None:
     assert core.stop_order({"service", "engine", "actor"}) == [{"actor"}, {"engine"}, {"service"}]
 
 
-@pytest.mark.parametrize(
-    ("specs", "message"),
-    [
-        ([child("a"), child("a")], "two child processes are named a"),
-        ([child("a", depends=("b",))], "depends on b, which is no child"),
-        ([child("a", depends=("b",)), child("b", depends=("a",))], "wait for each other"),
-    ],
-)
-def test_impossible_specs_are_refused(specs: list[ChildSpec], message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        SupervisorCore(specs)
-
-
 def test_exit_codes_are_described() -> None:
     assert describe_exit(3) == "exit status 3"
     assert describe_exit(-15) == "killed by SIGTERM"

@@ -73,7 +73,7 @@ class Engine:
             self.asked.release()
             counters = {"num_requests_running": self.running, "generation_tokens_total": self.tokens}
             return 200, "".join(f"vllm:{name} {value}\n" for name, value in counters.items())
-        if path == "/generate":
+        if path == "/inference/v1/generate":
             assert body["sampling_params"]["max_tokens"] == 1
             self.posted.release()
             return (200 if self.generates else 503), ""
@@ -87,15 +87,10 @@ def served() -> Iterator[tuple[Engine, str]]:
         yield engine, url
 
 
-def watching(url: str, deadline_s: float, **asked: str) -> tuple[threading.Thread, list[str]]:
+def watching(url: str, deadline_s: float) -> tuple[threading.Thread, list[str]]:
     """A thread that watches the engine at `url` until it has called it dead, and why it did."""
-    check = HealthCheck(
-        url=f"{url}/health",
-        metrics_url=f"{url}/metrics",
-        liveness_deadline_s=deadline_s,
-        interval_s=deadline_s / 5,
-        **asked,
-    )
+    times = {"liveness_deadline_s": deadline_s, "interval_s": deadline_s / 5}
+    check = HealthCheck(url=f"{url}/health", engine_url=url, **times)  # type: ignore[arg-type]
     causes = list[str]()
     arguments = (check, threading.Event(), lambda: None, causes.append)
     watch = threading.Thread(target=watch_health, args=arguments, daemon=True)
@@ -107,7 +102,7 @@ def test_an_engine_that_still_makes_a_token_is_not_stalled(served: tuple[Engine,
     """Of several HTTP processes the slowest may be the last to say what runs, and nothing corrects it."""
     engine, url = served
     engine.running, engine.generates = 3, True
-    watch, causes = watching(url, 0.05, generate_url=f"{url}/generate")
+    watch, causes = watching(url, 0.05)
     for _ in range(3):
         assert engine.posted.acquire(timeout=GONE_S)
     assert not causes
@@ -122,7 +117,7 @@ def test_an_engine_without_new_tokens_is_reported_unless_it_is_paused(
 ) -> None:
     engine, url = served
     engine.running, engine.paused = 3, paused
-    watch, causes = watching(url, 0.1, paused_url=f"{url}/is_paused")
+    watch, causes = watching(url, 0.1)
     if paused:
         for _ in range(20):
             assert engine.asked.acquire(timeout=GONE_S)

@@ -113,16 +113,15 @@ def test_stop_takes_the_workers_of_a_child_along(tmp_path: Path) -> None:
 
 def test_a_killed_engine_is_restarted_and_its_workers_are_gone(tmp_path: Path) -> None:
     port = free_port()
-    restarted: list[str] = []
     lines: list[str] = []
     spec = server(tmp_path, port, restart=RestartPolicy(max_restarts=1, backoff_s=0.05))
-    with Supervisor([spec], on_restart=restarted.append, announce=lines.append) as supervisor:
+    with Supervisor([spec], announce=lines.append) as supervisor:
         supervisor.start()
         first = supervisor.pids()["engine"]
         workers = [p.pid for p in psutil.Process(first).children(recursive=True)]
         os.kill(first, signal.SIGKILL)
         supervisor.watch(until=lambda: lines.count("engine is healthy") == 2)
-        assert restarted == ["engine"]
+        assert "engine: killed by SIGKILL; restart 1 of 1 in 0.05 s" in lines
         assert not any(alive(pid) for pid in workers)
         os.kill(supervisor.pids()["engine"], signal.SIGKILL)
         with pytest.raises(ChildFailed, match="engine: killed by SIGKILL, after 1 restarts"):
@@ -141,7 +140,6 @@ def test_a_failure_is_one_line_with_the_last_words_of_the_child(tmp_path: Path) 
     message = str(failure.value)
     assert message.startswith("actor: exit status 1: actor: no problems found")
     assert "\n" not in message
-    assert failure.value.log_tail == ["actor: no problems found"]
     assert (tmp_path / "actor" / "stdout.log").read_text() == "first\n"
     assert not alive(pid)
 
