@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain
+from pipelinerl.launcher.checks.dotted import as_written
 
 
 @dataclass(frozen=True)
@@ -132,6 +133,4 @@ def _value(cfg: Config, key: str) -> Any:
 
 def _shown(cfg: Config, key: str) -> str:
     value = _value(cfg, key)
-    if OmegaConf.is_config(value):
-        return "..."
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "..." if OmegaConf.is_config(value) else as_written(value)
