@@ -175,9 +175,3 @@ def test_a_loaded_tree_is_frozen(composed: Compose) -> None:
     cfg = typed(composed().tree)
     with pytest.raises(ValueError, match="frozen"):
         cfg.seed = 1  # type: ignore[misc]
-
-
-def test_leaves_are_dotted_keys(composed: Compose) -> None:
-    flat = leaves(composed().tree)
-    assert flat["finetune.rl.kl_coef"] == 0.0
-    assert flat["finetune.rl.final_kl_coef"] == "${.kl_coef}"

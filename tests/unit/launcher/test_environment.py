@@ -47,16 +47,17 @@ def test_an_environment_is_made_from_its_target(tmp_path: Path) -> None:
         assert (tmp_path / "port").read_text() == "7777"
 
 
-def test_an_unknown_key_and_a_target_without_launch_are_named() -> None:
-    with pytest.raises(ConfigError, match="environment b: not configured; there is a"):
-        make_environment(tree(environments={"a": {"_target_": TARGET}}), "b")
-    with pytest.raises(ConfigError, match=r"environment a: dict has no launch\(port\)"):
-        make_environment(tree(environments={"a": {"_target_": "builtins.dict"}}), "a")
-
-
-def test_a_target_that_cannot_be_made_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"environment a: .*nothing") as caught:
-        make_environment(tree(environments={"a": {"_target_": "nothing.at.All"}}), "a")
+@pytest.mark.parametrize(
+    ("target", "key", "message"),
+    [
+        (TARGET, "b", "environment b: not configured; there is a"),
+        ("builtins.dict", "a", r"environment a: dict has no launch\(port\)"),
+        ("nothing.at.All", "a", "environment a: .*nothing"),
+    ],
+)
+def test_what_cannot_be_made_is_named_in_one_line(target: str, key: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_environment(tree(environments={"a": {"_target_": target}}), key)
     assert len(caught.value.problems) == 1
 
 

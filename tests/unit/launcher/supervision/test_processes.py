@@ -169,19 +169,6 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_deadline(tmp_path: Pat
     assert not alive(pid)
 
 
-def test_a_child_that_never_becomes_healthy_is_named_with_its_deadline(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{free_port()}/health"
-    spec = script(
-        "retrieval",
-        tmp_path,
-        "import time; time.sleep(600)",
-        health=HealthCheck(url=url, start_deadline_s=0.3),
-    )
-    expected = pytest.raises(ChildFailed, match=f"retrieval: not healthy at {url} 0.3 s after its start")
-    with Supervisor([spec]) as supervisor, expected:
-        supervisor.start()
-
-
 def test_the_run_is_over_when_all_final_children_are_done(tmp_path: Path) -> None:
     ticks: list[int] = []
     specs = [script("actor", tmp_path, "pass"), script("finetune", tmp_path, "import time; time.sleep(0.3)")]
