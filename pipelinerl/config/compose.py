@@ -38,8 +38,6 @@ class Request:
     """`--config-name`; null = `base`."""
     config_dir: Path | None = None
     """`--config-dir`, searched before the bundled configurations."""
-    hardware: str | None = None
-    """Profile used when the overrides name none; null = detect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +48,6 @@ class Composition:
     """Interpolations are kept; `output_dir` may still be null."""
     user_keys: list[str]
     """Keys that the command line set."""
-    detected: bool
-    """Whether the hardware profile was detected."""
     devices: list[str]
     """Ids of the visible GPUs."""
     notices: list[str] = field(default_factory=list)
@@ -68,7 +64,7 @@ def compose(request: Request) -> Composition:
     config_name, domain = _names(request.config_name, overrides, roots)
     devices = visible_devices()
     given = next((o.value() for o in overrides if o.key_or_group == "hardware"), None)
-    hardware = str(given) if given else request.hardware or ("gpu" if devices else "cpu")
+    hardware = str(given) if given else "gpu" if devices else "cpu"
     _check_choice(roots, "hardware", hardware, f"hardware={hardware}: no such profile")
     groups, values = _split(overrides, roots)
 
@@ -99,7 +95,6 @@ def compose(request: Request) -> Composition:
     return Composition(
         tree=tree,
         user_keys=[o.key_or_group for o in overrides],
-        detected=given is None and request.hardware is None,
         devices=devices,
         notices=notices,
     )

@@ -214,7 +214,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("page", ["README.md", "docs/gpu.md"])
 def test_files_and_keys_that_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    tree = compose(Request(overrides=["+domain=privacy_hopqa"], hardware="cpu")).tree
+    tree = compose(Request(overrides=["+domain=privacy_hopqa", "hardware=cpu"])).tree
     quoted = set(re.findall(r"`([^`\s]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)))
     files = {name for name in quoted if re.match(r"(pipelinerl|domains|conf|docs|benchmarks)/", name)}
     files -= example_files().keys()

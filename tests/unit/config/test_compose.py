@@ -76,7 +76,7 @@ def test_the_order_is_base_then_hardware_then_domain_then_both_then_user(
         path = tmp_path / f"{folder}.yaml"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(f"# @package _global_\nseed: {value}\n")
-    assert composed(config_dir=tmp_path, hardware="gpu").tree.seed == 42
+    assert composed("hardware=gpu", config_dir=tmp_path).tree.seed == 42
     assert composed(config_dir=tmp_path).tree.seed == 2
     assert composed("+domain=x", config_dir=tmp_path).tree.seed == 4
     (tmp_path / "domain_hardware/x_cpu.yaml").unlink()

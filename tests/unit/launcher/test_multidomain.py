@@ -260,7 +260,7 @@ def chess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_domain_of_another_package_is_found_by_its_entry_point(chess: str) -> None:
-    assert compose(Request(overrides=["+domain=chess"], hardware="cpu")).tree.domain_name == "chess"
+    assert compose(Request(overrides=["+domain=chess", "hardware=cpu"])).tree.domain_name == "chess"
     found = importlib.import_module("pipelinerl.domains.chess")
     assert found is importlib.import_module(chess)
     assert rollout_of(tree(), "chess") is found.generate_chess_rollout

@@ -92,7 +92,7 @@ async def test_a_client_tells_a_refusal_from_a_server_in_trouble(
 
 def config(rewards: str = "pure_success", **changes: Any) -> Any:
     overrides = ["+domain=math", f"rewards={rewards}", "environment.workers=1", "environment.deadline_s=20"]
-    tree = compose(Request(overrides=overrides, hardware="cpu")).tree
+    tree = compose(Request(overrides=[*overrides, "hardware=cpu"])).tree
     return OmegaConf.merge(tree, changes)
 
 
