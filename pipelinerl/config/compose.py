@@ -17,10 +17,9 @@ from omegaconf.errors import OmegaConfBaseException
 
 from pipelinerl.base.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.detect import visible_devices
-from pipelinerl.config.installed import installed_conf_dirs
+from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, leaves
 from pipelinerl.config.legacy import settle, whole_tree
-from pipelinerl.config.paths import conf_dir, resolve_bundled
 from pipelinerl.config.tree import Config
 
 BASE = "base"

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.config.paths import PACKAGE
+from pipelinerl.config.installed import PACKAGE
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.checks.dotted import as_written, dotted
 
