@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,8 +12,8 @@ from pipelinerl.config.compose import Request, compose
 from pipelinerl.config.keys import apply, leaves
 from pipelinerl.launcher.checks.inert import CONDITIONAL, UNREAD
 from tests.support.one_line import check_one_line
+from tests.unit.launcher.conftest import Validate
 
-Validate = Callable[..., tuple[int, str]]
 GUESSING = "+domain=guessing"
 
 # Arguments besides the domain, and what the line must hold.

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from pipelinerl.config.environments import remote_specs, replicas
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.environment_server import make_environment
 from pipelinerl.utils import get_environment_jobs, resolve_environment_key
+from tests.unit.launcher.conftest import Placed
 
 
 class Recorder:
@@ -94,9 +94,7 @@ def test_other_modes_have_no_servers() -> None:
         assert list(remote_specs(cfg)) == expected
 
 
-def test_the_launcher_starts_checks_and_restarts_each_server(
-    placed: Callable[..., tuple[Config, str]], tmp_path: Path
-) -> None:
+def test_the_launcher_starts_checks_and_restarts_each_server(placed: Placed, tmp_path: Path) -> None:
     cfg, out = placed(
         f"environments={{maze: {{_target_: {TARGET}, path: x}}}}",
         "world.env_replicas=2",

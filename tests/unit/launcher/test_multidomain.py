@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,8 @@ from pipelinerl.config.compose import Request, compose
 from pipelinerl.domain import BaseDomain, ServiceSpec, load_domain
 from pipelinerl.launcher.validate import domain_problems
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
+from tests.unit.launcher.conftest import DryRun
 
-DryRun = Callable[..., tuple[int, str, str]]
 HERE = "tests.unit.launcher.test_multidomain"
 
 

@@ -14,7 +14,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[3]
+from tests.unit.launcher.conftest import ROOT
+
 PACKAGES = ("pipelinerl", "domains", "retrieval_server", "benchmarks")
 ROLES = ("pipelinerl/actor", "pipelinerl/preprocess", "pipelinerl/finetune")
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,8 @@ from pipelinerl.streams import (
     write_to_streams,
 )
 from pipelinerl.streams.local_server import answers
+from tests.unit.launcher.conftest import DryRun
 
-DryRun = Callable[..., tuple[int, str, str]]
 PASSWORD = 'a "quoted" \\ secret'
 
 
