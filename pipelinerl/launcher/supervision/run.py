@@ -8,7 +8,6 @@ import math
 import queue
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -75,7 +74,8 @@ class _Guard:
 
 
 class Supervisor(Closing):
-    """Starts and watches children. All methods belong to one thread, which must live as long as they do.
+    """Starts and watches children. All methods belong to one thread, which must live as long as they do: the
+    kernel ends a child with the thread that started it.
 
     `announce(line)` gets one line per event; the folders `leftovers` are removed when all is over, also after
     a kill -9 of this process.
@@ -95,9 +95,8 @@ class Supervisor(Closing):
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running: dict[str, RunningChild] = {}
         self._waits: dict[str, Wait] = {}
-        self._thread = threading.get_ident()
         self._leftovers = leftovers
-        self._guard: _Guard | None = None
+        self._guard = _Guard(leftovers)
         self._stopping = False
 
     def pids(self) -> dict[str, int]:
@@ -117,10 +116,6 @@ class Supervisor(Closing):
 
         `tick` is called every `tick_s` seconds.
         """
-        if threading.get_ident() != self._thread:
-            # The kernel ends a child with the thread that started it.
-            raise RuntimeError("the supervisor must be used by the thread that made it")
-        self._guard = _Guard(self._leftovers)
         self._run_until(lambda: self._core.all_ready, tick, tick_s)
 
     def watch(
@@ -158,7 +153,7 @@ class Supervisor(Closing):
         child = self._running.pop(name)
         self._end_wait(name)
         child.reap()
-        self._tell_guard("-", child)
+        self._guard.tell("-", child.pid)
         if self._stopping:
             return
         actions = self._core.exited(name, generation, code, time.monotonic())
@@ -200,7 +195,7 @@ class Supervisor(Closing):
             on_silent=lambda cause: put(partial(self._silent, name, generation, cause)),
         )
         self._running[name] = child
-        self._tell_guard("+", child)
+        self._guard.tell("+", child.pid)
         self._announce(f"{name} started (pid {child.pid})")
         if spec.health is not None:
             wait = waiting(f"{name} to become healthy at {spec.health.url}", spec.health.start_deadline_s)
@@ -210,17 +205,13 @@ class Supervisor(Closing):
         if wait := self._waits.pop(name, None):
             wait.__exit__()
 
-    def _tell_guard(self, sign: str, child: RunningChild) -> None:
-        if self._guard is not None and self._guard.alive:
-            self._guard.tell(sign, child.pid)
-
     def _renew_guard(self) -> None:
         """Someone killed the guard: a new one takes over the groups that run now."""
-        if self._guard is not None and not self._guard.alive:
+        if not self._guard.alive:
             log.warning("the guard process died; a new one takes over")
             self._guard = _Guard(self._leftovers)
             for child in self._running.values():
-                self._tell_guard("+", child)
+                self._guard.tell("+", child.pid)
 
     def stop(self, deadline_s: float = 15.0) -> None:
         """Stop all: SIGTERM in reverse order of dependencies, SIGKILL to whole groups after `deadline_s`.
@@ -241,9 +232,7 @@ class Supervisor(Closing):
         for child in stopped:
             if not child.wait_until_gone(_AFTER_KILL_S):
                 log.error("processes of %s survived SIGKILL (pids of group %d)", child.spec.name, child.pid)
-        if self._guard is not None:
-            self._guard.close()
-            self._guard = None
+        self._guard.close()
 
     close = stop
 
