@@ -95,13 +95,12 @@ class WandbRun:
 
     def log(self, metrics: Mapping[str, Any], step: int | None) -> None:
         # wandb drops records whose own step goes back, which an evaluation that ends late would be.
-        values = {name: self._value(value) for name, value in metrics.items()}
-        self._run.log(values if step is None else values | {_PROGRESS: step})
-
-    def _value(self, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return self._wandb.Histogram(np_histogram=(value["counts"], value["edges"]))
-        return value
+        values = {} if step is None else {_PROGRESS: step}
+        for name, value in metrics.items():
+            if isinstance(value, Mapping):
+                value = self._wandb.Histogram(np_histogram=(value["counts"], value["edges"]))
+            values[name] = value
+        self._run.log(values)
 
     def finish(self, exit_code: int) -> None:
         self._run.finish(exit_code=exit_code)

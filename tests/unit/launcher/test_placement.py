@@ -8,7 +8,7 @@ import pytest
 
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.launcher.placement import place, split_devices
-from pipelinerl.launcher.ports import Ports, is_free
+from pipelinerl.launcher.ports import is_free
 
 
 def config(**groups: object) -> Config:
@@ -138,4 +138,4 @@ def test_a_port_in_use_is_not_free_and_none_left_is_an_error() -> None:
         server.listen()
         assert not is_free(server.getsockname()[1])
     with pytest.raises(ConfigError, match="no free port"):
-        Ports(lambda port: False).next(65530)
+        place(config(**CPU), [], free=lambda port: False)
