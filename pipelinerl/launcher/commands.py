@@ -24,7 +24,7 @@ from pipelinerl.inference.vllm import (
 from pipelinerl.launcher import trainer_stand_in
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
-from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, HeartbeatCheck, RestartPolicy
+from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, HeartbeatCheck
 
 ROLE_MODULES = {
     "actor": "pipelinerl.actor",
@@ -166,7 +166,7 @@ class _Run:
                 interval_s=min(LONGEST_PROBE_INTERVAL_S, engine.stall_deadline_s / 4),
                 engine_url=job.url if job.kind in ENGINES else None,
             ),
-            restart=RestartPolicy(max_restarts=engine.max_restarts),
+            max_restarts=engine.max_restarts,
         )
 
     def _embedded(self, job: Job, model: str) -> list[str]:

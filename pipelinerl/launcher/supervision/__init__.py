@@ -15,7 +15,6 @@ from pipelinerl.launcher.supervision.spec import (
     ChildSpec,
     HealthCheck,
     HeartbeatCheck,
-    RestartPolicy,
     write_start_script,
 )
 
@@ -24,7 +23,6 @@ __all__ = [
     "ChildSpec",
     "HealthCheck",
     "HeartbeatCheck",
-    "RestartPolicy",
     "Supervisor",
     "write_start_script",
 ]

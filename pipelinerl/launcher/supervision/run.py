@@ -183,7 +183,7 @@ class Supervisor(Closing):
             elif isinstance(action, RestartChild):
                 self._announce(
                     f"{action.name}: {action.cause}; restart {action.number} of "
-                    f"{self._specs[action.name].restart.max_restarts} in {action.delay_s:g} s"
+                    f"{self._specs[action.name].max_restarts} in {action.delay_s:g} s"
                 )
 
     def _spawn(self, spec: ChildSpec, generation: int) -> None:

@@ -10,22 +10,6 @@ from pathlib import Path
 
 
 @dataclass(frozen=True, kw_only=True)
-class RestartPolicy:
-    """How often a child may be started again, and after how many seconds (doubling each time)."""
-
-    max_restarts: int = 3
-    backoff_s: float = 1.0
-    max_backoff_s: float = 30.0
-
-    def delay_s(self, restarts: int) -> float:
-        """Seconds before restart number `restarts` + 1."""
-        return min(self.backoff_s * 2.0**restarts, self.max_backoff_s)
-
-
-NEVER = RestartPolicy(max_restarts=0)
-
-
-@dataclass(frozen=True, kw_only=True)
 class HealthCheck:
     """A url that answers 200 when the child can work."""
 
@@ -60,7 +44,8 @@ class ChildSpec:
     log_dir: Path
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the supervisor."""
-    restart: RestartPolicy = NEVER
+    max_restarts: int = 0
+    """Starts after the first; the pauses before them double."""
     health: HealthCheck | None = None
     heartbeat: HeartbeatCheck | None = None
     depends: tuple[str, ...] = ()

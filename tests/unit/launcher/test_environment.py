@@ -107,7 +107,7 @@ def test_the_launcher_starts_checks_and_restarts_each_server(placed: Placed, tmp
     first = children["environment_0"]
     assert first.health is not None and first.health.url == f"{servers[0].url}/health"
     assert first.health.start_deadline_s == cfg.engine.start_deadline_s
-    assert first.restart.max_restarts == cfg.engine.max_restarts
+    assert first.max_restarts == cfg.engine.max_restarts
     assert {"environment_0", "environment_1"} <= set(children["actor"].depends)
     assert "pipelinerl.launcher.environment_server" in (tmp_path / "run/environment_1/start.sh").read_text()
     assert [job.url for job in get_environment_jobs(load_tree(tmp_path / "run"))] == [

@@ -17,7 +17,6 @@ from pipelinerl.launcher.placement import place
 from pipelinerl.launcher.sharing import (
     GIB,
     CardMemory,
-    card_memory,
     engine_share,
     model_parameters,
     share_one_device,
@@ -93,16 +92,6 @@ def test_what_cannot_be_read_has_to_be_given(model: Path) -> None:
         share_one_device(composition(model), ["0"], memory_of=lambda device: CARD)
     with pytest.raises(ConfigError, match="the card's memory cannot be read"):
         share_one_device(composition(model), ["0"], memory_of=lambda device: None)
-
-
-def test_the_card_is_asked_for_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\necho "143771, 143000"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert card_memory("0") == CardMemory(143771 * 2**20, 143000 * 2**20)
-    program.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
-    assert card_memory("0") is None
 
 
 @pytest.mark.parametrize(

@@ -8,7 +8,6 @@ import pytest
 from pipelinerl.launcher.supervision import (
     ChildSpec,
     HealthCheck,
-    RestartPolicy,
     write_start_script,
 )
 from pipelinerl.launcher.supervision.core import (
@@ -21,8 +20,6 @@ from pipelinerl.launcher.supervision.core import (
     describe_exit,
 )
 
-ENGINE = RestartPolicy(max_restarts=3, backoff_s=1.0)
-
 
 def child(name: str, **policy: Any) -> ChildSpec:
     return ChildSpec(name=name, argv=["true"], log_dir=Path("/nowhere"), **policy)
@@ -30,7 +27,7 @@ def child(name: str, **policy: Any) -> ChildSpec:
 
 def engine(deadline_s: float = 60.0) -> ChildSpec:
     health = HealthCheck(url="http://127.0.0.1:1/", start_deadline_s=deadline_s)
-    return child("engine", restart=ENGINE, health=health)
+    return child("engine", max_restarts=3, health=health)
 
 
 def begun(*specs: ChildSpec, ready: bool = False) -> SupervisorCore:

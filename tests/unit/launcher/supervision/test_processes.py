@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, RestartPolicy, Supervisor
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor, core
 from tests.support.processes import DEADLINE_S, alive, bound, free_port, until
 
 # A server with a worker that shares its group and one that asked to die with it.
@@ -111,10 +111,13 @@ def test_stop_takes_the_workers_of_a_child_along(tmp_path: Path) -> None:
     assert not bound(port)
 
 
-def test_a_killed_engine_is_restarted_and_its_workers_are_gone(tmp_path: Path) -> None:
+def test_a_killed_engine_is_restarted_and_its_workers_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "BACKOFF_S", 0.05)
     port = free_port()
     lines: list[str] = []
-    spec = server(tmp_path, port, restart=RestartPolicy(max_restarts=1, backoff_s=0.05))
+    spec = server(tmp_path, port, max_restarts=1)
     with Supervisor([spec], announce=lines.append) as supervisor:
         supervisor.start()
         first = supervisor.pids()["engine"]
