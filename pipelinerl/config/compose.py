@@ -11,7 +11,7 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
@@ -100,15 +100,12 @@ def compose(request: Request) -> Composition:
 
 
 def _parse(texts: Sequence[str]) -> list[Override]:
-    parser = OverridesParser.create()
-    parsed = []
-    for text in texts:
-        try:
-            parsed.append(parser.parse_override(text))
-        except HydraException:
-            raise ConfigError(
-                f"{text!r}: not an override; write key=value, and quote values with spaces"
-            ) from None
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(texts))
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"{error.override!r}: not an override; write key=value, and quote values with spaces"
+        ) from None
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: sweeps are not supported; start one run per value")
