@@ -71,7 +71,7 @@ def launch(argv: Sequence[str]) -> int:
         return COMPLETED
     if (fault := faults.problem()) is not None:
         raise ConfigError(fault)
-    composition = compose(arguments.request)
+    composition = compose(arguments.overrides, arguments.config_name, arguments.config_dir)
     if arguments.show:
         print(OmegaConf.to_yaml(composition.tree), end="")
         return COMPLETED

@@ -28,18 +28,6 @@ ON_HARDWARE = "domain_hardware"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the command line asked for."""
-
-    overrides: list[str] = field(default_factory=list)
-    """hydra overrides, `+domain=NAME` among them."""
-    config_name: str | None = None
-    """`--config-name`; null = `base`."""
-    config_dir: Path | None = None
-    """`--config-dir`, searched before the bundled configurations."""
-
-
-@dataclass(frozen=True, kw_only=True)
 class Composition:
     """The composed tree and what was decided without being asked."""
 
@@ -53,17 +41,23 @@ class Composition:
     """One line per key of a file that no longer exists and was left out."""
 
 
-def compose(request: Request) -> Composition:
-    """Compose the tree. Raises ConfigError, one line per problem, for anything hydra would refuse."""
-    own = [] if request.config_dir is None else [Path(request.config_dir)]
+def compose(
+    given: Sequence[str] = (), config_name: str | None = None, config_dir: Path | None = None
+) -> Composition:
+    """Compose the tree. Raises ConfigError, one line per problem, for anything hydra would refuse.
+
+    `given` are hydra's overrides, `+domain=NAME` among them; `config_name` is None for `base`, and
+    `config_dir` is searched before the bundled configurations.
+    """
+    own = [] if config_dir is None else [config_dir]
     roots = [*own, *installed_conf_dirs(), conf_dir()]
     if not roots[0].is_dir():
         raise ConfigError(f"--config-dir {roots[0]}: no such folder")
-    overrides = _parse(request.overrides)
-    config_name, domain = _names(request.config_name, overrides, roots)
+    overrides = _parse(given)
+    config_name, domain = _names(config_name, overrides, roots)
     devices = visible_devices()
-    given = next((o.value() for o in overrides if o.key_or_group == "hardware"), None)
-    hardware = str(given) if given else "gpu" if devices else "cpu"
+    wanted = next((o.value() for o in overrides if o.key_or_group == "hardware"), None)
+    hardware = str(wanted) if wanted else "gpu" if devices else "cpu"
     _check_choice(roots, "hardware", hardware, f"hardware={hardware}: no such profile")
     groups, values = _split(overrides, roots)
 

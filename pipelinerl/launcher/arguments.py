@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from pipelinerl.base.errors import ConfigError, suggestion
-from pipelinerl.config.compose import Request
 
 USAGE = """usage: python -m pipelinerl.launch [+domain=NAME | --config-name NAME] [key=value ...]
 
@@ -26,10 +25,11 @@ OPTIONS = ("--config-name", "--config-dir", "--cfg", "--help")
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """What the user asked for."""
+    """What the user asked for: what `compose` is given, and what else is done."""
 
-    request: Request
-    """What to compose."""
+    overrides: list[str]
+    config_name: str | None
+    config_dir: Path | None
     show: bool = False
     """`--cfg job`: print the tree and stop."""
     help: bool = False
@@ -53,9 +53,10 @@ def parse(argv: Sequence[str]) -> Arguments:
             raise ConfigError(f"{word}: unknown option; {suggestion(word.partition('=')[0], OPTIONS)}")
     if given.cfg not in (None, "job"):
         raise ConfigError(f"--cfg {given.cfg}: only --cfg job exists")
-    config_dir = Path(given.config_dir) if given.config_dir else None
     return Arguments(
-        request=Request(overrides=overrides, config_name=given.config_name, config_dir=config_dir),
+        overrides=overrides,
+        config_name=given.config_name,
+        config_dir=Path(given.config_dir) if given.config_dir else None,
         show=given.cfg is not None,
         help=given.help,
     )

@@ -129,8 +129,8 @@ def place(
         for key, count in replicas(cfg, jobs.count("actor_llm")).items():
             for index in range(count):
                 name = f"environment_{jobs.count('environment')}"
-                which = {"environment_key": key, "environment_index": index}
-                jobs.serve("environment", name, world.environment_start_port, **which)
+                port = world.environment_start_port
+                jobs.serve("environment", name, port, environment_key=key, environment_index=index)
         jobs.add("actor", "actor")
     if "preprocessor" in roles:
         # Without reference engines preprocess scores the reference itself, on the trainer's last device.

@@ -12,7 +12,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.config import compose as compose_module
-from pipelinerl.config.compose import Composition, Request, compose
+from pipelinerl.config.compose import Composition, compose
 from pipelinerl.domain import BaseDomain
 from pipelinerl.launcher.validate import checked
 
@@ -46,7 +46,7 @@ def composed(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Composition]:
     monkeypatch.setattr(compose_module, "_compose", remembered)
 
     def run(*overrides: str, **options: object) -> Composition:
-        return compose(Request(overrides=list(overrides), **options))  # type: ignore[arg-type]
+        return compose(list(overrides), **options)  # type: ignore[arg-type]
 
     return run
 

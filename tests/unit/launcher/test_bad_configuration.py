@@ -8,7 +8,7 @@ import pytest
 from hydra.core.override_parser.overrides_parser import OverridesParser
 
 from pipelinerl.base.errors import ConfigError
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.config.keys import apply, leaves
 from pipelinerl.launcher.checks.inert import CONDITIONAL, UNREAD
 from tests.support.one_line import check_one_line
@@ -147,7 +147,7 @@ def test_keys_that_the_run_reads_are_not_called_inert(validate: Validate) -> Non
 
 def test_every_key_with_one_letter_changed_is_refused_with_a_hint(tmp_path: Path) -> None:
     """Each of some three hundred keys, as composed for a domain, loses the last letter of its name."""
-    tree = compose(Request(overrides=["+domain=privacy_hopqa", "hardware=cpu"])).tree
+    tree = compose(["+domain=privacy_hopqa", "hardware=cpu"]).tree
     known, parser = leaves(tree), OverridesParser.create()
     tried = 0
     for key in known:

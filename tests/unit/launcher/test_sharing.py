@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipelinerl.base.errors import ConfigError
-from pipelinerl.config.compose import Composition, Request, compose
+from pipelinerl.config.compose import Composition, compose
 from pipelinerl.config.files import typed
 from pipelinerl.domain import load_domain
 from pipelinerl.launcher.commands import commands
@@ -33,7 +33,7 @@ def small_model(model: Path) -> Path:
 
 def composition(model: Path, *overrides: str) -> Composition:
     given = ["hardware=gpu", f"model_path={model}", "world.share_device=true", *overrides]
-    return compose(Request(overrides=["+domain=guessing", *given]))
+    return compose(["+domain=guessing", *given])
 
 
 def test_parameters_are_counted_from_the_headers(small_model: Path, tmp_path: Path) -> None:

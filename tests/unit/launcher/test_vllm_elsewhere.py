@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
 from pipelinerl.inference.vllm import (
     CPU_ENVIRONMENT,
@@ -48,9 +48,7 @@ def test_a_cpu_build_shares_the_cores_unless_told_otherwise(monkeypatch: pytest.
 
 def problems(*overrides: str) -> list[str]:
     """What is wrong with engines and devices of a run on a machine without a GPU."""
-    tree = compose(
-        Request(overrides=["+domain=guessing", "hardware=cpu", "+preset=vllm_cpu", *overrides])
-    ).tree
+    tree = compose(["+domain=guessing", "hardware=cpu", "+preset=vllm_cpu", *overrides]).tree
     return list(machine.check(typed(tree), 0, dry_run=False))
 
 
