@@ -162,16 +162,13 @@ def test_saving_and_loading_keeps_the_tree_and_says_who_reads_it(composed: Compo
         load(tmp_path)
     tree.derived = {"trainer_ranks": 1, "texts_per_step": 4, "texts_per_update": 4}
     save(tree, tmp_path)
-    assert load(tmp_path).model_dump() == typed(tree).model_dump()
+    loaded = load(tmp_path)
+    assert loaded.model_dump() == typed(tree).model_dump()
+    with pytest.raises(ValueError, match="frozen"):
+        loaded.seed = 1  # type: ignore[misc]
     me = load_tree(tmp_path, job=1).me
     assert me.llm_urls == ["http://127.0.0.1:1"] and me.kind == "actor"
     with pytest.raises(ConfigError, match="no such job"):
         load_tree(tmp_path, job=5)
     with pytest.raises(ConfigError, match="not found"):
         load(tmp_path / "absent")
-
-
-def test_a_loaded_tree_is_frozen(composed: Compose) -> None:
-    cfg = typed(composed().tree)
-    with pytest.raises(ValueError, match="frozen"):
-        cfg.seed = 1  # type: ignore[misc]

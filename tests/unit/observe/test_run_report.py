@@ -25,6 +25,7 @@ from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import summarise
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
 from pipelinerl.streams import SingleStreamSpec
+from tests.unit.observe.conftest import STAGES
 from tests.unit.streams.conftest import fill
 
 
@@ -67,10 +68,10 @@ def test_a_paired_difference_is_tighter_than_two_intervals_and_skips_missing_pro
         mean_interval([None])
 
 
-def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path, stages: dict[str, str]) -> None:
+def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None:
     out = io.StringIO()
     console = Console(file=out, width=60)
-    folder = write_report(run_dir, ReportFocus(stages=stages), console=console)
+    folder = write_report(run_dir, ReportFocus(stages=STAGES), console=console)
     text = out.getvalue()
     assert "before (0 texts)" in text and "after (1920 texts)" in text
     sums = "560 started = 434 trained + 0 stale + 88 filtered + 6 failed + 0 empty + 32 unfinished"
