@@ -225,7 +225,7 @@ def test_the_hooks_of_several_domains_work_side_by_side(tmp_path: Path) -> None:
     assert [spec.name for spec in both.services(tree())] == ["clocked", "second"]
     both.restore({paths[1]: {"count": 5}, "gone": {}})
     assert both.checkpoint() == {paths[0]: {"count": 0}, paths[1]: {"count": 5}}
-    assert domain_problems(OmegaConf.create({"second": {"sped": 3}}), both) == [
+    assert list(domain_problems(OmegaConf.create({"second": {"sped": 3}}), both)) == [
         "second.sped: unknown key; did you mean second.speed?"
     ]
     with pytest.raises(ConfigError, match="no module named nothing"):
