@@ -8,7 +8,7 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.config import Config, ConfigError, load_tree
-from pipelinerl.config.environments import remote_specs, replicas
+from pipelinerl.config.environments import replicas
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.environment_server import make_environment
 from pipelinerl.utils import PerTree, get_environment_jobs, resolve_environment_key
@@ -91,7 +91,7 @@ def test_other_modes_have_no_servers() -> None:
         cfg = Config.model_validate(
             {"environments": {**PAIR, "own": own}, "world": {"environment_mode": mode}}
         )
-        assert list(remote_specs(cfg)) == expected
+        assert list(replicas(cfg, engines=1)) == expected
 
 
 def test_the_launcher_starts_checks_and_restarts_each_server(placed: Placed, tmp_path: Path) -> None:
