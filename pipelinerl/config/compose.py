@@ -184,9 +184,8 @@ def _load(path: Path) -> DictConfig:
 def _compose(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
     """hydra's part: the files, over the defaults of the schema."""
     search = create_config_search_path(str(roots[-1].resolve()))
-    for root in reversed(
-        roots[:-1]
-    ):  # hydra.searchpath could only add folders behind that of the primary file
+    # hydra.searchpath adds folders only behind the one of the primary file; the user's are searched before.
+    for root in reversed(roots[:-1]):
         search.prepend(provider="user", path=f"file://{root.resolve()}")
     before = GlobalHydra.instance().hydra
     try:
