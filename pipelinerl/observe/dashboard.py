@@ -112,11 +112,6 @@ def workspace(dashboard: Dashboard, entity: str, project: str) -> Any:
     )
 
 
-def as_data(dashboard: Dashboard, entity: str, project: str) -> dict[str, Any]:
-    """The same as plain data, with each panel's regular expression beside its keys."""
-    return {"entity": entity, "project": project, **dashboard.model_dump(mode="json")}
-
-
 def publish(dashboard: Dashboard, entity: str, project: str) -> str:
     """Save the view; its address. Raises ImportError, or RuntimeError with what wandb said."""
     import wandb
@@ -131,7 +126,15 @@ def publish(dashboard: Dashboard, entity: str, project: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 and one line if nothing was published or written."""
-    options = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m pipelinerl.observe.dashboard", description=__doc__)
+    parser.add_argument("--entity", default="", help="user or team that owns the project")
+    parser.add_argument("--project", default="pipeline-rl", help="wandb.wandb_project_name of the runs")
+    parser.add_argument(
+        "--domain", action="append", default=[], help="only this domain's section; repeatable"
+    )
+    parser.add_argument("--definition", type=Path, default=DEFINITION, help="another file of panels")
+    parser.add_argument("--out", type=Path, help="write JSON here instead of publishing")
+    options = parser.parse_args(argv)
     try:
         dashboard = load_dashboard(options.definition).of_domains(options.domain)
         mode = wandb_mode()
@@ -141,7 +144,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"dashboard: {publish(dashboard, options.entity, options.project)}")
             return 0
         out = options.out or DEFAULT_OUT
-        data = as_data(dashboard, options.entity, options.project)
+        project = {"entity": options.entity, "project": options.project}
+        data = project | dashboard.model_dump(mode="json")  # each panel's regular expression beside its keys
         out.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     except ImportError as error:
         print(f"dashboard: {error}; pip install 'pipelinerl[dashboard]', or give --out FILE", file=sys.stderr)
@@ -152,18 +156,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     why = "" if options.out else f"; wandb is {mode}: with WANDB_API_KEY the same command publishes it"
     print(f"dashboard: wrote {out}{why}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pipelinerl.observe.dashboard", description=__doc__)
-    parser.add_argument("--entity", default="", help="user or team that owns the project")
-    parser.add_argument("--project", default="pipeline-rl", help="wandb.wandb_project_name of the runs")
-    parser.add_argument(
-        "--domain", action="append", default=[], help="only this domain's section; repeatable"
-    )
-    parser.add_argument("--definition", type=Path, default=DEFINITION, help="another file of panels")
-    parser.add_argument("--out", type=Path, help="write JSON here instead of publishing")
-    return parser
 
 
 if __name__ == "__main__":

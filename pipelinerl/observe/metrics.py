@@ -17,8 +17,7 @@ from pipelinerl.base.line_file import LineFile
 from pipelinerl.config.machine import WandbConfig
 from pipelinerl.observe.wandb_run import start_wandb
 
-Number = int | float | bool
-MetricValue = Number | Mapping[str, list[float]]
+MetricValue = int | float | bool | Mapping[str, list[float]]
 
 
 def histogram(values: Any, edges: Any) -> dict[str, list[float]]:

@@ -15,8 +15,9 @@ from rich.live import Live
 from rich.text import Text
 
 from pipelinerl.base.closing import Closing
+from pipelinerl.base.line_file import LineTail
 from pipelinerl.base.waits import current_waits
-from pipelinerl.observe.history import MetricsTail, read_status
+from pipelinerl.observe.history import new_records, read_status
 from pipelinerl.run_state.accounting import Outcome, RolloutAccounting, RolloutCounts
 
 # Shorter waits are ordinary; longer ones are worth a word.
@@ -29,33 +30,6 @@ _SHOWN = {
     "actor/output_tokens_per_second": "{:.0f} tok/s",
     "stats/lag": "lag {:.0f}",
 }
-
-
-class Progress:
-    """Collects the numbers of the status line; `target_texts` is what the run will train on, if known."""
-
-    def __init__(self, output_dir: Path, target_texts: int | None = None) -> None:
-        self._output_dir = Path(output_dir)
-        self._target = target_texts
-        self._start = time.monotonic()
-        self._accounting = RolloutAccounting(self._output_dir)
-        self._tails = {
-            role: MetricsTail(self._output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")
-        }
-        self._latest: dict[str, Any] = {}
-
-    def update(self) -> str:
-        """Read what is new and return the status line."""
-        for tail in self._tails.values():
-            for record in tail.news():
-                self._latest.update(record)
-        return status_line(
-            self._latest,
-            self._accounting.update(),
-            read_status(self._output_dir) | {"launcher": {"waits": current_waits()}},
-            self._target,
-            time.monotonic() - self._start,
-        )
 
 
 def status_line(
@@ -101,12 +75,18 @@ def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
 
 
 class ProgressDisplay(Closing):
-    """Shows the status line: in place on a terminal, else as plain lines when something changed."""
+    """Shows the status line: in place on a terminal, else as plain lines when something changed.
+
+    `target_texts` is what the run will train on, if known.
+    """
 
     def __init__(
         self, output_dir: Path, target_texts: int | None = None, console: Console | None = None
     ) -> None:
-        self._progress = Progress(output_dir, target_texts)
+        self._output_dir, self._target, self._start = output_dir, target_texts, time.monotonic()
+        self._accounting = RolloutAccounting(output_dir)
+        self._tails = [LineTail(output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")]
+        self._latest: dict[str, Any] = {}
         self._console = console or Console(soft_wrap=True, highlight=False)
         self._shown = ""
         self._live: Live | None = None
@@ -114,9 +94,22 @@ class ProgressDisplay(Closing):
             self._live = Live(Text(""), console=self._console, auto_refresh=False, transient=True)
             self._live.start()
 
+    def line(self) -> str:
+        """Read what is new and return the status line."""
+        for tail in self._tails:
+            for record in new_records(tail):
+                self._latest.update(record)
+        return status_line(
+            self._latest,
+            self._accounting.update(),
+            read_status(self._output_dir) | {"launcher": {"waits": current_waits()}},
+            self._target,
+            time.monotonic() - self._start,
+        )
+
     def tick(self) -> None:
         """Show the current line."""
-        line = self._progress.update()
+        line = self.line()
         if self._live is not None:
             self._live.update(Text(line), refresh=True)
         elif line.partition(" | ")[2] != self._shown:
@@ -131,5 +124,5 @@ class ProgressDisplay(Closing):
         """Leave the last status line on the screen."""
         if self._live is not None:
             self._live.stop()
-            self._console.print(self._progress.update(), markup=False)
+            self._console.print(self.line(), markup=False)
             self._live = None
