@@ -23,32 +23,25 @@ from domains.reputation_hacking.ppo.report import columns, evaluate, screen
 BURN_IN = 30
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m domains.reputation_hacking.eval", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} seeds")
-    parser.add_argument("--out", type=Path, default=console.DEFAULT_OUT, metavar="DIR")
-    parser.add_argument("--model", type=Path, metavar="ZIP", help=f"default: {console.MODEL_FILE} in --out")
-    parser.add_argument(
-        "--policy", metavar="NAME", help="a scripted policy, cem or optimum instead of a model"
-    )
-    parser.add_argument(
-        "--language-model", type=Path, metavar="DIR", help="a checkpoint of a small language model"
-    )
-    parser.add_argument("--c-signal", type=float, metavar="F", help="price of a SIGNAL, without a --model")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="param=value", help="any parameter, without a --model"
-    )
-    parser.add_argument("--seeds", type=console.seed_list, metavar="10000:11000")
-    parser.add_argument("--mode", choices=MODES, default="calibrated", help="memory of the Workers")
-    parser.add_argument(
-        "--burn-in", type=int, default=BURN_IN, metavar="N", help="chained pairs that do not count"
-    )
-    parser.add_argument("--allow-transient", action="store_true", help="accept a shorter burn-in")
-    parser.add_argument("--l0", type=float, metavar="F", help="effort that Workers expect at first")
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument("--per-seed", type=Path, metavar="FILE", help="write every seed's numbers as CSV")
+    add = parser.add_argument
+    add("--quick", action="store_true", help=f"{QUICK_SEEDS} seeds")
+    add("--out", type=Path, default=console.DEFAULT_OUT, metavar="DIR")
+    add("--model", type=Path, metavar="ZIP", help=f"default: {console.MODEL_FILE} in --out")
+    add("--policy", metavar="NAME", help="a scripted policy, cem or optimum instead of a model")
+    add("--language-model", type=Path, metavar="DIR", help="a checkpoint of a small language model")
+    add("--c-signal", type=float, metavar="F", help="price of a SIGNAL, without a --model")
+    add("--set", action="append", default=[], metavar="param=value", help="any parameter, without a --model")
+    add("--seeds", type=console.seed_list, metavar="10000:11000")
+    add("--mode", choices=MODES, default="calibrated", help="memory of the Workers")
+    add("--burn-in", type=int, default=BURN_IN, metavar="N", help="chained pairs that do not count")
+    add("--allow-transient", action="store_true", help="accept a shorter burn-in")
+    add("--l0", type=float, metavar="F", help="effort that Workers expect at first")
+    add("--summary", type=Path, metavar="FILE", help="write the report as JSON")
+    add("--per-seed", type=Path, metavar="FILE", help="write every seed's numbers as CSV")
     console.add_trace_options(parser)
-    return parser.parse_args(argv)
+    return parser
 
 
 def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, dict[str, Policy]]:
@@ -153,10 +146,7 @@ def write_per_seed(path: Path, tables: dict[str, dict[str, np.ndarray]]) -> None
             rows.writerows([policy, *row] for row in cells)
 
 
-def main(argv: list[str] | None = None) -> int:
-    options = arguments(argv)
-    return console.run("eval", lambda: execute(options))
-
+main = console.command("eval", arguments, execute)
 
 if __name__ == "__main__":
     sys.exit(main())

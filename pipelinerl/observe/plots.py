@@ -45,7 +45,7 @@ def smooth(y: np.ndarray, window: int) -> np.ndarray:
     return np.convolve(y, kernel, "same") / np.convolve(np.ones_like(y), kernel, "same")
 
 
-def _curve(axes: Axes, data: Series, label: str, index: int, raw: bool = True) -> None:
+def curve(axes: Axes, data: Series, label: str, index: int, raw: bool = True) -> None:
     """A smoothed line over the recorded points, which stay visible in the background."""
     if not len(data):
         return
@@ -58,7 +58,7 @@ def _curve(axes: Axes, data: Series, label: str, index: int, raw: bool = True) -
     )
 
 
-def _points(
+def points(
     axes: Axes, evaluations: Sequence[Evaluation], metric: str, label: str, index: int, shift: float = 0.0
 ) -> bool:
     """Evaluation means with 95 % intervals; False if no evaluation has the metric.
@@ -120,8 +120,8 @@ def learning(figure: Any, actor: Records, evaluations: Sequence[Evaluation]) -> 
     shown = False
     for axes, metric in zip(figure.subplots(1, 2), ("success", "reward")):
         train = series(actor, f"actor/{metric}_mean")
-        _curve(axes, train, "training rollouts", 0)
-        held = _points(axes, evaluations, metric, "evaluation, 95 % interval", 1)
+        curve(axes, train, "training rollouts", 0)
+        held = points(axes, evaluations, metric, "evaluation, 95 % interval", 1)
         shown |= bool(len(train)) or held
         axes.set(title=metric, xlabel=_TEXTS)
         if metric == "success":
@@ -137,7 +137,7 @@ def evaluation_metrics(
     """Several evaluation metrics (label -> name) over training, each with intervals."""
     axes = figure.subplots()
     shown = [
-        _points(axes, evaluations, name, label, index, (index - (len(metrics) - 1) / 2) * 0.008)
+        points(axes, evaluations, name, label, index, (index - (len(metrics) - 1) / 2) * 0.008)
         for index, (label, name) in enumerate(metrics.items())
     ]
     axes.set(title=title, xlabel=_TEXTS)
@@ -169,7 +169,7 @@ def optimisation(figure: Any, finetune: Records) -> bool:
         for index, (label, name) in enumerate(lines.items()):
             data = series(finetune, name)
             shown |= bool(len(data))
-            _curve(axes, data, label, index, raw=False)
+            curve(axes, data, label, index, raw=False)
         axes.set(title=title, xlabel=_TEXTS)
         if title in logarithmic and axes.lines:
             axes.set_yscale("log")
@@ -229,7 +229,7 @@ def staleness(figure: Any, finetune: Records) -> bool:
             edgecolor="white",
         )
     left.set(title="lag of trained tokens", xlabel="lag (texts)", ylabel="share of tokens")
-    _curve(right, share, "share of texts", 0)
+    curve(right, share, "share of texts", 0)
     right.set(title="texts with several weight versions", xlabel=_TEXTS, ylim=(-0.03, 1.03))
     figure.tight_layout()
     return bool(len(counts)) or bool(len(share))
@@ -244,7 +244,7 @@ def throughput(figure: Any, actor: Records, finetune: Records) -> bool:
         "trainer while working": series(finetune, "throughput/working_tokens_per_sec"),
     }
     for index, (label, data) in enumerate(lines.items()):
-        _curve(axes, data, label, index)
+        curve(axes, data, label, index)
     axes.set(title="throughput", xlabel=_TEXTS, ylabel="tokens per second")
     axes.set_yscale("log")  # a trainer that mostly waits is a hundred times as fast while it works
     _legend(axes)

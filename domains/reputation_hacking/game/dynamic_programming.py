@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from domains.reputation_hacking.game.dynamics import HELP, Episodes, Tapes
+from domains.reputation_hacking.game.dynamics import HELP, Episodes
 from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.policies import Policy, better_other
 
@@ -110,22 +110,11 @@ def _drift_operator(p: Params, axes: Axes) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Solution:
-    """What HELP is worth more than its alternative, and the value at the start."""
+    """What HELP is worth more than its alternative."""
 
-    params: Params
     axes: Axes
     advantage: np.ndarray
     """float32 [T, D, F, U, Ta]: Q_HELP - y - Q_other."""
-    start: np.ndarray
-    """float64 [D, Ta]: V_0 of a rested Worker at the beginning of a task."""
-
-    def value(self, tapes: Tapes) -> float:
-        """Mean V_0 over the first tasks of these tapes; plus T·max(net value of SIGNAL, 0) it predicts J."""
-        p = self.params
-        tau = tapes.z[0]
-        in_d = _interpolation(self.axes.d, np.clip(tapes.d0 + tau, p.d_min, p.d_max))
-        in_tau = _interpolation(self.axes.tau, tau)
-        return float(np.einsum("nd,dt,nt->n", in_d, self.start, in_tau).mean())
 
 
 def price_of_help(p: Params) -> float:
@@ -158,7 +147,7 @@ def _solve(p: Params, y: float, grid: Grid) -> Solution:
             q.append(np.where(resting[None, :, None, None], idle, worked))
         advantage[t] = q[1] - y - q[0]
         value = np.maximum(q[0], q[1] - y)
-    return Solution(p, axes, advantage, value[:, 0, 0, :])
+    return Solution(axes, advantage)
 
 
 def solve(params: Params, grid: Grid = DEFAULT_GRID) -> Solution:

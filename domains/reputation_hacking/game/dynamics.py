@@ -8,7 +8,7 @@ on `Tapes` it is arrays. Operations and their order are the same in float64, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -71,12 +71,6 @@ class Tapes(Tape):
     def __len__(self) -> int:
         return len(self.d0)
 
-    @property
-    def seeds(self) -> np.ndarray:
-        """int64 [N]."""
-        seeds: np.ndarray = self.seed
-        return seeds
-
     @classmethod
     def stack(cls, tapes: Iterable[Tape]) -> Tapes:
         rows = list(tapes)
@@ -105,14 +99,7 @@ class Tapes(Tape):
 
     def tile(self, copies: int) -> Tapes:
         """`copies` blocks of the same tapes, one after the other."""
-        return self._each(lambda values: np.tile(values, copies))
-
-    def repeat(self, copies: int) -> Tapes:
-        """`copies` of every tape, siblings side by side."""
-        return self._each(lambda values: np.repeat(values, copies, axis=-1))
-
-    def _each(self, change: Callable[[np.ndarray], np.ndarray]) -> Tapes:
-        return Tapes(**{name: change(values) for name, values in vars(self).items()})
+        return Tapes(**{name: np.tile(values, copies) for name, values in vars(self).items()})
 
     def one(self, index: int) -> Tape:
         """The tape of episode `index`."""

@@ -132,4 +132,4 @@ def test_learning_before_rating_is_not_what_makes_signals_pay() -> None:
 def test_tapes_stack_and_unstack() -> None:
     tapes = Tapes.from_seeds(Params(), [4, 9])
     np.testing.assert_array_equal(tapes.one(1).eps, tapes.eps[:, 1])
-    assert tapes.tile(3).seeds.tolist() == [4, 9] * 3
+    assert tapes.tile(3).seed.tolist() == [4, 9] * 3
