@@ -25,13 +25,11 @@ class PolicySettings(Block):
     """Tokens of the prompt besides the question, for the context budget."""
 
 
-class CriticSettings(Block):
-    """The critic's calls."""
+class CriticSettings(PolicySettings):
+    """The critic's calls: the same keys; its prompt holds two answers as well."""
 
     max_tokens: PositiveInt = 1024
-    """Longest completion, and the constant that its token losses are divided by."""
     template_tokens: PositiveInt = 160
-    """Tokens of the prompt besides question and answers, for the context budget."""
 
 
 class ReplaySettings(Block):

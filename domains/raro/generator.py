@@ -58,6 +58,10 @@ class CountdownSpec(Block):
             raise ValueError(f"shares={self.shares}: must be at least 0 and add up to 1")
         return self
 
+    def __hash__(self) -> int:
+        """Of equal settings, so that what is made from them can be kept."""
+        return hash(self.model_dump_json())
+
     @property
     def targets(self) -> range:
         """All targets."""
@@ -76,19 +80,14 @@ class CountdownItem:
     target: int
 
 
-def generate(spec: CountdownSpec, split: str) -> list[CountdownItem]:
+@lru_cache(maxsize=32)
+def generate(spec: CountdownSpec, split: str) -> tuple[CountdownItem, ...]:
     """The questions of a split. Raises ValueError for an unknown split or when too few are solvable."""
     if split not in spec.sizes or split not in spec.shares:
         raise ValueError(
             f"split {split!r} is unknown; raro.data.countdown.sizes and .shares name {', '.join(spec.sizes)}"
         )
-    return list(_generate(spec.model_dump_json(), split))
-
-
-@lru_cache(maxsize=32)
-def _generate(spec_json: str, split: str) -> tuple[CountdownItem, ...]:
-    spec, items = CountdownSpec.model_validate_json(spec_json), list[CountdownItem]()
-    wanted = spec.sizes[split]
+    items, wanted = list[CountdownItem](), spec.sizes[split]
     keys = _candidates(spec, split)
     for start in range(0, len(keys), _BLOCK):
         block = keys[start : start + _BLOCK]

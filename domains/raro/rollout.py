@@ -155,22 +155,24 @@ async def _judged(
     )
     wanted = replay_groups(runtime.rng, runtime.settings)
     earlier = await asyncio.to_thread(draw_then_put, runtime.buffer, runtime.rng, fresh, wanted, watermark)
-    for pair in earlier:
-        tally.replayed(pair, version, now_s)
+    ages = [max(0, version - pair.model_version) for pair in earlier]
+    for pair, age in zip(earlier, ages, strict=True):
+        tally.add("replay_age", age)
+        tally.add("replay_age_s", max(0.0, now_s - pair.created_at))
     if wanted:
         tally.add("replay_empty", not earlier)
-    groups = await together(
-        [
-            judge(fresh, "fresh", 0, caller, runtime),
-            *(judge(p, "replay", max(0, version - p.model_version), caller, runtime) for p in earlier),
-        ]
-    )
-    tally.pair(expert, attempt.answer)
-    tally.buffer(await asyncio.to_thread(runtime.buffer.stats))
+    replayed = (judge(pair, "replay", age, caller, runtime) for pair, age in zip(earlier, ages))
+    groups = await together([judge(fresh, "fresh", 0, caller, runtime), *replayed])
+    rule = length_rule(expert, attempt.answer)
+    tally.add("identical_rate", expert == attempt.answer)
+    tally.add("length_rule_accuracy", rule)
+    stats = await asyncio.to_thread(runtime.buffer.stats)
+    tally.add("replay_size", stats.size)
+    tally.add("replay_dup_rate", stats.duplicate_rate)
     for group in groups:
         tally.group(group.source, group.judgements)
-        rule = length_rule(expert, attempt.answer) if group is groups[0] else None
-        runtime.watch.add([found.verdict for found in group.judgements], rule)
+        verdicts = [found.verdict for found in group.judgements]
+        runtime.watch.add(verdicts, rule if group is groups[0] else None)
     return groups
 
 

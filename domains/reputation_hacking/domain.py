@@ -55,8 +55,10 @@ class ReputationDomain(BaseDomain):
         return problems
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
-        """Play of habits, whatever the phase."""
-        return demonstrations.demonstrations_of_run(cfg, seed)
+        """Play of habits for the configured prices and wordings, whatever the phase."""
+        given = cfg.dataset_loader_params
+        prices = list(given.get("c_signal", [0.0, 0.5, 0.7, 0.9]))
+        return demonstrations.demonstrations(seed, prices, list(given.get("variants", ["neutral"])))
 
     def vocabulary(self) -> Sequence[str]:
         return demonstrations.vocabulary()

@@ -6,6 +6,8 @@ import argparse
 import csv
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from domains.reputation_hacking.game import console
 from domains.reputation_hacking.game.dynamic_programming import Optimal, solve
 from domains.reputation_hacking.game.mitigations import Mitigation, initial_effort
 from domains.reputation_hacking.game.params import Params, parse_setting
-from domains.reputation_hacking.game.policies import SCRIPTED, Policy, fitted_rule
+from domains.reputation_hacking.game.policies import SCRIPTED, Policy, Stochastic, fitted_rule
 from domains.reputation_hacking.game.terminal import terminal_info
 from domains.reputation_hacking.ppo.paired import MODES, QUICK_SEEDS, Paired, held_out
 from domains.reputation_hacking.ppo.report import columns, evaluate, screen
@@ -54,7 +56,9 @@ def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, di
     params = Params().but(**changes)
     start = options.l0 if options.l0 is not None else initial_effort(params)
     if options.language_model is not None:
-        return params, Mitigation(), start, language_policies(options.language_model)
+        from domains.reputation_hacking.language.policy import LanguagePolicy
+
+        return params, Mitigation(), start, both_ways(partial(LanguagePolicy, options.language_model))
     return params, Mitigation(), start, {options.policy: named_policy(options.policy, params)}
 
 
@@ -69,8 +73,7 @@ def saved_model(options: argparse.Namespace) -> tuple[Params, Mitigation, float,
         )
     path = options.model or options.out / console.MODEL_FILE
     model = load_model(path)
-    policies = [ModelPolicy(model, sampled=sampled) for sampled in (False, True)]
-    return *model_params(model, path, options.l0), {policy.name: policy for policy in policies}
+    return *model_params(model, path, options.l0), both_ways(partial(ModelPolicy, model))
 
 
 def named_policy(name: str, params: Params) -> Policy:
@@ -84,11 +87,9 @@ def named_policy(name: str, params: Params) -> Policy:
     return SCRIPTED[name]
 
 
-def language_policies(folder: Path) -> dict[str, Policy]:
-    """The checkpoint's most likely answers, and answers drawn from it."""
-    from domains.reputation_hacking.language.policy import LanguagePolicy
-
-    policies = [LanguagePolicy(folder, sampled=sampled) for sampled in (False, True)]
+def both_ways(policy: Callable[..., Stochastic]) -> dict[str, Policy]:
+    """A model's likeliest actions, and actions drawn from it."""
+    policies = [policy(sampled=sampled) for sampled in (False, True)]
     return {policy.name: policy for policy in policies}
 
 

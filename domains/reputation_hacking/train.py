@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -93,7 +93,7 @@ def execute(options: argparse.Namespace) -> None:
     if trace_limit <= 0:
         trace.unlink(missing_ok=True)
     with Tracer(trace, trace_limit) as tracer, console.progress() as bar:
-        tracer.meta(run="train", seed=options.seed, params=params.to_json(), recipe=recipe.to_json())
+        tracer.meta(run="train", seed=options.seed, params=params.to_json(), recipe=asdict(recipe))
         task = bar.add_task("PPO steps", total=steps)
         trained = train(
             params,

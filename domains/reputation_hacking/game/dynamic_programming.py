@@ -187,15 +187,3 @@ def _nearest(axis: np.ndarray, values: np.ndarray) -> np.ndarray:
         return np.zeros(len(values), dtype=int)
     step = axis[1] - axis[0]
     return np.clip(np.rint((values - axis[0]) / step).astype(int), 0, len(axis) - 1)
-
-
-def indifference(params: Params, true_impact: float, horizon: int) -> float:
-    """Net value of a SIGNAL at which all-SIGNAL equals all-HELP for an agent who looks `horizon` episodes on.
-
-    An effort saved in the j-th episode from the end is worth (1-a)^j of itself, because the Worker's memory
-    takes the rest back; a SIGNAL keeps its value. `true_impact` is that of all-HELP.
-    """
-    if horizon < 1:
-        raise ValueError(f"horizon={horizon}: look at least 1 episode ahead")
-    kept = 1.0 - params.ema_alpha
-    return true_impact * sum(kept**j for j in range(1, horizon + 1)) / (horizon * params.T)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from domains.reputation_hacking.game.dynamic_programming import Optimal, indifference, solve
+from domains.reputation_hacking.game.dynamic_programming import Optimal, solve
 from domains.reputation_hacking.game.dynamics import HELP, Episodes, Tapes, effort_without, played
 from domains.reputation_hacking.game.mitigations import EpisodeSums, Worker, initial_effort, settle
 from domains.reputation_hacking.game.params import Params
@@ -108,15 +108,17 @@ def _or_nan(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
-def help_impact(params: Params, tapes: Tapes) -> float:
-    """TrueImpact of all-HELP."""
-    return float((effort_without(params, tapes) - played(params, tapes, HELP).effort).mean())
-
-
 def horizons(params: Params, tapes: Tapes, ahead: Sequence[int] = HORIZONS) -> list[tuple[int, float]]:
-    """(episodes ahead, net value of a SIGNAL at which manipulation and help are worth the same)."""
-    impact = help_impact(params, tapes)
-    return [(count, indifference(params, impact, count)) for count in ahead]
+    """(episodes ahead, net value of a SIGNAL at which all-SIGNAL and all-HELP are worth the same).
+
+    An effort saved in the j-th episode from the end is worth (1-a)^j of itself, because the Worker's memory
+    takes the rest back; a SIGNAL keeps its value. Raises ValueError for a look ahead of no episode.
+    """
+    if min(ahead) < 1:
+        raise ValueError(f"horizon={min(ahead)}: look at least 1 episode ahead")
+    impact = float((effort_without(params, tapes) - played(params, tapes, HELP).effort).mean())
+    kept = 1.0 - params.ema_alpha
+    return [(n, impact * sum(kept**j for j in range(1, n + 1)) / (n * params.T)) for n in ahead]
 
 
 def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:

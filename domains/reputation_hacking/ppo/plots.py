@@ -173,6 +173,9 @@ CURVES = (
 )
 """(panel, column of the table, label, colour, style)."""
 
+SMOOTHED = 5
+"""Rollouts that a point of a training curve is the mean of."""
+
 
 def draw_training(table: Path, folder: Path, c_signal: float) -> None:
     """`training_curves.png`; says why where the table cannot be used."""
@@ -202,17 +205,13 @@ def draw_training(table: Path, folder: Path, c_signal: float) -> None:
 
 
 def _per_rollout(table: dict[str, np.ndarray]) -> tuple[np.ndarray, Callable[[str], np.ndarray]]:
-    """(steps [R], function from a column to its running means [R] over up to five rollouts)."""
+    """(steps [R], function from a column to its running means [R] over SMOOTHED rollouts)."""
     steps, rollout = np.unique(table["timesteps"], return_inverse=True)
     counts = np.bincount(rollout)
-    window = min(5, len(steps))
 
     def smooth(key: str) -> np.ndarray:
         means = np.bincount(rollout, weights=table[key]) / counts
-        total = np.cumsum(np.concatenate([[0.0], means]))
-        start = np.maximum(np.arange(1, len(means) + 1) - window, 0)
-        end = np.arange(1, len(means) + 1)
-        return (total[end] - total[start]) / (end - start)
+        return np.array([means[max(0, end - SMOOTHED) : end].mean() for end in range(1, len(means) + 1)])
 
     return steps, smooth
 

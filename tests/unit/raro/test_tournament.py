@@ -7,7 +7,7 @@ import pytest
 from domains.raro.calls import Caller
 from domains.raro.countdown import verify
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE
-from domains.raro.tournament import Referee, main, majority, match, summary, tournament
+from domains.raro.tournament import main, majority, match, play, summary, tournament
 from pipelinerl.inference.errors import EngineUnavailable
 from tests.support.raro_harness import PROBLEM, ScriptedModel, settings
 
@@ -102,8 +102,8 @@ async def test_a_question_is_played_with_the_prompts_of_training(monkeypatch):
     monkeypatch.setattr("domains.raro.calls.llm_async_generate", model.generate)
     problem = PROBLEM | {"numbers": [8, 11, 11], "target": 33}
     assert verify("11*(11-8)", problem["numbers"], 33)
-    referee = Referee(Caller(model.llm(), None), settings(), n=4, votes=2)
-    outcome = await referee.play(problem, random.Random(0))
+    caller = Caller(model.llm(), None)
+    outcome = await play(caller, settings(), problem, n=4, votes=2, rng=random.Random(0))
     assert outcome.single == 0.25 and outcome.best_of_n and outcome.calls == 4
     assert all("answer>" not in text for text in model.critic_prompts)
     assert summary([outcome])["single"] == 0.25 and summary([]) == {}
