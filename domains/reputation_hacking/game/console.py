@@ -22,7 +22,7 @@ TRACE_MAX_MB = 5.0
 
 def command(
     name: str, parser: Callable[[], argparse.ArgumentParser], execute: Callable[[argparse.Namespace], None]
-) -> Callable[[list[str] | None], int]:
+) -> Callable[..., int]:
     """`main` of a command; a ValueError or OSError is one line on standard error and exit status 2."""
 
     def main(argv: list[str] | None = None) -> int:

@@ -76,10 +76,3 @@ def test_missing_packages_files_and_placeholders_are_one_line_each(
     )
     status, _, err = dry_run()
     assert status == 2 and err.strip().endswith("pip install 'pipelinerl[math]'")
-
-
-def test_upstream_s_names_are_there() -> None:
-    for name in ("RewardTable", "get_reward", "length_penalty", "verify_answer_rpc", "load_datasets"):
-        assert callable(getattr(math, name))
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = math.nothing

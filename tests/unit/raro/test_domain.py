@@ -57,7 +57,9 @@ def test_reference_values_of_the_method():
     ("override", "message"),
     [
         ("raro.tau_crit=0.5", "tau_crit=0.5 must lie in"),
+        ("raro.tau_pol=1.1", "raro.tau_pol"),
         ("raro.replay.fraction=1", "raro.replay.fraction"),
+        ("raro.replay.fraction=-0.1", "raro.replay.fraction"),
         ("raro.critic_group_size=1", "raro.critic_group_size"),
         ("finetune.attempts=1", "finetune.attempts=1: the policy's baseline needs at least 2"),
         ("finetune.rl.step_reward_advantages=false", "policy and critic have rewards of their own"),

@@ -193,15 +193,6 @@ async def test_an_engine_error_passes_to_the_retries_and_publishes_nothing(model
         await play(model, running)
 
 
-async def test_masked_and_left_out_texts_give_the_same_update(model, running):
-    model.critic = MIXED
-    result = await play(model, running)
-    flagged = advantages([result])
-    result.training_texts = [text for text in result.training_texts if not text.masked]
-    left_out = advantages([result])
-    assert [(t.situation, t.advantage) for t in flagged] == [(t.situation, t.advantage) for t in left_out]
-
-
 async def test_replay_never_touches_the_policy(model, tmp_path):
     outcomes = []
     for verdict in ("[Answer 1]", "[Answer 2]", "[Tie]", "nothing"):

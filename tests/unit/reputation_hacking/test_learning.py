@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from dataclasses import replace
 
 import numpy as np
@@ -68,20 +67,3 @@ def test_half_of_the_margin_at_the_hardest_price(seed: int) -> None:
     share = yardstick.share(float(value))
     assert share is not None
     assert share >= 0.5
-
-
-@pytest.mark.slow
-def test_a_batch_is_much_faster_than_single_steps() -> None:
-    env, started = BatchEnv(Params(l0=50.0), 4096, seed=0), time.perf_counter()
-    actions = np.ones(4096, dtype=np.int64)
-    for _ in range(5):
-        env.reset()
-        for _ in range(50):
-            env.step(actions)
-    many = 5 * 50 * 4096 / (time.perf_counter() - started)
-    one, started = BatchEnv(Params(l0=50.0), 1, seed=0), time.perf_counter()
-    for _ in range(10):
-        one.reset()
-        for _ in range(50):
-            one.step(actions[:1])
-    assert many > 20 * 500 / (time.perf_counter() - started)
