@@ -9,7 +9,7 @@ import pytest
 
 from domains.math.answers import compare, extracted, last_boxed, plain, quick_status, verify_answer
 from domains.math.pool import MAX_GOLD_LENGTH, VerifierPool
-from domains.math.rewards import RewardTable, get_reward, length_penalty, rollout_reward
+from domains.math.rewards import RewardTable, get_reward
 
 # Gold answer, what is in the box, status.
 TABLE = [
@@ -162,17 +162,3 @@ def test_unknown_statuses_and_incomplete_tables_are_refused() -> None:
     with pytest.raises(ValueError, match="correct_answer_finished"):
         RewardTable(**{name: value for name, value in NUMBERS.items() if name != "correct_answer_finished"})
     assert RewardTable(**NUMBERS).buffer_tokens == 0
-
-
-@pytest.mark.parametrize(
-    ("length", "penalty"), [(0, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (101, 0.0)]
-)
-def test_the_length_penalty_grows_within_the_buffer(length: int, penalty: float) -> None:
-    assert length_penalty(100, length, 20) == pytest.approx(penalty)
-
-
-def test_a_reward_is_discounted_and_shortened_by_its_length() -> None:
-    rewards = {**NUMBERS, "buffer_tokens": 20}
-    assert rollout_reward("correct", True, 2, 100, rewards, 0.9) == (pytest.approx(0.81), 0.0)
-    reward, penalty = rollout_reward("correct", False, 90, 100, rewards, 1.0)
-    assert (reward, penalty) == (pytest.approx(0.0), -0.5)

@@ -16,9 +16,8 @@ from omegaconf import OmegaConf
 from domains.math import MathEnvironment, generate_math_rollout, verify_answer_rpc
 from domains.math.service import MAX_BODY_BYTES, ROUTE, make_app
 from pipelinerl.config.compose import Request, compose
-from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import RolloutResult
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.tiny_model import build_tokenizer, save_model
 
 QUICK = {"workers": 1, "deadline_s": 20.0}
@@ -108,16 +107,9 @@ def ask(tmp_path: Path) -> Callable[..., Any]:
         with FakeEngine(lambda prompt: ids) as engine:
             if finish == "length":
                 engine.misbehave.append(engine.reply(ids, "length"))
-            llm = TrainableLLM(
-                model_name=str(tmp_path),
-                base_url=engine.url,
-                parameters={"max_tokens": 20},
-                collect_logprobs=True,
-                context_size=4096,
-            )
-            async with aiohttp.ClientSession() as session:
-                problem = {"task": "what is six times seven", "answer": gold, "dataset": "d"}
-                return await generate_math_rollout(cfg, llm, problem, session)
+            problem = {"task": "what is six times seven", "answer": gold, "dataset": "d"}
+            fields = {"parameters": {"max_tokens": 20}, "context_size": 4096}
+            return await rolled_out(generate_math_rollout, cfg, problem, engine, tmp_path, **fields)
 
     return rollout
 
