@@ -103,8 +103,8 @@ class RaroSettings(Block):
         return self.replay.fraction / (1.0 - self.replay.fraction)
 
 
-def context_terms(settings: RaroSettings) -> dict[str, dict[str, int]]:
-    """Tokens of the longest call of each role, by the part they come from."""
+def context_problems(settings: RaroSettings, context: int, key: str) -> Iterator[str]:
+    """Roles whose longest call does not fit into `context` tokens; `key` names the limit."""
     s = settings
     terms = {
         "policy": {
@@ -120,18 +120,12 @@ def context_terms(settings: RaroSettings) -> dict[str, dict[str, int]]:
             "2 * max_answer_tokens": 2 * s.max_answer_tokens,
             "critic.max_tokens": s.critic.max_tokens,
         }
-    return terms
-
-
-def context_problems(settings: RaroSettings, context: int, key: str) -> Iterator[str]:
-    """Roles whose longest call does not fit into `context` tokens; `key` names the limit."""
-    for role, terms in context_terms(settings).items():
-        needed = sum(terms.values())
+    for role, parts in terms.items():
+        needed, largest = sum(parts.values()), max(parts, key=parts.__getitem__)
         if needed > context:
-            largest = max(terms, key=lambda name: terms[name])
             yield (
                 f"{key}={context}: a {role} call needs up to {needed} tokens; raise it to {needed} or lower "
-                f"{KEY}.{largest} ({terms[largest]}, the largest part)"
+                f"{KEY}.{largest} ({parts[largest]}, the largest part)"
             )
 
 

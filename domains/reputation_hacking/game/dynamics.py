@@ -57,13 +57,6 @@ class Tape:
         """A tape without noise."""
         return Tape(d0=d0, z=np.zeros(params.max_tasks), eps=np.zeros(params.T))
 
-    def check(self, params: Params) -> None:
-        """Raises ValueError if the tape is too short for these parameters."""
-        for name, wanted in (("eps", params.T), ("z", params.max_tasks)):
-            found = len(getattr(self, name))
-            if found < wanted:
-                raise ValueError(f"tape.{name} has {found} values; these parameters need {wanted}")
-
 
 class Tapes(Tape):
     """The tapes of N episodes: every field with a last axis of N, d0, chance and seed being arrays [N]."""
@@ -151,7 +144,9 @@ class Episodes:
     """
 
     def __init__(self, params: Params, tape: Tape) -> None:
-        tape.check(params)
+        for name, found, wanted in (("eps", tape.eps, params.T), ("z", tape.z, params.max_tasks)):
+            if len(found) < wanted:
+                raise ValueError(f"tape.{name} has {len(found)} values; these parameters need {wanted}")
         count = len(tape) if isinstance(tape, Tapes) else None
         shape = () if count is None else (count,)
         self.params = params

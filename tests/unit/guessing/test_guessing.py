@@ -75,11 +75,11 @@ def test_demonstrations_are_sensible_but_imperfect():
     games = list(demonstrations(3, 400))
     assert games == list(demonstrations(3, 400)) and games != list(demonstrations(4, 400))
     inside = 0
-    for messages, completion in games:
-        numbers = dict(re.findall(r"(higher|lower) than (\d+)", messages[0]["content"]))
+    for prompt, completion in games:
+        numbers = dict(re.findall(r"(higher|lower) than (\d+)", prompt))
         inside += int(numbers.get("higher", 0)) < int(completion) < int(numbers.get("lower", 101))
     assert 0.85 < inside / len(games) < 0.99
-    openings = sum(messages[0]["content"] == "guess 1-100" for messages, _ in games)
+    openings = sum(prompt == "guess 1-100" for prompt, _ in games)
     assert openings == 400 and len(games) > 1600
 
 
