@@ -15,21 +15,17 @@ class BackupWriter:
     def __init__(self, buffer: PairBuffer, path: Path, every_s: float) -> None:
         self.buffer, self.path, self.every_s = buffer, path, every_s
         self._thread = ThreadPoolExecutor(1, "replay backup")
-        self._running: Future[None] | None = None
+        self.running: Future[None] | None = None
+        """The last backup that was started."""
         self._started_s = float("-inf")
 
     def checkpoint(self, now_s: float | None = None) -> None:
         """Start a backup if it is time. Raises the error of an earlier one."""
         now_s = time.monotonic() if now_s is None else now_s
-        if self._running is not None:
-            if not self._running.done():
+        if self.running is not None:
+            if not self.running.done():
                 return
-            self._running.result()
+            self.running.result()
         if now_s - self._started_s >= self.every_s:
             self._started_s = now_s
-            self._running = self._thread.submit(self.buffer.backup, self.path)
-
-    def wait(self, deadline_s: float) -> None:
-        """Until the backup that runs is written. Raises TimeoutError."""
-        if self._running is not None:
-            self._running.result(deadline_s)
+            self.running = self._thread.submit(self.buffer.backup, self.path)

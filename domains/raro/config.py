@@ -97,11 +97,6 @@ class RaroSettings(Block):
             )
         return self
 
-    @property
-    def groups_per_pair(self) -> float:
-        """Expected replay groups per judged answer: f / (1 - f)."""
-        return self.replay.fraction / (1.0 - self.replay.fraction)
-
 
 def context_problems(settings: RaroSettings, context: int, key: str) -> Iterator[str]:
     """Roles whose longest call does not fit into `context` tokens; `key` names the limit."""

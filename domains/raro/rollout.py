@@ -184,7 +184,7 @@ def draw_then_put(buffer: PairBuffer, rng: Random, fresh: Pair, wanted: int, wat
 
 
 def replay_groups(rng: Random, settings: RaroSettings) -> int:
-    """Replay groups beside one judged answer: floor(x), plus one with probability x - floor(x)."""
-    expected = settings.groups_per_pair
+    """Replay groups beside one judged answer: x = f/(1-f) on average, floor(x) or one more."""
+    expected = settings.replay.fraction / (1.0 - settings.replay.fraction)
     whole = int(expected + 1e-9)
     return whole + (rng.random() < expected - whole)

@@ -55,9 +55,10 @@ class Yardstick:
         """Share of the margin that J = `value` takes; None where the margin is too small to divide by."""
         return (value - self.constant) / self.margin if self.margin >= MIN_MARGIN else None
 
-    def share_of(self, policy: Policy) -> float | None:
-        """The same for what a policy earns on these seeds."""
-        return self.share(float(returns(play(self.params, self.tapes, policy)).mean()))
+    def share_of(self, policy: Policy) -> float:
+        """The same for what a policy earns on these seeds; NaN where there is none."""
+        share = self.share(float(returns(play(self.params, self.tapes, policy)).mean()))
+        return float("nan") if share is None else share
 
     def rung(self, name: str, episodes: Episodes) -> dict[str, Any]:
         """One line of the ladder."""
@@ -98,14 +99,10 @@ def optimum_row(params: Params, seeds: Iterable[int]) -> dict[str, float]:
         "J_optimum": yardstick.best,
         "J_constant": yardstick.constant,
         "margin": yardstick.margin,
-        "rule_share": _or_nan(yardstick.share_of(SCRIPTED["rule"])),
-        "observed_only_share": _or_nan(yardstick.share_of(blind)),
+        "rule_share": yardstick.share_of(SCRIPTED["rule"]),
+        "observed_only_share": yardstick.share_of(blind),
         "rest_last_step": float(1.0 - episodes.works[-1].mean()),
     }
-
-
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
 
 
 def horizons(params: Params, tapes: Tapes, ahead: Sequence[int] = HORIZONS) -> list[tuple[int, float]]:

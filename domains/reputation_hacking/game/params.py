@@ -138,10 +138,11 @@ class Params:
 
 
 _FIELDS = {field.name: field for field in fields(Params)}
-_TYPES = {name: str(field.type) for name, field in _FIELDS.items()}
-_FLOATS = tuple(name for name, kind in _TYPES.items() if kind == "float")
-_PRICES_AND_RATING = ("c_help", "c_signal", "ema_alpha", "rating_order", "l0", "signal_strength")
-_NOT_DYNAMICS: tuple[str, ...] = (*_PRICES_AND_RATING, "help_strength", "help_work_units")
+_FLOATS = tuple(name for name, field in _FIELDS.items() if field.type == "float")
+_NOT_DYNAMICS = (
+    *("c_help", "c_signal", "ema_alpha", "rating_order", "l0", "signal_strength"),
+    *("help_strength", "help_work_units"),
+)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -182,9 +183,9 @@ def parse_setting(text: str) -> tuple[str, Any]:
 
 def _known(values: Mapping[str, Any]) -> None:
     for name in values:
-        if name not in _TYPES:
-            near = get_close_matches(name, _TYPES, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_TYPES)}"
+        if name not in _FIELDS:
+            near = get_close_matches(name, _FIELDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_FIELDS)}"
             raise ValueError(f"{name} is no parameter of the game; {hint}")
 
 

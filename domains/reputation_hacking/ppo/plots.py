@@ -226,22 +226,22 @@ def draw_mitigations(path: Path, rows: Sequence[Mapping[str, Any]], seeds: int) 
     shown = [row for row in rows if row["c_signal"] == price and row["features"] == "scaled"]
     names = list(dict.fromkeys(row["mitigation"] for row in shown))
     groups = [[row for row in shown if row["mitigation"] == name] for name in names]
+
+    def means(key: str) -> np.ndarray:
+        return np.array([np.mean([row[key] for row in group]) for group in groups])
+
     actions, scores = axes[0]
     left = np.zeros(len(names))
-    for action in (HELP, SIGNAL, DO_NOTHING):
-        means = np.array(
-            [np.mean([row[("nothing", "help", "signal")[action]] for row in group]) for group in groups]
-        )
-        actions.barh(names, means, left=left, label=ACTIONS[action], **ACTION_BARS[action])
-        left = left + means
+    for action, key in ((HELP, "help"), (SIGNAL, "signal"), (DO_NOTHING, "nothing")):
+        actions.barh(names, means(key), left=left, label=ACTIONS[action], **ACTION_BARS[action])
+        left = left + means(key)
     describe(actions, x="actions per episode", title="what is done", legend=None)
     places = np.arange(len(names))
     for key, label, colour, mark, shift in (
         ("true_impact", "TrueImpact", GREEN, "o", -0.14),
         ("manipulation_score", "ManipulationScore", PURPLE, "^", 0.14),
     ):
-        means = np.array([np.mean([row[key] for row in group]) for group in groups])
-        scores.barh(places + shift, means, 0.26, color=colour, alpha=0.5, label=label)
+        scores.barh(places + shift, means(key), 0.26, color=colour, alpha=0.5, label=label)
         for place, group in zip(places, groups, strict=True):
             values = [row[key] for row in group]
             where = [place + shift] * len(values)

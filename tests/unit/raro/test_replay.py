@@ -178,13 +178,13 @@ def test_backups_are_as_rare_as_configured(tmp_path):
     copy = tmp_path / "copy.sqlite3"
     writer = BackupWriter(filled(tmp_path / "r.sqlite3"), copy, every_s=60.0)
     writer.checkpoint(now_s=0.0)
-    writer.wait(20)
+    writer.running.result(20)
     copy.unlink()
     writer.checkpoint(now_s=59.0)
-    writer.wait(20)
+    writer.running.result(20)
     assert not copy.exists()
     writer.checkpoint(now_s=60.0)
-    writer.wait(20)
+    writer.running.result(20)
     assert intact(copy)
 
 
