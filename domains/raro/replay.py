@@ -41,6 +41,7 @@ SELECT question_id, question, expert_answer, policy_answer, task, model_version,
 FROM pairs JOIN questions USING (question_id)
 """
 _ONE_PAIR = f"{_PAIRS} WHERE seq = ?"
+_SEQ_AT = "SELECT seq FROM pairs ORDER BY seq LIMIT 1 OFFSET ?"
 _GUESSES = 16
 """Row numbers drawn blindly before rows are counted; few are gaps unless most rows were replaced."""
 
@@ -77,14 +78,14 @@ class ReplayBuffer:
                 return False
             arrivals = _count(db, "arrivals")
             rows = int(db.execute("SELECT COUNT(*) FROM pairs").fetchone()[0])
-            if rows < self.capacity:
-                _insert(db, pair)
-            elif self.mode == "fifo":
-                _delete(db, "SELECT MIN(seq) FROM pairs")
-                _insert(db, pair)
-            elif (place := reservoir_place(self._rng, self.capacity, arrivals)) is not None:
-                _delete(db, f"SELECT seq FROM pairs ORDER BY seq LIMIT 1 OFFSET {place}")
-                _insert(db, pair)
+            if rows >= self.capacity:
+                fifo = self.mode == "fifo"
+                place = 0 if fifo else reservoir_place(self._rng, self.capacity, arrivals)
+                if place is None:
+                    return True
+                # The question stays: there are no more of them than problems.
+                db.execute(f"DELETE FROM pairs WHERE seq = ({_SEQ_AT})", (place,))
+            _insert(db, pair)
             return True
 
     def sample(self, rng: random.Random, n: int, at_or_below: int) -> list[Pair]:
@@ -196,8 +197,7 @@ def _draw(db: sqlite3.Connection, rng: random.Random, lowest: int, at_or_below: 
         if row is not None:
             return row
     rows = int(db.execute("SELECT COUNT(*) FROM pairs WHERE seq <= ?", (at_or_below,)).fetchone()[0])
-    place = "SELECT seq FROM pairs ORDER BY seq LIMIT 1 OFFSET ?"
-    seq = db.execute(place, (rng.randrange(rows),)).fetchone()[0]
+    seq = db.execute(_SEQ_AT, (rng.randrange(rows),)).fetchone()[0]
     found: tuple[Any, ...] = db.execute(_ONE_PAIR, (seq,)).fetchone()
     return found
 
@@ -207,11 +207,6 @@ def _insert(db: sqlite3.Connection, pair: Pair, seq: int | None = None) -> None:
     answers = (pair.question_id, pair.expert_answer, pair.policy_answer, pair.task)
     row = (seq, pair.sha, *answers, pair.model_version, pair.created_at)
     db.execute("INSERT INTO pairs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-
-
-def _delete(db: sqlite3.Connection, chosen: str) -> None:
-    """Delete the row that a query names. Its question stays: there are no more of them than problems."""
-    db.execute(f"DELETE FROM pairs WHERE seq = ({chosen})")
 
 
 def check_intact(path: Path) -> None:

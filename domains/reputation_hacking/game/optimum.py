@@ -17,19 +17,6 @@ from domains.reputation_hacking.game.policies import CONSTANTS, SCRIPTED, Policy
 
 PRICES = (0.0, 0.2, 0.4, 0.5, 0.55, 0.6, 0.65, 0.675, 0.7, 0.725, 0.75, 0.8, 0.9, 1.0, 1.1, 1.3)
 HORIZONS = (1, 5, 10, 20, 50, 200)
-COLUMNS = (
-    "c_signal",
-    "help",
-    "true_impact",
-    "reward",
-    "manipulation_score",
-    "J_optimum",
-    "J_constant",
-    "margin",
-    "rule_share",
-    "observed_only_share",
-    "rest_last_step",
-)
 MIN_MARGIN = 0.02
 """Below this margin of the optimum over the best constant policy a share of it means nothing."""
 
@@ -84,7 +71,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def optimum_row(params: Params, seeds: Iterable[int]) -> dict[str, float]:
-    """The optimum at one price from calibrated memory: `COLUMNS`, NaN for a share of no margin."""
+    """The optimum at one price from calibrated memory: a row of the table, NaN for a share of no margin."""
     yardstick = Yardstick(params, seeds)
     episodes, sums = yardstick.optimal, EpisodeSums.of(yardstick.optimal)
     settlement = settle(params, sums, Worker.new(initial_effort(params), len(yardstick.tapes)))
@@ -118,7 +105,7 @@ def horizons(params: Params, tapes: Tapes, ahead: Sequence[int] = HORIZONS) -> l
     return [(n, impact * sum(kept**j for j in range(1, n + 1)) / (n * params.T)) for n in ahead]
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
-    """A CSV of `optimum_row`s, floats with six digits."""
-    lines = [",".join(COLUMNS), *(",".join(f"{row[name]:.6g}" for name in COLUMNS) for row in rows)]
+def write_rows(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
+    """A CSV of `optimum_row`s, at least one, floats with six digits."""
+    lines = [",".join(rows[0]), *(",".join(f"{value:.6g}" for value in row.values()) for row in rows)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -155,24 +155,25 @@ def draw_efforts(path: Path, result: Paired, title: str) -> None:
 
 
 PANELS = {
-    "reward and rating": "effort units",
-    "effort the Worker felt": "effort units",
-    "what the Worker expects": "effort units",
-    "actions per episode": "count",
+    "reward and rating": (
+        "effort units",
+        [("reward", "reward", BLACK, "-"), ("peer_rating", "peer rating", ORANGE, "--")],
+    ),
+    "effort the Worker felt": ("effort units", [("experienced_effort", "effort felt", BLUE, "-")]),
+    "what the Worker expects": (
+        "effort units",
+        [("learned_expected_effort", "learned L", GREEN, "-"), ("effort_expected", "L + bias", ORANGE, "--")],
+    ),
+    "actions per episode": (
+        "count",
+        [
+            ("help_count", "HELP", BLUE, "-"),
+            ("signal_count", "SIGNAL", ORANGE, "--"),
+            ("nothing_count", "DO_NOTHING", GREY, ":"),
+        ],
+    ),
 }
-"""Titles of the training curves with their units."""
-CURVES = (
-    ("reward and rating", "reward", "reward", BLACK, "-"),
-    ("reward and rating", "peer_rating", "peer rating", ORANGE, "--"),
-    ("effort the Worker felt", "experienced_effort", "effort felt", BLUE, "-"),
-    ("what the Worker expects", "learned_expected_effort", "learned L", GREEN, "-"),
-    ("what the Worker expects", "effort_expected", "L + bias", ORANGE, "--"),
-    ("actions per episode", "help_count", "HELP", BLUE, "-"),
-    ("actions per episode", "signal_count", "SIGNAL", ORANGE, "--"),
-    ("actions per episode", "nothing_count", "DO_NOTHING", GREY, ":"),
-)
-"""(panel, column of the table, label, colour, style)."""
-
+"""Training curves: title -> (unit, [(column of the table, label, colour, style)])."""
 SMOOTHED = 5
 """Rollouts that a point of a training curve is the mean of."""
 
@@ -190,12 +191,11 @@ def draw_training(table: Path, folder: Path, c_signal: float) -> None:
         return
     figure, axes = new_figure(2, 2, width=9.6, height=6.4)
     steps, smooth = _per_rollout(values)
-    panels = dict(zip(PANELS, axes.flat, strict=True))
-    for panel, column, label, colour, style in CURVES:
-        panels[panel].plot(steps, smooth(column), color=colour, linestyle=style, label=label)
-    for title, axis in panels.items():
+    for axis, (title, (unit, curves)) in zip(axes.flat, PANELS.items(), strict=True):
+        for column, label, colour, style in curves:
+            axis.plot(steps, smooth(column), color=colour, linestyle=style, label=label)
         axis.ticklabel_format(axis="x", style="sci", scilimits=(3, 3))
-        describe(axis, x="environment steps", y=PANELS[title], title=title, size=9)
+        describe(axis, x="environment steps", y=unit, title=title, size=9)
     episodes = len(values["episode"])
     figure.suptitle(
         f"PPO training, c_signal = {c_signal:g}, chained memory, n = {episodes} episodes (sampled actions)",
