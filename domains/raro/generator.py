@@ -107,7 +107,7 @@ def generate(spec: CountdownSpec, split: str) -> tuple[CountdownItem, ...]:
 def _candidates(spec: CountdownSpec, split: str) -> np.ndarray:
     """Rows (numbers, target) of a split in the order of their hashes, int64 `[N, n + 1]`."""
     numbers = multisets(spec.n_numbers, *spec.number_range)
-    rows, order = [], []
+    rows = []
     for row in numbers.tolist():
         if spec.split_by == "numbers" and split_of(spec, row) != split:
             continue
@@ -115,9 +115,8 @@ def _candidates(spec: CountdownSpec, split: str) -> np.ndarray:
             if spec.split_by == "instance" and split_of(spec, [*row, target]) != split:
                 continue
             rows.append([*row, target])
-            order.append(_hash(spec.salt, "order", *row, target))
-    ranked = sorted(range(len(rows)), key=order.__getitem__)
-    return np.array([rows[i] for i in ranked], np.int64).reshape(-1, spec.n_numbers + 1)
+    rows.sort(key=lambda row: _hash(spec.salt, "order", *row))
+    return np.array(rows, np.int64).reshape(-1, spec.n_numbers + 1)
 
 
 def split_of(spec: CountdownSpec, key: list[int]) -> str:

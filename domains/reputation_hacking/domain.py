@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from domains.reputation_hacking.game.mitigations import NONE
 from domains.reputation_hacking.language import demonstrations, report
 from domains.reputation_hacking.settings import KEY, ReputationSettings, settings_of
 from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection
@@ -47,7 +48,7 @@ class ReputationDomain(BaseDomain):
             problems.append(
                 f"{KEY}.advantage={settings.advantage} needs finetune.rl.step_reward_advantages={wanted}"
             )
-        if settings.advantage == "to_go" and not settings.plain:
+        if settings.advantage == "to_go" and settings.variant != NONE:
             problems.append(
                 f"{KEY}.advantage=to_go is exact for mitigation none only, found {settings.mitigation}; "
                 "use situation or rollout"

@@ -106,6 +106,9 @@ def horizons(params: Params, tapes: Tapes, ahead: Sequence[int] = HORIZONS) -> l
 
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
-    """A CSV of `optimum_row`s, at least one, floats with six digits."""
-    lines = [",".join(rows[0]), *(",".join(f"{value:.6g}" for value in row.values()) for row in rows)]
+    """A CSV of `optimum_row`s, floats with six digits."""
+    lines = [
+        ",".join(rows[0] if rows else ()),
+        *(",".join(f"{value:.6g}" for value in row.values()) for row in rows),
+    ]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
