@@ -107,8 +107,6 @@ def horizons(params: Params, tapes: Tapes, ahead: Sequence[int] = HORIZONS) -> l
 
 def write_rows(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
     """A CSV of `optimum_row`s, floats with six digits."""
-    lines = [
-        ",".join(rows[0] if rows else ()),
-        *(",".join(f"{value:.6g}" for value in row.values()) for row in rows),
-    ]
+    header = ",".join(rows[0] if rows else ())
+    lines = [header, *(",".join(f"{value:.6g}" for value in row.values()) for row in rows)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -1,6 +1,5 @@
 """The joint objective as the core computes it from the texts of a step, against a dense reference."""
 
-import numpy as np
 import pytest
 import torch
 
@@ -8,29 +7,17 @@ from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.loss_scale import apply_scales
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
-from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
+from tests.support.builders import ready
 
 WEIGHTS = {"policy": "1/9", "critic": "8/9"}
 LENGTHS = {"policy": 100.0, "critic": 200.0}
 
 
-def text(role, index, tokens=5, advantage=0.5, seed=0):
-    rng = np.random.default_rng((seed, index))
-    return Sample(
-        group_id="g", rollout_index=index, step_index=0,
-        input_ids=rng.integers(0, 50, tokens + 3).astype(np.int32),
-        labels=np.concatenate([np.full(3, -100), rng.integers(0, 50, tokens)]).astype(np.int32),
-        old_logprobs=rng.normal(-1, 0.3, tokens).astype(np.float32),
-        ref_logprobs=rng.normal(-1, 0.3, tokens).astype(np.float32),
-        weight_versions=[(0, 0, tokens)], reward=0.0, advantage=advantage, group_tokens=1.0,
-        overflow=False, loss_weight=1.0, role=role, situation=f"raro:{role}:{index}",
-    )  # fmt: skip
-
-
-def texts(policy, critic, **kwargs):
-    return [text("policy", i, **kwargs) for i in range(policy)] + [
-        text("critic", policy + i, **kwargs) for i in range(critic)
+def texts(policy, critic):
+    roles = ["policy"] * policy + ["critic"] * critic
+    return [
+        ready(i, role=role, rollout_index=i, situation=f"raro:{role}:{i}") for i, role in enumerate(roles)
     ]
 
 
@@ -61,7 +48,8 @@ def test_the_worked_example():
 
 def test_a_longer_response_changes_no_other_tokens_factor():
     short, long = texts(2, 4), texts(2, 4)
-    long[0] = text("policy", 0, tokens=40)
+    long[0] = ready(98, role="policy")
+    assert len(long[0].old_logprobs) > len(short[0].old_logprobs)
     for made in (short, long):
         scaled(made, role_lengths=LENGTHS)
     assert [t.loss_weight_scale for t in short] == [t.loss_weight_scale for t in long]

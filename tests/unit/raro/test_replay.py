@@ -11,8 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from domains.raro.backups import BackupWriter
-from domains.raro.replay import ReplayBuffer, intact, recover, reservoir_place
+from domains.raro.replay import BackupWriter, ReplayBuffer, intact, recover, reservoir_place
 from tests.support.raro_harness import pair
 from tests.support.redis_server import redis_server
 
