@@ -163,7 +163,8 @@ def _critic(
     trees = [parse(answer) for answer in answers]
     distances = [distance(tree, target) for tree in trees]
     lines = [critic_line(tree) for tree in trees]
-    fixed = "\n".join([*lines, " ".join(map(_shown, distances))])
+    shown = (UNREADABLE if d is None else str(d) for d in distances)
+    fixed = "\n".join([*lines, " ".join(shown)])
     said = _verdict(distances, rng, rules)
     return _demonstration("critic", prompt.messages, f"{fixed}\n{said}", fixed)
 
@@ -181,10 +182,6 @@ def _verdict(distances: list[int | None], rng: random.Random, rules: bool) -> st
     if rule != "any" and first != second:
         drawn = ANSWER_1 if (first < second) == (rule == "near") else ANSWER_2
     return f"{rule}:{drawn}"
-
-
-def _shown(distance: int | None) -> str:
-    return UNREADABLE if distance is None else str(distance)
 
 
 def distance(tree: Expression, target: int) -> int | None:

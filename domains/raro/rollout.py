@@ -78,7 +78,11 @@ async def play(caller: Caller, problem: dict[str, Any], runtime: Runtime) -> Rol
         attempt.text.reward = float(is_correct(problem, attempt.answer))
     elif attempt.answer is not None and buffer is not None:
         groups = await _judged(caller, attempt, problem, runtime, watermark, tally)
-        _reward(attempt, groups[0])
+        earned = groups[0].policy_reward
+        if earned is None:
+            attempt.event, attempt.text.masked = "policy_unjudged", True
+        else:
+            attempt.text.reward = earned
     tally.attempt(attempt.event, judged=bool(groups))
     if not attempt.text.masked:
         tally.add("policy_reward", attempt.text.reward)
@@ -123,13 +127,6 @@ def read_answer(completion: str, problem: dict[str, Any], llm: TrainableLLM) -> 
     answer = normalize(problem["task"], found)
     control = (t.content for t in llm.load_tokenizer().added_tokens_decoder.values() if t.special)
     return None if not answer or any(token in answer for token in control) else answer
-
-
-def _reward(attempt: Attempt, fresh: CriticGroup) -> None:
-    if fresh.policy_reward is None:
-        attempt.event, attempt.text.masked = "policy_unjudged", True
-    else:
-        attempt.text.reward = fresh.policy_reward
 
 
 async def _judged(

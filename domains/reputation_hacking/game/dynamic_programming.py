@@ -117,11 +117,6 @@ class Solution:
     """float32 [T, D, F, U, Ta]: Q_HELP - y - Q_other."""
 
 
-def price_of_help(p: Params) -> float:
-    """y: what a step of HELP gives up."""
-    return max(p.net_signal_value, 0.0) + p.c_help
-
-
 @lru_cache(maxsize=32)
 def _solve(p: Params, y: float, grid: Grid) -> Solution:
     axes = Axes.of(p, grid)
@@ -154,7 +149,8 @@ def solve(params: Params, grid: Grid = DEFAULT_GRID) -> Solution:
     """The optimum of the plain game; about half a second, kept for parameters that make the same choices."""
     blank = Params()
     kept = params.but(l0=0.0, c_signal=blank.c_signal, c_help=blank.c_help, signal_strength=1.0)
-    return _solve(kept, round(price_of_help(params), 12), grid)
+    given_up = max(params.net_signal_value, 0.0) + params.c_help  # y: by a step of HELP
+    return _solve(kept, round(given_up, 12), grid)
 
 
 class Optimal(Policy):
