@@ -15,18 +15,15 @@ from domains.reputation_hacking.game.policies import play, returns
 from domains.reputation_hacking.ppo.models import ModelPolicy, load_model, model_params, save_model
 from domains.reputation_hacking.ppo.paired import HELD_OUT
 from domains.reputation_hacking.ppo.recipes import BASE, QUICK_STEPS, STRONG
-from domains.reputation_hacking.ppo.training import Trained, train
-
-
-def acted(trained: Trained, params: Params, seeds: range = HELD_OUT) -> np.ndarray:
-    return play(params, Tapes.from_seeds(params, seeds), ModelPolicy(trained.model)).actions
+from domains.reputation_hacking.ppo.training import train
 
 
 @pytest.mark.slow
 def test_free_signals_are_learnt_at_once() -> None:
     params = Params(c_signal=0.0)
     trained = train(params, replace(BASE, total_steps=QUICK_STEPS), seed=0)
-    assert (acted(trained, params, range(10_000, 10_100)) == SIGNAL).sum(0).mean() >= 47.0
+    episodes = play(params, Tapes.from_seeds(params, HELD_OUT[:100]), ModelPolicy(trained.model))
+    assert (episodes.actions == SIGNAL).sum(0).mean() >= 47.0
 
 
 def test_a_model_carries_its_game_and_its_workers(tmp_path) -> None:  # type: ignore[no-untyped-def]
