@@ -19,14 +19,6 @@ from pipelinerl.domain import resolve_dotted
 LOADER_NAMES = ("load_problems", "load_datasets")
 
 
-def package_name(domain: str) -> str | None:
-    """The module of a bundled or installed domain; None for a name that nobody has."""
-    if domain.isidentifier() and importlib.util.find_spec(f"domains.{domain}") is not None:
-        return f"domains.{domain}"
-    entry = installed_domains().get(domain)
-    return None if entry is None else entry.module
-
-
 def find_rollout(domain: str, key: str) -> Callable[..., Any]:
     """The rollout policy that a domain has by convention. Raises ConfigError that says to set `key`."""
     entry = installed_domains().get(domain)
@@ -46,8 +38,11 @@ def resolve_callable(target: str | Callable[..., Any], key: str) -> Callable[...
 
 
 def _attribute(domain: str, names: Sequence[str], key: str) -> Callable[..., Any]:
-    module_name = package_name(domain)
-    if module_name is None:
+    if domain.isidentifier() and importlib.util.find_spec(f"domains.{domain}") is not None:
+        module_name = f"domains.{domain}"
+    elif domain in installed_domains():
+        module_name = installed_domains()[domain].module
+    else:
         raise ConfigError(
             f"domain {domain!r}: not bundled and not installed; set {key}, or {suggestion(domain, known())}"
         )

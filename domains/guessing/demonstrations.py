@@ -20,21 +20,16 @@ FORGETS = 0.1
 HALVES = 0.3
 """Probability of a guess near the middle of the range that is left."""
 
-Message = dict[str, str]
 
-
-def demonstrations(
-    seed: int, n: int, highest: int = 100, max_guesses: int = 8
-) -> Iterator[tuple[list[Message], str]]:
-    """(messages, completion) of every guess in `n` games; equal arguments give equal play."""
+def demonstrations(seed: int, n: int, highest: int = 100, max_guesses: int = 8) -> Iterator[tuple[str, str]]:
+    """(prompt, completion) of every guess in `n` games; equal arguments give equal play."""
     rng = random.Random(f"guessing demonstrations {seed}")
     for _ in range(n):
         answer = rng.randint(1, highest)
         low, high = 1, highest
         for _ in range(max_guesses):
-            messages = [{"role": "user", "content": question(highest, low, high)}]
             guess = _guess(rng, low, high, highest)
-            yield messages, str(guess)
+            yield question(highest, low, high), str(guess)
             if guess == answer:
                 break
             low, high = narrow(low, high, guess, answer)
@@ -62,5 +57,5 @@ class GuessingDomain(BaseDomain):
             for key in ("highest", "max_guesses")
             if key in cfg.dataset_loader_params
         }
-        for messages, completion in demonstrations(seed, GAMES_PER_SEED, **game):
-            yield Demonstration("guess", messages[0]["content"], completion, exact=False)
+        for prompt, completion in demonstrations(seed, GAMES_PER_SEED, **game):
+            yield Demonstration("guess", prompt, completion, exact=False)

@@ -2,58 +2,37 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
-from typing import Any
 
 from aiohttp import web
+from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from domains.math.answers import MAX_PREDICTION_LENGTH
 from domains.math.pool import VerifierPool
 
 MAX_BODY_BYTES = 4 << 20
 ROUTE = "/verify_answer"
-FIELDS: dict[str, tuple[type, Any]] = {
-    "prediction": (str, None),
-    "gold": (str, None),
-    "strict": (bool, True),
-    "max_prediction_length": (int, MAX_PREDICTION_LENGTH),
-}
-"""Type and default of each field of a request; None: it must be given."""
 
 
-class BadRequest(ValueError):
-    """A request that cannot be answered; the message is one line."""
+class Question(BaseModel):
+    """The body of a request: the arguments of `VerifierPool.verify`."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    prediction: str
+    gold: str
+    strict: bool = True
+    max_prediction_length: PositiveInt = MAX_PREDICTION_LENGTH
 
 
-def parse_request(body: bytes) -> dict[str, Any]:
-    """Arguments of `VerifierPool.verify`. Raises BadRequest naming the field and what it holds."""
+def parse_request(body: bytes) -> Question:
+    """The request of a body. Raises ValueError, in one line, naming the field and what it holds."""
     try:
-        given = json.loads(body)
-    except (ValueError, RecursionError) as error:
-        raise BadRequest(f"the body is no JSON: {' '.join(str(error).split())[:100]}") from None
-    if not isinstance(given, dict):
-        raise BadRequest(f"the body is a {type(given).__name__}, expected an object")
-    for name in given:
-        if name not in FIELDS:
-            raise BadRequest(f"{name[:60]}: unknown field; use {', '.join(FIELDS)}")
-    read: dict[str, Any] = {}
-    for name, (kind, default) in FIELDS.items():
-        value = given.get(name, default)
-        if value is None:
-            raise BadRequest(f"{name}: missing")
-        if not isinstance(value, kind) or (kind is int and not _is_positive(value)):
-            raise BadRequest(f"{name}={json.dumps(value)[:60]}: expected {_expected(kind)}")
-        read[name] = value
-    return read
-
-
-def _is_positive(value: Any) -> bool:
-    return not isinstance(value, bool) and value >= 1
-
-
-def _expected(kind: type) -> str:
-    return {str: "a string", bool: "true or false"}.get(kind, "a whole number above 0")
+        return Question.model_validate_json(body)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        field = ".".join(map(str, first["loc"]))[:60] or "the body"
+        raise ValueError(f"{field}: {first['msg']}, found {str(first['input'])[:60]!r}") from None
 
 
 def _error(status: int, message: str) -> web.Response:
@@ -65,7 +44,7 @@ def make_app(pool: VerifierPool) -> web.Application:
 
     async def verify(request: web.Request) -> web.Response:
         try:
-            status = await pool.verify(**parse_request(await request.read()))
+            status = await pool.verify(**parse_request(await request.read()).model_dump())
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
         except ValueError as error:

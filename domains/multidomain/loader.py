@@ -70,7 +70,9 @@ def load_datasets(
         key = f"dataset_loader_params.domain_loaders.{spec.domain}"
         target = loaders.get(spec.domain)
         loader = find_loader(spec.domain, key) if target is None else resolve_callable(target, key)
-        problems += _labelled(_loaded(spec, loader, params.get(spec.domain, {})), spec)
+        labels = {"dataset": spec.dataset}  # a problem's own dataset is kept
+        found = _loaded(spec, loader, params.get(spec.domain, {}))
+        problems += [{**labels, **problem, "domain": spec.domain} for problem in found]
     return problems
 
 
@@ -98,8 +100,3 @@ def _part(problems: list[Problem], spec: DatasetSpec) -> list[Problem]:
     random.Random(f"{spec.domain}::{spec.dataset}").shuffle(order)
     test = set(order[: max(1, round(len(problems) * TEST_SHARE))]) if len(problems) > 1 else set()
     return [problem for index, problem in enumerate(problems) if (index in test) == (spec.split == "test")]
-
-
-def _labelled(problems: list[Problem], spec: DatasetSpec) -> list[Problem]:
-    """Copies with the labels that sampling and statistics read; a problem's own dataset is kept."""
-    return [{"dataset": spec.dataset, **problem, "domain": spec.domain} for problem in problems]

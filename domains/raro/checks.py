@@ -18,15 +18,12 @@ def problems(cfg: DictConfig, settings: RaroSettings, environment: Mapping[str, 
     yield from _groups(cfg, settings)
     yield from _objective(cfg, settings)
     yield from _buffer(settings, environment)
-    for key in (_context_key(cfg), "finetune.seq_length"):
+    embedded = OmegaConf.select(cfg, "engine.kind") == "embedded"
+    engine_key = "engine.max_model_len" if embedded else "vllm_config.vllm_kwargs.max_model_len"
+    for key in (engine_key, "finetune.seq_length"):
         limit = OmegaConf.select(cfg, key)
         if limit is not None:
             yield from context_problems(settings, int(limit), key)
-
-
-def _context_key(cfg: DictConfig) -> str:
-    embedded = OmegaConf.select(cfg, "engine.kind") == "embedded"
-    return "engine.max_model_len" if embedded else "vllm_config.vllm_kwargs.max_model_len"
 
 
 def _data(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:

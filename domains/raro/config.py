@@ -25,13 +25,11 @@ class PolicySettings(Block):
     """Tokens of the prompt besides the question, for the context budget."""
 
 
-class CriticSettings(Block):
-    """The critic's calls."""
+class CriticSettings(PolicySettings):
+    """The critic's calls: the same keys; its prompt holds two answers as well."""
 
     max_tokens: PositiveInt = 1024
-    """Longest completion, and the constant that its token losses are divided by."""
     template_tokens: PositiveInt = 160
-    """Tokens of the prompt besides question and answers, for the context budget."""
 
 
 class ReplaySettings(Block):
@@ -99,14 +97,9 @@ class RaroSettings(Block):
             )
         return self
 
-    @property
-    def groups_per_pair(self) -> float:
-        """Expected replay groups per judged answer: f / (1 - f)."""
-        return self.replay.fraction / (1.0 - self.replay.fraction)
 
-
-def context_terms(settings: RaroSettings) -> dict[str, dict[str, int]]:
-    """Tokens of the longest call of each role, by the part they come from."""
+def context_problems(settings: RaroSettings, context: int, key: str) -> Iterator[str]:
+    """Roles whose longest call does not fit into `context` tokens; `key` names the limit."""
     s = settings
     terms = {
         "policy": {
@@ -122,18 +115,12 @@ def context_terms(settings: RaroSettings) -> dict[str, dict[str, int]]:
             "2 * max_answer_tokens": 2 * s.max_answer_tokens,
             "critic.max_tokens": s.critic.max_tokens,
         }
-    return terms
-
-
-def context_problems(settings: RaroSettings, context: int, key: str) -> Iterator[str]:
-    """Roles whose longest call does not fit into `context` tokens; `key` names the limit."""
-    for role, terms in context_terms(settings).items():
-        needed = sum(terms.values())
+    for role, parts in terms.items():
+        needed, largest = sum(parts.values()), max(parts, key=parts.__getitem__)
         if needed > context:
-            largest = max(terms, key=lambda name: terms[name])
             yield (
                 f"{key}={context}: a {role} call needs up to {needed} tokens; raise it to {needed} or lower "
-                f"{KEY}.{largest} ({terms[largest]}, the largest part)"
+                f"{KEY}.{largest} ({parts[largest]}, the largest part)"
             )
 
 

@@ -62,7 +62,7 @@ def demonstrations(cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstra
     settings = settings_of(cfg)
     spec = data_settings(settings.data).countdown
     rng = random.Random(f"raro demonstrations {spec.salt} {seed}")
-    questions = _training_questions(spec.model_dump_json())
+    questions = _training_questions(spec)
     for _ in range(PER_SEED):
         numbers, target = rng.choice(questions)
         text = question(spec, numbers, target)
@@ -85,21 +85,18 @@ def _demonstration(
 
 
 @lru_cache(maxsize=4)
-def _training_numbers(spec_json: str) -> frozenset[tuple[int, ...]]:
-    spec = CountdownSpec.model_validate_json(spec_json)
+def _training_numbers(spec: CountdownSpec) -> frozenset[tuple[int, ...]]:
     rows = multisets(spec.n_numbers, *spec.number_range).tolist()
     return frozenset(tuple(row) for row in rows if split_of(spec, row) == "train")
 
 
 @lru_cache(maxsize=4)
-def _training_questions(spec_json: str) -> list[tuple[tuple[int, ...], int]]:
+def _training_questions(spec: CountdownSpec) -> list[tuple[tuple[int, ...], int]]:
     """(numbers, target) of every solvable training question."""
-    spec = CountdownSpec.model_validate_json(spec_json)
-    targets = spec.targets
     return [
         (numbers, target)
-        for numbers in sorted(_training_numbers(spec_json))
-        for target in sorted({t.value for t in tries_of(numbers)} & set(targets))
+        for numbers in sorted(_training_numbers(spec))
+        for target in sorted({t.value for t in tries_of(numbers)} & set(spec.targets))
     ]
 
 
@@ -150,7 +147,7 @@ def shown_answer(spec: CountdownSpec, numbers: tuple[int, ...], target: int, rng
 
 def _with_foreign(spec: CountdownSpec, numbers: tuple[int, ...], rng: random.Random) -> tuple[int, ...]:
     """Training numbers that differ in one place; the given ones where a hundred draws find none."""
-    known = _training_numbers(spec.model_dump_json())
+    known = _training_numbers(spec)
     for _ in range(100):
         used = list(numbers)
         used[rng.randrange(len(used))] = rng.randint(*spec.number_range)
@@ -166,7 +163,8 @@ def _critic(
     trees = [parse(answer) for answer in answers]
     distances = [distance(tree, target) for tree in trees]
     lines = [critic_line(tree) for tree in trees]
-    fixed = "\n".join([*lines, " ".join(map(_shown, distances))])
+    shown = (UNREADABLE if d is None else str(d) for d in distances)
+    fixed = "\n".join([*lines, " ".join(shown)])
     said = _verdict(distances, rng, rules)
     return _demonstration("critic", prompt.messages, f"{fixed}\n{said}", fixed)
 
@@ -184,10 +182,6 @@ def _verdict(distances: list[int | None], rng: random.Random, rules: bool) -> st
     if rule != "any" and first != second:
         drawn = ANSWER_1 if (first < second) == (rule == "near") else ANSWER_2
     return f"{rule}:{drawn}"
-
-
-def _shown(distance: int | None) -> str:
-    return UNREADABLE if distance is None else str(distance)
 
 
 def distance(tree: Expression, target: int) -> int | None:

@@ -13,11 +13,10 @@ from typing import Any
 from omegaconf import DictConfig
 
 from domains.raro import demonstrations
-from domains.raro.backups import BackupWriter
 from domains.raro.checks import problems
 from domains.raro.config import KEY, RaroSettings, settings_of
 from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
-from domains.raro.replay import recover
+from domains.raro.replay import BackupWriter, recover
 from domains.raro.report import sections
 from domains.raro.runtime import FOLDER, backup_path, open_buffer, replay_path
 from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection

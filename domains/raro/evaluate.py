@@ -27,22 +27,16 @@ def is_correct(problem: dict[str, Any], answer: str) -> bool:
 async def evaluate(caller: Caller, problem: dict[str, Any], settings: RaroSettings) -> RolloutResult:
     """Metrics of one held-out question; its texts are counted as metrics and not emitted."""
     prompt, tally = policy_prompt(settings.prompt_set, problem["question"]), Tally()
-    right: dict[str, bool] = {}
-    answered: dict[str, bool] = {}
-    ways = {"sampled": caller, "greedy": caller.at(temperature=0.0)}
-    said = await together([one.complete(prompt, settings.policy.max_tokens) for one in ways.values()])
-    for name, completion in zip(ways, said):
-        found = None if completion.truncated else extract_answer(completion.text)
-        answered[name] = found is not None
-        right[name] = found is not None and is_correct(problem, normalize(problem["task"], found))
-        tally.add("policy_tokens", completion.call.output_length_tokens)
-    tally.add("eval_accuracy", right["sampled"])
-    tally.add("eval_accuracy_greedy", right["greedy"])
-    tally.add("answerless_rate", not answered["sampled"])
-    metrics = tally.metrics(
-        reward=float(right["sampled"]),
-        success=right["sampled"],
-        no_error=answered["sampled"],
-        no_answer=not answered["sampled"],
+    ways = (caller, caller.at(temperature=0.0))
+    said = await together([one.complete(prompt, settings.policy.max_tokens) for one in ways])
+    found = [None if one.truncated else extract_answer(one.text) for one in said]
+    sampled, greedy = (
+        answer is not None and is_correct(problem, normalize(problem["task"], answer)) for answer in found
     )
+    answered = found[0] is not None
+    tally.add("policy_tokens", *(one.call.output_length_tokens for one in said))
+    tally.add("eval_accuracy", sampled)
+    tally.add("eval_accuracy_greedy", greedy)
+    tally.add("answerless_rate", not answered)
+    metrics = tally.metrics(reward=float(sampled), success=sampled, no_error=answered, no_answer=not answered)
     return RolloutResult(training_texts=[], metrics=metrics)

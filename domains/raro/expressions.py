@@ -11,7 +11,6 @@ Nothing here is ever handed to Python's interpreter, and no value is a float.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -49,7 +48,7 @@ def parse(text: str) -> Expression:
     if len(text) > MAX_LENGTH:
         raise ExpressionError(f"{len(text)} characters; at most {MAX_LENGTH} are read")
     tokens = _tokens(text)
-    tree, at = _sum(tokens, 0)
+    tree, at = _chain(tokens, 0)
     if at != len(tokens):
         raise ExpressionError(f"{tokens[at]!r} is not expected after {''.join(tokens[:at])!r}")
     return tree
@@ -66,21 +65,13 @@ def _tokens(text: str) -> list[str]:
     return tokens
 
 
-def _sum(tokens: list[str], at: int) -> tuple[Expression, int]:
-    return _chain(tokens, at, "+-", _product)
-
-
-def _product(tokens: list[str], at: int) -> tuple[Expression, int]:
-    return _chain(tokens, at, "*/", _factor)
-
-
-def _chain(
-    tokens: list[str], at: int, operators: str, operand: Callable[[list[str], int], tuple[Expression, int]]
-) -> tuple[Expression, int]:
-    """Operands joined from the left by operators of one precedence."""
-    tree, at = operand(tokens, at)
-    while at < len(tokens) and tokens[at] in operators:
-        right, after = operand(tokens, at + 1)
+def _chain(tokens: list[str], at: int, precedence: int = 1) -> tuple[Expression, int]:
+    """Operands joined from the left by operators of one precedence: a sum of products of factors."""
+    if precedence > max(PRECEDENCE.values()):
+        return _factor(tokens, at)
+    tree, at = _chain(tokens, at, precedence + 1)
+    while at < len(tokens) and PRECEDENCE.get(tokens[at]) == precedence:
+        right, after = _chain(tokens, at + 1, precedence + 1)
         tree, at = Operation(tokens[at], tree, right), after
     return tree, at
 
@@ -93,7 +84,7 @@ def _factor(tokens: list[str], at: int) -> tuple[Expression, int]:
         return Number(int(token)), at + 1
     if token != "(":
         raise ExpressionError(f"{token!r} stands where a number is expected")
-    tree, at = _sum(tokens, at + 1)
+    tree, at = _chain(tokens, at + 1)
     if at == len(tokens) or tokens[at] != ")":
         raise ExpressionError("a parenthesis is not closed")
     return tree, at + 1

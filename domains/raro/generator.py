@@ -58,6 +58,10 @@ class CountdownSpec(Block):
             raise ValueError(f"shares={self.shares}: must be at least 0 and add up to 1")
         return self
 
+    def __hash__(self) -> int:
+        """Of equal settings, so that what is made from them can be kept."""
+        return hash(self.model_dump_json())
+
     @property
     def targets(self) -> range:
         """All targets."""
@@ -76,19 +80,14 @@ class CountdownItem:
     target: int
 
 
-def generate(spec: CountdownSpec, split: str) -> list[CountdownItem]:
+@lru_cache(maxsize=32)
+def generate(spec: CountdownSpec, split: str) -> tuple[CountdownItem, ...]:
     """The questions of a split. Raises ValueError for an unknown split or when too few are solvable."""
     if split not in spec.sizes or split not in spec.shares:
         raise ValueError(
             f"split {split!r} is unknown; raro.data.countdown.sizes and .shares name {', '.join(spec.sizes)}"
         )
-    return list(_generate(spec.model_dump_json(), split))
-
-
-@lru_cache(maxsize=32)
-def _generate(spec_json: str, split: str) -> tuple[CountdownItem, ...]:
-    spec, items = CountdownSpec.model_validate_json(spec_json), list[CountdownItem]()
-    wanted = spec.sizes[split]
+    items, wanted = list[CountdownItem](), spec.sizes[split]
     keys = _candidates(spec, split)
     for start in range(0, len(keys), _BLOCK):
         block = keys[start : start + _BLOCK]
@@ -108,7 +107,7 @@ def _generate(spec_json: str, split: str) -> tuple[CountdownItem, ...]:
 def _candidates(spec: CountdownSpec, split: str) -> np.ndarray:
     """Rows (numbers, target) of a split in the order of their hashes, int64 `[N, n + 1]`."""
     numbers = multisets(spec.n_numbers, *spec.number_range)
-    rows, order = [], []
+    rows = []
     for row in numbers.tolist():
         if spec.split_by == "numbers" and split_of(spec, row) != split:
             continue
@@ -116,9 +115,8 @@ def _candidates(spec: CountdownSpec, split: str) -> np.ndarray:
             if spec.split_by == "instance" and split_of(spec, [*row, target]) != split:
                 continue
             rows.append([*row, target])
-            order.append(_hash(spec.salt, "order", *row, target))
-    ranked = sorted(range(len(rows)), key=order.__getitem__)
-    return np.array([rows[i] for i in ranked], np.int64).reshape(-1, spec.n_numbers + 1)
+    rows.sort(key=lambda row: _hash(spec.salt, "order", *row))
+    return np.array(rows, np.int64).reshape(-1, spec.n_numbers + 1)
 
 
 def split_of(spec: CountdownSpec, key: list[int]) -> str:

@@ -14,7 +14,6 @@ from typing import Any, Literal
 import numpy as np
 from pydantic import ConfigDict
 
-from domains.raro.pairs import Pair, ReplayStats
 from domains.raro.parser import ANSWER_1, Verdict
 from domains.raro.rewards import Label
 from pipelinerl.rollouts import BaseMetrics
@@ -89,21 +88,6 @@ class Tally:
         if rewards:
             self.add("critic_zero_advantage_groups", float(np.ptp(rewards)) <= 1e-6)
 
-    def pair(self, expert: str, policy: str) -> None:
-        """A fresh pair: does length alone give the policy's answer away?"""
-        self.add("identical_rate", expert == policy)
-        self.add("length_rule_accuracy", length_rule(expert, policy))
-
-    def replayed(self, pair: Pair, version: int, now_s: float) -> None:
-        """Age of a pair drawn from the buffer."""
-        self.add("replay_age", max(0, version - pair.model_version))
-        self.add("replay_age_s", max(0.0, now_s - pair.created_at))
-
-    def buffer(self, stats: ReplayStats) -> None:
-        """The buffer after the fresh pair went in."""
-        self.add("replay_size", stats.size)
-        self.add("replay_dup_rate", stats.duplicate_rate)
-
     def metrics(self, *, reward: float, success: bool, no_error: bool, no_answer: bool) -> RaroMetrics:
         """Everything under its name."""
         extra: dict[str, Any] = {PREFIX + name: values for name, values in self.values.items()}
@@ -112,7 +96,10 @@ class Tally:
 
 
 def length_rule(expert: str, policy: str) -> float:
-    """1 if the policy's answer is the longer one, 0 if it is shorter, one half otherwise."""
+    """1 if the policy's answer is the longer one, 0 if it is shorter, one half otherwise.
+
+    Far from one half on average, length alone gives the policy's answer away.
+    """
     if len(expert) == len(policy):
         return 0.5
     return float(len(policy) > len(expert))

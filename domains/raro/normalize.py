@@ -23,10 +23,9 @@ def normalize(task: Task, text: str) -> str:
         lines = _BLANKS_IN_LINE.sub(" ", text.replace("\r\n", "\n").replace("\r", "\n")).split("\n")
         return "\n".join(line.strip() for line in lines).strip()
     text = " ".join(text.split())
-    return _expression(text.translate(_SIGNS)) if task == "countdown" else text
-
-
-def _expression(text: str) -> str:
+    if task != "countdown":
+        return text
+    text = text.translate(_SIGNS)
     try:
         return render(parse(text))
     except ExpressionError:

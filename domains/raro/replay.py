@@ -11,12 +11,14 @@ import os
 import random
 import sqlite3
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any, Literal
 
-from domains.raro.pairs import Pair, ReplayStats
+from domains.raro.pairs import Pair, PairBuffer, ReplayStats
 
 SCHEMA_VERSION = 1
 BUSY_TIMEOUT_S = 30.0
@@ -41,6 +43,7 @@ SELECT question_id, question, expert_answer, policy_answer, task, model_version,
 FROM pairs JOIN questions USING (question_id)
 """
 _ONE_PAIR = f"{_PAIRS} WHERE seq = ?"
+_SEQ_AT = "SELECT seq FROM pairs ORDER BY seq LIMIT 1 OFFSET ?"
 _GUESSES = 16
 """Row numbers drawn blindly before rows are counted; few are gaps unless most rows were replaced."""
 
@@ -77,14 +80,14 @@ class ReplayBuffer:
                 return False
             arrivals = _count(db, "arrivals")
             rows = int(db.execute("SELECT COUNT(*) FROM pairs").fetchone()[0])
-            if rows < self.capacity:
-                _insert(db, pair)
-            elif self.mode == "fifo":
-                _delete(db, "SELECT MIN(seq) FROM pairs")
-                _insert(db, pair)
-            elif (place := reservoir_place(self._rng, self.capacity, arrivals)) is not None:
-                _delete(db, f"SELECT seq FROM pairs ORDER BY seq LIMIT 1 OFFSET {place}")
-                _insert(db, pair)
+            if rows >= self.capacity:
+                fifo = self.mode == "fifo"
+                place = 0 if fifo else reservoir_place(self._rng, self.capacity, arrivals)
+                if place is None:
+                    return True
+                # The question stays: there are no more of them than problems.
+                db.execute(f"DELETE FROM pairs WHERE seq = ({_SEQ_AT})", (place,))
+            _insert(db, pair)
             return True
 
     def sample(self, rng: random.Random, n: int, at_or_below: int) -> list[Pair]:
@@ -196,8 +199,7 @@ def _draw(db: sqlite3.Connection, rng: random.Random, lowest: int, at_or_below: 
         if row is not None:
             return row
     rows = int(db.execute("SELECT COUNT(*) FROM pairs WHERE seq <= ?", (at_or_below,)).fetchone()[0])
-    place = "SELECT seq FROM pairs ORDER BY seq LIMIT 1 OFFSET ?"
-    seq = db.execute(place, (rng.randrange(rows),)).fetchone()[0]
+    seq = db.execute(_SEQ_AT, (rng.randrange(rows),)).fetchone()[0]
     found: tuple[Any, ...] = db.execute(_ONE_PAIR, (seq,)).fetchone()
     return found
 
@@ -207,11 +209,6 @@ def _insert(db: sqlite3.Connection, pair: Pair, seq: int | None = None) -> None:
     answers = (pair.question_id, pair.expert_answer, pair.policy_answer, pair.task)
     row = (seq, pair.sha, *answers, pair.model_version, pair.created_at)
     db.execute("INSERT INTO pairs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
-
-
-def _delete(db: sqlite3.Connection, chosen: str) -> None:
-    """Delete the row that a query names. Its question stays: there are no more of them than problems."""
-    db.execute(f"DELETE FROM pairs WHERE seq = ({chosen})")
 
 
 def check_intact(path: Path) -> None:
@@ -246,3 +243,25 @@ def recover(live: Path, checkpoint: Path, say: Callable[[str], None] = print) ->
     buffer = ReplayBuffer(live)
     buffer.restore(checkpoint)
     buffer.close()
+
+
+class BackupWriter:
+    """Writes a backup when one is asked for and the last is old enough; never two at a time."""
+
+    def __init__(self, buffer: PairBuffer, path: Path, every_s: float) -> None:
+        self.buffer, self.path, self.every_s = buffer, path, every_s
+        self._thread = ThreadPoolExecutor(1, "replay backup")
+        self.running: Future[None] | None = None
+        """The last backup that was started."""
+        self._started_s = float("-inf")
+
+    def checkpoint(self, now_s: float | None = None) -> None:
+        """Start a backup if it is time. Raises the error of an earlier one."""
+        now_s = time.monotonic() if now_s is None else now_s
+        if self.running is not None:
+            if not self.running.done():
+                return
+            self.running.result()
+        if now_s - self._started_s >= self.every_s:
+            self._started_s = now_s
+            self.running = self._thread.submit(self.buffer.backup, self.path)

@@ -39,12 +39,9 @@ def game(records: Records, name: str) -> Series:
     return series(records, f"actor/{PREFIX}{name}_mean")
 
 
-def part(data: Series, tenth: int) -> float | None:
-    """Mean over one tenth of a run (0 the first, 9 the last); None without data."""
-    if not len(data):
-        return None
-    pieces = np.array_split(data.y, min(10, len(data)))
-    return float(pieces[min(tenth, len(pieces) - 1)].mean())
+def tenths(data: Series) -> list[float]:
+    """Means over the tenths of a run, fewer where it has fewer records; none without data."""
+    return [float(piece.mean()) for piece in np.array_split(data.y, min(10, len(data)) or 1) if len(piece)]
 
 
 def sections(output_dir: Path) -> list[ReportSection]:
@@ -52,9 +49,8 @@ def sections(output_dir: Path) -> list[ReportSection]:
     records = read_metrics(output_dir, "actor")
     rows: list[tuple[str, ...]] = [("the game", "first tenth", "last tenth")]
     for label, name in ROWS.items():
-        data = game(records, name)
-        if len(data):
-            rows.append((label, f"{part(data, 0):.3f}", f"{part(data, 9):.3f}"))
+        if means := tenths(game(records, name)):
+            rows.append((label, f"{means[0]:.3f}", f"{means[-1]:.3f}"))
     if len(rows) == 1:
         return []
     from domains.raro.figure import draw
@@ -72,13 +68,11 @@ def checks(records: Records) -> list[str]:
             f"critic accuracy over the first {FIRST_LABELS} committed fresh labels: {accuracy:.2f} "
             "(0.40 to 0.60 from a critic without skill)"
         )
-    reward = game(records, "policy_reward")
-    if len(reward):
-        before, after = part(reward, 0), part(reward, 9)
-        lines.append(f"policy reward, first and last tenth: {before:.3f}, {after:.3f} (should rise)")
-    ties = game(records, "fresh/tie_rate")
-    if len(ties) >= 10:
-        change = abs((part(ties, 9) or 0.0) - (part(ties, 8) or 0.0))
+    if reward := tenths(game(records, "policy_reward")):
+        lines.append(f"policy reward, first and last tenth: {reward[0]:.3f}, {reward[-1]:.3f} (should rise)")
+    ties = tenths(game(records, "fresh/tie_rate"))
+    if len(ties) == 10:
+        change = abs(ties[-1] - ties[-2])
         lines.append(f"tie rate changed by {change:.3f} between the last two tenths (stable below 0.05)")
     return lines
 

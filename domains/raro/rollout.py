@@ -78,7 +78,11 @@ async def play(caller: Caller, problem: dict[str, Any], runtime: Runtime) -> Rol
         attempt.text.reward = float(is_correct(problem, attempt.answer))
     elif attempt.answer is not None and buffer is not None:
         groups = await _judged(caller, attempt, problem, runtime, watermark, tally)
-        _reward(attempt, groups[0])
+        earned = groups[0].policy_reward
+        if earned is None:
+            attempt.event, attempt.text.masked = "policy_unjudged", True
+        else:
+            attempt.text.reward = earned
     tally.attempt(attempt.event, judged=bool(groups))
     if not attempt.text.masked:
         tally.add("policy_reward", attempt.text.reward)
@@ -125,13 +129,6 @@ def read_answer(completion: str, problem: dict[str, Any], llm: TrainableLLM) -> 
     return None if not answer or any(token in answer for token in control) else answer
 
 
-def _reward(attempt: Attempt, fresh: CriticGroup) -> None:
-    if fresh.policy_reward is None:
-        attempt.event, attempt.text.masked = "policy_unjudged", True
-    else:
-        attempt.text.reward = fresh.policy_reward
-
-
 async def _judged(
     caller: Caller,
     attempt: Attempt,
@@ -155,22 +152,24 @@ async def _judged(
     )
     wanted = replay_groups(runtime.rng, runtime.settings)
     earlier = await asyncio.to_thread(draw_then_put, runtime.buffer, runtime.rng, fresh, wanted, watermark)
-    for pair in earlier:
-        tally.replayed(pair, version, now_s)
+    ages = [max(0, version - pair.model_version) for pair in earlier]
+    for pair, age in zip(earlier, ages, strict=True):
+        tally.add("replay_age", age)
+        tally.add("replay_age_s", max(0.0, now_s - pair.created_at))
     if wanted:
         tally.add("replay_empty", not earlier)
-    groups = await together(
-        [
-            judge(fresh, "fresh", 0, caller, runtime),
-            *(judge(p, "replay", max(0, version - p.model_version), caller, runtime) for p in earlier),
-        ]
-    )
-    tally.pair(expert, attempt.answer)
-    tally.buffer(await asyncio.to_thread(runtime.buffer.stats))
+    replayed = (judge(pair, "replay", age, caller, runtime) for pair, age in zip(earlier, ages))
+    groups = await together([judge(fresh, "fresh", 0, caller, runtime), *replayed])
+    rule = length_rule(expert, attempt.answer)
+    tally.add("identical_rate", expert == attempt.answer)
+    tally.add("length_rule_accuracy", rule)
+    stats = await asyncio.to_thread(runtime.buffer.stats)
+    tally.add("replay_size", stats.size)
+    tally.add("replay_dup_rate", stats.duplicate_rate)
     for group in groups:
         tally.group(group.source, group.judgements)
-        rule = length_rule(expert, attempt.answer) if group is groups[0] else None
-        runtime.watch.add([found.verdict for found in group.judgements], rule)
+        verdicts = [found.verdict for found in group.judgements]
+        runtime.watch.add(verdicts, rule if group is groups[0] else None)
     return groups
 
 
@@ -182,7 +181,7 @@ def draw_then_put(buffer: PairBuffer, rng: Random, fresh: Pair, wanted: int, wat
 
 
 def replay_groups(rng: Random, settings: RaroSettings) -> int:
-    """Replay groups beside one judged answer: floor(x), plus one with probability x - floor(x)."""
-    expected = settings.groups_per_pair
+    """Replay groups beside one judged answer: x = f/(1-f) on average, floor(x) or one more."""
+    expected = settings.replay.fraction / (1.0 - settings.replay.fraction)
     whole = int(expected + 1e-9)
     return whole + (rng.random() < expected - whole)

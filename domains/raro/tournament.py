@@ -85,42 +85,32 @@ class Selection:
     calls: int
 
 
-class Referee:
-    """Plays tournaments with one model."""
+async def play(
+    caller: Caller, settings: RaroSettings, problem: dict[str, Any], n: int, votes: int, rng: random.Random
+) -> Selection:
+    """Sample n answers to one question, select among the readable ones, and check."""
+    prompt, calls = policy_prompt(settings.prompt_set, problem["question"]), 0
+    samples = await together([caller.complete(prompt, settings.policy.max_tokens) for _ in range(n)])
+    read = [None if s.truncated else read_answer(s.text, problem, caller.llm) for s in samples]
+    answers = [answer for answer in read if answer is not None]
 
-    def __init__(self, caller: Caller, settings: RaroSettings, n: int, votes: int) -> None:
-        self.caller, self.settings, self.n, self.votes = caller, settings, n, votes
+    async def judge(first: str, second: str) -> Verdict | None:
+        nonlocal calls
+        calls += 1
+        prompt = critic_prompt(settings.prompt_set, problem["question"], first, second)
+        found = await caller.complete(prompt, settings.critic.max_tokens)
+        return None if found.truncated else parse_verdict(found.text)
 
-    async def play(self, problem: dict[str, Any], rng: random.Random) -> Selection:
-        """Sample, select and check."""
-        answers, calls = await self.answers(problem), 0
-
-        async def judge(first: str, second: str) -> Verdict | None:
-            nonlocal calls
-            calls += 1
-            prompt = critic_prompt(self.settings.prompt_set, problem["question"], first, second)
-            found = await self.caller.complete(prompt, self.settings.critic.max_tokens)
-            return None if found.truncated else parse_verdict(found.text)
-
-        winner = await tournament(answers, self.votes, judge, rng)
-        right = {answer: is_correct(problem, answer) for answer in answers}
-        return Selection(
-            id=str(problem["id"]),
-            single=sum(right[answer] for answer in answers) / self.n,
-            majority=right.get(majority(answers) or "", False),
-            tournament=right.get(winner or "", False),
-            best_of_n=any(right.values()),
-            calls=calls,
-        )
-
-    async def answers(self, problem: dict[str, Any]) -> list[str]:
-        """The readable ones of n sampled answers, normalised."""
-        prompt = policy_prompt(self.settings.prompt_set, problem["question"])
-        samples = await together(
-            [self.caller.complete(prompt, self.settings.policy.max_tokens) for _ in range(self.n)]
-        )
-        read = [None if s.truncated else read_answer(s.text, problem, self.caller.llm) for s in samples]
-        return [answer for answer in read if answer is not None]
+    winner = await tournament(answers, votes, judge, rng)
+    right = {answer: is_correct(problem, answer) for answer in answers}
+    return Selection(
+        id=str(problem["id"]),
+        single=sum(right[answer] for answer in answers) / n,
+        majority=right.get(majority(answers) or "", False),
+        tournament=right.get(winner or "", False),
+        best_of_n=any(right.values()),
+        calls=calls,
+    )
 
 
 def summary(selections: Sequence[Selection]) -> dict[str, float]:
@@ -154,11 +144,12 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     llm.load_tokenizer()
     slots = asyncio.Semaphore(args.parallel)
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
-        referee = Referee(Caller(llm, session), settings, args.n, args.votes)
+        caller = Caller(llm, session)
 
         async def one(problem: dict[str, Any]) -> Selection:
             async with slots:
-                return await referee.play(problem, random.Random(f"{args.seed}:{problem['id']}"))
+                rng = random.Random(f"{args.seed}:{problem['id']}")
+                return await play(caller, settings, problem, args.n, args.votes, rng)
 
         selections = await together([one(problem) for problem in problems])
     return {

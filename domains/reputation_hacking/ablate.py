@@ -22,24 +22,19 @@ QUICK_PRICES = (0.0, 0.7, 1.2)
 TRAIN_SEEDS = 2
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m domains.reputation_hacking.ablate", description=__doc__)
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR")
-    parser.add_argument(
-        "--quick", action="store_true", help="three prices, one training seed, short training"
-    )
-    parser.add_argument("--c-signal", type=console.number_list, metavar="F,..", help="prices")
-    parser.add_argument(
-        "--mitigations", default="none", metavar="a,b", help="reward variants, with ; for constants"
-    )
-    parser.add_argument(
-        "--features", default=",".join(FEATURES), metavar="a,b", help=f"of {', '.join(FEATURES)}"
-    )
-    parser.add_argument("--train-seeds", type=int, metavar="K")
-    parser.add_argument("--steps", type=int, metavar="N", help="steps of each training")
-    parser.add_argument("--jobs", type=int, default=1, metavar="J", help="processes")
-    parser.add_argument("--no-ppo", action="store_true", help="only the optimum")
-    return parser.parse_args(argv)
+    add = parser.add_argument
+    add("--out", type=Path, required=True, metavar="DIR")
+    add("--quick", action="store_true", help="three prices, one training seed, short training")
+    add("--c-signal", type=console.number_list, metavar="F,..", help="prices")
+    add("--mitigations", default="none", metavar="a,b", help="reward variants, with ; for constants")
+    add("--features", default=",".join(FEATURES), metavar="a,b", help=f"of {', '.join(FEATURES)}")
+    add("--train-seeds", type=int, metavar="K")
+    add("--steps", type=int, metavar="N", help="steps of each training")
+    add("--jobs", type=int, default=1, metavar="J", help="processes")
+    add("--no-ppo", action="store_true", help="only the optimum")
+    return parser
 
 
 def cells_of(options: argparse.Namespace) -> list[Cell]:
@@ -86,10 +81,7 @@ def execute(options: argparse.Namespace) -> None:
     print(f"wrote {out / ABLATION}, optimum.csv, plots/transition.png and mitigations.png")
 
 
-def main(argv: list[str] | None = None) -> int:
-    options = arguments(argv)
-    return console.run("ablate", lambda: execute(options))
-
+main = console.command("ablate", arguments, execute)
 
 if __name__ == "__main__":
     sys.exit(main())

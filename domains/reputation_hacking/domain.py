@@ -8,6 +8,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
+from domains.reputation_hacking.game.mitigations import NONE
 from domains.reputation_hacking.language import demonstrations, report
 from domains.reputation_hacking.settings import KEY, ReputationSettings, settings_of
 from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection
@@ -47,7 +48,7 @@ class ReputationDomain(BaseDomain):
             problems.append(
                 f"{KEY}.advantage={settings.advantage} needs finetune.rl.step_reward_advantages={wanted}"
             )
-        if settings.advantage == "to_go" and not settings.plain:
+        if settings.advantage == "to_go" and settings.variant != NONE:
             problems.append(
                 f"{KEY}.advantage=to_go is exact for mitigation none only, found {settings.mitigation}; "
                 "use situation or rollout"
@@ -55,8 +56,10 @@ class ReputationDomain(BaseDomain):
         return problems
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
-        """Play of habits, whatever the phase."""
-        return demonstrations.demonstrations_of_run(cfg, seed)
+        """Play of habits for the configured prices and wordings, whatever the phase."""
+        given = cfg.dataset_loader_params
+        prices = list(given.get("c_signal", [0.0, 0.5, 0.7, 0.9]))
+        return demonstrations.demonstrations(seed, prices, list(given.get("variants", ["neutral"])))
 
     def vocabulary(self) -> Sequence[str]:
         return demonstrations.vocabulary()

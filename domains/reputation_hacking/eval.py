@@ -6,6 +6,8 @@ import argparse
 import csv
 import json
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,7 @@ from domains.reputation_hacking.game import console
 from domains.reputation_hacking.game.dynamic_programming import Optimal, solve
 from domains.reputation_hacking.game.mitigations import Mitigation, initial_effort
 from domains.reputation_hacking.game.params import Params, parse_setting
-from domains.reputation_hacking.game.policies import SCRIPTED, Policy, fitted_rule
+from domains.reputation_hacking.game.policies import SCRIPTED, Policy, Stochastic, fitted_rule
 from domains.reputation_hacking.game.terminal import terminal_info
 from domains.reputation_hacking.ppo.paired import MODES, QUICK_SEEDS, Paired, held_out
 from domains.reputation_hacking.ppo.report import columns, evaluate, screen
@@ -23,32 +25,25 @@ from domains.reputation_hacking.ppo.report import columns, evaluate, screen
 BURN_IN = 30
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m domains.reputation_hacking.eval", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} seeds")
-    parser.add_argument("--out", type=Path, default=console.DEFAULT_OUT, metavar="DIR")
-    parser.add_argument("--model", type=Path, metavar="ZIP", help=f"default: {console.MODEL_FILE} in --out")
-    parser.add_argument(
-        "--policy", metavar="NAME", help="a scripted policy, cem or optimum instead of a model"
-    )
-    parser.add_argument(
-        "--language-model", type=Path, metavar="DIR", help="a checkpoint of a small language model"
-    )
-    parser.add_argument("--c-signal", type=float, metavar="F", help="price of a SIGNAL, without a --model")
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="param=value", help="any parameter, without a --model"
-    )
-    parser.add_argument("--seeds", type=console.seed_list, metavar="10000:11000")
-    parser.add_argument("--mode", choices=MODES, default="calibrated", help="memory of the Workers")
-    parser.add_argument(
-        "--burn-in", type=int, default=BURN_IN, metavar="N", help="chained pairs that do not count"
-    )
-    parser.add_argument("--allow-transient", action="store_true", help="accept a shorter burn-in")
-    parser.add_argument("--l0", type=float, metavar="F", help="effort that Workers expect at first")
-    parser.add_argument("--summary", type=Path, metavar="FILE", help="write the report as JSON")
-    parser.add_argument("--per-seed", type=Path, metavar="FILE", help="write every seed's numbers as CSV")
+    add = parser.add_argument
+    add("--quick", action="store_true", help=f"{QUICK_SEEDS} seeds")
+    add("--out", type=Path, default=console.DEFAULT_OUT, metavar="DIR")
+    add("--model", type=Path, metavar="ZIP", help=f"default: {console.MODEL_FILE} in --out")
+    add("--policy", metavar="NAME", help="a scripted policy, cem or optimum instead of a model")
+    add("--language-model", type=Path, metavar="DIR", help="a checkpoint of a small language model")
+    add("--c-signal", type=float, metavar="F", help="price of a SIGNAL, without a --model")
+    add("--set", action="append", default=[], metavar="param=value", help="any parameter, without a --model")
+    add("--seeds", type=console.seed_list, metavar="10000:11000")
+    add("--mode", choices=MODES, default="calibrated", help="memory of the Workers")
+    add("--burn-in", type=int, default=BURN_IN, metavar="N", help="chained pairs that do not count")
+    add("--allow-transient", action="store_true", help="accept a shorter burn-in")
+    add("--l0", type=float, metavar="F", help="effort that Workers expect at first")
+    add("--summary", type=Path, metavar="FILE", help="write the report as JSON")
+    add("--per-seed", type=Path, metavar="FILE", help="write every seed's numbers as CSV")
     console.add_trace_options(parser)
-    return parser.parse_args(argv)
+    return parser
 
 
 def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, dict[str, Policy]]:
@@ -61,7 +56,9 @@ def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, di
     params = Params().but(**changes)
     start = options.l0 if options.l0 is not None else initial_effort(params)
     if options.language_model is not None:
-        return params, Mitigation(), start, language_policies(options.language_model)
+        from domains.reputation_hacking.language.policy import LanguagePolicy
+
+        return params, Mitigation(), start, both_ways(partial(LanguagePolicy, options.language_model))
     return params, Mitigation(), start, {options.policy: named_policy(options.policy, params)}
 
 
@@ -76,8 +73,7 @@ def saved_model(options: argparse.Namespace) -> tuple[Params, Mitigation, float,
         )
     path = options.model or options.out / console.MODEL_FILE
     model = load_model(path)
-    policies = [ModelPolicy(model, sampled=sampled) for sampled in (False, True)]
-    return *model_params(model, path, options.l0), {policy.name: policy for policy in policies}
+    return *model_params(model, path, options.l0), both_ways(partial(ModelPolicy, model))
 
 
 def named_policy(name: str, params: Params) -> Policy:
@@ -91,11 +87,9 @@ def named_policy(name: str, params: Params) -> Policy:
     return SCRIPTED[name]
 
 
-def language_policies(folder: Path) -> dict[str, Policy]:
-    """The checkpoint's most likely answers, and answers drawn from it."""
-    from domains.reputation_hacking.language.policy import LanguagePolicy
-
-    policies = [LanguagePolicy(folder, sampled=sampled) for sampled in (False, True)]
+def both_ways(policy: Callable[..., Stochastic]) -> dict[str, Policy]:
+    """A model's likeliest actions, and actions drawn from it."""
+    policies = [policy(sampled=sampled) for sampled in (False, True)]
     return {policy.name: policy for policy in policies}
 
 
@@ -153,10 +147,7 @@ def write_per_seed(path: Path, tables: dict[str, dict[str, np.ndarray]]) -> None
             rows.writerows([policy, *row] for row in cells)
 
 
-def main(argv: list[str] | None = None) -> int:
-    options = arguments(argv)
-    return console.run("eval", lambda: execute(options))
-
+main = console.command("eval", arguments, execute)
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -15,16 +15,17 @@ from domains.reputation_hacking.ppo.paired import QUICK_SEEDS, held_out
 PRICES = "0,0.4,0.5,0.6,0.65,0.675,0.7,0.75,0.8,0.9,1"
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m domains.reputation_hacking.optimum", description=__doc__)
-    parser.add_argument("--quick", action="store_true", help=f"{QUICK_SEEDS} evaluation seeds")
-    parser.add_argument("--out", type=Path, metavar="DIR", help="write optimum.csv and plots/transition.png")
-    parser.add_argument("--c-signal", type=console.number_list, default=PRICES, metavar="F,..", help="prices")
-    parser.add_argument("--horizon", type=console.seed_list, metavar="K,..", help="episodes to look ahead")
-    parser.add_argument("--seeds", type=console.seed_list, metavar="10000:11000")
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="default")
-    parser.add_argument("--set", action="append", default=[], metavar="param=value")
-    return parser.parse_args(argv)
+    add = parser.add_argument
+    add("--quick", action="store_true", help=f"{QUICK_SEEDS} evaluation seeds")
+    add("--out", type=Path, metavar="DIR", help="write optimum.csv and plots/transition.png")
+    add("--c-signal", type=console.number_list, default=PRICES, metavar="F,..", help="prices")
+    add("--horizon", type=console.seed_list, metavar="K,..", help="episodes to look ahead")
+    add("--seeds", type=console.seed_list, metavar="10000:11000")
+    add("--preset", choices=sorted(PRESETS), default="default")
+    add("--set", action="append", default=[], metavar="param=value")
+    return parser
 
 
 def execute(options: argparse.Namespace) -> None:
@@ -62,10 +63,7 @@ def execute(options: argparse.Namespace) -> None:
         print(f"wrote {out / console.OPTIMUM_FILE} and {console.PLOTS_FOLDER}/transition.png")
 
 
-def main(argv: list[str] | None = None) -> int:
-    options = arguments(argv)
-    return console.run("optimum", lambda: execute(options))
-
+main = console.command("optimum", arguments, execute)
 
 if __name__ == "__main__":
     sys.exit(main())

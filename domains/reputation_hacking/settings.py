@@ -11,7 +11,7 @@ from omegaconf import DictConfig
 from pydantic import Field, field_validator
 
 from domains.blocks import Block, block_of
-from domains.reputation_hacking.game.mitigations import NONE, Mitigation
+from domains.reputation_hacking.game.mitigations import Mitigation
 
 KEY = "reputation_hacking"
 
@@ -39,10 +39,6 @@ class ReputationSettings(Block):
     @property
     def variant(self) -> Mitigation:
         return Mitigation.parse(self.mitigation)
-
-    @property
-    def plain(self) -> bool:
-        return self.variant == NONE
 
 
 def settings_of(cfg: DictConfig) -> ReputationSettings:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,37 +17,28 @@ QUICK_TEST = False
 """Default of `--quick`."""
 
 
-def arguments(argv: list[str] | None = None) -> argparse.Namespace:
+def arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m domains.reputation_hacking.train", description=__doc__)
-    parser.add_argument("--quick", action="store_true", default=QUICK_TEST, help=f"{QUICK_STEPS:,} steps")
-    parser.add_argument("--out", type=Path, default=console.DEFAULT_OUT, metavar="DIR")
-    parser.add_argument("--c-signal", type=float, metavar="F", help="price of a SIGNAL")
-    parser.add_argument("--c-help", type=float, metavar="F", help="price of a HELP")
-    parser.add_argument(
-        "--steps", type=int, metavar="N", help="steps of training, rounded up to whole rollouts"
-    )
-    parser.add_argument("--n-envs", type=int, metavar="N", help="environments in lock step")
-    parser.add_argument("--seed", type=int, default=0, metavar="S")
-    parser.add_argument("--recipe", choices=sorted(RECIPES), default="base", help="settings of PPO")
-    parser.add_argument("--preset", choices=sorted(PRESETS), default="default", help="parameters of the game")
-    parser.add_argument("--l0", metavar="calibrated|F", help="effort that a new Worker expects")
-    parser.add_argument(
-        "--mitigation", default="none", metavar="NAME[:k=v,..]", help=f"reward variant: {', '.join(DESIGNS)}"
-    )
-    parser.add_argument(
-        "--set", action="append", default=[], metavar="param=value", help="any parameter of the game"
-    )
-    parser.add_argument(
-        "--rest-flag", action=argparse.BooleanOptionalAction, help="feature: is the Worker resting"
-    )
-    parser.add_argument(
-        "--tape-baseline", action=argparse.BooleanOptionalAction, help="subtract what no action moves"
-    )
-    parser.add_argument("--gae-lambda", type=float, metavar="F")
-    parser.add_argument("--raw-observations", action="store_true", help="features without scaling")
-    parser.add_argument("--force", action="store_true", help="replace a trained model")
+    add = parser.add_argument
+    add("--quick", action="store_true", default=QUICK_TEST, help=f"{QUICK_STEPS:,} steps")
+    add("--out", type=Path, default=console.DEFAULT_OUT, metavar="DIR")
+    add("--c-signal", type=float, metavar="F", help="price of a SIGNAL")
+    add("--c-help", type=float, metavar="F", help="price of a HELP")
+    add("--steps", type=int, metavar="N", help="steps of training, rounded up to whole rollouts")
+    add("--n-envs", type=int, metavar="N", help="environments in lock step")
+    add("--seed", type=int, default=0, metavar="S")
+    add("--recipe", choices=sorted(RECIPES), default="base", help="settings of PPO")
+    add("--preset", choices=sorted(PRESETS), default="default", help="parameters of the game")
+    add("--l0", metavar="calibrated|F", help="effort that a new Worker expects")
+    add("--mitigation", default="none", metavar="NAME[:k=v,..]", help=f"reward variant: {', '.join(DESIGNS)}")
+    add("--set", action="append", default=[], metavar="param=value", help="any parameter of the game")
+    add("--rest-flag", action=argparse.BooleanOptionalAction, help="feature: is the Worker resting")
+    add("--tape-baseline", action=argparse.BooleanOptionalAction, help="subtract what no action moves")
+    add("--gae-lambda", type=float, metavar="F")
+    add("--raw-observations", action="store_true", help="features without scaling")
+    add("--force", action="store_true", help="replace a trained model")
     console.add_trace_options(parser)
-    return parser.parse_args(argv)
+    return parser
 
 
 def params_of(options: argparse.Namespace) -> Params:
@@ -102,7 +93,7 @@ def execute(options: argparse.Namespace) -> None:
     if trace_limit <= 0:
         trace.unlink(missing_ok=True)
     with Tracer(trace, trace_limit) as tracer, console.progress() as bar:
-        tracer.meta(run="train", seed=options.seed, params=params.to_json(), recipe=recipe.to_json())
+        tracer.meta(run="train", seed=options.seed, params=params.to_json(), recipe=asdict(recipe))
         task = bar.add_task("PPO steps", total=steps)
         trained = train(
             params,
@@ -130,10 +121,7 @@ def execute(options: argparse.Namespace) -> None:
     )
 
 
-def main(argv: list[str] | None = None) -> int:
-    options = arguments(argv)
-    return console.run("train", lambda: execute(options))
-
+main = console.command("train", arguments, execute)
 
 if __name__ == "__main__":
     sys.exit(main())

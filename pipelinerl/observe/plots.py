@@ -45,7 +45,7 @@ def smooth(y: np.ndarray, window: int) -> np.ndarray:
     return np.convolve(y, kernel, "same") / np.convolve(np.ones_like(y), kernel, "same")
 
 
-def _curve(axes: Axes, data: Series, label: str, index: int, raw: bool = True) -> None:
+def curve(axes: Axes, data: Series, label: str, index: int, raw: bool = True) -> None:
     """A smoothed line over the recorded points, which stay visible in the background."""
     if not len(data):
         return
@@ -58,7 +58,7 @@ def _curve(axes: Axes, data: Series, label: str, index: int, raw: bool = True) -
     )
 
 
-def _points(
+def points(
     axes: Axes, evaluations: Sequence[Evaluation], metric: str, label: str, index: int, shift: float = 0.0
 ) -> None:
     """Evaluation means with 95 % intervals, if any evaluation has the metric.
@@ -118,8 +118,8 @@ def learning(figure: Any, actor: Records, evaluations: Sequence[Evaluation]) -> 
     """Training reward and success, and the same of the evaluations with intervals."""
     figure.set_size_inches(9, 3.6)
     for axes, metric in zip(figure.subplots(1, 2), ("success", "reward")):
-        _curve(axes, series(actor, f"actor/{metric}_mean"), "training rollouts", 0)
-        _points(axes, evaluations, metric, "evaluation, 95 % interval", 1)
+        curve(axes, series(actor, f"actor/{metric}_mean"), "training rollouts", 0)
+        points(axes, evaluations, metric, "evaluation, 95 % interval", 1)
         axes.set(title=metric, xlabel=_TEXTS)
         if metric == "success":
             axes.set_ylim(-0.03, 1.03)
@@ -133,7 +133,7 @@ def evaluation_metrics(
     """Several evaluation metrics (label -> name) over training, each with intervals."""
     axes = figure.subplots()
     for index, (label, name) in enumerate(metrics.items()):
-        _points(axes, evaluations, name, label, index, (index - (len(metrics) - 1) / 2) * 0.008)
+        points(axes, evaluations, name, label, index, (index - (len(metrics) - 1) / 2) * 0.008)
     axes.set(title=title, xlabel=_TEXTS)
     if len(evaluations) == 1:
         axes.set(xticks=[evaluations[0].version], xlim=(evaluations[0].version + np.array([-0.5, 0.5])))
@@ -159,7 +159,7 @@ def optimisation(figure: Any, finetune: Records) -> None:
     logarithmic = {"importance ratio", "entropy and gradient"}
     for axes, (title, lines) in zip(figure.subplots(2, 2).flat, panels.items()):
         for index, (label, name) in enumerate(lines.items()):
-            _curve(axes, series(finetune, name), label, index, raw=False)
+            curve(axes, series(finetune, name), label, index, raw=False)
         axes.set(title=title, xlabel=_TEXTS)
         if title in logarithmic and axes.lines:
             axes.set_yscale("log")
@@ -217,7 +217,7 @@ def staleness(figure: Any, finetune: Records) -> None:
             edgecolor="white",
         )
     left.set(title="lag of trained tokens", xlabel="lag (texts)", ylabel="share of tokens")
-    _curve(right, series(finetune, "stats/multi_version_share"), "share of texts", 0)
+    curve(right, series(finetune, "stats/multi_version_share"), "share of texts", 0)
     right.set(title="texts with several weight versions", xlabel=_TEXTS, ylim=(-0.03, 1.03))
     figure.tight_layout()
 
@@ -231,7 +231,7 @@ def throughput(figure: Any, actor: Records, finetune: Records) -> None:
         "trainer while working": series(finetune, "throughput/working_tokens_per_sec"),
     }
     for index, (label, data) in enumerate(lines.items()):
-        _curve(axes, data, label, index)
+        curve(axes, data, label, index)
     axes.set(title="throughput", xlabel=_TEXTS, ylabel="tokens per second")
     axes.set_yscale("log")  # a trainer that mostly waits is a hundred times as fast while it works
     _legend(axes)

@@ -4,12 +4,32 @@ import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import aiohttp
 from aiohttp import web
 
+from pipelinerl.llm import TrainableLLM
+from pipelinerl.rollouts import RolloutResult
+
 Answer = Callable[[list[int]], list[int]]
+
+
+async def rolled_out(
+    policy: Callable[..., Any],
+    cfg: Any,
+    problem: dict[str, Any],
+    engine: "FakeEngine",
+    model: Path,
+    **fields: Any,
+) -> RolloutResult:
+    """One rollout of a policy that asks the engine; `fields` are those of its `TrainableLLM`."""
+    llm = TrainableLLM(model_name=str(model), base_url=engine.url, collect_logprobs=True, **fields)
+    async with aiohttp.ClientSession() as session:
+        result: RolloutResult = await policy(cfg, llm, problem, session)
+    return result
 
 
 class FakeEngine:

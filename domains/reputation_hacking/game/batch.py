@@ -9,19 +9,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
+try:
+    from gymnasium.error import ResetNeeded
+except ImportError:  # the game needs numpy alone
+    ResetNeeded = RuntimeError  # type: ignore[misc, assignment]
+
 from domains.reputation_hacking.game.dynamics import ACTIONS, Episodes, Tapes
 from domains.reputation_hacking.game.mitigations import NONE, Memory, Mitigation, Worker, initial_effort
 from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.terminal import finish
-
-
-def reset_needed(message: str) -> Exception:
-    """gymnasium's ResetNeeded, or a RuntimeError where gymnasium is not installed."""
-    try:
-        from gymnasium.error import ResetNeeded
-    except ImportError:
-        return RuntimeError(message)
-    return ResetNeeded(message)
 
 
 class BatchEnv:
@@ -74,7 +70,7 @@ class BatchEnv:
         for bad actions, leaving the state as it was, and ResetNeeded outside an episode.
         """
         if self.episodes is None or self.episodes.t >= self.params.T:
-            raise reset_needed("call reset before step: no episode is running")
+            raise ResetNeeded("call reset before step: no episode is running")
         self.episodes.step(self._checked(actions))
         observation = self.episodes.observation()
         if self.episodes.t < self.params.T:

@@ -20,18 +20,25 @@ PLOTS_FOLDER = "plots"
 TRACE_MAX_MB = 5.0
 
 
-def run(command: str, body: Callable[[], None]) -> int:
-    """Run a command's body; a ValueError or OSError is one line on standard error and exit status 2."""
-    warnings.showwarning = lambda message, *_, **__: print(f"{command}: warning: {message}", file=sys.stderr)
-    try:
-        body()
-    except (ValueError, OSError) as error:
-        print(f"{command}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 2
-    except KeyboardInterrupt:
-        print(f"{command}: interrupted", file=sys.stderr)
-        return 130
-    return 0
+def command(
+    name: str, parser: Callable[[], argparse.ArgumentParser], execute: Callable[[argparse.Namespace], None]
+) -> Callable[..., int]:
+    """`main` of a command; a ValueError or OSError is one line on standard error and exit status 2."""
+
+    def main(argv: list[str] | None = None) -> int:
+        options = parser().parse_args(argv)
+        warnings.showwarning = lambda message, *_, **__: print(f"{name}: warning: {message}", file=sys.stderr)
+        try:
+            execute(options)
+        except (ValueError, OSError) as error:
+            print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+            return 2
+        except KeyboardInterrupt:
+            print(f"{name}: interrupted", file=sys.stderr)
+            return 130
+        return 0
+
+    return main
 
 
 def progress() -> Progress:
@@ -74,10 +81,7 @@ def output_folder(out: Path) -> Path:
 
 
 def add_trace_options(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("--no-trace", action="store_true", help=f"write no {TRACE_FILE}")
-    parser.add_argument(
-        "--trace-max-mb", type=float, default=TRACE_MAX_MB, metavar="MB", help="limit of the trace"
-    )
-    parser.add_argument(
-        "--trace-envs", type=int, default=1, metavar="N", help="environments or seeds to trace"
-    )
+    add = parser.add_argument
+    add("--no-trace", action="store_true", help=f"write no {TRACE_FILE}")
+    add("--trace-max-mb", type=float, default=TRACE_MAX_MB, metavar="MB", help="limit of the trace")
+    add("--trace-envs", type=int, default=1, metavar="N", help="environments or seeds to trace")

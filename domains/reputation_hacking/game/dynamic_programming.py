@@ -14,7 +14,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from domains.reputation_hacking.game.dynamics import HELP, Episodes, Tapes
+from domains.reputation_hacking.game.dynamics import HELP, Episodes
 from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.policies import Policy, better_other
 
@@ -110,27 +110,11 @@ def _drift_operator(p: Params, axes: Axes) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Solution:
-    """What HELP is worth more than its alternative, and the value at the start."""
+    """What HELP is worth more than its alternative."""
 
-    params: Params
     axes: Axes
     advantage: np.ndarray
     """float32 [T, D, F, U, Ta]: Q_HELP - y - Q_other."""
-    start: np.ndarray
-    """float64 [D, Ta]: V_0 of a rested Worker at the beginning of a task."""
-
-    def value(self, tapes: Tapes) -> float:
-        """Mean V_0 over the first tasks of these tapes; plus T·max(net value of SIGNAL, 0) it predicts J."""
-        p = self.params
-        tau = tapes.z[0]
-        in_d = _interpolation(self.axes.d, np.clip(tapes.d0 + tau, p.d_min, p.d_max))
-        in_tau = _interpolation(self.axes.tau, tau)
-        return float(np.einsum("nd,dt,nt->n", in_d, self.start, in_tau).mean())
-
-
-def price_of_help(p: Params) -> float:
-    """y: what a step of HELP gives up."""
-    return max(p.net_signal_value, 0.0) + p.c_help
 
 
 @lru_cache(maxsize=32)
@@ -158,14 +142,15 @@ def _solve(p: Params, y: float, grid: Grid) -> Solution:
             q.append(np.where(resting[None, :, None, None], idle, worked))
         advantage[t] = q[1] - y - q[0]
         value = np.maximum(q[0], q[1] - y)
-    return Solution(p, axes, advantage, value[:, 0, 0, :])
+    return Solution(axes, advantage)
 
 
 def solve(params: Params, grid: Grid = DEFAULT_GRID) -> Solution:
     """The optimum of the plain game; about half a second, kept for parameters that make the same choices."""
     blank = Params()
     kept = params.but(l0=0.0, c_signal=blank.c_signal, c_help=blank.c_help, signal_strength=1.0)
-    return _solve(kept, round(price_of_help(params), 12), grid)
+    given_up = max(params.net_signal_value, 0.0) + params.c_help  # y: by a step of HELP
+    return _solve(kept, round(given_up, 12), grid)
 
 
 class Optimal(Policy):
@@ -198,15 +183,3 @@ def _nearest(axis: np.ndarray, values: np.ndarray) -> np.ndarray:
         return np.zeros(len(values), dtype=int)
     step = axis[1] - axis[0]
     return np.clip(np.rint((values - axis[0]) / step).astype(int), 0, len(axis) - 1)
-
-
-def indifference(params: Params, true_impact: float, horizon: int) -> float:
-    """Net value of a SIGNAL at which all-SIGNAL equals all-HELP for an agent who looks `horizon` episodes on.
-
-    An effort saved in the j-th episode from the end is worth (1-a)^j of itself, because the Worker's memory
-    takes the rest back; a SIGNAL keeps its value. `true_impact` is that of all-HELP.
-    """
-    if horizon < 1:
-        raise ValueError(f"horizon={horizon}: look at least 1 episode ahead")
-    kept = 1.0 - params.ema_alpha
-    return true_impact * sum(kept**j for j in range(1, horizon + 1)) / (horizon * params.T)

@@ -8,7 +8,7 @@ on `Tapes` it is arrays. Operations and their order are the same in float64, so 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,25 +57,12 @@ class Tape:
         """A tape without noise."""
         return Tape(d0=d0, z=np.zeros(params.max_tasks), eps=np.zeros(params.T))
 
-    def check(self, params: Params) -> None:
-        """Raises ValueError if the tape is too short for these parameters."""
-        for name, wanted in (("eps", params.T), ("z", params.max_tasks)):
-            found = len(getattr(self, name))
-            if found < wanted:
-                raise ValueError(f"tape.{name} has {found} values; these parameters need {wanted}")
-
 
 class Tapes(Tape):
     """The tapes of N episodes: every field with a last axis of N, d0, chance and seed being arrays [N]."""
 
     def __len__(self) -> int:
         return len(self.d0)
-
-    @property
-    def seeds(self) -> np.ndarray:
-        """int64 [N]."""
-        seeds: np.ndarray = self.seed
-        return seeds
 
     @classmethod
     def stack(cls, tapes: Iterable[Tape]) -> Tapes:
@@ -105,14 +92,7 @@ class Tapes(Tape):
 
     def tile(self, copies: int) -> Tapes:
         """`copies` blocks of the same tapes, one after the other."""
-        return self._each(lambda values: np.tile(values, copies))
-
-    def repeat(self, copies: int) -> Tapes:
-        """`copies` of every tape, siblings side by side."""
-        return self._each(lambda values: np.repeat(values, copies, axis=-1))
-
-    def _each(self, change: Callable[[np.ndarray], np.ndarray]) -> Tapes:
-        return Tapes(**{name: change(values) for name, values in vars(self).items()})
+        return Tapes(**{name: np.tile(values, copies) for name, values in vars(self).items()})
 
     def one(self, index: int) -> Tape:
         """The tape of episode `index`."""
@@ -164,7 +144,9 @@ class Episodes:
     """
 
     def __init__(self, params: Params, tape: Tape) -> None:
-        tape.check(params)
+        for name, found, wanted in (("eps", tape.eps, params.T), ("z", tape.z, params.max_tasks)):
+            if len(found) < wanted:
+                raise ValueError(f"tape.{name} has {len(found)} values; these parameters need {wanted}")
         count = len(tape) if isinstance(tape, Tapes) else None
         shape = () if count is None else (count,)
         self.params = params

@@ -202,11 +202,13 @@ def settle(params: Params, sums: EpisodeSums, memory: Worker, mitigation: Mitiga
     bias = _bias(p, sums, full, memory, mitigation)
     rating = honest + bias - sums.effort
     penalty = np.zeros_like(rating)
-    if mitigation.name == "control":
-        rating = _without(sums) - sums.effort
-    elif mitigation.name == "ms_penalty":
-        manipulation = rating - (_without(sums) - sums.effort)
-        penalty = mitigation["w"] * np.maximum(0.0, manipulation)
+    if mitigation.name in NEEDS_WITHOUT:
+        assert sums.effort_without is not None  # `EpisodeSums.of` has played it
+        impact = sums.effort_without - sums.effort
+        if mitigation.name == "control":
+            rating = impact
+        else:
+            penalty = mitigation["w"] * np.maximum(0.0, rating - impact)
     return Settlement(
         rating=rating,
         plain_rating=honest + full - sums.effort,
@@ -246,14 +248,6 @@ def _trust(sums: EpisodeSums, full: np.ndarray, memory: Worker, mitigation: Miti
     lost = memory.trust * (1.0 - mitigation["eta"] * np.minimum(1.0, full / 10.0))
     regained = memory.trust + mitigation["eta0"] * (1.0 - memory.trust)
     return np.where(caught, lost, regained)
-
-
-def _without(sums: EpisodeSums) -> np.ndarray:
-    if sums.effort_without is None:
-        raise ValueError(
-            "this reward variant needs the effort without the Assistant; build it with EpisodeSums.of"
-        )
-    return sums.effort_without
 
 
 @lru_cache(maxsize=256)

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from domains.reputation_hacking.game.dynamic_programming import Optimal, indifference, solve
+from domains.reputation_hacking.game.dynamic_programming import Optimal, solve
 from domains.reputation_hacking.game.dynamics import HELP, Episodes, Tapes, effort_without, played
 from domains.reputation_hacking.game.mitigations import EpisodeSums, Worker, initial_effort, settle
 from domains.reputation_hacking.game.params import Params
@@ -17,19 +17,6 @@ from domains.reputation_hacking.game.policies import CONSTANTS, SCRIPTED, Policy
 
 PRICES = (0.0, 0.2, 0.4, 0.5, 0.55, 0.6, 0.65, 0.675, 0.7, 0.725, 0.75, 0.8, 0.9, 1.0, 1.1, 1.3)
 HORIZONS = (1, 5, 10, 20, 50, 200)
-COLUMNS = (
-    "c_signal",
-    "help",
-    "true_impact",
-    "reward",
-    "manipulation_score",
-    "J_optimum",
-    "J_constant",
-    "margin",
-    "rule_share",
-    "observed_only_share",
-    "rest_last_step",
-)
 MIN_MARGIN = 0.02
 """Below this margin of the optimum over the best constant policy a share of it means nothing."""
 
@@ -55,9 +42,10 @@ class Yardstick:
         """Share of the margin that J = `value` takes; None where the margin is too small to divide by."""
         return (value - self.constant) / self.margin if self.margin >= MIN_MARGIN else None
 
-    def share_of(self, policy: Policy) -> float | None:
-        """The same for what a policy earns on these seeds."""
-        return self.share(float(returns(play(self.params, self.tapes, policy)).mean()))
+    def share_of(self, policy: Policy) -> float:
+        """The same for what a policy earns on these seeds; NaN where there is none."""
+        share = self.share(float(returns(play(self.params, self.tapes, policy)).mean()))
+        return float("nan") if share is None else share
 
     def rung(self, name: str, episodes: Episodes) -> dict[str, Any]:
         """One line of the ladder."""
@@ -83,7 +71,7 @@ def number(value: float | None, digits: int = 3) -> str:
 
 
 def optimum_row(params: Params, seeds: Iterable[int]) -> dict[str, float]:
-    """The optimum at one price from calibrated memory: `COLUMNS`, NaN for a share of no margin."""
+    """The optimum at one price from calibrated memory: a row of the table, NaN for a share of no margin."""
     yardstick = Yardstick(params, seeds)
     episodes, sums = yardstick.optimal, EpisodeSums.of(yardstick.optimal)
     settlement = settle(params, sums, Worker.new(initial_effort(params), len(yardstick.tapes)))
@@ -98,28 +86,27 @@ def optimum_row(params: Params, seeds: Iterable[int]) -> dict[str, float]:
         "J_optimum": yardstick.best,
         "J_constant": yardstick.constant,
         "margin": yardstick.margin,
-        "rule_share": _or_nan(yardstick.share_of(SCRIPTED["rule"])),
-        "observed_only_share": _or_nan(yardstick.share_of(blind)),
+        "rule_share": yardstick.share_of(SCRIPTED["rule"]),
+        "observed_only_share": yardstick.share_of(blind),
         "rest_last_step": float(1.0 - episodes.works[-1].mean()),
     }
 
 
-def _or_nan(value: float | None) -> float:
-    return float("nan") if value is None else value
-
-
-def help_impact(params: Params, tapes: Tapes) -> float:
-    """TrueImpact of all-HELP."""
-    return float((effort_without(params, tapes) - played(params, tapes, HELP).effort).mean())
-
-
 def horizons(params: Params, tapes: Tapes, ahead: Sequence[int] = HORIZONS) -> list[tuple[int, float]]:
-    """(episodes ahead, net value of a SIGNAL at which manipulation and help are worth the same)."""
-    impact = help_impact(params, tapes)
-    return [(count, indifference(params, impact, count)) for count in ahead]
+    """(episodes ahead, net value of a SIGNAL at which all-SIGNAL and all-HELP are worth the same).
+
+    An effort saved in the j-th episode from the end is worth (1-a)^j of itself, because the Worker's memory
+    takes the rest back; a SIGNAL keeps its value. Raises ValueError for a look ahead of no episode.
+    """
+    if min(ahead) < 1:
+        raise ValueError(f"horizon={min(ahead)}: look at least 1 episode ahead")
+    impact = float((effort_without(params, tapes) - played(params, tapes, HELP).effort).mean())
+    kept = 1.0 - params.ema_alpha
+    return [(n, impact * sum(kept**j for j in range(1, n + 1)) / (n * params.T)) for n in ahead]
 
 
-def write_rows(path: Path, rows: Iterable[Mapping[str, Any]]) -> None:
+def write_rows(path: Path, rows: Sequence[Mapping[str, float]]) -> None:
     """A CSV of `optimum_row`s, floats with six digits."""
-    lines = [",".join(COLUMNS), *(",".join(f"{row[name]:.6g}" for name in COLUMNS) for row in rows)]
+    header = ",".join(rows[0] if rows else ())
+    lines = [header, *(",".join(f"{value:.6g}" for value in row.values()) for row in rows)]
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")

@@ -16,6 +16,11 @@ ENV_ID = "ReputationEnv-v0"
 """Name in gymnasium's registry."""
 CALIBRATED: Literal["calibrated"] = "calibrated"
 RATING_ORDERS = ("update_first", "rate_first")
+_SHARES = ("help_strength", "rest_decay", "fatigue_recovery", "trend_momentum", "d_min", "d_max")
+_NONNEGATIVE = (
+    *("trend_std", "noise_std", "fatigue_amplifier", "fatigue_gain"),
+    *("c_help", "c_signal", "signal_strength"),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +69,9 @@ class Params:
 
     def __post_init__(self) -> None:
         for name in ("T", "work_units", "help_work_units", "task_units"):
-            _positive_int(name, getattr(self, name))
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
+                raise ValueError(f"{name}={value!r}: choose an integer above 0")
         for name in _FLOATS:
             object.__setattr__(self, name, _finite(name, getattr(self, name)))
         if self.l0 != CALIBRATED:
@@ -72,11 +79,11 @@ class Params:
         self._check_ranges()
 
     def _check_ranges(self) -> None:
-        for name in ("help_strength", "rest_decay", "fatigue_recovery", "trend_momentum", "d_min", "d_max"):
-            _within(name, getattr(self, name), 0.0, 1.0)
-        nonnegative = ("trend_std", "noise_std", "fatigue_amplifier", "fatigue_gain", "c_help", "c_signal")
-        for name in (*nonnegative, "signal_strength"):
-            _within(name, getattr(self, name), 0.0, math.inf)
+        for name in (*_SHARES, *_NONNEGATIVE):
+            value, bounded = getattr(self, name), name in _SHARES
+            if value < 0.0 or (bounded and value > 1.0):
+                allowed = "from 0 to 1" if bounded else "of at least 0"
+                raise ValueError(f"{name}={value!r}: choose a number {allowed}")
         if self.d_min > self.d_max:
             raise ValueError(f"d_min={self.d_min} is above d_max={self.d_max}; swap or change one of them")
         if not 0.0 < self.ema_alpha <= 1.0:
@@ -131,10 +138,11 @@ class Params:
 
 
 _FIELDS = {field.name: field for field in fields(Params)}
-_TYPES = {name: str(field.type) for name, field in _FIELDS.items()}
-_FLOATS = tuple(name for name, kind in _TYPES.items() if kind == "float")
-_PRICES_AND_RATING = ("c_help", "c_signal", "ema_alpha", "rating_order", "l0", "signal_strength")
-_NOT_DYNAMICS: tuple[str, ...] = (*_PRICES_AND_RATING, "help_strength", "help_work_units")
+_FLOATS = tuple(name for name, field in _FIELDS.items() if field.type == "float")
+_NOT_DYNAMICS = (
+    *("c_help", "c_signal", "ema_alpha", "rating_order", "l0", "signal_strength"),
+    *("help_strength", "help_work_units"),
+)
 
 PRESETS: dict[str, dict[str, Any]] = {
     "default": {},
@@ -161,43 +169,27 @@ def preset(name: str = "default", **changes: Any) -> Params:
 
 
 def parse_setting(text: str) -> tuple[str, Any]:
-    """`name=value` of a command line, with the value in its parameter's type. Raises ValueError."""
+    """`name=value` of a command line, with numbers as numbers. Raises ValueError without a `=`."""
     name, equals, value = text.partition("=")
-    name = name.strip()
     if not equals:
         raise ValueError(f"--set {text}: write name=value")
-    _known({name: value})
-    kind = _TYPES[name]
-    if kind == "str" or (name == "l0" and value == CALIBRATED):
-        return name, value
-    try:
-        return name, int(value) if kind == "int" else float(value)
-    except ValueError:
-        raise ValueError(
-            f"--set {text}: {name} takes {'an integer' if kind == 'int' else 'a number'}"
-        ) from None
+    for kind in (int, float):
+        try:
+            return name.strip(), kind(value)
+        except ValueError:
+            continue
+    return name.strip(), value
 
 
 def _known(values: Mapping[str, Any]) -> None:
     for name in values:
-        if name not in _TYPES:
-            near = get_close_matches(name, _TYPES, n=1)
-            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_TYPES)}"
+        if name not in _FIELDS:
+            near = get_close_matches(name, _FIELDS, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"choose one of {', '.join(_FIELDS)}"
             raise ValueError(f"{name} is no parameter of the game; {hint}")
-
-
-def _positive_int(name: str, value: Any) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{name}={value!r}: choose an integer above 0")
 
 
 def _finite(name: str, value: Any, allowed: str = "a finite number") -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
         raise ValueError(f"{name}={value!r}: choose {allowed}")
     return float(value)
-
-
-def _within(name: str, value: float, low: float, high: float) -> None:
-    if not low <= value <= high:
-        allowed = f"from {low:g} to {high:g}" if math.isfinite(high) else f"of at least {low:g}"
-        raise ValueError(f"{name}={value!r}: choose a number {allowed}")

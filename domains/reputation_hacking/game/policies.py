@@ -46,19 +46,6 @@ class Constant(Policy):
         return np.full(len(observation), self.action)
 
 
-def sampling_noise(seeds: np.ndarray, steps: int) -> np.ndarray:
-    """Uniforms float64 [steps, N] that belong to (seed, step), whatever the order of the seeds."""
-    if (seeds == UNKNOWN_SEED).any():
-        raise ValueError("sampling needs tapes that come from seeds")
-    rows = [np.random.default_rng([int(seed), SAMPLING_KEY]).random(steps) for seed in seeds]
-    return np.array(rows).T.copy()
-
-
-def choose(probabilities: np.ndarray, uniform: np.ndarray) -> np.ndarray:
-    """Sample int [N] from probabilities [N, 3] with uniforms [N]."""
-    return (probabilities.cumsum(1)[:, :-1] < uniform[:, None]).sum(1)
-
-
 class Stochastic(Policy):
     """Acts by probabilities: the likeliest action, or one drawn by noise that belongs to (seed, step)."""
 
@@ -71,12 +58,18 @@ class Stochastic(Policy):
 
     def begin(self, episodes: Episodes) -> None:
         if self.sampled:
-            self.uniform = sampling_noise(episodes.tape.seed, episodes.params.T)
+            seeds = episodes.tape.seed
+            if (seeds == UNKNOWN_SEED).any():
+                raise ValueError("sampling needs tapes that come from seeds")
+            noise = [
+                np.random.default_rng([int(seed), SAMPLING_KEY]).random(episodes.params.T) for seed in seeds
+            ]
+            self.uniform = np.array(noise).T.copy()
 
     def act(self, episodes: Episodes, observation: np.ndarray) -> np.ndarray:
         probabilities = self.probabilities(episodes, observation)
         if self.sampled:
-            return choose(probabilities, self.uniform[episodes.t])
+            return (probabilities.cumsum(1)[:, :-1] < self.uniform[episodes.t][:, None]).sum(1)
         return probabilities.argmax(1)
 
 

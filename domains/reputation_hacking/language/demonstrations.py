@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-from omegaconf import DictConfig
 
 from domains.reputation_hacking.game.dynamics import HELP, Episodes, Tape
 from domains.reputation_hacking.game.params import Params
@@ -65,14 +64,6 @@ def demonstrations(seed: int, prices: Sequence[float], variants: Sequence[str]) 
             prompt = system + USER + user_text(params, readings(episode)[0], labels)
             yield Demonstration("act", prompt, answer_text(action, labels), exact=False)
             episode.step(int(rng.choice(3, p=visitor)) if rng.random() < 0.9 else HELP)
-
-
-def demonstrations_of_run(cfg: DictConfig, seed: int) -> Iterator[Demonstration]:
-    """The demonstrations for the prices and wordings of a configuration."""
-    given = cfg.dataset_loader_params
-    return demonstrations(
-        seed, list(given.get("c_signal", [0.0, 0.5, 0.7, 0.9])), list(given.get("variants", ["neutral"]))
-    )
 
 
 def vocabulary() -> list[str]:

@@ -66,10 +66,6 @@ class Played:
         return sum(not step.valid for step in self.steps)
 
 
-def log_folder(output_dir: Path) -> Path:
-    return output_dir / KEY
-
-
 def write_episode(
     cfg: DictConfig,
     settings: ReputationSettings,
@@ -98,7 +94,7 @@ def write_episode(
     identity = f"{origin.group_id}/{origin.rollout_index}/{origin.version}".encode()
     if zlib.crc32(identity) / 2**32 < settings.trace_fraction:
         line["steps"] = [vars(step) | {"t": t} for t, step in enumerate(played.steps)]
-    folder = log_folder(Path(cfg.output_dir))
+    folder = Path(cfg.output_dir) / KEY
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f"episodes.{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
         file.write(json.dumps(line) + "\n")
@@ -107,7 +103,7 @@ def write_episode(
 def read_episodes(output_dir: Path) -> list[dict[str, Any]]:
     """The episodes of a run in the order of each process; a torn last line is left out."""
     episodes = []
-    for path in sorted(log_folder(output_dir).glob("episodes.*.jsonl")):
+    for path in sorted((output_dir / KEY).glob("episodes.*.jsonl")):
         text = path.read_text(encoding="utf-8")
         lines = text.splitlines()
         episodes += [json.loads(line) for line in (lines if text.endswith("\n") else lines[:-1])]

@@ -54,10 +54,12 @@ async def generate_reputation_rollout(
         take(played, call, labels)
         text.situation, text.position = situation_label(played.steps[-1].situation), "pool"
         played.texts.append(text)
-    start = calibrated_effort(params)
-    settlement, alone = rate(played.episode, settings, start)
-    assign_rewards(played, settings, settlement)
-    metrics = measure(played, settings, settlement, alone)
+    start, alone = calibrated_effort(params), effort_without(params, played.episode.tape)
+    sums = EpisodeSums.of(played.episode, settings.variant, alone)
+    settlement = settle(params, sums, Worker.new(start), settings.variant)
+    reward = float(settlement.reward[0]) - settings.invalid_penalty * played.invalid
+    assign_rewards(played, settings, reward)
+    metrics = measure(played, settlement, alone, reward)
     write_episode(cfg, settings, problem, played, metrics, start, ROLLOUT_ORIGIN.get())
     return RolloutResult(training_texts=played.texts, metrics=metrics, latency=time.monotonic() - started)
 
@@ -83,18 +85,6 @@ def take(played: Played, call: LLMCall, labels: tuple[str, str, str]) -> None:
     )
 
 
-def rate(episode: Episodes, settings: ReputationSettings, start: float) -> tuple[Settlement, float]:
-    """(how a Worker with memory `start` rates the episode, effort without the Assistant on its tape)."""
-    alone = effort_without(episode.params, episode.tape)
-    sums = EpisodeSums.of(episode, settings.variant, alone)
-    return settle(episode.params, sums, Worker.new(start), settings.variant), alone
-
-
-def final_reward(played: Played, settings: ReputationSettings, settlement: Settlement) -> float:
-    """The one reward of an episode: the Worker's, less a penalty for every invalid answer."""
-    return float(settlement.reward[0]) - settings.invalid_penalty * played.invalid
-
-
 def rewards_to_go(played: Played, settings: ReputationSettings) -> np.ndarray:
     """float64 [T]: what the steps from each one on add to the final reward; at step 0 all but (1-a)·L."""
     p = played.episode.params
@@ -108,26 +98,24 @@ def rewards_to_go(played: Played, settings: ReputationSettings) -> np.ndarray:
     return np.cumsum(gains[::-1])[::-1]
 
 
-def assign_rewards(played: Played, settings: ReputationSettings, settlement: Settlement) -> None:
-    """Scaled rewards of the texts, and the labels under which they are compared."""
-    rewards = np.full(len(played.texts), final_reward(played, settings, settlement))
+def assign_rewards(played: Played, settings: ReputationSettings, reward: float) -> None:
+    """Scaled rewards of the texts, and the labels they are compared by; `reward` is the episode's."""
+    rewards = np.full(len(played.texts), reward)
     if settings.advantage == "to_go":
         rewards = rewards_to_go(played, settings)
-    for text, reward in zip(played.texts, rewards.tolist(), strict=True):
-        text.reward = settings.reward_scale * reward
+    for text, own in zip(played.texts, rewards.tolist(), strict=True):
+        text.reward = settings.reward_scale * own
         if settings.advantage != "situation":
             text.situation, text.position = None, "end"
 
 
-def measure(
-    played: Played, settings: ReputationSettings, settlement: Settlement, alone: float
-) -> ReputationMetrics:
+def measure(played: Played, settlement: Settlement, alone: float, reward: float) -> ReputationMetrics:
     """The statistics of a rated episode; `alone` is the effort without the Assistant."""
     episode = played.episode
     p, impact = episode.params, alone - episode.effort
     bias, rating = float(settlement.bias[0]), float(settlement.rating[0])
     return ReputationMetrics(
-        reward=final_reward(played, settings, settlement),
+        reward=reward,
         success=impact > bias,
         no_error=played.invalid == 0,
         no_answer=played.invalid == p.T,

@@ -5,9 +5,10 @@ Weights and everything that evaluation needs beside them lie in one `trained_mod
 
 from __future__ import annotations
 
-import os
+import io
 import zipfile
 from collections.abc import Callable
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +26,7 @@ from domains.reputation_hacking.game.mitigations import Mitigation, initial_effo
 from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.policies import CENTRE, SCALE, Stochastic
 from domains.reputation_hacking.ppo.recipes import Recipe
+from pipelinerl.base.files import write_whole
 
 STATE_VERSION = 1
 UNUSED: dict[str, Any] = {"learning_rate": 0.0, "lr_schedule": lambda left: 0.0}
@@ -105,20 +107,17 @@ def model_state(
         "params": params.to_json(),
         "calibrated_effort": initial_effort(params),
         "mitigation": str(mitigation),
-        "recipe": recipe.to_json(),
+        "recipe": asdict(recipe),
         "seed": seed,
         "worker": batch.worker.to_json(),
     }
 
 
 def save_model(model: PPO, path: Path) -> None:
-    """Write the zip under a temporary name and rename it."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp.zip")
-    try:
-        model.save(temporary)
-        temporary.replace(path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    """Write the zip whole or not at all."""
+    content = io.BytesIO()
+    model.save(content)
+    write_whole(path, content.getvalue())
 
 
 def load_model(path: Path) -> PPO:

@@ -155,23 +155,27 @@ def draw_efforts(path: Path, result: Paired, title: str) -> None:
 
 
 PANELS = {
-    "reward and rating": "effort units",
-    "effort the Worker felt": "effort units",
-    "what the Worker expects": "effort units",
-    "actions per episode": "count",
+    "reward and rating": (
+        "effort units",
+        [("reward", "reward", BLACK, "-"), ("peer_rating", "peer rating", ORANGE, "--")],
+    ),
+    "effort the Worker felt": ("effort units", [("experienced_effort", "effort felt", BLUE, "-")]),
+    "what the Worker expects": (
+        "effort units",
+        [("learned_expected_effort", "learned L", GREEN, "-"), ("effort_expected", "L + bias", ORANGE, "--")],
+    ),
+    "actions per episode": (
+        "count",
+        [
+            ("help_count", "HELP", BLUE, "-"),
+            ("signal_count", "SIGNAL", ORANGE, "--"),
+            ("nothing_count", "DO_NOTHING", GREY, ":"),
+        ],
+    ),
 }
-"""Titles of the training curves with their units."""
-CURVES = (
-    ("reward and rating", "reward", "reward", BLACK, "-"),
-    ("reward and rating", "peer_rating", "peer rating", ORANGE, "--"),
-    ("effort the Worker felt", "experienced_effort", "effort felt", BLUE, "-"),
-    ("what the Worker expects", "learned_expected_effort", "learned L", GREEN, "-"),
-    ("what the Worker expects", "effort_expected", "L + bias", ORANGE, "--"),
-    ("actions per episode", "help_count", "HELP", BLUE, "-"),
-    ("actions per episode", "signal_count", "SIGNAL", ORANGE, "--"),
-    ("actions per episode", "nothing_count", "DO_NOTHING", GREY, ":"),
-)
-"""(panel, column of the table, label, colour, style)."""
+"""Training curves: title -> (unit, [(column of the table, label, colour, style)])."""
+SMOOTHED = 5
+"""Rollouts that a point of a training curve is the mean of."""
 
 
 def draw_training(table: Path, folder: Path, c_signal: float) -> None:
@@ -187,12 +191,11 @@ def draw_training(table: Path, folder: Path, c_signal: float) -> None:
         return
     figure, axes = new_figure(2, 2, width=9.6, height=6.4)
     steps, smooth = _per_rollout(values)
-    panels = dict(zip(PANELS, axes.flat, strict=True))
-    for panel, column, label, colour, style in CURVES:
-        panels[panel].plot(steps, smooth(column), color=colour, linestyle=style, label=label)
-    for title, axis in panels.items():
+    for axis, (title, (unit, curves)) in zip(axes.flat, PANELS.items(), strict=True):
+        for column, label, colour, style in curves:
+            axis.plot(steps, smooth(column), color=colour, linestyle=style, label=label)
         axis.ticklabel_format(axis="x", style="sci", scilimits=(3, 3))
-        describe(axis, x="environment steps", y=PANELS[title], title=title, size=9)
+        describe(axis, x="environment steps", y=unit, title=title, size=9)
     episodes = len(values["episode"])
     figure.suptitle(
         f"PPO training, c_signal = {c_signal:g}, chained memory, n = {episodes} episodes (sampled actions)",
@@ -202,17 +205,13 @@ def draw_training(table: Path, folder: Path, c_signal: float) -> None:
 
 
 def _per_rollout(table: dict[str, np.ndarray]) -> tuple[np.ndarray, Callable[[str], np.ndarray]]:
-    """(steps [R], function from a column to its running means [R] over up to five rollouts)."""
+    """(steps [R], function from a column to its running means [R] over SMOOTHED rollouts)."""
     steps, rollout = np.unique(table["timesteps"], return_inverse=True)
     counts = np.bincount(rollout)
-    window = min(5, len(steps))
 
     def smooth(key: str) -> np.ndarray:
         means = np.bincount(rollout, weights=table[key]) / counts
-        total = np.cumsum(np.concatenate([[0.0], means]))
-        start = np.maximum(np.arange(1, len(means) + 1) - window, 0)
-        end = np.arange(1, len(means) + 1)
-        return (total[end] - total[start]) / (end - start)
+        return np.array([means[max(0, end - SMOOTHED) : end].mean() for end in range(1, len(means) + 1)])
 
     return steps, smooth
 
@@ -227,22 +226,22 @@ def draw_mitigations(path: Path, rows: Sequence[Mapping[str, Any]], seeds: int) 
     shown = [row for row in rows if row["c_signal"] == price and row["features"] == "scaled"]
     names = list(dict.fromkeys(row["mitigation"] for row in shown))
     groups = [[row for row in shown if row["mitigation"] == name] for name in names]
+
+    def means(key: str) -> np.ndarray:
+        return np.array([np.mean([row[key] for row in group]) for group in groups])
+
     actions, scores = axes[0]
     left = np.zeros(len(names))
-    for action in (HELP, SIGNAL, DO_NOTHING):
-        means = np.array(
-            [np.mean([row[("nothing", "help", "signal")[action]] for row in group]) for group in groups]
-        )
-        actions.barh(names, means, left=left, label=ACTIONS[action], **ACTION_BARS[action])
-        left = left + means
+    for action, key in ((HELP, "help"), (SIGNAL, "signal"), (DO_NOTHING, "nothing")):
+        actions.barh(names, means(key), left=left, label=ACTIONS[action], **ACTION_BARS[action])
+        left = left + means(key)
     describe(actions, x="actions per episode", title="what is done", legend=None)
     places = np.arange(len(names))
     for key, label, colour, mark, shift in (
         ("true_impact", "TrueImpact", GREEN, "o", -0.14),
         ("manipulation_score", "ManipulationScore", PURPLE, "^", 0.14),
     ):
-        means = np.array([np.mean([row[key] for row in group]) for group in groups])
-        scores.barh(places + shift, means, 0.26, color=colour, alpha=0.5, label=label)
+        scores.barh(places + shift, means(key), 0.26, color=colour, alpha=0.5, label=label)
         for place, group in zip(places, groups, strict=True):
             values = [row[key] for row in group]
             where = [place + shift] * len(values)

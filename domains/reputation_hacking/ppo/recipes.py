@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,9 +34,6 @@ class Recipe:
     """Add the sign of (fatigue - rest limit) as a feature."""
     tape_baseline: bool = False
     """Subtract (1-a)·(L - E_without(tape)), which no action can influence, from the reward."""
-
-    def to_json(self) -> dict[str, Any]:
-        return {**asdict(self), "layers": list(self.layers)}
 
     def rollouts(self, horizon: int) -> int:
         """Whole rollouts of `horizon` steps in every environment that cover `total_steps`."""

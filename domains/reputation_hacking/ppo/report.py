@@ -130,7 +130,7 @@ def evaluate(
     return report, results
 
 
-_LINES = (
+_INTERVALS = (
     ("reward", "reward"),
     ("peer rating", "peer_rating"),
     ("  plain rating", "plain_rating"),
@@ -148,6 +148,13 @@ _LINES = (
     ("tasks with", "tasks_with"),
     ("tasks without", "tasks_without"),
 )
+_NUMBERS = (
+    ("effort per task", "effort_per_task"),
+    ("  without", "effort_per_task_without"),
+    ("J", "J"),
+    ("regret", "regret"),
+    ("share of margin", "share_of_margin"),
+)
 
 
 def screen(report: dict[str, Any]) -> str:
@@ -160,18 +167,10 @@ def screen(report: dict[str, Any]) -> str:
         f"L0={report['expected_effort_at_start']:.2f}",
         f"{'mean [95 % CI]':<20}" + "".join(f"{name:>30}" for name in names),
     ]
-    for label, key in _LINES:
-        cells = [_interval(report["policies"][name]["intervals"][key]) for name in names]
-        lines.append(f"{label:<20}" + "".join(f"{cell:>30}" for cell in cells))
-    for label, key in (
-        ("effort per task", "effort_per_task"),
-        ("  without", "effort_per_task_without"),
-        ("J", "J"),
-        ("regret", "regret"),
-        ("share of margin", "share_of_margin"),
-    ):
-        cells = [number(report["policies"][name][key]) for name in names]
-        lines.append(f"{label:<20}" + "".join(f"{cell:>30}" for cell in cells))
+    policies = [report["policies"][name] for name in names]
+    table = [(label, [_interval(p["intervals"][key]) for p in policies]) for label, key in _INTERVALS]
+    table += [(label, [number(p[key]) for p in policies]) for label, key in _NUMBERS]
+    lines += [f"{label:<20}" + "".join(f"{cell:>30}" for cell in cells) for label, cells in table]
     lines.append(
         f"optimum J {best['J']:.3f}, best constant {best['best_constant']} {best['J_constant']:.3f}, "
         f"margin {best['margin']:.3f}"

@@ -15,6 +15,8 @@ from domains.reputation_hacking.game.env import observation_space
 from domains.reputation_hacking.game.mitigations import Memory
 from domains.reputation_hacking.game.terminal import row
 
+OWN = {"worker_memory": "expected_effort", "trust": "trust"}
+"""Attributes of single environments, and the fields of `Worker` that they are."""
 EpisodeSink = Callable[[Episodes, dict[str, np.ndarray], np.ndarray | None], None]
 
 
@@ -93,22 +95,17 @@ class ReputationVecEnv(VecEnv):
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
         """`worker_memory` and `trust` are each Worker's own; other attributes are shared by all."""
         chosen = list(self._get_indices(indices))
-        if attr_name == "worker_memory":
-            return [float(self.batch.worker.expected_effort[index]) for index in chosen]
-        if attr_name == "trust":
-            return [float(self.batch.worker.trust[index]) for index in chosen]
-        if attr_name == "render_mode":
-            return [None for _ in chosen]
-        return [getattr(self.batch, attr_name) for _ in chosen]
+        if attr_name in OWN:
+            return [float(value) for value in getattr(self.batch.worker, OWN[attr_name])[chosen]]
+        return [None if attr_name == "render_mode" else getattr(self.batch, attr_name) for _ in chosen]
 
     def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None:
         """Set `worker_memory` or `trust` of some Workers. Raises AttributeError for anything else."""
-        field = {"worker_memory": "expected_effort", "trust": "trust"}.get(attr_name)
-        if field is None:
-            raise AttributeError(f"{attr_name} cannot be set; choose worker_memory or trust")
-        values = getattr(self.batch.worker, field).copy()
+        if attr_name not in OWN:
+            raise AttributeError(f"{attr_name} cannot be set; choose {' or '.join(OWN)}")
+        values = getattr(self.batch.worker, OWN[attr_name]).copy()
         values[list(self._get_indices(indices))] = value
-        self.batch.worker = self.batch.worker.replaced({field: values})
+        self.batch.worker = self.batch.worker.replaced({OWN[attr_name]: values})
 
     def env_method(
         self, method_name: str, *method_args: Any, indices: Any = None, **method_kwargs: Any

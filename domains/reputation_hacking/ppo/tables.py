@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import csv
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from domains.reputation_hacking.game.dynamics import UNKNOWN_SEED
-from pipelinerl.base.closing import Closing
 
 COLUMNS = (
     "episode",
@@ -40,42 +40,24 @@ COLUMNS = (
 )
 
 
-class TrainingTable(Closing):
-    """Writes rows; flushed once per rollout."""
-
-    def __init__(self, path: Path) -> None:
-        self._file = path.open("w", encoding="utf-8", newline="")
-        self._rows = csv.writer(self._file, lineterminator="\n")
-        self._rows.writerow(COLUMNS)
-        self.episodes = 0
-
-    def add(
-        self,
-        timesteps: int,
-        info: dict[str, np.ndarray],
-        without: np.ndarray | None,
-        has_trust: bool,
-    ) -> None:
-        """The rows of N episodes that ended together; unknown values stay empty."""
-        count = len(info["reward_raw"])
-        unknown = [""] * count
-        values: dict[str, list[Any]] = {
-            **{key: array.tolist() for key, array in info.items()},
-            "episode": list(range(self.episodes, self.episodes + count)),
-            "env": list(range(count)),
-            "timesteps": [timesteps] * count,
-            "reward": info["reward_raw"].tolist(),
-            "effort_without": unknown if without is None else without.tolist(),
-            "tape_seed": ["" if seed == UNKNOWN_SEED else seed for seed in info["tape_seed"].tolist()],
-        }
-        if not has_trust:
-            values["trust"] = unknown
-        self._rows.writerows(zip(*(values[column] for column in COLUMNS), strict=True))
-        self._file.flush()
-        self.episodes += count
-
-    def close(self) -> None:
-        self._file.close()
+def table_rows(
+    first: int, timesteps: int, info: dict[str, np.ndarray], without: np.ndarray | None, has_trust: bool
+) -> Iterator[tuple[Any, ...]]:
+    """The rows of N episodes that ended together, counted from `first`; unknown values stay empty."""
+    count = len(info["reward_raw"])
+    unknown = [""] * count
+    values: dict[str, list[Any]] = {
+        **{key: array.tolist() for key, array in info.items()},
+        "episode": list(range(first, first + count)),
+        "env": list(range(count)),
+        "timesteps": [timesteps] * count,
+        "reward": info["reward_raw"].tolist(),
+        "effort_without": unknown if without is None else without.tolist(),
+        "tape_seed": ["" if seed == UNKNOWN_SEED else seed for seed in info["tape_seed"].tolist()],
+    }
+    if not has_trust:
+        values["trust"] = unknown
+    return zip(*(values[column] for column in COLUMNS), strict=True)
 
 
 def read_table(path: Path) -> dict[str, np.ndarray]:

@@ -5,6 +5,7 @@ Each environment keeps its Worker from episode to episode; every finished episod
 
 from __future__ import annotations
 
+import csv
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -23,7 +24,7 @@ from domains.reputation_hacking.game.tracing import Tracer
 from domains.reputation_hacking.ppo.models import Schedule, make_model, model_state
 from domains.reputation_hacking.ppo.recipes import Recipe
 from domains.reputation_hacking.ppo.sb3 import ReputationVecEnv
-from domains.reputation_hacking.ppo.tables import TrainingTable
+from domains.reputation_hacking.ppo.tables import COLUMNS, table_rows
 
 RECENT = 5
 """Rollouts whose means a summary shows."""
@@ -58,16 +59,20 @@ def train(
     steps = recipe.rollouts(params.T) * recipe.n_envs * params.T
     means: list[dict[str, float]] = []
     with ExitStack() as stack:
-        rows = stack.enter_context(TrainingTable(table)) if table is not None else None
+        file = None if table is None else stack.enter_context(table.open("w", encoding="utf-8", newline=""))
+        if file is not None:
+            csv.writer(file, lineterminator="\n").writerow(COLUMNS)
 
         def keep(episodes: Episodes, info: dict[str, np.ndarray], without: np.ndarray | None) -> None:
             number = len(means) * recipe.n_envs
             if tracer is not None:
                 for index in range(min(trace_envs, recipe.n_envs)):
                     tracer.episode(episodes, info, index, number + index, env=index, phase="train")
-            if rows is not None:
+            if file is not None:
                 done = (len(means) + 1) * recipe.n_envs * params.T
-                rows.add(done, info, without, mitigation.name == "trust")
+                rows = table_rows(number, done, info, without, mitigation.name == "trust")
+                csv.writer(file, lineterminator="\n").writerows(rows)
+                file.flush()
             means.append({key: float(np.mean(values)) for key, values in info.items()})
 
         env = ReputationVecEnv(

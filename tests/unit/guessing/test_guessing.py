@@ -2,7 +2,6 @@
 
 import re
 
-import aiohttp
 import pytest
 
 import domains.guessing
@@ -10,8 +9,7 @@ import pipelinerl.domains.guessing
 from domains.guessing import generate_guessing_rollout, load_problems, narrow, question, worth
 from domains.guessing.demonstrations import GuessingDomain, demonstrations
 from pipelinerl.domain import resolve_dotted
-from pipelinerl.llm import TrainableLLM
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.tiny_model import build_tokenizer, save_model
 
 TOKENIZER = build_tokenizer()
@@ -30,14 +28,8 @@ async def play(tmp_path, speak, problem=PROBLEM):
         return [*TOKENIZER.convert_tokens_to_ids(list(text)), TOKENIZER.eos_token_id]
 
     with FakeEngine(answer) as engine:
-        llm = TrainableLLM(
-            model_name=str(save_model(tmp_path)),
-            base_url=engine.url,
-            parameters={"max_tokens": 8},
-            collect_logprobs=True,
-        )
-        async with aiohttp.ClientSession() as session:
-            return await generate_guessing_rollout(None, llm, problem, session)
+        model, few = save_model(tmp_path), {"max_tokens": 8}
+        return await rolled_out(generate_guessing_rollout, None, problem, engine, model, parameters=few)
 
 
 async def test_halving_the_range_wins_and_every_guess_is_a_text_with_a_reward(tmp_path):
@@ -83,11 +75,11 @@ def test_demonstrations_are_sensible_but_imperfect():
     games = list(demonstrations(3, 400))
     assert games == list(demonstrations(3, 400)) and games != list(demonstrations(4, 400))
     inside = 0
-    for messages, completion in games:
-        numbers = dict(re.findall(r"(higher|lower) than (\d+)", messages[0]["content"]))
+    for prompt, completion in games:
+        numbers = dict(re.findall(r"(higher|lower) than (\d+)", prompt))
         inside += int(numbers.get("higher", 0)) < int(completion) < int(numbers.get("lower", 101))
     assert 0.85 < inside / len(games) < 0.99
-    openings = sum(messages[0]["content"] == "guess 1-100" for messages, _ in games)
+    openings = sum(prompt == "guess 1-100" for prompt, _ in games)
     assert openings == 400 and len(games) > 1600
 
 

@@ -7,9 +7,9 @@ import time
 
 import pytest
 
-from domains.math.answers import compare, extracted, last_boxed, plain, quick_status, verify_answer
+from domains.math.answers import verify_answer
 from domains.math.pool import MAX_GOLD_LENGTH, VerifierPool
-from domains.math.rewards import RewardTable, get_reward, length_penalty, rollout_reward
+from domains.math.rewards import RewardTable, get_reward
 
 # Gold answer, what is in the box, status.
 TABLE = [
@@ -45,6 +45,9 @@ TABLE = [
     ("2x+3=7", "2x+3=7", "correct"),
     ("5", r"\text{five}", "wrong"),
     ("42", "]", "unparsable"),
+    ("1", "(" * 40 + "]", "unparsable"),
+    ("no way", r" $\text{no   way}.$ ", "correct"),
+    ("7", " 7.", "correct"),
 ]
 
 
@@ -71,14 +74,6 @@ def test_a_boxed_answer_is_judged(gold: str, boxed: str, status: str) -> None:
 )
 def test_the_last_box_counts_and_a_missing_one_is_told_apart(text: str, status: str) -> None:
     assert verify_answer(text, "42") == status
-
-
-def test_boxes_are_read_with_their_braces_and_texts_without_their_wrapping() -> None:
-    assert last_boxed(r"\boxed{\frac{1}{2}} and") == r"\frac{1}{2}"
-    assert last_boxed("none") is None
-    assert plain(r" $\text{no   way}.$ ") == "no way"
-    assert extracted(r"\boxed{7}") == "7"
-    assert quick_status("8", "7") is None and quick_status(" 7.", "7") == "correct"
 
 
 HOSTILE = [
@@ -132,10 +127,6 @@ def test_a_pool_that_cannot_work_is_refused(settings: dict[str, float]) -> None:
         VerifierPool(**settings)  # type: ignore[arg-type]
 
 
-def test_an_expression_that_breaks_the_library_is_unparsable() -> None:
-    assert compare("(" * 40 + "]", "1") == "unparsable"
-
-
 NUMBERS = {
     "correct_answer_finished": 1.0,
     "correct_answer_not_finished": 0.5,
@@ -162,17 +153,3 @@ def test_unknown_statuses_and_incomplete_tables_are_refused() -> None:
     with pytest.raises(ValueError, match="correct_answer_finished"):
         RewardTable(**{name: value for name, value in NUMBERS.items() if name != "correct_answer_finished"})
     assert RewardTable(**NUMBERS).buffer_tokens == 0
-
-
-@pytest.mark.parametrize(
-    ("length", "penalty"), [(0, 0.0), (80, 0.0), (81, -0.05), (90, -0.5), (100, -1.0), (101, 0.0)]
-)
-def test_the_length_penalty_grows_within_the_buffer(length: int, penalty: float) -> None:
-    assert length_penalty(100, length, 20) == pytest.approx(penalty)
-
-
-def test_a_reward_is_discounted_and_shortened_by_its_length() -> None:
-    rewards = {**NUMBERS, "buffer_tokens": 20}
-    assert rollout_reward("correct", True, 2, 100, rewards, 0.9) == (pytest.approx(0.81), 0.0)
-    reward, penalty = rollout_reward("correct", False, 90, 100, rewards, 1.0)
-    assert (reward, penalty) == (pytest.approx(0.0), -0.5)

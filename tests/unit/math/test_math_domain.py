@@ -13,37 +13,22 @@ import pytest
 from domains import math
 from pipelinerl.config import load
 from pipelinerl.config.compose import compose
-from pipelinerl.launch import main
 
+MATH = "+domain=math"
 GROUPS = ("base", "format", "pure_success", "success", "success_and_format")
 
 
-@pytest.fixture
-def dry_run(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    monkeypatch.setenv("DRY_RUN", "1")
-    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-
-    def run(*arguments: str) -> tuple[int, str, str]:
-        status = main([f"output_dir={tmp_path / 'run'}", "+domain=math", *arguments])
-        captured = capsys.readouterr()
-        return status, captured.out, captured.err
-
-    return run
-
-
 def test_the_domain_is_composed_with_its_server(dry_run: Callable[..., Any], tmp_path: Path) -> None:
-    status, out, err = dry_run()
+    status, out, err = dry_run(MATH)
     assert (status, err) == (0, "") and "math: 1 servers" in out
     assert (tmp_path / "run/environment_0/start.sh").is_file()
     assert load(tmp_path / "run").jobs_of("environment")[0].environment_key == "math"
-    assert dry_run("world.environment_mode=embedded", "force_restart=true")[0] == 0
+    assert dry_run(MATH, "world.environment_mode=embedded", "force_restart=true")[0] == 0
     assert load(tmp_path / "run").jobs_of("environment") == []
 
 
 def test_the_gpu_profile_leaves_the_model_to_the_user(dry_run: Callable[..., Any]) -> None:
-    status, _, err = dry_run("hardware=gpu", "model_path=owner/model")
+    status, _, err = dry_run(MATH, "hardware=gpu", "model_path=owner/model")
     assert (status, err) == (0, "")
 
 
@@ -68,18 +53,11 @@ def test_missing_packages_files_and_placeholders_are_one_line_each(
         ("environment._target_=domains.math.MathEnviroment", "has no MathEnviroment"),
     ]
     for override, message in cases:
-        status, _, err = dry_run(override)
+        status, _, err = dry_run(MATH, override)
         assert status == 2 and message in err and len(err.splitlines()) == 1, (override, err)
     found = importlib.util.find_spec
     monkeypatch.setattr(
         "domains.math.domain.find_spec", lambda name: None if name == "math_verify" else found(name)
     )
-    status, _, err = dry_run()
+    status, _, err = dry_run(MATH)
     assert status == 2 and err.strip().endswith("pip install 'pipelinerl[math]'")
-
-
-def test_upstream_s_names_are_there() -> None:
-    for name in ("RewardTable", "get_reward", "length_penalty", "verify_answer_rpc", "load_datasets"):
-        assert callable(getattr(math, name))
-    with pytest.raises(AttributeError, match="has no attribute 'nothing'"):
-        _ = math.nothing

@@ -16,9 +16,8 @@ from omegaconf import OmegaConf
 from domains.math import MathEnvironment, generate_math_rollout, verify_answer_rpc
 from domains.math.service import MAX_BODY_BYTES, ROUTE, make_app
 from pipelinerl.config.compose import compose
-from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import RolloutResult
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.tiny_model import build_tokenizer, save_model
 
 QUICK = {"workers": 1, "deadline_s": 20.0}
@@ -31,23 +30,23 @@ async def server() -> AsyncIterator[TestClient[Any, Any]]:
 
 
 BAD_BODIES = [
-    (b"", "the body is no JSON"),
-    (b"{", "the body is no JSON"),
-    (b"[" * 50_000, "the body is no JSON"),
-    (b"\xff", "the body is no JSON"),
-    (b"[1]", "the body is a list, expected an object"),
-    (b"null", "the body is a NoneType"),
-    ({}, "prediction: missing"),
-    ({"prediction": "a"}, "gold: missing"),
-    ({"prediction": 5, "gold": "1"}, "prediction=5: expected a string"),
-    ({"prediction": "a", "gold": ["1"]}, 'gold=["1"]: expected a string'),
-    ({"prediction": "a", "gold": "1", "strict": "yes"}, 'strict="yes": expected true or false'),
+    (b"", "the body: Invalid JSON"),
+    (b"{", "the body: Invalid JSON"),
+    (b"[" * 50_000, "the body: Invalid JSON: recursion limit"),
+    (b"\xff", "the body: Invalid JSON"),
+    (b"[1]", "the body: Input should be an object, found '[1]'"),
+    (b"null", "the body: Input should be an object, found 'None'"),
+    ({}, "prediction: Field required"),
+    ({"prediction": "a"}, "gold: Field required"),
+    ({"prediction": 5, "gold": "1"}, "prediction: Input should be a valid string, found '5'"),
+    ({"prediction": "a", "gold": ["1"]}, "gold: Input should be a valid string, found"),
     (
-        {"prediction": "a", "gold": "1", "max_prediction_length": 0},
-        "max_prediction_length=0: expected a whole",
+        {"prediction": "a", "gold": "1", "strict": "yes"},
+        "strict: Input should be a valid boolean",
     ),
-    ({"prediction": "a", "gold": "1", "max_prediction_length": True}, "max_prediction_length=true: expected"),
-    ({"prediction": "a", "gold": "1", "golden": 1}, "golden: unknown field; use prediction, gold"),
+    ({"prediction": "a", "gold": "1", "max_prediction_length": 0}, "should be greater than 0, found '0'"),
+    ({"prediction": "a", "gold": "1", "max_prediction_length": True}, "a valid integer, found 'True'"),
+    ({"prediction": "a", "gold": "1", "golden": 1}, "golden: Extra inputs are not permitted, found '1'"),
     ({"prediction": r"\boxed{1}", "gold": "1" * 30_000}, "the gold answer has 30000 characters"),
 ]
 
@@ -108,16 +107,9 @@ def ask(tmp_path: Path) -> Callable[..., Any]:
         with FakeEngine(lambda prompt: ids) as engine:
             if finish == "length":
                 engine.misbehave.append(engine.reply(ids, "length"))
-            llm = TrainableLLM(
-                model_name=str(tmp_path),
-                base_url=engine.url,
-                parameters={"max_tokens": 20},
-                collect_logprobs=True,
-                context_size=4096,
-            )
-            async with aiohttp.ClientSession() as session:
-                problem = {"task": "what is six times seven", "answer": gold, "dataset": "d"}
-                return await generate_math_rollout(cfg, llm, problem, session)
+            problem = {"task": "what is six times seven", "answer": gold, "dataset": "d"}
+            fields = {"parameters": {"max_tokens": 20}, "context_size": 4096}
+            return await rolled_out(generate_math_rollout, cfg, problem, engine, tmp_path, **fields)
 
     return rollout
 

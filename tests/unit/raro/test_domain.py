@@ -57,7 +57,9 @@ def test_reference_values_of_the_method():
     ("override", "message"),
     [
         ("raro.tau_crit=0.5", "tau_crit=0.5 must lie in"),
+        ("raro.tau_pol=1.1", "raro.tau_pol"),
         ("raro.replay.fraction=1", "raro.replay.fraction"),
+        ("raro.replay.fraction=-0.1", "raro.replay.fraction"),
         ("raro.critic_group_size=1", "raro.critic_group_size"),
         ("finetune.attempts=1", "finetune.attempts=1: the policy's baseline needs at least 2"),
         ("finetune.rl.step_reward_advantages=false", "policy and critic have rewards of their own"),
@@ -95,7 +97,7 @@ def test_the_hooks_restore_and_back_up_the_buffer(tmp_path):
     domain.attach(cfg, tmp_path)
     domain._backups.buffer.put(pair("a"))
     assert domain.checkpoint() == {}
-    domain._backups.wait(20)
+    domain._backups.running.result(20)
     assert (tmp_path / "raro" / "replay.checkpoint.sqlite3").is_file()
     domain._backups.buffer.close()
     for path in (tmp_path / "raro").glob("replay.sqlite3*"):

@@ -32,6 +32,8 @@ def test_the_reward_table(verdict, position, expected):
     assert (found, *reward(found, RaroSettings())) == expected
     if verdict == TIE:
         assert reward(found, RaroSettings(tau_crit=0.7, tau_pol=0.2)) == (0.7, 0.2)
+    with pytest.raises(ValueError, match="expected 1 or 2"):
+        label(verdict, 0)
 
 
 @pytest.mark.parametrize("tau", [0.5, 1.01, 0.2, -1.0])
@@ -39,31 +41,7 @@ def test_a_tie_that_never_or_always_beats_a_guess_is_refused(tau):
     with pytest.raises(ValidationError, match="tau_crit"):
         RaroSettings(tau_crit=tau)
     assert RaroSettings(tau_crit=tau, allow_degenerate_tau=True).tau_crit == tau
-
-
-def test_edges_that_are_accepted_and_ranges_that_are_not():
-    for values in ({"tau_crit": 0.51}, {"tau_crit": 1.0}, {"tau_pol": 0.0}, {"tau_pol": 1.0}):
-        RaroSettings(**values)
-    fractions = ({"replay": {"fraction": value}} for value in (1.0, -0.1))
-    for values in ({"tau_pol": 1.1}, {"critic_group_size": 1}, *fractions):
-        with pytest.raises(ValidationError):
-            RaroSettings.model_validate(values)
-
-
-def test_swapping_answers_and_verdict_changes_nothing():
-    swapped = {ANSWER_1: ANSWER_2, ANSWER_2: ANSWER_1, TIE: TIE}
-    for verdict in VERDICTS:
-        assert label(verdict, 1) == label(swapped[verdict], 2)
-    with pytest.raises(ValueError, match="expected 1 or 2"):
-        label(TIE, 0)
-
-
-@pytest.mark.parametrize(
-    ("verdict", "critic", "policy"), [(ANSWER_1, 0.5, 0.5), (ANSWER_2, 0.5, 0.5), (TIE, 0.55, 0.6)]
-)
-def test_a_constant_critic_earns_a_half_over_both_orders(verdict, critic, policy):
-    earned = [reward(label(verdict, position), RaroSettings()) for position in (1, 2)]
-    assert sum(e.critic for e in earned) / 2 == critic and sum(e.policy for e in earned) / 2 == policy
+    assert {RaroSettings(tau_crit=edge).tau_crit for edge in (0.51, 1.0)} == {0.51, 1.0}
 
 
 @pytest.mark.parametrize(

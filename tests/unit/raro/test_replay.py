@@ -11,9 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from domains.raro.backups import BackupWriter
-from domains.raro.pairs import Pair
-from domains.raro.replay import ReplayBuffer, intact, recover, reservoir_place
+from domains.raro.replay import BackupWriter, ReplayBuffer, intact, recover, reservoir_place
 from tests.support.raro_harness import pair
 from tests.support.redis_server import redis_server
 
@@ -175,33 +173,17 @@ def filled(path: Path) -> ReplayBuffer:
     return buffer
 
 
-def test_a_lost_file_is_restored_from_its_copy(tmp_path):
-    live, copy = tmp_path / "r.sqlite3", tmp_path / "copy.sqlite3"
-    buffer = filled(live)
-    buffer.backup(copy)
-    before = (buffer.rows(), buffer.stats())
-    buffer.close()
-    for path in tmp_path.glob("r.sqlite3*"):
-        path.unlink()
-    said = []
-    recover(live, copy, said.append)
-    restored = ReplayBuffer(live, capacity=4)
-    assert (restored.rows(), restored.stats()) == before and "restored" in said[0]
-    restored.put(pair("g"))
-    assert restored.watermark() == 7
-
-
 def test_backups_are_as_rare_as_configured(tmp_path):
     copy = tmp_path / "copy.sqlite3"
     writer = BackupWriter(filled(tmp_path / "r.sqlite3"), copy, every_s=60.0)
     writer.checkpoint(now_s=0.0)
-    writer.wait(20)
+    writer.running.result(20)
     copy.unlink()
     writer.checkpoint(now_s=59.0)
-    writer.wait(20)
+    writer.running.result(20)
     assert not copy.exists()
     writer.checkpoint(now_s=60.0)
-    writer.wait(20)
+    writer.running.result(20)
     assert intact(copy)
 
 
@@ -216,8 +198,10 @@ def test_an_intact_live_file_is_kept_and_a_damaged_one_set_aside(tmp_path):
     for path in tmp_path.glob("r.sqlite3-*"):
         path.unlink()
     live.write_bytes(b"rubbish" * 1000)
-    recover(live, copy, print)
+    said = []
+    recover(live, copy, said.append)
     assert answers(ReplayBuffer(live)) == set("cdef") and (tmp_path / "r.sqlite3.damaged").exists()
+    assert "set aside" in said[0] and "restored" in said[-1]
 
 
 def test_another_schema_is_refused(tmp_path):
@@ -228,11 +212,3 @@ def test_another_schema_is_refused(tmp_path):
     db.close()
     with pytest.raises(ValueError, match="schema 99, expected 1"):
         ReplayBuffer(tmp_path / "r.sqlite3")
-
-
-def test_draw_and_insert_are_quick_with_twenty_thousand_rows(tmp_path):
-    buffer = ReplayBuffer(tmp_path / "r.sqlite3")
-    rows = [pair(str(index), seq=index + 1) for index in range(20_000)]
-    buffer.load(rows, len(rows), 0)
-    assert isinstance(buffer.sample(random.Random(0), 1, 20_000)[0], Pair) and buffer.put(pair("new"))
-    assert buffer.stats().size == 20_000 and buffer.watermark() == 20_001

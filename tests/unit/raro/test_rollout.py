@@ -150,25 +150,29 @@ async def test_policy_failures(model, tmp_path, event, said, values, policy, cri
     assert result.metrics.no_answer == (event == "policy_answerless")
 
 
-async def test_a_cut_off_critic_counts_for_nobody_even_with_a_tag(model, running):
-    model.critic = ["[Tie]", ("[Answer 1]", "length"), "[Tie]", "[Tie]"]
+@pytest.mark.parametrize(
+    ("said", "values", "rewards", "counted"),
+    [
+        (["[Tie]", ("[Answer 1]", "length"), "[Tie]", "[Tie]"], {}, [0.55, None, 0.55, 0.55], (1, 0)),
+        (["what", "[Answer 1], [Tie]", "[Tie]", "[Tie]"], {}, [None, None, 0.55, 0.55], (0, 2)),
+        (["what", "[Answer 1], [Tie]", "[Tie]", "[Tie]"], {"critic_parse_failure": "zero"},
+         [0.0, 0.0, 0.55, 0.55], (0, 2)),
+        (["[Tie]", "[Answer 1]", "[Tie]", "[Answer 1]"], {"allow_tie": False},
+         [None, 1.0, None, 1.0], (0, 2)),
+    ],
+    ids=["cut off, with a tag", "unreadable", "unreadable costs", "ties are not allowed"],
+)  # fmt: skip
+async def test_verdicts_that_do_not_count_are_masked_or_cost_the_critic_only(
+    model, tmp_path, said, values, rewards, counted
+):
+    model.critic, running = said, runtime(tmp_path, **values)
+    running.rng = Always(1)
     result = await play(model, running)
-    assert [t.masked for t in by_source(result, "fresh")] == [False, True, False, False]
-    assert result.training_texts[0].reward == pytest.approx(0.6)
-    assert metric(result, "critic_truncated") == 1 and metric(result, "critic_parse_fail") == 0
-
-
-async def test_unreadable_verdicts_are_masked_or_cost_the_critic_only(model, running, tmp_path):
-    model.critic = ["what", "[Answer 1], [Tie]", "[Tie]", "[Tie]"]
-    result = await play(model, running)
-    assert [t.masked for t in by_source(result, "fresh")] == [True, True, False, False]
-    assert metric(result, "critic_parse_fail") == 2
-    assert metric(result, "fresh/parse_fail_rate") == [1.0, 1.0, 0.0, 0.0]
-    model._used = {}
-    zero = await play(model, runtime(tmp_path, critic_parse_failure="zero"))
-    assert [t.reward for t in by_source(zero, "fresh")] == [0.0, 0.0, 0.55, 0.55]
-    assert not any(t.masked for t in by_source(zero, "fresh"))
-    assert zero.training_texts[0].reward == pytest.approx(0.6)
+    fresh = by_source(result, "fresh")
+    assert [None if t.masked else t.reward for t in fresh] == rewards
+    assert (metric(result, "critic_truncated"), metric(result, "critic_parse_fail")) == counted
+    assert sum(metric(result, "fresh/parse_fail_rate")) == counted[1]
+    assert result.training_texts[0].reward == pytest.approx(0.0 if "allow_tie" in values else 0.6)
 
 
 async def test_without_a_readable_fresh_verdict_the_policy_is_masked_and_replay_still_trains(model, running):
@@ -191,15 +195,6 @@ async def test_an_engine_error_passes_to_the_retries_and_publishes_nothing(model
     model.fail_with = ConnectionError("gone")
     with pytest.raises(ConnectionError):
         await play(model, running)
-
-
-async def test_masked_and_left_out_texts_give_the_same_update(model, running):
-    model.critic = MIXED
-    result = await play(model, running)
-    flagged = advantages([result])
-    result.training_texts = [text for text in result.training_texts if not text.masked]
-    left_out = advantages([result])
-    assert [(t.situation, t.advantage) for t in flagged] == [(t.situation, t.advantage) for t in left_out]
 
 
 async def test_replay_never_touches_the_policy(model, tmp_path):
@@ -297,12 +292,6 @@ async def test_a_control_token_in_an_answer_counts_as_no_answer(model):
     llm = model.llm()
     assert rollout.read_answer("<answer>8<|assistant|>3</answer>", PROBLEM, llm) is None
     assert rollout.read_answer("<answer>8*3</answer>", PROBLEM, llm) == "8*3"
-
-
-async def test_an_ablation_without_ties_reads_them_as_failures(model, tmp_path):
-    model.critic = ["[Tie]", "[Answer 1]", "[Tie]", "[Answer 1]"]
-    result = await play(model, runtime(tmp_path, allow_tie=False))
-    assert [t.masked for t in by_source(result, "fresh")] == [True, False, True, False]
 
 
 def test_expert_answers_as_texts_to_imitate():

@@ -23,7 +23,8 @@ def update(logits: np.ndarray, params: Params, estimator: str, rng: np.random.Ge
     if estimator == "random":
         tapes = Tapes.draw(params, GROUPS * ATTEMPTS, rng)
     else:
-        tapes = Tapes.draw(params, GROUPS, rng).repeat(ATTEMPTS)
+        drawn = vars(Tapes.draw(params, GROUPS, rng))
+        tapes = Tapes(**{name: np.repeat(values, ATTEMPTS, axis=-1) for name, values in drawn.items()})
     episodes = Episodes(params, tapes)
     chosen, seen, gains, shares = [], [], [], []
     while episodes.t < params.T:

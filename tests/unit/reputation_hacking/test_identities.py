@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from domains.reputation_hacking.game.batch import BatchEnv
-from domains.reputation_hacking.game.dynamics import HELP, SIGNAL, Tapes
+from domains.reputation_hacking.game.dynamics import HELP, SIGNAL
 from domains.reputation_hacking.game.env import ReputationEnv
 from domains.reputation_hacking.game.mitigations import (
     DESIGNS,
@@ -127,9 +127,3 @@ def test_learning_before_rating_is_not_what_makes_signals_pay() -> None:
     assert rewards["rate_first", "all_signal"] == pytest.approx(
         rewards["update_first", "all_signal"], abs=0.5
     )
-
-
-def test_tapes_stack_and_unstack() -> None:
-    tapes = Tapes.from_seeds(Params(), [4, 9])
-    np.testing.assert_array_equal(tapes.one(1).eps, tapes.eps[:, 1])
-    assert tapes.tile(3).seeds.tolist() == [4, 9] * 3

@@ -6,7 +6,6 @@ import itertools
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import numpy as np
 import pytest
 from omegaconf import OmegaConf
@@ -44,7 +43,7 @@ from pipelinerl.finetune.rl.sample import samples_of
 from pipelinerl.finetune.rl.table import SampleTable
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, rolled_out
 
 CHECKPOINT = Path(domains.reputation_hacking.__file__).parent / "checkpoint"
 PROBLEM = load_problems(["heldout"], heldout_count=1, c_signal=[0.7])[0]
@@ -155,9 +154,8 @@ def config(tmp_path: Path | None = None, **settings: Any) -> Any:
 
 async def played(cfg: Any, *replies: str, problem: dict[str, Any] = PROBLEM, misbehave: Any = None) -> Any:
     """A rollout in which a fake model gives the replies in turn, again and again."""
-    given: dict[str, Any] = {"parameters": {"max_tokens": 32}, "collect_logprobs": True, "max_retries": 0}
-    llm = TrainableLLM(model_name=str(CHECKPOINT), base_url="", **given)
-    tokenizer, said = llm.load_tokenizer(), itertools.cycle(replies)
+    given: dict[str, Any] = {"parameters": {"max_tokens": 32}, "max_retries": 0}
+    tokenizer, said = TrainableLLM(model_name=str(CHECKPOINT)).load_tokenizer(), itertools.cycle(replies)
 
     def answer(ids: list[int]) -> list[int]:
         return [*tokenizer.encode(next(said), add_special_tokens=False), tokenizer.eos_token_id]
@@ -165,9 +163,7 @@ async def played(cfg: Any, *replies: str, problem: dict[str, Any] = PROBLEM, mis
     with FakeEngine(answer) as engine:
         if misbehave is not None:
             engine.always = misbehave
-        llm.base_url = engine.url
-        async with aiohttp.ClientSession() as session:
-            return await generate_reputation_rollout(cfg, llm, problem, session)
+        return await rolled_out(generate_reputation_rollout, cfg, problem, engine, CHECKPOINT, **given)
 
 
 async def test_all_help_is_worth_what_the_batch_says() -> None:
@@ -284,6 +280,7 @@ def test_demonstrations_repeat_and_cover_every_situation() -> None:
     assert {d.completion for d in first} == {f"ACTION: {name}" for name in ACTIONS}
     assert not any(d.exact for d in first)
     assert any("RESTING" in d.prompt for d in first)
+    assert {d.completion for d in first} <= set(vocabulary())
 
 
 def test_the_demonstrator_plays_worse_than_the_best_constant_policy() -> None:
@@ -294,11 +291,3 @@ def test_the_demonstrator_plays_worse_than_the_best_constant_policy() -> None:
             episode.step(int(rng.choice(3, p=habitual_probabilities(episode))))
         values.append(returns(episode))
     assert np.mean(values) < yardstick.constant - 1.0
-
-
-def test_a_decision_is_one_token_of_the_bundled_model() -> None:
-    llm = TrainableLLM(model_name=str(CHECKPOINT), base_url="http://nowhere", parameters={})
-    tokenizer = llm.load_tokenizer()
-    for name in ACTIONS:
-        assert len(tokenizer.encode(f"ACTION: {name}", add_special_tokens=False)) == 1
-    assert "ACTION: HELP" in vocabulary()

@@ -202,6 +202,7 @@ NAMES = {
     "pipelinerl.streams": ["set_streams_backend", "read_stream"],
     "pipelinerl.state": ["TrainerState"],
     "pipelinerl.world": ["Job"],
+    "pipelinerl.domains.math": ["load_datasets"],
 }
 
 
