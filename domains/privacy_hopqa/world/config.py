@@ -8,8 +8,6 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
 
-from .words import words
-
 GENERATOR_VERSION: Final = 1
 """Raised with every change that alters the bytes of a world."""
 
@@ -26,7 +24,10 @@ DEFAULT_PATTERNS: Final[Mapping[str, int]] = {
     "LLWL": 1,
     "LWWL": 1,
 }
-_COUNTS: Final = words("companies test_companies private_docs web_docs train_chains val_chains test_chains")
+_COUNTS: Final = (
+    *("companies", "test_companies", "private_docs", "web_docs"),
+    *("train_chains", "val_chains", "test_chains"),
+)
 MAX_COMPANIES: Final = 5000
 """Per side (train and val, test): task ids are `DR90000`..`DR94999` and `DR95000`..`DR99999`."""
 
