@@ -14,7 +14,7 @@ from pydantic import ConfigDict
 from domains.privacy_hopqa.agent.episode import Episode, Event, ReadFacts
 from domains.privacy_hopqa.agent.errors import ErrorKind
 from domains.privacy_hopqa.leakage.rules import LeakageLevels
-from domains.privacy_hopqa.reward.call_metrics import Flags, call_metrics, flags
+from domains.privacy_hopqa.reward.call_metrics import call_metrics, flags
 from domains.privacy_hopqa.reward.capture import Captured
 from domains.privacy_hopqa.reward.privacy import PlanPrivacy
 from domains.privacy_hopqa.reward.rewards import ChainOutcome
@@ -22,96 +22,13 @@ from pipelinerl.rollouts import BaseMetrics
 
 
 class PrivacyHopQAMetrics(BaseMetrics):
-    """All metrics of a rollout that did not fail.
+    """All metrics of a rollout that did not fail, under the names that `measure` gives them.
 
     Those of the stages (`hop_plan_reward`, ..., see `call_metrics`) and the slices (`success_hops_2`,
-    `leak_split_test`, ...) are extra fields, because their names depend on stages and data.
+    `leak_split_test`, ...) have names that depend on stages and data.
     """
 
     model_config = ConfigDict(extra="allow")
-
-    # Outcome. `well_formed`: no call had a stage error; `no_error`: none ended the rollout.
-    well_formed: bool
-    success_if_well_formed: Flags
-    correct_hops: int
-    total_hops: int
-    hop_accuracy: Flags
-    conditional_accuracy: Flags
-    prefix_hops: int
-    prefix_accuracy: float
-    first_incorrect_hop: int | None
-    blocked_hops: int
-    strict_chain_success: bool
-    final_correct: bool
-    chain_complete: bool
-
-    # Effort
-    llm_calls: int
-    captured_texts: int
-    trained_texts: int
-    call_prompt_tokens: int
-    call_output_tokens: int
-    captured_tokens: int
-    iterations: int
-    searches_local: int
-    searches_web: int
-    search_errors: int
-    parents_read: int
-    windows_read: int
-    loop_seconds: float
-    ended_complete: bool
-    ended_at_cap: bool
-    ended_by_error: bool
-    stopped_plans: int
-    spent_iterations: int
-    read_more_rounds: int
-    read_rounds_exhausted: int
-
-    # Retrieval, per hop with a gold document
-    windows_before_cut: int
-    windows_after_cut: int
-    parents_before_cut: int
-    parents_after_cut: int
-    gold_retrieved_before_cut: Flags
-    gold_retrieved_after_cut: Flags
-    gold_read: Flags
-    correct_after_gold_read: Flags
-    no_answer_after_gold_read: Flags
-    reader_correct_with_gold: Flags
-    reader_correct_any: Flags
-
-    # Stages, per call
-    parse_valid: Flags
-    invalid_ids: int
-    plan_gold_retrieved: Flags
-    plan_right_source: Flags
-    plan_stops_when_gold_known: Flags
-    plan_rejected_actions: int
-    situation_gold_already_retrieved: Flags
-    situation_gold_visible: Flags
-    choose_correct: Flags
-    choose_correct_gold_not_first: Flags
-    read_accuracy: Flags
-    read_correct_when_held: Flags
-    read_false_positive: Flags
-    resolve_accuracy: Flags
-    resolve_correct_when_answerable: Flags
-    resolve_answers_when_not: Flags
-    resolver_wipes: int
-
-    # Privacy
-    chain_without_facts: bool
-    web_queries: int
-    scored_plans: int
-    penalised: Flags
-    privacy_penalty: Flags
-    privacy_direct: Flags
-    privacy_mosaic: Flags
-    privacy_context_gain: Flags
-    leak: bool
-    leak_intent: bool
-    leak_answer: bool
-    leak_full: bool
 
 
 def measure(
@@ -137,6 +54,7 @@ def measure(
 
 
 def _outcome(episode: Episode, outcome: ChainOutcome) -> dict[str, Any]:
+    """`well_formed`: no call had a stage error; `no_error`: none ended the rollout."""
     well_formed = all(record.error is None for record in episode.calls)
     success = outcome.strict_success
     unblocked = [c for c, blocked in zip(outcome.correct, outcome.blocked) if not blocked]
@@ -188,6 +106,7 @@ def _effort(episode: Episode, captured: int, texts: Sequence[Captured]) -> dict[
 
 
 def _retrieval(episode: Episode, outcome: ChainOutcome) -> dict[str, Any]:
+    """What reached the pool, and per hop with a gold document what became of it."""
     gold = [
         (state, correct)
         for state, hop, correct in zip(episode.hops, episode.chain.hops, outcome.correct)
