@@ -11,7 +11,7 @@ from benchmarks.privacy_ci.policy import Policy, PolicyModel
 from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
 from domains.privacy_hopqa.agent.interfaces import Hit, Search
 from domains.privacy_hopqa.agent.loop import AgentLoop
-from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.reward.capture import Captured
@@ -40,7 +40,7 @@ class AuditedSearcher:
         with self.audit.attempt(search) as attempt:
             self.web_requests += 1
             hits = self.searcher.search_now(search)
-            attempt.succeeded(len(hits))
+            attempt.n_hits = len(hits)
         return hits
 
 
@@ -77,7 +77,7 @@ class Arena:
             self.fingerprint: str = write(world, Path(folder))["fingerprint"]
         self.chains = {split: chains_of(world, split) for split in ("train", "val", "test")}
         self._searcher = StoreSearcher(world_store(world))
-        self._prompts = load_prompts("full")
+        self._prompts = PROMPT_SETS["full"]
         self.web_requests = 0
 
     async def play(
@@ -94,6 +94,6 @@ class Arena:
         searcher = AuditedSearcher(self._searcher, audit)
         judge = Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
         model = PolicyModel(policy, chain, self._prompts, random)
-        episode = await AgentLoop(chain, settings, self._prompts, model, searcher, judge).run()
+        episode = await AgentLoop(chain, settings, model, searcher, judge).run()
         self.web_requests += searcher.web_requests
         return await evaluate_episode(episode, judge, settings, EmbeddedScorer())

@@ -18,10 +18,8 @@ from omegaconf import DictConfig
 
 from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
 from domains.privacy_hopqa.agent.errors import RolloutFailure
-from domains.privacy_hopqa.agent.interfaces import Prompts
 from domains.privacy_hopqa.agent.llm import EngineModel
 from domains.privacy_hopqa.agent.loop import AgentLoop
-from domains.privacy_hopqa.agent.prompts import load_prompts
 from domains.privacy_hopqa.agent.search_service import HttpSearcher, check_fingerprint, helper_headers
 from domains.privacy_hopqa.agent.traces import Traces
 from domains.privacy_hopqa.agent.transport import JsonClient
@@ -45,7 +43,6 @@ class Runtime:
 
     settings: PrivacyHopQASettings
     run_id: str
-    prompts: Prompts
     audit: AuditLog
     traces: Traces
     service_checked: bool = False
@@ -84,7 +81,6 @@ def _make_runtime(cfg: DictConfig) -> Runtime:
     return Runtime(
         settings=settings,
         run_id=output_dir.name,
-        prompts=load_prompts(settings.prompt_set),
         audit=AuditLog.of_run(output_dir, settings.audit_required),
         traces=Traces(output_dir, settings.trace_fraction),
     )
@@ -133,7 +129,7 @@ async def _run(
     audit.announce()
     searcher, model = HttpSearcher(client, audit, settings), EngineModel(llm, session, settings)
     judge = Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
-    episode = await AgentLoop(chain, settings, runtime.prompts, model, searcher, judge).run()
+    episode = await AgentLoop(chain, settings, model, searcher, judge).run()
     captured, metrics = await evaluate_episode(episode, judge, settings, runtime.scorer(session))
     texts = [training_text(llm, item) for item in captured]
     runtime.traces.write(identity, episode)

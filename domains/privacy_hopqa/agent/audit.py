@@ -70,15 +70,11 @@ class AuditLog:
         self._lines.close()
 
 
+@dataclass(slots=True)
 class Attempt:
-    """One request under way."""
+    """One request under way; its sender notes how many hits came."""
 
-    def __init__(self) -> None:
-        self.n_hits: int | None = None
-
-    def succeeded(self, n_hits: int) -> None:
-        """The service answered with so many hits."""
-        self.n_hits = n_hits
+    n_hits: int | None = None
 
 
 class Audit:

@@ -42,7 +42,7 @@ class HttpSearcher:
     async def _web_once(self, search: Search, body: Mapping[str, Any]) -> list[Hit]:
         with self._audit.attempt(search) as attempt:
             hits = parse_web(await self._client.once("POST", "/browsecomp/search", body))
-            attempt.succeeded(len(hits))
+            attempt.n_hits = len(hits)
         return hits
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from typing import cast, get_args
 
-from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import Phase, ScriptedModel
@@ -41,7 +41,7 @@ def demonstrations(settings: PrivacyHopQASettings, seed: int, phase: str) -> lis
     if phase not in get_args(Phase):
         raise ValueError(f"bootstrap phase {phase!r} is unknown; allowed: {', '.join(get_args(Phase))}")
     world = training_world(seed)
-    store, prompts = world_store(world), load_prompts(settings.prompt_set)
+    store, prompts = world_store(world), PROMPT_SETS[settings.prompt_set]
     made: dict[Demonstration, None] = {}
     for index, chain in enumerate(chains_of(world, "train")):
         model = ScriptedModel(chain, cast(Phase, phase), random.Random(f"{seed}:{index}:{phase}"), prompts)

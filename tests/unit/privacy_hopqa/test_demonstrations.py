@@ -12,7 +12,7 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import domains.privacy_hopqa
-from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.teacher.demonstrations import demonstrations, training_world
@@ -42,7 +42,7 @@ def of_kind(phase: str, prefix: str) -> list[Demonstration]:
 
 def play(seed: int, mixture: Mixture) -> list[tuple[bool, list[str], str]]:
     world = training_world(seed)
-    store, prompts, played = world_store(world), load_prompts("compact"), []
+    store, prompts, played = world_store(world), PROMPT_SETS["compact"], []
     for index, chain in enumerate(chains_of(world, "train")):
         model = ScriptedModel(chain, "mixture", random.Random(index), prompts, mixture)
         episode, judge = simulate(chain, store, cpu_settings(), model), Judge(chain)

@@ -19,9 +19,9 @@ from domains.privacy_hopqa.agent.interfaces import (
     SearchNote,
     WindowView,
 )
-from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 
-PROMPTS = load_prompts("full")
+PROMPTS = PROMPT_SETS["full"]
 FOLDER = Path(prompts_module.__file__).parent
 VIEW = HopView(
     hop_number=2,

@@ -15,11 +15,11 @@ from domains.privacy_hopqa.agent.interfaces import (
     WindowView,
 )
 from domains.privacy_hopqa.agent.llm import output_budget
-from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from tests.support.privacy_hopqa import say
 from tests.support.privacy_hopqa.agent import Script, document, play
 
-PROMPTS = load_prompts("compact")
+PROMPTS = PROMPT_SETS["compact"]
 VIEW = HopView(1, 2, 1, "What share\nof stores passed?", "(1) ...", (), "Harlow Foods", "")
 
 
@@ -116,11 +116,6 @@ def test_resolve_never_needs_more_than_nine_names_and_keeps_positive_reads():
 def test_line_breaks_in_values_do_not_break_the_format():
     context = ChooseContext(VIEW, (card("web/9", title="A\nd2 web B", snippet="x\ny."),), (), 2)
     assert len(PROMPTS(context).text.split("\n")) == 3
-
-
-def test_an_unknown_prompt_set_names_those_there_are():
-    with pytest.raises(ValueError, match="prompt_set=long: available are full, compact"):
-        load_prompts("long")
 
 
 @pytest.mark.parametrize(
