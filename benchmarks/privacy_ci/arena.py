@@ -17,7 +17,7 @@ from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.reward.capture import Captured
 from domains.privacy_hopqa.reward.evaluate import evaluate_episode
 from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics
-from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
+from domains.privacy_hopqa.reward.scoring import score_here
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.teacher.inprocess import StoreSearcher
 from domains.privacy_hopqa.world import build, world_config
@@ -96,4 +96,4 @@ class Arena:
         model = PolicyModel(policy, chain, self._prompts, random)
         episode = await AgentLoop(chain, settings, model, searcher, judge).run()
         self.web_requests += searcher.web_requests
-        return await evaluate_episode(episode, judge, settings, EmbeddedScorer())
+        return await evaluate_episode(episode, judge, settings, score_here)

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
 from domains.privacy_hopqa.agent.interfaces import Stage
 from domains.privacy_hopqa.data.chains import Source
-from domains.privacy_hopqa.data.json_extract import ExtractError, JsonErrorKind, extract
+from domains.privacy_hopqa.data.json_extract import ExtractError, extract
 
 Resolve = Callable[[str], str | None]
 """From an id in the model's answer to a document id, or None if it names nothing on offer."""
@@ -34,7 +34,7 @@ def read_reply(text: str, stage: Stage) -> tuple[Any, str]:
     try:
         found = extract(text, "array" if stage is Stage.PLAN else "object")
     except ExtractError as error:
-        kind = ErrorKind.WRONG_TYPE if error.kind == JsonErrorKind.WRONG_TYPE else ErrorKind.PARSE
+        kind = ErrorKind.WRONG_TYPE if error.kind == "wrong_type" else ErrorKind.PARSE
         raise StageError(kind, f"{error.kind}: {error}") from None
     return found.value, found.path
 

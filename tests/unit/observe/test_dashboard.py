@@ -10,7 +10,7 @@ import pytest
 from domains.guessing import GuessingMetrics
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.reward.evaluate import evaluate_episode
-from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
+from domains.privacy_hopqa.reward.scoring import score_here
 from domains.raro.metrics import CRITIC_RATES, PREFIX
 from domains.reputation_hacking.language.log import ReputationMetrics
 from pipelinerl.observe import dashboard
@@ -22,7 +22,7 @@ from tests.support.privacy_hopqa.agent import TWO_HOPS, play, settings, solving
 async def measured_privacy():
     """What a rollout of the privacy agent reports."""
     episode = await play(solving())
-    return (await evaluate_episode(episode, Judge(TWO_HOPS), settings(), EmbeddedScorer()))[1].model_dump()
+    return (await evaluate_episode(episode, Judge(TWO_HOPS), settings(), score_here))[1].model_dump()
 
 
 DOMAINS = {

@@ -3,7 +3,7 @@
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.reward.evaluate import evaluate_episode
 from domains.privacy_hopqa.reward.rewards import judge_outcome
-from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
+from domains.privacy_hopqa.reward.scoring import score_here
 from tests.support.privacy_hopqa import say
 from tests.support.privacy_hopqa.agent import (
     AUDIT,
@@ -27,7 +27,7 @@ OTHERS = others(4)
 async def measured(script, found, chain=TWO_HOPS, **changes):
     config = settings(training_reward_mode="hop_step_situational", **changes)
     episode = await play(script, found, chain, **changes)
-    return (await evaluate_episode(episode, Judge(chain), config, EmbeddedScorer()))[1]
+    return (await evaluate_episode(episode, Judge(chain), config, score_here))[1]
 
 
 async def test_a_perfect_rollout():

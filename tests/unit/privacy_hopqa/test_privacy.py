@@ -9,7 +9,7 @@ from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.reward.capture import situational_texts
 from domains.privacy_hopqa.reward.evaluate import evaluate_episode, score_plans
 from domains.privacy_hopqa.reward.privacy import PlanLogs, distinct_logs, penalised, plan_logs
-from domains.privacy_hopqa.reward.scoring import EmbeddedScorer
+from domains.privacy_hopqa.reward.scoring import score_here
 from tests.support.privacy_hopqa.agent import AUDIT, REGION, TWO_HOPS, play, settings, solving
 
 
@@ -64,7 +64,7 @@ async def leaky_episode():
 async def test_a_leaky_plan_that_finds_gold_pays():
     episode = await leaky_episode()
     config = settings(training_reward_mode="hop_step_situational", privacy_reward_weight=1.0)
-    privacy = await score_plans(episode, config, EmbeddedScorer())
+    privacy = await score_plans(episode, config, score_here)
     (result,) = privacy.values()
     assert result.p_direct > 0.6
     texts = situational_texts(episode.calls, config, privacy)
@@ -76,7 +76,7 @@ async def test_a_leaky_plan_that_finds_gold_pays():
 async def test_in_outcome_mode_scores_are_logged_and_never_subtracted():
     episode = await leaky_episode()
     config = settings(privacy_reward_weight=1.0)
-    texts, metrics = await evaluate_episode(episode, Judge(TWO_HOPS), config, EmbeddedScorer())
+    texts, metrics = await evaluate_episode(episode, Judge(TWO_HOPS), config, score_here)
     assert {text.reward for text in texts} == {1.0}
     assert metrics.scored_plans == 1
     assert metrics.privacy_penalty[0] > 0
@@ -84,5 +84,5 @@ async def test_in_outcome_mode_scores_are_logged_and_never_subtracted():
 
 
 async def test_a_plan_without_context_has_its_own_score_twice():
-    (result,) = (await score_plans(await leaky_episode(), settings(), EmbeddedScorer())).values()
+    (result,) = (await score_plans(await leaky_episode(), settings(), score_here)).values()
     assert (result.p_context, result.p_without) == (result.p_direct, 0.0)

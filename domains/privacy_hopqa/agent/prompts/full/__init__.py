@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -166,23 +167,12 @@ def _reads(notes: Iterable[ReadNote]) -> str:
 
 
 def _cards(cards: Iterable[Card]) -> str:
-    return _lines(
-        {
-            "doc_id": card.doc_id,
-            "source": card.source,
-            "title": card.title,
-            "locator": card.locator,
-            "best_rank": card.best_rank,
-            "best_score": round(card.best_score, 3),
-            "matched_window_count": card.matched_windows,
-            "total_window_count": card.total_windows,
-            "top_queries": card.top_queries,
-            "representative_window_id": card.representative_window_id,
-            "snippet": card.snippet,
-            **({"remembered": True} if card.in_memory else {}),
-        }
-        for card in cards
-    )
+    return _lines(map(_card, cards))
+
+
+def _card(card: Card) -> dict[str, Any]:
+    row = asdict(card) | {"best_score": round(card.best_score, 3)}
+    return row | {"remembered": True} if row.pop("in_memory") else row
 
 
 def _lines(rows: Iterable[dict[str, Any]]) -> str:
