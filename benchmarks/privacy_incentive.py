@@ -15,8 +15,7 @@ from collections.abc import Iterator, Sequence
 from benchmarks._figures import Figure, command_line, report
 from domains.privacy_hopqa.data.chains import Chain, Hop
 from domains.privacy_hopqa.teacher.script import search_query
-from domains.privacy_hopqa.world import build, world_config
-from domains.privacy_hopqa.world.in_memory import chains_of, world_store
+from domains.privacy_hopqa.world import build, chains_of, world_config, world_store
 
 DEPTH = 50
 RANKS = (1, 3, 5)

@@ -20,8 +20,7 @@ from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics
 from domains.privacy_hopqa.reward.scoring import score_here
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.teacher.inprocess import StoreSearcher
-from domains.privacy_hopqa.world import build, world_config
-from domains.privacy_hopqa.world.in_memory import chains_of, world_store
+from domains.privacy_hopqa.world import build, chains_of, world_config, world_store
 from domains.privacy_hopqa.world.write import write
 
 
@@ -94,6 +93,6 @@ class Arena:
         searcher = AuditedSearcher(self._searcher, audit)
         judge = Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
         model = PolicyModel(policy, chain, self._prompts, random)
-        episode = await AgentLoop(chain, settings, model, searcher, judge).run()
+        episode = await AgentLoop(chain, settings, self._prompts, model, searcher, judge).run()
         self.web_requests += searcher.web_requests
         return await evaluate_episode(episode, judge, settings, score_here)

@@ -14,17 +14,9 @@ from typing import Any
 from domains.privacy_hopqa.data.chains import Chain, parse_chain, parse_task_id
 
 DOMAIN = "privacy_hopqa"
-_ALIASES = {
-    "final": "final",
-    "train": "train",
-    "final_train": "train",
-    "val": "val",
-    "validation": "val",
-    "final_val": "val",
-    "test": "test",
-    "final_test": "test",
-}
 SPLITS = ("train", "val", "test")
+_ALIASES = {"final": "final", "validation": "val"}
+_ALIASES |= {name: split for split in SPLITS for name in (split, f"final_{split}")}
 CARRIED = (
     "n_hops",
     "n_question_hops",

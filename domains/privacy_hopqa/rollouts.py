@@ -20,6 +20,7 @@ from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
 from domains.privacy_hopqa.agent.errors import RolloutFailure
 from domains.privacy_hopqa.agent.llm import EngineModel
 from domains.privacy_hopqa.agent.loop import AgentLoop
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.agent.search_service import HttpSearcher, check_fingerprint, helper_headers
 from domains.privacy_hopqa.agent.traces import Traces
 from domains.privacy_hopqa.agent.transport import JsonClient
@@ -118,8 +119,9 @@ async def _run(
     audit = Audit(runtime.audit, identity)
     audit.announce()
     searcher, model = HttpSearcher(client, audit, settings), EngineModel(llm, session, settings)
+    prompts = PROMPT_SETS[settings.prompt_set]
     judge = Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
-    episode = await AgentLoop(chain, settings, model, searcher, judge).run()
+    episode = await AgentLoop(chain, settings, prompts, model, searcher, judge).run()
     captured, metrics = await evaluate_episode(episode, judge, settings, runtime.scorer(session))
     texts = [training_text(llm, item) for item in captured]
     runtime.traces.write(identity, episode)

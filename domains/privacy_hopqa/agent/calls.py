@@ -8,8 +8,7 @@ from typing import Any, TypeVar
 
 from domains.privacy_hopqa.agent.episode import CallRecord
 from domains.privacy_hopqa.agent.errors import StageError
-from domains.privacy_hopqa.agent.interfaces import Context, Model, Rendered, Stage, StageRequest
-from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
+from domains.privacy_hopqa.agent.interfaces import Context, Model, Prompts, Rendered, Stage, StageRequest
 from domains.privacy_hopqa.agent.stages import Resolve, read_reply
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
@@ -19,9 +18,9 @@ Reply = TypeVar("Reply")
 class Caller:
     """Makes the calls of one rollout; `records` grows in the order in which they begin."""
 
-    def __init__(self, model: Model, settings: PrivacyHopQASettings) -> None:
+    def __init__(self, model: Model, prompts: Prompts, settings: PrivacyHopQASettings) -> None:
         self._model = model
-        self._prompts = PROMPT_SETS[settings.prompt_set]
+        self._prompts = prompts
         self._settings = settings
         self.records: list[CallRecord] = []
 

@@ -29,6 +29,7 @@ from domains.privacy_hopqa.agent.interfaces import (
     HopView,
     Model,
     PlanContext,
+    Prompts,
     Searcher,
     Stage,
 )
@@ -53,13 +54,14 @@ class AgentLoop:
         self,
         chain: Chain,
         settings: PrivacyHopQASettings,
+        prompts: Prompts,
         model: Model,
         searcher: Searcher,
         judge: Judge | None = None,
     ) -> None:
         self._chain = chain
         self._settings = settings
-        self._caller = Caller(model, settings)
+        self._caller = Caller(model, prompts, settings)
         self._judge = judge or Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
         self.episode = Episode(chain, [HopState(hop.number) for hop in chain.hops], self._caller.records)
         self._retrieval = Retrieval(self.episode, settings, searcher, self._judge)

@@ -9,8 +9,7 @@ from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import Phase, ScriptedModel
-from domains.privacy_hopqa.world import World, build, world_config
-from domains.privacy_hopqa.world.in_memory import chains_of, world_store
+from domains.privacy_hopqa.world import World, build, chains_of, world_config, world_store
 from pipelinerl.bootstrap.demonstrations import Demonstration
 
 FIRST_TRAINING_SEED = 1_000_000

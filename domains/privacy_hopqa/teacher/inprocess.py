@@ -10,6 +10,7 @@ from domains.privacy_hopqa.agent.episode import Episode
 from domains.privacy_hopqa.agent.hits import local_document, web_document
 from domains.privacy_hopqa.agent.interfaces import Document, Hit, Model, Search
 from domains.privacy_hopqa.agent.loop import AgentLoop
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from retrieval_server.store import Store
@@ -44,5 +45,5 @@ class StoreSearcher:
 
 def simulate(chain: Chain, store: Store, settings: PrivacyHopQASettings, model: Model) -> Episode:
     """One rollout of the agent with search in the same process."""
-    loop = AgentLoop(chain, settings, model, StoreSearcher(store))
+    loop = AgentLoop(chain, settings, PROMPT_SETS[settings.prompt_set], model, StoreSearcher(store))
     return asyncio.run(loop.run())

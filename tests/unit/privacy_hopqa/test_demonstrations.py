@@ -18,7 +18,7 @@ from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.teacher.demonstrations import demonstrations, training_world
 from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import SKELETONS, Mixture, ScriptedModel, search_query
-from domains.privacy_hopqa.world.in_memory import chains_of, world_store
+from domains.privacy_hopqa.world import chains_of, world_store
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.config.compose import Request, compose
 from pipelinerl.config.files import typed

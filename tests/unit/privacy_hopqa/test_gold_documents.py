@@ -18,8 +18,7 @@ from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.reward.rewards import judge_outcome
 from domains.privacy_hopqa.teacher.inprocess import simulate
-from domains.privacy_hopqa.world import World, build, keyword_query, world_config
-from domains.privacy_hopqa.world.in_memory import chains_of, world_store
+from domains.privacy_hopqa.world import World, build, chains_of, keyword_query, world_config, world_store
 from tests.support.privacy_hopqa import say
 from tests.support.privacy_hopqa.agent import settings
 

@@ -12,10 +12,9 @@ from domains.privacy_hopqa.agent.transport import Retries
 from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.leakage import __main__ as leakage_command
 from domains.privacy_hopqa.leakage import chat
-from domains.privacy_hopqa.leakage.__main__ import main
+from domains.privacy_hopqa.leakage.__main__ import endpoints, main, parse_arguments
 from domains.privacy_hopqa.leakage.chat import Endpoint
 from domains.privacy_hopqa.leakage.llm import PLACEHOLDERS, PROMPTS, Templates
-from domains.privacy_hopqa.leakage.options import endpoints, parse_arguments
 from tests.support.privacy_hopqa.leakage import COMPANY, QUESTION, audit_line, write_chains, write_lines
 
 LEAKY = "cold chain audit 15% stores completed"
