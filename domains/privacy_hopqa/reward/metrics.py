@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any, TypeVar
 
 from pydantic import ConfigDict
@@ -109,10 +110,8 @@ def _effort(episode: Episode, captured: int, texts: Sequence[Captured]) -> dict[
         "iterations": episode.iterations,
         "searches_local": episode.searches["local"],
         "searches_web": episode.searches["web"],
-        "search_errors": episode.search_errors,
-        "errors_search_failed": episode.search_errors,
-        "parents_read": episode.parents_read,
-        "windows_read": episode.windows_read,
+        **asdict(episode.counts),
+        "errors_search_failed": episode.counts.search_errors,
         "loop_seconds": episode.duration_s,
         "ended_complete": episode.count(Event.END_COMPLETE) > 0,
         "ended_at_cap": episode.count(Event.END_CAP) > 0,
@@ -125,7 +124,7 @@ def _effort(episode: Episode, captured: int, texts: Sequence[Captured]) -> dict[
 
 
 def _retrieval(episode: Episode, outcome: ChainOutcome) -> dict[str, Any]:
-    """What reached the pool, and per hop with a gold document what became of it."""
+    """Per hop with a gold document, what became of it."""
     gold = [
         (state, correct)
         for state, hop, correct in zip(episode.hops, episode.chain.hops, outcome.correct)
@@ -138,10 +137,6 @@ def _retrieval(episode: Episode, outcome: ChainOutcome) -> dict[str, Any]:
             reads.setdefault(record.hop_number, []).append(record.facts)
     with_gold = [facts for facts in reads.values() if any(read.gold for read in facts)]
     return {
-        "windows_before_cut": episode.windows_before_cut,
-        "windows_after_cut": episode.windows_after_cut,
-        "parents_before_cut": episode.parents_before_cut,
-        "parents_after_cut": episode.parents_after_cut,
         "gold_retrieved_before_cut": flags(state.gold_before_cut for state, _ in gold),
         "gold_retrieved_after_cut": flags(state.gold_after_cut for state, _ in gold),
         "gold_read": flags(state.gold_read for state, _ in gold),

@@ -47,7 +47,7 @@ async def test_a_refused_search_fails_alone():
     script = answering("15%", plan=say.local("bad", "audit"))
     episode = await play(script, searches, max_iterations=1)
     assert episode.answers == {1: "15%"}
-    assert episode.search_errors == 1
+    assert episode.counts.search_errors == 1
     assert [note.failed for note in episode.hops[0].searches] == [True, False]
 
 
