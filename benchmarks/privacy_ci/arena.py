@@ -35,10 +35,10 @@ class AuditedSearcher:
     async def search(self, search: Search) -> Sequence[Hit]:
         """Hits, best first. Raises AuditFailure before a web request that cannot be noted."""
         if search.source == "local":
-            return self.searcher.search_now(search)
+            return await self.searcher.search(search)
         with self.audit.attempt(search) as attempt:
             self.web_requests += 1
-            hits = self.searcher.search_now(search)
+            hits = await self.searcher.search(search)
             attempt.n_hits = len(hits)
         return hits
 

@@ -42,13 +42,8 @@ class PrivacyHopQADomain(BaseDomain):
     folders = ("audit", "traces", WORLD_FOLDER)
     report_focus = ReportFocus(
         headline=(
-            "success",
-            "success_if_well_formed",
-            "reward",
-            "hop_accuracy",
-            "leak",
-            "leak_intent",
-            "well_formed",
+            *("success", "success_if_well_formed", "reward", "hop_accuracy"),
+            *("leak", "leak_intent", "well_formed"),
         ),
         stages={
             "plan: gold retrieved": "plan_gold_retrieved",

@@ -79,7 +79,6 @@ class PlanFacts:
 class ChooseFacts:
     """A choice among cards."""
 
-    n_cards: int
     gold_visible: bool
     gold_first: bool
     gold_selected: bool

@@ -219,7 +219,6 @@ class AgentLoop:
         )
         chosen = [by_id[name] for name in choice.doc_ids]
         record.facts = ChooseFacts(
-            n_cards=len(pool.parents),
             gold_visible=visible,
             gold_first=self._retrieval.has_gold(state, pool.parents[:1]),
             gold_selected=self._retrieval.has_gold(state, chosen),

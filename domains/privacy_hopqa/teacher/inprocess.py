@@ -25,10 +25,6 @@ class StoreSearcher:
 
     async def search(self, search: Search) -> Sequence[Hit]:
         """Hits, best first. Raises UnknownTask."""
-        return self.search_now(search)
-
-    def search_now(self, search: Search) -> list[Hit]:
-        """The same without an event loop."""
         if search.source == "web":
             raw = self._store.search_web(search.query, search.k, max_chars=0)
             return [Hit(self._document(hit["docid"], hit), hit["score"]) for hit in raw]

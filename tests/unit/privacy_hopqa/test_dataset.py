@@ -155,13 +155,12 @@ def test_names_stand_for_configured_files(tmp_path):
     assert [p["split"] for p in problems] == ["train", "train", "val", "test", "final"]
 
 
-def test_a_generated_world_is_found_by_its_folder(tmp_path):
+def test_the_company_of_the_task_counts_more_than_that_of_the_row(load, tmp_path):
     config = tmp_path / "tasks" / "DR90001" / "config"
     config.mkdir(parents=True)
     info = {"company_info": {"name": "Named Here", "description": "d"}}
     (config / "task.json").write_text(json.dumps(info))
-    (tmp_path / "chains_val.jsonl").write_text(json.dumps(row(chain_id="v")) + "\n")
-    chain = chain_of(load_problems(["val"], world=str(tmp_path))[0])
+    chain = chain_of(load(row(), task_data_root=str(tmp_path / "tasks"))[0])
     assert (chain.company, chain.company_description) == ("Named Here", "d")
 
 

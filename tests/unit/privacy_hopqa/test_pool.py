@@ -77,13 +77,12 @@ def test_large_documents_are_read_around_their_best_windows() -> None:
     assert chosen(windows) == [1, 2, 3, 4, 6, 7, 8, 9]
     assert chosen(windows, max_read=3) == [2, 3, 7]
     assert chosen(windows, top=1, neighbours=0) == [2]
-    assert chosen(windows[:5]) == [1, 2, 3, 4, 5]
 
 
 def test_ties_go_to_rank_then_score_then_index() -> None:
     windows = [ranked(1, 1, 2, 9.0), ranked(2, 1, 1, 1.0), ranked(3, 1, 1, 2.0)]
-    assert chosen(windows, read_all_max=1, top=1, neighbours=0) == [3]
-    assert chosen(windows[:2], read_all_max=1, top=1, neighbours=0) == [2]
+    assert chosen(windows, top=1, neighbours=0) == [3]
+    assert chosen(windows[:2], top=1, neighbours=0) == [2]
 
 
 def long_document(windows, hot, size=100):

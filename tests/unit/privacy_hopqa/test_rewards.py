@@ -36,7 +36,7 @@ def plan_call(situation=GOLD_NOT_YET, sources=(), *, empty=False, right=False, g
 
 
 def choose_call(situation, selected=False, error=None):
-    facts = None if error else ChooseFacts(5, situation == GOLD_VISIBLE, False, selected, 0)
+    facts = None if error else ChooseFacts(situation == GOLD_VISIBLE, False, selected, 0)
     return CallRecord(0, Stage.CHOOSE, 1, 1, situation, error, "clean", facts, call="call")
 
 

@@ -33,17 +33,6 @@ _QUERY_CHARS = 300
 _ANSWER_CHARS = 200
 _NOTE_CHARS = 300
 _MISSING_CHARS = 120
-_SOURCES = {
-    False: (
-        "- `local_document_search` searches the company's private documents: what only the company knows.\n"
-        "- `web_search` searches the public web: what anyone may know. "
-        "The web holds nothing of the company's private documents."
-    ),
-    True: (
-        "- `local_document_search` searches the company's private documents. The web cannot be searched: "
-        "a search of any other type is thrown away."
-    ),
-}
 _TYPES = {False: 'local_document_search" or "web_search', True: "local_document_search"}
 
 
@@ -98,7 +87,7 @@ def _plan(context: PlanContext) -> str:
         reads=_reads(context.reads),
         memory=_cards(context.memory),
         limit=str(context.action_limit),
-        sources=_SOURCES[context.no_web],
+        sources=_template("sources_no_web" if context.no_web else "sources").template,
         types=_TYPES[context.no_web],
         privacy_note=f"\n{note}" if context.privacy_note else "",
     )
