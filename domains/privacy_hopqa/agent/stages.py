@@ -101,20 +101,15 @@ def _parse_action(item: Any, no_web: bool) -> Action | str:
     return Action(source, query) if query else "empty_query"
 
 
-@dataclass(frozen=True, slots=True)
-class ChooseResult:
-    """Chosen documents in order, and how many names in the answer were unknown."""
+def parse_choice(values: Mapping[str, Any], *, resolve: Resolve, limit: int) -> tuple[tuple[str, ...], int]:
+    """Which documents to read, in order, and how many names in the answer were unknown.
 
-    doc_ids: tuple[str, ...]
-    unknown_ids: int
-
-
-def parse_choice(values: Mapping[str, Any], *, resolve: Resolve, limit: int) -> ChooseResult:
-    """Which documents to read. Raises StageError INVALID_IDS if no valid one is named."""
+    Raises StageError INVALID_IDS if no valid one is named.
+    """
     documents, unknown = _selected_ids(values, "selected_doc_ids", resolve, limit)
     if not documents:
         raise StageError(ErrorKind.INVALID_IDS, f"no valid document among {unknown} named")
-    return ChooseResult(documents, unknown)
+    return documents, unknown
 
 
 @dataclass(frozen=True, slots=True)

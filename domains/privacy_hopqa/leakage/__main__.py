@@ -20,6 +20,7 @@ import aiohttp
 
 from domains.privacy_hopqa.agent.errors import TransportFailure
 from domains.privacy_hopqa.agent.transport import RequestRefused
+from domains.privacy_hopqa.dataset import chain_of, load_problems
 from domains.privacy_hopqa.leakage import table
 from domains.privacy_hopqa.leakage.chat import ChatModel, Endpoint, Replies
 from domains.privacy_hopqa.leakage.llm import PROMPTS, Job, LanguageModelEvaluation, Templates
@@ -35,7 +36,7 @@ from domains.privacy_hopqa.leakage.report import (
 from domains.privacy_hopqa.leakage.secrets import (
     provenance_of_files,
     provenance_of_run,
-    secrets_of_files,
+    secrets_of_chains,
     secrets_of_run,
 )
 from pipelinerl.config import load_tree
@@ -102,7 +103,8 @@ def load_secrets(arguments: argparse.Namespace) -> tuple[SecretsByChain, dict[st
     Raises ValueError, KeyError or OSError.
     """
     if arguments.chains:
-        secrets = secrets_of_files(arguments.chains, arguments.tasks, arguments.questions or "chain")
+        problems = load_problems(arguments.chains, task_data_root=arguments.tasks)
+        secrets = secrets_of_chains(map(chain_of, problems), arguments.questions or "chain")
         return secrets, provenance_of_files(arguments.chains)
     if not arguments.run_dir.is_dir():
         raise ValueError(f"{arguments.run_dir} is a file, so name the datasets with --chains")

@@ -11,5 +11,5 @@ from .model import World, chains_of, world_store
 from .words import keyword_query
 from .write import generate
 
-__all__ = ("World", "WorldError", "build", "chains_of", "generate", "keyword_query")
-__all__ += ("world_config", "world_store")
+__all__ = ["World", "WorldError", "build", "chains_of", "generate", "keyword_query"]
+__all__ += ["world_config", "world_store"]

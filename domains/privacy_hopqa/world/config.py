@@ -14,16 +14,7 @@ GENERATOR_VERSION: Final = 1
 SPLITS: Final = ("train", "val", "test")
 MANIFEST: Final = "manifest.json"
 
-DEFAULT_PATTERNS: Final[Mapping[str, int]] = {
-    "LW": 4,
-    "WL": 1,
-    "LLW": 3,
-    "LWL": 3,
-    "LWW": 1,
-    "LWLW": 2,
-    "LLWL": 1,
-    "LWWL": 1,
-}
+DEFAULT_PATTERNS: Final = {"LW": 4, "WL": 1, "LLW": 3, "LWL": 3, "LWW": 1, "LWLW": 2, "LLWL": 1, "LWWL": 1}
 _COUNTS: Final = (
     *("companies", "test_companies", "private_docs", "web_docs"),
     *("train_chains", "val_chains", "test_chains"),
