@@ -100,7 +100,7 @@ def test_parquet_files_are_read_in_batches(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     rows = [page(str(n), f"text {n}") for n in range(600)]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "corpus.parquet")
-    assert convert([tmp_path], tmp_path / "web.jsonl").written == 600
+    assert convert([tmp_path], tmp_path / "web.jsonl")["written"] == 600
 
 
 def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path, monkeypatch, capsys):
