@@ -12,7 +12,6 @@ from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
 from domains.privacy_hopqa.scorer.protocol import parse_request
 from retrieval_server.store import Store
-from tests.support.privacy_hopqa.agent import chain_of, hop
 from tests.support.privacy_hopqa.rollouts import answer_with, attempt, oracle
 
 EXAMPLES = Path(__file__).resolve().parents[3] / "domains" / "privacy_hopqa" / "examples"
@@ -130,12 +129,3 @@ async def test_a_score_that_is_none_fails_the_rollout_and_trains_nothing(play, s
     assert result.failed.startswith("privacy_score: ")
     assert result.training_texts == []
     assert result.metrics is None
-
-
-async def test_a_chain_without_private_hops_is_not_sent_and_costs_nothing(play, services):
-    question = "Which route planning company has its head office in Tarnby?"
-    chain = chain_of(hop(1, question, "Kestrel Systems", "web/20110"), task_id="DR0901")
-    result, _ = await play(chain)
-    assert [text.reward for text in result.training_texts if ":stage:plan:" in text.situation] == [1.25]
-    assert all(path != "/score" for path, _ in services.requests)
-    assert result.metrics.chain_without_facts

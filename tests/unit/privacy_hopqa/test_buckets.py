@@ -75,28 +75,6 @@ async def test_choices_without_gold_only_give_a_malformed_one_its_siblings():
     assert [reason for _, reason in result.dropped] == ["baseline_only", "baseline_only"]
 
 
-async def test_choices_without_gold_alone_train_nothing():
-    same = [Script(plan=say.plan("others"), choose=say.choose(f"d{n}")) for n in (1, 2, 3)]
-    result = await chunk_of(*same, found={"others": OTHERS})
-    assert result.ready == []
-    assert sorted(reason for _, reason in result.dropped) == ["baseline_only"] * 3 + ["zero_advantage"] * 3
-    assert result.filtered_groups == 1
-
-
-async def test_a_malformed_choice_in_sight_of_gold_stays_in_that_situation():
-    found = {"audit": [*OTHERS[:3], AUDIT]}
-    scripts = [
-        Script(plan=say.local("audit"), choose=text)
-        for text in (say.choose("d4"), say.choose("d1"), "no json")
-    ]
-    trained = [text for text in ready(await chunk_of(*scripts, found=found)) if "choose" in text[0]]
-    assert trained == [
-        ("1:stage:choose:gold_visible", 1.0, 1.5),
-        ("1:stage:choose:gold_visible", 0.0, 0.0),
-        ("1:stage:choose:gold_visible", -1.0, -1.5),
-    ]
-
-
 @pytest.mark.parametrize("attempts", [2, 3])
 async def test_every_attempt_at_a_plan_is_a_text_scored_by_its_own_decision(attempts):
     script = Script(plan=[*[say.plan("")] * (attempts - 1), say.local("gold")])

@@ -62,14 +62,6 @@ def test_answer_files_and_their_fields_never_appear_in_a_hit(store):
         assert answer not in json.dumps(hits)
 
 
-def test_originals_stand_behind_their_text_copies(store):
-    (hit, *_) = store.search_local("DR0901", "cold-chain audit 2023")
-    assert hit["metadata"]["original_path"] == "DR0901/files/IN001_pdf/cold_chain_audit.pdf"
-    (hit, *_) = store.search_local("DR0901", "route planning vendor")
-    assert hit["metadata"]["original_path"] == "DR0901/files/DI001_jsonl/operations_chat.jsonl"
-    assert hit["doc_id"] == "local/DR0901/DI001_jsonl/operations_chat.txt"
-
-
 def test_the_launcher_accepts_them_without_a_change_of_code(tmp_path, capsys, monkeypatch):
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     arguments = ["+domain=privacy_hopqa", "hardware=cpu", f"output_dir={tmp_path / 'run'}", *OVERRIDES]

@@ -3,7 +3,6 @@
 import pytest
 import torch
 
-from domains.privacy_hopqa.agent.transport import RequestRefused
 from domains.privacy_hopqa.leakage.chat import ChatModel, Endpoint, Replies
 from domains.privacy_hopqa.leakage.llm import LanguageModelEvaluation, Templates
 from domains.privacy_hopqa.leakage.report import Secrets
@@ -30,22 +29,6 @@ async def evaluation(engine, replies):
     return found
 
 
-async def test_what_a_random_model_says_is_counted_and_makes_the_evaluation_invalid(folder, tmp_path):
-    replies = tmp_path / "replies.jsonl"
-    async with running_engine(folder, max_model_len=4096, max_prefill_tokens=2048) as engine:
-        found = await evaluation(engine, Replies(replies))
-        served = engine.server.engine.metrics
-    counts = found.counts()
-    # Two logs, three levels; each question is asked once more before it is given up.
-    expected = {"asked": 6, "replies": 12, "kept": 0, "asked_again": 6, "unparseable": 6}
-    assert counts["adversary"] == expected
-    assert counts["judge"]["asked"] == 0
-    assert counts["unparseable_share"] == 1.0 and counts["valid"] is False
-    assert served.requests_received == sum(served.finished.values()) == 12
-    assert not replies.exists(), "only good replies are kept"
-    assert not found.levels_of(*JOBS[0]).answer
-
-
 async def test_replies_in_the_form_asked_for_reach_the_levels(folder, tmp_path, monkeypatch):
     """The sampler is made to say one JSON object; prompt, route and answer are the engine's own."""
     tokenizer = byte_tokenizer()
@@ -66,9 +49,3 @@ async def test_replies_in_the_form_asked_for_reach_the_levels(folder, tmp_path, 
     assert levels.intent and levels.answer and levels.full
     assert levels.questions[0].guess == "15%"
     assert again.counts()["adversary"] == {**counts["adversary"], "replies": 0, "kept": 6}
-
-
-async def test_a_prompt_that_does_not_fit_is_refused_with_the_engines_words(folder):
-    async with running_engine(folder, max_model_len=256) as engine:
-        with pytest.raises(RequestRefused, match="do not fit max_model_len 256"):
-            await evaluation(engine, Replies())

@@ -39,75 +39,6 @@ async def test_two_hops_answered_with_the_agents_own_answer_filled_in():
     assert [card.doc_id for card in second.memory] == [GOLD_LOCAL]
 
 
-async def test_choose_is_skipped_when_all_parents_can_be_read():
-    script = Script(plan=say.local("audit"))
-    await play(script, {"audit": others(2)})
-    assert not script.of(Stage.CHOOSE)
-    assert len(script.of(Stage.READ)) == 2
-
-
-async def test_choose_is_asked_above_the_limit_and_only_its_choice_is_read():
-    script = Script(plan=say.local("audit"), choose=say.choose("d3"))
-    await play(script, {"audit": others(4)}, max_iterations=1)
-    assert script.read_from == ["web/12"]
-
-
-async def test_a_wrong_answer_advances_to_the_next_hop():
-    script = answering("99%")
-    episode = await play(script, {"audit": [AUDIT]}, max_iterations=2)
-    assert episode.hops[0].answer == "99%"
-    assert [r.context.view.hop_number for r in script.of(Stage.PLAN)] == [1, 2]
-
-
-async def test_an_unanswered_hop_is_tried_until_the_cap():
-    episode = await play(Script(plan=say.local("nothing")))
-    assert episode.iterations == 4
-    assert {call.hop_number for call in episode.calls} == {1}
-    assert not episode.answers
-
-
-async def test_windows_already_read_in_the_hop_are_not_read_again():
-    script = Script(plan=[say.local("audit"), say.local("audit again")])
-    await play(script, {"audit": [AUDIT], "audit again": [AUDIT]}, max_iterations=2)
-    assert len(script.of(Stage.READ)) == 1
-    assert len(script.of(Stage.RESOLVE)) == 1
-
-
-async def test_a_withdrawn_answer_is_recorded_and_the_hop_stays_open():
-    script = Script(plan=say.local("audit"), read=say.NO, resolve=say.done("15%"))
-    episode = await play(script, {"audit": [AUDIT]}, max_iterations=1)
-    facts = episode.calls[-1].facts
-    assert facts.error is ErrorKind.RESOLVER_WIPE
-    assert facts.next_step == "search_more"
-    assert episode.fatal is None
-    assert episode.hops[0].answer is None
-
-
-async def test_read_more_reads_the_named_unread_document():
-    script = Script(
-        plan=say.local("audit"), choose=say.choose("d1"), resolve=[say.read_more("d2"), say.SEARCH_MORE]
-    )
-    await play(script, {"audit": others(4)}, max_iterations=1)
-    assert script.read_from == ["web/10", "web/11"]
-
-
-async def test_read_more_without_a_valid_id_searches_more_and_is_recorded():
-    script = Script(plan=say.local("audit"), choose=say.choose("d1"), resolve=say.read_more("d9"))
-    episode = await play(script, {"audit": others(4)}, max_iterations=1)
-    facts = episode.calls[-1].facts
-    assert (facts.error, facts.next_step) == (ErrorKind.INVALID_IDS, "search_more")
-    assert len(script.of(Stage.RESOLVE)) == 1
-
-
-async def test_rounds_of_read_more_are_bounded():
-    next_unread = lambda r: say.read_more(r.context.unread[0].doc_id)  # noqa: E731
-    script = Script(plan=say.local("audit", "more"), choose=say.choose("d1"), resolve=next_unread)
-    found = {"audit": others(5), "more": others(5, "web/2")}
-    await play(script, found, max_iterations=1, max_read_rounds=3)
-    assert len(script.of(Stage.RESOLVE)) == 3
-    assert len(script.of(Stage.READ)) == 3
-
-
 @pytest.mark.parametrize(
     ("said", "kind"),
     [
@@ -142,14 +73,6 @@ async def test_an_empty_plan_with_nothing_known_only_spends_the_iteration():
     episode = await play(script)
     assert {call.stage for call in episode.calls} == {Stage.PLAN}
     assert episode.iterations == 4
-
-
-async def test_an_empty_plan_reads_unread_memory():
-    resolve = [say.done("15%"), say.SEARCH_MORE]
-    script = answering("15%", plan=[say.local("audit"), "[]"], resolve=resolve)
-    await play(script, {"audit": [AUDIT]}, max_iterations=2)
-    second = [r for r in script.of(Stage.READ) if r.context.view.hop_number == 2]
-    assert [r.context.window.parent_id for r in second] == [GOLD_LOCAL]
 
 
 @pytest.mark.parametrize(("pool", "read"), [("memory", ["web/10"]), ("retrieved", ["web/10", "web/12"])])

@@ -23,25 +23,6 @@ from tests.support.privacy_hopqa.agent import (
 )
 
 
-async def test_an_empty_plan_resolves_on_earlier_reads():
-    script = answering("15%", plan=[say.local("audit"), "[]"], resolve=[say.SEARCH_MORE, say.done("15%")])
-    episode = await play(script, {"audit": [AUDIT]}, max_iterations=2)
-    assert len(script.of(Stage.READ)) == 1
-    assert len(script.of(Stage.RESOLVE)) == 2
-    assert episode.hops[0].answer == "15%"
-
-
-async def test_a_plan_without_usable_actions_counts_as_without_searches():
-    script = answering(
-        "15%", plan=[say.local("audit"), say.local("Audit ")], resolve=[say.SEARCH_MORE, say.done("15%")]
-    )
-    episode = await play(script, {"audit": [AUDIT]}, max_iterations=2)
-    assert episode.hops[0].answer == "15%"
-    facts = episode.calls[3].facts
-    assert facts.rejected == {"repeated": 1}
-    assert not facts.explicitly_empty
-
-
 async def test_a_refused_search_fails_alone():
     searches = Searches({"bad": SearchActionError("400"), "audit": [AUDIT]})
     script = answering("15%", plan=say.local("bad", "audit"))
@@ -49,12 +30,6 @@ async def test_a_refused_search_fails_alone():
     assert episode.answers == {1: "15%"}
     assert episode.counts.search_errors == 1
     assert [note.failed for note in episode.hops[0].searches] == [True, False]
-
-
-async def test_an_unreachable_service_fails_the_rollout():
-    searches = Searches({"audit": TransportFailure("down"), "other": [AUDIT]})
-    with pytest.raises(TransportFailure, match="down"):
-        await play(Script(plan=say.local("audit", "other")), searches)
 
 
 async def test_siblings_of_a_failure_are_cancelled_and_awaited():
@@ -73,6 +48,18 @@ async def test_siblings_of_a_failure_are_cancelled_and_awaited():
     with pytest.raises(TransportFailure):
         await run_limited([slow, failing], 5)
     assert ended == ["slow"]
+
+
+async def test_no_more_run_at_a_time_than_the_limit():
+    running = []
+
+    async def work():
+        running.append(running[-1] + 1 if running else 1)
+        await asyncio.sleep(0)
+        running.append(running[-1] - 1)
+
+    await run_limited([work] * 5, 2)
+    assert max(running) == 2
 
 
 async def test_a_plan_is_asked_again_only_without_usable_actions():

@@ -102,13 +102,6 @@ def pool_of(doc, config, read=frozenset(), query="alpha bravo charlie delta echo
     return build_pool([], [RankedHit(Hit(doc, 5.0), 1, query)], set(read), query, config)
 
 
-def test_of_a_large_document_the_best_windows_and_their_neighbours_are_read():
-    doc = long_document(12, {1: 5, 2: 4, 6: 3, 7: 2})
-    (parent,) = pool_of(doc, windows_config()).parents
-    read = [c.window.index for c in windows_to_read(parent, windows_config())]
-    assert read == [1, 2, 3, 4, 6, 7, 8, 9]
-
-
 def test_a_small_document_is_read_whole_and_read_windows_stay_out():
     doc = long_document(5, {3: 2})
     pool = pool_of(doc, windows_config(), read={"web/1#w02of05"})

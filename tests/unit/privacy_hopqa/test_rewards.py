@@ -137,12 +137,6 @@ async def test_garbage_never_earns_more_than_zero(script):
         assert max(earned) <= 0
 
 
-async def test_repeated_plans_earn_nothing():
-    episode = await play(Script(plan=say.local("a")), {"a": OTHERS[:1]}, max_iterations=4)
-    rewards = [text.reward for text in situational_texts(episode.calls, SITUATIONAL, {})]
-    assert rewards == [0.25, 0.0, 0.0, 0.0]
-
-
 async def played():
     script = Script(plan=[say.local("a"), say.plan("b")], read=say.yes("15%"), resolve=say.done("15%"))
     return await play(script, {"a": OTHERS, "b": OTHERS})

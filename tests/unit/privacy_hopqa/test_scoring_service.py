@@ -109,10 +109,6 @@ async def test_a_refusal_that_quotes_the_request_is_told_by_its_status():
         await scored(service, logs())
 
 
-async def test_passing_trouble_is_retried():
-    assert await scored(Service(500, 429, 503, rows), logs(1)) == {logs()[0]: 0.5}
-
-
 async def test_the_service_and_the_scorer_in_process_agree():
     leaky, mosaic, harmless = ("15% of stores passed the audit",), ("Harlow Foods", "share 15%"), ("weather",)
     asked = [leaky, mosaic, harmless]
