@@ -84,8 +84,9 @@ def world() -> World:
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_a_hop_fails_without_its_gold_document_and_only_from_there_on(world: World, split: str) -> None:
-    solved = [chain for chain in chains_of(world, split) if all(correct_hops(chain, world))]
-    assert len(solved) >= 5
+    chains = chains_of(world, split)
+    solved = [chain for chain in chains if all(correct_hops(chain, world))]
+    assert len(solved) >= 0.85 * len(chains)  # texts alone are enough
     for chain in solved[:5]:
         for hop in chain.hops:
             before = (True,) * (hop.number - 1)

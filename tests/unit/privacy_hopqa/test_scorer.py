@@ -145,12 +145,7 @@ async def test_a_request_outside_the_protocol_is_a_400_that_names_the_field(post
     assert "\n" not in body["error"]["message"]
 
 
-async def test_wrong_paths_methods_and_sizes(post):
-    response, answer = await post({}, path="/scores")
-    assert (response.status, answer["error"]["code"]) == (404, "unknown_path")
-    response, answer = await post({}, method="get")
-    assert (response.status, answer["error"]["code"]) == (405, "method_not_allowed")
-    assert response.headers["Allow"] == "POST"
+async def test_the_largest_body(post):
     response, answer = await post(b" " * (MAX_BODY_BYTES + 1))
     assert (response.status, answer["error"]["code"]) == (413, "too_large")
     response, _ = await post(json.dumps({"examples": []}).encode() + b" " * (MAX_BODY_BYTES - 16))
