@@ -85,10 +85,7 @@ def chosen(ids, limit=3):
 
 def test_a_choice_keeps_order_drops_repeats_and_unknown_ids_and_is_cut():
     assert chosen(["d4", "d9", "d4", 3, "d1", "d2", "d3"]) == (("web/4", "web/1", "web/2"), 2)
-
-
-def test_a_single_name_instead_of_a_list_is_accepted():
-    assert chosen("d2") == (("web/2",), 0)
+    assert chosen("d2") == (("web/2",), 0)  # a single name instead of a list
 
 
 @pytest.mark.parametrize("ids", [[], ["d9"], None, [None], ["garbage", "web/77"], {}])
