@@ -67,6 +67,7 @@ setup(
             "**/*.md",
             "**/*.json",
             "**/*.jsonl",
+            "**/*.yaml",
             "**/*.safetensors",
             "**/*.txt",
             "**/*.jinja",

@@ -3,7 +3,7 @@
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -60,12 +60,12 @@ def parse_object(body: bytes) -> dict[str, Any]:
 
 def parse_local_search(fields: dict[str, Any]) -> LocalSearch:
     """Raises `RequestError` 400 that names the field, its value and what is allowed."""
-    task_id = _string(fields, "task_id")
+    task_id = string_field(fields, "task_id")
     if not TASK_ID.fullmatch(task_id):
         raise RequestError(400, "out_of_range", f"task_id must match ^{TASK_ID.pattern}$")
     threshold = fields.get("threshold", 0.0)
     if isinstance(threshold, bool) or not isinstance(threshold, int | float):
-        raise RequestError(400, "wrong_type", f"threshold is a {type(threshold).__name__}; send a number")
+        raise wrong_type("threshold", threshold, "a number")
     if not abs(threshold) <= sys.float_info.max:  # also true of NaN, and of integers that no double holds
         raise RequestError(400, "out_of_range", "threshold must be a finite double")
     return LocalSearch(task_id, _query(fields), _k(fields), float(threshold))
@@ -74,7 +74,7 @@ def parse_local_search(fields: dict[str, Any]) -> LocalSearch:
 def parse_web_search(fields: dict[str, Any]) -> WebSearch:
     """Raises `RequestError` 400. `task_id` is checked and has no effect: all tasks share the web index."""
     if fields.get("task_id") is not None:
-        _string(fields, "task_id")
+        string_field(fields, "task_id")
     max_chars = fields.get("max_chars")
     if max_chars is not None:
         max_chars = _integer("max_chars", max_chars, 0, None)
@@ -82,7 +82,7 @@ def parse_web_search(fields: dict[str, Any]) -> WebSearch:
 
 
 def _query(fields: dict[str, Any]) -> str:
-    query = _string(fields, "query")
+    query = string_field(fields, "query")
     if not 1 <= len(query) <= MAX_QUERY_CHARS:
         raise RequestError(
             400, "out_of_range", f"query has {len(query)} characters; 1 to {MAX_QUERY_CHARS} are allowed"
@@ -94,18 +94,24 @@ def _k(fields: dict[str, Any]) -> int:
     return _integer("k", fields.get("k", DEFAULT_K), 1, MAX_K)
 
 
-def _string(fields: dict[str, Any], name: str) -> str:
+def string_field(fields: Mapping[str, Any], name: str, where: str = "") -> str:
+    """The field; `where` is what stands before its name in the `RequestError` 400 that is raised."""
     if name not in fields:
-        raise RequestError(400, "missing", f"{name} is missing; send a string")
+        raise RequestError(400, "missing", f"{where}{name} is missing; send a string")
     value = fields[name]
     if not isinstance(value, str):
-        raise RequestError(400, "wrong_type", f"{name} is a {type(value).__name__}; send a string")
+        raise wrong_type(f"{where}{name}", value, "a string")
     return value
+
+
+def wrong_type(name: str, value: Any, expected: str) -> RequestError:
+    """The error for a field that holds something else than `expected`."""
+    return RequestError(400, "wrong_type", f"{name} is a {type(value).__name__}; send {expected}")
 
 
 def _integer(name: str, value: Any, low: int, high: int | None) -> int:
     if isinstance(value, bool) or not isinstance(value, int):
-        raise RequestError(400, "wrong_type", f"{name} is a {type(value).__name__}; send an integer")
+        raise wrong_type(name, value, "an integer")
     if value < low or (high is not None and value > high):
         allowed = f"{low} to {high}" if high is not None else f"at least {low}"
         raise RequestError(400, "out_of_range", f"{name}={str(value)[:20]}; allowed: {allowed}")

@@ -16,8 +16,8 @@ import json
 import os
 import sys
 import zlib
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
@@ -29,22 +29,14 @@ PAGE_LISTS = ("gold_docs", "evidence_docs", "negative_docs")
 _PARQUET_ROWS = 256
 
 
-@dataclass(slots=True)
-class Summary:
-    """What became of the pages."""
-
-    written: int = 0
-    repeated: int = 0
-    empty: int = 0
-
-
-def convert(sources: Iterable[Path], out: Path) -> Summary:
+def convert(sources: Iterable[Path], out: Path) -> Counter[str]:
     """Write the pages of all sources to `out`, which appears complete or not at all.
 
-    Equal pages are written once, pages without text not at all. Raises ValueError naming file and row: a row
+    Equal pages are written once, pages without text not at all: how many were `written`, `repeated` and
+    `empty` is returned. Raises ValueError naming file and row: a row
     that is none, an encrypted one, one docid with two texts; OSError.
     """
-    summary = Summary()
+    summary: Counter[str] = Counter()
     digests: dict[str, bytes] = {}
     out.parent.mkdir(parents=True, exist_ok=True)
     staging = out.with_name(f".{out.name}.{os.getpid()}")
@@ -123,18 +115,18 @@ def _page(row: Any, where: str) -> dict[str, str]:
     return {"docid": str(docid).strip().removeprefix("web/"), "url": str(url or ""), "text": text}
 
 
-def _write(page: dict[str, str], file: Any, digests: dict[str, bytes], summary: Summary) -> None:
+def _write(page: dict[str, str], file: Any, digests: dict[str, bytes], summary: Counter[str]) -> None:
     if not page["text"].strip():
-        summary.empty += 1
+        summary["empty"] += 1
         return
     digest = blake2b(page["text"].encode("utf-8"), digest_size=16).digest()
     known = digests.get(page["docid"])
     if known is None:
         digests[page["docid"]] = digest
         file.write(json.dumps(page, ensure_ascii=False, sort_keys=True) + "\n")
-        summary.written += 1
+        summary["written"] += 1
     elif known == digest:
-        summary.repeated += 1
+        summary["repeated"] += 1
     else:
         raise ValueError(f"docid={page['docid']!r} has another text further up; ids are unique")
 
@@ -153,8 +145,8 @@ def main(argv: Sequence[str]) -> int:
         print(f"browsecomp: {error}", file=sys.stderr)
         return 1
     print(
-        f"{summary.written} pages in {arguments.out}; left out {summary.repeated} repeated ones "
-        f"and {summary.empty} without text"
+        f"{summary['written']} pages in {arguments.out}; left out {summary['repeated']} repeated ones "
+        f"and {summary['empty']} without text"
     )
     return 0
 

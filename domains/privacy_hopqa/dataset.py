@@ -14,28 +14,12 @@ from typing import Any
 from domains.privacy_hopqa.data.chains import Chain, parse_chain, parse_task_id
 
 DOMAIN = "privacy_hopqa"
-_ALIASES = {
-    "final": "final",
-    "train": "train",
-    "final_train": "train",
-    "val": "val",
-    "validation": "val",
-    "final_val": "val",
-    "test": "test",
-    "final_test": "test",
-}
 SPLITS = ("train", "val", "test")
+_ALIASES = {"final": "final", "validation": "val"}
+_ALIASES |= {name: split for split in SPLITS for name in (split, f"final_{split}")}
 CARRIED = (
-    "n_hops",
-    "n_question_hops",
-    "n_unique_docs",
-    "n_cross_doc_transitions",
-    "global_question",
-    "expected_doc_ids",
-    "metadata",
-    "confidence",
-    "verdict",
-    "source_file",
+    *("n_hops", "n_question_hops", "n_unique_docs", "n_cross_doc_transitions"),
+    *("global_question", "expected_doc_ids", "metadata", "confidence", "verdict", "source_file"),
 )
 """Fields of a row that travel with the problem and decide nothing."""
 
@@ -48,15 +32,13 @@ def load_problems(
     final_val_dataset_path: str | None = None,
     final_test_dataset_path: str | None = None,
     task_data_root: str | None = None,
-    world: str | None = None,
     max_examples: int | None = None,
 ) -> list[dict[str, Any]]:
     """Problems of the named datasets, with `id` contiguous over all files.
 
     A name is a path to a chain file, or `final`, `train`, `val` or `test` (also `validation`, `final_*`, and
-    each with the prefix `privacy_hopqa_`). `world` is a generated world's directory, used where no path is
-    given. `max_examples` cuts the whole list. A problem's `chain` is a `Chain`. Raises ValueError naming file
-    and line, FileNotFoundError naming the setting.
+    each with the prefix `privacy_hopqa_`). `max_examples` cuts the whole list. A problem's `chain` is a
+    `Chain`. Raises ValueError naming file and line, FileNotFoundError naming the setting.
     """
     paths = {
         "final": final_dataset_path,
@@ -64,9 +46,6 @@ def load_problems(
         "val": final_val_dataset_path,
         "test": final_test_dataset_path,
     }
-    if world is not None:
-        paths |= {s: str(Path(world) / f"chains_{s}.jsonl") for s in SPLITS if paths[s] is None}
-        task_data_root = task_data_root or str(Path(world) / "tasks")
     problems: list[dict[str, Any]] = []
     for name in dataset_names:
         path, split = _locate(name, paths)

@@ -12,7 +12,6 @@ from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
-from domains.privacy_hopqa.agent.prompts import load_prompts
 from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.leakage.section import leakage_section
 from domains.privacy_hopqa.reward.capture import ANCHOR_ROLE, POLICY_ROLE
@@ -43,13 +42,8 @@ class PrivacyHopQADomain(BaseDomain):
     folders = ("audit", "traces", WORLD_FOLDER)
     report_focus = ReportFocus(
         headline=(
-            "success",
-            "success_if_well_formed",
-            "reward",
-            "hop_accuracy",
-            "leak",
-            "leak_intent",
-            "well_formed",
+            *("success", "success_if_well_formed", "reward", "hop_accuracy"),
+            *("leak", "leak_intent", "well_formed"),
         ),
         stages={
             "plan: gold retrieved": "plan_gold_retrieved",
@@ -188,10 +182,6 @@ def _row_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[s
 
 
 def _mode_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
-    try:
-        load_prompts(settings.prompt_set)
-    except ValueError as error:
-        yield str(error)
     yield from _query_log_problems(settings)
     if settings.situational and not OmegaConf.select(cfg, "finetune.rl.step_reward_advantages"):
         yield (

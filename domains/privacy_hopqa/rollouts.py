@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,10 +18,9 @@ from omegaconf import DictConfig
 
 from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
 from domains.privacy_hopqa.agent.errors import RolloutFailure
-from domains.privacy_hopqa.agent.interfaces import Prompts
 from domains.privacy_hopqa.agent.llm import EngineModel
 from domains.privacy_hopqa.agent.loop import AgentLoop
-from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.agent.search_service import HttpSearcher, check_fingerprint, helper_headers
 from domains.privacy_hopqa.agent.traces import Traces
 from domains.privacy_hopqa.agent.transport import JsonClient
@@ -30,7 +29,7 @@ from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.dataset import chain_of
 from domains.privacy_hopqa.reward.capture import Captured
 from domains.privacy_hopqa.reward.evaluate import evaluate_episode
-from domains.privacy_hopqa.reward.scoring import EmbeddedScorer, Scorer, ServiceScorer
+from domains.privacy_hopqa.reward.scoring import Scorer, score_by_service, score_here
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.world.config import manifest_of
 from pipelinerl.async_llm import make_training_text
@@ -39,24 +38,24 @@ from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult, TrainingText
 from pipelinerl.utils import PerTree
 
 
-@dataclass(slots=True)
 class Runtime:
     """What all rollouts of a worker process share, one per configuration tree."""
 
-    settings: PrivacyHopQASettings
-    run_id: str
-    prompts: Prompts
-    audit: AuditLog
-    traces: Traces
-    service_checked: bool = False
-    """Whether the retrieval service was asked which world it serves."""
+    def __init__(self, cfg: DictConfig) -> None:
+        self.settings = settings_of(cfg)
+        output_dir = Path(str(cfg.output_dir))
+        self.run_id = output_dir.name
+        self.audit = AuditLog.of_run(output_dir, self.settings.audit_required)
+        self.traces = Traces(output_dir, self.settings.trace_fraction)
+        self.service_checked = False
+        """Whether the retrieval service was asked which world it serves."""
 
     def scorer(self, session: aiohttp.ClientSession) -> Scorer:
         """The scoring service if one is configured, else the deterministic scorer in this process."""
         url = self.settings.privacy_reward_service_url
         if url is None:
-            return EmbeddedScorer()
-        return ServiceScorer(JsonClient(url, session, self.settings.privacy_reward_timeout_s))
+            return score_here
+        return partial(score_by_service, JsonClient(url, session, self.settings.privacy_reward_timeout_s))
 
     async def search_client(self, session: aiohttp.ClientSession) -> JsonClient:
         """A client of the retrieval service, which is checked on first use.
@@ -78,19 +77,7 @@ class Runtime:
         return client
 
 
-def _make_runtime(cfg: DictConfig) -> Runtime:
-    settings = settings_of(cfg)
-    output_dir = Path(str(cfg.output_dir))
-    return Runtime(
-        settings=settings,
-        run_id=output_dir.name,
-        prompts=load_prompts(settings.prompt_set),
-        audit=AuditLog.of_run(output_dir, settings.audit_required),
-        traces=Traces(output_dir, settings.trace_fraction),
-    )
-
-
-_RUNTIMES = PerTree(_make_runtime)
+_RUNTIMES = PerTree(Runtime)
 
 
 async def generate_privacy_hopqa_rollout(
@@ -132,8 +119,9 @@ async def _run(
     audit = Audit(runtime.audit, identity)
     audit.announce()
     searcher, model = HttpSearcher(client, audit, settings), EngineModel(llm, session, settings)
+    prompts = PROMPT_SETS[settings.prompt_set]
     judge = Judge(chain, settings.answer_match_mode, settings.answer_match_f1_threshold)
-    episode = await AgentLoop(chain, settings, runtime.prompts, model, searcher, judge).run()
+    episode = await AgentLoop(chain, settings, prompts, model, searcher, judge).run()
     captured, metrics = await evaluate_episode(episode, judge, settings, runtime.scorer(session))
     texts = [training_text(llm, item) for item in captured]
     runtime.traces.write(identity, episode)

@@ -8,20 +8,9 @@ from __future__ import annotations
 from typing import Any, Literal
 
 from omegaconf import DictConfig
-from pydantic import (
-    BaseModel,
-    ConfigDict,
-    Field,
-    NonNegativeFloat,
-    NonNegativeInt,
-    PositiveFloat,
-    PositiveInt,
-    model_validator,
-)
+from pydantic import Field, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, model_validator
 
-from domains.blocks import block_of
-
-Probability = Field(ge=0.0, le=1.0)
+from domains.blocks import Block, block_of
 
 REPLACED_KEYS = {
     "llm_provider": "not needed: every call goes to the rollout policy",
@@ -48,17 +37,13 @@ _REPLACED_PREFIXES = {
 }
 
 
-class _Block(BaseModel):
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-
-class LeakageSettings(_Block):
+class LeakageSettings(Block):
     """Which private questions the leakage evaluation asks."""
 
     questions: Literal["chain", "task"] = "chain"
 
 
-class PrivacyHopQASettings(_Block):
+class PrivacyHopQASettings(Block):
     """All keys of the block. Lengths are characters unless a name says tokens; times are seconds."""
 
     # Data. Without any dataset path a world is generated from `world`.

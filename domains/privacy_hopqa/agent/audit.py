@@ -10,7 +10,7 @@ import hashlib
 import logging
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -39,11 +39,11 @@ class RolloutIdentity:
     model_version: int | None
 
 
-class AuditLog:
+class AuditLog(PrivateLines):
     """The log of one process. With `required`, a line that cannot be written raises AuditFailure."""
 
     def __init__(self, path: Path, required: bool = True) -> None:
-        self._lines = PrivateLines(path)
+        super().__init__(path)
         self._required = required
         self._warned = False
 
@@ -52,33 +52,26 @@ class AuditLog:
         """The log of this process in a run's folder."""
         return cls(output_dir / FOLDER / f"{os.getpid()}.jsonl", required)
 
-    def write(self, line: dict[str, Any]) -> None:
-        """Append one line. Raises AuditFailure if that is required and not possible."""
+    def append(self, line: Mapping[str, Any]) -> None:
+        """Write one line. Raises AuditFailure if that is required and not possible."""
         try:
-            self._lines.append(line)
+            super().append(line)
         except OSError as error:
-            path = self._lines.path
-            message = f"the audit log {path} cannot be written ({error}); free space or set audit_required"
+            message = (
+                f"the audit log {self.path} cannot be written ({error}); free space or set audit_required"
+            )
             if self._required:
                 raise AuditFailure(message) from None
             if not self._warned:
                 self._warned = True
                 logger.warning("%s", message)
 
-    def close(self) -> None:
-        """Close the file; a later write opens it again."""
-        self._lines.close()
 
-
+@dataclass(slots=True)
 class Attempt:
-    """One request under way."""
+    """One request under way; its sender notes how many hits came."""
 
-    def __init__(self) -> None:
-        self.n_hits: int | None = None
-
-    def succeeded(self, n_hits: int) -> None:
-        """The service answered with so many hits."""
-        self.n_hits = n_hits
+    n_hits: int | None = None
 
 
 class Audit:
@@ -90,13 +83,13 @@ class Audit:
 
     def announce(self) -> None:
         """Note that the rollout began, so that one without web requests is counted too."""
-        self._log.write({"event": "rollout", "ts": time.time(), **self._identity})
+        self._log.append({"event": "rollout", "ts": time.time(), **self._identity})
 
     @contextmanager
     def attempt(self, search: Search) -> Iterator[Attempt]:
         """Log before the block sends its request, and how it ended. Raises AuditFailure before the block."""
         request_id = uuid4().hex
-        self._log.write(
+        self._log.append(
             {
                 "ts": time.time(),
                 "request_id": request_id,
@@ -119,7 +112,7 @@ class Audit:
             status = type(error).__name__
             raise
         finally:
-            self._log.write(
+            self._log.append(
                 {
                     "ts": time.time(),
                     "request_id": request_id,

@@ -79,7 +79,6 @@ class PlanFacts:
 class ChooseFacts:
     """A choice among cards."""
 
-    n_cards: int
     gold_visible: bool
     gold_first: bool
     gold_selected: bool
@@ -154,6 +153,19 @@ class HopState:
 
 
 @dataclass(slots=True)
+class Counts:
+    """Sums over a rollout, under the names of their metrics. The cut is that to `max_candidate_cards`."""
+
+    search_errors: int = 0
+    windows_before_cut: int = 0
+    windows_after_cut: int = 0
+    parents_before_cut: int = 0
+    parents_after_cut: int = 0
+    parents_read: int = 0
+    windows_read: int = 0
+
+
+@dataclass(slots=True)
 class Episode:
     """A rollout from its first call to its end. `fatal` is the stage error that ended it."""
 
@@ -164,13 +176,7 @@ class Episode:
     iterations: int = 0
     fatal: ErrorKind | None = None
     searches: dict[Source, int] = field(default_factory=lambda: {"local": 0, "web": 0})
-    search_errors: int = 0
-    windows_before_cut: int = 0
-    windows_after_cut: int = 0
-    parents_before_cut: int = 0
-    parents_after_cut: int = 0
-    parents_read: int = 0
-    windows_read: int = 0
+    counts: Counts = field(default_factory=Counts)
     duration_s: float = 0.0
     transitions: list[Transition] = field(default_factory=list)
 

@@ -105,8 +105,8 @@ class Card:
     locator: str
     best_rank: int
     best_score: float
-    matched_windows: int
-    total_windows: int
+    matched_window_count: int
+    total_window_count: int
     top_queries: tuple[str, ...]
     representative_window_id: str
     snippet: str

@@ -5,6 +5,8 @@ Every call gets a token budget of its own, so that prompt and answer together fi
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import aiohttp
 
 from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
@@ -19,29 +21,28 @@ def output_budget(prompt_tokens: int, stage_cap: int, limit: int, margin: int) -
     return min(stage_cap, limit - prompt_tokens - margin)
 
 
+@dataclass(frozen=True, slots=True)
 class EngineModel:
     """Asks the engine. Prompts are tokenised once, and exactly those ids are counted and sent."""
 
-    def __init__(
-        self, llm: TrainableLLM, session: aiohttp.ClientSession, settings: PrivacyHopQASettings
-    ) -> None:
-        self._llm = llm
-        self._session = session
-        self._limit = settings.generation_context_limit_tokens
-        self._margin = settings.generation_context_margin_tokens
+    llm: TrainableLLM
+    session: aiohttp.ClientSession
+    settings: PrivacyHopQASettings
 
     async def complete(self, request: StageRequest) -> Completion:
         """The answer. Raises StageError CONTEXT_OVERFLOW without a call; engine errors pass through."""
         messages = request.prompt.messages
-        ids = self._llm.prompt_ids(Prompt(messages=messages)).tolist()
-        budget = output_budget(len(ids), request.max_tokens, self._limit, self._margin)
+        ids = self.llm.prompt_ids(Prompt(messages=messages)).tolist()
+        limit = self.settings.generation_context_limit_tokens
+        margin = self.settings.generation_context_margin_tokens
+        budget = output_budget(len(ids), request.max_tokens, limit, margin)
         if budget <= 0:
             raise StageError(
                 ErrorKind.CONTEXT_OVERFLOW,
-                f"{request.stage}: a prompt of {len(ids)} tokens leaves no room in {self._limit}",
+                f"{request.stage}: a prompt of {len(ids)} tokens leaves no room in {limit}",
             )
         prompt = Prompt(messages=messages, token_ids=ids)
-        call = await llm_async_generate(self._llm, prompt, self._session, max_tokens_override=budget)
+        call = await llm_async_generate(self.llm, prompt, self.session, max_tokens_override=budget)
         return Completion(
             call.output.content or "", call.prompt_length_tokens, call.output_length_tokens, call
         )

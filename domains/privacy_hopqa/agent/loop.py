@@ -211,19 +211,18 @@ class AgentLoop:
         visible = self._retrieval.has_gold(state, pool.parents)
         by_id = {parent.doc_id: parent for parent in pool.parents}
         ids = {name: name for name in by_id}
-        record, choice = await self._caller.ask(
+        record, (doc_ids, unknown) = await self._caller.ask(
             Stage.CHOOSE,
             context,
             GOLD_VISIBLE if visible else GOLD_ABSENT,
             lambda values, prompt: parse_choice(values, resolve=id_resolver(prompt, ids), limit=limit),
         )
-        chosen = [by_id[name] for name in choice.doc_ids]
+        chosen = [by_id[name] for name in doc_ids]
         record.facts = ChooseFacts(
-            n_cards=len(pool.parents),
             gold_visible=visible,
             gold_first=self._retrieval.has_gold(state, pool.parents[:1]),
             gold_selected=self._retrieval.has_gold(state, chosen),
-            unknown_ids=choice.unknown_ids,
+            unknown_ids=unknown,
         )
         self.episode.log(
             state.hop_number, Event.CHOOSE, f"documents={len(chosen)} candidates={len(pool.parents)}"

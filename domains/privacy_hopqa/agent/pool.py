@@ -131,13 +131,13 @@ def windows_to_read(parent: Parent, settings: PrivacyHopQASettings) -> list[Rank
 
     Documents of few windows are read whole; of others the best unread windows and their neighbours.
     """
-    whole = parent.window_count <= settings.read_all_windows_max_count
+    if parent.window_count <= settings.read_all_windows_max_count:
+        return sorted(parent.candidates, key=lambda candidate: candidate.window.index)
     return select(
         parent.candidates,
-        read_all_max=parent.window_count if whole else 0,
         top=settings.large_parent_top_windows,
         neighbours=settings.large_parent_neighbor_windows,
-        max_read=0 if whole else settings.large_parent_max_read_windows,
+        max_read=settings.large_parent_max_read_windows,
     )
 
 
@@ -172,8 +172,8 @@ def _card(parent: Parent, snippet_chars: int) -> Card:
         locator=document.locator[:_CARD_CHARS],
         best_rank=min(candidate.rank for candidate in parent.candidates),
         best_score=max(candidate.score for candidate in parent.candidates),
-        matched_windows=len(parent.candidates),
-        total_windows=parent.window_count,
+        matched_window_count=len(parent.candidates),
+        total_window_count=parent.window_count,
         top_queries=tuple(query[:_TOP_QUERY_CHARS] for query in list(queries)[:_MAX_TOP_QUERIES]),
         representative_window_id=best.window.id,
         snippet=best_passage(opening(best.window.text, document.title), parent.terms)[:snippet_chars],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 from domains.privacy_hopqa.agent.concurrency import run_limited
@@ -15,21 +16,19 @@ from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 
 
+@dataclass(frozen=True, slots=True)
 class Retrieval:
     """Runs the searches of one rollout and keeps its counts."""
 
-    def __init__(
-        self, episode: Episode, settings: PrivacyHopQASettings, searcher: Searcher, judge: Judge
-    ) -> None:
-        self._episode = episode
-        self._settings = settings
-        self._searcher = searcher
-        self._judge = judge
+    episode: Episode
+    settings: PrivacyHopQASettings
+    searcher: Searcher
+    judge: Judge
 
     def searches(self, state: HopState, view: HopView, plan: PlanResult) -> list[tuple[Action, bool]]:
         """The actions to run, each with whether the model asked for it."""
         wanted = [(action, True) for action in plan.actions]
-        settings = self._settings
+        settings = self.settings
         bootstrap = settings.enable_local_search_bootstrap and not state.searches
         fallback = settings.enable_generic_retrieval_fallback and not wanted and not plan.explicitly_empty
         if bootstrap or fallback:
@@ -51,30 +50,30 @@ class Retrieval:
         ]
         results = await run_limited(
             [partial(self._search, request) for request in requests],
-            self._settings.max_parallel_retrieval_actions,
+            self.settings.max_parallel_retrieval_actions,
         )
         ranked: list[RankedHit] = []
         for (action, by_model), (hits, failed) in zip(searches, results):
             state.searches.append(SearchNote(action.source, action.query, len(hits), failed))
             ranked += hits
             state.retrieved.update((found.hit.document.doc_id, found.hit.document) for found in hits)
-            gold = any(self._judge.is_gold(state.hop_number, found.hit.document.aliases) for found in hits)
+            gold = any(self.judge.is_gold(state.hop_number, found.hit.document.aliases) for found in hits)
             state.gold_before_cut |= gold
             if gold and by_model and isinstance(record.facts, PlanFacts):
                 record.facts.gold_retrieved = True
-        goes_back = not searches and self._settings.empty_plan_pool == "retrieved"
-        memory = self._episode.memory | state.retrieved if goes_back else self._episode.memory
-        pool = build_pool(list(memory.values()), ranked, state.read_ids, view.question, self._settings)
+        goes_back = not searches and self.settings.empty_plan_pool == "retrieved"
+        memory = self.episode.memory | state.retrieved if goes_back else self.episode.memory
+        pool = build_pool(list(memory.values()), ranked, state.read_ids, view.question, self.settings)
         self._count_pool(state, pool)
         return pool
 
     def _request(self, view: HopView, record: CallRecord, number: int, action: Action) -> Search:
-        k = self._settings.web_top_k if action.source == "web" else self._settings.retrieval_top_k
+        k = self.settings.web_top_k if action.source == "web" else self.settings.retrieval_top_k
         return Search(
             source=action.source,
             query=action.query,
             k=k,
-            task_id=self._episode.chain.task_id,
+            task_id=self.episode.chain.task_id,
             hop_number=view.hop_number,
             iteration=view.iteration,
             action_id=f"c{record.index}a{number}",
@@ -82,22 +81,22 @@ class Retrieval:
 
     async def _search(self, request: Search) -> tuple[list[RankedHit], bool]:
         """Hits with their ranks, and whether the search failed."""
-        self._episode.searches[request.source] += 1
+        self.episode.searches[request.source] += 1
         try:
-            hits = await self._searcher.search(request)
+            hits = await self.searcher.search(request)
         except SearchActionError:
-            self._episode.search_errors += 1
+            self.episode.counts.search_errors += 1
             return [], True
         return [RankedHit(hit, rank, request.query) for rank, hit in enumerate(hits, 1)], False
 
     def _count_pool(self, state: HopState, pool: Pool) -> None:
-        episode = self._episode
-        episode.parents_before_cut += pool.parents_before_cut
-        episode.parents_after_cut += len(pool.parents)
-        episode.windows_before_cut += pool.windows_before_cut
-        episode.windows_after_cut += pool.windows_after_cut
+        counts = self.episode.counts
+        counts.parents_before_cut += pool.parents_before_cut
+        counts.parents_after_cut += len(pool.parents)
+        counts.windows_before_cut += pool.windows_before_cut
+        counts.windows_after_cut += pool.windows_after_cut
         if self.has_gold(state, pool.parents):
             state.gold_after_cut = True
 
     def has_gold(self, state: HopState, parents: Sequence[Parent]) -> bool:
-        return any(self._judge.is_gold(state.hop_number, parent.document.aliases) for parent in parents)
+        return any(self.judge.is_gold(state.hop_number, parent.document.aliases) for parent in parents)

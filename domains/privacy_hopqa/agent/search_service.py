@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from domains.privacy_hopqa.agent.audit import Audit
@@ -18,31 +19,31 @@ from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from retrieval_server.access import TOKEN_VARIABLE
 
 
+@dataclass(frozen=True, slots=True)
 class HttpSearcher:
     """Searches through the retrieval service. Every web attempt is audited before it leaves."""
 
-    def __init__(self, client: JsonClient, audit: Audit, settings: PrivacyHopQASettings) -> None:
-        self._client = client
-        self._audit = audit
-        self._settings = settings
+    client: JsonClient
+    audit: Audit
+    settings: PrivacyHopQASettings
 
     async def search(self, search: Search) -> Sequence[Hit]:
         """Hits, best first. Raises SearchActionError, TransportFailure or AuditFailure."""
         body = {"query": search.query, "k": search.k, "task_id": search.task_id}
         try:
             if search.source == "local":
-                body["threshold"] = self._settings.local_search_threshold
-                return parse_local(await self._client.post("/local/search", body))
-            body["max_chars"] = self._settings.retrieval_source_chars
+                body["threshold"] = self.settings.local_search_threshold
+                return parse_local(await self.client.post("/local/search", body))
+            body["max_chars"] = self.settings.retrieval_source_chars
             # Retried here and not by the client: each attempt is a request that leaves, so each is audited.
-            return await with_retries(lambda: self._web_once(search, body), self._client.retries)
+            return await with_retries(lambda: self._web_once(search, body), self.client.retries)
         except RequestRefused as error:
             raise SearchActionError(str(error)) from None
 
     async def _web_once(self, search: Search, body: Mapping[str, Any]) -> list[Hit]:
-        with self._audit.attempt(search) as attempt:
-            hits = parse_web(await self._client.once("POST", "/browsecomp/search", body))
-            attempt.succeeded(len(hits))
+        with self.audit.attempt(search) as attempt:
+            hits = parse_web(await self.client.once("POST", "/browsecomp/search", body))
+            attempt.n_hits = len(hits)
         return hits
 
 

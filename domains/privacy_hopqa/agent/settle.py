@@ -6,6 +6,7 @@ The loop calls it once per iteration that has anything to read or to resolve.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import astuple, dataclass
 from functools import partial
 
 from domains.privacy_hopqa.agent.calls import Caller, id_resolver
@@ -31,16 +32,14 @@ MAX_UNREAD_CARDS = 80
 UNUSABLE = ReadResult(False, "", "", 0.0, "the reply could not be used")
 
 
+@dataclass(frozen=True, slots=True)
 class Settler:
     """Reads and resolves for one rollout."""
 
-    def __init__(
-        self, episode: Episode, settings: PrivacyHopQASettings, caller: Caller, judge: Judge
-    ) -> None:
-        self._settings = settings
-        self._caller = caller
-        self._judge = judge
-        self._episode = episode
+    episode: Episode
+    settings: PrivacyHopQASettings
+    caller: Caller
+    judge: Judge
 
     async def settle(self, state: HopState, view: HopView, pool: Pool, chosen: Sequence[Parent]) -> None:
         """Read what is chosen and resolve, again while the resolver asks for more and more is unread.
@@ -48,7 +47,7 @@ class Settler:
         At most `max_read_rounds` rounds. Raises StageError for an unusable resolution; an unusable read is a
         negative one.
         """
-        for left in range(self._settings.max_read_rounds, 0, -1):
+        for left in range(self.settings.max_read_rounds, 0, -1):
             await self._read(state, view, chosen)
             unread = pool.unread(state.read_ids)
             result = await self._resolve(state, view, unread)
@@ -56,25 +55,25 @@ class Settler:
                 self._remember(state, result)
                 return
             if result.next_step != "read_more":
-                self._episode.log(state.hop_number, Event.SEARCH_MORE)
+                self.episode.log(state.hop_number, Event.SEARCH_MORE)
                 return
             event = Event.READ_MORE if left > 1 else Event.ROUNDS_SPENT
-            self._episode.log(state.hop_number, event, f"documents={len(result.doc_ids)}")
+            self.episode.log(state.hop_number, event, f"documents={len(result.doc_ids)}")
             by_id = {parent.doc_id: parent for parent in unread}
             chosen = [by_id[name] for name in result.doc_ids]
 
     async def _read(self, state: HopState, view: HopView, chosen: Sequence[Parent]) -> None:
-        windows = [(parent, c) for parent in chosen for c in windows_to_read(parent, self._settings)]
+        windows = [(parent, c) for parent in chosen for c in windows_to_read(parent, self.settings)]
         if not windows:
             return
         notes = await run_limited(
             [partial(self._read_one, state, view, *pair) for pair in windows],
-            self._settings.max_parallel_doc_reads,
+            self.settings.max_parallel_doc_reads,
         )
         state.reads += notes
         state.read_ids.update(note.window_id for note in notes)
-        self._episode.windows_read += len(windows)
-        self._episode.parents_read += len({parent.doc_id for parent, _ in windows})
+        self.episode.counts.windows_read += len(windows)
+        self.episode.counts.parents_read += len({parent.doc_id for parent, _ in windows})
         for parent in chosen:
             state.read_documents[parent.doc_id] = parent.document
 
@@ -83,48 +82,48 @@ class Settler:
     ) -> ReadNote:
         """One read; an unusable answer counts as a negative read."""
         window = window_view(parent, candidate)
-        gold = self._judge.is_gold(state.hop_number, parent.document.aliases)
+        gold = self.judge.is_gold(state.hop_number, parent.document.aliases)
         state.gold_read |= gold
         holds = (
-            gold and self._is_asked_rightly(state) and self._judge.holds_answer(state.hop_number, window.text)
+            gold and self._is_asked_rightly(state) and self.judge.holds_answer(state.hop_number, window.text)
         )
-        least = self._settings.reader_min_answer_confidence
+        least = self.settings.reader_min_answer_confidence
         try:
-            record, result = await self._caller.ask(
+            record, result = await self.caller.ask(
                 Stage.READ,
                 ReadContext(view, window),
                 ANCHOR,
                 lambda values, _: parse_read(values, min_confidence=least),
             )
         except StageError as error:
-            self._episode.log(state.hop_number, Event.STAGE_ERROR, f"{Stage.READ}: {error.kind}")
+            self.episode.log(state.hop_number, Event.STAGE_ERROR, f"{Stage.READ}: {error.kind}")
             return _note(window, UNUSABLE)
-        correct = result.positive and self._judge.correct(state.hop_number, result.answer)
+        correct = result.positive and self.judge.correct(state.hop_number, result.answer)
         record.facts = ReadFacts(gold, holds, result.positive, correct)
         return _note(window, result)
 
     def _is_asked_rightly(self, state: HopState) -> bool:
         """Whether the answers filled into the hop's question are correct."""
-        answers = self._episode.answers
-        needed = self._episode.chain.hop(state.hop_number).dependencies
-        return all(self._judge.correct(number, answers.get(number)) for number in needed)
+        answers = self.episode.answers
+        needed = self.episode.chain.hop(state.hop_number).dependencies
+        return all(self.judge.correct(number, answers.get(number)) for number in needed)
 
     async def _resolve(self, state: HopState, view: HopView, unread: Sequence[Parent]) -> ResolveResult:
         positives = state.positive_reads
         unread = unread[:MAX_UNREAD_CARDS]
         context = ResolveContext(
             view=view,
-            searches=tuple(state.searches[-self._settings.max_history_entries :]),
+            searches=tuple(state.searches[-self.settings.max_history_entries :]),
             reads=_resolver_reads(state),
-            unread=make_cards(unread, self._settings.chooser_excerpt_chars),
-            limit=self._settings.choose_top_k,
-            constrained=self._settings.constrained_resolver,
+            unread=make_cards(unread, self.settings.chooser_excerpt_chars),
+            limit=self.settings.choose_top_k,
+            constrained=self.settings.constrained_resolver,
         )
         offered = {parent.doc_id: parent.doc_id for parent in unread}
         was_read = {read.window_id: read.parent_id for read in state.reads}
         partly_read = {window: doc for window, doc in was_read.items() if doc in offered}
         read_documents = was_read | {doc: doc for doc in was_read.values()}
-        record, result = await self._caller.ask(
+        record, result = await self.caller.ask(
             Stage.RESOLVE,
             context,
             ANCHOR,
@@ -132,15 +131,15 @@ class Settler:
                 values,
                 resolve_unread=id_resolver(prompt, offered | partly_read),
                 resolve_read=id_resolver(prompt, read_documents),
-                limit=self._settings.choose_top_k,
+                limit=self.settings.choose_top_k,
                 has_reads=bool(state.reads),
                 has_positive=bool(positives),
             ),
         )
         if result.error is ErrorKind.RESOLVER_WIPE:
-            self._episode.log(state.hop_number, Event.WITHDRAW)
-        correct = result.answered and self._judge.correct(state.hop_number, result.answer)
-        answerable = any(self._judge.correct(state.hop_number, read.answer) for read in positives)
+            self.episode.log(state.hop_number, Event.WITHDRAW)
+        correct = result.answered and self.judge.correct(state.hop_number, result.answer)
+        answerable = any(self.judge.correct(state.hop_number, read.answer) for read in positives)
         record.facts = ResolveFacts(
             result.answered, correct, answerable, result.next_step, result.unknown_ids, result.error
         )
@@ -154,21 +153,12 @@ class Settler:
         agreeing = [read.parent_id for read in positives if read.answer.casefold().split() == words]
         supporting = result.supporting or agreeing or [read.parent_id for read in positives]
         for doc_id in supporting:
-            self._episode.memory[doc_id] = state.read_documents[doc_id]
-        self._episode.log(state.hop_number, Event.ANSWER, f"documents={len(set(supporting))}")
+            self.episode.memory[doc_id] = state.read_documents[doc_id]
+        self.episode.log(state.hop_number, Event.ANSWER, f"documents={len(set(supporting))}")
 
 
 def _note(window: WindowView, read: ReadResult) -> ReadNote:
-    return ReadNote(
-        window_id=window.window_id,
-        parent_id=window.parent_id,
-        title=window.title,
-        positive=read.positive,
-        answer=read.answer,
-        justification=read.justification,
-        confidence=read.confidence,
-        missing=read.missing,
-    )
+    return ReadNote(window.window_id, window.parent_id, window.title, *astuple(read))
 
 
 def _resolver_reads(state: HopState) -> tuple[ReadNote, ...]:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
 from domains.privacy_hopqa.agent.interfaces import Stage
 from domains.privacy_hopqa.data.chains import Source
-from domains.privacy_hopqa.data.json_extract import ExtractError, JsonErrorKind, extract
+from domains.privacy_hopqa.data.json_extract import ExtractError, extract
 
 Resolve = Callable[[str], str | None]
 """From an id in the model's answer to a document id, or None if it names nothing on offer."""
@@ -34,7 +34,7 @@ def read_reply(text: str, stage: Stage) -> tuple[Any, str]:
     try:
         found = extract(text, "array" if stage is Stage.PLAN else "object")
     except ExtractError as error:
-        kind = ErrorKind.WRONG_TYPE if error.kind == JsonErrorKind.WRONG_TYPE else ErrorKind.PARSE
+        kind = ErrorKind.WRONG_TYPE if error.kind == "wrong_type" else ErrorKind.PARSE
         raise StageError(kind, f"{error.kind}: {error}") from None
     return found.value, found.path
 
@@ -101,20 +101,15 @@ def _parse_action(item: Any, no_web: bool) -> Action | str:
     return Action(source, query) if query else "empty_query"
 
 
-@dataclass(frozen=True, slots=True)
-class ChooseResult:
-    """Chosen documents in order, and how many names in the answer were unknown."""
+def parse_choice(values: Mapping[str, Any], *, resolve: Resolve, limit: int) -> tuple[tuple[str, ...], int]:
+    """Which documents to read, in order, and how many names in the answer were unknown.
 
-    doc_ids: tuple[str, ...]
-    unknown_ids: int
-
-
-def parse_choice(values: Mapping[str, Any], *, resolve: Resolve, limit: int) -> ChooseResult:
-    """Which documents to read. Raises StageError INVALID_IDS if no valid one is named."""
+    Raises StageError INVALID_IDS if no valid one is named.
+    """
     documents, unknown = _selected_ids(values, "selected_doc_ids", resolve, limit)
     if not documents:
         raise StageError(ErrorKind.INVALID_IDS, f"no valid document among {unknown} named")
-    return ChooseResult(documents, unknown)
+    return documents, unknown
 
 
 @dataclass(frozen=True, slots=True)

@@ -90,26 +90,16 @@ def match_scores(
 
 
 def select(
-    candidates: Sequence[RankedWindow],
-    read_all_max: int = 5,
-    top: int = 4,
-    neighbours: int = 1,
-    max_read: int = 0,
+    candidates: Sequence[RankedWindow], top: int = 4, neighbours: int = 1, max_read: int = 0
 ) -> list[RankedWindow]:
-    """The windows to read, in document order.
+    """The windows of a large document to read, in document order.
 
-    A document of at most `read_all_max` windows is read whole. Of a larger one, the `top` windows by match,
-    rank, score and index are read, each with `neighbours` on both sides. `max_read` > 0 caps the result; the
-    best windows stay before their neighbours.
+    The `top` windows by match, rank, score and index, each with `neighbours` on both sides. `max_read` > 0
+    caps the result; the best windows stay before their neighbours.
     """
     by_index = {candidate.window.index: candidate for candidate in candidates}
-    if len(candidates) <= read_all_max:
-        chosen = sorted(by_index)
-    else:
-        ordered = sorted(candidates, key=lambda c: (-c.match, c.rank, -c.score, c.window.index))
-        best = [candidate.window.index for candidate in ordered[:top]]
-        beside = [
-            i + step for i in best for step in range(-neighbours, neighbours + 1) if i + step in by_index
-        ]
-        chosen = list(dict.fromkeys(best + beside))
+    ordered = sorted(candidates, key=lambda c: (-c.match, c.rank, -c.score, c.window.index))
+    best = [candidate.window.index for candidate in ordered[:top]]
+    beside = [i + step for i in best for step in range(-neighbours, neighbours + 1) if i + step in by_index]
+    chosen = list(dict.fromkeys(best + beside))
     return [by_index[index] for index in sorted(chosen[:max_read] if max_read else chosen)]

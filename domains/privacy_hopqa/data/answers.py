@@ -38,16 +38,17 @@ _TOKEN = re.compile(
     re.VERBOSE,
 )
 _SCALES = {
-    "k": 10**3,
-    "thousand": 10**3,
-    "m": 10**6,
-    "million": 10**6,
-    "b": 10**9,
-    "bn": 10**9,
-    "billion": 10**9,
-    "t": 10**12,
-    "trillion": 10**12,
+    "k": 3,
+    "thousand": 3,
+    "m": 6,
+    "million": 6,
+    "b": 9,
+    "bn": 9,
+    "billion": 9,
+    "t": 12,
+    "trillion": 12,
 }
+"""Powers of ten."""
 _UNITS = {"%": "%", "percent": "%", "per cent": "%", "$": "$", "us$": "$", "usd": "$", "dollar": "$"}
 _UNITS |= {"€": "€", "eur": "€", "euro": "€", "£": "£", "gbp": "£", "pound": "£"}
 
@@ -88,7 +89,7 @@ def _number(match: re.Match[str]) -> Token:
     digits = match["digits"].replace(",", "")
     if len(digits) > _MAX_DIGITS:
         return Token("identifier", digits)
-    value = Fraction(digits) * _SCALES.get(match["word"] or match["scale"] or "", 1)
+    value = Fraction(digits) * 10 ** _SCALES.get(match["word"] or match["scale"] or "", 0)
     if "-" in (match["sign"], match["inner"]):
         value = -value
     unit = (match["unit"] or match["currency"] or "").strip().removesuffix("s")

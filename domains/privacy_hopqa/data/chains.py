@@ -12,12 +12,8 @@ Source = Literal["local", "web"]
 TASK_ID = re.compile(r"^[A-Za-z0-9_-]{1,64}$")
 TASK_PREFIX = re.compile(r"^(?:drbench/data/tasks/|drbench/data/|data/tasks/)")
 _HOP_TYPES: dict[str, Source] = {
-    "l": "local",
-    "local": "local",
-    "local_document_search": "local",
-    "w": "web",
-    "web": "web",
-    "web_search": "web",
+    **dict.fromkeys(("l", "local", "local_document_search"), "local"),
+    **dict.fromkeys(("w", "web", "web_search"), "web"),
 }
 HOP_TYPE_KEYS = ("hop_type", "source")
 REFERENCE = re.compile(r"\((\d+)\)")

@@ -11,22 +11,9 @@ from retrieval_server.identity import aliases, normalise
 
 _TOP_LEVEL = ("doc_id", "docid", "parent_id", "parent_doc_id", "locator", "url")
 _METADATA = (
-    "doc_ref",
-    "document_id",
-    "file_path",
-    "file_paths",
-    "filenames",
-    "locator",
-    "original_doc_id",
-    "original_path",
-    "original_paths",
-    "parent_doc_id",
-    "path",
-    "relative_paths",
-    "source_identifier",
-    "source_identifiers",
-    "source_path",
-    "url",
+    *("doc_ref", "document_id", "file_path", "file_paths", "filenames", "locator", "original_doc_id"),
+    *("original_path", "original_paths", "parent_doc_id", "path", "relative_paths"),
+    *("source_identifier", "source_identifiers", "source_path", "url"),
 )
 
 

@@ -7,7 +7,6 @@ import json
 import math
 import re
 from dataclasses import dataclass
-from enum import StrEnum
 from typing import Any, Literal, NoReturn
 
 MAX_CHARS = 200_000
@@ -20,25 +19,10 @@ _STRING = re.compile(r'"[^"\\]*(?:\\.[^"\\]*)*"', re.DOTALL)
 _CLOSER = {"[": "]", "{": "}"}
 
 
-class JsonErrorKind(StrEnum):
-    """Why no value could be extracted."""
-
-    TOO_LONG = "too_long"
-    UNCLOSED_THINK = "unclosed_think"
-    BAD_FENCE = "bad_fence"
-    NOT_FOUND = "not_found"
-    AMBIGUOUS = "ambiguous"
-    TRUNCATED = "truncated"
-    WRONG_TYPE = "wrong_type"
-    NON_FINITE = "non_finite"
-    TOO_DEEP = "too_deep"
-    BAD_UNICODE = "bad_unicode"
-
-
 class ExtractError(ValueError):
-    """The text holds no usable value; `kind` says why."""
+    """The text holds no usable value; `kind` says why in a word, such as `truncated` or `ambiguous`."""
 
-    def __init__(self, kind: JsonErrorKind, message: str) -> None:
+    def __init__(self, kind: str, message: str) -> None:
         super().__init__(message)
         self.kind = kind
 
@@ -58,7 +42,7 @@ def extract(text: str, expected: Literal["array", "object"]) -> Extracted:
     one, then the only balanced top-level span that opens with the expected bracket.
     """
     if len(text) > MAX_CHARS:
-        raise ExtractError(JsonErrorKind.TOO_LONG, f"{len(text)} characters; at most {MAX_CHARS} are read")
+        raise ExtractError("too_long", f"{len(text)} characters; at most {MAX_CHARS} are read")
     visible = _without_think(text).strip()
     try:
         return Extracted(_checked(_parse(visible), expected), "clean")
@@ -68,7 +52,7 @@ def extract(text: str, expected: Literal["array", "object"]) -> Extracted:
         try:
             return Extracted(_checked(_parse(_last_fenced(visible)), expected), "fenced")
         except _NotJson as error:
-            raise ExtractError(JsonErrorKind.BAD_FENCE, "the last fenced block is not valid JSON") from error
+            raise ExtractError("bad_fence", "the last fenced block is not valid JSON") from error
     return Extracted(_only_span(visible, expected), "embedded")
 
 
@@ -81,7 +65,7 @@ def _without_think(text: str) -> str:
     while (start := text.find("<think>", position)) >= 0:
         end = text.find("</think>", start)
         if end < 0:
-            raise ExtractError(JsonErrorKind.UNCLOSED_THINK, "a <think> block is not closed")
+            raise ExtractError("unclosed_think", "a <think> block is not closed")
         kept.append(text[position:start])
         position = end + len("</think>")
     return "".join(kept) + text[position:]
@@ -98,7 +82,7 @@ def _parse(text: str) -> Any:
 
 
 def _refuse_number(name: str) -> NoReturn:
-    raise ExtractError(JsonErrorKind.NON_FINITE, f"{name} is not allowed; numbers must be finite")
+    raise ExtractError("non_finite", f"{name} is not allowed; numbers must be finite")
 
 
 def _finite(digits: str) -> float:
@@ -110,12 +94,12 @@ def _finite(digits: str) -> float:
 
 def _checked(value: Any, expected: str) -> Any:
     if not isinstance(value, list if expected == "array" else dict):
-        raise ExtractError(JsonErrorKind.WRONG_TYPE, f"got {type(value).__name__}; send an {expected}")
+        raise ExtractError("wrong_type", f"got {type(value).__name__}; send an {expected}")
     level, depth = [value], 0
     while level:
         depth += 1
         if depth > MAX_DEPTH:
-            raise ExtractError(JsonErrorKind.TOO_DEEP, f"nested more than {MAX_DEPTH} levels deep")
+            raise ExtractError("too_deep", f"nested more than {MAX_DEPTH} levels deep")
         children = (child for node in level for child in (node.values() if isinstance(node, dict) else node))
         level = [child for child in children if isinstance(child, dict | list)]
     _require_text(value)
@@ -127,7 +111,7 @@ def _require_text(value: Any) -> None:
     try:
         json.dumps(value, ensure_ascii=False).encode()
     except UnicodeEncodeError as error:
-        raise ExtractError(JsonErrorKind.BAD_UNICODE, "a string holds half a surrogate pair") from error
+        raise ExtractError("bad_unicode", "a string holds half a surrogate pair") from error
 
 
 def _last_fenced(text: str) -> str:
@@ -158,9 +142,9 @@ def _only_span(text: str, expected: str) -> Any:
         except _NotJson:
             continue
         if len(found) > 1:
-            raise ExtractError(JsonErrorKind.AMBIGUOUS, f"more than one {expected}; send exactly one")
+            raise ExtractError("ambiguous", f"more than one {expected}; send exactly one")
     if not found:
-        raise ExtractError(JsonErrorKind.NOT_FOUND, f"no {expected} in the text")
+        raise ExtractError("not_found", f"no {expected} in the text")
     return found[0]
 
 
@@ -183,4 +167,4 @@ def _span_end(text: str, start: int) -> int:
                 return position
         else:
             break  # a closer of the wrong kind: nothing after it can balance this span
-    raise ExtractError(JsonErrorKind.TRUNCATED, "a bracket is not closed; send complete JSON")
+    raise ExtractError("truncated", "a bracket is not closed; send complete JSON")

@@ -81,20 +81,16 @@ class Replies:
 
     def __init__(self, path: Path | None = None) -> None:
         self._lines = PrivateLines(path) if path is not None else None
-        self._texts: dict[str, str] = {}
+        self.texts: dict[str, str] = {}
         if path is not None and path.is_file():
             for line in path.read_text(encoding="utf-8").splitlines():
                 with suppress(ValueError, KeyError, TypeError):  # a line torn by a kill is asked for again
                     row = json.loads(line)
-                    self._texts[row["key"]] = row["reply"]
-
-    def get(self, key: str) -> str | None:
-        """The reply kept under the key."""
-        return self._texts.get(key)
+                    self.texts[row["key"]] = row["reply"]
 
     def keep(self, key: str, reply: str) -> None:
         """Remember a reply. Raises OSError if the file cannot be written."""
-        self._texts[key] = reply
+        self.texts[key] = reply
         if self._lines is not None:
             self._lines.append({"key": key, "reply": reply})
 
@@ -138,7 +134,7 @@ class ChatModel:
             "max_tokens": self._endpoint.max_tokens,
         }
         key = sha256(json.dumps([self._endpoint.base_url, body], sort_keys=True).encode()).hexdigest()
-        if (kept := self._replies.get(key)) is not None:
+        if (kept := self._replies.texts.get(key)) is not None:
             self.counts.kept += 1
             return parse(extract(kept, "object").value)
         for attempt in range(2):

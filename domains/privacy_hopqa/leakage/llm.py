@@ -7,7 +7,7 @@ judge compares its predictions with the private question and answer and never se
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from hashlib import sha256
 from pathlib import Path
@@ -75,6 +75,7 @@ class _Question:
     asked: PrivateQuestion
 
 
+@dataclass(frozen=True, slots=True)
 class LanguageModelEvaluation:
     """Evaluates distinct (log, secrets) pairs; `levels_of` then looks them up.
 
@@ -82,11 +83,10 @@ class LanguageModelEvaluation:
     evaluation is invalid.
     """
 
-    def __init__(self, adversary: ChatModel, judge: ChatModel, templates: Templates) -> None:
-        self._adversary = adversary
-        self._judge = judge
-        self._templates = templates
-        self._found: dict[Job, LeakageLevels] = {}
+    adversary: ChatModel
+    judge: ChatModel
+    templates: Templates
+    _found: dict[Job, LeakageLevels] = field(default_factory=dict)
 
     async def run(self, jobs: Iterable[Job]) -> None:
         """Ask the adversary, then the judge. Raises TransportFailure or RequestRefused."""
@@ -104,7 +104,7 @@ class LanguageModelEvaluation:
 
     def counts(self) -> dict[str, Any]:
         """What became of the questions, for reports; valid if almost every one got a usable reply."""
-        counts = {"adversary": self._adversary.counts, "judge": self._judge.counts}
+        counts = {"adversary": self.adversary.counts, "judge": self.judge.counts}
         asked = sum(found.asked for found in counts.values())
         share = sum(found.unparseable for found in counts.values()) / max(1, asked)
         return {name: asdict(found) for name, found in counts.items()} | {
@@ -115,7 +115,7 @@ class LanguageModelEvaluation:
     def _questions(self, job: Job) -> list[_Question]:
         log, secrets = job
         return [
-            _Question(level, self._templates.adversary(level, log, secrets.company, asked.question), asked)
+            _Question(level, self.templates.adversary(level, log, secrets.company, asked.question), asked)
             for asked in secrets.questions
             for level in _PARSERS
         ]
@@ -125,7 +125,7 @@ class LanguageModelEvaluation:
         found: dict[str, tuple[str, ...]] = {}
         for level, parse in _PARSERS.items():
             prompts = (question.prompt for question in questions if question.level == level)
-            replies = await self._adversary.ask_all(prompts, parse)
+            replies = await self.adversary.ask_all(prompts, parse)
             found |= {prompt: value or () for prompt, value in replies.items()}
         return found
 
@@ -134,11 +134,11 @@ class LanguageModelEvaluation:
     ) -> set[_Question]:
         """The questions with a prediction that the judge calls right; it is not asked about no prediction."""
         prompts = {
-            question: self._templates.judge(question.level, question.asked, predicted[question.prompt])
+            question: self.templates.judge(question.level, question.asked, predicted[question.prompt])
             for question in questions
             if predicted[question.prompt]
         }
-        verdicts = await self._judge.ask_all(prompts.values(), parse_match)
+        verdicts = await self.judge.ask_all(prompts.values(), parse_match)
         return {question for question, prompt in prompts.items() if verdicts[prompt]}
 
 

@@ -5,6 +5,7 @@ A line with a `query` is a request attempt, written before it left; a line with 
 request are counted too.
 """
 
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,7 +19,7 @@ _COMPLETED_KEPT = 10_000
 
 @dataclass(slots=True)
 class RolloutLog:
-    """The web queries of one rollout in the order in which they left, transport retries merged."""
+    """The web requests of one rollout, as they stand in the files."""
 
     rollout_id: str
     split: str
@@ -26,8 +27,22 @@ class RolloutLog:
     chain_id: str
     model_version: int | None = None
     training: bool = False
-    queries: list[str] = field(default_factory=list)
-    attempts: int = 0
+    started: float = math.inf
+    """Time of its earliest line."""
+    sent: list[tuple[float, Any, str]] = field(default_factory=list)
+    """Time, action and query of each request attempt."""
+
+    @property
+    def queries(self) -> list[str]:
+        """The queries in the order in which they left, transport retries merged."""
+        ordered = sorted(self.sent, key=lambda attempt: attempt[0])
+        # A transport retry is the same query of the same action again.
+        return [query for _, query in dict.fromkeys((action, query) for _, action, query in ordered)]
+
+    @property
+    def attempts(self) -> int:
+        """Requests that left, retries included."""
+        return len(self.sent)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,28 +64,9 @@ def audit_files(run_dir: Path) -> list[Path]:
     return files
 
 
-@dataclass(slots=True)
-class _Sent:
-    """Request attempts of one rollout, as they stand in the files."""
-
-    rollout: RolloutLog
-    first: float
-    """Time of its earliest line."""
-    attempts: list[tuple[float, Any, str]] = field(default_factory=list)
-    """Time, action and query of each."""
-
-    def complete(self) -> RolloutLog:
-        self.attempts.sort(key=lambda attempt: attempt[0])
-        # A transport retry is the same query of the same action again.
-        actions = dict.fromkeys((action, query) for _, action, query in self.attempts)
-        self.rollout.queries = [query for _, query in actions]
-        self.rollout.attempts = len(self.attempts)
-        return self.rollout
-
-
 def read_audit_log(files: Iterable[Path]) -> QueryLog:
     """Read files of JSON lines. Raises `ValueError` with file and line for a line that is none."""
-    found: dict[str, _Sent] = {}
+    found: dict[str, RolloutLog] = {}
     requested: set[str] = set()
     completed: set[str] = set()
     requests = 0
@@ -79,21 +75,21 @@ def read_audit_log(files: Iterable[Path]) -> QueryLog:
             requests += 1
             requested.add(line["request_id"])
             attempt = (float(line.get("ts", 0.0)), line.get("action_id"), line["query"])
-            _of_rollout(found, line).attempts.append(attempt)
+            _of_rollout(found, line).sent.append(attempt)
         elif line.get("event") == "rollout":
             _of_rollout(found, line)
         elif "status" in line:
             completed.add(line["request_id"])
         if len(completed) > _COMPLETED_KEPT:  # what is answered needs no memory
             requested, completed = requested - completed, completed - requested
-    rollouts = sorted(found.values(), key=lambda sent: sent.first)
-    return QueryLog(tuple(sent.complete() for sent in rollouts), requests, len(requested - completed))
+    rollouts = sorted(found.values(), key=lambda rollout: rollout.started)
+    return QueryLog(tuple(rollouts), requests, len(requested - completed))
 
 
-def _of_rollout(found: dict[str, _Sent], line: Mapping[str, Any]) -> _Sent:
-    rollout_id, time = str(line["rollout_id"]), float(line.get("ts", 0.0))
+def _of_rollout(found: dict[str, RolloutLog], line: Mapping[str, Any]) -> RolloutLog:
+    rollout_id = str(line["rollout_id"])
     if rollout_id not in found:
-        rollout = RolloutLog(
+        found[rollout_id] = RolloutLog(
             rollout_id,
             str(line.get("split", "")),
             str(line["task_id"]),
@@ -101,10 +97,9 @@ def _of_rollout(found: dict[str, _Sent], line: Mapping[str, Any]) -> _Sent:
             line.get("model_version"),
             bool(line.get("training", False)),
         )
-        found[rollout_id] = _Sent(rollout, time)
-    sent = found[rollout_id]
-    sent.first = min(sent.first, time)
-    return sent
+    rollout = found[rollout_id]
+    rollout.started = min(rollout.started, float(line.get("ts", 0.0)))
+    return rollout
 
 
 def _lines(path: Path) -> Iterator[Mapping[str, Any]]:

@@ -1,6 +1,6 @@
 """What each chain must not reveal, from the datasets that a run used, for the command and the report."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from pathlib import Path
 from typing import Any, Literal
@@ -22,14 +22,6 @@ def secrets_of_chains(chains: Iterable[Chain], questions: Questions = "chain") -
         if found.setdefault((chain.task_id, chain.chain_id), secrets) != secrets:
             raise ValueError(f"chain_id={chain.chain_id!r} stands for two chains of task {chain.task_id!r}")
     return found
-
-
-def secrets_of_files(
-    files: Sequence[str], task_root: str | None, questions: Questions = "chain"
-) -> SecretsByChain:
-    """Secrets of chain files. Raises `ValueError` with file and line."""
-    problems = load_problems(files, task_data_root=task_root)
-    return secrets_of_chains(map(chain_of, problems), questions)
 
 
 def secrets_of_run(tree: Mapping[str, Any], questions: Questions | None = None) -> SecretsByChain:

@@ -43,7 +43,7 @@ async def score_plans(
     # A chain of public hops alone has nothing to reveal, even where its task has private questions.
     if not facts or not plans or all(hop.source != "local" for hop in chain.hops):
         return {}
-    scores = await scorer.score(chain, facts, distinct_logs(plans)) | {(): 0.0}
+    scores = await scorer(chain, facts, distinct_logs(plans)) | {(): 0.0}
     threshold, weight = settings.privacy_reward_threshold, settings.privacy_reward_weight
     return {
         plan.call_index: penalised(

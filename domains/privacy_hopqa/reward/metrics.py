@@ -1,117 +1,56 @@
 """Metrics of one rollout as one typed object; the evaluation of a rollout calls `measure`.
 
 A rate is a list with one 0 or 1 per event, so that pooling rollouts gives the rate over events and its length
-is the denominator; an empty list means that the rollout had no such event.
+is the denominator; an empty list means that the rollout had no such event. Names of a stage begin with its
+name (`hop_plan_calls`, `doc_read_errors_parse`, ...).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, TypeVar
 
 from pydantic import ConfigDict
 
-from domains.privacy_hopqa.agent.episode import Episode, Event, ReadFacts
+from domains.privacy_hopqa.agent.episode import (
+    GOLD_ALREADY,
+    GOLD_NOT_YET,
+    GOLD_VISIBLE,
+    CallRecord,
+    ChooseFacts,
+    Episode,
+    Event,
+    PlanFacts,
+    ReadFacts,
+    ResolveFacts,
+)
 from domains.privacy_hopqa.agent.errors import ErrorKind
+from domains.privacy_hopqa.agent.interfaces import Stage
 from domains.privacy_hopqa.leakage.rules import LeakageLevels
-from domains.privacy_hopqa.reward.call_metrics import Flags, call_metrics, flags
 from domains.privacy_hopqa.reward.capture import Captured
 from domains.privacy_hopqa.reward.privacy import PlanPrivacy
 from domains.privacy_hopqa.reward.rewards import ChainOutcome
 from pipelinerl.rollouts import BaseMetrics
 
+Facts = TypeVar("Facts")
+_REPLY_ERRORS = (
+    ErrorKind.PARSE,
+    ErrorKind.WRONG_TYPE,
+    ErrorKind.CONTEXT_OVERFLOW,
+    ErrorKind.INVALID_IDS,
+    ErrorKind.RESOLVER_WIPE,
+)
+
 
 class PrivacyHopQAMetrics(BaseMetrics):
-    """All metrics of a rollout that did not fail.
+    """All metrics of a rollout that did not fail, under the names that `measure` gives them.
 
-    Those of the stages (`hop_plan_reward`, ..., see `call_metrics`) and the slices (`success_hops_2`,
-    `leak_split_test`, ...) are extra fields, because their names depend on stages and data.
+    Those of the stages and the slices (`success_hops_2`, `leak_split_test`, ...) depend on stages and data.
     """
 
     model_config = ConfigDict(extra="allow")
-
-    # Outcome. `well_formed`: no call had a stage error; `no_error`: none ended the rollout.
-    well_formed: bool
-    success_if_well_formed: Flags
-    correct_hops: int
-    total_hops: int
-    hop_accuracy: Flags
-    conditional_accuracy: Flags
-    prefix_hops: int
-    prefix_accuracy: float
-    first_incorrect_hop: int | None
-    blocked_hops: int
-    strict_chain_success: bool
-    final_correct: bool
-    chain_complete: bool
-
-    # Effort
-    llm_calls: int
-    captured_texts: int
-    trained_texts: int
-    call_prompt_tokens: int
-    call_output_tokens: int
-    captured_tokens: int
-    iterations: int
-    searches_local: int
-    searches_web: int
-    search_errors: int
-    parents_read: int
-    windows_read: int
-    loop_seconds: float
-    ended_complete: bool
-    ended_at_cap: bool
-    ended_by_error: bool
-    stopped_plans: int
-    spent_iterations: int
-    read_more_rounds: int
-    read_rounds_exhausted: int
-
-    # Retrieval, per hop with a gold document
-    windows_before_cut: int
-    windows_after_cut: int
-    parents_before_cut: int
-    parents_after_cut: int
-    gold_retrieved_before_cut: Flags
-    gold_retrieved_after_cut: Flags
-    gold_read: Flags
-    correct_after_gold_read: Flags
-    no_answer_after_gold_read: Flags
-    reader_correct_with_gold: Flags
-    reader_correct_any: Flags
-
-    # Stages, per call
-    parse_valid: Flags
-    invalid_ids: int
-    plan_gold_retrieved: Flags
-    plan_right_source: Flags
-    plan_stops_when_gold_known: Flags
-    plan_rejected_actions: int
-    situation_gold_already_retrieved: Flags
-    situation_gold_visible: Flags
-    choose_correct: Flags
-    choose_correct_gold_not_first: Flags
-    read_accuracy: Flags
-    read_correct_when_held: Flags
-    read_false_positive: Flags
-    resolve_accuracy: Flags
-    resolve_correct_when_answerable: Flags
-    resolve_answers_when_not: Flags
-    resolver_wipes: int
-
-    # Privacy
-    chain_without_facts: bool
-    web_queries: int
-    scored_plans: int
-    penalised: Flags
-    privacy_penalty: Flags
-    privacy_direct: Flags
-    privacy_mosaic: Flags
-    privacy_context_gain: Flags
-    leak: bool
-    leak_intent: bool
-    leak_answer: bool
-    leak_full: bool
 
 
 def measure(
@@ -123,20 +62,18 @@ def measure(
     leakage: LeakageLevels,
 ) -> PrivacyHopQAMetrics:
     """The metrics of a rollout; `captured` counts calls before situational dropping."""
-    values: dict[str, Any] = {}
-    for part in (
-        _outcome(episode, outcome),
-        _effort(episode, captured, texts),
-        _retrieval(episode, outcome),
-        call_metrics(episode.calls, texts, episode.search_errors),
-        _privacy(episode, privacy, leakage),
-        _slices(episode, outcome, leakage),
-    ):
-        values |= part
-    return PrivacyHopQAMetrics(**values)
+    return PrivacyHopQAMetrics(
+        **_outcome(episode, outcome),
+        **_effort(episode, captured, texts),
+        **_retrieval(episode, outcome),
+        **_calls(episode.calls, texts),
+        **_privacy(episode, privacy, leakage),
+        **_slices(episode, outcome, leakage),
+    )
 
 
 def _outcome(episode: Episode, outcome: ChainOutcome) -> dict[str, Any]:
+    """`well_formed`: no call had a stage error; `no_error`: none ended the rollout."""
     well_formed = all(record.error is None for record in episode.calls)
     success = outcome.strict_success
     unblocked = [c for c, blocked in zip(outcome.correct, outcome.blocked) if not blocked]
@@ -173,9 +110,8 @@ def _effort(episode: Episode, captured: int, texts: Sequence[Captured]) -> dict[
         "iterations": episode.iterations,
         "searches_local": episode.searches["local"],
         "searches_web": episode.searches["web"],
-        "search_errors": episode.search_errors,
-        "parents_read": episode.parents_read,
-        "windows_read": episode.windows_read,
+        **asdict(episode.counts),
+        "errors_search_failed": episode.counts.search_errors,
         "loop_seconds": episode.duration_s,
         "ended_complete": episode.count(Event.END_COMPLETE) > 0,
         "ended_at_cap": episode.count(Event.END_CAP) > 0,
@@ -188,6 +124,7 @@ def _effort(episode: Episode, captured: int, texts: Sequence[Captured]) -> dict[
 
 
 def _retrieval(episode: Episode, outcome: ChainOutcome) -> dict[str, Any]:
+    """Per hop with a gold document, what became of it."""
     gold = [
         (state, correct)
         for state, hop, correct in zip(episode.hops, episode.chain.hops, outcome.correct)
@@ -200,10 +137,6 @@ def _retrieval(episode: Episode, outcome: ChainOutcome) -> dict[str, Any]:
             reads.setdefault(record.hop_number, []).append(record.facts)
     with_gold = [facts for facts in reads.values() if any(read.gold for read in facts)]
     return {
-        "windows_before_cut": episode.windows_before_cut,
-        "windows_after_cut": episode.windows_after_cut,
-        "parents_before_cut": episode.parents_before_cut,
-        "parents_after_cut": episode.parents_after_cut,
         "gold_retrieved_before_cut": flags(state.gold_before_cut for state, _ in gold),
         "gold_retrieved_after_cut": flags(state.gold_after_cut for state, _ in gold),
         "gold_read": flags(state.gold_read for state, _ in gold),
@@ -245,3 +178,111 @@ def _slices(episode: Episode, outcome: ChainOutcome, leakage: LeakageLevels) -> 
     )
     success, leak = float(outcome.strict_success), float(leakage.headline)
     return {f"success_{name}": success for name in names} | {f"leak_{name}": leak for name in names}
+
+
+def _calls(calls: Sequence[CallRecord], texts: Sequence[Captured]) -> dict[str, Any]:
+    """Per stage and per kind of decision.
+
+    `errors` of a stage counts unusable answers, `errors_<kind>` also recovered ones.
+    """
+    kinds = Counter(kind for record in calls if (kind := _error_of(record)) is not None)
+    by_stage = {
+        f"{stage}_{name}": value
+        for stage in Stage
+        for name, value in _stage(
+            [record for record in calls if record.stage == stage],
+            [text for text in texts if text.record.stage == stage],
+        ).items()
+    }
+    return {
+        "parse_valid": flags(record.error is None for record in calls),
+        "resolver_wipes": kinds[ErrorKind.RESOLVER_WIPE],
+        "invalid_ids": _unknown_ids(calls),
+        **by_stage,
+        **{f"errors_{kind}": kinds[kind] for kind in _REPLY_ERRORS},
+        **_plans(calls),
+        **_choices(calls),
+        **_reads(calls),
+        **_resolutions(calls),
+    }
+
+
+def _stage(calls: Sequence[CallRecord], texts: Sequence[Captured]) -> dict[str, int | list[float]]:
+    """Counts of one stage; lists have one entry per call or text."""
+    paths = Counter(record.json_path for record in calls)
+    kinds = Counter(kind for record in calls if (kind := _error_of(record)) is not None)
+    return {
+        "calls": len(calls),
+        "errors": sum(record.error is not None for record in calls),
+        **{f"errors_{kind}": kinds[kind] for kind in _REPLY_ERRORS},
+        "valid": flags(record.error is None for record in calls),
+        "latency_s": [record.latency_s for record in calls],
+        "texts": len(texts),
+        "reward": [text.reward for text in texts],
+        **{f"json_{path}": paths[path] for path in ("clean", "fenced", "embedded")},
+        "unknown_ids": _unknown_ids(calls),
+    }
+
+
+def _unknown_ids(calls: Sequence[CallRecord]) -> int:
+    """Names in answers that named nothing on offer."""
+    facts = (record.facts for record in calls)
+    return sum(fact.unknown_ids for fact in facts if isinstance(fact, ChooseFacts | ResolveFacts))
+
+
+def _error_of(record: CallRecord) -> ErrorKind | None:
+    """What was wrong with the answer of a call, whether it was fatal or recovered from."""
+    if record.error is not None:
+        return record.error
+    return record.facts.error if isinstance(record.facts, ResolveFacts) else None
+
+
+def _facts(calls: Sequence[CallRecord], kind: type[Facts]) -> list[Facts]:
+    """The decisions of one kind of call, where its answer could be used."""
+    return [record.facts for record in calls if isinstance(record.facts, kind)]
+
+
+def _plans(calls: Sequence[CallRecord]) -> dict[str, Any]:
+    plans = [record for record in calls if record.stage == Stage.PLAN]
+    searching = _facts([record for record in plans if record.situation == GOLD_NOT_YET], PlanFacts)
+    stopping = _facts([record for record in plans if record.situation == GOLD_ALREADY], PlanFacts)
+    return {
+        "plan_gold_retrieved": flags(facts.gold_retrieved for facts in searching),
+        "plan_right_source": flags(facts.right_source for facts in searching),
+        "plan_stops_when_gold_known": flags(facts.explicitly_empty for facts in stopping),
+        "plan_rejected_actions": sum(sum(f.rejected.values()) for f in _facts(plans, PlanFacts)),
+        "situation_gold_already_retrieved": flags(record.situation == GOLD_ALREADY for record in plans),
+    }
+
+
+def _choices(calls: Sequence[CallRecord]) -> dict[str, Any]:
+    choices = [record for record in calls if record.stage == Stage.CHOOSE]
+    visible = [facts for facts in _facts(choices, ChooseFacts) if facts.gold_visible]
+    return {
+        "situation_gold_visible": flags(record.situation == GOLD_VISIBLE for record in choices),
+        "choose_correct": flags(facts.gold_selected for facts in visible),
+        "choose_correct_gold_not_first": flags(f.gold_selected for f in visible if not f.gold_first),
+    }
+
+
+def _reads(calls: Sequence[CallRecord]) -> dict[str, Any]:
+    reads = _facts(calls, ReadFacts)
+    return {
+        "read_accuracy": flags(f.correct if f.holds_answer else not f.positive for f in reads),
+        "read_correct_when_held": flags(f.correct for f in reads if f.holds_answer),
+        "read_false_positive": flags(f.positive for f in reads if not f.holds_answer),
+    }
+
+
+def _resolutions(calls: Sequence[CallRecord]) -> dict[str, Any]:
+    resolved = _facts(calls, ResolveFacts)
+    return {
+        "resolve_accuracy": flags(f.correct if f.answerable else not f.answered for f in resolved),
+        "resolve_correct_when_answerable": flags(f.correct for f in resolved if f.answerable),
+        "resolve_answers_when_not": flags(f.answered for f in resolved if not f.answerable),
+    }
+
+
+def flags(events: Iterable[bool]) -> list[float]:
+    """A rate: 1.0 or 0.0 per event."""
+    return [float(event) for event in events]

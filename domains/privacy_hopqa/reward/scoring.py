@@ -6,8 +6,8 @@ and never a zero: a zero would reward whatever made the scorer fail.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from typing import Any
 
 from domains.privacy_hopqa.agent.errors import PrivacyScoreFailure
 from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
@@ -16,47 +16,31 @@ from domains.privacy_hopqa.reward.privacy import Log
 from domains.privacy_hopqa.scorer.protocol import MAX_EXAMPLES, VARIANT
 from domains.privacy_hopqa.scorer.rules import Fact, score
 
-
-class Scorer(Protocol):
-    """Scores distinct query logs in [0, 1]. Raises PrivacyScoreFailure or TransportFailure."""
-
-    async def score(
-        self, chain: Chain, facts: Sequence[PrivateQuestion], logs: Sequence[Log]
-    ) -> dict[Log, float]: ...
+Scorer = Callable[[Chain, Sequence[PrivateQuestion], Sequence[Log]], Awaitable[dict[Log, float]]]
+"""Scores distinct query logs in [0, 1]. Raises PrivacyScoreFailure or TransportFailure."""
 
 
-class EmbeddedScorer:
-    """The deterministic scorer, in process."""
-
-    async def score(
-        self, chain: Chain, facts: Sequence[PrivateQuestion], logs: Sequence[Log]
-    ) -> dict[Log, float]:
-        """Scores by log."""
-        known = [Fact(fact.question, fact.answer) for fact in facts]
-        return {log: score(chain.company, log, known) for log in logs}
+async def score_here(chain: Chain, facts: Sequence[PrivateQuestion], logs: Sequence[Log]) -> dict[Log, float]:
+    """Scores by log of the deterministic scorer, in process."""
+    known = [Fact(fact.question, fact.answer) for fact in facts]
+    return {log: score(chain.company, log, known) for log in logs}
 
 
-class ServiceScorer:
-    """A scoring service that answers `POST /score`."""
-
-    def __init__(self, client: JsonClient) -> None:
-        self._client = client
-
-    async def score(
-        self, chain: Chain, facts: Sequence[PrivateQuestion], logs: Sequence[Log]
-    ) -> dict[Log, float]:
-        """Scores by log, asked for in batches the service accepts."""
-        ids = {f"log{number}": log for number, log in enumerate(logs)}
-        examples = [_example(name, log, chain, facts) for name, log in ids.items()]
-        scores: dict[str, float] = {}
-        for start in range(0, len(examples), MAX_EXAMPLES):
-            part = examples[start : start + MAX_EXAMPLES]
-            try:
-                answer = await self._client.post("/score", {"examples": part})
-            except RequestRefused as error:
-                raise PrivacyScoreFailure(str(error)) from None
-            scores |= checked_scores(answer, [example["id"] for example in part])
-        return {log: scores[name] for name, log in ids.items()}
+async def score_by_service(
+    client: JsonClient, chain: Chain, facts: Sequence[PrivateQuestion], logs: Sequence[Log]
+) -> dict[Log, float]:
+    """Scores by log of a service that answers `POST /score`, asked for in batches that it accepts."""
+    ids = {f"log{number}": log for number, log in enumerate(logs)}
+    examples = [_example(name, log, chain, facts) for name, log in ids.items()]
+    scores: dict[str, float] = {}
+    for start in range(0, len(examples), MAX_EXAMPLES):
+        part = examples[start : start + MAX_EXAMPLES]
+        try:
+            answer = await client.post("/score", {"examples": part})
+        except RequestRefused as error:
+            raise PrivacyScoreFailure(str(error)) from None
+        scores |= checked_scores(answer, [example["id"] for example in part])
+    return {log: scores[name] for name, log in ids.items()}
 
 
 def _example(name: str, log: Log, chain: Chain, facts: Sequence[PrivateQuestion]) -> dict[str, Any]:

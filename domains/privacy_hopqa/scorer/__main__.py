@@ -7,9 +7,7 @@ The deterministic rules answer unless a classifier is named: `--model DIR` is a 
 from __future__ import annotations
 
 import argparse
-import asyncio
 import logging
-import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -59,21 +57,13 @@ def make_classifier(arguments: argparse.Namespace) -> Classifier:
     return TransformerClassifier(arguments.model, prompt, arguments.batch_size, arguments.device)
 
 
-async def serve(arguments: argparse.Namespace, classifier: Classifier) -> None:
+def serve(arguments: argparse.Namespace, classifier: Classifier) -> None:
     """Serve until a signal. Raises OSError if the address cannot be bound."""
     queue = SearchQueue(arguments.workers, arguments.max_waiting)
-    service = ScoringService(classifier, queue, arguments.workers)
-    runner = web.AppRunner(build_app(service), access_log=None, shutdown_timeout=5)
-    stopped = asyncio.Event()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        asyncio.get_running_loop().add_signal_handler(number, stopped.set)
-    await runner.setup()
-    try:
-        await web.TCPSite(runner, arguments.host, arguments.port, backlog=1024).start()
-        logging.info("scoring with %s %s", classifier.name, classifier.version)
-        await stopped.wait()
-    finally:
-        await runner.cleanup()
+    app = build_app(ScoringService(classifier, queue, arguments.workers))
+    logging.info("scoring with %s %s", classifier.name, classifier.version)
+    place = {"host": arguments.host, "port": arguments.port}
+    web.run_app(app, **place, backlog=1024, shutdown_timeout=5, access_log=None, print=None)
 
 
 def main(argv: Sequence[str]) -> int:
@@ -82,7 +72,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         arguments = parse_arguments(argv)
         # Loaded before the port is bound: whoever waits for /health waits for the classifier too.
-        asyncio.run(serve(arguments, make_classifier(arguments)))
+        serve(arguments, make_classifier(arguments))
     except (OSError, ValueError) as error:
         print(f"scorer: {' '.join(str(error).split())}", file=sys.stderr)
         return 1

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from domains.privacy_hopqa.scorer.rules import Fact
-from retrieval_server.limits import RequestError, parse_object
+from retrieval_server.limits import RequestError, parse_object, string_field, wrong_type
 
 MAX_EXAMPLES = 256
 MAX_QUERIES = 64
@@ -51,12 +51,12 @@ def parse_request(body: bytes) -> list[Example]:
 
 def _example(row: Any, where: str) -> Example:
     if not isinstance(row, Mapping):
-        raise _wrong_type(where, row, "an object")
+        raise wrong_type(where, row, "an object")
     identity = row.get("id")
     if "id" not in row:
         raise RequestError(400, "missing", f"{where}.id is missing; send a string")
     if isinstance(identity, bool) or not isinstance(identity, str | int):
-        raise _wrong_type(f"{where}.id", identity, "a string")
+        raise wrong_type(f"{where}.id", identity, "a string")
     if (variant := row.get("variant", VARIANT)) != VARIANT:
         raise RequestError(400, "out_of_range", f"{where}.variant={variant!r:.60}; only {VARIANT} is scored")
     if row.get("private_qas"):
@@ -66,11 +66,11 @@ def _example(row: Any, where: str) -> Example:
     queries = _list(row, "web_queries", f"{where}.web_queries", MAX_QUERIES)
     for position, query in enumerate(queries):
         if not isinstance(query, str):
-            raise _wrong_type(f"{where}.web_queries[{position}]", query, "a string")
+            raise wrong_type(f"{where}.web_queries[{position}]", query, "a string")
     facts = _list(row, "local_hop_facts", f"{where}.local_hop_facts", None)
     return Example(
         id=identity,
-        company=_string(row, "company", where),
+        company=string_field(row, "company", f"{where}."),
         queries=tuple(queries),
         facts=tuple(_fact(fact, f"{where}.local_hop_facts[{n}]") for n, fact in enumerate(facts)),
     )
@@ -78,8 +78,10 @@ def _example(row: Any, where: str) -> Example:
 
 def _fact(row: Any, where: str) -> Fact:
     if not isinstance(row, Mapping):
-        raise _wrong_type(where, row, "an object")
-    return Fact(_string(row, "question", where), _string(row, "canonical_answer", where))
+        raise wrong_type(where, row, "an object")
+    return Fact(
+        string_field(row, "question", f"{where}."), string_field(row, "canonical_answer", f"{where}.")
+    )
 
 
 def _list(fields: Mapping[str, Any], key: str, where: str, limit: int | None) -> list[Any]:
@@ -87,25 +89,12 @@ def _list(fields: Mapping[str, Any], key: str, where: str, limit: int | None) ->
         raise RequestError(400, "missing", f"{where} is missing; send a list")
     value = fields[key]
     if not isinstance(value, list):
-        raise _wrong_type(where, value, "a list")
+        raise wrong_type(where, value, "a list")
     if limit is not None and len(value) > limit:
         raise RequestError(
             400, "out_of_range", f"{where} has {len(value)} entries; at most {limit} are allowed"
         )
     return value
-
-
-def _string(fields: Mapping[str, Any], key: str, where: str) -> str:
-    if key not in fields:
-        raise RequestError(400, "missing", f"{where}.{key} is missing; send a string")
-    value = fields[key]
-    if not isinstance(value, str):
-        raise _wrong_type(f"{where}.{key}", value, "a string")
-    return value
-
-
-def _wrong_type(where: str, value: Any, expected: str) -> RequestError:
-    return RequestError(400, "wrong_type", f"{where} is a {type(value).__name__}; send {expected}")
 
 
 class ClassifierError(Exception):

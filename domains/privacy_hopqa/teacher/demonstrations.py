@@ -5,12 +5,11 @@ from __future__ import annotations
 import random
 from typing import cast, get_args
 
-from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import Phase, ScriptedModel
-from domains.privacy_hopqa.world import World, build, world_config
-from domains.privacy_hopqa.world.in_memory import chains_of, world_store
+from domains.privacy_hopqa.world import World, build, chains_of, world_config, world_store
 from pipelinerl.bootstrap.demonstrations import Demonstration
 
 FIRST_TRAINING_SEED = 1_000_000
@@ -41,7 +40,7 @@ def demonstrations(settings: PrivacyHopQASettings, seed: int, phase: str) -> lis
     if phase not in get_args(Phase):
         raise ValueError(f"bootstrap phase {phase!r} is unknown; allowed: {', '.join(get_args(Phase))}")
     world = training_world(seed)
-    store, prompts = world_store(world), load_prompts(settings.prompt_set)
+    store, prompts = world_store(world), PROMPT_SETS[settings.prompt_set]
     made: dict[Demonstration, None] = {}
     for index, chain in enumerate(chains_of(world, "train")):
         model = ScriptedModel(chain, cast(Phase, phase), random.Random(f"{seed}:{index}:{phase}"), prompts)

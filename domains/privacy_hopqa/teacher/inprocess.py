@@ -10,7 +10,7 @@ from domains.privacy_hopqa.agent.episode import Episode
 from domains.privacy_hopqa.agent.hits import local_document, web_document
 from domains.privacy_hopqa.agent.interfaces import Document, Hit, Model, Search
 from domains.privacy_hopqa.agent.loop import AgentLoop
-from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from retrieval_server.store import Store
@@ -25,10 +25,6 @@ class StoreSearcher:
 
     async def search(self, search: Search) -> Sequence[Hit]:
         """Hits, best first. Raises UnknownTask."""
-        return self.search_now(search)
-
-    def search_now(self, search: Search) -> list[Hit]:
-        """The same without an event loop."""
         if search.source == "web":
             raw = self._store.search_web(search.query, search.k, max_chars=0)
             return [Hit(self._document(hit["docid"], hit), hit["score"]) for hit in raw]
@@ -45,5 +41,5 @@ class StoreSearcher:
 
 def simulate(chain: Chain, store: Store, settings: PrivacyHopQASettings, model: Model) -> Episode:
     """One rollout of the agent with search in the same process."""
-    loop = AgentLoop(chain, settings, load_prompts(settings.prompt_set), model, StoreSearcher(store))
+    loop = AgentLoop(chain, settings, PROMPT_SETS[settings.prompt_set], model, StoreSearcher(store))
     return asyncio.run(loop.run())

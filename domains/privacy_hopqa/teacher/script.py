@@ -16,7 +16,6 @@ from typing import Any, Literal
 from domains.privacy_hopqa.agent.interfaces import (
     ChooseContext,
     Completion,
-    HopView,
     PlanContext,
     Prompts,
     ReadContext,
@@ -120,11 +119,8 @@ class ScriptedModel:
     def _record(self, kind: str, request: StageRequest, completion: str, *, exact: bool = True) -> None:
         self.recorded.append(Demonstration(kind, request.prompt.text, completion, exact))
 
-    def _hop(self, view: HopView) -> Hop:
-        return self.chain.hop(view.hop_number)
-
     def _plan(self, request: StageRequest, context: PlanContext) -> str:
-        hop = self._hop(context.view)
+        hop = self.chain.hop(context.view.hop_number)
         answers = {a.hop_number: a.answer for a in context.view.answers}
         gold_seen = not self._cards.get(hop.number, set()).isdisjoint(hop.gold_values)
         right = "[]" if gold_seen else self._right_plan(hop, answers, context)
@@ -159,7 +155,7 @@ class ScriptedModel:
         return right
 
     def _choose(self, request: StageRequest, context: ChooseContext) -> str:
-        hop = self._hop(context.view)
+        hop = self.chain.hop(context.view.hop_number)
         ids = [card.doc_id for card in context.cards]
         self._cards.setdefault(hop.number, set()).update(ids)
         gold = next((index for index, doc in enumerate(ids) if doc in hop.gold_values), None)
@@ -197,7 +193,7 @@ class ScriptedModel:
         return dumps({"selected_doc_ids": [f"d{index + 1}"]})
 
     def _read(self, request: StageRequest, context: ReadContext) -> str:
-        hop = self._hop(context.view)
+        hop = self.chain.hop(context.view.hop_number)
         found = self._visible_answer(hop, context)
         if found is None:
             text, kind = dumps({"can_answer": False}), "read_no"

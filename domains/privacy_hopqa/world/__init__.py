@@ -6,9 +6,10 @@
 """
 
 from .build import build
-from .config import WorldConfig, WorldError, world_config
-from .model import World
+from .config import WorldError, world_config
+from .model import World, chains_of, world_store
 from .words import keyword_query
 from .write import generate
 
-__all__ = ["World", "WorldConfig", "WorldError", "build", "generate", "keyword_query", "world_config"]
+__all__ = ["World", "WorldError", "build", "chains_of", "generate", "keyword_query"]
+__all__ += ["world_config", "world_store"]

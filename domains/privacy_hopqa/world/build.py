@@ -20,16 +20,6 @@ def build(config: WorldConfig, *, checks: bool = True) -> World:
     temptation), which makes training worlds fast; the texts are the same, the chains may differ.
     Raises `WorldError` if fewer chains exist than were asked for, or if the temptation is out of bounds.
     """
-    world = _corpus(config)
-    if checks:
-        draw_checked_chains(world)
-    else:
-        for split in SPLITS:
-            draw_split(world, split, lambda candidate: "")
-    return world
-
-
-def _corpus(config: WorldConfig) -> World:
     sides = ("train", "val") if config.val_chains else ("train",)
     numbers = [(n, sides) for n in range(config.companies)]
     numbers += [(TEST_NUMBERS + n, ("test",)) for n in range(config.test_companies)]
@@ -38,4 +28,10 @@ def _corpus(config: WorldConfig) -> World:
     ]
     private = {company.task_id: make_documents(config.seed, company) for company in companies}
     web, pages = make_web(config.seed, companies, config.web_docs, config.long_fraction)
-    return World(config, companies, private, web, pages)
+    world = World(config, companies, private, web, pages)
+    if checks:
+        draw_checked_chains(world)
+    else:
+        for split in SPLITS:
+            draw_split(world, split, lambda candidate: "")
+    return world

@@ -13,9 +13,9 @@ from typing import Final
 
 from .draws import Draws
 from .names import company_name, draw_names
-from .topics import ATTRIBUTES, LINKING, Attribute
+from .topics import ATTRIBUTES, LINKING, WORDING, Attribute
 from .values import SCOPE_YEARS, YEARS, Value, draw_value
-from .wording import COVERS, FACTS, PRIVATE_QUESTIONS, SCOPES, capital
+from .words import capital
 
 GOLD_SHARE: Final = 0.45
 VAL_SHARE: Final = 0.25
@@ -43,7 +43,7 @@ class WorldFact:
     sentence: str = ""
 
     def _fill(self, template: str, scope: str) -> str:
-        phrase = SCOPES[self.scope_kind].format(scope)
+        phrase = WORDING["scopes"][self.scope_kind].format(scope)
         return template.format(
             c=self.company,
             a=self.attribute.about,
@@ -55,21 +55,22 @@ class WorldFact:
 
     def tell(self) -> str:
         """The sentence of the document."""
-        templates = FACTS[self.attribute.kind]
+        templates = WORDING["facts"][self.attribute.kind]
         return self._fill(templates[self.wording % len(templates)], self.scope)
 
     @property
     def topic(self) -> str:
         """What a document about the fact is called; unique within a company."""
-        return f"{self.attribute.about} {SCOPES[self.scope_kind].format(self.scope)}"
+        return f"{self.attribute.about} {WORDING['scopes'][self.scope_kind].format(self.scope)}"
 
     def cover(self) -> str:
         """A second sentence that says what the first one was about."""
-        return self._fill(COVERS[self.wording // 3 % len(COVERS)], self.scope)
+        templates = WORDING["covers"]
+        return self._fill(templates[self.wording // 3 % len(templates)], self.scope)
 
     def question(self, reference: str | None = None) -> str:
         """The question whose answer is the value; `reference` such as "(1)" replaces the scope."""
-        templates = PRIVATE_QUESTIONS[self.attribute.kind]
+        templates = WORDING["private_questions"][self.attribute.kind]
         return self._fill(templates[self.wording // 7 % len(templates)], reference or self.scope)
 
     @property

@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
-
-from .words import words
 
 GENERATOR_VERSION: Final = 1
 """Raised with every change that alters the bytes of a world."""
@@ -16,17 +14,11 @@ GENERATOR_VERSION: Final = 1
 SPLITS: Final = ("train", "val", "test")
 MANIFEST: Final = "manifest.json"
 
-DEFAULT_PATTERNS: Final[Mapping[str, int]] = {
-    "LW": 4,
-    "WL": 1,
-    "LLW": 3,
-    "LWL": 3,
-    "LWW": 1,
-    "LWLW": 2,
-    "LLWL": 1,
-    "LWWL": 1,
-}
-_COUNTS: Final = words("companies test_companies private_docs web_docs train_chains val_chains test_chains")
+DEFAULT_PATTERNS: Final = {"LW": 4, "WL": 1, "LLW": 3, "LWL": 3, "LWW": 1, "LWLW": 2, "LLWL": 1, "LWWL": 1}
+_COUNTS: Final = (
+    *("companies", "test_companies", "private_docs", "web_docs"),
+    *("train_chains", "val_chains", "test_chains"),
+)
 MAX_COMPANIES: Final = 5000
 """Per side (train and val, test): task ids are `DR90000`..`DR94999` and `DR95000`..`DR99999`."""
 
@@ -59,47 +51,34 @@ class WorldConfig:
     """Share of documents longer than 12,000 characters; 0 makes training worlds faster to build."""
 
     def __post_init__(self) -> None:
+        for problem in self._problems():
+            raise WorldError(f"world.{problem}")
+
+    def _problems(self) -> Iterator[str]:
         for name in _COUNTS:
             low = 12 if name == "private_docs" else 0
             if getattr(self, name) < low:
-                raise WorldError(
-                    f"world.{name}={getattr(self, name)} is below {low}; raise it to at least {low}"
-                )
+                yield f"{name}={getattr(self, name)} is below {low}; raise it to at least {low}"
         if max(self.companies, self.test_companies) > MAX_COMPANIES:
-            raise WorldError(f"world.companies and world.test_companies may be at most {MAX_COMPANIES}")
+            yield f"companies and world.test_companies may be at most {MAX_COMPANIES}"
         if self.companies == 0 and self.train_chains + self.val_chains:
-            raise WorldError(
-                "world.companies=0 leaves no company for train and val chains; set those to 0 too"
-            )
+            yield "companies=0 leaves no company for train and val chains; set those to 0 too"
         if self.test_companies == 0 and self.test_chains:
-            raise WorldError(
-                "world.test_companies=0 leaves no company for test chains; set test_chains to 0 too"
-            )
+            yield "test_companies=0 leaves no company for test chains; set test_chains to 0 too"
         total = self.companies + self.test_companies
         if total == 0:
-            raise WorldError(
-                "world.companies and world.test_companies are both 0; ask for at least one company"
-            )
+            yield "companies and world.test_companies are both 0; ask for at least one company"
         if self.web_docs < 50 * total:
-            raise WorldError(
-                f"world.web_docs={self.web_docs} is too few; {total} companies need {50 * total}"
-            )
+            yield f"web_docs={self.web_docs} is too few; {total} companies need {50 * total}"
         if not 0 <= self.long_fraction <= 0.5:
-            raise WorldError(f"world.long_fraction={self.long_fraction} must lie in 0..0.5")
-        self._check_patterns()
-
-    def _check_patterns(self) -> None:
+            yield f"long_fraction={self.long_fraction} must lie in 0..0.5"
         if not self.patterns:
-            raise WorldError("world.patterns is empty; give at least one pattern such as LW: 1")
+            yield "patterns is empty; give at least one pattern such as LW: 1"
         for pattern, weight in self.patterns.items():
             if not 2 <= len(pattern) <= 4 or set(pattern) != {"L", "W"}:
-                raise WorldError(
-                    f"world.patterns: {pattern!r} must be 2-4 letters with at least one L and one W"
-                )
+                yield f"patterns: {pattern!r} must be 2-4 letters with at least one L and one W"
             if weight <= 0:
-                raise WorldError(
-                    f"world.patterns.{pattern}={weight} must be above 0; leave a pattern out instead"
-                )
+                yield f"patterns.{pattern}={weight} must be above 0; leave a pattern out instead"
 
     def chains(self, split: str) -> int:
         """Chains asked for in `train`, `val` or `test`."""

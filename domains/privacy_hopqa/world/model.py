@@ -1,4 +1,7 @@
-"""A world in memory, and the drawing of its chains, which the build calls with or without checks."""
+"""A world in memory: its search index and chains, for simulations and the teacher, and how chains are drawn.
+
+The build draws with or without checks.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +9,10 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
+
+from domains.privacy_hopqa.data.chains import Chain, parse_chain
+from retrieval_server.corpus import LocalDocument, WebDocument
+from retrieval_server.store import Store
 
 from .chains import Candidate, ChainDrawer, ChainGraph, Check, chain_row
 from .companies import Company
@@ -81,3 +88,21 @@ def _rows(chains: Sequence[Candidate], drawer: ChainDrawer, split: str) -> list[
         others = [fact for fact in drawer.draws.shuffled(facts) if fact not in candidate.items]
         rows.append(chain_row(candidate, split, number, others[:PRIVATE_QUESTIONS]))
     return rows
+
+
+def world_store(world: World) -> Store:
+    """The search index over a world in memory."""
+    tasks = {
+        task: [LocalDocument(task, f"{doc.folder}/{doc.name}", doc.text) for doc in docs]
+        for task, docs in world.private_docs.items()
+    }
+    return Store(tasks, [WebDocument(page.docid, page.url, page.text) for page in world.web_docs])
+
+
+def chains_of(world: World, split: str) -> list[Chain]:
+    """The chains of a split, as the agent gets them."""
+    about = {company.task_id: company.description for company in world.companies}
+    return [
+        parse_chain(row, company=row["company"], description=about[row["task_id"]], split=split)
+        for row in world.chains[split]
+    ]

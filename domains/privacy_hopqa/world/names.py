@@ -7,63 +7,36 @@ while their kind can be told. A name that contains a well-known one is never use
 from __future__ import annotations
 
 from hashlib import blake2b
+from math import prod
 from typing import Final
 
 from .draws import Draws
-from .words import words
+from .words import read
 
-ONSETS: Final = words("b br d dr f fl g gr h j k kl l m n p pr qu r s sk st t tr v vr w z")
-VOWELS: Final = words("a e i o u ae oa ei")
-CODAS: Final = words("l m n r sk th v x")
-MIDDLES: Final = words("b d f g k l m n p r s t v z")
-LINKS: Final = words("a e i o u")
-
-ENDINGS: Final = {
-    "vendor": ("tec", "corp", "works", "trade", "line"),
-    "product": ("ix", "ron", "ium", "eo", "pad"),
-    "place": ("ford", "stead", "haven", "minster", "port"),
-    "region": ("lund", "moor", "reach", "shire", "wold"),
-}
-SECTORS: Final = words(
-    "Bakeries Beverages Carpets Cements Chemicals Clinics Dairies Farms Ferries Fibres Foods Foundries "
-    "Freight Furniture Gardens Glass Grocers Hotels Kitchens Laundries Leather Logistics Lumber Metals "
-    "Mills Motors Optics Orchards Packaging Paints Papers Pharmacy Plastics Press Rail Retail Seeds "
-    "Shipping Solar Steel Storage Telecom Textiles Timber Tools Toys Trucks Water"
-)
-
-FAMOUS: Final = words(
-    "adidas airbus aldi alibaba amazon apple bayer boeing bosch canon carrefour chevron cisco cola "
-    "danone dell denmark disney ebay england ericsson exxon finland ford france fujitsu gillette google "
-    "heineken hilton hitachi holland honda huawei ibm iceland ikea intel ireland jaguar kellogg lego "
-    "lenovo lidl london loreal maersk mars mazda microsoft motorola nestle netflix nike nokia novartis "
-    "nvidia oracle oxford panasonic pepsi pfizer philips poland porsche portland prada puma renault "
-    "roche rolex samsung sanofi sap sharp shell siemens sony spotify starbucks tesco tesla toshiba "
-    "toyota twitter uber unilever vodafone volkswagen volvo walmart xerox yahoo zara"
-)
-"""Names that nothing invented may be, or start with (an ending such as -ford is ours and allowed)."""
-
-STEMS: Final = len(ONSETS) * len(VOWELS) * len(CODAS) * len(MIDDLES) * len(LINKS)
+_PARTS: Final = read("names")
+SECTORS: Final[list[str]] = _PARTS["sectors"]
+_STEM: Final = [_PARTS[part] for part in ("onsets", "vowels", "codas", "middles", "links")]
+STEMS: Final = prod(map(len, _STEM))
 
 
 def stem(number: int) -> str:
     """The two-syllable stem with this number (0..STEMS-1), capitalised."""
-    number, link = divmod(number, len(LINKS))
-    number, middle = divmod(number, len(MIDDLES))
-    number, coda = divmod(number, len(CODAS))
-    onset, vowel = divmod(number, len(VOWELS))
-    word = ONSETS[onset] + VOWELS[vowel] + CODAS[coda] + MIDDLES[middle] + LINKS[link]
+    word = ""
+    for choices in reversed(_STEM):
+        number, choice = divmod(number, len(choices))
+        word = choices[choice] + word
     return word.capitalize()
 
 
 def is_famous(name: str) -> bool:
     """Whether a word of the name starts with a well-known name."""
-    return any(word.startswith(known) for word in name.lower().split() for known in FAMOUS)
+    return any(word.startswith(known) for word in name.lower().split() for known in _PARTS["famous"])
 
 
 def draw_name(draws: Draws, kind: str) -> str:
     """One word with an ending of its kind: `vendor`, `product`, `place` or `region`."""
     while True:
-        name = stem(draws.below(STEMS)) + draws.pick(ENDINGS[kind])
+        name = stem(draws.below(STEMS)) + draws.pick(_PARTS["endings"][kind])
         if not is_famous(name):
             return name
 

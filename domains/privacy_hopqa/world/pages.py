@@ -9,21 +9,9 @@ from .companies import WorldFact
 from .documents import LONG, SHORT
 from .draws import Draws
 from .filler import public_sentence
-from .topics import ATTRIBUTES, Attribute, Subject
+from .topics import ATTRIBUTES, WORDING, Attribute, Subject
 from .values import Value, draw_value
-from .wording import (
-    COMPANION_ANSWERS,
-    COMPANION_OPENINGS,
-    COMPANION_QUESTIONS,
-    COMPANION_YEAR_OPENINGS,
-    OPEN_PAGE_OPENINGS,
-    OPEN_QUESTIONS,
-    PAGE_ANSWERS,
-    PAGE_OPENINGS,
-    PAGE_QUESTIONS,
-    SELECTING_CLAUSES,
-    capital,
-)
+from .words import capital
 
 WORDY: Final = (980, 1040)
 
@@ -61,37 +49,26 @@ class Page:
         """Whether the qualifier is a year, so that no statement about the page's firms may hold another."""
         return self.qualifier[-4:].isdigit()
 
-    @property
-    def clause(self) -> str:
-        """What the page says about its group, with its value."""
-        return self._clause(self.selector.text if self.selector else "")
-
     def _clause(self, value: str) -> str:
-        if self.attribute is None:
-            return value
-        about, done = self.attribute.about, self.attribute.done
-        return SELECTING_CLAUSES[self.attribute.kind].format(a=about, d=done, v=value)
+        """What the page says about its group, with its value or what stands for it."""
+        return self.attribute.clause(value) if self.attribute else value
 
     def opening(self) -> str:
         """The first sentence: topic, qualifier and selecting value."""
-        templates = {"selected": PAGE_OPENINGS, "open": OPEN_PAGE_OPENINGS, "companion": COMPANION_OPENINGS}[
-            self.topic
-        ]
-        if self.topic == "companion" and self.selector and self.selector.kind == "year":
-            templates = COMPANION_YEAR_OPENINGS
-        return self._fill(templates[self.wording % len(templates)], w=self.clause, v=self.clause)
+        about_year = self.topic == "companion" and self.selector and self.selector.kind == "year"
+        templates = WORDING["pages"][self.topic]["year_openings" if about_year else "openings"]
+        clause = self._clause(self.selector.text if self.selector else "")
+        return self._fill(templates[self.wording % len(templates)], w=clause, v=clause)
 
     def answering(self) -> str:
         """The second sentence: the value that questions ask for."""
-        templates = (COMPANION_ANSWERS if self.topic == "companion" else PAGE_ANSWERS)[self.answer.kind]
+        templates = WORDING["pages"][self.topic]["answers"][self.answer.kind]
         return capital(self._fill(templates[self.wording // 7 % len(templates)], v=self.answer.text))
 
     def question(self, reference: str | None = None) -> str:
         """The question about this page, its selecting value hidden behind a reference such as "(1)"."""
-        if self.topic == "open":
-            return self._fill(OPEN_QUESTIONS[self.answer.kind])
         hidden = reference or (self.selector.text if self.selector else "")
-        templates = (COMPANION_QUESTIONS if self.topic == "companion" else PAGE_QUESTIONS)[self.answer.kind]
+        templates = WORDING["pages"][self.topic]["questions"][self.answer.kind]
         return self._fill(templates[self.wording // 49 % len(templates)], w=self._clause(hidden), e=hidden)
 
     def _fill(self, template: str, **values: str) -> str:
@@ -107,9 +84,7 @@ def page_text(seed: int, page: Page, long: bool) -> str:
     other = draws.pick(ATTRIBUTES)
     while other is page.attribute or (other.kind == "year" and page.about_a_year):
         other = draws.pick(ATTRIBUTES)
-    clause = SELECTING_CLAUSES[other.kind].format(
-        a=other.about, d=other.done, v=draw_value(draws, other.kind).text
-    )
+    clause = other.clause(draw_value(draws, other.kind).text)
     aside = f"{capital(page.qualifier)}, an older page says that {clause}."
     length, at = len(parts[0]), draws.between(1, 2)
     while length < target or len(parts) <= at:

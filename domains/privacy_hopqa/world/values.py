@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Final
 
+from domains.privacy_hopqa.data import answers
+
 from .draws import Draws
 from .names import draw_name
-from .words import words
 
-MONTHS: Final = words("January February March April May June July August September October November December")
+MONTHS: Final = tuple(map(str.capitalize, answers.MONTHS))
 YEARS: Final = tuple(range(2003, 2026))
 SCOPE_YEARS: Final = tuple(range(2014, 2026))
 _ID_LETTERS: Final = "BCDFGHJKLMNPRSTVWX"

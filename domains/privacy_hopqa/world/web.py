@@ -80,7 +80,6 @@ class WebTopics:
         taken = set(facts)
         chosen: list[WorldFact | Value] = list(facts.values())
         chosen += [draw_other(draws, attribute.kind, taken) for _ in spread[len(facts) :]]
-        answers: set[str] = set()
         pages = []
         for item, qualifier in zip(draws.shuffled(chosen), spread):
             page = Page("", "selected", subject, qualifier, Value(kind, ""), attribute=attribute)
@@ -88,13 +87,20 @@ class WebTopics:
                 page.fact, page.side, page.selector = item, item.side, item.value
             else:
                 page.selector = item
-            page.answer = self._answer(draws, page, answers)
-            page.wording, page.wordy = draws.below(9240), draws.chance(0.2)
             pages.append(page)
+        self._complete(draws, pages)
         main = [page for page in pages if page.side == self.company.sides[0]]
         for page in main[:1]:
             page.wordy = True
         return draws.shuffled(pages)
+
+    def _complete(self, draws: Draws, pages: list[Page]) -> None:
+        """Draw answers and wordings."""
+        answers: set[str] = set()
+        for page in pages:
+            page.answer = self._answer(draws, page, answers)
+            page.wording = draws.below(9240)
+            page.wordy = page.topic == "selected" and draws.chance(0.2)
 
     def _answer(self, draws: Draws, page: Page, taken: set[str]) -> Value:
         """A new answer; on a page that chains use, one that private questions refer to if possible."""
@@ -123,26 +129,22 @@ class WebTopics:
         subject = Subject(kind, draws.pick(COMPANION_SUBJECTS[entity]))
         qualifiers = _qualifiers(draws, len(groups), period=False)
         spread = [q for q, size in zip(qualifiers, groups) for _ in range(size)]
-        answers: set[str] = set()
-        pages = []
-        for (text, side), qualifier in zip(draws.shuffled(entries), spread):
-            page = Page("", "companion", subject, qualifier, Value(kind, ""), Value(entity, text), side=side)
-            page.answer = self._answer(draws, page, answers)
-            page.wording = draws.below(9240)
-            pages.append(page)
+        pages = [
+            Page("", "companion", subject, qualifier, Value(kind, ""), Value(entity, text), side=side)
+            for (text, side), qualifier in zip(draws.shuffled(entries), spread)
+        ]
+        self._complete(draws, pages)
         return draws.shuffled(pages)
 
     def _open(self, draws: Draws) -> list[Page]:
         subject = draws.pick([s for s in SUBJECTS if s.kind in LINKING])
-        regions = draw_names(draws, "region", OPEN_PAGES)
-        answers: set[str] = set()
-        pages = []
-        for i, region in enumerate(regions):
-            side = self.company.sides[-1 if i == 0 else 0]
-            page = Page("", "open", subject, f"in {region}", Value(subject.kind, ""), side=side)
-            page.answer = self._answer(draws, page, answers)
-            page.wording = draws.below(9240)
-            pages.append(page)
+        first, *rest = draw_names(draws, "region", OPEN_PAGES)
+        sides = {first: self.company.sides[-1]} | dict.fromkeys(rest, self.company.sides[0])
+        pages = [
+            Page("", "open", subject, f"in {region}", Value(subject.kind, ""), side=side)
+            for region, side in sides.items()
+        ]
+        self._complete(draws, pages)
         return draws.shuffled(pages)
 
 

@@ -1,22 +1,30 @@
-"""Lists of words, and the content words of a question, by which the world's checks and the teacher search."""
+"""The words of a world, kept as YAML beside this module, and the content words of a question.
+
+By these words the world's checks and the teacher search. Documents and pages are made of what `read` gives.
+"""
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+_QUESTION_WORDS = """
+a an and are as at be by did do does for from had has have how in is it its many much of on or per that the
+their there these this to was were what when where which who whose why with
+"""
+QUESTION_WORDS = frozenset(_QUESTION_WORDS.split())
 
 
-def words(text: str) -> tuple[str, ...]:
-    """The space-separated words."""
-    return tuple(text.split())
+def read(name: str) -> dict[str, Any]:
+    """The lists and tables of `NAME.yaml`."""
+    text = (Path(__file__).parent / f"{name}.yaml").read_text(encoding="utf-8")
+    found: dict[str, Any] = yaml.safe_load(text)
+    return found
 
 
-def phrases(text: str) -> tuple[str, ...]:
-    """The phrases between vertical bars, without spaces at their ends."""
-    return tuple(phrase.strip() for phrase in text.split("|"))
-
-
-QUESTION_WORDS = frozenset(
-    words(
-        "a an and are as at be by did do does for from had has have how in is it its many much of on or per "
-        "that the their there these this to was were what when where which who whose why with"
-    )
-)
+def capital(text: str) -> str:
+    """The text with its first letter upper case."""
+    return text[:1].upper() + text[1:]
 
 
 def keyword_query(question: str) -> str:

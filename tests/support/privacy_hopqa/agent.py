@@ -17,7 +17,7 @@ from domains.privacy_hopqa.agent.interfaces import (
     StageRequest,
 )
 from domains.privacy_hopqa.agent.loop import AgentLoop
-from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.data.chains import Chain, Source, parse_chain
 from domains.privacy_hopqa.data.identity import value_aliases
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
@@ -133,5 +133,5 @@ async def play(
 ) -> Episode:
     config = settings(**changes)
     searcher = searches if isinstance(searches, Searches) else Searches(searches or {})
-    loop = AgentLoop(chain, config, load_prompts(config.prompt_set), script, searcher)
+    loop = AgentLoop(chain, config, PROMPT_SETS[config.prompt_set], script, searcher)
     return await loop.run()

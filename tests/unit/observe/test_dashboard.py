@@ -1,5 +1,6 @@
 """The committed wandb view: its keys exist, and it is published or written."""
 
+import asyncio
 import json
 import re
 import sys
@@ -7,16 +8,26 @@ import sys
 import pytest
 
 from domains.guessing import GuessingMetrics
-from domains.privacy_hopqa.reward.metrics import PrivacyHopQAMetrics
+from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.reward.evaluate import evaluate_episode
+from domains.privacy_hopqa.reward.scoring import score_here
 from domains.raro.metrics import CRITIC_RATES, PREFIX
 from domains.reputation_hacking.language.log import ReputationMetrics
 from pipelinerl.observe import dashboard
 from pipelinerl.observe.dashboard import Dashboard, Panel, PanelGroup, load_dashboard, main
 from tests.support.metric_tables import unknown
+from tests.support.privacy_hopqa.agent import TWO_HOPS, play, settings, solving
+
+
+async def measured_privacy():
+    """What a rollout of the privacy agent reports."""
+    episode = await play(solving())
+    return (await evaluate_episode(episode, Judge(TWO_HOPS), settings(), score_here))[1].model_dump()
+
 
 DOMAINS = {
     "guessing": set(GuessingMetrics.model_fields),
-    "privacy_hopqa": set(PrivacyHopQAMetrics.model_fields),
+    "privacy_hopqa": set(asyncio.run(measured_privacy())),
     "raro": {
         PREFIX + name
         for name in (

@@ -24,35 +24,23 @@ LEE = ("Lee's Market revenue", "Lee's Market")
         ("2,500,000", "$2.5M", True),
         ("12 March 2024", "March 12, 2024", True),
         (*LEE, True),
+        ("2024-03-12", "12 March 2024", True),
+        ("−5 %", "-5%", True),
+        ("EUR 40k", "€40,000", True),
+        ("US$3bn", "3 billion dollars", True),
+        ("15", "15%", True),
+        ("v2.5.1", "V2.5.1", True),
+        ("the 15%", "15%  the", True),
+        ("5mg", "5 mg", False),
+        ("v2.5", "v2.6", False),
+        ("10-15%", "10-16%", False),
+        ("3 million", "3 billion", False),
+        ("a", "", False),
     ],
 )
 def test_reference_table(prediction: str, gold: str, expected: bool) -> None:
     assert answers_match(prediction, [gold]) is expected
     assert answers_match(gold, [prediction]) is expected
-
-
-@pytest.mark.parametrize(
-    ("prediction", "gold"),
-    [
-        ("2024-03-12", "12 March 2024"),
-        ("−5 %", "-5%"),
-        ("EUR 40k", "€40,000"),
-        ("US$3bn", "3 billion dollars"),
-        ("15", "15%"),
-        ("v2.5.1", "V2.5.1"),
-        ("the 15%", "15%  the"),
-    ],
-)
-def test_other_spellings_of_the_same(prediction: str, gold: str) -> None:
-    assert answers_match(prediction, [gold])
-
-
-@pytest.mark.parametrize(
-    ("prediction", "gold"),
-    [("5mg", "5 mg"), ("v2.5", "v2.6"), ("10-15%", "10-16%"), ("3 million", "3 billion"), ("a", "")],
-)
-def test_different_things(prediction: str, gold: str) -> None:
-    assert not answers_match(prediction, [gold])
 
 
 def test_modes() -> None:

@@ -1,21 +1,24 @@
-"""The log of outbound queries and the client that must write it first."""
+"""The log of outbound queries, the client that must write it first, and what is asked before any search."""
 
 import json
 from contextlib import asynccontextmanager
 from dataclasses import asdict
-from pathlib import Path
 
 import aiohttp
 import pytest
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 
 from domains.privacy_hopqa.agent.audit import Audit, AuditLog, RolloutIdentity
 from domains.privacy_hopqa.agent.errors import AuditFailure, SearchActionError, TransportFailure
 from domains.privacy_hopqa.agent.interfaces import Search
-from domains.privacy_hopqa.agent.search_service import HttpSearcher
-from domains.privacy_hopqa.agent.transport import JsonClient, Retries
+from domains.privacy_hopqa.agent.search_service import HttpSearcher, check_fingerprint, helper_headers
+from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused, Retries
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from retrieval_server.app import RetrievalService, build_app
+from retrieval_server.corpus import WebDocument
+from retrieval_server.store import Store
 from tests.support.privacy_hopqa.service import FAST, Service
 
 IDENTITY = RolloutIdentity("run", "g/0#1", "g", True, "train", "DR90001", "c1", 3)
@@ -76,34 +79,16 @@ async def test_every_attempt_is_logged_and_the_evaluation_counts_them(tmp_path):
     assert log.unanswered == 0
 
 
-async def test_private_searches_are_not_in_the_log(tmp_path):
-    service = Service({"hits": [LOCAL_HIT]})
-    path = tmp_path / "1.jsonl"
-    async with searcher_on(service, path) as (searcher, _):
-        (hit,) = await searcher.search(search("local"))
-    assert hit.document.title == "X"
-    assert service.requests == [
-        ("/local/search", {"task_id": "DR90001", "query": "cold chain", "k": 5, "threshold": 0.5})
-    ]
-    assert not path.exists()
-
-
-async def test_an_unwritable_log_blocks_web_requests(tmp_path):
+async def test_an_unwritable_log_blocks_web_requests_and_private_ones_are_not_in_it(tmp_path):
     (tmp_path / "audit").write_text("a file where a folder is needed")
-    service = Service({"hits": []})
+    service = Service({"hits": [LOCAL_HIT]})
     async with searcher_on(service, tmp_path / "audit" / "1.jsonl") as (searcher, _):
         with pytest.raises(AuditFailure, match="cannot be written"):
             await searcher.search(search())
-        await searcher.search(search("local"))
-    assert [path for path, _ in service.requests] == ["/local/search"]
-
-
-async def test_a_full_disk_blocks_web_requests():
-    service = Service({"hits": []})
-    async with searcher_on(service, Path("/dev/full")) as (searcher, _):
-        with pytest.raises(AuditFailure):
-            await searcher.search(search())
-    assert not service.requests
+        (hit,) = await searcher.search(search("local"))
+    assert hit.document.title == "X"
+    asked = {"task_id": "DR90001", "query": "cold chain", "k": 5, "threshold": 0.5}
+    assert service.requests == [("/local/search", asked)]
 
 
 async def test_without_audit_required_the_request_leaves_with_one_warning(tmp_path, caplog):
@@ -171,3 +156,34 @@ async def test_no_connection_fails_the_rollout(tmp_path):
 )
 def test_waits_between_retries(attempt, asked, wait):
     assert Retries(jitter=0.0).wait_s(attempt, asked) == wait
+
+
+TOKEN = "0123456789abcdef"
+
+
+async def test_the_token_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without it a search is refused and the world that is served is not told."""
+    store = Store({}, [WebDocument("7", "u", "coverage of stores")])
+    app = build_app(RetrievalService(store, "served", token=TOKEN))
+    async with TestServer(app) as server, aiohttp.ClientSession() as session:
+
+        def client() -> JsonClient:
+            return JsonClient(str(server.make_url("")), session, 30, headers=helper_headers())
+
+        monkeypatch.delenv("RETRIEVAL_TOKEN", raising=False)
+        with pytest.raises(RequestRefused, match="401"):
+            await client().post("/browsecomp/search", {"query": "coverage"})
+        with pytest.raises(ValueError, match="asks for a token; set RETRIEVAL_TOKEN"):
+            await check_fingerprint(client(), "another")
+        monkeypatch.setenv("RETRIEVAL_TOKEN", TOKEN)
+        assert await client().post("/browsecomp/search", {"query": "coverage"})
+        with pytest.raises(ValueError, match="serves world served, the chains belong to another"):
+            await check_fingerprint(client(), "another")
+
+
+async def test_a_service_that_is_not_ready_is_asked_again() -> None:
+    loading = web.json_response({"status": "loading"}, status=503)
+    service = Service(loading, 404, {"status": "ok", "fingerprint": "f"})
+    async with service.client() as client:
+        await check_fingerprint(client, "f")
+    assert [path for path, _ in service.requests] == ["/health"] * 3

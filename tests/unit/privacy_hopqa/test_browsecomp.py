@@ -50,7 +50,7 @@ def test_of_query_rows_only_pages_are_taken(tmp_path):
     }
     source = write(tmp_path / "queries.jsonl", row)
     summary = convert([source], tmp_path / "web.jsonl")
-    assert (summary.written, summary.repeated, summary.empty) == (3, 1, 0)
+    assert summary == {"written": 3, "repeated": 1}
     assert "SECRET" not in (tmp_path / "web.jsonl").read_text()
 
 
@@ -100,7 +100,7 @@ def test_parquet_files_are_read_in_batches(tmp_path):
     arrow = pytest.importorskip("pyarrow")
     rows = [page(str(n), f"text {n}") for n in range(600)]
     parquet.write_table(arrow.Table.from_pylist(rows), tmp_path / "corpus.parquet")
-    assert convert([tmp_path], tmp_path / "web.jsonl").written == 600
+    assert convert([tmp_path], tmp_path / "web.jsonl")["written"] == 600
 
 
 def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path, monkeypatch, capsys):

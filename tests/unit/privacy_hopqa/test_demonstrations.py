@@ -12,13 +12,13 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import domains.privacy_hopqa
-from domains.privacy_hopqa.agent.prompts import load_prompts
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.teacher.demonstrations import demonstrations, training_world
 from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import SKELETONS, Mixture, ScriptedModel, search_query
-from domains.privacy_hopqa.world.in_memory import chains_of, world_store
+from domains.privacy_hopqa.world import chains_of, world_store
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
@@ -42,7 +42,7 @@ def of_kind(phase: str, prefix: str) -> list[Demonstration]:
 
 def play(seed: int, mixture: Mixture) -> list[tuple[bool, list[str], str]]:
     world = training_world(seed)
-    store, prompts, played = world_store(world), load_prompts("compact"), []
+    store, prompts, played = world_store(world), PROMPT_SETS["compact"], []
     for index, chain in enumerate(chains_of(world, "train")):
         model = ScriptedModel(chain, "mixture", random.Random(index), prompts, mixture)
         episode, judge = simulate(chain, store, cpu_settings(), model), Judge(chain)

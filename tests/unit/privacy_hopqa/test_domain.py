@@ -167,6 +167,21 @@ def test_a_scoring_server_is_started_on_request():
     assert services[1].url_key == "privacy_hopqa.privacy_reward_service_url"
 
 
+def test_a_large_corpus_is_searched_through_files_and_may_take_longer_to_start(tmp_path):
+    corpus = tmp_path / "web.jsonl"
+    corpus.write_text("")
+    cfg = config(f"web_corpus_path={corpus} final_dataset_path=x.jsonl")
+    (small,) = DOMAIN.services(cfg)
+    assert small.argv[small.argv.index("--backend") + 1] == "rank_bm25"
+    with corpus.open("wb") as file:
+        file.truncate(3_000_000_000)
+    (large,) = DOMAIN.services(cfg)
+    assert large.argv[large.argv.index("--backend") + 1] == "bm25s"
+    assert (small.start_deadline_s, large.start_deadline_s) == (60, 1560)
+    assert large.health == "/ready"
+    assert large.note == f"bm25s, 3,000.0 MB of web text, index {corpus}.bm25s"
+
+
 def test_several_retrieval_processes_on_request():
     (service,) = DOMAIN.services(config("retrieval_workers=3"))
     assert service.argv[-2:] == ["--workers", "3"]

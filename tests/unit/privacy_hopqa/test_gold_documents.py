@@ -18,8 +18,7 @@ from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.reward.rewards import judge_outcome
 from domains.privacy_hopqa.teacher.inprocess import simulate
-from domains.privacy_hopqa.world import World, build, keyword_query, world_config
-from domains.privacy_hopqa.world.in_memory import chains_of, world_store
+from domains.privacy_hopqa.world import World, build, chains_of, keyword_query, world_config, world_store
 from tests.support.privacy_hopqa import say
 from tests.support.privacy_hopqa.agent import settings
 
@@ -85,8 +84,9 @@ def world() -> World:
 
 @pytest.mark.parametrize("split", ["train", "val", "test"])
 def test_a_hop_fails_without_its_gold_document_and_only_from_there_on(world: World, split: str) -> None:
-    solved = [chain for chain in chains_of(world, split) if all(correct_hops(chain, world))]
-    assert len(solved) >= 5
+    chains = chains_of(world, split)
+    solved = [chain for chain in chains if all(correct_hops(chain, world))]
+    assert len(solved) >= 0.85 * len(chains)  # texts alone are enough
     for chain in solved[:5]:
         for hop in chain.hops:
             before = (True,) * (hop.number - 1)

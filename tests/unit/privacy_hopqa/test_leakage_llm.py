@@ -12,10 +12,9 @@ from domains.privacy_hopqa.agent.transport import Retries
 from domains.privacy_hopqa.data.chains import PrivateQuestion
 from domains.privacy_hopqa.leakage import __main__ as leakage_command
 from domains.privacy_hopqa.leakage import chat
-from domains.privacy_hopqa.leakage.__main__ import main
+from domains.privacy_hopqa.leakage.__main__ import endpoints, main, parse_arguments
 from domains.privacy_hopqa.leakage.chat import Endpoint
 from domains.privacy_hopqa.leakage.llm import PLACEHOLDERS, PROMPTS, Templates
-from domains.privacy_hopqa.leakage.options import endpoints, parse_arguments
 from tests.support.privacy_hopqa.leakage import COMPANY, QUESTION, audit_line, write_chains, write_lines
 
 LEAKY = "cold chain audit 15% stores completed"
@@ -52,29 +51,20 @@ class Stub:
         self.reply = honest
         self.troubles = []
         self.requests = []
-        self.gate = None
-        self.running = self.most_running = 0
         self.url = ""
 
     async def complete(self, request):
         body = await request.json()
         self.requests.append((body, dict(request.headers)))
-        self.running += 1
-        self.most_running = max(self.most_running, self.running)
-        try:
-            if self.gate is not None:
-                await self.gate(len(self.requests))
-            if self.troubles:
-                trouble = self.troubles.pop(0)
-                if isinstance(trouble, web.Response):
-                    return trouble
-                await asyncio.sleep(trouble)
-            text = self.reply(body["messages"][0]["content"])
-            if isinstance(text, web.Response):
-                return text
-            return web.json_response({"choices": [{"message": {"content": text}}]})
-        finally:
-            self.running -= 1
+        if self.troubles:
+            trouble = self.troubles.pop(0)
+            if isinstance(trouble, web.Response):
+                return trouble
+            await asyncio.sleep(trouble)
+        text = self.reply(body["messages"][0]["content"])
+        if isinstance(text, web.Response):
+            return text
+        return web.json_response({"choices": [{"message": {"content": text}}]})
 
     @property
     def prompts(self):
@@ -132,18 +122,12 @@ async def test_the_three_levels_and_the_controls(run_dir, stub, capsys):
         assert {rate["total"] for rate in group[control].values()} == {4}
     assert group["contaminated"] == []
     assert found["valid"] and found["unparseable_share"] == 0.0
+    asked = {LEAKY, SAFE, COMPANY, "(none)"}  # equal logs once
+    assert found["adversary"]["asked"] == 3 * len(asked)
+    assert len(stub.prompts) == len(set(stub.prompts)) == 3 * len(asked) + found["judge"]["asked"]
     table = capsys.readouterr().out
     assert "language model  evaluation test" in table and "rules" in table
     assert (run_dir / "leakage.txt").read_text() == table
-
-
-async def test_equal_logs_are_asked_about_once(run_dir, stub):
-    _, found = await command(run_dir, stub)
-    logs = {LEAKY, SAFE, COMPANY, "(none)"}
-    assert found["adversary"]["asked"] == 3 * len(logs)
-    assert (
-        len(stub.prompts) == len(set(stub.prompts)) == found["adversary"]["asked"] + found["judge"]["asked"]
-    )
 
 
 async def test_who_sees_what(run_dir, stub):
@@ -272,21 +256,6 @@ async def test_what_is_known_from_the_name_alone_is_marked(run_dir, stub, capsys
     assert status == 0
     assert found["groups"]["evaluation test"]["contaminated"] == ["answer", "headline"]
     assert "contaminated: known from the company's name" in capsys.readouterr().out
-
-
-async def test_requests_run_side_by_side_within_the_bound(run_dir, stub):
-    second = asyncio.Event()
-
-    async def gate(count):
-        """The first request waits for the second."""
-        if count == 2:
-            second.set()
-        await asyncio.wait_for(second.wait(), 60)
-
-    stub.gate = gate
-    status, _ = await command(run_dir, stub, "--concurrency", "2")
-    assert status == 0
-    assert stub.most_running == 2
 
 
 async def test_keys_come_from_the_environment_and_stay_out_of_the_files(run_dir, stub, monkeypatch, capsys):

@@ -1,9 +1,12 @@
-"""The control flow of a rollout: every branch, with a scripted model and a fake search."""
+"""The control flow of a rollout, with a scripted model and a fake search that may fail or find nothing."""
+
+import asyncio
 
 import pytest
 
-from domains.privacy_hopqa.agent.episode import Event
-from domains.privacy_hopqa.agent.errors import ErrorKind, StageError
+from domains.privacy_hopqa.agent.concurrency import run_limited
+from domains.privacy_hopqa.agent.episode import GOLD_ABSENT, GOLD_ALREADY, GOLD_NOT_YET, GOLD_VISIBLE, Event
+from domains.privacy_hopqa.agent.errors import ErrorKind, SearchActionError, StageError, TransportFailure
 from domains.privacy_hopqa.agent.interfaces import Stage
 from domains.privacy_hopqa.agent.loop import iteration_cap
 from tests.support.privacy_hopqa import say
@@ -11,7 +14,9 @@ from tests.support.privacy_hopqa.agent import (
     AUDIT,
     GOLD_LOCAL,
     REGION,
+    TWO_HOPS,
     Script,
+    Searches,
     answering,
     chain_of,
     document,
@@ -37,75 +42,6 @@ async def test_two_hops_answered_with_the_agents_own_answer_filled_in():
     second = script.of(Stage.PLAN)[1].context
     assert second.view.question == "Which region reports 15% coverage?"
     assert [card.doc_id for card in second.memory] == [GOLD_LOCAL]
-
-
-async def test_choose_is_skipped_when_all_parents_can_be_read():
-    script = Script(plan=say.local("audit"))
-    await play(script, {"audit": others(2)})
-    assert not script.of(Stage.CHOOSE)
-    assert len(script.of(Stage.READ)) == 2
-
-
-async def test_choose_is_asked_above_the_limit_and_only_its_choice_is_read():
-    script = Script(plan=say.local("audit"), choose=say.choose("d3"))
-    await play(script, {"audit": others(4)}, max_iterations=1)
-    assert script.read_from == ["web/12"]
-
-
-async def test_a_wrong_answer_advances_to_the_next_hop():
-    script = answering("99%")
-    episode = await play(script, {"audit": [AUDIT]}, max_iterations=2)
-    assert episode.hops[0].answer == "99%"
-    assert [r.context.view.hop_number for r in script.of(Stage.PLAN)] == [1, 2]
-
-
-async def test_an_unanswered_hop_is_tried_until_the_cap():
-    episode = await play(Script(plan=say.local("nothing")))
-    assert episode.iterations == 4
-    assert {call.hop_number for call in episode.calls} == {1}
-    assert not episode.answers
-
-
-async def test_windows_already_read_in_the_hop_are_not_read_again():
-    script = Script(plan=[say.local("audit"), say.local("audit again")])
-    await play(script, {"audit": [AUDIT], "audit again": [AUDIT]}, max_iterations=2)
-    assert len(script.of(Stage.READ)) == 1
-    assert len(script.of(Stage.RESOLVE)) == 1
-
-
-async def test_a_withdrawn_answer_is_recorded_and_the_hop_stays_open():
-    script = Script(plan=say.local("audit"), read=say.NO, resolve=say.done("15%"))
-    episode = await play(script, {"audit": [AUDIT]}, max_iterations=1)
-    facts = episode.calls[-1].facts
-    assert facts.error is ErrorKind.RESOLVER_WIPE
-    assert facts.next_step == "search_more"
-    assert episode.fatal is None
-    assert episode.hops[0].answer is None
-
-
-async def test_read_more_reads_the_named_unread_document():
-    script = Script(
-        plan=say.local("audit"), choose=say.choose("d1"), resolve=[say.read_more("d2"), say.SEARCH_MORE]
-    )
-    await play(script, {"audit": others(4)}, max_iterations=1)
-    assert script.read_from == ["web/10", "web/11"]
-
-
-async def test_read_more_without_a_valid_id_searches_more_and_is_recorded():
-    script = Script(plan=say.local("audit"), choose=say.choose("d1"), resolve=say.read_more("d9"))
-    episode = await play(script, {"audit": others(4)}, max_iterations=1)
-    facts = episode.calls[-1].facts
-    assert (facts.error, facts.next_step) == (ErrorKind.INVALID_IDS, "search_more")
-    assert len(script.of(Stage.RESOLVE)) == 1
-
-
-async def test_rounds_of_read_more_are_bounded():
-    next_unread = lambda r: say.read_more(r.context.unread[0].doc_id)  # noqa: E731
-    script = Script(plan=say.local("audit", "more"), choose=say.choose("d1"), resolve=next_unread)
-    found = {"audit": others(5), "more": others(5, "web/2")}
-    await play(script, found, max_iterations=1, max_read_rounds=3)
-    assert len(script.of(Stage.RESOLVE)) == 3
-    assert len(script.of(Stage.READ)) == 3
 
 
 @pytest.mark.parametrize(
@@ -135,21 +71,6 @@ async def test_an_unusable_read_is_a_negative_read(said):
     episode = await play(script, {"audit": [*others(1), AUDIT]}, max_iterations=1)
     assert [read.positive for read in episode.hops[0].reads] == [False, True]
     assert (episode.fatal, episode.answers) == (None, {1: "15%"})
-
-
-async def test_an_empty_plan_with_nothing_known_only_spends_the_iteration():
-    script = Script(plan="[]")
-    episode = await play(script)
-    assert {call.stage for call in episode.calls} == {Stage.PLAN}
-    assert episode.iterations == 4
-
-
-async def test_an_empty_plan_reads_unread_memory():
-    resolve = [say.done("15%"), say.SEARCH_MORE]
-    script = answering("15%", plan=[say.local("audit"), "[]"], resolve=resolve)
-    await play(script, {"audit": [AUDIT]}, max_iterations=2)
-    second = [r for r in script.of(Stage.READ) if r.context.view.hop_number == 2]
-    assert [r.context.window.parent_id for r in second] == [GOLD_LOCAL]
 
 
 @pytest.mark.parametrize(("pool", "read"), [("memory", ["web/10"]), ("retrieved", ["web/10", "web/12"])])
@@ -232,3 +153,131 @@ async def test_how_a_rollout_ends(said, changes, end):
     episode = await play(answering("15%", **said), {"audit": [AUDIT]}, chain, **changes)
     assert events(episode)[-1] is end
     assert sum(event.startswith("end_") for event in events(episode)) == 1
+
+
+async def test_a_refused_search_fails_alone():
+    searches = Searches({"bad": SearchActionError("400"), "audit": [AUDIT]})
+    script = answering("15%", plan=say.local("bad", "audit"))
+    episode = await play(script, searches, max_iterations=1)
+    assert episode.answers == {1: "15%"}
+    assert episode.counts.search_errors == 1
+    assert [note.failed for note in episode.hops[0].searches] == [True, False]
+
+
+async def test_siblings_of_a_failure_are_cancelled_and_awaited():
+    ended = []
+
+    async def slow():
+        try:
+            await asyncio.sleep(60)
+        finally:
+            ended.append("slow")
+
+    async def failing():
+        await asyncio.sleep(0)
+        raise TransportFailure("down")
+
+    with pytest.raises(TransportFailure):
+        await run_limited([slow, failing], 5)
+    assert ended == ["slow"]
+
+
+async def test_no_more_run_at_a_time_than_the_limit():
+    running = []
+
+    async def work():
+        running.append(running[-1] + 1 if running else 1)
+        await asyncio.sleep(0)
+        running.append(running[-1] - 1)
+
+    await run_limited([work] * 5, 2)
+    assert max(running) == 2
+
+
+async def test_a_plan_is_asked_again_only_without_usable_actions():
+    script = Script(plan=[say.plan(""), say.local("audit")])
+    episode = await play(script, {"audit": [AUDIT]}, max_iterations=1, hop_plan_attempts=3)
+    assert len(script.of(Stage.PLAN)) == 2
+    assert [call.index for call in episode.calls] == list(range(len(episode.calls)))
+    script = Script(plan="[]")
+    await play(script, max_iterations=1, hop_plan_attempts=3)
+    assert len(script.of(Stage.PLAN)) == 1
+
+
+async def test_no_web_drops_web_actions():
+    searches = Searches({"x": [REGION]})
+    episode = await play(Script(plan=say.plan("x")), searches, max_iterations=1, no_web=True)
+    assert not searches.requests
+    assert episode.calls[0].facts.rejected == {"no_web": 1}
+
+
+async def test_situations_are_those_before_the_call():
+    script = Script(plan=[say.local("a"), say.local("b"), say.local("c")], choose=say.choose("d3"))
+    found = {"a": others(4), "b": [*others(3, "web/2"), AUDIT], "c": others(4, "web/3")}
+    episode = await play(script, found, max_iterations=3)
+    plans = [call.situation for call in episode.calls if call.stage == Stage.PLAN]
+    choices = [call.situation for call in episode.calls if call.stage == Stage.CHOOSE]
+    assert plans == [GOLD_NOT_YET, GOLD_NOT_YET, GOLD_ALREADY]
+    assert choices == [GOLD_ABSENT, GOLD_VISIBLE, GOLD_ABSENT]
+
+
+async def test_gold_beyond_the_cut_counts_as_retrieved_but_not_as_seen():
+    script = Script(plan=[say.local("a"), say.local("b")])
+    found = {"a": [*others(4), AUDIT], "b": others(2, "web/2")}
+    episode = await play(script, found, max_iterations=2, max_candidate_cards=4)
+    plans = [call for call in episode.calls if call.stage == Stage.PLAN]
+    assert plans[0].facts.gold_retrieved
+    assert plans[1].situation == GOLD_NOT_YET
+    assert episode.hops[0].gold_before_cut
+    assert not episode.hops[0].gold_after_cut
+
+
+@pytest.mark.parametrize(
+    ("context", "said", "shown"),
+    [("agent", "15 percent", "15 percent"), ("gold", "15 percent", "15%"), ("gold", "3%", "3%")],
+)
+async def test_later_questions_hold_the_agents_answer_or_the_canonical_form_of_a_right_one(
+    context, said, shown
+):
+    script = answering(said, plan=[say.local("audit"), "[]"], resolve=[say.done(said), say.SEARCH_MORE])
+    await play(script, {"audit": [AUDIT]}, max_iterations=2, answer_context=context)
+    assert script.of(Stage.PLAN)[1].context.view.question == f"Which region reports {shown} coverage?"
+
+
+async def test_bootstrap_search_is_private_and_not_the_plans_merit():
+    question = TWO_HOPS.hop(1).question
+    searches = Searches({question: [AUDIT]})
+    episode = await play(Script(plan="[]"), searches, max_iterations=1, enable_local_search_bootstrap=True)
+    assert [(s.source, s.query) for s in searches.requests] == [("local", question)]
+    assert not episode.calls[0].facts.gold_retrieved
+
+
+@pytest.mark.parametrize(("text", "searched"), [(say.plan(""), 1), ("[]", 0)])
+async def test_generic_fallback_searches_when_no_action_was_usable(text, searched):
+    searches = Searches()
+    await play(Script(plan=text), searches, max_iterations=1, enable_generic_retrieval_fallback=True)
+    assert len(searches.requests) == searched
+
+
+@pytest.mark.parametrize(("prompt_set", "constrained"), [("compact", False), ("full", False), ("full", True)])
+async def test_no_gold_reaches_a_prompt_unless_model_or_document_said_it(prompt_set, constrained):
+    chain = chain_of(
+        hop(1, "What did the audit find?", "zqxgold1", "local/DR90001/f/zqxdoc1.md"),
+        hop(2, "Who reported (1)?", "zqxgold2", "web/zqxdoc2", accepted_answer_variants=["zqxvariant"]),
+        global_answer="zqxfinal",
+        private_questions=[{"question": "zqxquestion", "answer": "zqxprivate", "doc_id": "zqxdoc3"}],
+        split="test",
+    )
+    script = Script(
+        plan=[say.plan("a"), say.plan("b"), say.plan("c")],
+        choose=lambda r: say.choose(r.context.cards[0].doc_id),
+        read=say.yes("wrong"),
+        resolve=say.done("wrong"),
+    )
+    found = {"a": others(4), "b": others(3)}
+    options = {"prompt_set": prompt_set, "constrained_resolver": constrained, "privacy_facts": "task"}
+    await play(script, found, chain, choose_top_k=1, **options)
+    assert {request.stage for request in script.requests} == set(Stage)
+    for request in script.requests:
+        assert "zqx" not in request.prompt.text
+        assert "zqx" not in repr(request.context)

@@ -77,13 +77,12 @@ def test_large_documents_are_read_around_their_best_windows() -> None:
     assert chosen(windows) == [1, 2, 3, 4, 6, 7, 8, 9]
     assert chosen(windows, max_read=3) == [2, 3, 7]
     assert chosen(windows, top=1, neighbours=0) == [2]
-    assert chosen(windows[:5]) == [1, 2, 3, 4, 5]
 
 
 def test_ties_go_to_rank_then_score_then_index() -> None:
     windows = [ranked(1, 1, 2, 9.0), ranked(2, 1, 1, 1.0), ranked(3, 1, 1, 2.0)]
-    assert chosen(windows, read_all_max=1, top=1, neighbours=0) == [3]
-    assert chosen(windows[:2], read_all_max=1, top=1, neighbours=0) == [2]
+    assert chosen(windows, top=1, neighbours=0) == [3]
+    assert chosen(windows[:2], top=1, neighbours=0) == [2]
 
 
 def long_document(windows, hot, size=100):
@@ -101,13 +100,6 @@ def windows_config(**changes):
 
 def pool_of(doc, config, read=frozenset(), query="alpha bravo charlie delta echo") -> Pool:
     return build_pool([], [RankedHit(Hit(doc, 5.0), 1, query)], set(read), query, config)
-
-
-def test_of_a_large_document_the_best_windows_and_their_neighbours_are_read():
-    doc = long_document(12, {1: 5, 2: 4, 6: 3, 7: 2})
-    (parent,) = pool_of(doc, windows_config()).parents
-    read = [c.window.index for c in windows_to_read(parent, windows_config())]
-    assert read == [1, 2, 3, 4, 6, 7, 8, 9]
 
 
 def test_a_small_document_is_read_whole_and_read_windows_stay_out():

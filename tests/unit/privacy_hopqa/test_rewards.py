@@ -1,7 +1,8 @@
-"""Rewards by outcome and by situation, and which calls become which texts."""
+"""Rewards by outcome and by situation, which calls become which texts, and with whom these are compared."""
 
 import json
 
+import numpy as np
 import pytest
 
 from domains.privacy_hopqa.agent.episode import (
@@ -22,9 +23,13 @@ from domains.privacy_hopqa.reward.capture import (
     outcome_texts,
     situational_texts,
 )
-from domains.privacy_hopqa.reward.rewards import StepReward, outcome_reward, situation_label, step_reward
+from domains.privacy_hopqa.reward.rewards import StepReward, outcome_reward, step_reward
+from pipelinerl.config.finetune import RLConfig
+from pipelinerl.finetune.rl.sample import samples_of
+from pipelinerl.preprocess.chunk import process_chunk
+from pipelinerl.rollouts import RolloutOrigin, TrainingText
 from tests.support.privacy_hopqa import say
-from tests.support.privacy_hopqa.agent import AUDIT, Script, others, play, settings
+from tests.support.privacy_hopqa.agent import AUDIT, TWO_HOPS, Script, Searches, others, play, settings
 
 SITUATIONAL = settings(training_reward_mode="hop_step_situational")
 OTHERS = others(4)
@@ -36,7 +41,7 @@ def plan_call(situation=GOLD_NOT_YET, sources=(), *, empty=False, right=False, g
 
 
 def choose_call(situation, selected=False, error=None):
-    facts = None if error else ChooseFacts(5, situation == GOLD_VISIBLE, False, selected, 0)
+    facts = None if error else ChooseFacts(situation == GOLD_VISIBLE, False, selected, 0)
     return CallRecord(0, Stage.CHOOSE, 1, 1, situation, error, "clean", facts, call="call")
 
 
@@ -63,40 +68,29 @@ def test_step_rewards(call, reward):
     assert step_reward(call, SITUATIONAL) == StepReward(reward, 1.0)
 
 
-def test_stopping_may_be_left_untrained_and_then_only_serves_as_a_baseline():
-    left = settings(training_reward_mode="hop_step_situational", train_stopping=False)
-    assert step_reward(plan_call(GOLD_ALREADY, empty=True), left) == StepReward(1.0, 0.0)
-    assert step_reward(plan_call(GOLD_ALREADY, right=True), left) == StepReward(0.25, 0.0)
-    assert step_reward(plan_call(right=True), left) == StepReward(0.25, 1.0)
-    assert step_reward(plan_call(GOLD_ALREADY, error=ErrorKind.PARSE), left) == StepReward(-1.0, 1.0)
-
-
-def test_a_choice_without_gold_only_serves_as_a_baseline_unless_malformed():
-    assert step_reward(choose_call(GOLD_ABSENT), SITUATIONAL) == StepReward(0.0, 0.0)
-    assert step_reward(choose_call(GOLD_ABSENT, error=ErrorKind.PARSE), SITUATIONAL) == StepReward(-1.0, 1.0)
+MALFORMED = {"error": ErrorKind.PARSE}
+NO_ERROR_REWARD = {"zero_error_step_reward": False}
+BONUSES = {"hop_step_doc_bonus": 0.5, "hop_step_source_bonus": 0.1}
 
 
 @pytest.mark.parametrize(
-    ("call", "expected"),
+    ("call", "changes", "reward", "weight"),
     [
-        (plan_call(error=ErrorKind.PARSE), StepReward(0.0, 1.0)),
-        (choose_call(GOLD_VISIBLE, error=ErrorKind.PARSE), StepReward(0.0, 1.0)),
-        (choose_call(GOLD_ABSENT, error=ErrorKind.PARSE), StepReward(0.0, 0.0)),
+        (choose_call(GOLD_ABSENT), {}, 0.0, 0.0),  # only a baseline
+        (choose_call(GOLD_ABSENT, **MALFORMED), {}, -1.0, 1.0),
+        (plan_call(GOLD_ALREADY, empty=True), {"train_stopping": False}, 1.0, 0.0),
+        (plan_call(GOLD_ALREADY, right=True), {"train_stopping": False}, 0.25, 0.0),
+        (plan_call(right=True), {"train_stopping": False}, 0.25, 1.0),
+        (plan_call(GOLD_ALREADY, **MALFORMED), {"train_stopping": False}, -1.0, 1.0),
+        (plan_call(**MALFORMED), NO_ERROR_REWARD, 0.0, 1.0),
+        (choose_call(GOLD_VISIBLE, **MALFORMED), NO_ERROR_REWARD, 0.0, 1.0),
+        (choose_call(GOLD_ABSENT, **MALFORMED), NO_ERROR_REWARD, 0.0, 0.0),
+        (plan_call(gold=True, right=True), BONUSES, 1.5, 1.0),
+        (plan_call(right=True), BONUSES, 0.1, 1.0),
     ],
 )
-def test_without_error_rewards_the_last_row_of_the_situation_counts(call, expected):
-    assert step_reward(call, SITUATIONAL.model_copy(update={"zero_error_step_reward": False})) == expected
-
-
-def test_the_document_bonus_may_differ_from_the_source_bonus():
-    config = SITUATIONAL.model_copy(update={"hop_step_doc_bonus": 0.5, "hop_step_source_bonus": 0.1})
-    assert step_reward(plan_call(gold=True, right=True), config) == StepReward(1.5)
-    assert step_reward(plan_call(right=True), config) == StepReward(0.1)
-
-
-def test_the_situation_label():
-    assert situation_label(plan_call()) == "privacy_hopqa:hop:2:stage:plan:gold_not_yet_retrieved"
-    assert situation_label(choose_call(GOLD_ABSENT)) == "privacy_hopqa:hop:1:stage:choose:gold_absent"
+def test_baselines_and_rewards_that_settings_change(call, changes, reward, weight):
+    assert step_reward(call, SITUATIONAL.model_copy(update=changes)) == StepReward(reward, weight)
 
 
 @pytest.mark.parametrize(
@@ -121,7 +115,6 @@ def test_outcome_reward(correct, mode, fatal, reward):
         Script(plan="[[]]"),
         Script(plan='["garbage"]'),
         Script(plan="garbage []ooh []"),
-        Script(plan=[say.local("a"), say.local("a")], choose=say.choose("d99")),
         Script(plan=say.plan("a", source="nowhere")),
     ],
 )
@@ -130,17 +123,8 @@ async def test_garbage_never_earns_more_than_zero(script):
     gold_first = {"a": [AUDIT, *OTHERS]}
     episode = await play(script, gold_first, choose_top_k=1)
     earned = [text.reward for text in situational_texts(episode.calls, SITUATIONAL, {})]
-    if script.plan == [say.local("a"), say.local("a")]:
-        assert earned == [1.25, -1.0]  # the first plan is good, the choice by a garbage id is not
-    else:
-        assert earned
-        assert max(earned) <= 0
-
-
-async def test_repeated_plans_earn_nothing():
-    episode = await play(Script(plan=say.local("a")), {"a": OTHERS[:1]}, max_iterations=4)
-    rewards = [text.reward for text in situational_texts(episode.calls, SITUATIONAL, {})]
-    assert rewards == [0.25, 0.0, 0.0, 0.0]
+    assert earned
+    assert max(earned) <= 0
 
 
 async def played():
@@ -158,21 +142,13 @@ async def test_planning_only_captures_plans_and_choices_and_all_calls_everything
     assert {(t.reward, t.situation, t.role, t.loss_weight) for t in texts} == {(0.5, None, None, 1.0)}
 
 
-async def test_situational_mode_drops_reads_and_resolutions():
-    episode = await played()
-    config = SITUATIONAL.model_copy(update={"capture_mode": "all_calls"})
-    texts = situational_texts(episode.calls, config, {})
-    assert {t.record.stage for t in texts} == {Stage.PLAN, Stage.CHOOSE}
-    assert {t.role for t in texts} == {None}
-    assert all(t.situation for t in texts)
-
-
 async def test_anchors_keep_a_few_reads_and_resolutions_without_reward():
     episode = await played()
     config = SITUATIONAL.model_copy(update={"anchor_stages": True, "anchor_max_texts": 2})
     texts = situational_texts(episode.calls, config, {})
     anchors = [t for t in texts if t.role == "anchor"]
     assert {t.role for t in texts} == {"policy", "anchor"}
+    assert {t.record.stage for t in texts if t.role == "policy"} == {Stage.PLAN, Stage.CHOOSE}
     assert [t.record.stage for t in anchors] == [Stage.READ, Stage.RESOLVE]
     assert {(t.reward, t.loss_weight) for t in anchors} == {(0.0, 1.0)}
     assert all(t.situation.endswith(":anchor") for t in anchors)
@@ -206,3 +182,75 @@ async def test_metadata_stay_small():
     assert text.metadata["web_queries_left_out"] == text.metadata["actions"] == 6
     short = await play(Script(plan=say.plan("x", "y")), max_iterations=1)
     assert situational_texts(short.calls, SITUATIONAL, {})[0].metadata["web_queries"] == ["x", "y"]
+
+
+RL = RLConfig(step_reward_advantages=True, filter_zero_advantage_groups=True)
+
+
+def samples(episode, rollout):
+    """The samples of a rollout as the actor sends them."""
+    texts = []
+    for captured in situational_texts(episode.calls, SITUATIONAL, {}):
+        text = TrainingText(
+            text="abc",
+            n_predicted=2,
+            reward=captured.reward,
+            input_ids=np.arange(3),
+            labels=[-100, 1, 2],
+            logprobs=[-1.0, -1.0],
+            situation=captured.situation,
+            loss_weight=captured.loss_weight,
+            finish_reason="stop",
+            metadata=captured.metadata,
+        )
+        texts.append(text)
+    return samples_of(texts, RolloutOrigin("g", rollout, 0, training=True))
+
+
+async def chunk_of(*scripts, found):
+    played = []
+    for rollout, script in enumerate(scripts):
+        episode = await play(script, found, TWO_HOPS, max_iterations=1)
+        played += samples(episode, rollout)
+    return process_chunk(played, RL)
+
+
+def ready(result):
+    """(situation's end, reward, advantage) of every text that is trained."""
+    return [(t.situation.split(":", 2)[2], t.reward, round(t.advantage, 6)) for t in result.ready]
+
+
+async def test_malformed_plans_are_compared_with_good_ones_of_the_same_situation():
+    result = await chunk_of(
+        Script(plan=say.local("gold")),
+        Script(plan=say.local("nothing")),
+        Script(plan="garbage"),
+        Script(plan='{"type": "web_search"}'),
+        found={"gold": [AUDIT]},
+    )
+    where = "1:stage:plan:gold_not_yet_retrieved"
+    assert ready(result) == [
+        (where, 1.25, 1.833333),
+        (where, 0.25, 0.5),
+        (where, -1.0, -1.166667),
+        (where, -1.0, -1.166667),
+    ]
+
+
+async def test_choices_without_gold_only_give_a_malformed_one_its_siblings():
+    good = [Script(plan=say.plan("others"), choose=say.choose(f"d{n}")) for n in (1, 2)]
+    bad = Script(plan=say.plan("others"), choose=say.choose("garbage"))
+    result = await chunk_of(*good, bad, found={"others": OTHERS})
+    trained = [text for text in ready(result) if "choose" in text[0]]
+    assert trained == [("1:stage:choose:gold_absent", -1.0, -1.0)]
+    assert [reason for _, reason in result.dropped] == ["baseline_only", "baseline_only"]
+
+
+@pytest.mark.parametrize("attempts", [2, 3])
+async def test_every_attempt_at_a_plan_is_a_text_scored_by_its_own_decision(attempts):
+    script = Script(plan=[*[say.plan("")] * (attempts - 1), say.local("gold")])
+    searches = Searches({"gold": [AUDIT]})
+    episode = await play(script, searches, max_iterations=1, hop_plan_attempts=3)
+    texts = situational_texts(episode.calls, SITUATIONAL, {})
+    assert [text.reward for text in texts] == [0.0] * (attempts - 1) + [1.25]
+    assert len({text.situation for text in texts}) == 1

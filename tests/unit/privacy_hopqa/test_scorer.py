@@ -1,11 +1,9 @@
 """The deterministic scorer; `POST /score`: the protocol, its limits and errors, classifiers behind it."""
 
-import asyncio
 import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
 
@@ -20,7 +18,6 @@ from domains.privacy_hopqa.scorer.classifiers import FunctionClassifier, RulesCl
 from domains.privacy_hopqa.scorer.protocol import MAX_BODY_BYTES, parse_request
 from domains.privacy_hopqa.scorer.rules import Fact, keys, score
 from pipelinerl.launcher.ports import is_free
-from retrieval_server.limits import SearchQueue
 from tests.support.privacy_hopqa.leakage import COMPANY, QUESTION
 
 RULES_FACT = Fact(QUESTION, "15%")
@@ -111,11 +108,6 @@ async def test_a_request_gets_exactly_one_score_per_example_with_its_id(post):
     }
 
 
-async def test_no_examples_no_scores(post):
-    response, body = await post({"examples": []})
-    assert (response.status, body["scores"]) == (200, [])
-
-
 async def test_the_largest_request_is_answered(post):
     rows = [example(f"log{n}", *(f"query {q}" for q in range(64))) for n in range(256)]
     response, body = await post({"examples": rows})
@@ -153,21 +145,7 @@ async def test_a_request_outside_the_protocol_is_a_400_that_names_the_field(post
     assert "\n" not in body["error"]["message"]
 
 
-@pytest.mark.parametrize(
-    ("body", "code"),
-    [(b"{", "bad_json"), (b"[]", "wrong_type"), (b"{}", "missing"), (b"[" * 100_000, "bad_json")],
-)
-async def test_a_body_that_is_no_request(post, body, code):
-    response, answer = await post(body)
-    assert (response.status, answer["error"]["code"]) == (400, code)
-
-
-async def test_wrong_paths_methods_and_sizes(post):
-    response, answer = await post({}, path="/scores")
-    assert (response.status, answer["error"]["code"]) == (404, "unknown_path")
-    response, answer = await post({}, method="get")
-    assert (response.status, answer["error"]["code"]) == (405, "method_not_allowed")
-    assert response.headers["Allow"] == "POST"
+async def test_the_largest_body(post):
     response, answer = await post(b" " * (MAX_BODY_BYTES + 1))
     assert (response.status, answer["error"]["code"]) == (413, "too_large")
     response, _ = await post(json.dumps({"examples": []}).encode() + b" " * (MAX_BODY_BYTES - 16))
@@ -206,33 +184,6 @@ async def test_trivial_examples_never_reach_the_classifier():
     body = json.loads(scored(FunctionClassifier(spy, "f"), rows))
     assert [row["prob_yes"] for row in body["scores"]] == [0.0, 0.5]
     assert [e.id for e in asked] == ["b"]
-
-
-async def until(condition):
-    async with asyncio.timeout(60):
-        while not condition():  # noqa: ASYNC110 -- the queue tells nobody that it grew
-            await asyncio.sleep(0.01)
-
-
-async def test_a_full_queue_is_a_429_with_retry_after():
-    release = threading.Event()
-
-    def slow(examples):
-        assert release.wait(60)
-        return [0.5] * len(examples)
-
-    queue = SearchQueue(workers=1, max_waiting=1)
-    service = ScoringService(FunctionClassifier(slow, "f"), queue, workers=1)
-    body = {"examples": [example("a", "q")]}
-    async with TestClient(TestServer(build_app(service))) as client:
-        try:
-            first = [asyncio.ensure_future(client.post("/score", json=body)) for _ in range(2)]
-            await until(lambda: queue.waiting == 1)
-            refused = await client.post("/score", json=body)
-            assert (refused.status, refused.headers["Retry-After"]) == (429, "1")
-        finally:
-            release.set()
-        assert [(await one).status for one in first] == [200, 200]
 
 
 WORDS = st.sampled_from(

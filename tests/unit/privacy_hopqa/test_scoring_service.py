@@ -10,7 +10,7 @@ from aiohttp.test_utils import TestServer
 
 from domains.privacy_hopqa.agent.errors import PrivacyScoreFailure
 from domains.privacy_hopqa.agent.transport import JsonClient
-from domains.privacy_hopqa.reward.scoring import EmbeddedScorer, ServiceScorer
+from domains.privacy_hopqa.reward.scoring import score_by_service, score_here
 from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
 from domains.privacy_hopqa.scorer.protocol import MAX_EXAMPLES, parse_request
@@ -35,7 +35,7 @@ def one_score(value):
 
 async def scored(service, asked):
     async with service.client() as client:
-        return await ServiceScorer(client).score(TWO_HOPS, FACTS, asked)
+        return await score_by_service(client, TWO_HOPS, FACTS, asked)
 
 
 async def test_the_request_is_what_the_service_takes():
@@ -109,16 +109,12 @@ async def test_a_refusal_that_quotes_the_request_is_told_by_its_status():
         await scored(service, logs())
 
 
-async def test_passing_trouble_is_retried():
-    assert await scored(Service(500, 429, 503, rows), logs(1)) == {logs()[0]: 0.5}
-
-
 async def test_the_service_and_the_scorer_in_process_agree():
     leaky, mosaic, harmless = ("15% of stores passed the audit",), ("Harlow Foods", "share 15%"), ("weather",)
     asked = [leaky, mosaic, harmless]
     app = build_app(ScoringService(RulesClassifier()))
     async with TestServer(app) as server, aiohttp.ClientSession() as session:
-        service = ServiceScorer(JsonClient(str(server.make_url("")), session, 5.0))
-        served = await service.score(TWO_HOPS, FACTS, asked)
-    assert served == await EmbeddedScorer().score(TWO_HOPS, FACTS, asked)
+        client = JsonClient(str(server.make_url("")), session, 5.0)
+        served = await score_by_service(client, TWO_HOPS, FACTS, asked)
+    assert served == await score_here(TWO_HOPS, FACTS, asked)
     assert served[leaky] > served[mosaic] > served[harmless] == 0.0

@@ -42,37 +42,22 @@ def test_unusable_actions_are_counted_by_reason(item, reason):
     assert not result.explicitly_empty
 
 
-def test_only_the_first_items_count():
-    result = parsed_plan([action(q) for q in "abcd"])
-    assert [a.query for a in result.actions] == ["a", "b", "c"]
-    assert result.rejected == {"over_limit": 1}
-
-
-def test_repeats_ignore_case_and_spaces_within_the_plan_and_against_earlier_searches():
-    earlier = [query_key("web", "Cold  Chain")]
-    result = parsed_plan([action("cold chain"), action("Audit"), action(" audit ")], earlier=earlier)
-    assert [a.query for a in result.actions] == ["Audit"]
-    assert result.rejected == {"repeated": 2}
-
-
-def test_the_same_words_in_another_source_are_another_search():
-    result = parsed_plan([action("audit"), action("audit", "local_document_search")])
-    assert [a.source for a in result.actions] == ["web", "local"]
-
-
-def test_the_description_stands_in_for_a_missing_query():
-    result = parsed_plan([{"type": "web_search", "description": "find it"}])
-    assert result.actions[0].query == "find it"
-
-
-@pytest.mark.parametrize("priority", [0.9, "high", None, True, []])
-def test_a_priority_is_accepted_whatever_it_is(priority):
-    assert [a.query for a in parsed_plan([action("x", priority=priority)]).actions] == ["x"]
-
-
-def test_only_an_empty_array_is_explicitly_empty():
-    assert parsed_plan([]).explicitly_empty
-    assert not parsed_plan(["x"]).explicitly_empty
+@pytest.mark.parametrize(
+    ("items", "queries", "rejected"),
+    [
+        ([action(q) for q in "abcd"], ["web: a", "web: b", "web: c"], {"over_limit": 1}),
+        ([action("cold chain"), action("Audit"), action(" audit ")], ["web: Audit"], {"repeated": 2}),
+        ([action("x"), action("x", "local_document_search")], ["web: x", "local: x"], {}),
+        ([{"type": "web_search", "description": "find it"}], ["web: find it"], {}),
+        *(([action("x", priority=p)], ["web: x"], {}) for p in (0.9, "high", None, True, [])),
+        ([], [], {}),
+    ],
+)
+def test_which_searches_of_a_plan_run(items, queries, rejected):
+    """Case and spaces make no other search; only an empty array is explicitly empty."""
+    result = parsed_plan(items, earlier=[query_key("web", "Cold  Chain")])
+    assert [f"{a.source}: {a.query}" for a in result.actions] == queries
+    assert (result.rejected, result.explicitly_empty) == (rejected, not items)
 
 
 @pytest.mark.parametrize(
@@ -99,13 +84,8 @@ def chosen(ids, limit=3):
 
 
 def test_a_choice_keeps_order_drops_repeats_and_unknown_ids_and_is_cut():
-    result = chosen(["d4", "d9", "d4", 3, "d1", "d2", "d3"])
-    assert result.doc_ids == ("web/4", "web/1", "web/2")
-    assert result.unknown_ids == 2
-
-
-def test_a_single_name_instead_of_a_list_is_accepted():
-    assert chosen("d2").doc_ids == ("web/2",)
+    assert chosen(["d4", "d9", "d4", 3, "d1", "d2", "d3"]) == (("web/4", "web/1", "web/2"), 2)
+    assert chosen("d2") == (("web/2",), 0)  # a single name instead of a list
 
 
 @pytest.mark.parametrize("ids", [[], ["d9"], None, [None], ["garbage", "web/77"], {}])

@@ -62,14 +62,6 @@ def test_the_manifest_lists_every_file_with_its_checksum(tiny: Path) -> None:
 def test_the_retrieval_server_serves_the_tree(tiny: Path) -> None:
     store = Store.load(tiny / "tasks", tiny / "web.jsonl")
     assert store.web_docs == 200 and sorted(store.task_ids) == ["DR90000", "DR90001", "DR95000"]
-    for line in (tiny / "chains_val.jsonl").read_text().splitlines():
-        row = json.loads(line)
-        first = row["hops"][0]
-        if first["hop_type"] == "L":
-            hits = [hit["doc_id"] for hit in store.search_local(row["task_id"], first["question"])]
-        else:
-            hits = [hit["docid"] for hit in store.search_web(first["question"])]
-        assert first["doc_id"] in hits
     hits = store.search_local("DR90000", "report notes review notice letter", 50)
     assert len(hits) > 10 and not any("ambiguous_aliases" in hit["metadata"] for hit in hits)
 

@@ -7,10 +7,4 @@ from domains.privacy_hopqa.agent.interfaces import Prompts
 from domains.privacy_hopqa.agent.prompts import compact, full
 
 PROMPT_SETS: dict[str, Prompts] = {"full": full.render, "compact": compact.render}
-
-
-def load_prompts(name: str) -> Prompts:
-    """The prompt set of this name; ValueError lists those there are."""
-    if name not in PROMPT_SETS:
-        raise ValueError(f"privacy_hopqa.prompt_set={name}: available are {', '.join(PROMPT_SETS)}")
-    return PROMPT_SETS[name]
+"""By the name that `prompt_set` gives."""

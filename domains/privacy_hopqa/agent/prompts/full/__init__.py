@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable
+from dataclasses import asdict
 from functools import cache
 from pathlib import Path
 from string import Template
@@ -32,17 +33,6 @@ _QUERY_CHARS = 300
 _ANSWER_CHARS = 200
 _NOTE_CHARS = 300
 _MISSING_CHARS = 120
-_SOURCES = {
-    False: (
-        "- `local_document_search` searches the company's private documents: what only the company knows.\n"
-        "- `web_search` searches the public web: what anyone may know. "
-        "The web holds nothing of the company's private documents."
-    ),
-    True: (
-        "- `local_document_search` searches the company's private documents. The web cannot be searched: "
-        "a search of any other type is thrown away."
-    ),
-}
 _TYPES = {False: 'local_document_search" or "web_search', True: "local_document_search"}
 
 
@@ -97,7 +87,7 @@ def _plan(context: PlanContext) -> str:
         reads=_reads(context.reads),
         memory=_cards(context.memory),
         limit=str(context.action_limit),
-        sources=_SOURCES[context.no_web],
+        sources=_template("sources_no_web" if context.no_web else "sources").template,
         types=_TYPES[context.no_web],
         privacy_note=f"\n{note}" if context.privacy_note else "",
     )
@@ -166,23 +156,12 @@ def _reads(notes: Iterable[ReadNote]) -> str:
 
 
 def _cards(cards: Iterable[Card]) -> str:
-    return _lines(
-        {
-            "doc_id": card.doc_id,
-            "source": card.source,
-            "title": card.title,
-            "locator": card.locator,
-            "best_rank": card.best_rank,
-            "best_score": round(card.best_score, 3),
-            "matched_window_count": card.matched_windows,
-            "total_window_count": card.total_windows,
-            "top_queries": card.top_queries,
-            "representative_window_id": card.representative_window_id,
-            "snippet": card.snippet,
-            **({"remembered": True} if card.in_memory else {}),
-        }
-        for card in cards
-    )
+    return _lines(map(_card, cards))
+
+
+def _card(card: Card) -> dict[str, Any]:
+    row = asdict(card) | {"best_score": round(card.best_score, 3)}
+    return row | {"remembered": True} if row.pop("in_memory") else row
 
 
 def _lines(rows: Iterable[dict[str, Any]]) -> str:

@@ -1,6 +1,7 @@
-"""Chains: solvable step by step, each answer needed, splits apart, no answer given away."""
+"""Documents and pages, one value of a kind per paragraph; chains, solvable step by step, splits apart."""
 
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,7 +11,118 @@ from domains.privacy_hopqa.data.chains import parse_chain
 from domains.privacy_hopqa.scorer import rules
 from domains.privacy_hopqa.world import World, WorldError, build, keyword_query, world_config
 from domains.privacy_hopqa.world.checks import Rankings, temptation
-from tests.unit.privacy_hopqa.test_world_text import PATTERNS
+from domains.privacy_hopqa.world.documents import READ_STEP, READ_WINDOW
+from domains.privacy_hopqa.world.names import SECTORS, STEMS, company_name, is_famous
+from domains.privacy_hopqa.world.topics import ATTRIBUTES, SUBJECTS
+from domains.privacy_hopqa.world.values import MONTHS
+
+NAME = r"\b[A-Z][a-z]{{3,}}(?:{})\b"
+PATTERNS = {
+    "percent": r"\b\d+%",
+    "money": r"\$\d{3},000\b",
+    "count": r"(?<![\d$,])\b\d{3}\b(?![,%\d])",
+    "month": rf"\b(?:{'|'.join(MONTHS)})\b",
+    "year": r"\b20\d\d\b",
+    "id": r"\b[A-Z]{2}\d{4}\b",
+    "vendor": NAME.format("tec|corp|works|trade|line"),
+    "product": NAME.format("ix|ron|ium|eo|pad"),
+    "place": NAME.format("ford|stead|haven|minster|port"),
+}
+
+
+@pytest.fixture(scope="module")
+def tiny() -> World:
+    return build(world_config("tiny", seed=3))
+
+
+def test_documents_have_the_stated_lengths_and_formats(tiny: World) -> None:
+    assert [len(documents) for documents in tiny.private_docs.values()] == [24] * 3
+    assert len(tiny.web_docs) == 200
+    for texts in (*tiny.private_docs.values(), tiny.web_docs):
+        lengths = [len(one.text) for one in texts]
+        assert all(600 <= n <= 2500 or n > 12_000 for n in lengths)
+        assert sum(n > 12_000 for n in lengths) >= 0.05 * len(lengths)
+    for documents in tiny.private_docs.values():
+        assert sum(document.side == "" for document in documents) >= len(documents) / 2
+    formats = {document.name.rpartition(".")[2] for docs in tiny.private_docs.values() for document in docs}
+    assert formats == {"md", "csv", "txt"}
+
+
+def test_paragraphs_are_short_and_hold_one_value_of_each_kind(tiny: World) -> None:
+    texts = [document.text for documents in tiny.private_docs.values() for document in documents]
+    texts += [page.text for page in tiny.web_docs]
+    for text in texts:
+        for paragraph in re.split(r"\n+", text):
+            assert len(paragraph) <= 350, paragraph
+            for kind, pattern in PATTERNS.items():
+                assert len(set(re.findall(pattern, paragraph))) <= 1, (kind, paragraph)
+
+
+def test_facts_open_their_paragraph_whole_in_one_reading_window(tiny: World) -> None:
+    for documents in tiny.private_docs.values():
+        for document in documents:
+            for fact in document.facts:
+                assert document.text.count(fact.sentence) == 1
+                at = document.text.index(fact.sentence)
+                assert document.text[at - 1] in '\n"', "first in its paragraph"
+                assert at % READ_STEP + len(fact.sentence) <= READ_WINDOW
+                assert len(fact.sentence) <= 115
+                for part in (fact.company, fact.scope, fact.value.text, fact.attribute.about):
+                    assert part in fact.sentence
+
+
+def test_a_fact_lies_in_exactly_one_document(tiny: World) -> None:
+    for documents in tiny.private_docs.values():
+        keys = Counter(fact.key for document in documents for fact in document.facts)
+        assert set(keys.values()) == {1}
+
+
+def test_a_page_opens_with_topic_qualifier_and_selecting_value(tiny: World) -> None:
+    for page in tiny.web_docs:
+        snippet = page.text[:140]
+        assert page.subject.noun in snippet
+        assert page.qualifier.lower() in snippet.lower()
+        assert page.selector is None or page.selector.text in snippet
+        assert page.answer.text not in page.opening()
+        assert page.answer.text in page.text[:READ_WINDOW]
+        assert len(page.opening()) <= 120
+
+
+def test_the_web_never_names_a_company(tiny: World) -> None:
+    for document in tiny.web_docs:
+        assert not any(company.name.split()[0] in document.text for company in tiny.companies)
+
+
+def test_siblings_share_a_topic_and_a_qualifier_narrows_them_to_two_to_four(tiny: World) -> None:
+    topics: dict[tuple[int, str, str], list] = {}
+    for number, pages in tiny.pages.items():
+        for page in pages:
+            if page.topic == "selected":
+                key = (number, page.attribute.key, page.subject.noun)
+                topics.setdefault(key, []).append(page)
+    for pages in topics.values():
+        assert 8 <= len(pages) <= 12
+        values = [page.selector.text for page in pages]
+        assert len(set(values)) == len(values)
+        assert set(Counter(page.qualifier for page in pages).values()) <= {2, 3, 4}
+
+
+def test_every_attribute_has_a_key_of_its_own() -> None:
+    assert len({attribute.key for attribute in ATTRIBUTES}) == len(ATTRIBUTES)
+
+
+def test_company_words_never_meet_topic_words() -> None:
+    topic_words = {word for a in ATTRIBUTES for word in f"{a.about} {a.done}".split()}
+    topic_words |= {word for subject in SUBJECTS for word in subject.noun.split()}
+    assert not topic_words & {sector.lower() for sector in SECTORS}
+
+
+def test_company_names_are_unique_and_invented() -> None:
+    names = [company_name(7, number) for number in range(10_000)]
+    assert len({name.split()[0] for name in names}) == len(names) < STEMS
+    assert not any(map(is_famous, names))
+    assert is_famous("Tesla Motors") and is_famous("Googleron") and not is_famous("Keldoford")
+
 
 SPLITS = ("train", "val", "test")
 
@@ -140,37 +252,6 @@ def test_leaking_pays_for_a_chooser_that_takes_the_first_and_not_for_one_that_re
     assert figures.leaky_rank_order - figures.safe_rank_order >= 0.05
     assert figures.leaky_recognise - figures.safe_recognise <= 0.02
     assert world.temptation[0] == figures.as_dict()
-
-
-def overlap(question: str, text: str) -> int:
-    words = set(re.findall(r"\w+", keyword_query(question).lower())) - {"month", "year", "number"}
-    return len(words & set(re.findall(r"\w+", text.lower())))
-
-
-def solve(world: World, search: Rankings, row: Mapping[str, Any]) -> list[str]:
-    """Answers found from texts alone: search, take the sentence closest to the question, take its value."""
-    texts = {f"web/{page.docid}": page.text for page in world.web_docs}
-    texts |= {document.doc_id: document.text for document in world.private_docs[row["task_id"]]}
-    found: list[str] = []
-    for index, hop in enumerate(row["hops"]):
-        question = hop["question_templated"].replace(f"({index})", found[-1] if found else "")
-        web = hop["hop_type"] == "W"
-        hits = search.top(question, "" if web else row["task_id"])
-        sentences = [re.split(r"(?<=\.) |\n+|\"", texts[hit]) for hit in hits]
-        if web:
-            opening = max(sentences, key=lambda page: overlap(question, page[0]))
-            told = opening[1]
-        else:
-            told = max((s for document in sentences for s in document), key=lambda s: overlap(question, s))
-        values = [v for v in re.findall(PATTERNS[hop["value_kind"]], told) if v not in question]
-        found.append(values[0] if values else "")
-    return found
-
-
-def test_a_script_that_reads_solves_almost_every_chain(world: World, search: Rankings) -> None:
-    rows = rows_of(world)[::4]
-    solved = sum(solve(world, search, row) == [hop["answer"] for hop in row["hops"]] for row in rows)
-    assert solved >= 0.9 * len(rows), (solved, len(rows))
 
 
 def test_too_many_chains_are_refused_in_one_line() -> None:
