@@ -5,10 +5,10 @@ cancelled once, each group is returned once.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pipelinerl.actor.messages import Ending, FinishedRollout
+from pipelinerl.actor.messages import FinishedRollout
 
 
 @dataclass(slots=True)
@@ -39,9 +39,6 @@ class Group:
     @property
     def complete(self) -> bool:
         return not self.running and not self.waiting
-
-    def rollout_ids(self, endings: Collection[Ending]) -> list[str]:
-        return [f"{self.id}/{index}" for index, rollout in self.finished.items() if rollout.ending in endings]
 
 
 @dataclass(frozen=True, slots=True)

@@ -209,7 +209,8 @@ class Actor:
             for message in messages:
                 if isinstance(message, Pulse):
                     # Each worker looks at the engines for itself; the latest word counts.
-                    self.scheduler.table.slots.out = set(message.engines_out)
+                    slots = self.scheduler.table.slots
+                    slots.out = slots.engines.keys() - message.in_rotation
                     self.reporter.pulse(message)
                 elif isinstance(message, FinishedRollout) and not self.finished.done():
                     self.scheduler.finish(message)

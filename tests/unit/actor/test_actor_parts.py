@@ -9,7 +9,7 @@ from collections import Counter
 import aiohttp
 import pytest
 
-from pipelinerl.actor.difficulty import DifficultyPenalty, length_penalty
+from pipelinerl.actor.difficulty import length_penalty, scale_penalties
 from pipelinerl.actor.failures import FailureMonitor
 from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import Ending, FinishedRollout
@@ -19,6 +19,7 @@ from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, Throughput, describe
 from pipelinerl.async_llm import RetryableAbortedCompletionError
+from pipelinerl.config import Config
 from pipelinerl.domain_sampling import DomainWeightedSampler
 from pipelinerl.finetune.rl.sample import BadSample, Sample, samples_of
 from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
@@ -253,7 +254,14 @@ def test_penalties_are_scaled_by_the_solve_rate():
         return rollout(1.0, success=success, samples=[sampled(tokens, finished, 1.0)])
 
     group = [made(True, 90), made(False, 90), made(False, 100, False), made(False, 10)]
-    DifficultyPenalty(gamma=2, failure_scale=0.5, buffer_tokens=20, max_tokens=100).apply(group)
+    cfg = Config.model_validate(
+        {
+            "actor": {"difficulty_aware_penalty": {"gamma": 2, "failure_scale": 0.5}},
+            "rewards": {"buffer_tokens": 20},
+            "llm": {"parameters": {"max_tokens": 100}},
+        }
+    )
+    scale_penalties(group, cfg)
     rewards = [ended.samples[0].reward for ended in group]
     assert rewards == pytest.approx([1 + 0.5 * (1 - 1 / 16), 1 + 0.5 * 0.5, 1.0, 1.0])
     assert [ended.metrics["overlong"] for ended in group] == [1, 1, 1, 0]
