@@ -33,13 +33,13 @@ class WorkerPool:
 
     def __init__(
         self,
-        output_dir: str,
+        output_dir: Path,
         job: int,
         count: int,
         on_messages: Callable[[int, list[Message]], None],
         on_death: Callable[[WorkerDied], None],
     ):
-        self._argv = [sys.executable, "-m", "pipelinerl.actor.worker", output_dir, "--job", str(job)]
+        self._argv = [sys.executable, "-m", "pipelinerl.actor.worker", str(output_dir), "--job", str(job)]
         self.count = count
         self._on_messages, self._on_death = on_messages, on_death
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -47,7 +47,7 @@ class WorkerPool:
         self._readers: list[asyncio.Task[None]] = []
         self._ready = [asyncio.Event() for _ in range(count)]
         self._heard: list[float] = []
-        self._output_dir = Path(output_dir)
+        self._output_dir = output_dir
         self._beats: list[BeatWatch] = []
         self._last_words: dict[int, str] = {}
         self._stopping = False

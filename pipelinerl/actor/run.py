@@ -47,13 +47,7 @@ class Actor:
         # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
         self.snapshots = Snapshots(output_dir, "actor", keep)
-        self.pool = WorkerPool(
-            str(output_dir),
-            job,
-            cfg.actor.rollout_workers,
-            self._on_messages,
-            lambda death: self._fail(death),
-        )
+        self.pool = WorkerPool(output_dir, job, cfg.actor.rollout_workers, self._on_messages, self._fail)
         self.accounting = RolloutLog(output_dir, "actor")
         self.reporter = Reporter(output_dir, cfg, version)
         self.streams = {
@@ -183,7 +177,7 @@ class Actor:
         version = self.state.propagated_weight_version
         assert version is not None
         news = version > self.version
-        self.scheduler.observe(version, sum(self.state.discarded.values()), self.state.samples_processed)
+        self.scheduler.observe(version, self.state.discarded, self.state.samples_processed)
         if news:
             self.version = version
         # Told again without a new version when an engine was started again: it has the weights only now.

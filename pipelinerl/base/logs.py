@@ -31,15 +31,12 @@ def log_path(output_dir: Path, role: str, process: str = "") -> Path:
     return Path(output_dir) / role / f"{process or Path(role).name}.log"
 
 
-def setup_logging(output_dir: Path, role: str, process: str = "", level: str = "INFO") -> Path:
+def setup_logging(output_dir: Path, role: str, process: str = "") -> Path:
     """Send this process's log to its own file (appending), warnings and errors also to stderr.
 
     `process` names a worker (`worker_3`). Calling it again replaces what the first call set up, so that a
-    forked worker does not write into its parent's file. Raises ValueError for an unknown level.
+    forked worker does not write into its parent's file.
     """
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise ValueError(f"log level {level!r} is not known; use DEBUG, INFO, WARNING or ERROR")
     path = log_path(output_dir, role, process)
     path.parent.mkdir(parents=True, exist_ok=True)
     root = logging.getLogger()
@@ -55,8 +52,8 @@ def setup_logging(output_dir: Path, role: str, process: str = "", level: str = "
         handler.setFormatter(logging.Formatter(_FORMAT))
         _ours.append(handler)
         root.addHandler(handler)
-    root.setLevel(number)
+    root.setLevel(logging.INFO)
     # One line per request or per file would bury everything else.
     for noisy in ("aiohttp.access", "asyncio", "urllib3", "matplotlib", "wandb"):
-        logging.getLogger(noisy).setLevel(max(number, logging.WARNING))
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     return path

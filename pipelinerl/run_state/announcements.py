@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -166,18 +165,17 @@ class DiscardedTexts(Closing):
 class TrainerState(Closing):
     """The latest word of the trainer, kept by a background thread; a context manager.
 
-    Reading a property after that thread failed raises its error. `on_change` is called from that thread after
-    every change (use call_soon_threadsafe), as are those who subscribe.
+    Reading a property after that thread failed raises its error.
     """
 
-    def __init__(self, output_dir: Path, on_change: Callable[[], None] | None = None) -> None:
+    def __init__(self, output_dir: Path) -> None:
         self._changed = threading.Condition()
         self._wake = os.eventfd(0)  # ends the thread's wait when the state is closed
         self._stopping = False
         self._error: BaseException | None = None
         self._heard = _Heard()
         self._discarded: dict[str, dict[str, int]] = {}
-        self._on_change: list[Callable[[], None]] = [on_change] if on_change else []
+        self._on_change: Callable[[], None] | None = None
         self._trainer = read_stream(trainer_stream(output_dir))
         self._others = {
             role: read_stream(discarded_stream(output_dir, role)) for role in DISCARDED_PARTITIONS
@@ -210,11 +208,12 @@ class TrainerState(Closing):
             self._tell()
 
     def _tell(self) -> None:
-        for callback in list(self._on_change):
-            callback()
+        if self._on_change is not None:
+            self._on_change()
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        self._on_change.append(callback)
+        """Call it after every change from now on, from the background thread (use call_soon_threadsafe)."""
+        self._on_change = callback
 
     def _checked(self) -> _Heard:
         if self._error is not None:
@@ -241,11 +240,11 @@ class TrainerState(Closing):
         return self._checked().done
 
     @property
-    def discarded(self) -> dict[str, int]:
-        """Texts dropped in this start of the run, by reason, summed over the processes that drop any."""
+    def discarded(self) -> int:
+        """Texts dropped in this start of the run, whoever dropped them and why."""
         self._checked()
         with self._changed:
-            return dict(sum(map(Counter, self._discarded.values()), Counter[str]()))
+            return sum(sum(counts.values()) for counts in self._discarded.values())
 
     def wait_for_version(self, deadline_s: float, at_least: int = 0) -> int:
         """Block until a version of at least `at_least` is announced and return it; raises WaitExpired."""

@@ -120,10 +120,8 @@ def full_device() -> Iterator[Path]:
 def test_a_line_that_does_not_fit_names_its_file(full_device: Path, tmp_path: Path) -> None:
     link = tmp_path / "metrics.jsonl"
     link.symlink_to(full_device)
-    file = LineFile(link)
-    with pytest.raises(OSError, match=r"No space left on device: .*metrics.jsonl"):
+    with LineFile(link) as file, pytest.raises(OSError, match=r"No space left on device: .*metrics.jsonl"):
         file.append(b"{}")
-    file.close()
 
 
 def test_a_log_that_cannot_be_written_is_said_once_and_the_work_goes_on(

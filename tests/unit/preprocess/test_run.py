@@ -76,7 +76,7 @@ def play_actor(
         number = first
         while not state.training_done:
             version = state.propagated_weight_version or 0
-            if (number - first) * 4 - version - sum(state.discarded.values()) > 24:
+            if (number - first) * 4 - version - state.discarded > 24:
                 threading.Event().wait(0.005)
                 continue
             texts = group(number, version=version)
