@@ -91,7 +91,7 @@ def main() -> int:
         *figures(samples),
         Figure("optimizer steps", summary.rates["optimizer_steps"], "steps"),
         at_most("processes left behind", remained, "processes", 0),
-        at_most("books that do not add up", float(not summary.counts.adds_up), "", 0),
+        at_most("rollout accounting that does not add up", float(not summary.counts.adds_up), "", 0),
     ]
     settings = {"domain": options.domain, "hours": options.hours, "samples": len(samples)}
     return report("soak", rows, settings)

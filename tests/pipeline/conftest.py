@@ -94,14 +94,14 @@ class LauncherProcess:
         return False
 
     def close(self) -> None:
-        """Kill what still runs; the books of a run that ended by itself, whoever it lost, must add up."""
+        """Kill what still runs; the counts of a run that ended by itself, whoever it lost, must add up."""
         ended = self._process.poll() is not None
         if not ended:
             self._process.kill()
         self._process.wait(timeout=30)
         if ended and (self.output_dir / "accounting/actor.jsonl").exists() and not self.children():
-            books = reconcile(self.output_dir)
-            assert books.adds_up, "\n".join(books.lines())
+            counts = reconcile(self.output_dir)
+            assert counts.adds_up, "\n".join(counts.lines())
 
 
 @pytest.fixture

@@ -77,7 +77,7 @@ def kill(run: LauncherProcess, module: str, killed: set[int]) -> None:
 
 
 def failures(output_dir: Path) -> Counter[str]:
-    """Failed rollouts by the first word of their reason, from the books."""
+    """Failed rollouts by the first word of their reason, from the accounting."""
     counted: Counter[str] = Counter()
     for path in (output_dir / "accounting").glob("*.jsonl"):
         for line in map(json.loads, path.read_text().splitlines()):
@@ -104,9 +104,9 @@ def test_a_dead_server_is_restarted_three_times_and_then_named(run: LauncherProc
     assert "killed by SIGKILL, after 3 restarts" in run.err
     assert run.err.startswith(name), run.err
     assert f"restart {RESTARTS} of {RESTARTS}" in run.out
-    books = reconcile(run.output_dir)
-    assert books.adds_up, books.lines()
-    assert books[Outcome.TRAINED] > 0
+    counts = reconcile(run.output_dir)
+    assert counts.adds_up, counts.lines()
+    assert counts[Outcome.TRAINED] > 0
     reasons = set(failures(run.output_dir))
     # A group of which fewer than two rollouts are left is discarded with its last one.
     assert reasons <= {"group_discarded", "transport", "timeout"}, reasons

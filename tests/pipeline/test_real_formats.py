@@ -56,8 +56,8 @@ def test_it_trains_survives_the_death_of_the_scorer_and_can_be_evaluated(
     run.until(lambda: any(one.pid != first.pid for one in scorers(run)), "another scoring server")
     assert run.wait() == 0, run.err
     assert "scoring: killed by SIGKILL; restart 1 of 3" in run.out
-    books = reconcile(run.output_dir)
-    assert books.adds_up and books[Outcome.TRAINED] > 0
+    counts = reconcile(run.output_dir)
+    assert counts.adds_up and counts[Outcome.TRAINED] > 0
     assert main([str(run.output_dir)]) == 0
     content = json.loads((run.output_dir / "leakage.json").read_text())
     assert [Path(name).name for name in content["run"]["datasets"]] == [

@@ -70,7 +70,7 @@ def run(tmp_path: Path) -> Iterator[LauncherProcess]:
 
 
 @pytest.mark.timeout(600)
-def test_the_books_counters_ages_and_ratios_of_a_real_run_agree(run: LauncherProcess) -> None:
+def test_the_accounting_counters_ages_and_ratios_of_a_real_run_agree(run: LauncherProcess) -> None:
     output_dir = run.output_dir
     run.until(lambda: trained_across_versions(output_dir), "training on texts of several weight versions")
     processes = {program(process): process for process in run.children()}
@@ -86,7 +86,7 @@ def test_the_books_counters_ages_and_ratios_of_a_real_run_agree(run: LauncherPro
     run.send(signal.SIGCONT)
     assert run.wait() == 1 and run.err.startswith("actor: "), run.err
 
-    check_books(reconcile(output_dir), output_dir)
+    check_accounting(reconcile(output_dir), output_dir)
     check_engine_requests(engine, output_dir)
     check_searches(retrieval, output_dir)
     check_weight_updates(engine, versions)
@@ -104,14 +104,14 @@ def check_processes(processes: dict[str, psutil.Process], run: LauncherProcess) 
     assert {program(process) for process in everyone if holds_torch(process)} == WITH_TORCH
 
 
-def check_books(books: RolloutCounts, output_dir: Path) -> None:
-    """Every rollout that ran is in the books once, training and evaluation apart."""
-    assert books.adds_up, books.lines()
-    assert books.eval_started == books.eval_ends[Outcome.EVAL_DONE] == TEST_PROBLEMS
-    assert books[Outcome.TRAINED] > 0 and books[Outcome.FAILED] == books[Outcome.EMPTY] == 0
+def check_accounting(counts: RolloutCounts, output_dir: Path) -> None:
+    """Every rollout that ran is counted once, training and evaluation apart."""
+    assert counts.adds_up, counts.lines()
+    assert counts.eval_started == counts.eval_ends[Outcome.EVAL_DONE] == TEST_PROBLEMS
+    assert counts[Outcome.TRAINED] > 0 and counts[Outcome.FAILED] == counts[Outcome.EMPTY] == 0
     announced = Counter(line["training"] for line in audit(output_dir) if line.get("event") == "rollout")
     finished = Counter(line["training"] for line in traces(output_dir))
-    assert announced == finished == {True: books.started, False: books.eval_started}
+    assert announced == finished == {True: counts.started, False: counts.eval_started}
 
 
 def check_engine_requests(engine: dict[str, float], output_dir: Path) -> None:

@@ -1,4 +1,4 @@
-"""Runs that are killed and started again: bit for bit where that is promised, honest books everywhere."""
+"""Runs that are killed and started again: bit for bit where that is promised, every rollout counted."""
 
 from __future__ import annotations
 

@@ -83,11 +83,11 @@ def test_two_domains_train_one_policy_in_the_wanted_mixture(run: LauncherProcess
     assert not run.children()
     assert [job.environment_key for job in cfg.jobs_of("environment")] == ["math"]
 
-    books = reconcile(out)
-    assert books.adds_up, books.lines()
+    counts = reconcile(out)
+    assert counts.adds_up, counts.lines()
     tests = Counter(p["domain"] for p in load_datasets(cfg.test_dataset_names, **cfg.dataset_loader_params))
     assert set(tests) == {"guessing", "math"}
-    assert books.eval_ends[Outcome.EVAL_DONE] == books.eval_started == 2 * sum(tests.values())
+    assert counts.eval_ends[Outcome.EVAL_DONE] == counts.eval_started == 2 * sum(tests.values())
 
     check_run(out)
     check_draws(domains_of_groups(out), cfg)

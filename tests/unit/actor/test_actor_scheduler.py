@@ -280,7 +280,7 @@ ENDINGS = st.sampled_from([Ending.DONE, Ending.DONE, Ending.FAILED, Ending.EMPTY
     st.lists(st.tuples(st.integers(0, 7), ENDINGS), max_size=120),
 )
 def test_every_rollout_that_starts_ends_in_exactly_one_way(tmp_path_factory, on_error, attempts, script):
-    folder = tmp_path_factory.mktemp("books")
+    folder = tmp_path_factory.mktemp("run")
     world = World(folder, attempts=attempts, on_error=on_error, tests=2, every=50)
     for choice, ending in script:
         world.start_all()
