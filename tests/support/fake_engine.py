@@ -9,7 +9,16 @@ from typing import Any, Self
 
 from aiohttp import web
 
+from tests.support.tiny_model import build_tokenizer
+
 Answer = Callable[[list[int]], list[int]]
+
+
+def said(text: str) -> Answer:
+    """The same text of the tiny tokeniser, and its end, whatever is asked."""
+    tokenizer = build_tokenizer()
+    ids = [*tokenizer.convert_tokens_to_ids(list(text)), tokenizer.eos_token_id]
+    return lambda prompt: ids
 
 
 class FakeEngine:
