@@ -246,14 +246,11 @@ class TrainerState(Closing):
         with self._changed:
             return sum(sum(counts.values()) for counts in self._discarded.values())
 
-    def wait_for_version(self, deadline_s: float, at_least: int = 0) -> int:
-        """Block until a version of at least `at_least` is announced and return it; raises WaitExpired."""
-        with (
-            waiting(f"weight version {at_least} or later from the trainer", deadline_s) as wait,
-            self._changed,
-        ):
-            while (version := self._checked().version) is None or version < at_least:
-                wait.check(f"the last announced version is {version}" if wait.expired else "")
+    def wait_for_version(self, deadline_s: float) -> int:
+        """Block until a version is announced and return it; raises WaitExpired."""
+        with waiting("the first weight version from the trainer", deadline_s) as wait, self._changed:
+            while (version := self._checked().version) is None:
+                wait.check()
                 self._changed.wait(wait.remaining_s)
             return version
 

@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0
 GONE_S = 30.0
 SMALL = ["finetune.attempts=4", "finetune.gradient_accumulation_passes=16", "wandb.use_wandb=false"]
-"""Groups of four and steps of 16 samples, unless a run asks for others."""
+"""Groups of four and steps of 16 samples, unless a run asks for others; wandb starts slower than it steps."""
 
 
 @pytest.fixture(scope="session")
@@ -82,24 +82,19 @@ class LauncherProcess:
             found += psutil.Process(self._process.pid).children(recursive=True)
         return list({process.pid: process for process in found if process.is_running()}.values())
 
-    def until(self, condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something that the run does."""
-        end = time.monotonic() + deadline_s
-        while not condition():
-            if self._process.poll() is not None:
-                self.wait()
-                pytest.fail(f"the launcher ended before {what}: {self.err or self.out[-2000:]}")
-            if time.monotonic() > end:
-                pytest.fail(f"{deadline_s} s passed before {what}")
-            time.sleep(0.05)
+        if not self.comes_true(condition, what):
+            self.wait()
+            pytest.fail(f"the launcher ended before {what}: {self.err or self.out[-2000:]}")
 
-    def comes_true(self, condition: Callable[[], bool]) -> bool:
+    def comes_true(self, condition: Callable[[], bool], what: str) -> bool:
         """Wait for it as long as the launcher lives; whether it came."""
         end = time.monotonic() + DEADLINE_S
         while self._process.poll() is None:
             if condition():
                 return True
-            assert time.monotonic() < end, f"{DEADLINE_S} s passed"
+            assert time.monotonic() < end, f"{DEADLINE_S} s passed before {what}"
             time.sleep(0.05)
         return False
 

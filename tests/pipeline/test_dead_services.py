@@ -6,10 +6,6 @@ The fourth death of one server ends the run by its name.
 
 from __future__ import annotations
 
-import json
-from collections import Counter
-from pathlib import Path
-
 import psutil
 import pytest
 
@@ -47,16 +43,6 @@ def kill(run: LauncherProcess, module: str, killed: set[int]) -> None:
         process.kill()
 
 
-def failures(output_dir: Path) -> Counter[str]:
-    """Failed rollouts by the first word of their reason, from the accounting."""
-    counted: Counter[str] = Counter()
-    for path in (output_dir / "accounting").glob("*.jsonl"):
-        for line in map(json.loads, path.read_text().splitlines()):
-            if line["outcome"] == Outcome.FAILED:
-                counted[line.get("reason", "").partition(":")[0]] += len(line["rollouts"])
-    return counted
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SERVERS)
@@ -76,8 +62,9 @@ def test_a_dead_server_is_restarted_three_times_and_then_named(start: Start, nam
     assert "killed by SIGKILL, after 3 restarts" in run.err
     assert run.err.startswith(name), run.err
     assert f"restart {RESTARTS} of {RESTARTS}" in run.out
-    assert run.counts()[Outcome.TRAINED] > 0
-    reasons = set(failures(run.output_dir))
+    counts = run.counts()
+    assert counts[Outcome.TRAINED] > 0
+    reasons = {reason.partition(":")[0] for reason in counts.reasons[Outcome.FAILED]}
     # A group of which fewer than two rollouts are left is discarded with its last one.
     assert reasons <= {"group_discarded", "transport", "timeout"}, reasons
     if name.startswith("services/"):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import signal
 import time
-import urllib.request
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -20,6 +19,7 @@ import numpy as np
 import psutil
 import pytest
 
+from pipelinerl.base.http import call
 from pipelinerl.config import load
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.inference.client import parse_prometheus
@@ -191,7 +191,7 @@ def suspend_until_the_actor_rests(run: LauncherProcess, trainer: psutil.Process)
         held_since = time.time()
 
     def rests() -> bool:
-        if json.loads(get(url_of(run.output_dir, "actor_llm") + "/is_paused"))["is_paused"]:
+        if json.loads(get(run.output_dir, "actor_llm", "/is_paused"))["is_paused"]:
             trainer.resume()
             time.sleep(0.05)
             hold()
@@ -219,23 +219,18 @@ def has_ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def get(url: str) -> bytes:
-    """The body of an answer; proxies of the environment are not asked."""
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as answer:
-        return bytes(answer.read())
-
-
-def url_of(output_dir: Path, kind: str) -> str:
+def get(output_dir: Path, kind: str, path: str) -> bytes:
+    """What the only server of a kind answers."""
     (job,) = load(output_dir).jobs_of(kind)
-    return str(job.url)
+    return call("GET", job.url, path, 30.0)
 
 
 def engine_counters(output_dir: Path) -> dict[str, float]:
-    return parse_prometheus(get(url_of(output_dir, "actor_llm") + "/metrics").decode())
+    return parse_prometheus(get(output_dir, "actor_llm", "/metrics").decode())
 
 
 def retrieval_counters(output_dir: Path) -> dict[str, Any]:
-    requests: dict[str, Any] = json.loads(get(url_of(output_dir, "service") + "/health"))["requests"]
+    requests: dict[str, Any] = json.loads(get(output_dir, "service", "/health"))["requests"]
     return requests
 
 

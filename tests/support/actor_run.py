@@ -60,7 +60,7 @@ def write_config(output_dir: Path, model: Path, engines: list[FakeEngine], **cha
 
 
 class ActorRun:
-    """The actor of `output_dir` as a process; its trainer goes on from `version`."""
+    """The actor of `output_dir` as a process; its trainer goes on from `version`, which it announces."""
 
     def __init__(self, output_dir: Path, job: int = 1, version: int = 0):
         self.output_dir = output_dir
@@ -69,6 +69,7 @@ class ActorRun:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", str(job)]
         self.process = subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
+        self.trainer.weight_update_success(version)
 
     def __enter__(self) -> "ActorRun":
         return self
@@ -78,6 +79,12 @@ class ActorRun:
             self.process.kill()
         self.process.communicate(timeout=20)
         self.trainer.close()
+
+    def update(self, engine: FakeEngine, version: int) -> None:
+        """The trainer has trained up to `version`, and the engine serves it."""
+        self.trainer.samples_processed(version)
+        engine.version = str(version)
+        self.trainer.weight_update_success(version)
 
     def read(self, topic: str) -> list[Any]:
         with read_stream(SingleStreamSpec(self.output_dir, topic)) as reader:

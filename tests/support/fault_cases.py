@@ -176,7 +176,7 @@ def log_of(launcher: LauncherProcess) -> Path:
 
 def _watched(case: Case, launcher: LauncherProcess, began: float, whole: bool) -> Ended:
     """The launcher notices by itself: a server is healthy again, or the run ends by name."""
-    if case.role in SERVERS and launcher.comes_true(lambda: restarted(launcher) is not None):
+    if case.role in SERVERS and launcher.comes_true(lambda: restarted(launcher) is not None, "a restart"):
         line, seconds = restarted(launcher), time.monotonic() - began
         if not whole:
             launcher.send(signal.SIGTERM)
@@ -196,15 +196,11 @@ def _watched(case: Case, launcher: LauncherProcess, began: float, whole: bool) -
 
 def _said_of(role: str, launcher: LauncherProcess) -> str:
     """What the log says of a server that was started again, or of a worker that was given up."""
-    log, sign = (
-        (log_of(launcher), "; restart ") if role in SERVERS else (_actor_log(launcher), "rollout worker")
-    )
+    log, sign = log_of(launcher), "; restart "
+    if role not in SERVERS:
+        log, sign = launcher.output_dir / "actor" / "actor.log", "rollout worker"
     (line, *_) = [one for one in log.read_text().splitlines() if sign in one]
     return line.partition(": ")[2]
-
-
-def _actor_log(launcher: LauncherProcess) -> Path:
-    return launcher.output_dir / "actor" / "actor.log"
 
 
 def only_loopback(family: list[psutil.Process]) -> None:

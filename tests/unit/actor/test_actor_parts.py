@@ -25,6 +25,7 @@ from pipelinerl.finetune.rl.sample import BadSample, Sample, samples_of
 from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
 from pipelinerl.rollouts import BaseMetrics, RolloutOrigin, TrainingText
 from pipelinerl.run_state.snapshots import Snapshots
+from tests.support.toy_domain import text
 
 PROBLEMS = [{"id": i, "domain": "abc"[i % 3]} for i in range(9)]
 
@@ -176,11 +177,6 @@ def test_the_lags_of_a_long_wait_for_a_version_are_not_all_kept():
     assert len(lags._lags_s) == LAGS_KEPT
     assert lags.take() == {"loop_lag_p99_s": 0.5, "loop_lag_max_s": 9.0}
     assert lags.take() == {}
-
-
-def text(**fields):
-    base = {"text": "ab", "n_predicted": 1, "input_ids": [1, 2], "labels": [-100, 2], "logprobs": [-0.5]}
-    return TrainingText(**(base | fields))
 
 
 ORIGIN = RolloutOrigin("0-000001", 3, version=8, training=True)

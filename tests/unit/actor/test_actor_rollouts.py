@@ -15,24 +15,12 @@ from pipelinerl.actor.runner import RolloutRunner
 from pipelinerl.config.roles import ActorConfig
 from pipelinerl.inference.client import EngineUnavailable
 from pipelinerl.llm import TrainableLLM
-from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutResult, TrainingText
-
-METRICS = BaseMetrics(reward=1.0, success=True, no_error=True, no_answer=False)
-
-
-def text() -> TrainingText:
-    return TrainingText(
-        text="ab",
-        n_predicted=1,
-        input_ids=[1, 2],
-        labels=[-100, 2],
-        logprobs=[-0.5],
-        weight_versions=[(4, 0, 1)],
-    )
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult
+from tests.support.toy_domain import result, text
 
 
 def done(texts=1) -> RolloutResult:
-    return RolloutResult(training_texts=[text() for _ in range(texts)], metrics=METRICS, latency=0.0)
+    return result([text(weight_versions=[(4, 0, 1)]) for _ in range(texts)])
 
 
 async def run(policy, *, deadline_s=20.0, retries=3, rotation=("http://e",), problem=None, training=True):
@@ -88,12 +76,13 @@ async def test_retries_are_not_for_ever():
     assert endless.ending is Ending.FAILED and "rollout_deadline_s=0.2" in endless.reason
 
 
-async def test_a_hanging_rollout_ends_at_its_deadline():
-    async def policy(cfg, llm, problem, session):
-        await asyncio.sleep(60)
+async def hang(cfg, llm, problem, session):
+    await asyncio.sleep(60)
 
+
+async def test_a_hanging_rollout_ends_at_its_deadline():
     started = time.monotonic()
-    outcome = await run(policy, deadline_s=0.1)
+    outcome = await run(hang, deadline_s=0.1)
     assert outcome.reason == "rollout passed actor.rollout_deadline_s=0.1" and time.monotonic() - started < 20
 
 
@@ -103,9 +92,6 @@ async def test_without_an_engine_the_run_ends_instead_of_the_rollout():
 
     outcome = await run(policy)
     assert outcome.ending is Ending.NO_ENGINE and "wait for an engine" in outcome.reason
-
-    async def hang(cfg, llm, problem, session):
-        await asyncio.sleep(60)
 
     assert (await run(hang, deadline_s=0.1, rotation=())).ending is Ending.NO_ENGINE
 
@@ -132,9 +118,6 @@ async def test_a_cancelled_call_inside_a_rollout_is_a_failure_and_a_cancelled_ro
         raise asyncio.CancelledError
 
     assert (await run(inner)).ending is Ending.FAILED
-
-    async def hang(cfg, llm, problem, session):
-        await asyncio.sleep(60)
 
     task = asyncio.create_task(run(hang))
     await asyncio.sleep(0.05)

@@ -12,12 +12,9 @@ from pipelinerl.actor.messages import Ending, FinishedRollout
 from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
 from pipelinerl.config import Config
 from pipelinerl.finetune.rl.sample import samples_of
-from pipelinerl.rollouts import RolloutOrigin, TrainingText
+from pipelinerl.rollouts import RolloutOrigin
 from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
-
-
-def text():
-    return TrainingText(text="ab", n_predicted=1, input_ids=[1, 2], labels=[-100, 2], logprobs=[-0.5])
+from tests.support.toy_domain import text
 
 
 class World:

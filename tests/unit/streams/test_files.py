@@ -123,15 +123,6 @@ def test_records_of_an_older_format_are_refused_by_name(spec: SingleStreamSpec) 
         assert all(str(path) in str(error.value) for error in (reading, resuming, writing))
 
 
-def test_hostile_bytes_in_a_stream_are_refused(spec: SingleStreamSpec) -> None:
-    import pickle
-
-    fill(spec)
-    append_bytes(spec, pickle.dumps({"a": list(range(100))}))
-    with read_stream(spec) as r, pytest.raises(CorruptRecord, match="no record starts here"):
-        r.read_available()
-
-
 def test_a_remote_file_system_is_polled(tmp_path: Path) -> None:
     mounts = f"/dev/sda / ext4 rw 0 0\nserver:/x {tmp_path} nfs4 rw 0 0\nserver:/y {tmp_path}s nfs4 rw 0 0\n"
     assert file_system_of(tmp_path / "run", mounts) == "nfs4"
