@@ -64,11 +64,8 @@ class Slots:
 
     def least_active(self) -> str | None:
         """The engine in rotation with the fewest active rollouts and room for one more."""
-        best, fewest = None, self.per_engine
-        for engine, active in self.engines.items():
-            if active < fewest and engine not in self.out:
-                best, fewest = engine, active
-        return best
+        room = {e: n for e, n in self.engines.items() if n < self.per_engine and e not in self.out}
+        return min(room, key=room.__getitem__, default=None)
 
     def take(self, engine: str) -> int:
         """Occupy a slot; returns the worker with the fewest rollouts."""

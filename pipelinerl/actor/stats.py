@@ -63,8 +63,6 @@ class GroupStats:
     def _reset(self) -> None:
         self._all = _Pool()
         self._parts: dict[str, _Pool] = defaultdict(_Pool)
-        self._latencies: list[float] = []
-        self._versions: list[float] = []
         self._overlong_success: list[float] = []
         self._group_success: list[float] = []
         self._endings: dict[str, int] = defaultdict(int)
@@ -90,10 +88,10 @@ class GroupStats:
         # A set: where a domain's only dataset has its name, a rollout counts once.
         for part in {rollout.dataset, rollout.domain} - {None}:
             self._parts[str(part)].add(rollout)
-        self._latencies.append(rollout.latency_s)
+        self._all["latency"].append(rollout.latency_s)
         self._inexact += sum(not sample.exact_versions for sample in rollout.samples)
         if rollout.model_version is not None:
-            self._versions.append(float(rollout.model_version))
+            self._all["model_version"].append(float(rollout.model_version))
         if rollout.metrics.get(OVERLONG):
             success = rollout.metrics.get(SUCCESS)
             self._overlong_success.extend([success] if isinstance(success, float) else [])
@@ -103,9 +101,6 @@ class GroupStats:
         record = self._all.describe(prefix)
         for part, pool in self._parts.items():
             record |= pool.describe(f"{part}/")
-        record |= describe(self._latencies, f"{prefix}latency") | describe(
-            self._versions, f"{prefix}model_version"
-        )
         if self._overlong_success:
             record[f"{prefix}success_given_overlong"] = float(np.mean(self._overlong_success))
         if self._group_success:

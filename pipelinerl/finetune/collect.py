@@ -49,7 +49,7 @@ class StaleInQueue(Closing):
     """Texts that preprocess drops as too old before the trainer gets them; a context manager."""
 
     def __init__(self, output_dir: Path) -> None:
-        spec = discarded_stream(output_dir, "preprocess")
+        spec = discarded_stream(output_dir)
         self._reader = read_stream(spec, stream_end(spec))
         self._last = 0
 

@@ -263,7 +263,7 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
         vocabulary, scorer = model_vocabulary(cfg.policy_path), reference_scorer(cfg)
         state.wait_for_version(_start_deadline_s(cfg))
         session = ResumePoint.read(output_dir)  # written before the first version is announced
-        discarded = DiscardedTexts(output_dir, "preprocess")
+        discarded = DiscardedTexts(output_dir)
         preprocess = Preprocess(
             cfg,
             Keeper(cfg, output_dir, session),

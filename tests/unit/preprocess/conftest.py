@@ -56,7 +56,7 @@ class Bench:
 @pytest.fixture
 def bench(tmp_path: Path, request: Any) -> Iterator[Bench]:
     cfg = preprocess_config(tmp_path, **getattr(request, "param", {}))
-    trainer, discarded = FakeTrainer(), DiscardedTexts(tmp_path, "preprocess")
+    trainer, discarded = FakeTrainer(), DiscardedTexts(tmp_path)
     with (
         RolloutLog(tmp_path, "preprocess") as rollout_log,
         write_to_streams(SingleStreamSpec(tmp_path, "training_data")) as out,

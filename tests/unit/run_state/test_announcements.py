@@ -50,14 +50,13 @@ def test_the_state_follows_the_trainer_and_those_who_discard(tmp_path: Path) -> 
         trainer.samples_processed(0)
         trainer.weight_update_success(0)
         assert state.wait_for_version(LONG_S) == 0
-        preprocess, actor = DiscardedTexts(tmp_path, "preprocess"), DiscardedTexts(tmp_path, "actor")
+        preprocess = DiscardedTexts(tmp_path)
         preprocess.add("filtered", 8)
         preprocess.add("filtered", 8)
         preprocess.add("oversize", 1)
-        actor.add("failed", 2)
-        actor.add("failed", 0)
+        preprocess.add("failed", 0)
         assert preprocess.counts == {"filtered": 16, "oversize": 1}
-        until(lambda: state.discarded == 16 + 1 + 2, "the news of discarded texts")
+        until(lambda: state.discarded == 16 + 1, "the news of discarded texts")
         assert changed.is_set()
         trainer.samples_processed(16)
         trainer.weight_update_success(16)
@@ -66,7 +65,6 @@ def test_the_state_follows_the_trainer_and_those_who_discard(tmp_path: Path) -> 
         trainer.training_done()
         until(lambda: state.training_done, "the news of the end")
         preprocess.close()
-        actor.close()
 
 
 def test_waiting_for_a_version_expires_by_name(tmp_path: Path) -> None:
