@@ -63,6 +63,8 @@ class GroupStats:
     def _reset(self) -> None:
         self._all = _Pool()
         self._parts: dict[str, _Pool] = defaultdict(_Pool)
+        self._latencies: list[float] = []
+        self._versions: list[float] = []
         self._overlong_success: list[float] = []
         self._group_success: list[float] = []
         self._endings: dict[str, int] = defaultdict(int)
@@ -88,10 +90,10 @@ class GroupStats:
         # A set: where a domain's only dataset has its name, a rollout counts once.
         for part in {rollout.dataset, rollout.domain} - {None}:
             self._parts[str(part)].add(rollout)
-        self._all["latency"].append(rollout.latency_s)
+        self._latencies.append(rollout.latency_s)
         self._inexact += sum(not sample.exact_versions for sample in rollout.samples)
         if rollout.model_version is not None:
-            self._all["model_version"].append(float(rollout.model_version))
+            self._versions.append(float(rollout.model_version))
         if rollout.metrics.get(OVERLONG):
             success = rollout.metrics.get(SUCCESS)
             self._overlong_success.extend([success] if isinstance(success, float) else [])
@@ -101,6 +103,9 @@ class GroupStats:
         record = self._all.describe(prefix)
         for part, pool in self._parts.items():
             record |= pool.describe(f"{part}/")
+        # After the pools: a domain's own metric of one of these names must not be mixed in.
+        record |= describe(self._latencies, f"{prefix}latency")
+        record |= describe(self._versions, f"{prefix}model_version")
         if self._overlong_success:
             record[f"{prefix}success_given_overlong"] = float(np.mean(self._overlong_success))
         if self._group_success:
