@@ -20,6 +20,7 @@ class EvaluationPass:
 
     def values(self) -> dict[str, list[float | None]]:
         """Each metric for each problem in order; None where the rollout failed or lacks the metric."""
+        # A failed rollout keeps its place, so that passes can be compared problem by problem.
         ordered = [self.rollouts[problem] for problem in range(self.problems)]
         names = dict.fromkeys(name for rollout in self.rollouts.values() for name in rollout.metrics)
         return {name: [_scalar(rollout, name) for rollout in ordered] for name in names}

@@ -117,6 +117,7 @@ class Channel:
 
     @classmethod
     async def open(cls, sock: Any) -> "Channel":
+        # With the 64 KiB that are usual, a message of many samples would pause the socket again and again.
         reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 20)
         return cls(reader, writer)
 

@@ -63,6 +63,7 @@ class WorkerPool:
 
     async def _spawn(self, index: int) -> None:
         ours, theirs = socket.socketpair()
+        # Every worker tokenises on its loop; threads of the tokeniser beside it would fight for the cores.
         env = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         options = {"--worker": index, "--fd": theirs.fileno(), "--parent": os.getpid()}
         argv = [*self._argv, *(str(word) for option in options.items() for word in option)]

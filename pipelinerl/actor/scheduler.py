@@ -89,6 +89,7 @@ class Scheduler:
         """Call before the first rollout. The budget takes its part when it is made."""
         self.sampler.load_state_dict(state["sampler"])
         self.last_evaluated = state["evaluation"]["last"]
+        # What is made anew keeps its number and counts here already, so no number is given to two problems.
         self.groups_opened = int(state["groups_opened"])
         self._again = deque((int(number), int(problem)) for number, problem in state["under_way"])
 

@@ -145,6 +145,7 @@ class Worker:
 def sampling_parameters(parameters: SamplingParameters) -> dict[str, Any]:
     """`max_tokens`, `temperature`, and what differs from plain sampling."""
     always = {"max_tokens": parameters.max_tokens, "temperature": parameters.temperature}
+    # Defaults are left out: an engine that does not know a parameter need not be asked for its default.
     return always | parameters.model_dump(exclude_defaults=True)
 
 

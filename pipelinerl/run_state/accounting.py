@@ -235,6 +235,7 @@ class RolloutAccounting:
             case Outcome.UNDONE:
                 self._training.undo(rollouts)
             case Outcome.REPLAYED:
+                # What an earlier resume kept has ended since, or is among these, or is discarded.
                 self._training.replayed = set(rollouts)
             case _:
                 self._training.end(outcome, rollouts, reason)

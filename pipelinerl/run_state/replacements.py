@@ -27,6 +27,7 @@ class Replacements:
     """What was asked for since this was made; an earlier start's engines are gone."""
 
     def __init__(self, output_dir: Path) -> None:
+        # A resumed run starts all engines anew, often under the same URLs: old requests are not about them.
         self._tail = LineTail(_path(output_dir), from_end=True)
 
     def take(self) -> dict[str, str]:
