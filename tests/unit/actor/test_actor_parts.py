@@ -17,7 +17,7 @@ from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, retryable
 from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, Throughput, describe
+from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, Throughput
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.config import Config
 from pipelinerl.domain_sampling import DomainWeightedSampler
@@ -118,11 +118,6 @@ def test_evaluation_records_have_a_prefix_but_for_datasets():
     stats.add_group([rollout(1.0)])
     record = stats.take("test_")
     assert record["test_reward_mean"] == 1 and record["d/reward_mean"] == 1 and "test_latency_mean" in record
-
-
-def test_equal_values_have_a_mean_only():
-    assert describe([2.0, 2.0], "x") == {"x_mean": 2.0}
-    assert describe([], "x") == {}
 
 
 def test_rates_are_over_the_window():

@@ -23,6 +23,19 @@ def done(texts=1) -> RolloutResult:
     return result([text(weight_versions=[(4, 0, 1)]) for _ in range(texts)])
 
 
+def doing(behaviour):
+    """A policy that does this, whatever the problem."""
+
+    async def policy(cfg, llm, problem, session):
+        return behaviour()
+
+    return policy
+
+
+def fails(error):
+    raise error
+
+
 async def run(policy, *, deadline_s=20.0, retries=3, rotation=("http://e",), problem=None, training=True):
     fleet = SimpleNamespace(in_rotation=list(rotation))
     llms = [TrainableLLM(parameters={"name": name}) for name in ("train", "test")]
@@ -67,9 +80,7 @@ async def test_timeouts_are_tried_again_and_counted():
 
 
 async def test_retries_are_not_for_ever():
-    async def policy(cfg, llm, problem, session):
-        raise TimeoutError("slow")
-
+    policy = doing(lambda: fails(TimeoutError("slow")))
     outcome = await run(policy, retries=2)
     assert (outcome.ending, outcome.retries, outcome.reason) == (Ending.FAILED, 2, "TimeoutError: slow")
     endless = await run(policy, retries=-1, deadline_s=0.2)
@@ -87,10 +98,8 @@ async def test_a_hanging_rollout_ends_at_its_deadline():
 
 
 async def test_without_an_engine_the_run_ends_instead_of_the_rollout():
-    async def policy(cfg, llm, problem, session):
-        raise EngineUnavailable("fleet", "no_engine", "wait for an engine in rotation passed its deadline")
-
-    outcome = await run(policy)
+    lost = EngineUnavailable("fleet", "no_engine", "wait for an engine in rotation passed its deadline")
+    outcome = await run(doing(lambda: fails(lost)))
     assert outcome.ending is Ending.NO_ENGINE and "wait for an engine" in outcome.reason
 
     assert (await run(hang, deadline_s=0.1, rotation=())).ending is Ending.NO_ENGINE
@@ -106,18 +115,12 @@ async def test_without_an_engine_the_run_ends_instead_of_the_rollout():
     ],
 )
 async def test_a_bug_in_the_domain_is_one_failed_rollout(behaviour, reason):
-    async def policy(cfg, llm, problem, session):
-        return behaviour()
-
-    outcome = await run(policy)
+    outcome = await run(doing(behaviour))
     assert (outcome.ending, outcome.reason, outcome.samples) == (Ending.FAILED, reason, [])
 
 
 async def test_a_cancelled_call_inside_a_rollout_is_a_failure_and_a_cancelled_rollout_is_none():
-    async def inner(cfg, llm, problem, session):
-        raise asyncio.CancelledError
-
-    assert (await run(inner)).ending is Ending.FAILED
+    assert (await run(doing(lambda: fails(asyncio.CancelledError())))).ending is Ending.FAILED
 
     task = asyncio.create_task(run(hang))
     await asyncio.sleep(0.05)
@@ -127,10 +130,7 @@ async def test_a_cancelled_call_inside_a_rollout_is_a_failure_and_a_cancelled_ro
 
 
 async def test_a_rollout_without_texts_is_empty():
-    async def policy(cfg, llm, problem, session):
-        return done(texts=0)
-
-    assert (await run(policy)).ending is Ending.EMPTY
+    assert (await run(doing(lambda: done(texts=0)))).ending is Ending.EMPTY
 
 
 async def test_each_attempt_has_a_problem_of_its_own():

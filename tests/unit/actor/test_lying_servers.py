@@ -107,13 +107,9 @@ REFUSED: dict[str, tuple[Odd, str]] = {
 
 
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> TrainableLLM:
-    folder = str(tiny_model.save_model(tmp_path_factory.mktemp("model")))
-    made = TrainableLLM(
-        model_name=folder, tokenizer_name=folder, parameters={"max_tokens": 4}, collect_logprobs=True
-    )
-    made.load_tokenizer()
-    return made
+def llm() -> TrainableLLM:
+    tokenizer = tiny_model.build_tokenizer()
+    return TrainableLLM(tokenizer=tokenizer, parameters={"max_tokens": 4}, collect_logprobs=True)
 
 
 async def played(

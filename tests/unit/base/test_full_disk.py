@@ -67,20 +67,6 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_previous_one_or_is_complete(
     assert saved_step(root) == 3
 
 
-def test_a_checkpoint_on_a_disk_that_is_really_full_leaves_the_previous_one(
-    learner: Learner, tmp_path: Path
-) -> None:
-    with small_disk(tmp_path / "disk", "4m") as disk:
-        save(learner, disk, 1)
-        ballast = fill(disk)
-        with pytest.raises(OSError, match=r"No space left|os error 28"):
-            save(learner, disk, 2)
-        assert saved_step(disk) == 1
-        ballast.unlink()
-        save(learner, disk, 3)
-        assert saved_step(disk) == 3
-
-
 def test_a_stream_on_a_full_disk_is_named_and_goes_on_when_there_is_room(tmp_path: Path) -> None:
     with small_disk(tmp_path / "disk", "256k") as disk:
         spec = SingleStreamSpec(disk, "actor")
