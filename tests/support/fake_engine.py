@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Awaitable, Callable
-from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
@@ -44,9 +43,7 @@ class FakeEngine:
         assert self._ready.wait(20)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(20)
 
