@@ -141,10 +141,6 @@ class GroupTable:
         skipped, group.cut_short = group.waiting, True
         return skipped
 
-    def close(self, group: Group) -> None:
-        """Forget a complete group."""
-        del self.groups[group.id]
-
     def cancel_training(self) -> list[Start]:
         """Drop all training groups; returns their running rollouts, which must be cancelled."""
         # Their slots are free at once: an evaluation of the last version need not wait until workers have

@@ -43,7 +43,7 @@ class WorkerPool:
         self.count = count
         self._on_messages, self._on_death = on_messages, on_death
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._channels: list[Channel] = []
+        self.channels: list[Channel] = []
         self._readers: list[asyncio.Task[None]] = []
         self._ready = [asyncio.Event() for _ in range(count)]
         self._heard: list[float] = []
@@ -71,7 +71,7 @@ class WorkerPool:
         self._processes.append(subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=env))  # noqa: ASYNC220
         # Only the worker holds its end now: when it dies, our end is closed, and that is how we notice.
         theirs.close()
-        self._channels.append(await Channel.open(ours))
+        self.channels.append(await Channel.open(ours))
         self._heard.append(time.monotonic())
         self._beats.append(BeatWatch(heartbeat_path(self._output_dir, worker_role(index)), INTERVAL_S))
         self._readers.append(asyncio.create_task(self._read(index), name=f"messages of worker {index}"))
@@ -88,7 +88,7 @@ class WorkerPool:
             self._on_death(self._death(index))
 
     async def _pass_on(self, index: int) -> None:
-        while (messages := await self._channels[index].receive()) is not None:
+        while (messages := await self.channels[index].receive()) is not None:
             self._heard[index] = time.monotonic()
             passed_on: list[Message] = []
             for message in messages:
@@ -111,13 +111,6 @@ class WorkerPool:
             return WorkerDied(f"rollout worker {index} closed its channel but still runs")
         return WorkerDied(f"rollout worker {index} died with exit code {code}; its log says more")
 
-    def send(self, index: int, message: Message) -> None:
-        self._channels[index].send(message)
-
-    def broadcast(self, message: Message) -> None:
-        for channel in self._channels:
-            channel.send(message)
-
     def check_alive(self, blocked_limit_s: float, silent_limit_s: float) -> None:
         """Raises WorkerDied for a worker that was stopped or whose loop is blocked; call it every second.
 
@@ -136,7 +129,7 @@ class WorkerPool:
     async def stop(self) -> None:
         """End all workers; those that do not within the deadline are killed, by process id."""
         self._stopping = True  # from now on a closed channel is what we asked for, not a death
-        for channel in self._channels:
+        for channel in self.channels:
             channel.send(Stop())
             channel.flush()  # now: the loop may not turn again before the processes are waited for
         with waiting("rollout workers to stop", STOP_DEADLINE_S) as wait:
@@ -156,5 +149,5 @@ class WorkerPool:
         # A reader that is still there after the deadline is stuck in handling a message.
         for reader in self._readers:
             reader.cancel()
-        for channel in self._channels:
+        for channel in self.channels:
             await channel.close()

@@ -166,7 +166,7 @@ class Actor:
             # News first: a new version, or samples that others dropped, make room in the lag budget.
             self._observe()
             while (started := self.scheduler.next_assignment()) is not None:
-                self.pool.send(started[0].worker, started[1])
+                self.pool.channels[started[0].worker].send(started[1])
             if self.scheduler.done:
                 self.finished.set_result(None)
         except Exception as error:
@@ -189,11 +189,12 @@ class Actor:
             for start in self.scheduler.finish_training():
                 by_worker.setdefault(start.worker, []).append(start.key)
             for worker, keys in by_worker.items():
-                self.pool.send(worker, Cancel(keys))
+                self.pool.channels[worker].send(Cancel(keys))
 
     def _tell_workers(self) -> None:
         self._told_at = self.state.announced_at
-        self.pool.broadcast(Announced(self.scheduler.version, self._told_at))
+        for channel in self.pool.channels:
+            channel.send(Announced(self.scheduler.version, self._told_at))
 
     def _on_messages(self, worker: int, messages: list[Message]) -> None:
         try:

@@ -229,7 +229,7 @@ class Scheduler:
         group, current = start.group, self.running_pass
         assert current is not None
         current.rollouts[group.problem] = rollout
-        self.table.close(group)
+        del self.table.groups[group.id]
         if rollout.samples:
             self.effects.publish(group, rollout.samples)
         if current.complete:
@@ -251,7 +251,7 @@ class Scheduler:
             self._close(group)
 
     def _close(self, group: Group) -> None:
-        self.table.close(group)
+        del self.table.groups[group.id]
         self.groups_finished += 1
         rollouts = list(group.finished.values())
         if self.cfg.actor.difficulty_aware_penalty.enabled:  # needs the solve rate, so the whole group

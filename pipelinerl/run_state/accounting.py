@@ -20,7 +20,6 @@ from pathlib import Path
 
 import msgspec
 
-from pipelinerl.base.closing import Closing
 from pipelinerl.base.line_file import LineFile, LineTail
 from pipelinerl.run_state.rollout_table import RolloutTable
 
@@ -82,11 +81,11 @@ def log_size(output_dir: Path, role: str) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-class RolloutLog(Closing):
+class RolloutLog(LineFile):
     """One role's records. Lines are appended whole, so several processes of a role may share a file."""
 
     def __init__(self, output_dir: Path, role: str) -> None:
-        self._file = LineFile(log_path(output_dir, role))
+        super().__init__(log_path(output_dir, role))
 
     def record(self, outcome: Outcome, rollouts: Iterable[str] = (), reason: str = "") -> None:
         """Append one line for these rollouts; nothing for none, unless it is about a resume."""
@@ -94,7 +93,7 @@ class RolloutLog(Closing):
         names = list(rollouts)
         if names or outcome in _OF_A_RESUME:
             entry = _Record(Outcome(outcome), names, reason, round(time.time(), 3))
-            self._file.append(msgspec.json.encode(entry))
+            self.append(msgspec.json.encode(entry))
 
     def undo_after(self, end: int) -> int:
         """Roll back the ends recorded behind byte `end`; returns how many rollouts they were.
@@ -103,7 +102,7 @@ class RolloutLog(Closing):
         """
         # Killed before that line, the next start finds the same names here; after it, none are left.
         names: dict[str, None] = {}
-        for entry in _records(LineTail(self._file.path, offset=end)):
+        for entry in _records(LineTail(self.path, offset=end)):
             if entry is None:
                 continue
             # An earlier resume from the same checkpoint has rolled these back already.
@@ -114,9 +113,6 @@ class RolloutLog(Closing):
                 names.update(dict.fromkeys(entry.rollouts))
         self.record(Outcome.UNDONE, names)
         return len(names)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 @dataclass(frozen=True)
