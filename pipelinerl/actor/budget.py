@@ -54,7 +54,7 @@ class LagBudget:
         """Whether another group may start now."""
         if self.bound is None:
             return True
-        if self.texts_per_rollout is None:
+        if not self.recent:
             # Nothing says yet whether a rollout has one sample or fifty: one group is risked at a time.
             return self.running_rollouts == 0
         return self.reserved - version - discarded < self.bound

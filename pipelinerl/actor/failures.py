@@ -37,12 +37,13 @@ class FailureMonitor:
 
     def complaint(self) -> str | None:
         """One line once too many rollouts fail, else None."""
-        reasons, total = [reason for reason in self._recent if reason is not None], len(self._recent)
+        total = len(self._recent)
+        failed = total - self._recent.count(None)
         # A few failures at the start are no share of anything.
-        if total < JUDGED_FROM or len(reasons) <= self.max_fraction * total:
+        if total < JUDGED_FROM or failed <= self.max_fraction * total:
             return None
-        reason, count = Counter(reasons).most_common(1)[0]
+        reason, count = Counter(reason for reason in self._recent if reason is not None).most_common(1)[0]
         return (
-            f"{len(reasons)} of the last {total} rollouts failed, more than actor.max_failed_fraction="
+            f"{failed} of the last {total} rollouts failed, more than actor.max_failed_fraction="
             f"{self.max_fraction}; the commonest reason ({count} times): {reason}"
         )

@@ -9,7 +9,7 @@ from collections import Counter
 import aiohttp
 import pytest
 
-from pipelinerl.actor.difficulty import length_penalty, scale_penalties
+from pipelinerl.actor.difficulty import scale_penalties
 from pipelinerl.actor.failures import FailureMonitor
 from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import Ending, FinishedRollout
@@ -233,11 +233,6 @@ def test_metrics_are_numbers_or_lists_of_them():
     assert metric_values(Odd(**base, extra=[1, 2]))["extra"] == [1.0, 2.0]
     with pytest.raises(ValueError, match="metric extra is a str"):
         metric_values(Odd(**base, extra="text"))
-
-
-def test_length_penalties_follow_the_table():
-    assert length_penalty(100, 80, 20) == 0 and length_penalty(100, 101, 20) == 0
-    assert length_penalty(100, 90, 20) == -0.5 and length_penalty(100, 100, 20) == -1
 
 
 def test_penalties_are_scaled_by_the_solve_rate():
