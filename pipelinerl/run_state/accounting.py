@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import enum
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -196,16 +197,19 @@ class RolloutAccounting:
                 else:
                     self._enter(entry.outcome, entry.rollouts, entry.reason)
         training, evaluation = self._training, self._evaluation
-        ends, reasons = _by_outcome(training, TRAINING_ENDS)
-        eval_ends, eval_reasons = _by_outcome(evaluation, EVAL_ENDS)
+        ends, reasons = Counter[Outcome](), dict[Outcome, dict[str, int]]()
+        for (outcome, reason), n in [*training.by_reason().items(), *evaluation.by_reason().items()]:
+            ends[outcome] += n
+            if reason:
+                reasons.setdefault(outcome, {})[reason] = n
         return RolloutCounts(
             started=training.started,
-            ends=ends,
+            ends={outcome: ends[outcome] for outcome in TRAINING_ENDS},
             unfinished=training.unfinished,
             eval_started=evaluation.started,
-            eval_ends=eval_ends,
+            eval_ends={outcome: ends[outcome] for outcome in EVAL_ENDS},
             eval_unfinished=evaluation.unfinished,
-            reasons=reasons | eval_reasons,
+            reasons=reasons,
             never_started=(*sorted(training.unknown), *sorted(evaluation.unknown)),
             started_twice=(*sorted(training.twice), *sorted(evaluation.twice)),
             # An incomplete last line counts as long as it is the last one.
@@ -235,18 +239,6 @@ class RolloutAccounting:
                 self._training.replayed = set(rollouts)
             case _:
                 self._training.end(outcome, rollouts, reason)
-
-
-def _by_outcome(
-    table: RolloutTable[Outcome], ends: tuple[Outcome, ...]
-) -> tuple[dict[Outcome, int], dict[Outcome, dict[str, int]]]:
-    """Rollouts by outcome, and by outcome and reason."""
-    counts, reasons = dict.fromkeys(ends, 0), dict[Outcome, dict[str, int]]()
-    for (outcome, reason), n in table.by_reason().items():
-        counts[outcome] += n
-        if reason:
-            reasons.setdefault(outcome, {})[reason] = n
-    return counts, reasons
 
 
 def reconcile(output_dir: Path) -> RolloutCounts:
