@@ -51,7 +51,7 @@ def main() -> int:
         Figure("leakage before", leak.before.mean, ""),
         Figure("leakage after", leak.after.mean, ""),
         Figure("texts of several versions", 100 * summary.rates["multi_version_share_of_texts"], "%"),
-        at_most("books that do not add up", float(not summary.counts.adds_up), "", 0),
+        at_most("rollout accounting that does not add up", float(not summary.counts.adds_up), "", 0),
     ]
     return report("quickstart", figures, {"domain": "privacy_hopqa"})
 

@@ -56,7 +56,7 @@ def figures_of(found: dict[str, Any]) -> Iterator[Figure]:
     if found["gap_s"] is not None:
         yield Figure("from the kill to the next trained step", found["gap_s"], "s")
     if found["adds_up"] is not None:
-        yield at_least("books add up", float(found["adds_up"]), "", 1.0)
+        yield at_least("rollout accounting adds up", float(found["adds_up"]), "", 1.0)
 
 
 def main() -> int:

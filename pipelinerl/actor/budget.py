@@ -38,18 +38,13 @@ class LagBudget:
         self.running_rollouts = 0
         self.running_texts = 0
         """Texts of finished rollouts in groups that still run."""
-        self._recent: deque[float] = deque(recent, maxlen=RECENT_ROLLOUTS)
-        self._recent_sum = sum(self._recent)
-
-    @property
-    def recent(self) -> list[float]:
+        self.recent: deque[float] = deque(recent, maxlen=RECENT_ROLLOUTS)
         """Texts of recent rollouts, oldest first: what a snapshot keeps."""
-        return list(self._recent)
 
     @property
     def texts_per_rollout(self) -> float | None:
         """Mean of recent rollouts; None before the first."""
-        return self._recent_sum / len(self._recent) if self._recent else None
+        return sum(self.recent) / len(self.recent) if self.recent else None
 
     @property
     def reserved(self) -> float:
@@ -59,7 +54,7 @@ class LagBudget:
         """Whether another group may start now."""
         if self.bound is None:
             return True
-        if self.texts_per_rollout is None:
+        if not self.recent:
             # Nothing says yet whether a rollout has one sample or fifty: one group is risked at a time.
             return self.running_rollouts == 0
         return self.reserved - version - discarded < self.bound
@@ -86,7 +81,4 @@ class LagBudget:
 
     def observe(self, texts: int) -> None:
         """Learn how many texts a rollout has (evaluation rollouts teach it as well)."""
-        if len(self._recent) == RECENT_ROLLOUTS:
-            self._recent_sum -= self._recent[0]
-        self._recent.append(texts)
-        self._recent_sum += texts
+        self.recent.append(texts)

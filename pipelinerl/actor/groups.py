@@ -5,10 +5,10 @@ cancelled once, each group is returned once.
 """
 
 from collections import deque
-from collections.abc import Collection, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from pipelinerl.actor.messages import Ending, FinishedRollout
+from pipelinerl.actor.messages import FinishedRollout
 
 
 @dataclass(slots=True)
@@ -40,9 +40,6 @@ class Group:
     def complete(self) -> bool:
         return not self.running and not self.waiting
 
-    def rollout_ids(self, endings: Collection[Ending]) -> list[str]:
-        return [f"{self.id}/{index}" for index, rollout in self.finished.items() if rollout.ending in endings]
-
 
 @dataclass(frozen=True, slots=True)
 class Start:
@@ -67,11 +64,8 @@ class Slots:
 
     def least_active(self) -> str | None:
         """The engine in rotation with the fewest active rollouts and room for one more."""
-        best, fewest = None, self.per_engine
-        for engine, active in self.engines.items():
-            if active < fewest and engine not in self.out:
-                best, fewest = engine, active
-        return best
+        room = {e: n for e, n in self.engines.items() if n < self.per_engine and e not in self.out}
+        return min(room, key=room.__getitem__, default=None)
 
     def take(self, engine: str) -> int:
         """Occupy a slot; returns the worker with the fewest rollouts."""
@@ -146,10 +140,6 @@ class GroupTable:
         """Start no further attempts of a group; returns how many there would have been."""
         skipped, group.cut_short = group.waiting, True
         return skipped
-
-    def close(self, group: Group) -> None:
-        """Forget a complete group."""
-        del self.groups[group.id]
 
     def cancel_training(self) -> list[Start]:
         """Drop all training groups; returns their running rollouts, which must be cancelled."""

@@ -46,6 +46,7 @@ class LoopLag:
         while True:
             before = time.monotonic()
             await asyncio.sleep(INTERVAL_S)
+            # For the watching thread, which cannot ask a loop that is blocked.
             self._beat = time.monotonic()
             self._lags_s.append(max(0.0, self._beat - before - INTERVAL_S))
 

@@ -72,8 +72,8 @@ class Pulse(msgspec.Struct, frozen=True, tag=True):
     worker: int
     loop_lags_s: list[float]
     """Delays of the event loop since the last pulse, sampled every few milliseconds."""
-    engines_out: list[str]
-    """Engines the worker's fleet has out of rotation."""
+    in_rotation: list[str]
+    """Engines that the worker's fleet sends requests to."""
     requests: dict[str, float]
     """Totals of the worker's engine client since its start."""
 
@@ -117,6 +117,7 @@ class Channel:
 
     @classmethod
     async def open(cls, sock: Any) -> "Channel":
+        # With the 64 KiB that are usual, a message of many samples would pause the socket again and again.
         reader, writer = await asyncio.open_connection(sock=sock, limit=1 << 20)
         return cls(reader, writer)
 

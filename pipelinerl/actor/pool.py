@@ -33,21 +33,21 @@ class WorkerPool:
 
     def __init__(
         self,
-        output_dir: str,
+        output_dir: Path,
         job: int,
         count: int,
         on_messages: Callable[[int, list[Message]], None],
         on_death: Callable[[WorkerDied], None],
     ):
-        self._argv = [sys.executable, "-m", "pipelinerl.actor.worker", output_dir, "--job", str(job)]
+        self._argv = [sys.executable, "-m", "pipelinerl.actor.worker", str(output_dir), "--job", str(job)]
         self.count = count
         self._on_messages, self._on_death = on_messages, on_death
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._channels: list[Channel] = []
+        self.channels: list[Channel] = []
         self._readers: list[asyncio.Task[None]] = []
         self._ready = [asyncio.Event() for _ in range(count)]
         self._heard: list[float] = []
-        self._output_dir = Path(output_dir)
+        self._output_dir = output_dir
         self._beats: list[BeatWatch] = []
         self._last_words: dict[int, str] = {}
         self._stopping = False
@@ -63,6 +63,7 @@ class WorkerPool:
 
     async def _spawn(self, index: int) -> None:
         ours, theirs = socket.socketpair()
+        # Every worker tokenises on its loop; threads of the tokeniser beside it would fight for the cores.
         env = {**os.environ, "TOKENIZERS_PARALLELISM": "false"}
         options = {"--worker": index, "--fd": theirs.fileno(), "--parent": os.getpid()}
         argv = [*self._argv, *(str(word) for option in options.items() for word in option)]
@@ -70,7 +71,7 @@ class WorkerPool:
         self._processes.append(subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=env))  # noqa: ASYNC220
         # Only the worker holds its end now: when it dies, our end is closed, and that is how we notice.
         theirs.close()
-        self._channels.append(await Channel.open(ours))
+        self.channels.append(await Channel.open(ours))
         self._heard.append(time.monotonic())
         self._beats.append(BeatWatch(heartbeat_path(self._output_dir, worker_role(index)), INTERVAL_S))
         self._readers.append(asyncio.create_task(self._read(index), name=f"messages of worker {index}"))
@@ -87,7 +88,7 @@ class WorkerPool:
             self._on_death(self._death(index))
 
     async def _pass_on(self, index: int) -> None:
-        while (messages := await self._channels[index].receive()) is not None:
+        while (messages := await self.channels[index].receive()) is not None:
             self._heard[index] = time.monotonic()
             passed_on: list[Message] = []
             for message in messages:
@@ -110,13 +111,6 @@ class WorkerPool:
             return WorkerDied(f"rollout worker {index} closed its channel but still runs")
         return WorkerDied(f"rollout worker {index} died with exit code {code}; its log says more")
 
-    def send(self, index: int, message: Message) -> None:
-        self._channels[index].send(message)
-
-    def broadcast(self, message: Message) -> None:
-        for channel in self._channels:
-            channel.send(message)
-
     def check_alive(self, blocked_limit_s: float, silent_limit_s: float) -> None:
         """Raises WorkerDied for a worker that was stopped or whose loop is blocked; call it every second.
 
@@ -135,7 +129,7 @@ class WorkerPool:
     async def stop(self) -> None:
         """End all workers; those that do not within the deadline are killed, by process id."""
         self._stopping = True  # from now on a closed channel is what we asked for, not a death
-        for channel in self._channels:
+        for channel in self.channels:
             channel.send(Stop())
             channel.flush()  # now: the loop may not turn again before the processes are waited for
         with waiting("rollout workers to stop", STOP_DEADLINE_S) as wait:
@@ -155,5 +149,5 @@ class WorkerPool:
         # A reader that is still there after the deadline is stuck in handling a message.
         for reader in self._readers:
             reader.cancel()
-        for channel in self._channels:
+        for channel in self.channels:
             await channel.close()

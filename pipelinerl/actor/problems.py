@@ -18,10 +18,9 @@ def load_problems(cfg: Config) -> tuple[list[Problem], list[Problem]]:
     """
     loader = resolve_dotted(str(cfg.dataset_loader), "dataset_loader")
     random.seed(cfg.seed)  # upstream's loaders shuffle with the global generator
-    train = _checked(loader(list(cfg.train_dataset_names), **cfg.dataset_loader_params), cfg.dataset_loader)
-    test: list[Problem] = []
-    if cfg.test_dataset_names:
-        test = _checked(loader(list(cfg.test_dataset_names), **cfg.dataset_loader_params), cfg.dataset_loader)
+    params, name = cfg.dataset_loader_params, cfg.dataset_loader
+    train = _checked(loader(list(cfg.train_dataset_names), **params), name)
+    test = _checked(loader(list(cfg.test_dataset_names), **params), name) if cfg.test_dataset_names else []
     if cfg.train_subset is not None:
         train = train[cfg.train_subset.begin : cfg.train_subset.end]
     return train, test

@@ -20,9 +20,8 @@ class Reporter:
 
     def __init__(self, output_dir: Path, cfg: Config, version: int):
         self.start_s = time.monotonic()
-        self._window = cfg.actor.throughput_window_size
         self._stats, self._lags = GroupStats(), LoopLagStats()
-        self._throughput = Throughput(self._window, self.start_s)
+        self._throughput = Throughput(cfg.actor.throughput_window_size, self.start_s)
         self._requests: dict[int, dict[str, float]] = {}
         self._metrics = MetricsWriter(output_dir, "actor", cfg.wandb, cfg.model_dump(mode="json"))
         self._status = StatusFile(output_dir, "actor")

@@ -29,6 +29,7 @@ def retryable(error: BaseException) -> bool:
 
 def backoff_s(attempt: int, initial_s: float, longest_s: float) -> float:
     """Pause after the `attempt`-th failure (from 0): doubling, with jitter so that retries spread."""
+    # The exponent is bounded: with retries without end it would overflow.
     return min(longest_s, initial_s * 2.0 ** min(attempt, 60)) * random.uniform(0.5, 1.0)
 
 

@@ -38,7 +38,7 @@ class Actor:
     """One run of the actor, from the first version to the end of training."""
 
     def __init__(self, cfg: Config, output_dir: Path, job: int, state: TrainerState, version: int):
-        self.cfg, self.output_dir, self.state, self.version = cfg, output_dir, state, version
+        self.cfg, self.output_dir, self.state = cfg, output_dir, state
         self._told_at = 0.0
         self.domain: Domain = load_domain(cfg.domain_hooks)
         self.domain.attach(load_tree(output_dir, job), output_dir)
@@ -47,13 +47,7 @@ class Actor:
         # A resume takes the snapshot of the checkpoint's version, which may lie a checkpoint interval back.
         keep = max(200, 2 * cfg.finetune.save_checkpoint_steps + 8)
         self.snapshots = Snapshots(output_dir, "actor", keep)
-        self.pool = WorkerPool(
-            str(output_dir),
-            job,
-            cfg.actor.rollout_workers,
-            self._on_messages,
-            lambda death: self._fail(death),
-        )
+        self.pool = WorkerPool(output_dir, job, cfg.actor.rollout_workers, self._on_messages, self._fail)
         self.accounting = RolloutLog(output_dir, "actor")
         self.reporter = Reporter(output_dir, cfg, version)
         self.streams = {
@@ -65,26 +59,27 @@ class Actor:
             cfg.actor.result_queue_size,
             self._wake_from_thread,
         )
-        self.scheduler = self._scheduler(train, test)
+        self.scheduler = self._scheduler(train, test, version)
         self.finished: asyncio.Future[None] = self.loop.create_future()
         self._idle: Wait | None = None
         self._awake = False
         self._closed = False
 
-    def _scheduler(self, train: list[Problem], test: list[Problem]) -> Scheduler:
+    def _scheduler(self, train: list[Problem], test: list[Problem], version: int) -> Scheduler:
         cfg, point = self.cfg, ResumePoint.read(self.output_dir)
         # The trainer's version decides, not our newest snapshot: what came after its checkpoint is undone.
         saved = self.snapshots.restore(point.version, dict)
         if saved is None and point.version > 0:
-            log.warning(
-                "no snapshot of the actor up to version %d; problems are drawn from the start",
-                point.version,
-            )
+            # Training goes on: what is lost is where the draws stood, so problems come again.
+            missing = "no snapshot of the actor up to version %d; problems are drawn from the start"
+            log.warning(missing, point.version)
         recent = saved["recent_texts"] if saved is not None else ()
         budget = LagBudget(cfg.max_lag, cfg.derived.texts_per_update, point.version, recent, point.replayed)
         log.info("lag bound in samples: %s (max_lag %s)", budget.bound, cfg.max_lag)
+        # It begins the ids of groups: no group of this start has the name of one that an earlier start lost.
         start = self.snapshots.next_start()
         if start:
+            # Before anything starts: the accounting takes all that stands above this line for lost or kept.
             self.accounting.record(Outcome.RESUMED)
         engines = [entry.url.rstrip("/") for entry in cfg.jobs_of("actor_llm")]
         slots = Slots(engines, cfg.actor.llm_max_rollouts, cfg.actor.rollout_workers)
@@ -95,9 +90,7 @@ class Actor:
             finished_evaluation=self._finished_evaluation,
         )
         table = GroupTable(slots)
-        scheduler = Scheduler(
-            cfg, str(start), train, test, table, budget, self.accounting, effects, self.version
-        )
+        scheduler = Scheduler(cfg, str(start), train, test, table, budget, self.accounting, effects, version)
         if saved is not None:
             scheduler.load_state_dict(saved)
             self.domain.restore(saved["domain"])
@@ -173,7 +166,7 @@ class Actor:
             # News first: a new version, or samples that others dropped, make room in the lag budget.
             self._observe()
             while (started := self.scheduler.next_assignment()) is not None:
-                self.pool.send(started[0].worker, started[1])
+                self.pool.channels[started[0].worker].send(started[1])
             if self.scheduler.done:
                 self.finished.set_result(None)
         except Exception as error:
@@ -182,10 +175,8 @@ class Actor:
     def _observe(self) -> None:
         version = self.state.propagated_weight_version
         assert version is not None
-        news = version > self.version
-        self.scheduler.observe(version, sum(self.state.discarded.values()), self.state.samples_processed)
-        if news:
-            self.version = version
+        news = version > self.scheduler.version
+        self.scheduler.observe(version, self.state.discarded, self.state.samples_processed)
         # Told again without a new version when an engine was started again: it has the weights only now.
         if news or self.state.announced_at > self._told_at:
             self._tell_workers()
@@ -198,18 +189,20 @@ class Actor:
             for start in self.scheduler.finish_training():
                 by_worker.setdefault(start.worker, []).append(start.key)
             for worker, keys in by_worker.items():
-                self.pool.send(worker, Cancel(keys))
+                self.pool.channels[worker].send(Cancel(keys))
 
     def _tell_workers(self) -> None:
         self._told_at = self.state.announced_at
-        self.pool.broadcast(Announced(self.version, self._told_at))
+        for channel in self.pool.channels:
+            channel.send(Announced(self.scheduler.version, self._told_at))
 
     def _on_messages(self, worker: int, messages: list[Message]) -> None:
         try:
             for message in messages:
                 if isinstance(message, Pulse):
                     # Each worker looks at the engines for itself; the latest word counts.
-                    self.scheduler.table.slots.out = set(message.engines_out)
+                    slots = self.scheduler.table.slots
+                    slots.out = slots.engines.keys() - message.in_rotation
                     self.reporter.pulse(message)
                 elif isinstance(message, FinishedRollout) and not self.finished.done():
                     self.scheduler.finish(message)
@@ -223,11 +216,12 @@ class Actor:
         self.writer.put(topic, [sample.to_record() for sample in samples])
 
     def _finished_evaluation(self, evaluation: EvaluationPass) -> None:
-        self.reporter.finished_evaluation(evaluation, self.version)
+        self.reporter.finished_evaluation(evaluation, self.scheduler.version)
         self._snapshot()  # or a resume would evaluate this version again
 
     def _snapshot(self) -> None:
-        self.snapshots.save(self.version, self.scheduler.state_dict() | {"domain": self.domain.checkpoint()})
+        state = self.scheduler.state_dict() | {"domain": self.domain.checkpoint()}
+        self.snapshots.save(self.scheduler.version, state)
 
     async def _check_regularly(self) -> None:
         """Deadlines of waits that end through somebody else: the trainer's news, a worker's pulse."""
@@ -249,7 +243,7 @@ class Actor:
         if not self.scheduler.table.active and slots.out >= set(slots.engines):
             name, detail = "an engine in rotation", f"out are {', '.join(sorted(slots.out))}"
         elif self.scheduler.waits_for_trainer:
-            name = f"a weight version after {self.version} from the trainer"
+            name = f"a weight version after {self.scheduler.version} from the trainer"
             discarded = self.scheduler.discarded
             detail = f"{budget.reserved:.0f} texts reserved, {discarded} discarded, bound {budget.bound}"
         # One wait as long as its reason stays the same, however often it is looked at.

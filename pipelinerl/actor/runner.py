@@ -61,6 +61,7 @@ class RolloutRunner:
         started = time.monotonic()
         rollout = FinishedRollout(key=assignment.key, ending=Ending.FAILED)
         try:
+            # Around all tries: a rollout that is tried for ever holds up its group, which grows too old.
             async with asyncio.timeout(self._deadline_s) as deadline:
                 await self._with_retries(assignment, rollout)
         except asyncio.CancelledError as error:

@@ -51,5 +51,6 @@ class ProblemSampler:
                 f"the snapshot was drawn with seed {state['seed']}, the configuration says {self.seed}"
             )
         self.drawn = int(state["drawn"])
+        # Without it the snapshot is from before `domain_mix` was set: the shares are counted from now on.
         if self.mixture is not None and "mixture" in state:
             self.mixture.load_state_dict(state["mixture"])

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelinerl.actor.budget import LagBudget
-from pipelinerl.actor.difficulty import difficulty_penalty
-from pipelinerl.actor.evaluation import EvaluationPass, EvaluationSchedule
-from pipelinerl.actor.failures import FailureMonitor, judge
+from pipelinerl.actor.difficulty import scale_penalties
+from pipelinerl.actor.evaluation import EvaluationPass
+from pipelinerl.actor.failures import FailureMonitor, is_lost
 from pipelinerl.actor.groups import Group, GroupTable, Start
 from pipelinerl.actor.messages import Assignment, Ending, FinishedRollout
 from pipelinerl.actor.problems import Problem, payload
@@ -59,9 +59,10 @@ class Scheduler:
         self.cfg, self.run_id, self.table, self.budget = cfg, run, table, budget
         self.accounting, self.effects = accounting, effects
         self.sampler = ProblemSampler(train, cfg.seed, cfg.actor.domain_mix)
-        self.evaluation = EvaluationSchedule(cfg.eval_every_n_versions, cfg.eval_at_end, test)
         self.failures = FailureMonitor(cfg.actor.max_failed_fraction)
-        self.penalty = difficulty_penalty(cfg)
+        self.test = test
+        self.last_evaluated: int | None = None
+        """Version of the last complete pass over the test problems."""
         self.version, self.discarded, self.processed = version, 0, 0
         self._on_error = cfg.actor.on_rollout_error
         self.training_done = False
@@ -78,16 +79,17 @@ class Scheduler:
         under_way = [(g.number, g.problem) for g in self.table.groups.values() if g.training]
         return {
             "sampler": self.sampler.state_dict(),
-            "evaluation": self.evaluation.state_dict(),
+            "evaluation": {"last": self.last_evaluated},
             "groups_opened": self.groups_opened,
             "under_way": [*under_way, *self._again],
-            "recent_texts": self.budget.recent,
+            "recent_texts": list(self.budget.recent),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Call before the first rollout. The budget takes its part when it is made."""
         self.sampler.load_state_dict(state["sampler"])
-        self.evaluation.load_state_dict(state["evaluation"])
+        self.last_evaluated = state["evaluation"]["last"]
+        # What is made anew keeps its number and counts here already, so no number is given to two problems.
         self.groups_opened = int(state["groups_opened"])
         self._again = deque((int(number), int(problem)) for number, problem in state["under_way"])
 
@@ -107,7 +109,7 @@ class Scheduler:
             self.training_done
             and self.running_pass is None
             and not self.table.active
-            and not self.evaluation.due_at_end(self.version)
+            and not self._evaluation_due()
         )
 
     @property
@@ -151,7 +153,7 @@ class Scheduler:
     def _open_next(self) -> bool:
         """Open the next group, if any may start."""
         if self.running_pass is None and self._evaluation_due():
-            self.running_pass = EvaluationPass(self.version, len(self.evaluation.problems))
+            self.running_pass = EvaluationPass(self.version, len(self.test))
             self._next_test_problem = 0
         if self.running_pass is not None:
             # New training groups wait, so that the pass sees few versions; those that run go on.
@@ -167,9 +169,14 @@ class Scheduler:
         return True
 
     def _evaluation_due(self) -> bool:
+        """At the first version, then every so many samples of training (0 never), and at the end."""
+        last, every = self.last_evaluated, self.cfg.eval_every_n_versions
+        if not self.test:
+            return False
         if self.training_done:
-            return self.evaluation.due_at_end(self.version)
-        return self.evaluation.due(self.version)
+            return self.cfg.eval_at_end and last != self.version
+        # From the last pass and not in multiples: after a pass that took long the next is not due at once.
+        return every > 0 and (last is None or self.version >= last + every)
 
     def _open_test_problem(self, current: EvaluationPass) -> bool:
         number = self._next_test_problem
@@ -177,7 +184,7 @@ class Scheduler:
             return False
         self._next_test_problem += 1
         id_ = f"{self.run_id}-eval{current.version}-{number}"
-        pickled = payload(self.evaluation.problems[number], number)
+        pickled = payload(self.test[number], number)
         self.table.open(Group(id_, number, number, pickled, 1, False, self.version))
         return True
 
@@ -221,12 +228,12 @@ class Scheduler:
                 self.budget.observe(len(rollout.samples))
         group, current = start.group, self.running_pass
         assert current is not None
-        current.add(group.problem, rollout)
-        self.table.close(group)
+        current.rollouts[group.problem] = rollout
+        del self.table.groups[group.id]
         if rollout.samples:
             self.effects.publish(group, rollout.samples)
         if current.complete:
-            self.evaluation.last = current.version
+            self.last_evaluated = current.version
             self.running_pass = None
             self.effects.finished_evaluation(current)
 
@@ -235,7 +242,7 @@ class Scheduler:
         self.budget.rollout_finished(len(rollout.samples))
         if rollout.ending is Ending.FAILED:
             self.accounting.record(Outcome.FAILED, [name], rollout.reason)
-            if self._hopeless(group):
+            if is_lost(group, self._on_error):
                 # What will not start must not hold a place in the budget, or the run would wait for it.
                 self.budget.rollouts_cancelled(self.table.cut_short(group))
         elif rollout.ending is Ending.EMPTY:
@@ -243,27 +250,27 @@ class Scheduler:
         if group.complete:
             self._close(group)
 
-    def _hopeless(self, group: Group) -> bool:
-        """Whether failures already decide that the group will not be published."""
-        failed = sum(rollout.ending is Ending.FAILED for rollout in group.finished.values())
-        return self._on_error == "discard_group" or group.attempts - failed < min(2, group.attempts)
-
     def _close(self, group: Group) -> None:
-        self.table.close(group)
+        del self.table.groups[group.id]
         self.groups_finished += 1
-        if self.penalty is not None:  # needs the solve rate, so the whole group
-            self.penalty.apply(group.finished.values())
-        verdict = judge(group, self._on_error)
-        count = sum(len(rollout.samples) for rollout in group.finished.values())
-        self.budget.group_finished(count, count if verdict.publish else 0)
-        domain = next((rollout.domain for rollout in group.finished.values()), None)
-        self.sampler.record_completion(domain)  # dropped or not: a domain that fails is not drawn ever more
+        rollouts = list(group.finished.values())
+        if self.cfg.actor.difficulty_aware_penalty.enabled:  # needs the solve rate, so the whole group
+            scale_penalties(rollouts, self.cfg)
+        lost = is_lost(group, self._on_error)
+        count = sum(len(rollout.samples) for rollout in rollouts)
+        self.budget.group_finished(count, 0 if lost else count)
+        self.sampler.record_completion(rollouts[0].domain)  # dropped too, or what fails is drawn ever more
         self.effects.finished_group(group)
-        if verdict.publish:
+        if lost:
+            # Its good rollouts go with it, for the reason of the first that failed.
+            cause = next(rollout.reason for rollout in rollouts if rollout.ending is Ending.FAILED)
+            done = [
+                f"{group.id}/{i}" for i, rollout in group.finished.items() if rollout.ending is Ending.DONE
+            ]
+            self.accounting.record(Outcome.FAILED, done, f"group_discarded: {cause}")
+        elif count:
             self.published_texts += count
             # Shuffled, because a step that has room for a part of the group takes its first rollouts.
             order = sorted(group.finished)
             random.Random(f"shuffle:{self.cfg.seed}:{group.number}").shuffle(order)
             self.effects.publish(group, [sample for i in order for sample in group.finished[i].samples])
-        elif verdict.reason:
-            self.accounting.record(Outcome.FAILED, group.rollout_ids([Ending.DONE]), verdict.reason)

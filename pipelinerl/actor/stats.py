@@ -6,8 +6,6 @@ Nothing here reads a clock: times come in.
 
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -18,14 +16,14 @@ LAGS_KEPT = 100_000
 """Delays of event loops between two records: a quarter of an hour of one worker, a minute of sixteen."""
 
 
-def describe(values: Sequence[float], name: str, *, extremes: bool = True) -> dict[str, float]:
+def describe(values: Sequence[float], name: str) -> dict[str, float]:
     """`<name>_mean`, and `_max`, `_min`, `_var` (population variance) unless all values are equal."""
     if not len(values):
         return {}
     array = np.asarray(values, np.float64)
     variance = float(array.var())
     described = {f"{name}_mean": float(array.mean())}
-    if extremes and variance > 0:
+    if variance > 0:
         described |= {
             f"{name}_max": float(array.max()),
             f"{name}_min": float(array.min()),
@@ -34,24 +32,24 @@ def describe(values: Sequence[float], name: str, *, extremes: bool = True) -> di
     return described
 
 
-@dataclass
-class _Pool:
+class _Pool(defaultdict[str, list[float]]):
     """Values by metric."""
 
-    values: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    def __init__(self) -> None:
+        super().__init__(list)
 
     def add(self, rollout: FinishedRollout) -> None:
         for name, value in rollout.metrics.items():
-            self.values[name].extend(value if isinstance(value, list) else [value])
+            self[name].extend(value if isinstance(value, list) else [value])
         samples = rollout.samples
-        self.values["overflow"].append(float(any(not sample.finished for sample in samples)))
-        self.values["num_turns"].append(float(len(samples)))
-        self.values["prompt_tokens"].extend(sample.prompt_tokens for sample in samples)
-        self.values["output_tokens"].extend(sample.output_tokens for sample in samples)
+        self["overflow"].append(float(any(not sample.finished for sample in samples)))
+        self["num_turns"].append(float(len(samples)))
+        self["prompt_tokens"].extend(sample.prompt_tokens for sample in samples)
+        self["output_tokens"].extend(sample.output_tokens for sample in samples)
 
     def describe(self, prefix: str = "") -> dict[str, float]:
         described: dict[str, float] = {}
-        for name, values in self.values.items():
+        for name, values in self.items():
             described |= describe(values, prefix + name)
         return described
 
@@ -105,9 +103,9 @@ class GroupStats:
         record = self._all.describe(prefix)
         for part, pool in self._parts.items():
             record |= pool.describe(f"{part}/")
-        record |= describe(self._latencies, f"{prefix}latency") | describe(
-            self._versions, f"{prefix}model_version"
-        )
+        # After the pools: a domain's own metric of one of these names must not be mixed in.
+        record |= describe(self._latencies, f"{prefix}latency")
+        record |= describe(self._versions, f"{prefix}model_version")
         if self._overlong_success:
             record[f"{prefix}success_given_overlong"] = float(np.mean(self._overlong_success))
         if self._group_success:
@@ -122,41 +120,33 @@ class GroupStats:
         return record
 
 
-@dataclass(frozen=True)
-class _GroupTotals:
-    time_s: float
-    samples: int
-    prompt_tokens: int
-    output_tokens: int
-
-
 class Throughput:
     """Rates over the last `window` groups."""
 
     def __init__(self, window: int, start_s: float):
-        self._groups: deque[_GroupTotals] = deque(maxlen=window)
+        self._groups: deque[tuple[float, int, int, int]] = deque(maxlen=window)
+        """When a group was complete; its samples, their prompt tokens and their output tokens."""
         self._before_s = start_s
 
     def add_group(self, rollouts: Iterable[FinishedRollout], now_s: float) -> None:
         # The window begins when the group before it was complete, or one group would have no duration.
         if len(self._groups) == self._groups.maxlen:
-            self._before_s = self._groups[0].time_s
+            self._before_s = self._groups[0][0]
         samples = [sample for rollout in rollouts for sample in rollout.samples]
         prompt, output = sum(s.prompt_tokens for s in samples), sum(s.output_tokens for s in samples)
-        self._groups.append(_GroupTotals(now_s, len(samples), prompt, output))
+        self._groups.append((now_s, len(samples), prompt, output))
 
     def rates(self, now_s: float) -> dict[str, float]:
         """Per second; empty before the first group."""
         elapsed = now_s - self._before_s
         if not self._groups or elapsed <= 0:
             return {}
-        prompt = sum(group.prompt_tokens for group in self._groups)
-        output = sum(group.output_tokens for group in self._groups)
+        samples, prompt, output = (sum(column) / elapsed for column in list(zip(*self._groups))[1:])
         return {
-            "samples_per_second": sum(group.samples for group in self._groups) / elapsed,
-            "prompt_tokens_per_second": prompt / elapsed,
-            "output_tokens_per_second": output / elapsed,
-            "total_tokens_per_second": (prompt + output) / elapsed,
+            "samples_per_second": samples,
+            "prompt_tokens_per_second": prompt,
+            "output_tokens_per_second": output,
+            "total_tokens_per_second": prompt + output,
         }
 
 
@@ -184,7 +174,7 @@ class LoopLagStats:
 def domain_mix(completed: Mapping[str, int], targets: Mapping[str, float]) -> dict[str, float]:
     """Counts and shares of completed groups by domain, beside the wanted shares."""
     total = sum(completed.get(domain, 0) for domain in targets)
-    record: dict[str, Any] = {}
+    record: dict[str, float] = {}
     for domain, target in targets.items():
         count = completed.get(domain, 0)
         record[f"domain_mix_count/{domain}"] = float(count)

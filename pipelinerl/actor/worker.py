@@ -77,15 +77,15 @@ class Worker:
         self._index, self._channel, self._fleet, self._runner = index, channel, fleet, runner
         self._news, self._frozen = news, frozen
         self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._lag = LoopLag()
 
-    async def serve(self, engines: list[str]) -> None:
+    async def serve(self) -> None:
         """Until the scheduler says stop or is gone."""
-        lag = LoopLag()
-        lag.start()
+        self._lag.start()
         # What was loaded so far lives as long as the process; a collection need not look at it again.
         gc.collect()
         gc.freeze()
-        pulse = asyncio.create_task(self._pulse(lag, engines), name="pulse")
+        pulse = asyncio.create_task(self._pulse(), name="pulse")
         self._channel.send(Hello(self._index))
         # None: the scheduler is gone, and with it everybody who could want an answer.
         while (messages := await self._channel.receive()) is not None:
@@ -97,10 +97,13 @@ class Worker:
                 if count % STARTS_PER_TURN == 0:
                     await asyncio.sleep(0)
         pulse.cancel()
-        lag.stop()
+        self._lag.stop()
         # Rollouts end before the totals are sent, so that the last pulse counts the requests they gave up.
-        await self._cancel(list(self._tasks))
-        self._channel.send(self._state(lag, engines))
+        tasks = list(self._tasks.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        self._send_pulse()
 
     def _handle(self, message: Message) -> None:
         if isinstance(message, Assignment):
@@ -129,26 +132,20 @@ class Worker:
         finally:
             del self._tasks[assignment.key]
 
-    async def _cancel(self, keys: list[int]) -> None:
-        tasks = [self._tasks[key] for key in keys]
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-
-    async def _pulse(self, lag: LoopLag, engines: list[str]) -> None:
+    async def _pulse(self) -> None:
         while True:
             await asyncio.sleep(PULSE_S)
-            self._channel.send(self._state(lag, engines))
+            self._send_pulse()
 
-    def _state(self, lag: LoopLag, engines: list[str]) -> Pulse:
-        rotation = set(self._fleet.in_rotation)
-        out = [engine for engine in engines if engine not in rotation]
-        return Pulse(self._index, lag.take(), out, self._fleet.counts.as_dict())
+    def _send_pulse(self) -> None:
+        rotation, requests = self._fleet.in_rotation, self._fleet.counts.as_dict()
+        self._channel.send(Pulse(self._index, self._lag.take(), rotation, requests))
 
 
 def sampling_parameters(parameters: SamplingParameters) -> dict[str, Any]:
     """`max_tokens`, `temperature`, and what differs from plain sampling."""
     always = {"max_tokens": parameters.max_tokens, "temperature": parameters.temperature}
+    # Defaults are left out: an engine that does not know a parameter need not be asked for its default.
     return always | parameters.model_dump(exclude_defaults=True)
 
 
@@ -221,7 +218,7 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
         # A plain function occupies a thread for as long as its rollout runs, so there is one for each slot.
         threads = cfg.actor.llm_max_rollouts * len(engines)
         runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, cfg.actor, threads)
-        await Worker(index, channel, fleet, runner, news, frozen).serve(engines)
+        await Worker(index, channel, fleet, runner, news, frozen).serve()
 
 
 def main() -> int:

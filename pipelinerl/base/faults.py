@@ -113,11 +113,10 @@ def _consider(fault: Fault, point: str) -> None:
 def _taken(fault: Fault) -> bool:
     """Whether the fault has happened already, in this or another process."""
     try:
-        descriptor = os.open(fault.folder / HIT, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o644)
+        with (fault.folder / HIT).open("x") as file:  # of several processes one makes it
+            file.write(f"{os.getpid()}\n")
     except FileExistsError:
         return True
-    os.write(descriptor, f"{os.getpid()}\n".encode())
-    os.close(descriptor)
     return False
 
 

@@ -10,7 +10,7 @@ import http.client
 import json
 import socket
 from typing import Any
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 
 class CallFailed(RuntimeError):
@@ -89,12 +89,8 @@ def call(method: str, url: str, path: str, deadline_s: float, body: Any = None) 
 
 def get_or_none(url: str, deadline_s: float, body: Any = None) -> bytes | None:
     """The body of a 200 answer to a GET, or to a POST of a JSON `body`; None for anything else."""
-    parts = urlsplit(url)
-    server, path = (
-        f"{parts.scheme}://{parts.netloc}",
-        urlunsplit(("", "", parts.path or "/", parts.query, "")),
-    )
+    path = urlsplit(url)._replace(scheme="", netloc="").geturl() or "/"
     try:
-        return call("GET" if body is None else "POST", server, path, deadline_s, body)
+        return call("GET" if body is None else "POST", url.removesuffix(path), path, deadline_s, body)
     except CallFailed:
         return None

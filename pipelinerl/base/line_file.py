@@ -6,8 +6,10 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+from pipelinerl.base.closing import Closing
 
-class LineFile:
+
+class LineFile(Closing):
     """Appends whole lines; the half line of a killed predecessor is ended first."""
 
     def __init__(self, path: Path) -> None:

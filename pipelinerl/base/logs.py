@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
-_ours: list[logging.Handler] = []
 
 
 class _LogFile(logging.FileHandler):
@@ -31,32 +30,19 @@ def log_path(output_dir: Path, role: str, process: str = "") -> Path:
     return Path(output_dir) / role / f"{process or Path(role).name}.log"
 
 
-def setup_logging(output_dir: Path, role: str, process: str = "", level: str = "INFO") -> Path:
+def setup_logging(output_dir: Path, role: str, process: str = "") -> Path:
     """Send this process's log to its own file (appending), warnings and errors also to stderr.
 
     `process` names a worker (`worker_3`). Calling it again replaces what the first call set up, so that a
-    forked worker does not write into its parent's file. Raises ValueError for an unknown level.
+    forked worker does not write into its parent's file.
     """
-    number = logging.getLevelNamesMapping().get(level.upper())
-    if number is None:
-        raise ValueError(f"log level {level!r} is not known; use DEBUG, INFO, WARNING or ERROR")
     path = log_path(output_dir, role, process)
     path.parent.mkdir(parents=True, exist_ok=True)
-    root = logging.getLogger()
-    for handler in list(root.handlers):
-        if handler in _ours:
-            root.removeHandler(handler)
-            handler.close()
-    _ours.clear()
     console = logging.StreamHandler(sys.stderr)
     console.setLevel(logging.WARNING)
-    handlers: list[logging.Handler] = [_LogFile(path), console]
-    for handler in handlers:
-        handler.setFormatter(logging.Formatter(_FORMAT))
-        _ours.append(handler)
-        root.addHandler(handler)
-    root.setLevel(number)
+    # `force` drops what an earlier call or the parent process has set up.
+    logging.basicConfig(format=_FORMAT, level=logging.INFO, handlers=[_LogFile(path), console], force=True)
     # One line per request or per file would bury everything else.
     for noisy in ("aiohttp.access", "asyncio", "urllib3", "matplotlib", "wandb"):
-        logging.getLogger(noisy).setLevel(max(number, logging.WARNING))
+        logging.getLogger(noisy).setLevel(logging.WARNING)
     return path

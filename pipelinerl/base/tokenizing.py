@@ -106,23 +106,33 @@ def _text_after_reply(
     is enough for a template that was seen to write the same after it as after the whole dialogue; that is
     looked at once for each sequence of roles.
     """
+
+    def rendered_after(before: Sequence[Message]) -> str:
+        reply = {"role": "assistant", "content": _PLACEHOLDER}
+        text = render_chat(tokenizer, [*before, reply, *messages], template_kwargs=template_kwargs)
+        _, found, rest = text.rpartition(_PLACEHOLDER)
+        if not found:
+            raise ValueError(
+                "the chat template does not keep an assistant's reply, so a dialogue cannot be continued"
+            )
+        return rest
+
     recent = _last_exchange(earlier)
     if len(recent) == len(earlier):
-        return _render_after_reply(tokenizer, earlier, messages, template_kwargs)
+        return rendered_after(earlier)
     roles = tuple(message["role"] for message in (*recent, *messages))
     key = (str(tokenizer.chat_template), repr(template_kwargs), roles)
     if key not in _needs_whole_dialogue:
-        whole = _render_after_reply(tokenizer, earlier, messages, template_kwargs)
+        whole = rendered_after(earlier)
         try:
-            alone = _render_after_reply(tokenizer, recent, messages, template_kwargs)
+            alone = rendered_after(recent)
         except (TemplateError, ValueError):  # a template may refuse a dialogue that begins in the middle
             alone = None
         if len(_needs_whole_dialogue) >= _ROLES_REMEMBERED:
             _needs_whole_dialogue.clear()
         _needs_whole_dialogue[key] = alone != whole
         return whole
-    needed = earlier if _needs_whole_dialogue[key] else recent
-    return _render_after_reply(tokenizer, needed, messages, template_kwargs)
+    return rendered_after(earlier if _needs_whole_dialogue[key] else recent)
 
 
 def _last_exchange(messages: Sequence[Message]) -> Sequence[Message]:
@@ -130,19 +140,3 @@ def _last_exchange(messages: Sequence[Message]) -> Sequence[Message]:
     start = max((i for i, message in enumerate(messages) if message["role"] == "user"), default=0)
     system = [message for message in messages[: min(start, 1)] if message["role"] == "system"]
     return [*system, *messages[start:]]
-
-
-def _render_after_reply(
-    tokenizer: PreTrainedTokenizerFast,
-    earlier: Sequence[Message],
-    messages: Sequence[Message],
-    template_kwargs: dict[str, Any] | None,
-) -> str:
-    reply = {"role": "assistant", "content": _PLACEHOLDER}
-    rendered = render_chat(tokenizer, [*earlier, reply, *messages], template_kwargs=template_kwargs)
-    _, found, rest = rendered.rpartition(_PLACEHOLDER)
-    if not found:
-        raise ValueError(
-            "the chat template does not keep an assistant's reply, so a dialogue cannot be continued"
-        )
-    return rest

@@ -23,14 +23,7 @@ class WaitExpired(TimeoutError):
     """A wait passed its deadline. `name` says which one, `deadline_s` how long it was allowed to last."""
 
     def __init__(self, name: str, deadline_s: float, detail: str = "") -> None:
-        self.name = name
-        self.deadline_s = deadline_s
-        self.detail = detail
         super().__init__(f"waited {deadline_s:g} s for {name}" + (f": {detail}" if detail else ""))
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        # Exceptions travel between worker processes; the default reduction would lose the arguments.
-        return (type(self), (self.name, self.deadline_s, self.detail))
 
 
 class Wait:

@@ -38,18 +38,18 @@ class StepRollouts:
             chosen = self.trained if has_weight else self.stale if is_stale else self.unweighted
             chosen.add(rollout_id(group, rollout))
 
-    def close(self, ledger: RolloutLog) -> None:
+    def close(self, rollout_log: RolloutLog) -> None:
         """The update took place: write down the ends of its rollouts."""
-        ledger.record(Outcome.TRAINED, sorted(self.trained))
-        ledger.record(Outcome.STALE, sorted(self.stale), "max_lag")
-        ledger.record(Outcome.FILTERED, sorted(self.unweighted), "no_weight")
+        rollout_log.record(Outcome.TRAINED, sorted(self.trained))
+        rollout_log.record(Outcome.STALE, sorted(self.stale), "max_lag")
+        rollout_log.record(Outcome.FILTERED, sorted(self.unweighted), "no_weight")
 
 
 class StaleInQueue(Closing):
     """Texts that preprocess drops as too old before the trainer gets them; a context manager."""
 
     def __init__(self, output_dir: Path) -> None:
-        spec = discarded_stream(output_dir, "preprocess")
+        spec = discarded_stream(output_dir)
         self._reader = read_stream(spec, stream_end(spec))
         self._last = 0
 

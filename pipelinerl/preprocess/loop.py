@@ -253,21 +253,22 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
     _warn_about_role_weights(cfg.finetune.rl)
     with (
         os.fdopen(os.eventfd(0, os.EFD_NONBLOCK), "rb", buffering=0) as news,
-        TrainerState(output_dir, lambda: os.eventfd_write(news.fileno(), 1)) as state,
-        RolloutLog(output_dir, "preprocess") as ledger,
+        TrainerState(output_dir) as state,
+        RolloutLog(output_dir, "preprocess") as rollout_log,
         StatusFile(output_dir, "preprocess") as status,
         write_to_streams(out) as training_data,
         write_to_streams(SingleStreamSpec(output_dir, "preprocessor_stats")) as stats,
     ):
+        state.subscribe(lambda: os.eventfd_write(news.fileno(), 1))
         vocabulary, scorer = model_vocabulary(cfg.policy_path), reference_scorer(cfg)
         state.wait_for_version(_start_deadline_s(cfg))
         session = ResumePoint.read(output_dir)  # written before the first version is announced
-        discarded = DiscardedTexts(output_dir, "preprocess")
+        discarded = DiscardedTexts(output_dir)
         preprocess = Preprocess(
             cfg,
             Keeper(cfg, output_dir, session),
             state,
-            SampleAccounting(ledger, discarded),
+            SampleAccounting(rollout_log, discarded),
             session,
             training_data,
             vocabulary,

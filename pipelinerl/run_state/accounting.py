@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import enum
 import time
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import msgspec
 
-from pipelinerl.base.closing import Closing
 from pipelinerl.base.line_file import LineFile, LineTail
 from pipelinerl.run_state.rollout_table import RolloutTable
 
@@ -82,11 +82,11 @@ def log_size(output_dir: Path, role: str) -> int:
     return path.stat().st_size if path.exists() else 0
 
 
-class RolloutLog(Closing):
+class RolloutLog(LineFile):
     """One role's records. Lines are appended whole, so several processes of a role may share a file."""
 
     def __init__(self, output_dir: Path, role: str) -> None:
-        self._file = LineFile(log_path(output_dir, role))
+        super().__init__(log_path(output_dir, role))
 
     def record(self, outcome: Outcome, rollouts: Iterable[str] = (), reason: str = "") -> None:
         """Append one line for these rollouts; nothing for none, unless it is about a resume."""
@@ -94,7 +94,7 @@ class RolloutLog(Closing):
         names = list(rollouts)
         if names or outcome in _OF_A_RESUME:
             entry = _Record(Outcome(outcome), names, reason, round(time.time(), 3))
-            self._file.append(msgspec.json.encode(entry))
+            self.append(msgspec.json.encode(entry))
 
     def undo_after(self, end: int) -> int:
         """Roll back the ends recorded behind byte `end`; returns how many rollouts they were.
@@ -103,7 +103,7 @@ class RolloutLog(Closing):
         """
         # Killed before that line, the next start finds the same names here; after it, none are left.
         names: dict[str, None] = {}
-        for entry in _records(LineTail(self._file.path, offset=end)):
+        for entry in _records(LineTail(self.path, offset=end)):
             if entry is None:
                 continue
             # An earlier resume from the same checkpoint has rolled these back already.
@@ -114,9 +114,6 @@ class RolloutLog(Closing):
                 names.update(dict.fromkeys(entry.rollouts))
         self.record(Outcome.UNDONE, names)
         return len(names)
-
-    def close(self) -> None:
-        self._file.close()
 
 
 @dataclass(frozen=True)
@@ -200,16 +197,19 @@ class RolloutAccounting:
                 else:
                     self._enter(entry.outcome, entry.rollouts, entry.reason)
         training, evaluation = self._training, self._evaluation
-        ends, reasons = _by_outcome(training, TRAINING_ENDS)
-        eval_ends, eval_reasons = _by_outcome(evaluation, EVAL_ENDS)
+        ends, reasons = Counter[Outcome](), dict[Outcome, dict[str, int]]()
+        for (outcome, reason), n in [*training.by_reason().items(), *evaluation.by_reason().items()]:
+            ends[outcome] += n
+            if reason:
+                reasons.setdefault(outcome, {})[reason] = n
         return RolloutCounts(
             started=training.started,
-            ends=ends,
+            ends={outcome: ends[outcome] for outcome in TRAINING_ENDS},
             unfinished=training.unfinished,
             eval_started=evaluation.started,
-            eval_ends=eval_ends,
+            eval_ends={outcome: ends[outcome] for outcome in EVAL_ENDS},
             eval_unfinished=evaluation.unfinished,
-            reasons=reasons | eval_reasons,
+            reasons=reasons,
             never_started=(*sorted(training.unknown), *sorted(evaluation.unknown)),
             started_twice=(*sorted(training.twice), *sorted(evaluation.twice)),
             # An incomplete last line counts as long as it is the last one.
@@ -235,21 +235,10 @@ class RolloutAccounting:
             case Outcome.UNDONE:
                 self._training.undo(rollouts)
             case Outcome.REPLAYED:
+                # What an earlier resume kept has ended since, or is among these, or is discarded.
                 self._training.replayed = set(rollouts)
             case _:
                 self._training.end(outcome, rollouts, reason)
-
-
-def _by_outcome(
-    table: RolloutTable[Outcome], ends: tuple[Outcome, ...]
-) -> tuple[dict[Outcome, int], dict[Outcome, dict[str, int]]]:
-    """Rollouts by outcome, and by outcome and reason."""
-    counts, reasons = dict.fromkeys(ends, 0), dict[Outcome, dict[str, int]]()
-    for (outcome, reason), n in table.by_reason().items():
-        counts[outcome] += n
-        if reason:
-            reasons.setdefault(outcome, {})[reason] = n
-    return counts, reasons
 
 
 def reconcile(output_dir: Path) -> RolloutCounts:

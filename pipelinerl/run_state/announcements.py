@@ -1,6 +1,6 @@
 """What the trainer tells the others, and the view of it that actor, preprocess and launcher keep.
 
-Three messages travel over `weight_update_request` (trainer to all), and every process that drops texts
+Three messages travel over `weight_update_request` (trainer to all), and preprocess, which drops texts,
 publishes cumulative counts by reason over `discarded`, because the lag budget has to get them back. Both
 topics speak about the processes running now: `forget_announcements` empties them before the roles of a new or
 resumed run start.
@@ -11,7 +11,6 @@ from __future__ import annotations
 import os
 import threading
 import time
-from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -25,8 +24,6 @@ from pipelinerl.streams import SingleStreamSpec, read_stream, remove_stream, wai
 
 TRAINER_TOPIC = "weight_update_request"
 DISCARDED_TOPIC = "discarded"
-# A partition takes one writer, so each process that drops texts has its own.
-DISCARDED_PARTITIONS = {"preprocess": 0, "finetune": 1, "actor": 2}
 
 
 class _Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="kind", forbid_unknown_fields=True):
@@ -65,9 +62,8 @@ def trainer_stream(output_dir: Path) -> SingleStreamSpec:
     return SingleStreamSpec(output_dir, TRAINER_TOPIC)
 
 
-def discarded_stream(output_dir: Path, role: str) -> SingleStreamSpec:
-    """`role` is preprocess, finetune or actor."""
-    return SingleStreamSpec(output_dir, DISCARDED_TOPIC, partition=DISCARDED_PARTITIONS[role])
+def discarded_stream(output_dir: Path) -> SingleStreamSpec:
+    return SingleStreamSpec(output_dir, DISCARDED_TOPIC)
 
 
 def forget_announcements(output_dir: Path) -> None:
@@ -144,10 +140,10 @@ class AnnouncedVersion(Closing):
 
 
 class DiscardedTexts(Closing):
-    """One process's cumulative counts of texts it dropped, published on every change."""
+    """Cumulative counts of the texts that preprocess dropped, published on every change."""
 
-    def __init__(self, output_dir: Path, role: str) -> None:
-        self._stream = write_to_streams(discarded_stream(output_dir, role))
+    def __init__(self, output_dir: Path) -> None:
+        self._stream = write_to_streams(discarded_stream(output_dir))
         self.counts: dict[str, int] = {}
 
     def add(self, reason: str, texts: int) -> None:
@@ -166,22 +162,19 @@ class DiscardedTexts(Closing):
 class TrainerState(Closing):
     """The latest word of the trainer, kept by a background thread; a context manager.
 
-    Reading a property after that thread failed raises its error. `on_change` is called from that thread after
-    every change (use call_soon_threadsafe), as are those who subscribe.
+    Reading a property after that thread failed raises its error.
     """
 
-    def __init__(self, output_dir: Path, on_change: Callable[[], None] | None = None) -> None:
+    def __init__(self, output_dir: Path) -> None:
         self._changed = threading.Condition()
         self._wake = os.eventfd(0)  # ends the thread's wait when the state is closed
         self._stopping = False
         self._error: BaseException | None = None
         self._heard = _Heard()
-        self._discarded: dict[str, dict[str, int]] = {}
-        self._on_change: list[Callable[[], None]] = [on_change] if on_change else []
+        self._discarded = 0
+        self._on_change: Callable[[], None] | None = None
         self._trainer = read_stream(trainer_stream(output_dir))
-        self._others = {
-            role: read_stream(discarded_stream(output_dir, role)) for role in DISCARDED_PARTITIONS
-        }
+        self._preprocess = read_stream(discarded_stream(output_dir))
         self._thread = threading.Thread(target=self._follow, name="trainer-state", daemon=True)
         self._thread.start()
 
@@ -191,16 +184,16 @@ class TrainerState(Closing):
                 heard = self._heard
                 for record in self._trainer.read_available():
                     heard = heard.and_then(record)
-                rows = {role: reader.read_available() for role, reader in self._others.items()}
-                counts = {role: found[-1]["counts"] for role, found in rows.items() if found}
-                if heard is self._heard and not counts:
+                dropped = self._preprocess.read_available()
+                if heard is self._heard and not dropped:
                     # What comes between the look and this wait ends it at once.
-                    wait_any([self._trainer, *self._others.values()], timeout_s=1.0, wake=self._wake)
+                    wait_any([self._trainer, self._preprocess], timeout_s=1.0, wake=self._wake)
                     continue
                 # All at once: whoever sees a version also sees the refunds that were read with it.
                 with self._changed:
                     self._heard = heard
-                    self._discarded.update(counts)
+                    if dropped:
+                        self._discarded = sum(dropped[-1]["counts"].values())
                     self._changed.notify_all()
                 self._tell()
         except BaseException as error:  # handed to whoever reads the state
@@ -210,11 +203,12 @@ class TrainerState(Closing):
             self._tell()
 
     def _tell(self) -> None:
-        for callback in list(self._on_change):
-            callback()
+        if self._on_change is not None:
+            self._on_change()
 
     def subscribe(self, callback: Callable[[], None]) -> None:
-        self._on_change.append(callback)
+        """Call it after every change from now on, from the background thread (use call_soon_threadsafe)."""
+        self._on_change = callback
 
     def _checked(self) -> _Heard:
         if self._error is not None:
@@ -241,20 +235,16 @@ class TrainerState(Closing):
         return self._checked().done
 
     @property
-    def discarded(self) -> dict[str, int]:
-        """Texts dropped in this start of the run, by reason, summed over the processes that drop any."""
+    def discarded(self) -> int:
+        """Texts dropped in this start of the run, for whatever reason."""
         self._checked()
-        with self._changed:
-            return dict(sum(map(Counter, self._discarded.values()), Counter[str]()))
+        return self._discarded
 
-    def wait_for_version(self, deadline_s: float, at_least: int = 0) -> int:
-        """Block until a version of at least `at_least` is announced and return it; raises WaitExpired."""
-        with (
-            waiting(f"weight version {at_least} or later from the trainer", deadline_s) as wait,
-            self._changed,
-        ):
-            while (version := self._checked().version) is None or version < at_least:
-                wait.check(f"the last announced version is {version}" if wait.expired else "")
+    def wait_for_version(self, deadline_s: float) -> int:
+        """Block until a version is announced and return it; raises WaitExpired."""
+        with waiting("the first weight version from the trainer", deadline_s) as wait, self._changed:
+            while (version := self._checked().version) is None:
+                wait.check()
                 self._changed.wait(wait.remaining_s)
             return version
 
@@ -267,5 +257,5 @@ class TrainerState(Closing):
         # A thread that hangs in a callback keeps its descriptors: their numbers must not name other files.
         if not self._thread.is_alive():
             os.close(self._wake)
-            for reader in (self._trainer, *self._others.values()):
-                reader.close()
+            self._trainer.close()
+            self._preprocess.close()

@@ -9,7 +9,7 @@ import json
 from collections.abc import Iterable
 from pathlib import Path
 
-from pipelinerl.base.line_file import LineTail
+from pipelinerl.base.line_file import LineFile, LineTail
 
 
 def _path(output_dir: Path) -> Path:
@@ -18,16 +18,16 @@ def _path(output_dir: Path) -> Path:
 
 def ask_for_replacement(output_dir: Path, urls: Iterable[str], cause: str) -> None:
     """Name engines that must not serve any more, and why."""
-    path = _path(output_dir)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("a", encoding="utf-8") as file:
-        file.writelines(json.dumps({"url": url, "cause": cause}) + "\n" for url in urls)
+    with LineFile(_path(output_dir)) as file:
+        for url in urls:
+            file.append(json.dumps({"url": url, "cause": cause}).encode())
 
 
 class Replacements:
     """What was asked for since this was made; an earlier start's engines are gone."""
 
     def __init__(self, output_dir: Path) -> None:
+        # A resumed run starts all engines anew, often under the same URLs: old requests are not about them.
         self._tail = LineTail(_path(output_dir), from_end=True)
 
     def take(self) -> dict[str, str]:

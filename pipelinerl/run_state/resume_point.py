@@ -44,6 +44,7 @@ class ResumePoint:
         try:
             return cls(**json.loads(path.read_text()))
         except (OSError, TypeError, json.JSONDecodeError) as error:
+            # No default: an actor that began at 0 beside a resumed trainer would overrun the lag bound.
             raise ValueError(f"{path} is missing or damaged ({error}); start the run again") from error
 
 

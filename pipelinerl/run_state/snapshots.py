@@ -86,6 +86,7 @@ class Snapshots:
     def restore(self, version: int, shape: type[State]) -> State | None:
         """`newest` for a run that goes on from `version`; newer ones are removed, they are made anew."""
         for newer in self.versions():
+            # It is of an update that the checkpoint lacks: going on from it would skip what is trained anew.
             if newer > version:
                 self.path(newer).unlink()
         return self.newest(version, shape)

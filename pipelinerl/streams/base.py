@@ -105,10 +105,6 @@ class FlowControl:
     deadline_s: float = 3600.0
     """How long a writer waits for the slowest reader before WaitExpired says which one that is."""
 
-    def __post_init__(self) -> None:
-        if self.max_unread is not None and self.max_unread < 1:
-            raise ValueError(f"streams.max_unread={self.max_unread}: at least 1, or null for no bound")
-
 
 class PartitionWriter(Closing):
     """The single writer of one partition."""

@@ -16,12 +16,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.streams.base import (
-    EARLIEST,
-    FlowControl,
-    PartitionWriter,
-    StreamReader,
-)
+from pipelinerl.streams.base import EARLIEST, FlowControl, PartitionWriter, StreamReader
 from pipelinerl.streams.errors import CorruptRecord
 from pipelinerl.streams.file_writer import FileWriter
 from pipelinerl.streams.positions import ReaderMark
@@ -190,10 +185,7 @@ class FilesBackend:
     def __init__(
         self, segment_bytes: int = SEGMENT_BYTES, use_inotify: bool | None = None, **flow: Any
     ) -> None:
-        if segment_bytes < 1:
-            raise ValueError(f"segment_bytes must be at least 1, not {segment_bytes}")
-        self._segment_bytes = segment_bytes
-        self._use_inotify = use_inotify
+        self._segment_bytes, self._use_inotify = segment_bytes, use_inotify
         self._flow = FlowControl(**flow)
 
     def open_writer(self, spec: SingleStreamSpec, mode: str) -> PartitionWriter:

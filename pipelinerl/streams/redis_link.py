@@ -7,7 +7,6 @@ descriptor of its connection becomes readable when a record comes.
 from __future__ import annotations
 
 import threading
-from dataclasses import dataclass
 from typing import Any
 
 from pipelinerl.streams.errors import StreamError
@@ -27,22 +26,10 @@ ANSWER_DEADLINE_S = 20.0
 _READ_BYTES = 1 << 20
 
 
-@dataclass(frozen=True)
-class Address:
-    """Where a server listens and what it wants to hear."""
-
-    host: str
-    port: int
-    password: str | None = None
-
-    def __str__(self) -> str:
-        return f"{self.host}:{self.port}"
-
-
 class Refused(StreamError):
     """The server answered with an error; `code` is its first word."""
 
-    def __init__(self, address: Address, answer: str) -> None:
+    def __init__(self, address: str, answer: str) -> None:
         self.code = answer.partition(" ")[0]
         super().__init__(f"redis at {address} refuses: {answer}")
 
@@ -50,13 +37,15 @@ class Refused(StreamError):
 class RedisLink:
     """`call` may be used by several threads; `send`, `receive` and `readable` by one."""
 
-    def __init__(self, address: Address, client_name: str | None = None) -> None:
-        self.address = address
+    def __init__(
+        self, host: str, port: int, password: str | None = None, client_name: str | None = None
+    ) -> None:
+        self.address = f"{host}:{port}"
         self._lock = threading.Lock()
         self._connection = redis.Connection(
-            host=address.host,
-            port=address.port,
-            password=address.password,
+            host=host,
+            port=port,
+            password=password,
             client_name=client_name,
             socket_connect_timeout=CONNECT_DEADLINE_S,
             socket_timeout=ANSWER_DEADLINE_S,

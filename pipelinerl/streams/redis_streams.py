@@ -9,22 +9,17 @@ the writer dies. Topics for people (statistics, evaluation texts) stay on disk.
 from __future__ import annotations
 
 from collections import deque
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from pipelinerl.streams.base import (
-    EARLIEST,
-    FlowControl,
-    PartitionWriter,
-    StreamReader,
-)
+from pipelinerl.streams.base import EARLIEST, FlowControl, PartitionWriter, StreamReader
 from pipelinerl.streams.errors import CorruptRecord
 from pipelinerl.streams.files import FilesBackend
 from pipelinerl.streams.records import Tree, record_decoder, split_record
-from pipelinerl.streams.redis_link import Address, RedisLink
+from pipelinerl.streams.redis_link import RedisLink
 from pipelinerl.streams.redis_writer import FIELD, Keys, RedisWriter, ends, index_of
 from pipelinerl.streams.specs import SingleStreamSpec, check_plain, is_for_people
 
@@ -37,24 +32,18 @@ class RedisReader(StreamReader):
     """Keeps a blocking read at the server while nothing is there, so that a record wakes it at once."""
 
     def __init__(
-        self,
-        address: Address,
-        keys: Keys,
-        spec: SingleStreamSpec,
-        offset: int,
-        name: str,
-        side: RedisLink,
+        self, link: RedisLink, side: RedisLink, keys: Keys, spec: SingleStreamSpec, offset: int, name: str
     ) -> None:
-        self.spec, self._keys, self._name, self._side = spec, keys, name, side
+        """`link` is for the blocking read and is closed with the reader, `side` for short questions."""
+        self.spec, self._keys, self._name, self._link, self._side = spec, keys, name, link, side
         self._decode = record_decoder()
         self._fetched: deque[tuple[bytes, list[bytes]]] = deque()
         self._asked = False
         self._mean_bytes = _FETCH_BYTES
         self._marked = -1
-        if name:
-            check_plain("reader", name)
-        self._link = RedisLink(address)
         try:
+            if name:
+                check_plain("reader", name)
             self.position = self._seek(offset)
             self._epoch = self._current_epoch()
             self._mark()
@@ -180,34 +169,34 @@ class RedisBackend(FilesBackend):
         **flow: Any,
     ) -> None:
         super().__init__()
-        self._address = Address(host, port, password)
+        self._connect = partial(RedisLink, host, port, password)
         self._namespace = namespace
         # What is in memory has to be bounded and freed.
         self._redis_flow = FlowControl(**{"max_unread": 1024, "trim": True} | flow)
 
-    def _named(self, exp_path: Path) -> str:
-        return f"pipelinerl:{self._namespace or exp_path.absolute()}"
+    def _keys(self, spec: SingleStreamSpec) -> Keys:
+        return Keys(f"pipelinerl:{self._namespace or spec.exp_path.absolute()}", spec)
 
     @cached_property
     def _side(self) -> RedisLink:
         """The connection for short questions, shared by all readers of this process."""
-        return RedisLink(self._address)
+        return self._connect()
 
     def open_writer(self, spec: SingleStreamSpec, mode: str) -> PartitionWriter:
         if is_for_people(spec.topic):
             return super().open_writer(spec, mode)
-        return RedisWriter(self._address, self._named(spec.exp_path), spec, mode, self._redis_flow)
+        keys = self._keys(spec)
+        return RedisWriter(self._connect(keys.writer), keys, spec, mode, self._redis_flow)
 
     def open_reader(self, spec: SingleStreamSpec, offset: int, name: str) -> StreamReader:
         if is_for_people(spec.topic):
             return super().open_reader(spec, offset, name)
-        keys = Keys(self._named(spec.exp_path), spec)
-        return RedisReader(self._address, keys, spec, offset, name, self._side)
+        return RedisReader(self._connect(), self._side, self._keys(spec), spec, offset, name)
 
     def partitions(self, exp_path: Path) -> list[SingleStreamSpec]:
         """Those that have had a writer, and those on disk."""
         found = [spec for spec in super().partitions(exp_path) if is_for_people(spec.topic)]
-        for member in self._side.call("SMEMBERS", f"{self._named(exp_path)}:partitions"):
+        for member in self._side.call("SMEMBERS", self._keys(SingleStreamSpec(exp_path, "any")).partitions):
             topic, instance, partition = member.decode().split("/")
             found.append(SingleStreamSpec(exp_path, topic, int(instance), int(partition)))
         return found
@@ -216,13 +205,12 @@ class RedisBackend(FilesBackend):
         if is_for_people(topic):
             super().remove(exp_path, topic)
             return
-        namespace = self._named(exp_path)
         for spec in self.partitions(exp_path):
             if spec.topic == topic:
-                keys = Keys(namespace, spec)
+                keys = self._keys(spec)
                 self._side.call("DEL", keys.entries, keys.readers)
                 self._side.call("HINCRBY", keys.about, "epoch", 1)
-                self._side.call("SREM", f"{namespace}:partitions", str(spec))
+                self._side.call("SREM", keys.partitions, str(spec))
 
     def close(self) -> None:
         if "_side" in vars(self):

@@ -7,7 +7,7 @@ import hashlib
 from pipelinerl.streams.base import FlowControl, PartitionWriter
 from pipelinerl.streams.errors import StreamBusy, StreamError
 from pipelinerl.streams.records import Buffer, RecordEncoder, Tree
-from pipelinerl.streams.redis_link import Address, RedisLink, Refused
+from pipelinerl.streams.redis_link import RedisLink, Refused
 from pipelinerl.streams.specs import SingleStreamSpec
 from pipelinerl.streams.wakeup import Pause
 
@@ -23,6 +23,7 @@ class Keys:
         self.entries = f"{namespace}:{spec}"
         self.about = f"{self.entries}:about"
         self.readers = f"{self.entries}:readers"
+        self.partitions = f"{namespace}:partitions"
         # The name of a connection may hold no blanks.
         self.writer = "pipelinerl-writer-" + hashlib.sha256(self.entries.encode()).hexdigest()[:32]
 
@@ -50,22 +51,22 @@ class RedisWriter(PartitionWriter):
     """Appends with explicit ids, so that a second writer that slipped in fails at its first record."""
 
     def __init__(
-        self, address: Address, namespace: str, spec: SingleStreamSpec, mode: str, flow: FlowControl
+        self, link: RedisLink, keys: Keys, spec: SingleStreamSpec, mode: str, flow: FlowControl
     ) -> None:
+        """`link` bears the name `keys.writer`, and is closed with the writer."""
         super().__init__(spec, flow)
-        self._keys = keys = Keys(namespace, spec)
+        self._link, self._keys = link, keys
         self._encoder = RecordEncoder()
         self._poll = Pause()
         self._fresh_bytes = self._fresh_records = 0
         self._closed = False
-        self._link = link = RedisLink(address, keys.writer)
         try:
             self._be_the_only_writer()
             if mode == "w":
                 link.call("DEL", keys.entries, keys.readers)
             if mode == "w" or not link.call("HEXISTS", keys.about, "epoch"):
                 link.call("HINCRBY", keys.about, "epoch", 1)
-            link.call("SADD", f"{namespace}:partitions", str(spec))
+            link.call("SADD", keys.partitions, str(spec))
             self._epoch = int(link.call("HGET", keys.about, "epoch"))
             self._index = ends(link, keys.entries)[1]
         except BaseException:

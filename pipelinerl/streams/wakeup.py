@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Protocol
 
 import inotify_simple
+import psutil
 
 log = logging.getLogger(__name__)
 
@@ -79,20 +80,13 @@ def wait_any(sources: Iterable[Source], timeout_s: float, wake: int | None = Non
     readable(descriptors, timeout_s)
 
 
-def file_system_of(path: Path, mounts: str | None = None) -> str:
-    """The type of the file system that holds `path`, from /proc/self/mounts; "" if unknown."""
-    if mounts is None:
-        try:
-            mounts = Path("/proc/self/mounts").read_text()
-        except OSError:
-            return ""
-    here, best, kind = path.resolve(), 0, ""
-    for line in mounts.splitlines():
-        _, point, type_, *_ = line.split()
-        folder = Path(point.replace("\\040", " "))
-        if here.is_relative_to(folder) and len(folder.parts) >= best:  # of two at one place the later hides
-            best, kind = len(folder.parts), type_
-    return kind
+def file_system_of(path: Path) -> str:
+    """The type of the file system that holds `path`; "" if unknown."""
+    here = path.resolve()
+    holding = [one for one in psutil.disk_partitions(all=True) if here.is_relative_to(one.mountpoint)]
+    # The deepest one; of two at one place the later hides the earlier.
+    holding.sort(key=lambda one: len(Path(one.mountpoint).parts))
+    return holding[-1].fstype if holding else ""
 
 
 class DirectoryWatch:

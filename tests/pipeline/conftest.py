@@ -3,23 +3,33 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
 
-from pipelinerl.run_state.accounting import reconcile
+from pipelinerl.config import load
+from pipelinerl.launcher.ports import is_free
+from pipelinerl.observe.history import read_metrics
+from pipelinerl.run_state.accounting import RolloutCounts, reconcile
+from pipelinerl.streams import SingleStreamSpec, read_stream
+from pipelinerl.weights.wire import shared_directory
 from tests.support.tiny_model import build_tokenizer, causal_lm
 
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0
+GONE_S = 30.0
+SMALL = ["finetune.attempts=4", "finetune.gradient_accumulation_passes=16", "wandb.use_wandb=false"]
+"""Groups of four and steps of 16 samples, unless a run asks for others; wandb starts slower than it steps."""
 
 
 @pytest.fixture(scope="session")
@@ -39,7 +49,7 @@ class LauncherProcess:
     def __init__(self, output_dir: Path, arguments: list[str], env: Mapping[str, str] | None = None) -> None:
         self.output_dir = output_dir
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "pipelinerl.launch", f"output_dir={output_dir}", *arguments],
+            [sys.executable, "-m", "pipelinerl.launch", f"output_dir={output_dir}", *SMALL, *arguments],
             cwd=ROOT,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
@@ -72,56 +82,100 @@ class LauncherProcess:
             found += psutil.Process(self._process.pid).children(recursive=True)
         return list({process.pid: process for process in found if process.is_running()}.values())
 
-    def until(self, condition: Callable[[], bool], what: str, deadline_s: float = DEADLINE_S) -> None:
+    def until(self, condition: Callable[[], bool], what: str) -> None:
         """Wait for something that the run does."""
-        end = time.monotonic() + deadline_s
-        while not condition():
-            if self._process.poll() is not None:
-                self.wait()
-                pytest.fail(f"the launcher ended before {what}: {self.err or self.out[-2000:]}")
-            if time.monotonic() > end:
-                pytest.fail(f"{deadline_s} s passed before {what}")
-            time.sleep(0.05)
+        if not self.comes_true(condition, what):
+            self.wait()
+            pytest.fail(f"the launcher ended before {what}: {self.err or self.out[-2000:]}")
 
-    def comes_true(self, condition: Callable[[], bool]) -> bool:
+    def comes_true(self, condition: Callable[[], bool], what: str) -> bool:
         """Wait for it as long as the launcher lives; whether it came."""
         end = time.monotonic() + DEADLINE_S
         while self._process.poll() is None:
             if condition():
                 return True
-            assert time.monotonic() < end, f"{DEADLINE_S} s passed"
+            assert time.monotonic() < end, f"{DEADLINE_S} s passed before {what}"
             time.sleep(0.05)
         return False
 
+    def running(self, module: str) -> list[psutil.Process]:
+        """Living processes of the run that run a module."""
+        found = []
+        for process in self.children():
+            # One that dies at this moment has no command line any more.
+            with contextlib.suppress(psutil.NoSuchProcess):
+                words = process.cmdline()
+                if "-m" in words and words[words.index("-m") + 1] == module:
+                    found.append(process)
+        return found
+
+    def steps(self) -> int:
+        """Optimizer steps so far."""
+        return len(optimizer_steps(self.output_dir))
+
+    def summary(self) -> dict[str, Any]:
+        """What the trainer leaves at the end."""
+        return dict(json.loads((self.output_dir / "finetune" / "summary.json").read_text()))
+
+    def counts(self) -> RolloutCounts:
+        """The rollout accounting, which adds up."""
+        counts = reconcile(self.output_dir)
+        assert counts.adds_up, "\n".join(counts.lines())
+        return counts
+
+    def leaves_nothing(self, processes: list[psutil.Process], deadline_s: float = GONE_S) -> None:
+        """Every process of the run ends, its ports are free again and so is its shared memory."""
+        _, alive = psutil.wait_procs(processes, timeout=deadline_s)
+        assert alive == [], [process.cmdline() for process in alive]
+        if not (self.output_dir / "conf").is_dir():
+            return
+        ports = [job.port for job in load(self.output_dir).jobs if job.port]
+        assert ports
+        end = time.monotonic() + deadline_s
+        while not all(map(is_free, ports)) or shared_directory(self.output_dir).exists():
+            assert time.monotonic() < end, f"a port of {ports} is bound, or shared memory is left"
+            time.sleep(0.05)
+
     def close(self) -> None:
-        """Kill what still runs; the books of a run that ended by itself, whoever it lost, must add up."""
+        """Kill what still runs; the counts of a run that ended by itself, whoever it lost, must add up."""
         ended = self._process.poll() is not None
         if not ended:
             self._process.kill()
         self._process.wait(timeout=30)
         if ended and (self.output_dir / "accounting/actor.jsonl").exists() and not self.children():
-            books = reconcile(self.output_dir)
-            assert books.adds_up, "\n".join(books.lines())
+            self.counts()
+
+
+def optimizer_steps(output_dir: Path) -> list[dict[str, Any]]:
+    """The trainer's records, one per optimizer step."""
+    return [record for record in read_metrics(output_dir, "finetune") if "stats/completed_steps" in record]
+
+
+def records_of(output_dir: Path, topic: str) -> list[Any]:
+    """All records of a stream on disk."""
+    with read_stream(SingleStreamSpec(output_dir, topic)) as reader:
+        return reader.read_available()
+
+
+Start = Callable[..., LauncherProcess]
 
 
 @pytest.fixture
-def launch(tmp_path: Path, model: Path) -> Iterator[Callable[..., LauncherProcess]]:
-    """Starts guessing runs in one folder; at most a few texts per step."""
+def start(tmp_path: Path) -> Iterator[Start]:
+    """Starts a run: `start(*overrides, name="run")` in a folder of that name."""
     started: list[LauncherProcess] = []
-    common = [
-        "+domain=guessing",
-        f"model_path={model}",
-        "finetune.gradient_accumulation_passes=16",
-        "finetune.attempts=4",
-        "dataset_loader_params={count: 6, max_guesses: 2}",
-        "max_lag=64",
-        "wandb.use_wandb=false",
-    ]
 
-    def start(*overrides: str) -> LauncherProcess:
-        started.append(LauncherProcess(tmp_path / "run", [*common, *overrides]))
+    def run(*overrides: str, name: str = "run", env: Mapping[str, str] | None = None) -> LauncherProcess:
+        started.append(LauncherProcess(tmp_path / name, list(overrides), env))
         return started[-1]
 
-    yield start
+    yield run
     for process in started:
         process.close()
+
+
+@pytest.fixture
+def launch(start: Start, model: Path) -> Start:
+    """`start` for short guessing runs with a random model."""
+    common = ["+domain=guessing", f"model_path={model}", "max_lag=64"]
+    return partial(start, *common, "dataset_loader_params={count: 6, max_guesses: 2}")

@@ -6,17 +6,11 @@ The fourth death of one server ends the run by its name.
 
 from __future__ import annotations
 
-import contextlib
-import json
-from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
-
 import psutil
 import pytest
 
-from pipelinerl.run_state.accounting import Outcome, reconcile
-from tests.pipeline.conftest import LauncherProcess
+from pipelinerl.run_state.accounting import Outcome
+from tests.pipeline.conftest import LauncherProcess, Start
 
 RESTARTS = 3
 STEPS_AFTER = 2
@@ -28,10 +22,7 @@ RUN = [
     "privacy_hopqa.scoring_server_options=[]",
     "privacy_hopqa.max_examples=4",
     "finetune.max_train_steps=100000",
-    "finetune.gradient_accumulation_passes=16",
-    "finetune.attempts=4",
     "actor.max_failed_fraction=1",
-    "wandb.use_wandb=false",
 ]
 SERVERS = {
     "services/retrieval": "retrieval_server",
@@ -40,35 +31,11 @@ SERVERS = {
 }
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[LauncherProcess]:
-    process = LauncherProcess(tmp_path / "run", RUN)
-    yield process
-    process.close()
-
-
-def steps(run: LauncherProcess) -> int:
-    """Optimizer steps so far."""
-    path = run.output_dir / "finetune" / "metrics.jsonl"
-    return path.read_bytes().count(b"stats/completed_steps") if path.is_file() else 0
-
-
-def running(run: LauncherProcess, module: str) -> list[psutil.Process]:
-    """Living processes of the run that run a module."""
-    found = []
-    for process in run.children():
-        # One that dies at this moment has no command line any more.
-        with contextlib.suppress(psutil.NoSuchProcess):
-            if module in process.cmdline():
-                found.append(process)
-    return found
-
-
 def kill(run: LauncherProcess, module: str, killed: set[int]) -> None:
     """Kill the server as soon as it runs again."""
 
     def next_ones() -> list[psutil.Process]:
-        return [process for process in running(run, module) if process.pid not in killed]
+        return [process for process in run.running(module) if process.pid not in killed]
 
     run.until(lambda: bool(next_ones()), f"the next start of {module}")
     for process in next_ones():
@@ -76,27 +43,18 @@ def kill(run: LauncherProcess, module: str, killed: set[int]) -> None:
         process.kill()
 
 
-def failures(output_dir: Path) -> Counter[str]:
-    """Failed rollouts by the first word of their reason, from the books."""
-    counted: Counter[str] = Counter()
-    for path in (output_dir / "accounting").glob("*.jsonl"):
-        for line in map(json.loads, path.read_text().splitlines()):
-            if line["outcome"] == Outcome.FAILED:
-                counted[line.get("reason", "").partition(":")[0]] += len(line["rollouts"])
-    return counted
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", SERVERS)
-def test_a_dead_server_is_restarted_three_times_and_then_named(run: LauncherProcess, name: str) -> None:
+def test_a_dead_server_is_restarted_three_times_and_then_named(start: Start, name: str) -> None:
+    run = start(*RUN)
     module, killed = SERVERS[name], set[int]()
-    run.until(lambda: steps(run) >= 1, "the first step")
+    run.until(lambda: run.steps() >= 1, "the first step")
     for _ in range(RESTARTS):
         # Killed again before it is ready: the outage outlasts the retries of a rollout.
         kill(run, module, killed)
-    before = steps(run)
-    run.until(lambda: steps(run) >= before + STEPS_AFTER, "steps after the outage")
+    before = run.steps()
+    run.until(lambda: run.steps() >= before + STEPS_AFTER, "steps after the outage")
     kill(run, module, killed)
 
     assert run.wait() == 1
@@ -104,10 +62,9 @@ def test_a_dead_server_is_restarted_three_times_and_then_named(run: LauncherProc
     assert "killed by SIGKILL, after 3 restarts" in run.err
     assert run.err.startswith(name), run.err
     assert f"restart {RESTARTS} of {RESTARTS}" in run.out
-    books = reconcile(run.output_dir)
-    assert books.adds_up, books.lines()
-    assert books[Outcome.TRAINED] > 0
-    reasons = set(failures(run.output_dir))
+    counts = run.counts()
+    assert counts[Outcome.TRAINED] > 0
+    reasons = {reason.partition(":")[0] for reason in counts.reasons[Outcome.FAILED]}
     # A group of which fewer than two rollouts are left is discarded with its last one.
     assert reasons <= {"group_discarded", "transport", "timeout"}, reasons
     if name.startswith("services/"):

@@ -2,96 +2,66 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pipelinerl.run_state.accounting import reconcile
-from pipelinerl.streams import SingleStreamSpec, read_stream
-from tests.pipeline.conftest import LauncherProcess
+from tests.pipeline.conftest import Start, records_of
+from tests.support.fake_engine import FakeEngine, said
 
-Launch = Callable[..., LauncherProcess]
 FREE = "max_lag=null"
+SHORT = ["finetune.max_train_steps=2"]
 TEXTS = 32
 
 
 def texts_in(folder: Path, topic: str) -> int:
-    with read_stream(SingleStreamSpec(folder, topic)) as reader:
-        records = reader.read_available()
+    records = records_of(folder, topic)
     return sum(record["n_texts"] if isinstance(record, dict) else len(record) for record in records)
 
 
-def steps_of(folder: Path) -> int:
-    return int(json.loads((folder / "finetune/summary.json").read_text())["completed_steps"])
-
-
 @pytest.mark.slow
-def test_the_actor_runs_alone_against_engines_that_already_serve(launch: Launch, model: Path) -> None:
-    from tests.support.fake_engine import FakeEngine
-    from tests.support.tiny_model import build_tokenizer
-
-    tokenizer = build_tokenizer()
-    answer = [*tokenizer.convert_tokens_to_ids(list("42")), tokenizer.eos_token_id]
-    with FakeEngine(lambda prompt: answer, version="default") as engine:
+def test_the_actor_runs_alone_against_engines_that_already_serve(launch: Start) -> None:
+    with FakeEngine(said("42"), version="default") as engine:
         port = engine.url.rpartition(":")[2]
         run = launch(
-            "debug.mode=actor",
-            "debug.use_existing_llms=true",
-            f"engine.port={port}",
-            "finetune.max_train_steps=2",
-            FREE,
+            *("debug.mode=actor", "debug.use_existing_llms=true", f"engine.port={port}", *SHORT, FREE),
         )
         assert run.wait() == 0, run.err
         assert engine.counts["answered"] >= TEXTS
     folder = run.output_dir
     assert texts_in(folder, "actor") >= TEXTS and not (folder / "actor_vllm_0").exists()
-    with read_stream(SingleStreamSpec(folder, "actor")) as reader:
-        (text, *_) = reader.read_available()[0]
-    assert text["weight_versions"] == [[0, 0, 3]]
-    counts = reconcile(folder)
-    assert counts.adds_up and counts.eval_started > 0
+    assert records_of(folder, "actor")[0][0]["weight_versions"] == [[0, 0, 3]]
+    assert run.counts().eval_started > 0
     assert not (folder / "launcher/completed.json").exists()
-
-
-@pytest.fixture
-def named(model: Path, tmp_path: Path, launch: Launch) -> Launch:
-    """Starts runs in folders of their own, all of the same short recipe."""
-
-    def start(name: str, *overrides: str) -> LauncherProcess:
-        return launch(f"output_dir={tmp_path / name}", "finetune.max_train_steps=2", *overrides)
-
-    return start
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_recorded_run_can_be_replayed_stage_by_stage(named: Launch, tmp_path: Path) -> None:
-    whole = named("whole")
+def test_a_recorded_run_can_be_replayed_stage_by_stage(launch: Start, tmp_path: Path) -> None:
+    whole = launch(*SHORT, name="whole")
     assert whole.wait() == 0, whole.err
     source = f"debug.streams_from={tmp_path / 'whole'}"
 
-    prepared = named("prepared", "debug.mode=preprocessor", source, FREE)
+    prepared = launch("debug.mode=preprocessor", source, FREE, *SHORT, name="prepared")
     assert prepared.wait() == 0, prepared.err
     assert texts_in(tmp_path / "prepared", "training_data") == TEXTS
 
-    trained = named("trained", "debug.mode=finetune", f"debug.streams_from={tmp_path / 'prepared'}", FREE)
+    prepared_by = f"debug.streams_from={tmp_path / 'prepared'}"
+    trained = launch("debug.mode=finetune", prepared_by, FREE, *SHORT, name="trained")
     assert trained.wait() == 0, trained.err
-    assert steps_of(tmp_path / "trained") == 2
+    assert trained.summary()["completed_steps"] == 2
 
-    both = named("both", "debug.mode=finetune+preprocessor", source, FREE)
+    both = launch("debug.mode=finetune+preprocessor", source, FREE, *SHORT, name="both")
     assert both.wait() == 0, both.err
-    assert steps_of(tmp_path / "both") == 2
+    assert both.summary()["completed_steps"] == 2
     assert texts_in(tmp_path / "both", "training_data") == TEXTS
 
-    more = named("more", "debug.mode=finetune", source, FREE, "finetune.max_train_steps=9")
+    more = launch("debug.mode=finetune", source, FREE, "finetune.max_train_steps=9", name="more")
     assert more.wait() == 0, more.err
-    assert steps_of(tmp_path / "more") < 9
+    assert more.summary()["completed_steps"] < 9
 
-    lacking = named(
-        "lacking", "debug.mode=finetune+preprocessor", source, FREE, "finetune.max_train_steps=99"
-    )
+    asked = ["debug.mode=finetune+preprocessor", "finetune.max_train_steps=99"]
+    lacking = launch(*asked, source, FREE, name="lacking")
     assert lacking.wait() == 1
     assert "ends after" in lacking.err and "set finetune.max_train_steps=" in lacking.err
 
@@ -99,14 +69,11 @@ def test_a_recorded_run_can_be_replayed_stage_by_stage(named: Launch, tmp_path: 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("mode", ["actor", "actor+preprocessor", "open_loop"])
-def test_sampling_goes_on_without_new_weights(named: Launch, tmp_path: Path, mode: str) -> None:
-    run = named("run", f"debug.mode={mode}", FREE)
+def test_sampling_goes_on_without_new_weights(launch: Start, mode: str) -> None:
+    run = launch(f"debug.mode={mode}", FREE, *SHORT)
     assert run.wait() == 0, run.err
-    assert texts_in(tmp_path / "run", "actor") >= TEXTS
+    assert texts_in(run.output_dir, "actor") >= TEXTS
     if mode == "open_loop":
-        assert steps_of(tmp_path / "run") == 2
-    with read_stream(SingleStreamSpec(tmp_path / "run", "actor")) as reader:
-        versions = {
-            span[0] for group in reader.read_available() for t in group for span in t["weight_versions"]
-        }
-    assert versions == {0}
+        assert run.summary()["completed_steps"] == 2
+    texts = [text for group in records_of(run.output_dir, "actor") for text in group]
+    assert {version for text in texts for version, _, _ in text["weight_versions"]} == {0}

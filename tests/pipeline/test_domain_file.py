@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from pipelinerl.config import load
-from pipelinerl.run_state.accounting import reconcile
-from tests.pipeline.conftest import LauncherProcess
+from tests.pipeline.conftest import Start
 
 DOMAIN = '''
 """Guess a number with a dialogue that is written anew for every guess."""
@@ -71,31 +68,24 @@ def load_problems(dataset_names: list[str]) -> list[dict]:
 SIZES = [
     "llm.parameters.max_tokens=6",
     "test_llm.parameters.max_tokens=6",
-    "finetune.gradient_accumulation_passes=16",
     "finetune.max_train_steps=2",
 ]
 
 
-@pytest.fixture
-def run(tmp_path: Path, model: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[LauncherProcess]:
+@pytest.mark.slow
+def test_a_domain_file_trains_with_only_its_policy_and_loader_named(
+    start: Start, tmp_path: Path, model: Path
+) -> None:
     (tmp_path / "written_elsewhere.py").write_text(DOMAIN)
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     named = [
         "actor.rollout_policy=written_elsewhere.generate_guess_rollout",
         "dataset_loader=written_elsewhere.load_problems",
     ]
-    process = LauncherProcess(tmp_path / "run", [*named, f"model_path={model}", *SIZES])
-    yield process
-    process.close()
-
-
-@pytest.mark.slow
-def test_a_domain_file_trains_with_only_its_policy_and_loader_named(run: LauncherProcess) -> None:
+    run = start(*named, f"model_path={model}", *SIZES, env={"PYTHONPATH": str(tmp_path)})
     assert run.wait() == 0, run.err
-    summary = json.loads((run.output_dir / "finetune/summary.json").read_text())
+    summary = run.summary()
     assert summary["completed_steps"] == 2 and summary["samples"] == 32
-    counts = reconcile(run.output_dir)
-    assert counts.adds_up and counts.eval_started == 6
+    assert run.counts().eval_started == 6
     cfg = load(run.output_dir)
     assert (cfg.train_dataset_names, cfg.test_dataset_names) == (["train"], ["test"])
     assert "train; evaluation: test" in run.out

@@ -27,7 +27,3 @@ def test_a_run_recovers_or_ends_by_name_and_resumes(case: Case, tmp_path: Path) 
 @pytest.mark.parametrize("case", [pytest.param(case, id=case.name) for case in CASES if case.name in QUICK])
 def test_a_death_at_the_start_is_repaired_or_named(case: Case, tmp_path: Path) -> None:
     run_case(case, tmp_path, whole=False)
-
-
-def test_the_matrix_is_large_enough() -> None:
-    assert len(CASES) == len({case.name for case in CASES}) >= 40

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,33 +12,18 @@ from benchmarks import raro
 from domains.raro.metrics import CRITIC_RATES, PREFIX, SOURCES
 from domains.raro.replay import ReplayBuffer, intact
 from pipelinerl.observe.history import read_evaluations, read_metrics
-from tests.pipeline.conftest import LauncherProcess
+from tests.pipeline.conftest import Start
 
 RUN = [
     "+domain=raro_tiny",
     "hardware=cpu",
     "finetune.max_train_steps=4",
     "finetune.gradient_accumulation_passes=72",
-    "finetune.attempts=4",
     "finetune.save_checkpoint_steps=1",
     "max_lag=144",
     "raro.replay.checkpoint_every_s=0.01",
     "raro.data.countdown.sizes={train: 40, val: 5, test: 8}",
-    "wandb.use_wandb=false",
 ]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Callable[[], LauncherProcess]]:
-    started: list[LauncherProcess] = []
-
-    def launch() -> LauncherProcess:
-        started.append(LauncherProcess(tmp_path / "run", RUN))
-        return started[-1]
-
-    yield launch
-    for process in started:
-        process.close()
 
 
 def logged(output_dir: Path, role: str) -> set[str]:
@@ -48,8 +32,8 @@ def logged(output_dir: Path, role: str) -> set[str]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-def test_a_killed_run_goes_on_and_logs_every_metric_of_the_game(start: Callable[[], LauncherProcess]) -> None:
-    first = start()
+def test_a_killed_run_goes_on_and_logs_every_metric_of_the_game(start: Start) -> None:
+    first = start(*RUN)
     out = first.output_dir
     checkpoint = out / "finetune" / "current" / "config.json"
     backup = out / "raro" / "replay.checkpoint.sqlite3"
@@ -59,7 +43,7 @@ def test_a_killed_run_goes_on_and_logs_every_metric_of_the_game(start: Callable[
     rows = ReplayBuffer(out / "raro" / "replay.sqlite3").stats().size
     assert rows > 0 and intact(backup)
 
-    second = start()
+    second = start(*RUN)
     assert second.wait() == 0, second.err
     assert ReplayBuffer(out / "raro" / "replay.sqlite3").stats().size >= rows
 

@@ -20,18 +20,11 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipelinerl.config.compose import compose
+from tests.pipeline.conftest import DEADLINE_S, ROOT, SMALL
 
-ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 RUN = "results/first"
-SMOKE = (
-    "finetune.max_train_steps=1",
-    "finetune.gradient_accumulation_passes=16",
-    "finetune.attempts=4",
-    "dataset_loader_params.count=6",
-    "wandb.use_wandb=false",  # starting it takes longer than the step
-)
-DEADLINE_S = 240.0
+SMOKE = (*SMALL, "finetune.max_train_steps=1", "dataset_loader_params.count=6")
 
 
 def blocks(language: str) -> list[str]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 
-import psutil
 import pytest
 
 from domains.privacy_hopqa.leakage.__main__ import main
-from pipelinerl.run_state.accounting import Outcome, reconcile
-from tests.pipeline.conftest import ROOT, LauncherProcess
-from tests.pipeline.test_dead_services import running
+from pipelinerl.run_state.accounting import Outcome
+from tests.pipeline.conftest import ROOT, Start
 
 EXAMPLES = ROOT / "domains" / "privacy_hopqa" / "examples"
 SCORER = "domains.privacy_hopqa.scorer"
@@ -26,38 +23,23 @@ RUN = [
     "test_dataset_names=[val]",
     "privacy_hopqa.scoring_server_options=[]",
     "privacy_hopqa.max_iterations=3",
-    "finetune.gradient_accumulation_passes=16",
-    "finetune.attempts=4",
     "finetune.max_train_steps=4",
-    "wandb.use_wandb=false",
 ]
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[LauncherProcess]:
-    process = LauncherProcess(tmp_path / "run", RUN)
-    yield process
-    process.close()
-
-
-def scorers(run: LauncherProcess) -> list[psutil.Process]:
-    return running(run, SCORER)
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_it_trains_survives_the_death_of_the_scorer_and_can_be_evaluated(
-    run: LauncherProcess, capsys: pytest.CaptureFixture[str]
+    start: Start, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    metrics = run.output_dir / "finetune" / "metrics.jsonl"
-    run.until(lambda: metrics.is_file() and b"completed_steps" in metrics.read_bytes(), "the first step")
-    (first,) = scorers(run)
+    run = start(*RUN)
+    run.until(lambda: run.steps() > 0, "the first step")
+    (first,) = run.running(SCORER)
     first.kill()
-    run.until(lambda: any(one.pid != first.pid for one in scorers(run)), "another scoring server")
+    run.until(lambda: any(one.pid != first.pid for one in run.running(SCORER)), "another scoring server")
     assert run.wait() == 0, run.err
     assert "scoring: killed by SIGKILL; restart 1 of 3" in run.out
-    books = reconcile(run.output_dir)
-    assert books.adds_up and books[Outcome.TRAINED] > 0
+    assert run.counts()[Outcome.TRAINED] > 0
     assert main([str(run.output_dir)]) == 0
     content = json.loads((run.output_dir / "leakage.json").read_text())
     assert [Path(name).name for name in content["run"]["datasets"]] == [

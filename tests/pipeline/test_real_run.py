@@ -11,9 +11,7 @@ from __future__ import annotations
 import json
 import signal
 import time
-import urllib.request
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +19,16 @@ import numpy as np
 import psutil
 import pytest
 
+from pipelinerl.base.http import call
 from pipelinerl.config import load
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.inference.client import parse_prometheus
+from pipelinerl.observe.history import read_metrics
 from pipelinerl.rollouts import MASKED_TOKEN_ID
-from pipelinerl.run_state.accounting import Outcome, RolloutCounts, reconcile
-from pipelinerl.run_state.announcements import WeightUpdateSuccess, parse_message, trainer_stream
-from pipelinerl.streams import SingleStreamSpec, read_stream
+from pipelinerl.run_state.accounting import Outcome, RolloutCounts
+from pipelinerl.run_state.announcements import TRAINER_TOPIC, WeightUpdateSuccess, parse_message
 from pipelinerl.weights.send.parity import PROBE_SEQUENCES
-from tests.pipeline.conftest import LauncherProcess
+from tests.pipeline.conftest import LauncherProcess, Start, optimizer_steps, records_of
 
 TEXTS_PER_STEP, MAX_LAG, TEST_PROBLEMS = 16, 64, 4
 STEPS = 6
@@ -44,10 +43,8 @@ RUN = [
     "finetune.learning_rate=0",
     "finetune.max_train_steps=100000",
     f"finetune.gradient_accumulation_passes={TEXTS_PER_STEP}",
-    "finetune.attempts=4",
     f"max_lag={MAX_LAG}",
     "weights.parity_every=0",
-    "wandb.use_wandb=false",
 ]
 ROLES = {
     "guard.py": "pipelinerl.launch",
@@ -62,15 +59,9 @@ ROLES = {
 WITH_TORCH = {"pipelinerl.inference.embedded", "pipelinerl.preprocess", "pipelinerl.finetune"}
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[LauncherProcess]:
-    process = LauncherProcess(tmp_path / "run", RUN)
-    yield process
-    process.close()
-
-
 @pytest.mark.timeout(600)
-def test_the_books_counters_ages_and_ratios_of_a_real_run_agree(run: LauncherProcess) -> None:
+def test_the_accounting_counters_ages_and_ratios_of_a_real_run_agree(start: Start) -> None:
+    run = start(*RUN)
     output_dir = run.output_dir
     run.until(lambda: trained_across_versions(output_dir), "training on texts of several weight versions")
     processes = {program(process): process for process in run.children()}
@@ -86,7 +77,7 @@ def test_the_books_counters_ages_and_ratios_of_a_real_run_agree(run: LauncherPro
     run.send(signal.SIGCONT)
     assert run.wait() == 1 and run.err.startswith("actor: "), run.err
 
-    check_books(reconcile(output_dir), output_dir)
+    check_accounting(run.counts(), output_dir)
     check_engine_requests(engine, output_dir)
     check_searches(retrieval, output_dir)
     check_weight_updates(engine, versions)
@@ -104,21 +95,20 @@ def check_processes(processes: dict[str, psutil.Process], run: LauncherProcess) 
     assert {program(process) for process in everyone if holds_torch(process)} == WITH_TORCH
 
 
-def check_books(books: RolloutCounts, output_dir: Path) -> None:
-    """Every rollout that ran is in the books once, training and evaluation apart."""
-    assert books.adds_up, books.lines()
-    assert books.eval_started == books.eval_ends[Outcome.EVAL_DONE] == TEST_PROBLEMS
-    assert books[Outcome.TRAINED] > 0 and books[Outcome.FAILED] == books[Outcome.EMPTY] == 0
+def check_accounting(counts: RolloutCounts, output_dir: Path) -> None:
+    """Every rollout that ran is counted once, training and evaluation apart."""
+    assert counts.eval_started == counts.eval_ends[Outcome.EVAL_DONE] == TEST_PROBLEMS
+    assert counts[Outcome.TRAINED] > 0 and counts[Outcome.FAILED] == counts[Outcome.EMPTY] == 0
     announced = Counter(line["training"] for line in audit(output_dir) if line.get("event") == "rollout")
     finished = Counter(line["training"] for line in traces(output_dir))
-    assert announced == finished == {True: books.started, False: books.eval_started}
+    assert announced == finished == {True: counts.started, False: counts.eval_started}
 
 
 def check_engine_requests(engine: dict[str, float], output_dir: Path) -> None:
     """The engine got each call of each rollout and the probes of the trainer, nothing else."""
     actor = actor_requests(output_dir)
     assert actor["sent"] == actor["completed"] == sum(len(trace["calls"]) for trace in traces(output_dir))
-    probes = PROBE_SEQUENCES * sum("weights/parity_max_abs" in step for step in steps(output_dir))
+    probes = PROBE_SEQUENCES * sum("weights/parity_max_abs" in step for step in optimizer_steps(output_dir))
     assert probes > 0
     assert engine["pipelinerl:requests_received_total"] == actor["sent"] + probes
     assert engine["vllm:request_success_total"] == actor["completed"] + probes
@@ -151,7 +141,7 @@ def check_weight_updates(engine: dict[str, float], versions: list[int]) -> None:
 
 def check_importance_ratios(output_dir: Path) -> None:
     """Nothing was learned, so the trainer gives each token the probability with which it was sampled."""
-    for step in steps(output_dir):
+    for step in optimizer_steps(output_dir):
         assert step["rl/num_output_tokens_sum"] > 0
         assert abs(step["rl/max_ratio_new_old"] - 1) < 1e-3
         assert abs(step["rl/min_ratio_new_old"] - 1) < 1e-3
@@ -160,7 +150,7 @@ def check_importance_ratios(output_dir: Path) -> None:
 def check_ages(output_dir: Path) -> None:
     """The trainer's account of ages is that of its input, and no token beyond the bound was trained."""
     stale, oldest = 0, 0
-    logged = steps(output_dir)
+    logged = optimizer_steps(output_dir)
     for step, lags in zip(logged, lags_by_step(output_dir, len(logged))):
         fresh = lags[lags <= MAX_LAG]
         stale, oldest = stale + len(lags) - len(fresh), max(oldest, fresh.max(initial=0))
@@ -174,23 +164,20 @@ def check_ages(output_dir: Path) -> None:
 def lags_by_step(output_dir: Path, count: int) -> list[np.ndarray]:
     """Ages in texts of the labelled tokens of each step, from the stream that the trainer read."""
     ages: list[list[np.ndarray]] = [[] for _ in range(count)]
-    with read_stream(SingleStreamSpec(output_dir, "training_data")) as stream:
-        for record in stream.read_available():
-            batch = PipelineBatchEncoding.from_record(record)
-            if batch.step < count:
-                labelled = (batch.labels[0] != MASKED_TOKEN_ID) & (batch.position_ids[0] > 0)
-                ages[batch.step].append(batch.step * TEXTS_PER_STEP - batch.token_versions[0][labelled])
+    for batch in map(PipelineBatchEncoding.from_record, records_of(output_dir, "training_data")):
+        if batch.step < count:
+            labelled = (batch.labels[0] != MASKED_TOKEN_ID) & (batch.position_ids[0] > 0)
+            ages[batch.step].append(batch.step * TEXTS_PER_STEP - batch.token_versions[0][labelled])
     return [np.concatenate(step) for step in ages]
 
 
 def announced_versions(output_dir: Path) -> list[int]:
-    with read_stream(trainer_stream(output_dir)) as stream:
-        messages = [parse_message(record) for record in stream.read_available()]
+    messages = map(parse_message, records_of(output_dir, TRAINER_TOPIC))
     return [message.version for message in messages if isinstance(message, WeightUpdateSuccess)]
 
 
 def trained_across_versions(output_dir: Path) -> bool:
-    logged = steps(output_dir)
+    logged = optimizer_steps(output_dir)
     return len(logged) >= STEPS and any(step["stats/multi_version_share"] > 0 for step in logged)
 
 
@@ -204,7 +191,7 @@ def suspend_until_the_actor_rests(run: LauncherProcess, trainer: psutil.Process)
         held_since = time.time()
 
     def rests() -> bool:
-        if json.loads(get(url_of(run.output_dir, "actor_llm") + "/is_paused"))["is_paused"]:
+        if json.loads(get(run.output_dir, "actor_llm", "/is_paused"))["is_paused"]:
             trainer.resume()
             time.sleep(0.05)
             hold()
@@ -232,23 +219,18 @@ def has_ended(process: psutil.Process) -> bool:
     return not process.is_running() or process.status() == psutil.STATUS_ZOMBIE
 
 
-def get(url: str) -> bytes:
-    """The body of an answer; proxies of the environment are not asked."""
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(url, timeout=30) as answer:
-        return bytes(answer.read())
-
-
-def url_of(output_dir: Path, kind: str) -> str:
+def get(output_dir: Path, kind: str, path: str) -> bytes:
+    """What the only server of a kind answers."""
     (job,) = load(output_dir).jobs_of(kind)
-    return str(job.url)
+    return call("GET", job.url, path, 30.0)
 
 
 def engine_counters(output_dir: Path) -> dict[str, float]:
-    return parse_prometheus(get(url_of(output_dir, "actor_llm") + "/metrics").decode())
+    return parse_prometheus(get(output_dir, "actor_llm", "/metrics").decode())
 
 
 def retrieval_counters(output_dir: Path) -> dict[str, Any]:
-    requests: dict[str, Any] = json.loads(get(url_of(output_dir, "service") + "/health"))["requests"]
+    requests: dict[str, Any] = json.loads(get(output_dir, "service", "/health"))["requests"]
     return requests
 
 
@@ -264,14 +246,7 @@ def traces(output_dir: Path) -> list[dict[str, Any]]:
     return lines_of(output_dir / "traces")
 
 
-def steps(output_dir: Path) -> list[dict[str, Any]]:
-    """One record per optimizer step."""
-    path = output_dir / "finetune" / "metrics.jsonl"
-    lines = path.read_bytes().split(b"\n")[:-1] if path.is_file() else []
-    return [record for record in map(json.loads, lines) if "stats/completed_steps" in record]
-
-
 def actor_requests(output_dir: Path) -> dict[str, float]:
     """The actor's own totals, from its last record."""
-    last = json.loads((output_dir / "actor" / "metrics.jsonl").read_text().splitlines()[-1])
+    last = read_metrics(output_dir, "actor")[-1]
     return {name.rpartition("/")[2]: n for name, n in last.items() if name.startswith("actor/requests/")}

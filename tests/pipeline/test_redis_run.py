@@ -6,15 +6,13 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 import pytest
 
 from pipelinerl.config import load
-from pipelinerl.run_state.accounting import reconcile
-from tests.pipeline.conftest import ROOT, LauncherProcess
+from tests.pipeline.conftest import ROOT, Start
 
 pytestmark = pytest.mark.skipif(
     shutil.which("redis-server") is None, reason="redis-server is not installed (Debian package redis-server)"
@@ -46,7 +44,7 @@ def printed(output_dir: Path, topic: str) -> list[object]:
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_a_run_over_redis_completes_resumes_and_leaves_no_server(
-    launch: Callable[..., LauncherProcess],
+    launch: Start,
 ) -> None:
     first = launch("streams=redis", "finetune.max_train_steps=2")
     run = first.output_dir
@@ -56,8 +54,7 @@ def test_a_run_over_redis_completes_resumes_and_leaves_no_server(
     assert first.wait() == 0, first.err
     assert not first.children()
     assert not list((run / "streams").glob("actor/*")), "groups of rollouts were written to disk"
-    counts = reconcile(run)
-    assert counts.adds_up and sum(counts.ends.values()) > 0
+    assert sum(first.counts().ends.values()) > 0
 
     messages = printed(run, "weight_update_request")
     assert messages[-1]["kind"] == "training_done"  # type: ignore[index]
@@ -65,6 +62,6 @@ def test_a_run_over_redis_completes_resumes_and_leaves_no_server(
 
     more = launch("streams=redis", "finetune.max_train_steps=3")
     assert more.wait() == 0, more.err
-    assert json.loads((run / "finetune" / "summary.json").read_text())["completed_steps"] == 3
+    assert more.summary()["completed_steps"] == 3
     assert (run / "streams_0" / "redis" / "dump.rdb").is_file()
-    assert reconcile(run).adds_up
+    more.counts()

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from domains.reputation_hacking.language.log import read_episodes
-from pipelinerl.run_state.accounting import reconcile
-from tests.pipeline.conftest import LauncherProcess
+from tests.pipeline.conftest import Start
 
 RUN = [
     "+domain=reputation_hacking",
@@ -21,20 +19,13 @@ RUN = [
     "actor.llm_max_rollouts=16",
     "dataset_loader_params.heldout_count=8",
     "reputation_hacking.trace_fraction=1.0",
-    "wandb.use_wandb=false",
 ]
-
-
-@pytest.fixture(scope="module")
-def run(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LauncherProcess]:
-    process = LauncherProcess(tmp_path_factory.mktemp("reputation") / "run", RUN)
-    yield process
-    process.close()
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(300)
-def test_a_language_model_plays_learns_and_is_set_beside_the_optimum(run: LauncherProcess) -> None:
+def test_a_language_model_plays_learns_and_is_set_beside_the_optimum(start: Start) -> None:
+    run = start(*RUN)
     assert run.wait() == 0, run.err
     out: Path = run.output_dir
     assert "Against the optimum on the same seeds, c_signal=0.7" in run.out
@@ -49,6 +40,5 @@ def test_a_language_model_plays_learns_and_is_set_beside_the_optimum(run: Launch
     siblings = {episode["group"]: episode["seed"] for episode in trained}
     assert all(siblings[episode["group"]] == episode["seed"] >= 100_000 for episode in trained)
     assert len({episode["L"] for episode in episodes}) == 1
-    counts = reconcile(out)
-    assert counts.adds_up
+    run.counts()
     assert (out / "finetune" / "current" / "config.json").is_file()

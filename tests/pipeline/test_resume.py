@@ -1,10 +1,8 @@
-"""Runs that are killed and started again: bit for bit where that is promised, honest books everywhere."""
+"""Runs that are killed and started again: bit for bit where that is promised, every rollout counted."""
 
 from __future__ import annotations
 
-import json
 import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +11,10 @@ import torch
 from safetensors.torch import load_file
 
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
+from pipelinerl.observe.history import read_metrics
 from pipelinerl.rollouts import MASKED_TOKEN_ID
-from pipelinerl.run_state.accounting import Outcome, reconcile
-from pipelinerl.streams import SingleStreamSpec, read_stream
-from tests.pipeline.conftest import LauncherProcess
+from pipelinerl.run_state.accounting import Outcome
+from tests.pipeline.conftest import LauncherProcess, Start, records_of
 
 STEPS = 6
 COMMON = [
@@ -24,12 +22,10 @@ COMMON = [
     f"finetune.max_train_steps={STEPS}",
     "finetune.save_checkpoint_steps=2",
     "finetune.keep_intermediate_checkpoints=false",
-    "finetune.attempts=4",
     "finetune.learning_rate=1e-3",
     "weights.parity_every=0",
     "eval_every_n_versions=0",
     "eval_at_end=false",
-    "wandb.use_wandb=false",
 ]
 SYNCHRONOUS_TEXTS = 48
 SYNCHRONOUS = [
@@ -43,31 +39,12 @@ CLOCK = ("time", "throughput/", "weights/", "stats/time_waiting_for_data", "stat
 MAX_LAG, TEXTS = 64, 16
 ASYNCHRONOUS = [f"max_lag={MAX_LAG}", f"finetune.gradient_accumulation_passes={TEXTS}"]
 
-Start = Callable[..., LauncherProcess]
-
-
-@pytest.fixture
-def start(tmp_path: Path) -> Iterator[Start]:
-    """Starts guessing runs with the domain's own small model in a named folder."""
-    started: list[LauncherProcess] = []
-
-    def run(name: str, *overrides: str) -> LauncherProcess:
-        started.append(LauncherProcess(tmp_path / name, [*COMMON, *overrides]))
-        return started[-1]
-
-    yield run
-    for process in started:
-        process.close()
-
 
 def metrics(output_dir: Path) -> dict[int, dict[str, Any]]:
     """The trainer's records by step, the later one of a step made twice; nothing that the clock decides."""
-    path = output_dir / "finetune" / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    rows = [json.loads(line) for line in lines]
     return {
         int(row["step"]): {name: value for name, value in row.items() if not name.startswith(CLOCK)}
-        for row in rows
+        for row in read_metrics(output_dir, "finetune")
     }
 
 
@@ -84,11 +61,11 @@ def kill_after(run: LauncherProcess, steps: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_synchronous_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(start: Start) -> None:
-    straight = start("straight", *SYNCHRONOUS)
+    straight = start(*COMMON, *SYNCHRONOUS, name="straight")
     assert straight.wait() == 0, straight.err
-    first = start("killed", *SYNCHRONOUS)
+    first = start(*COMMON, *SYNCHRONOUS)
     kill_after(first, 3)
-    again = start("killed", *SYNCHRONOUS)
+    again = start(*COMMON, *SYNCHRONOUS)
     assert again.wait() == 0, again.err
 
     one, two = straight.output_dir, again.output_dir
@@ -101,17 +78,15 @@ def test_a_synchronous_run_that_was_killed_ends_bit_for_bit_as_one_that_was_not(
         expected, found = load_file(one / "finetune" / name), load_file(two / "finetune" / name)
         assert expected.keys() == found.keys()
         assert all(torch.equal(expected[key], found[key]) for key in expected), name
-    counts = reconcile(two)
-    assert counts.adds_up and counts.resumes == 1 and counts.undone > 0
-    assert counts[Outcome.TRAINED] == reconcile(one)[Outcome.TRAINED]
+    counts = again.counts()
+    assert counts.resumes == 1 and counts.undone > 0
+    assert counts[Outcome.TRAINED] == straight.counts()[Outcome.TRAINED]
 
 
 def tokens_by_lag(output_dir: Path) -> dict[int, dict[int, int]]:
     """Labelled tokens of each step of the last start, by their age when the step was trained."""
     found: dict[int, dict[int, int]] = {}
-    with read_stream(SingleStreamSpec(output_dir, "training_data")) as stream:
-        batches = [PipelineBatchEncoding.from_record(record) for record in stream.read_available()]
-    for batch in batches:
+    for batch in map(PipelineBatchEncoding.from_record, records_of(output_dir, "training_data")):
         ages = found.setdefault(batch.step, {})
         labelled = batch.labels[0] != MASKED_TOKEN_ID
         for version in batch.token_versions[0][labelled].tolist():
@@ -126,18 +101,18 @@ def test_an_asynchronous_run_that_was_killed_twice_counts_everything_and_trains_
     start: Start,
 ) -> None:
     for _ in range(2):
-        killed = start("run", *ASYNCHRONOUS, "finetune.max_train_steps=1000")
+        killed = start(*COMMON, *ASYNCHRONOUS, "finetune.max_train_steps=1000")
         kill_after(killed, 3)
     run, steps = killed.output_dir, len(metrics(killed.output_dir)) + 3
-    last = start("run", *ASYNCHRONOUS, f"finetune.max_train_steps={steps}")
+    last = start(*COMMON, *ASYNCHRONOUS, f"finetune.max_train_steps={steps}")
     assert last.wait() == 0, last.err
-    counts = reconcile(run)
-    assert counts.adds_up and counts.resumes == 2
+    counts = last.counts()
+    assert counts.resumes == 2
     assert counts[Outcome.TRAINED] > 0 and counts.started == sum(counts.ends.values()) + counts.unfinished
     assert counts.discarded <= counts.unfinished
     assert "resumed 2 times: " in last.out
 
-    summary = json.loads((run / "finetune" / "summary.json").read_text())
+    summary = last.summary()
     assert (summary["completed_steps"], summary["samples"]) == (steps, steps * TEXTS)
     made = tokens_by_lag(run)
     first = min(made)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ from domains.multidomain.loader import load_datasets
 from pipelinerl.actor.sampler import ProblemSampler
 from pipelinerl.config import load
 from pipelinerl.domain_sampling import ADAPT_AFTER
-from pipelinerl.run_state.accounting import Outcome, reconcile
-from pipelinerl.streams import SingleStreamSpec, read_stream
-from tests.pipeline.conftest import LauncherProcess
+from pipelinerl.observe.history import read_metrics
+from pipelinerl.run_state.accounting import Outcome
+from tests.pipeline.conftest import Start, records_of
 from tests.support.metric_tables import check_run
 
 BOTH = """
@@ -45,54 +44,40 @@ actor:
   rollout_policy: pipelinerl.domains.dispatcher.generate_multidomain_rollout
   domain_mix: {guessing: 3, math: 1}
 finetune:
-  attempts: 4
-  gradient_accumulation_passes: 32
   max_train_steps: 5
   seq_length: 1024
   rl: {step_reward_advantages: true}
-wandb: {use_wandb: false}
 """
-
-
-@pytest.fixture
-def run(tmp_path: Path) -> Iterator[LauncherProcess]:
-    folder = tmp_path / "conf" / "domain"
-    folder.mkdir(parents=True)
-    (folder / "both.yaml").write_text(BOTH)
-    process = LauncherProcess(tmp_path / "run", [f"--config-dir={folder.parent}", "+domain=both"])
-    yield process
-    process.close()
-
-
-def records(output_dir: Path, role: str) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in (output_dir / role / "metrics.jsonl").read_text().splitlines()]
 
 
 def domains_of_groups(output_dir: Path) -> dict[str, str]:
     """Domain of each published group, told from its prompt."""
-    with read_stream(SingleStreamSpec(output_dir, "actor")) as stream:
-        groups = stream.read_available()
+    groups = records_of(output_dir, "actor")
     return {g[0]["group_id"]: "guessing" if "guess 1-" in g[0]["text"] else "math" for g in groups}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
-def test_two_domains_train_one_policy_in_the_wanted_mixture(run: LauncherProcess) -> None:
+def test_two_domains_train_one_policy_in_the_wanted_mixture(start: Start, tmp_path: Path) -> None:
+    folder = tmp_path / "conf" / "domain"
+    folder.mkdir(parents=True)
+    (folder / "both.yaml").write_text(BOTH)
+    size = "finetune.gradient_accumulation_passes=32"
+    run = start(f"--config-dir={folder.parent}", "+domain=both", size)
     assert run.wait() == 0, run.err
     out, cfg = run.output_dir, load(run.output_dir)
     assert not run.children()
     assert [job.environment_key for job in cfg.jobs_of("environment")] == ["math"]
 
-    books = reconcile(out)
-    assert books.adds_up, books.lines()
+    counts = run.counts()
     tests = Counter(p["domain"] for p in load_datasets(cfg.test_dataset_names, **cfg.dataset_loader_params))
     assert set(tests) == {"guessing", "math"}
-    assert books.eval_ends[Outcome.EVAL_DONE] == books.eval_started == 2 * sum(tests.values())
+    assert counts.eval_ends[Outcome.EVAL_DONE] == counts.eval_started == 2 * sum(tests.values())
 
     check_run(out)
     check_draws(domains_of_groups(out), cfg)
     check_updates(domains_of_groups(out), out)
-    check_figures(records(out, "actor"))
+    check_figures(read_metrics(out, "actor"))
 
 
 def check_draws(published: dict[str, str], cfg: Any) -> None:

@@ -11,15 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.pipeline.conftest import SMALL
 from tests.support.wheel_build import build_wheel
 
-SHORT = (
-    "finetune.max_train_steps=1",
-    "finetune.gradient_accumulation_passes=16",
-    "finetune.attempts=4",
-    "dataset_loader_params.count=6",
-    "wandb.use_wandb=false",
-)
+SHORT = (*SMALL, "finetune.max_train_steps=1", "dataset_loader_params.count=6")
 
 
 def installed(folder: Path) -> Path:

@@ -4,7 +4,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import SingleStreamSpec, read_stream
 from tests.support import tiny_model
 from tests.support.fake_engine import FakeEngine
+from tests.support.processes import DEADLINE_S, until
 
 ROOT = Path(__file__).resolve().parents[2]
 WARNING = re.compile(r"[-\d]{10} [:,\d]{12} WARNING ")
@@ -60,7 +60,7 @@ def write_config(output_dir: Path, model: Path, engines: list[FakeEngine], **cha
 
 
 class ActorRun:
-    """The actor of `output_dir` as a process; its trainer goes on from `version`."""
+    """The actor of `output_dir` as a process; its trainer goes on from `version`, which it announces."""
 
     def __init__(self, output_dir: Path, job: int = 1, version: int = 0):
         self.output_dir = output_dir
@@ -69,6 +69,7 @@ class ActorRun:
         env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
         argv = [sys.executable, "-m", "pipelinerl.actor", str(output_dir), "--job", str(job)]
         self.process = subprocess.Popen(argv, env=env, stderr=subprocess.PIPE, text=True)
+        self.trainer.weight_update_success(version)
 
     def __enter__(self) -> "ActorRun":
         return self
@@ -79,24 +80,30 @@ class ActorRun:
         self.process.communicate(timeout=20)
         self.trainer.close()
 
+    def update(self, engine: FakeEngine, version: int) -> None:
+        """The trainer has trained up to `version`, and the engine serves it."""
+        self.trainer.samples_processed(version)
+        engine.version = str(version)
+        self.trainer.weight_update_success(version)
+
     def read(self, topic: str) -> list[Any]:
         with read_stream(SingleStreamSpec(self.output_dir, topic)) as reader:
             return reader.read_available()
 
-    def until(self, condition: Callable[[], Any], deadline_s: float = 100.0) -> Any:
+    def until(self, condition: Callable[[], Any]) -> Any:
         """The condition's first true value; the process must live meanwhile."""
-        end = time.monotonic() + deadline_s
-        while not (value := condition()):
+
+        def looked_at() -> Any:
             if self.process.poll() is not None:
                 _, errors = self.process.communicate()
                 raise AssertionError(f"actor ended with {self.process.returncode}: {errors}")
-            assert time.monotonic() < end, "the condition did not come true"
-            time.sleep(0.05)
-        return value
+            return condition()
 
-    def end(self, deadline_s: float = 100.0) -> tuple[int, str]:
+        return until(looked_at, "what the test waits for")
+
+    def end(self) -> tuple[int, str]:
         """Exit code and last line of stderr; a warning, such as of a slow engine, is no error."""
-        _, errors = self.process.communicate(timeout=deadline_s)
+        _, errors = self.process.communicate(timeout=DEADLINE_S)
         lines = [line for line in errors.strip().splitlines() if not WARNING.match(line)]
         return self.process.returncode, lines[-1] if lines else ""
 

@@ -34,14 +34,6 @@ def reference(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
-@torch.no_grad()
-def full_logprobs(model: Any, ids: list[int] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
-    """float32 [len(ids) - 1]: log-probability of every id but the first, by one full forward."""
-    tokens = torch.as_tensor(np.asarray(ids, dtype=np.int64))[None]
-    logprobs = (model(tokens).logits[0, :-1].float() / temperature).log_softmax(-1)
-    return logprobs.gather(1, tokens[0, 1:, None])[:, 0].numpy()
-
-
 @dataclass
 class RunningEngine:
     url: str

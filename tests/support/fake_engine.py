@@ -3,9 +3,8 @@
 import asyncio
 import threading
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import aiohttp
@@ -13,8 +12,17 @@ from aiohttp import web
 
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import RolloutResult
+from tests.support.tiny_model import build_tokenizer
 
 Answer = Callable[[list[int]], list[int]]
+Odd = int | bytes | dict[str, Any] | Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+def said(text: str) -> Answer:
+    """The same text of the tiny tokeniser, and its end, whatever is asked."""
+    tokenizer = build_tokenizer()
+    ids = [*tokenizer.convert_tokens_to_ids(list(text)), tokenizer.eos_token_id]
+    return lambda prompt: ids
 
 
 async def rolled_out(
@@ -33,11 +41,13 @@ async def rolled_out(
 
 
 class FakeEngine:
-    """Runs in a thread. `misbehave` takes statuses or bodies that the next generate requests get instead."""
+    """Runs in a thread. `misbehave` takes what the next generate requests get instead: a status, a body, or
+    a function of the request that answers it.
+    """
 
     def __init__(self, answer: Answer, version: str = "0", max_model_len: int = 512, delay_s: float = 0.0):
         self.answer, self.version, self.max_model_len, self.delay_s = answer, version, max_model_len, delay_s
-        self.misbehave: deque[int | dict[str, Any] | bytes] = deque()
+        self.misbehave: deque[Odd] = deque()
         self.always: int | None = None
         self.counts: Counter[str] = Counter()
         self.sampling: list[dict[str, Any]] = []
@@ -52,9 +62,7 @@ class FakeEngine:
         assert self._ready.wait(20)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(20)
 
@@ -64,10 +72,8 @@ class FakeEngine:
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
         app = web.Application()
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/v1/models", self._models)
-        app.router.add_get("/weight_info", self._weight_info)
-        app.router.add_get("/metrics", self._metrics)
+        for path in ("/health", "/v1/models", "/weight_info", "/metrics"):
+            app.router.add_get(path, self._look)
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/v1/chat/completions", self._chat)
         runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
@@ -79,19 +85,14 @@ class FakeEngine:
         await self._stop.wait()
         # Requests that still sleep are cancelled with the loop; a clean shutdown would wait for them.
 
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.Response()
+    async def _look(self, request: web.Request) -> web.Response:
+        """What does not change the engine; `/metrics` is no JSON."""
+        if request.path == "/metrics":
+            return web.Response(text="vllm:num_requests_running 0\n")
+        models = [{"id": "fake", "max_model_len": self.max_model_len}]
+        return web.json_response({"data": models, "weight_version": self.version})
 
-    async def _models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "fake", "max_model_len": self.max_model_len}]})
-
-    async def _weight_info(self, _: web.Request) -> web.Response:
-        return web.json_response({"weight_version": self.version})
-
-    async def _metrics(self, _: web.Request) -> web.Response:
-        return web.Response(text="vllm:num_requests_running 0\n")
-
-    async def _generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
         self.counts["requests"] += 1
         if self.delay_s:
@@ -103,6 +104,8 @@ class FakeEngine:
             return web.Response(body=odd)
         if isinstance(odd, dict):
             return web.json_response(odd)
+        if odd is not None:
+            return await odd(request)
         self.counts["answered"] += 1
         self.sampling.append(body["sampling_params"])
         if "prompt_logprobs" in body["sampling_params"]:

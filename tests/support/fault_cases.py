@@ -17,10 +17,6 @@ from pathlib import Path
 import psutil
 
 from pipelinerl.base.faults import FAULT, FOLDER, HIT, RELEASE
-from pipelinerl.config import load
-from pipelinerl.launcher.ports import is_free
-from pipelinerl.run_state.accounting import reconcile
-from pipelinerl.weights.wire import shared_directory
 from tests.pipeline.conftest import LauncherProcess
 
 STEPS = 6
@@ -34,13 +30,10 @@ RUN = [
     "environment={_target_: tests.support.umpire.Umpire}",
     "dataset_loader_params={count: 6, max_guesses: 2}",
     f"finetune.max_train_steps={STEPS}",
-    "finetune.gradient_accumulation_passes=16",
-    "finetune.attempts=4",
     "finetune.save_checkpoint_steps=1",
     "max_lag=64",
     "eval_every_n_versions=0",
     "eval_at_end=false",
-    "wandb.use_wandb=false",
     "engine.start_deadline_s=120",
     "engine.stall_deadline_s=4",
     "actor.rollout_deadline_s=25",
@@ -141,9 +134,8 @@ def _strike(case: Case, launcher: LauncherProcess, mark: Path, whole: bool) -> E
         ended = _launcher_gone(launcher, began) if case.how == "kill" else _goes_on(launcher, victim)
     else:
         ended = _watched(case, launcher, began, whole)
-    nothing_left(family, launcher.output_dir)
-    counts = reconcile(launcher.output_dir)
-    assert counts.adds_up, counts.lines()
+    launcher.leaves_nothing(family, GONE_S)
+    launcher.counts()
     assert ended.seconds < END_S, f"{case.name} took {ended.seconds:.1f} s: {ended.line}"
     return ended
 
@@ -151,23 +143,8 @@ def _strike(case: Case, launcher: LauncherProcess, mark: Path, whole: bool) -> E
 def _victim(role: str, launcher: LauncherProcess) -> psutil.Process:
     if role == "launcher":
         return psutil.Process(launcher.pid)
-    found: list[psutil.Process] = []
-
-    def there() -> bool:
-        found[:] = [p for p in launcher.children() if runs(p, PROGRAMS[role])]
-        return bool(found)
-
-    launcher.until(there, f"the start of {role}")
-    return found[0]
-
-
-def runs(process: psutil.Process, module: str) -> bool:
-    """Whether a process runs a module; one that dies at this moment does not."""
-    try:
-        words = process.cmdline()
-    except psutil.NoSuchProcess:
-        return False
-    return "-m" in words and words[words.index("-m") + 1] == module
+    launcher.until(lambda: bool(launcher.running(PROGRAMS[role])), f"the start of {role}")
+    return launcher.running(PROGRAMS[role])[0]
 
 
 def _launcher_gone(launcher: LauncherProcess, began: float) -> Ended:
@@ -199,7 +176,7 @@ def log_of(launcher: LauncherProcess) -> Path:
 
 def _watched(case: Case, launcher: LauncherProcess, began: float, whole: bool) -> Ended:
     """The launcher notices by itself: a server is healthy again, or the run ends by name."""
-    if case.role in SERVERS and launcher.comes_true(lambda: restarted(launcher) is not None):
+    if case.role in SERVERS and launcher.comes_true(lambda: restarted(launcher) is not None, "a restart"):
         line, seconds = restarted(launcher), time.monotonic() - began
         if not whole:
             launcher.send(signal.SIGTERM)
@@ -208,7 +185,7 @@ def _watched(case: Case, launcher: LauncherProcess, began: float, whole: bool) -
     status = launcher.wait()
     seconds = time.monotonic() - began
     if case.role in (*SERVERS, "worker") and status == 0:  # complete before it was needed again
-        assert trained_steps(launcher.output_dir) == STEPS
+        assert launcher.summary()["completed_steps"] == STEPS
         return Ended("recovered", seconds, _said_of(case.role, launcher))
     lines = launcher.err.splitlines()
     assert status == 1 and "Traceback" not in launcher.err, launcher.err
@@ -219,21 +196,11 @@ def _watched(case: Case, launcher: LauncherProcess, began: float, whole: bool) -
 
 def _said_of(role: str, launcher: LauncherProcess) -> str:
     """What the log says of a server that was started again, or of a worker that was given up."""
-    log, sign = (
-        (log_of(launcher), "; restart ") if role in SERVERS else (_actor_log(launcher), "rollout worker")
-    )
+    log, sign = log_of(launcher), "; restart "
+    if role not in SERVERS:
+        log, sign = launcher.output_dir / "actor" / "actor.log", "rollout worker"
     (line, *_) = [one for one in log.read_text().splitlines() if sign in one]
     return line.partition(": ")[2]
-
-
-def _actor_log(launcher: LauncherProcess) -> Path:
-    return launcher.output_dir / "actor" / "actor.log"
-
-
-def trained_steps(output_dir: Path) -> int:
-    """Optimizer steps of a run that completed."""
-    summary = json.loads((output_dir / "finetune" / "summary.json").read_text())
-    return int(summary["completed_steps"])
 
 
 def only_loopback(family: list[psutil.Process]) -> None:
@@ -257,31 +224,13 @@ def restarted(launcher: LauncherProcess) -> str | None:
     return None
 
 
-def nothing_left(family: list[psutil.Process], output_dir: Path) -> None:
-    """No process of the run, no bound port, no shared memory."""
-    _, alive = psutil.wait_procs(family, timeout=GONE_S)
-    assert alive == [], [process.cmdline() for process in alive]
-    if not (output_dir / "conf").is_dir():
-        return
-    ports = [job.port for job in load(output_dir).jobs if job.port]
-    end = time.monotonic() + GONE_S
-    while not all(map(is_free, ports)) or shared_directory(output_dir).exists():
-        assert time.monotonic() < end, f"a port of {ports} is bound, or shared memory is left"
-        time.sleep(0.05)
-
-
 def _resume(output_dir: Path) -> None:
     """The same command completes the run."""
-    before = completed_steps(output_dir)
     again = LauncherProcess(output_dir, RUN)
-    try:
+    with contextlib.closing(again):
         assert again.wait() == 0, again.err
-    finally:
-        again.close()
-    assert trained_steps(output_dir) == STEPS
-    counts = reconcile(output_dir)
-    assert counts.adds_up, counts.lines()
-    assert before <= STEPS
+    assert again.summary()["completed_steps"] == STEPS
+    again.counts()
 
 
 def completed_steps(output_dir: Path) -> int:

@@ -18,17 +18,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def bound(port: int) -> bool:
-    """Whether somebody listens there, also while the port's last connections fade away."""
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind(("127.0.0.1", port))
-        except OSError:
-            return True
-        return False
-
-
 def until(condition: Callable[[], Any], what: str) -> Any:
     """What the condition returns, once that is true."""
     end = time.monotonic() + DEADLINE_S

@@ -15,6 +15,12 @@ def load(names: Sequence[str], count: int = 10, **problem: Any) -> list[dict[str
     ]
 
 
+def text(**fields: Any) -> TrainingText:
+    """One token of a prompt and one that was sampled."""
+    base = {"text": "ab", "n_predicted": 1, "input_ids": [1, 2], "labels": [-100, 2], "logprobs": [-0.5]}
+    return TrainingText(**(base | fields))
+
+
 def result(texts: list[TrainingText], reward: float = 1.0) -> RolloutResult:
     metrics = BaseMetrics(reward=reward, success=reward > 0, no_error=True, no_answer=False)
     return RolloutResult(training_texts=texts, metrics=metrics, latency=0.0)

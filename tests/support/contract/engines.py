@@ -114,9 +114,9 @@ class Engine:
     async def metric(self, name: str) -> float:
         return (await self.client().metrics()).get(name, 0.0)
 
-    async def until(self, name: str, holds: Callable[[float], bool], deadline_s: float = 60.0) -> None:
+    async def until(self, name: str, holds: Callable[[float], bool]) -> None:
         """Wait for a counter of the engine."""
-        async with asyncio.timeout(deadline_s):
+        async with asyncio.timeout(60.0):
             while not holds(await self.metric(name)):  # noqa: ASYNC110 - another process counts
                 await asyncio.sleep(0.01)
 

@@ -9,7 +9,7 @@ from collections import Counter
 import aiohttp
 import pytest
 
-from pipelinerl.actor.difficulty import DifficultyPenalty, length_penalty
+from pipelinerl.actor.difficulty import scale_penalties
 from pipelinerl.actor.failures import FailureMonitor
 from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import Ending, FinishedRollout
@@ -17,13 +17,15 @@ from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, retryable
 from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, Throughput, describe
+from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, Throughput
 from pipelinerl.async_llm import RetryableAbortedCompletionError
+from pipelinerl.config import Config
 from pipelinerl.domain_sampling import DomainWeightedSampler
 from pipelinerl.finetune.rl.sample import BadSample, Sample, samples_of
 from pipelinerl.inference.client import EngineRequestError, EngineUnavailable
 from pipelinerl.rollouts import BaseMetrics, RolloutOrigin, TrainingText
 from pipelinerl.run_state.snapshots import Snapshots
+from tests.support.toy_domain import text
 
 PROBLEMS = [{"id": i, "domain": "abc"[i % 3]} for i in range(9)]
 
@@ -118,11 +120,6 @@ def test_evaluation_records_have_a_prefix_but_for_datasets():
     assert record["test_reward_mean"] == 1 and record["d/reward_mean"] == 1 and "test_latency_mean" in record
 
 
-def test_equal_values_have_a_mean_only():
-    assert describe([2.0, 2.0], "x") == {"x_mean": 2.0}
-    assert describe([], "x") == {}
-
-
 def test_rates_are_over_the_window():
     throughput = Throughput(2, start_s=0.0)
     assert throughput.rates(1.0) == {}
@@ -175,11 +172,6 @@ def test_the_lags_of_a_long_wait_for_a_version_are_not_all_kept():
     assert len(lags._lags_s) == LAGS_KEPT
     assert lags.take() == {"loop_lag_p99_s": 0.5, "loop_lag_max_s": 9.0}
     assert lags.take() == {}
-
-
-def text(**fields):
-    base = {"text": "ab", "n_predicted": 1, "input_ids": [1, 2], "labels": [-100, 2], "logprobs": [-0.5]}
-    return TrainingText(**(base | fields))
 
 
 ORIGIN = RolloutOrigin("0-000001", 3, version=8, training=True)
@@ -243,17 +235,19 @@ def test_metrics_are_numbers_or_lists_of_them():
         metric_values(Odd(**base, extra="text"))
 
 
-def test_length_penalties_follow_the_table():
-    assert length_penalty(100, 80, 20) == 0 and length_penalty(100, 101, 20) == 0
-    assert length_penalty(100, 90, 20) == -0.5 and length_penalty(100, 100, 20) == -1
-
-
 def test_penalties_are_scaled_by_the_solve_rate():
     def made(success, tokens, finished=True):
         return rollout(1.0, success=success, samples=[sampled(tokens, finished, 1.0)])
 
     group = [made(True, 90), made(False, 90), made(False, 100, False), made(False, 10)]
-    DifficultyPenalty(gamma=2, failure_scale=0.5, buffer_tokens=20, max_tokens=100).apply(group)
+    cfg = Config.model_validate(
+        {
+            "actor": {"difficulty_aware_penalty": {"gamma": 2, "failure_scale": 0.5}},
+            "rewards": {"buffer_tokens": 20},
+            "llm": {"parameters": {"max_tokens": 100}},
+        }
+    )
+    scale_penalties(group, cfg)
     rewards = [ended.samples[0].reward for ended in group]
     assert rewards == pytest.approx([1 + 0.5 * (1 - 1 / 16), 1 + 0.5 * 0.5, 1.0, 1.0])
     assert [ended.metrics["overlong"] for ended in group] == [1, 1, 1, 0]

@@ -7,7 +7,7 @@ import pytest
 
 from pipelinerl.run_state.accounting import Outcome, reconcile
 from tests.support.actor_run import ActorRun, tiny_model, write_config
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, said
 
 
 @pytest.fixture(scope="module")
@@ -17,9 +17,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answer():
-    tokenizer = tiny_model.build_tokenizer()
-    ids = [*tokenizer.convert_tokens_to_ids(list("42")), tokenizer.eos_token_id]
-    return lambda prompt: ids
+    return said("42")
 
 
 def groups(run: ActorRun) -> list[list[dict]]:
@@ -30,15 +28,10 @@ def test_a_synchronous_run_trains_evaluates_and_accounts_for_every_rollout(tmp_p
     with FakeEngine(answer) as engine:
         write_config(tmp_path, model, [engine], eval_every_n_versions=4)
         with ActorRun(tmp_path) as run:
-            run.trainer.weight_update_success(0)
             run.until(lambda: len(groups(run)) == 2)
-            engine.version = "4"
-            run.trainer.samples_processed(4)
-            run.trainer.weight_update_success(4)
+            run.update(engine, 4)
             run.until(lambda: len(groups(run)) == 4)
-            run.trainer.samples_processed(8)
-            engine.version = "8"
-            run.trainer.weight_update_success(8)
+            run.update(engine, 8)
             run.until(lambda: len(groups(run)) == 6)
             run.trainer.training_done()
             assert run.end() == (0, "")
@@ -66,7 +59,6 @@ def test_each_odd_answer_is_retried_or_counted_and_the_run_goes_on(tmp_path: Pat
         engine.misbehave.extend([500, 404, b"nonsense", {"choices": []}, engine.reply([], "abort")])
         write_config(tmp_path, model, [engine], eval_every_n_versions=0, max_lag=96, eval_at_end=False)
         with ActorRun(tmp_path) as run:
-            run.trainer.weight_update_success(0)
             run.until(lambda: len(groups(run)) >= 49)
             run.trainer.training_done()
             assert run.end()[0] == 0
@@ -82,7 +74,6 @@ def test_a_domain_that_always_raises_ends_the_run_with_its_reason(tmp_path: Path
         params = {"count": 3, "raise": "the sandbox is on fire"}
         write_config(tmp_path, model, [engine], eval_every_n_versions=0, dataset_loader_params=params)
         with ActorRun(tmp_path) as run:
-            run.trainer.weight_update_success(0)
             code, line = run.end()
     assert code == 1
     assert line.startswith("actor: ") and "the sandbox is on fire" in line
@@ -93,14 +84,11 @@ def test_a_resumed_actor_goes_on_where_the_restored_version_was(tmp_path: Path, 
     with FakeEngine(answer) as engine:
         write_config(tmp_path, model, [engine], eval_every_n_versions=1000, eval_at_end=False)
         with ActorRun(tmp_path) as run:
-            run.trainer.weight_update_success(0)
             run.until(lambda: len(groups(run)) == 2)
-            engine.version = "4"
-            run.trainer.weight_update_success(4)
+            run.update(engine, 4)
             run.until(lambda: len(groups(run)) == 4)
             first = groups(run)
         with ActorRun(tmp_path, version=4) as run:
-            run.trainer.weight_update_success(4)
             run.until(lambda: len(groups(run)) == 6)
             again = groups(run)[4:]
             assert len(run.read("stats_test")) == 1
@@ -118,7 +106,6 @@ def test_plain_functions_run_beside_the_loop_on_two_engines(tmp_path: Path, mode
         policy = {"rollout_policy": "tests.support.toy_domain.play_plain", "rollout_workers": 2}
         write_config(tmp_path, model, [one, two], eval_every_n_versions=0, actor=policy, max_lag=28)
         with ActorRun(tmp_path, job=2) as run:
-            run.trainer.weight_update_success(0)
             run.until(lambda: len(groups(run)) >= 16)
         assert abs(one.counts["answered"] - two.counts["answered"]) <= 8
 
@@ -127,13 +114,11 @@ def test_no_worker_outlives_the_actor_and_the_actor_names_a_dead_worker(tmp_path
     with FakeEngine(answer, delay_s=30) as engine:
         write_config(tmp_path, model, [engine], eval_every_n_versions=0)
         with ActorRun(tmp_path) as run:
-            run.trainer.weight_update_success(0)
             run.until(lambda: engine.counts["requests"])
             (worker,) = psutil.Process(run.process.pid).children()
             run.process.kill()
             worker.wait(20)
         with ActorRun(tmp_path) as run:
-            run.trainer.weight_update_success(0)
             run.until(lambda: engine.counts["requests"] == 4)
             (worker,) = psutil.Process(run.process.pid).children()
             worker.kill()

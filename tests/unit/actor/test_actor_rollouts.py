@@ -15,24 +15,25 @@ from pipelinerl.actor.runner import RolloutRunner
 from pipelinerl.config.roles import ActorConfig
 from pipelinerl.inference.client import EngineUnavailable
 from pipelinerl.llm import TrainableLLM
-from pipelinerl.rollouts import ROLLOUT_ORIGIN, BaseMetrics, RolloutResult, TrainingText
-
-METRICS = BaseMetrics(reward=1.0, success=True, no_error=True, no_answer=False)
-
-
-def text() -> TrainingText:
-    return TrainingText(
-        text="ab",
-        n_predicted=1,
-        input_ids=[1, 2],
-        labels=[-100, 2],
-        logprobs=[-0.5],
-        weight_versions=[(4, 0, 1)],
-    )
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutResult
+from tests.support.toy_domain import result, text
 
 
 def done(texts=1) -> RolloutResult:
-    return RolloutResult(training_texts=[text() for _ in range(texts)], metrics=METRICS, latency=0.0)
+    return result([text(weight_versions=[(4, 0, 1)]) for _ in range(texts)])
+
+
+def doing(behaviour):
+    """A policy that does this, whatever the problem."""
+
+    async def policy(cfg, llm, problem, session):
+        return behaviour()
+
+    return policy
+
+
+def fails(error):
+    raise error
 
 
 async def run(policy, *, deadline_s=20.0, retries=3, rotation=("http://e",), problem=None, training=True):
@@ -79,33 +80,27 @@ async def test_timeouts_are_tried_again_and_counted():
 
 
 async def test_retries_are_not_for_ever():
-    async def policy(cfg, llm, problem, session):
-        raise TimeoutError("slow")
-
+    policy = doing(lambda: fails(TimeoutError("slow")))
     outcome = await run(policy, retries=2)
     assert (outcome.ending, outcome.retries, outcome.reason) == (Ending.FAILED, 2, "TimeoutError: slow")
     endless = await run(policy, retries=-1, deadline_s=0.2)
     assert endless.ending is Ending.FAILED and "rollout_deadline_s=0.2" in endless.reason
 
 
-async def test_a_hanging_rollout_ends_at_its_deadline():
-    async def policy(cfg, llm, problem, session):
-        await asyncio.sleep(60)
+async def hang(cfg, llm, problem, session):
+    await asyncio.sleep(60)
 
+
+async def test_a_hanging_rollout_ends_at_its_deadline():
     started = time.monotonic()
-    outcome = await run(policy, deadline_s=0.1)
+    outcome = await run(hang, deadline_s=0.1)
     assert outcome.reason == "rollout passed actor.rollout_deadline_s=0.1" and time.monotonic() - started < 20
 
 
 async def test_without_an_engine_the_run_ends_instead_of_the_rollout():
-    async def policy(cfg, llm, problem, session):
-        raise EngineUnavailable("fleet", "no_engine", "wait for an engine in rotation passed its deadline")
-
-    outcome = await run(policy)
+    lost = EngineUnavailable("fleet", "no_engine", "wait for an engine in rotation passed its deadline")
+    outcome = await run(doing(lambda: fails(lost)))
     assert outcome.ending is Ending.NO_ENGINE and "wait for an engine" in outcome.reason
-
-    async def hang(cfg, llm, problem, session):
-        await asyncio.sleep(60)
 
     assert (await run(hang, deadline_s=0.1, rotation=())).ending is Ending.NO_ENGINE
 
@@ -120,21 +115,12 @@ async def test_without_an_engine_the_run_ends_instead_of_the_rollout():
     ],
 )
 async def test_a_bug_in_the_domain_is_one_failed_rollout(behaviour, reason):
-    async def policy(cfg, llm, problem, session):
-        return behaviour()
-
-    outcome = await run(policy)
+    outcome = await run(doing(behaviour))
     assert (outcome.ending, outcome.reason, outcome.samples) == (Ending.FAILED, reason, [])
 
 
 async def test_a_cancelled_call_inside_a_rollout_is_a_failure_and_a_cancelled_rollout_is_none():
-    async def inner(cfg, llm, problem, session):
-        raise asyncio.CancelledError
-
-    assert (await run(inner)).ending is Ending.FAILED
-
-    async def hang(cfg, llm, problem, session):
-        await asyncio.sleep(60)
+    assert (await run(doing(lambda: fails(asyncio.CancelledError())))).ending is Ending.FAILED
 
     task = asyncio.create_task(run(hang))
     await asyncio.sleep(0.05)
@@ -144,10 +130,7 @@ async def test_a_cancelled_call_inside_a_rollout_is_a_failure_and_a_cancelled_ro
 
 
 async def test_a_rollout_without_texts_is_empty():
-    async def policy(cfg, llm, problem, session):
-        return done(texts=0)
-
-    assert (await run(policy)).ending is Ending.EMPTY
+    assert (await run(doing(lambda: done(texts=0)))).ending is Ending.EMPTY
 
 
 async def test_each_attempt_has_a_problem_of_its_own():

@@ -12,12 +12,9 @@ from pipelinerl.actor.messages import Ending, FinishedRollout
 from pipelinerl.actor.scheduler import Effects, RunFailed, Scheduler
 from pipelinerl.config import Config
 from pipelinerl.finetune.rl.sample import samples_of
-from pipelinerl.rollouts import RolloutOrigin, TrainingText
+from pipelinerl.rollouts import RolloutOrigin
 from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
-
-
-def text():
-    return TrainingText(text="ab", n_predicted=1, input_ids=[1, 2], labels=[-100, 2], logprobs=[-0.5])
+from tests.support.toy_domain import text
 
 
 class World:
@@ -280,7 +277,7 @@ ENDINGS = st.sampled_from([Ending.DONE, Ending.DONE, Ending.FAILED, Ending.EMPTY
     st.lists(st.tuples(st.integers(0, 7), ENDINGS), max_size=120),
 )
 def test_every_rollout_that_starts_ends_in_exactly_one_way(tmp_path_factory, on_error, attempts, script):
-    folder = tmp_path_factory.mktemp("books")
+    folder = tmp_path_factory.mktemp("run")
     world = World(folder, attempts=attempts, on_error=on_error, tests=2, every=50)
     for choice, ending in script:
         world.start_all()

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import pickle
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,22 +19,16 @@ from pipelinerl.inference.client import Deadlines
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.llm import TrainableLLM
 from tests.support import tiny_model, toy_domain
+from tests.support.fake_engine import FakeEngine, Odd
 
 ANNOUNCED = 5
 IDS = [7, 8, 9]
-Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+GOOD: dict[str, Any] = FakeEngine(lambda _: IDS, str(ANNOUNCED)).reply(IDS)
 
 
 def body(**changes: Any) -> dict[str, Any]:
     """A good answer with changes to its only choice."""
-    choice = {
-        "index": 0,
-        "token_ids": IDS,
-        "finish_reason": "stop",
-        "logprobs": {"content": [{"logprob": -0.5, "token_id": id_} for id_ in IDS]},
-        "weight_versions": [{"version": str(ANNOUNCED), "start": 0, "end": 3}],
-    }
-    return {"request_id": "r", "choices": [choice | changes]}
+    return {"request_id": "r", "choices": [GOOD["choices"][0] | changes]}
 
 
 def entries(*pairs: tuple[int, Any]) -> dict[str, Any]:
@@ -46,11 +39,10 @@ def spans(*triples: tuple[str, int, int]) -> dict[str, Any]:
     return {"weight_versions": [{"version": v, "start": a, "end": b} for v, a, b in triples]}
 
 
-def says(content: Any, status: int = 200) -> Reply:
+def says(content: Any, status: int = 200) -> Odd:
     async def reply(_: web.Request) -> web.StreamResponse:
-        if isinstance(content, bytes):
-            return web.Response(body=content, status=status)
-        return web.json_response(content, status=status)
+        text = content if isinstance(content, str) else json.dumps(content)
+        return web.Response(text=text, status=status)
 
     return reply
 
@@ -78,88 +70,54 @@ async def never_answers(_: web.Request) -> web.StreamResponse:
 NOT_A_NUMBER = (
     b'{"choices": [{"index": 0, "token_ids": [7], "finish_reason": "stop", "logprobs": {"content": '
 )
-RETRIED: dict[str, Reply] = {
+RETRIED: dict[str, Odd] = {
     "hangs up": hangs_up,
     "breaks off in mid-answer": breaks_off,
-    "500": says({"error": "no"}, 500),
-    "502 in HTML": says(b"<html>Bad gateway</html>", 502),
-    "503": says({"error": "full"}, 503),
-    "not JSON": says(b"nonsense"),
-    "empty body": says(b""),
-    "no choices": says({"request_id": "r"}),
-    "empty choices": says({"choices": []}),
-    "two choices": says({"choices": body()["choices"] * 2}),
+    "500": 500,
+    "502 in HTML": says("<html>Bad gateway</html>", 502),
+    "503": 503,
+    "not JSON": b"nonsense",
+    "empty body": b"",
+    "no choices": {"request_id": "r"},
+    "empty choices": {"choices": []},
+    "two choices": {"choices": GOOD["choices"] * 2},
     "a list": says([1, 2]),
-    "other ids beside the log-probabilities": says(body(logprobs=entries((7, -1.0), (1, -1.0), (9, -1.0)))),
-    "too few log-probabilities": says(body(logprobs=entries((7, -1.0)))),
-    "no log-probabilities": says(body(logprobs=None)),
-    "NaN": says(NOT_A_NUMBER + b'[{"token_id": 7, "logprob": NaN}]}}]}'),
-    "infinity": says(NOT_A_NUMBER + b'[{"token_id": 7, "logprob": -1e999}]}}]}'),
-    "null for a number": says(body(logprobs=entries((7, None), (8, -1.0), (9, -1.0)))),
-    "the floor": says(body(logprobs=entries((7, -9999.0), (8, -1.0), (9, -1.0)))),
-    "aborted": says(body(finish_reason="abort")),
-    "no tokens": says(body(token_ids=[], logprobs={"content": []}, weight_versions=[])),
-    "no reason to finish": says(body(finish_reason=None)),
-    "versions that decrease": says(body(**spans(("6", 0, 1), ("5", 1, 3)))),
-    "versions with a gap": says(body(**spans(("5", 0, 1), ("6", 2, 3)))),
-    "versions of fewer tokens": says(body(**spans(("5", 0, 2)))),
-    "a version that is no number": says(body(**spans(("five", 0, 3)))),
-    "weights older than announced": says(body(**spans(("4", 0, 3)))),
-    "weights before the first update": says(body(**spans(("default", 0, 3)))),
+    "other ids beside the log-probabilities": body(logprobs=entries((7, -1.0), (1, -1.0), (9, -1.0))),
+    "too few log-probabilities": body(logprobs=entries((7, -1.0))),
+    "no log-probabilities": body(logprobs=None),
+    "NaN": NOT_A_NUMBER + b'[{"token_id": 7, "logprob": NaN}]}}]}',
+    "infinity": NOT_A_NUMBER + b'[{"token_id": 7, "logprob": -1e999}]}}]}',
+    "null for a number": body(logprobs=entries((7, None), (8, -1.0), (9, -1.0))),
+    "the floor": body(logprobs=entries((7, -9999.0), (8, -1.0), (9, -1.0))),
+    "aborted": body(finish_reason="abort"),
+    "no tokens": body(token_ids=[], logprobs={"content": []}, weight_versions=[]),
+    "no reason to finish": body(finish_reason=None),
+    "versions that decrease": body(**spans(("6", 0, 1), ("5", 1, 3))),
+    "versions with a gap": body(**spans(("5", 0, 1), ("6", 2, 3))),
+    "versions of fewer tokens": body(**spans(("5", 0, 2))),
+    "a version that is no number": body(**spans(("five", 0, 3))),
+    "weights older than announced": body(**spans(("4", 0, 3))),
+    "weights before the first update": body(**spans(("default", 0, 3))),
 }
-REFUSED: dict[str, tuple[Reply, str]] = {
+REFUSED: dict[str, tuple[Odd, str]] = {
     "400": (says({"error": {"message": "prompt too long"}}, 400), "HTTP 400: prompt too long"),
-    "404": (says(b"no such route", 404), "HTTP 404: no such route"),
+    "404": (says("no such route", 404), "HTTP 404: no such route"),
     "403": (says({"message": "token ids are off"}, 403), "HTTP 403: token ids are off"),
 }
 
 
-class Engine:
-    """Healthy and up to date; the next replies are those of `odd`."""
-
-    def __init__(self) -> None:
-        self.odd: list[Reply] = []
-        self.asked = 0
-
-    async def generate(self, request: web.Request) -> web.StreamResponse:
-        self.asked += 1
-        await request.read()
-        return await (self.odd.pop(0) if self.odd else says(body()))(request)
-
-    @asynccontextmanager
-    async def serving(self) -> AsyncIterator[str]:
-        app = web.Application()
-        app.router.add_post("/inference/v1/generate", self.generate)
-        app.router.add_get("/health", says(b""))
-        app.router.add_get("/v1/models", says({"data": [{"id": "fake", "max_model_len": 512}]}))
-        app.router.add_get("/weight_info", says({"weight_version": str(ANNOUNCED)}))
-        app.router.add_get("/metrics", says(b"vllm:num_requests_running 0\n"))
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-        await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
-        try:
-            yield f"http://127.0.0.1:{runner.addresses[0][1]}"
-        finally:
-            await runner.cleanup()
-
-
 @pytest.fixture(scope="module")
-def llm(tmp_path_factory: pytest.TempPathFactory) -> TrainableLLM:
-    folder = str(tiny_model.save_model(tmp_path_factory.mktemp("model")))
-    made = TrainableLLM(
-        model_name=folder, tokenizer_name=folder, parameters={"max_tokens": 4}, collect_logprobs=True
-    )
-    made.load_tokenizer()
-    return made
+def llm() -> TrainableLLM:
+    tokenizer = tiny_model.build_tokenizer()
+    return TrainableLLM(tokenizer=tokenizer, parameters={"max_tokens": 4}, collect_logprobs=True)
 
 
 async def played(
-    llm: TrainableLLM, *odd: Reply, deadline_s: float = 20.0
-) -> tuple[list[FinishedRollout], Engine, Fleet]:
+    llm: TrainableLLM, *odd: Odd, deadline_s: float = 20.0
+) -> tuple[list[FinishedRollout], FakeEngine, Fleet]:
     """Two rollouts one after the other, the first against the odd replies."""
-    engine = Engine()
-    engine.odd.extend(odd)
+    engine = FakeEngine(lambda _: IDS, str(ANNOUNCED))
+    engine.misbehave.extend(odd)
     quick = Deadlines(connect_s=5, generate_s=20, health_s=5, health_interval_s=0.02)
     limits = ActorConfig(
         rollout_deadline_s=deadline_s,
@@ -168,25 +126,26 @@ async def played(
         rollout_retry_max_delay_s=0.01,
     )
     cfg: Any = SimpleNamespace()
-    async with (
-        engine.serving() as url,
-        aiohttp.ClientSession() as session,
-        Fleet([url], session, quick, announced_version=lambda: ANNOUNCED) as fleet,
-    ):
-        runner = RolloutRunner(toy_domain.play, cfg, llm, llm, fleet, session, limits, threads=1)
-        outcomes = []
-        for number in range(2):
-            problem = pickle.dumps({"number": number})
-            assignment = Assignment(number, "0-000000", number, problem, url, True, None, ANNOUNCED)
-            outcomes.append(await runner.run(assignment))
-        return outcomes, engine, fleet
+    with engine:
+        url = engine.url
+        async with (
+            aiohttp.ClientSession() as session,
+            Fleet([url], session, quick, announced_version=lambda: ANNOUNCED) as fleet,
+        ):
+            runner = RolloutRunner(toy_domain.play, cfg, llm, llm, fleet, session, limits, threads=1)
+            outcomes = []
+            for number in range(2):
+                problem = pickle.dumps({"number": number})
+                assignment = Assignment(number, "0-000000", number, problem, url, True, None, ANNOUNCED)
+                outcomes.append(await runner.run(assignment))
+            return outcomes, engine, fleet
 
 
 @pytest.mark.parametrize("name", RETRIED)
 async def test_an_odd_answer_is_asked_for_again_and_never_becomes_data(llm: TrainableLLM, name: str) -> None:
     (first, second), engine, fleet = await played(llm, RETRIED[name])
     assert (first.ending, second.ending) == (Ending.DONE, Ending.DONE), first.reason
-    assert engine.asked == 3 and fleet.counts.retries.total() + first.retries == 1
+    assert engine.counts["requests"] == 3 and fleet.counts.retries.total() + first.retries == 1
     assert fleet.counts.failed == 1 and fleet.counts.completed == 2
     assert first.samples[0].weight_versions == [(ANNOUNCED, 0, 3)]
 
@@ -199,7 +158,7 @@ async def test_a_refused_request_fails_its_rollout_with_the_servers_words(
     (first, second), engine, fleet = await played(llm, reply)
     assert first.ending is Ending.FAILED and words in first.reason and first.samples == []
     assert second.ending is Ending.DONE
-    assert engine.asked == 2 and fleet.counts.refused == 1
+    assert engine.counts["requests"] == 2 and fleet.counts.refused == 1
 
 
 async def test_an_engine_that_never_gives_a_right_answer_costs_the_rollout_not_the_run(

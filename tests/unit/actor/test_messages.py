@@ -20,8 +20,9 @@ from pipelinerl.actor.messages import (
 )
 from pipelinerl.actor.worker import News, Worker
 from pipelinerl.finetune.rl.sample import samples_of
-from pipelinerl.rollouts import RolloutOrigin, TrainingText
+from pipelinerl.rollouts import RolloutOrigin
 from pipelinerl.streams.errors import UnsupportedValue
+from tests.support.toy_domain import text
 
 
 async def channels() -> tuple[Channel, Channel]:
@@ -30,16 +31,8 @@ async def channels() -> tuple[Channel, Channel]:
 
 
 def finished(key: int, **metadata) -> FinishedRollout:
-    text = TrainingText(
-        text="ab",
-        n_predicted=1,
-        input_ids=[1, 2],
-        labels=[-100, 2],
-        logprobs=[-0.5],
-        weight_versions=[(4, 0, 1)],
-        metadata=metadata,
-    )
-    samples = samples_of([text], RolloutOrigin("g", key, 4, training=True))
+    given = text(weight_versions=[(4, 0, 1)], metadata=metadata)
+    samples = samples_of([given], RolloutOrigin("g", key, 4, training=True))
     return FinishedRollout(
         key=key, ending=Ending.DONE, samples=samples, metrics={"reward": 1.0, "steps": [2.0]}
     )

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from pipelinerl.run_state.accounting import reconcile
 from tests.support.actor_run import ActorRun, tiny_model, write_config
-from tests.support.fake_engine import FakeEngine
+from tests.support.fake_engine import FakeEngine, said
 from tests.support.known_metrics import (
     ACTOR,
     ACTOR_WITH_EVALUATION,
@@ -42,12 +42,9 @@ DATASETS = {
 
 def test_two_domains_train_together_in_the_wanted_mixture(tmp_path: Path) -> None:
     model = tiny_model.save_model(tmp_path / "model")
-    tokenizer = tiny_model.build_tokenizer()
-    ids = [*tokenizer.convert_tokens_to_ids(list("42")), tokenizer.eos_token_id]
-    with FakeEngine(lambda prompt: ids) as engine:
+    with FakeEngine(said("42")) as engine:
         write_config(tmp_path / "run", model, [engine], eval_at_end=False, max_lag=10_000, **DATASETS)
         with ActorRun(tmp_path / "run") as run:
-            run.trainer.weight_update_success(0)
             groups = run.until(lambda: len(found := run.read("actor")) >= 200 and found)
             engine.version = "8"
             run.trainer.weight_update_success(8)

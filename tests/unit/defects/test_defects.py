@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from aiohttp import web
+from aiohttp.test_utils import TestServer
 from transformers import PreTrainedModel
 
 from domains.privacy_hopqa.agent.errors import TransportFailure
@@ -156,12 +157,9 @@ class Instant:
         )
 
 
-async def test_thousands_of_calls_leave_nothing_in_memory(tmp_path: Path) -> None:
-    folder = str(tiny_model.save_model(tmp_path / "model"))
-    llm = TrainableLLM(
-        model_name=folder, tokenizer_name=folder, parameters={"max_tokens": 64}, collect_logprobs=True
-    )
-    llm.load_tokenizer()
+async def test_thousands_of_calls_leave_nothing_in_memory() -> None:
+    tokenizer = tiny_model.build_tokenizer()
+    llm = TrainableLLM(tokenizer=tokenizer, parameters={"max_tokens": 64}, collect_logprobs=True)
     bound = llm.bind(Instant(), "http://e", None, None)  # type: ignore[arg-type]
     prompt = Prompt.from_user_message("x" * 50)
     session: Any = None
@@ -189,19 +187,9 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     """A key and a certificate that nobody has signed."""
     folder = tmp_path_factory.mktemp("tls")
     key, cert = folder / "key.pem", folder / "cert.pem"
-    command = [
-        "openssl",
-        "req",
-        "-x509",
-        "-newkey",
-        "rsa:2048",
-        "-nodes",
-        "-days",
-        "2",
-        "-subj",
-        "/CN=localhost",
-    ]
-    command += ["-addext", "subjectAltName=DNS:localhost", "-keyout", str(key), "-out", str(cert)]
+    command = ["openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"]
+    command += ["-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"]
+    command += ["-keyout", str(key), "-out", str(cert)]
     try:
         subprocess.run(command, check=True, capture_output=True, timeout=60)
     except FileNotFoundError:
@@ -220,17 +208,12 @@ async def test_a_server_with_a_self_signed_certificate_gets_no_token(certificate
 
     app = web.Application()
     app.router.add_route("*", "/{path:.*}", handler)
-    runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
-    await runner.setup()
-    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=context)
-    await site.start()
-    url = f"https://localhost:{runner.addresses[0][1]}"
-    try:
-        async with aiohttp.ClientSession() as session:
-            client = JsonClient(url, session, 5, Retries(()), {"Authorization": "Bearer secret"})
-            with pytest.raises(TransportFailure, match="certificate verify failed"):
-                await client.post("/browsecomp/search", {"query": "x"})
-        assert not await asyncio.to_thread(is_healthy, url + "/health")
-    finally:
-        await runner.cleanup()
+    server = TestServer(app, scheme="https", host="localhost")
+    await server.start_server(ssl=context)
+    async with server, aiohttp.ClientSession() as session:
+        token = {"Authorization": "Bearer secret"}
+        client = JsonClient(str(server.make_url("")), session, 5, Retries(()), token)
+        with pytest.raises(TransportFailure, match="certificate verify failed"):
+            await client.post("/browsecomp/search", {"query": "x"})
+        assert not await asyncio.to_thread(is_healthy, str(server.make_url("/health")))
     assert seen == []

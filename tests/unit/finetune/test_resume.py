@@ -1,4 +1,4 @@
-"""A trainer that is stopped and started again: the same numbers, one step in both folders, honest books."""
+"""A trainer that is stopped and started again: same numbers, one step in both folders, exact accounting."""
 
 from __future__ import annotations
 

@@ -18,7 +18,8 @@ from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.embedded import model as packed_model
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
 from pipelinerl.inference.embedded.settings import EngineSettings
-from tests.support.engine_harness import EOS, VOCAB, full_logprobs, random_prompt, reference, running_engine
+from tests.support.contract.models import full_logprobs
+from tests.support.engine_harness import EOS, VOCAB, random_prompt, reference, running_engine
 
 TOLERANCE = 2e-5
 

@@ -18,9 +18,9 @@ from pipelinerl.inference.embedded.weight_updates import WeightUpdates
 from pipelinerl.weights.send.engine_state import offers_prepare
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import PREPARE_ROUTE
+from tests.support.contract.models import full_logprobs
 from tests.support.engine_harness import (
     RunningEngine,
-    full_logprobs,
     random_prompt,
     reference,
     running_engine,

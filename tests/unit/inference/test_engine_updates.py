@@ -10,9 +10,9 @@ import torch
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import checksum
+from tests.support.contract.models import full_logprobs
 from tests.support.engine_harness import (
     RunningEngine,
-    full_logprobs,
     random_prompt,
     reference,
     running_engine,

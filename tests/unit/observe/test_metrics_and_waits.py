@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import os
-import pickle
 import subprocess
 import sys
 from pathlib import Path
@@ -118,12 +117,6 @@ def test_a_wait_knows_its_name_and_deadline() -> None:
     assert current_waits() == []
 
 
-def test_an_expired_wait_survives_a_trip_between_processes() -> None:
-    error = pickle.loads(pickle.dumps(WaitExpired("x", 3.0, "y")))
-    assert (error.name, error.deadline_s, str(error)) == ("x", 3.0, "waited 3 s for x: y")
-    assert isinstance(error, TimeoutError)
-
-
 async def test_awaiting_has_a_name_and_cancels_what_takes_too_long() -> None:
     async def value() -> int:
         return 7
@@ -161,8 +154,6 @@ def test_each_process_logs_into_its_own_file(tmp_path: Path, own_handlers: None)
     logging.getLogger("a").info("from the parent")
     path = setup_logging(tmp_path, "actor", "worker_1")
     logging.getLogger("a").info("from the worker")
-    with pytest.raises(ValueError, match="log level 'LOUD'"):
-        setup_logging(tmp_path, "actor", level="loud".upper())
     assert path == tmp_path / "actor" / "worker_1.log"
     assert "from the worker" in path.read_text() and "parent" not in path.read_text()
     assert "from the parent" in (tmp_path / "actor" / "actor.log").read_text()

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -44,6 +47,24 @@ def fill(spec: SingleStreamSpec, *records: Any, mode: str = "a") -> None:
     with write_to_streams(spec, mode) as out:
         for record in records:
             out.write(record)
+
+
+class Bomb:
+    """Goes off when its pickle is read."""
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (pytest.fail, ("a pickle was read",))
+
+
+def print_stream(
+    output_dir: Path, streams: dict[str, Any], *arguments: str
+) -> subprocess.CompletedProcess[str]:
+    """The command that prints a stream, in the folder of a run with these settings."""
+    config = output_dir / "conf" / "exp_config.yaml"
+    config.parent.mkdir(exist_ok=True)
+    config.write_text(json.dumps({"streams": streams}))
+    command = [sys.executable, "-m", "pipelinerl.streams", str(output_dir), *arguments]
+    return subprocess.run(command, capture_output=True, text=True)
 
 
 def content(spec: SingleStreamSpec, offset: int = 0) -> list[Any]:

@@ -30,7 +30,7 @@ from pipelinerl.streams import (
     write_to_streams,
 )
 from tests.support.redis_server import DEADLINE_S
-from tests.unit.streams.conftest import Choose, content, fill
+from tests.unit.streams.conftest import Choose, content, fill, print_stream
 
 pytestmark = pytest.mark.usefixtures("choose")
 LONG_S = 60.0
@@ -167,13 +167,16 @@ def test_statistics_are_json_lines(tmp_path: Path, topic: str) -> None:
             r.read_available()
 
 
-def test_unknown_backends_modes_and_topics_are_one_line(tmp_path: Path) -> None:
+def test_unknown_backends_modes_and_names_are_one_line(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match=r"streams.backend=nats is not available; use one of: files, redis"):
         set_streams_backend("nats", host="x")
     with pytest.raises(ValueError, match="stream mode 'r'"):
         write_to_streams(SingleStreamSpec(tmp_path, "actor"), mode="r")
-    with pytest.raises(ValueError, match="is not a plain name"):
+    with pytest.raises(ValueError, match=r"topic '\.\./actor' is not a plain name"):
         SingleStreamSpec(tmp_path, "../actor")
+    for name in ("a/b", "~x"):
+        with pytest.raises(ValueError, match=f"reader '{name}' is not a plain name"):
+            read_stream(SingleStreamSpec(tmp_path, "actor"), reader=name)
 
 
 WRITER = """
@@ -224,15 +227,12 @@ def test_a_killed_writer_loses_nothing_it_wrote_and_frees_its_place(
 def test_the_command_prints_any_stream_as_json(spec: SingleStreamSpec, choose: Choose) -> None:
     settings = choose()
     settings.pop("use_inotify", None)
-    config = spec.exp_path / "conf" / "exp_config.yaml"
-    config.parent.mkdir()
-    address = {"host": "127.0.0.1"} if settings["backend"] == "redis" else {}
-    config.write_text(json.dumps({"streams": {**settings, **address}}))
+    if settings["backend"] == "redis":
+        settings["host"] = "127.0.0.1"
     fill(spec, [{"input_ids": np.arange(3, dtype=np.int32), "reward": 1.0}], [])
-    command = [sys.executable, "-m", "pipelinerl.streams", str(spec.exp_path)]
-    done = subprocess.run([*command, "actor", "--limit", "1"], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout) == [{"input_ids": [0, 1, 2], "reward": 1.0}]
-    missing = subprocess.run([*command, "acter"], capture_output=True, text=True)
+    done = print_stream(spec.exp_path, settings, "actor", "--limit", "1")
+    assert json.loads(done.stdout) == [{"input_ids": [0, 1, 2], "reward": 1.0}], done.stderr
+    missing = print_stream(spec.exp_path, settings, "acter")
     assert missing.returncode == 1
     assert missing.stderr == f"streams: there is no stream acter in {spec.exp_path}; there are actor\n"
 
@@ -290,12 +290,6 @@ def test_without_named_readers_nothing_waits_and_nothing_is_freed(
             out.write(i)
         assert r.read_available() == list(range(100))
     assert content(spec) == list(range(100))
-
-
-@pytest.mark.parametrize("name", ["a/b", "~x"])
-def test_names_of_readers_are_plain(spec: SingleStreamSpec, name: str) -> None:
-    with pytest.raises(ValueError, match="is not a plain name"):
-        read_stream(spec, reader=name)
 
 
 def test_streams_are_listed_and_removed(tmp_path: Path) -> None:

@@ -22,9 +22,8 @@ from pipelinerl.streams.records import (
     RecordEncoder,
     decode_record,
     encode_record,
-    parse_header,
-    record_decoder,
 )
+from tests.unit.streams.conftest import Bomb
 
 DTYPES = [np.dtype(code) for code in np.typecodes["AllInteger"] + "?efd"]
 arrays = hnp.arrays(st.sampled_from(DTYPES), hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=5))
@@ -81,12 +80,8 @@ def test_foreign_bytes_are_refused(data: bytes) -> None:
         decode_record(data)
 
 
-def test_a_pickle_is_refused_unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Hostile:
-        def __reduce__(self) -> tuple[Any, ...]:
-            return (pytest.fail, ("the pickle was executed",))
-
-    data = pickle.dumps(Hostile())
+def test_a_pickle_is_refused_unread() -> None:
+    data = pickle.dumps(Bomb())
     for attempt in (data, encode_record(b"")[:HEADER_SIZE] + data, data * 10):
         with pytest.raises(CorruptRecord):
             decode_record(attempt)
@@ -121,13 +116,6 @@ def test_hostile_content_with_valid_checksums_is_refused(payload: bytes) -> None
         decode_record(hostile(payload))
 
 
-def test_an_unknown_format_version_is_named() -> None:
-    record = bytearray(encode_record(1))
-    record[3] = 9
-    with pytest.raises(CorruptRecord, match="record format 9 is not known, this version reads 2; start over"):
-        decode_record(record)
-
-
 @pytest.mark.parametrize(
     "value", [object(), {1, object()}, np.array(["text"]), np.array([object()]), np.array([1j]), 2**64]
 )
@@ -160,12 +148,5 @@ def test_views_and_foreign_byte_orders_arrive_as_plain_arrays() -> None:
 def test_decoded_arrays_are_aligned_views_of_the_record() -> None:
     record = bytearray(encode_record({"a": np.ones(3, np.int8), "b": np.ones(5, np.float64)}))
     out = decode_record(record)
-    assert not out["a"].flags.owndata and not out["b"].flags.owndata
-    out["a"][0] = 7
-    assert decode_like(record)["a"][0] == 7
-
-
-def decode_like(record: bytearray) -> Any:
-    length, skeleton, _ = parse_header(record)
-    payload = memoryview(record)[HEADER_SIZE:]
-    return record_decoder()((length, skeleton, xxh3_64_intdigest(payload)), payload)
+    assert all(np.shares_memory(array, np.frombuffer(record, np.uint8)) for array in out.values())
+    assert all(array.flags.aligned and array.flags.writeable for array in out.values())

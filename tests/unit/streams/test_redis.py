@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import pickle
-import subprocess
-import sys
 import threading
 from pathlib import Path
 
@@ -26,7 +23,7 @@ from pipelinerl.streams import (
 from pipelinerl.streams.records import encode_record
 from pipelinerl.streams.redis_writer import Keys
 from tests.support.redis_server import redis_server
-from tests.unit.streams.conftest import fill
+from tests.unit.streams.conftest import Bomb, fill, print_stream
 
 
 @pytest.fixture
@@ -38,11 +35,6 @@ def server(redis_port: int) -> redis.Redis:
 
 def keys(spec: SingleStreamSpec) -> Keys:
     return Keys(f"pipelinerl:{spec.exp_path}", spec)
-
-
-class Bomb:
-    def __reduce__(self) -> tuple[object, ...]:
-        return (pytest.fail, ("a pickle was read",))
 
 
 @pytest.mark.parametrize(
@@ -197,11 +189,7 @@ def test_the_command_reads_what_an_ended_run_saved(tmp_path: Path) -> None:
         assert list_streams(tmp_path) == [spec]
         redis.Redis(port=port).save()
     set_streams_backend("files")
-    config = tmp_path / "conf" / "exp_config.yaml"
-    config.parent.mkdir()
-    config.write_text(json.dumps({"streams": {"backend": "redis", "host": "127.0.0.1", "port": port}}))
-    command = [sys.executable, "-m", "pipelinerl.streams", str(tmp_path), "actor"]
     with redis_server(tmp_path) as another:  # a later run's server has taken the port
-        config.write_text(config.read_text().replace(str(port), str(another)))
-        done = subprocess.run(command, capture_output=True, text=True)
+        settings = {"backend": "redis", "host": "127.0.0.1", "port": another}
+        done = print_stream(tmp_path, settings, "actor")
     assert done.stdout == '{"ids":[0,1]}\n', done.stderr

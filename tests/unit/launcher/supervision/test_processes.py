@@ -13,8 +13,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipelinerl.launcher.ports import is_free
 from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor, core
-from tests.support.processes import DEADLINE_S, alive, bound, free_port, until
+from tests.support.processes import DEADLINE_S, alive, free_port, until
 
 # A server with a worker that shares its group and one that asked to die with it.
 SERVER = """
@@ -95,7 +96,7 @@ def test_kill_9_of_the_launcher_leaves_no_process_and_no_port(tmp_path: Path, gu
         finally:
             launcher.kill()
     until(lambda: not any(alive(pid) for pid in pids), "the end of every descendant")
-    assert not bound(port)
+    assert is_free(port)
     until(lambda: not (shared / "weights-1").exists(), "the end of what it left in shared memory")
     assert later.exists()
 
@@ -108,7 +109,7 @@ def test_stop_takes_the_workers_of_a_child_along(tmp_path: Path) -> None:
         pids += supervisor.pids().values()
         assert len(pids) == 3
     assert not any(alive(pid) for pid in pids)
-    assert not bound(port)
+    assert is_free(port)
 
 
 def test_a_killed_engine_is_restarted_and_its_workers_are_gone(
@@ -129,7 +130,7 @@ def test_a_killed_engine_is_restarted_and_its_workers_are_gone(
         os.kill(supervisor.pids()["engine"], signal.SIGKILL)
         with pytest.raises(ChildFailed, match="engine: killed by SIGKILL, after 1 restarts"):
             supervisor.watch()
-    assert not bound(port)
+    assert is_free(port)
 
 
 def test_a_failure_is_one_line_with_the_last_words_of_the_child(tmp_path: Path) -> None:
