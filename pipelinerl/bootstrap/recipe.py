@@ -11,17 +11,17 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from pipelinerl.bootstrap.demonstrations import Demonstration, PackStream, Source, TokenPack
+from pipelinerl.bootstrap.demonstrations import Demonstration, Source
 from pipelinerl.bootstrap.gates import GateResult, measure
 from pipelinerl.bootstrap.model import ROPE_THETA, build_model
+from pipelinerl.bootstrap.packs import PackedBatch, PackStream, loader
+from pipelinerl.bootstrap.supervised import train_supervised
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.config.bootstrap import BootstrapConfig
-from pipelinerl.finetune.supervised import PackedBatch, train_supervised
 
 TOKENIZER_SEED = 1_000_000_000
 """World seeds of the tokenizer's texts, of the gates and of training never meet."""
@@ -101,7 +101,6 @@ def _train(
             skills = measure(model, tokenizer.backend_tokenizer, probe, {}, recipe.shape.max_length)
             log("  skills: " + "  ".join(f"{s.kind} {s.accuracy:.2f}" for s in skills))
 
-    on_gpu = torch.device(device).type == "cuda"
     train_supervised(
         model,
         _batches(recipe, source, tokenizer_file),
@@ -109,11 +108,9 @@ def _train(
         learning_rate=recipe.learning_rate,
         num_warmup_steps=max(1, int(WARMUP_FRACTION * total)),
         weight_decay=recipe.weight_decay,
-        device=device,
-        dtype=torch.bfloat16 if on_gpu else torch.float32,
-        compile=on_gpu,
         log=report,
         log_every=max(1, total // _REPORTS),
+        device=device,
     )
 
 
@@ -124,22 +121,11 @@ def _batches(recipe: BootstrapConfig, source: Source, tokenizer_file: Path) -> I
             phase.name,
             tokenizer_file,
             first_seed=recipe.seed * 100_000_000 + index * 10_000_000,
-            workers=recipe.workers,
             pack_tokens=recipe.pack_tokens,
             max_length=recipe.shape.max_length,
             prompt_loss=phase.prompt_loss,
         )
-        try:
-            for pack in itertools.islice(stream, steps):
-                yield _packed_batch(pack)
-        finally:
-            stream.close()
-
-
-def _packed_batch(pack: TokenPack) -> PackedBatch:
-    offsets = np.concatenate([[0], np.cumsum(pack.lengths)]).astype(np.int32)
-    positions = np.arange(offsets[-1], dtype=np.int32) - np.repeat(offsets[:-1], pack.lengths)
-    return PackedBatch(pack.input_ids, pack.labels, positions, offsets, pack.weights)
+        yield from itertools.islice(loader(stream, recipe.workers), steps)
 
 
 def check(

@@ -37,11 +37,11 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path) -> Learner:
     model = load_model(
         cfg.policy_path if finetune.lora.enabled else model_path,
         torch.device("cuda", ranks.index) if cfg.trainer_on_gpu else torch.device("cpu"),
-        finetune.gradient_checkpointing,
-        finetune.reentrant_checkpointing,
         finetune.trust_remote_code,
-        finetune.compile and cfg.trainer_on_gpu,
-        finetune.use_flash_attention,
+        gradient_checkpointing=finetune.gradient_checkpointing,
+        reentrant_checkpointing=finetune.reentrant_checkpointing,
+        compile=finetune.compile and cfg.trainer_on_gpu,
+        flash_attention=finetune.use_flash_attention,
     )
     if finetune.lora.enabled:
         add_adapters(model, finetune.lora)

@@ -24,6 +24,7 @@ from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.modeling.sharding import gathered_weights, is_sharded, reshard, whole
+from pipelinerl.modeling.tensors import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +185,4 @@ class Learner:
         (0.0 * loss).backward()
 
     def _move(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if self.device.type == "cuda":
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor
+        return to_device(array, self.device)

@@ -1,4 +1,4 @@
-"""Every optimizer that the configuration accepts trains, follows its formula and resumes."""
+"""Every optimizer that the configuration accepts trains, follows its formula and resumes; schedules."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from pipelinerl.finetune.lion import Lion
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.optimiser import OPTIMISERS, build_optimiser
 from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.schedulers import build_scheduler, learning_rate_factor
 from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
 from tests.support.policy import tiny_model
 from tests.unit.finetune.test_loop import Deadly, Killed, weights
@@ -75,3 +76,13 @@ def test_lion_follows_its_algorithm() -> None:
         torch.testing.assert_close(weight.detach(), ours)
     with pytest.raises(ValueError, match="no closure"):
         optimiser.step(lambda: None)
+
+
+def test_schedules() -> None:
+    assert learning_rate_factor(0, "constant", 5, 10) == 1.0
+    assert learning_rate_factor(0, "cosine", 4, 10) == pytest.approx(0.2)
+    assert learning_rate_factor(4, "cosine", 4, 10) == pytest.approx(1.0)
+    assert learning_rate_factor(10, "cosine", 4, 10) == pytest.approx(0.0)
+    assert learning_rate_factor(7, "linear", 4, 10) == pytest.approx(0.5)
+    with pytest.raises(ValueError, match="lr_scheduler_type=step is unknown"):
+        build_scheduler(torch.optim.SGD([torch.zeros(1)]), "step", 0, 1)
