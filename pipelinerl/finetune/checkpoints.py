@@ -17,7 +17,6 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
 
 from pipelinerl.base import faults
 from pipelinerl.finetune.step import Learner
@@ -31,6 +30,7 @@ from pipelinerl.modeling.value_head import save_value_head
 MODEL, STATE, INTERMEDIATE = "current", "training_state", "intermediate"
 MARKER = "checkpoint.json"
 """Written last into each folder: a folder that has it is complete."""
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja")
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +132,10 @@ def save_checkpoint(
         return
     root.mkdir(parents=True, exist_ok=True)
     beside = _fresh(root / f"~{MODEL}")
-    save_model(learner.model, beside, tokenizer_from, tensors.model)
+    learner.model.save_pretrained(beside, state_dict=tensors.model)
+    for pattern in _TOKENIZER_FILES if tokenizer_from is not None else ():
+        for file in tokenizer_from.glob(pattern):
+            shutil.copy2(file, beside / file.name)
     if tensors.adapters:
         save_adapters(learner.model, tensors.adapters, beside / ADAPTER_FOLDER)
     if tensors.value_head:
@@ -194,23 +197,6 @@ def collect_tensors(learner: Learner, with_state: bool = True) -> CheckpointTens
             for name, value in values.items()
         ),
     )
-
-
-def save_model(
-    model: PreTrainedModel,
-    folder: Path,
-    tokenizer_from: Path | None = None,
-    tensors: dict[str, torch.Tensor] | None = None,
-) -> None:
-    """Save in Hugging Face format (safetensors, float32), with the tokenizer of another folder.
-
-    `tensors` are saved in place of the model's own.
-    """
-    model.save_pretrained(folder, state_dict=tensors)
-    if tokenizer_from is not None:
-        for pattern in ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja"):
-            for file in tokenizer_from.glob(pattern):
-                shutil.copy2(file, folder / file.name)
 
 
 def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[str, Any]]:

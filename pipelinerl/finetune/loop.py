@@ -18,7 +18,7 @@ import torch
 
 from pipelinerl.base.files import write_whole
 from pipelinerl.config import Config
-from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
+from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster
 from pipelinerl.finetune.build import build_learner
 from pipelinerl.finetune.checkpoints import load_state, resume_point, save_checkpoint
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepRollouts, count_batch, fetch
@@ -73,18 +73,16 @@ class Trainer:
             log.info("resuming at step %d, version %d", point.step, self.counters.samples)
         self._positions: dict[str, int] = saved.get("positions", {})
         self._accounting_end: int | None = saved.get("ledger") if point is not None else 0
-        self._broadcaster = broadcaster or self._default_broadcaster()
+        if broadcaster is None:
+            engines = cfg.updates_engines and cfg.jobs_of("actor_llm") and ranks.is_main
+            broadcaster = EngineBroadcaster(self.learner, cfg) if engines else Broadcaster()
+        self._broadcaster = broadcaster
         self._memory = MemoryDebug(cfg.finetune.memory_debug, self.learner.device)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
         self._announcements: TrainerAnnouncements | None = None
         self._status: StatusFile | None = None
         self._stale_in_queue: StaleInQueue | None = None
-
-    def _default_broadcaster(self) -> Broadcaster:
-        if self.cfg.updates_engines and self.cfg.jobs_of("actor_llm") and self.ranks.is_main:
-            return EngineBroadcaster(self.learner, self.cfg)
-        return NoEngines()
 
     def run(self) -> None:
         """Train to the last step; see the module for what is announced when."""
@@ -183,7 +181,7 @@ class Trainer:
         if not self.learner.sharded:
             yield from batches
             return
-        while self.ranks.any((batch := next(batches, None)) is not None):
+        while any(self.ranks.gather((batch := next(batches, None)) is not None)):
             yield sentinel_batch(step, texts) if batch is None else batch
 
     def _coefficients(self) -> Coefficients:

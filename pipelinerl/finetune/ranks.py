@@ -28,10 +28,6 @@ class Ranks:
         """The value of every rank, in order, on every rank."""
         return [value]
 
-    def any(self, flag: bool) -> bool:
-        """Whether some rank says so."""
-        return flag
-
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace each gradient by its sum over ranks."""
 
@@ -61,13 +57,6 @@ class AccelerateRanks(Ranks):
         gathered: list[Any] = [None] * self.count
         dist.all_gather_object(gathered, value, group=self._hosts)
         return gathered
-
-    def any(self, flag: bool) -> bool:
-        import torch.distributed as dist
-
-        said = torch.tensor([int(flag)])
-        dist.all_reduce(said, dist.ReduceOp.MAX, group=self._hosts)
-        return bool(said)
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         import torch.distributed as dist

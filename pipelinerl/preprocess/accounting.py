@@ -26,14 +26,8 @@ class SampleAccounting:
     """
 
     def __init__(self, ledger: RolloutLog, discarded: DiscardedTexts) -> None:
-        self._ledger, self._discarded = ledger, discarded
+        self._ledger, self.discarded = ledger, discarded
         self._open: dict[str, _Open] = defaultdict(_Open)
-        self.dropped_samples = 0
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Samples dropped by reason since the start."""
-        return self._discarded.counts
 
     def arrived(self, rollouts: Iterable[str]) -> None:
         """One sample of each of these rollouts came."""
@@ -55,8 +49,7 @@ class SampleAccounting:
             if self._leave(rollout, published=False):
                 ended[reason].append(rollout)
         for reason, n in counts.items():
-            self._discarded.add(reason, n)
-            self.dropped_samples += n
+            self.discarded.add(reason, n)
         for reason, rollouts in ended.items():
             if reason == "stale":
                 self._ledger.record(Outcome.STALE, rollouts, "max_lag_in_queue")

@@ -9,6 +9,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from pipelinerl.finetune.broadcast import Broadcaster
 from pipelinerl.finetune.checkpoints import MARKER, restore_point, settle
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
@@ -20,22 +21,15 @@ from tests.support.builders import trainer_config, write_steps
 from tests.support.policy import tiny_model
 
 
-class Recorder:
+class Recorder(Broadcaster):
     """A broadcaster that notes what it was asked to publish."""
 
     def __init__(self) -> None:
         self.versions: list[int] = []
 
-    def start(self) -> None: ...
-
     def publish(self, version: int) -> dict[str, float]:
         self.versions.append(version)
         return {"weights/bytes": 1.0}
-
-    def refresh(self) -> bool:
-        return False
-
-    def close(self) -> None: ...
 
 
 class Killed(RuntimeError): ...

@@ -64,7 +64,6 @@ def test_equal_rewards_are_filtered_refunded_and_written_down(bench: Bench) -> N
         text["reward"] = 1.0
     bench.preprocess.take_groups([texts, group(1)])
     assert bench.discarded.counts == {"zero_advantage": 4}
-    assert bench.preprocess.discarded() == {"discarded/zero_advantage": 4.0}
     assert bench.ledger() == {("filtered", "zero_advantage"): 4}
     assert not bench.preprocess.write_steps()
 
