@@ -135,6 +135,10 @@ RESUMED: dict[str, tuple[Spoil, str]] = {
     ),
     "state is no JSON": (put(f"{STATE}/state.json", b"{"), "damaged"),
     "state without counters": (entries(f"{STATE}/state.json", counters=None), "has no counters"),
+    "an empty state": (
+        put(f"{STATE}/state.json", b"{}"),
+        "has no optimiser and no completed_schedule_steps and no counters and no extra, so another version",
+    ),
     "unknown counters": (entries(f"{STATE}/state.json", counters={"spam": 1}), "unknown counters: spam"),
     "another optimizer": (
         entries(f"{STATE}/state.json", optimiser="Lion over 3 tensors"),

@@ -151,42 +151,6 @@ def test_a_save_may_die_anywhere_and_leaves_one_step_in_both_folders(
     assert seen == ({2, 4} if with_state else {2})
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (
-            lambda state: state.pop("optimiser"),
-            "has no optimiser, so another version saved it; train anew with",
-        ),
-        (
-            lambda state: state.clear(),
-            "has no optimiser and no completed_schedule_steps and no counters and no extra",
-        ),
-        (
-            lambda state: state.update(optimiser="Lion over 1 tensors"),
-            "saved with Lion over 1 tensors, this run",
-        ),
-        (None, "training_state: damaged"),
-    ],
-)
-def test_a_state_of_another_version_is_refused_in_one_line(
-    tmp_path: Path, change: Callable[[dict[str, Any]], Any] | None, expected: str
-) -> None:
-    write_steps(tmp_path, 4, 6)
-    with pytest.raises(Killed):
-        train(tmp_path, Deadly(18))
-    path = tmp_path / "finetune" / "training_state" / "state.json"
-    state = json.loads(path.read_text())
-    if change is None:
-        path.write_text("{")
-    else:
-        change(state)
-        path.write_text(json.dumps(state))
-    with pytest.raises(ValueError, match=expected) as refused:
-        train(tmp_path)
-    assert "\n" not in str(refused.value)
-
-
 def test_a_checkpoint_waits_for_the_snapshots_that_belong_to_it(tmp_path: Path) -> None:
     write_steps(tmp_path, 4, 6)
     roles = ("actor", "preprocess")

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,7 +14,6 @@ from hypothesis import strategies as st
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.batch import assemble_step
-from pipelinerl.finetune.rl.loss_scale import apply_scales
 from pipelinerl.preprocess.buffer import SampleBuffer
 from pipelinerl.preprocess.chunk import process_chunk
 from tests.support.builders import group, ready, record, samples
@@ -137,25 +134,6 @@ def test_cuts_only_when_whole_rollouts_do_not_fit(sizes: list[int], n: int) -> N
         assert split == 0
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("seq_length", [12, 40])
-def test_step_weights_do_not_depend_on_ranks_or_micro_batches(ranks: int, seq_length: int) -> None:
-    rl = RLConfig(batch_size_normalization="rollout_mean", role_weights={"a": "1/3", "b": "2/3"})
-    texts = [ready(i, role="ab"[i % 2], loss_weight=1.0 + i % 3, rollout_index=i // 2) for i in range(9)]
-    apply_scales(texts, rl)
-    plan = assemble_step(texts, 0, seq_length, ranks)
-    found: dict[str, float] = {}
-    for batch in (batch for batches in plan for batch in batches):
-        for row, text_id in enumerate(batch.text_ids):
-            column = batch.loss_weight_scale[0][batch.segment_ids[0] == row]
-            assert (column == column[0]).all()
-            found[text_id[0]] = float(column[0])
-    expected = {text.group_id: pytest.approx(text.loss_weight_scale, rel=1e-6) for text in texts}
-    assert found == expected
-    total = sum(text.loss_weight_scale for text in texts)
-    assert sum(t.loss_weight_scale for t in texts if t.role == "a") == pytest.approx(total / 3)
-
-
 def test_token_columns_land_on_their_tokens() -> None:
     texts = [ready(1, 2.0, version=3), ready(2, -1.0, version=4)]
     batch = assemble_step(texts, 0, 64)[0][0]
@@ -217,42 +195,3 @@ def test_reference_scores_match_the_policy_at_its_temperature(tmp_path: Path) ->
         with torch.no_grad():
             inputs = one._loss_inputs(batch, targets_of(batch, one.rl))
         np.testing.assert_allclose(inputs.logprobs_N.numpy(), found, atol=1e-5)
-
-
-def test_metrics_are_complete_and_never_nan(bench: Bench) -> None:
-    empty = bench.preprocess.metrics.record(bench.preprocess.gauges())
-    assert all(np.isfinite(value) for value in empty.values()) and "adv/scale_mean" not in empty
-    texts = group(0, steps=2)
-    for i, text in enumerate(texts):
-        text["situation"] = f"hop:{i % 2}:plan"
-    bench.preprocess.take_groups([texts, group(1)])
-    bench.preprocess.write_steps()
-    record_ = bench.preprocess.metrics.record(bench.preprocess.gauges())
-    assert all(np.isfinite(value) for value in record_.values())
-    for name in (
-        "preprocessor/published_samples",
-        "preprocessor/queue/output_samples",
-        "preprocessor/packing_fill",
-        "adv/situation/hop:plan/abs_mean",
-        "adv/frac_singleton_buckets",
-        "adv/texts_per_rollout",
-    ):
-        assert name in record_, name
-    assert record_["adv/situation/hop:plan/count"] == 8 and record_["adv/scale_mean"] == 1.0
-
-
-def test_the_role_starts_without_torch() -> None:
-    code = (
-        "import sys, pipelinerl.preprocess.__main__; "
-        "assert not {'torch', 'pandas', 'vllm', 'domains'} & set(sys.modules), sorted(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_masked_texts_do_not_move_the_places_that_writers_emit() -> None:
-    from pipelinerl.rollouts import TrainingText
-    from pipelinerl.situations import INDEX_KEY, LENGTH_KEY, emit_situations
-
-    texts = [TrainingText(text="", n_predicted=0, situation="a", masked=step == 0) for step in range(3)]
-    emit_situations(texts, "g/0")
-    assert [(t.metadata[INDEX_KEY], t.metadata[LENGTH_KEY]) for t in texts[1:]] == [(0, 2), (1, 2)]

@@ -74,6 +74,12 @@ def test_contradictions_name_the_text(fields, message):
         emit_situations([text(), text(**fields)], "g/7")
 
 
+def test_masked_texts_do_not_move_the_places_of_others():
+    texts = [text(situation="a", masked=step == 0) for step in range(3)]
+    emit_situations(texts, "g/0")
+    assert places(texts[1:]) == [(0, 2), (1, 2)]
+
+
 def test_one_situation_is_either_pooled_or_aligned():
     texts = [text(situation="S"), text(situation="S", position="pool")]
     with pytest.raises(ValueError, match="g/7: situation 'S' has both"):
