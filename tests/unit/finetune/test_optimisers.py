@@ -7,17 +7,15 @@ from typing import get_args
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import FinetuneConfig
 from pipelinerl.finetune.lion import Lion
-from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.optimiser import OPTIMISERS, build_optimiser
-from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.schedulers import build_scheduler, learning_rate_factor
-from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
-from tests.support.policy import tiny_model
-from tests.unit.finetune.test_loop import Deadly, Killed, weights
+from tests.support.builders import VALUE_HEAD
+from tests.support.training import assert_resumes_bit_for_bit, saved, train, trainer
 
 
 def test_the_accepted_optimisers_are_those_that_exist() -> None:
@@ -40,27 +38,17 @@ def test_an_unknown_optimiser_is_named(model: PreTrainedModel) -> None:
 
 @pytest.mark.parametrize("name", ["adafactor", "lion"])
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, name: str) -> None:
-    for folder in ("straight", "resumed"):
-        (tmp_path / folder).mkdir()
-        write_steps(tmp_path / folder, 4, 6)
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    Trainer(trainer_config(straight, tiny_model(), optim=name), Ranks()).run()
-    with pytest.raises(Killed):
-        Trainer(trainer_config(resumed, tiny_model(), optim=name), Ranks(), None, Deadly(18)).run()
-    Trainer(trainer_config(resumed, tiny_model(), optim=name), Ranks()).run()
-    expected, found = weights(straight / "finetune/current"), weights(resumed / "finetune/current")
-    before = weights(straight / "model")
-    assert all(torch.equal(expected[key], found[key]) for key in expected)
-    assert any(not torch.equal(expected[key], before[key]) for key in expected)
+    straight, _ = assert_resumes_bit_for_bit(tmp_path, optim=name)
+    before, after = load_file(straight / "model/model.safetensors"), saved(straight)
+    assert any(not torch.equal(after[key], before[key]) for key in after)
 
 
 def test_the_state_of_another_optimiser_or_model_is_refused(tmp_path: Path) -> None:
-    write_steps(tmp_path, 4, 6)
-    Trainer(trainer_config(tmp_path, tiny_model(), interrupt_train_steps=2), Ranks()).run()
+    train(tmp_path, interrupt_train_steps=2)
     with pytest.raises(ValueError, match=r"saved with AdamW over .*, this run trains with Lion over"):
-        Trainer(trainer_config(tmp_path, tiny_model(), optim="lion"), Ranks())
+        trainer(tmp_path, optim="lion")
     with pytest.raises(ValueError, match=r"set finetune\.optim and finetune\.model_class as before"):
-        Trainer(trainer_config(tmp_path, tiny_model(), model_class=VALUE_HEAD), Ranks())
+        trainer(tmp_path, model_class=VALUE_HEAD)
 
 
 def test_lion_follows_its_algorithm() -> None:
