@@ -17,7 +17,7 @@ from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.preprocess.buffer import SampleBuffer
 from pipelinerl.preprocess.chunk import process_chunk
 from tests.support.builders import group, ready, record, samples
-from tests.support.policy import VOCAB, tiny_model
+from tests.support.policy import VOCAB, learner, tiny_model
 from tests.unit.preprocess.conftest import Bench
 
 
@@ -180,14 +180,13 @@ def test_overflow_and_kept_order() -> None:
 def test_reference_scores_match_the_policy_at_its_temperature(tmp_path: Path) -> None:
     from pipelinerl.finetune.rl.targets import targets_of
     from pipelinerl.preprocess.reference import ReferenceScorer
-    from tests.unit.finetune.test_step import learner
 
     model = tiny_model()
     model.save_pretrained(tmp_path)
     scorer = ReferenceScorer(str(tmp_path), 0.7, 16)
     chosen = samples([record("g0", i, 0, 0.0, i) for i in range(5)])
     scores = scorer.score(chosen)
-    one = learner(model, RLConfig(temperature=0.7))
+    one = learner(RLConfig(temperature=0.7), model)
     for sample, found in zip(chosen, scores):
         assert found is not None
         sample.ref_logprobs = found
