@@ -32,6 +32,7 @@ from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.model import load_model
+from pipelinerl.modeling.policy import Policy
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 PROMPT = 64
@@ -42,7 +43,7 @@ LEARNING_RATE = 1e-5
 def learner_of(model: PreTrainedModel, rl: RLConfig) -> Learner:
     """The trainer's side of a run with a constant learning rate."""
     optimiser = build_optimiser(model, learning_rate=LEARNING_RATE)
-    return Learner(model, optimiser, build_scheduler(optimiser, "constant", 0, 1), rl, Ranks())
+    return Learner(Policy(model), optimiser, build_scheduler(optimiser, "constant", 0, 1), rl, Ranks())
 
 
 def our_step(model: PreTrainedModel, texts: Sequence[Sample]) -> Callable[[], None]:

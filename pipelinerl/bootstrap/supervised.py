@@ -17,7 +17,6 @@ from transformers import PreTrainedModel
 from pipelinerl.bootstrap.packs import PackedBatch
 from pipelinerl.finetune.optimiser import build_optimiser
 from pipelinerl.finetune.schedulers import build_scheduler
-from pipelinerl.modeling.activations import compiled_layers
 from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.segments import Segments
@@ -46,29 +45,28 @@ def train_supervised(
     synchronised only then. Raises FloatingPointError when that loss is not finite.
     """
     device = torch.device(device)
-    policy = Policy(prepare_model(model, device))
+    on_gpu = device.type == "cuda"
+    policy = Policy(prepare_model(model, device, compile=on_gpu))
     optimiser = build_optimiser(model, learning_rate=learning_rate, weight_decay=weight_decay, betas=BETAS)
     scheduler = build_scheduler(optimiser, "cosine", num_warmup_steps, steps)
-    on_gpu = device.type == "cuda"
     tokens, losses, started = 0, [], time.monotonic()
-    with compiled_layers(model, on_gpu):
-        for step, batch in enumerate(batches, 1):
-            with torch.autocast(device.type, torch.bfloat16) if on_gpu else nullcontext():
-                loss = _loss(policy, batch, device)
-            loss.backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
-            optimiser.step()
-            scheduler.step()
-            optimiser.zero_grad(set_to_none=True)
-            tokens += len(batch.input_ids)
-            losses.append(loss.detach())
-            if step % log_every == 0 or step == steps:
-                mean = float(torch.stack(losses).mean())
-                losses.clear()
-                if not np.isfinite(mean):
-                    raise FloatingPointError(f"supervised loss is {mean} at step {step}; lower learning_rate")
-                rate = tokens / (time.monotonic() - started)
-                log({"step": step, "loss": mean, "tokens": tokens, "tokens_per_sec": rate})
+    for step, batch in enumerate(batches, 1):
+        with torch.autocast(device.type, torch.bfloat16) if on_gpu else nullcontext():
+            loss = _loss(policy, batch, device)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
+        optimiser.step()
+        scheduler.step()
+        optimiser.zero_grad(set_to_none=True)
+        tokens += len(batch.input_ids)
+        losses.append(loss.detach())
+        if step % log_every == 0 or step == steps:
+            mean = float(torch.stack(losses).mean())
+            losses.clear()
+            if not np.isfinite(mean):
+                raise FloatingPointError(f"supervised loss is {mean} at step {step}; lower learning_rate")
+            rate = tokens / (time.monotonic() - started)
+            log({"step": step, "loss": mean, "tokens": tokens, "tokens_per_sec": rate})
 
 
 def _loss(policy: Policy, batch: PackedBatch, device: torch.device) -> torch.Tensor:

@@ -68,14 +68,6 @@ def learner_of(
     scheduler = build_scheduler(
         optimiser, finetune.lr_scheduler_type, finetune.num_warmup_steps, finetune.max_train_steps
     )
-    return Learner(
-        model,
-        optimiser,
-        scheduler,
-        finetune.rl,
-        ranks,
-        MasterWeights(model) if finetune.load_as_bf16 and sharding is None else None,
-        finetune.gradient_clipping_threshold,
-        value_head,
-        policy,
-    )
+    masters = MasterWeights(model) if finetune.load_as_bf16 and sharding is None else None
+    threshold = finetune.gradient_clipping_threshold
+    return Learner(policy, optimiser, scheduler, finetune.rl, ranks, masters, threshold)

@@ -41,6 +41,8 @@ from pipelinerl.streams import SingleStreamSpec
 from pipelinerl.weights.send.parity import probe_ids
 
 log = logging.getLogger(__name__)
+_SUMMARY_ONLY = ("train_loss", "last_broadcasted_version", "total_time")
+"""Counters that are no metric of a step."""
 
 
 class Trainer:
@@ -208,24 +210,8 @@ class Trainer:
         counters = self.counters
         rl = rl_metrics(step, coefficients)
         counters.train_loss = rl.get("rl/loss", counters.train_loss)
-        stats = {
-            f"stats/{name}": getattr(counters, name)
-            for name in (
-                "lr",
-                "grad_norm",
-                "samples",
-                "tokens",
-                "samples_too_old_to_train",
-                "tokens_too_old_to_train",
-                "samples_too_old_to_queue",
-                "passes",
-                "completed_steps",
-                "epoch",
-                "min_actor_version",
-                "max_actor_version",
-                "time_waiting_for_data",
-            )
-        }
+        counted = counters.to_dict().items()
+        stats = {f"stats/{name}": value for name, value in counted if name not in _SUMMARY_ONLY}
         stats["stats/queue/batches"] = step.queued
         stats["stats/multi_version_share"] = step.multi_version_texts / max(step.texts, 1)
         self._last_rl = rl | {"completed_steps": counters.completed_steps}

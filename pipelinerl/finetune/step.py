@@ -44,23 +44,24 @@ class Learner:
     position that predicts the token.
     """
 
-    model: PreTrainedModel
+    policy: Policy
     optimiser: torch.optim.Optimizer
     scheduler: LambdaLR
     rl: RLConfig
     ranks: Ranks
     masters: MasterWeights | None = None
     gradient_clipping_threshold: float | None = None
-    value_head: nn.Linear | None = None
-    policy: Policy = None  # type: ignore[assignment]
-    """Model and value head as one module; made here unless they were sharded as one."""
 
     _gathered: list[tuple[str, torch.Tensor]] = field(default_factory=list, init=False)
     _scored: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
 
-    def __post_init__(self) -> None:
-        if self.policy is None:
-            self.policy = Policy(self.model, self.value_head)
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.policy.model
+
+    @property
+    def value_head(self) -> nn.Linear | None:
+        return self.policy.value_head
 
     @property
     def device(self) -> torch.device:

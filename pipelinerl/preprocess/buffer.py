@@ -54,10 +54,8 @@ class SampleBuffer:
         """Exactly `n` samples, whole rollouts where that works out, and the number of rollouts cut.
 
         Oldest first; a rollout that no longer fits is passed over for a younger one that does, and only if
-        none does the oldest left is cut. Raises ValueError when fewer than `n` samples are here.
+        none does the oldest left is cut. At least `n` samples must be here.
         """
-        if n > self._count:
-            raise ValueError(f"{n} samples were asked for, {self._count} are ready")
         taken: list[Sample] = []
         for name in list(self._rollouts):
             samples = self._rollouts[name]

@@ -10,6 +10,7 @@ from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.schedulers import build_scheduler
 from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.model import prepare_model
+from pipelinerl.modeling.policy import Policy
 from tests.support.tiny_model import causal_lm
 
 VOCAB = 31
@@ -27,8 +28,6 @@ def learner(
     value_head: torch.nn.Linear | None = None,
 ) -> Learner:
     """Plain gradient descent at a constant rate, on the tiny model unless another is given."""
-    model = tiny_model() if model is None else model
-    modules = torch.nn.ModuleList([model] if value_head is None else [model, value_head])
-    optimiser = torch.optim.SGD(modules.parameters(), lr=learning_rate)
-    scheduler = build_scheduler(optimiser, "constant", 0, 1)
-    return Learner(model, optimiser, scheduler, rl, Ranks(), value_head=value_head)
+    policy = Policy(tiny_model() if model is None else model, value_head)
+    optimiser = torch.optim.SGD(policy.parameters(), lr=learning_rate)
+    return Learner(policy, optimiser, build_scheduler(optimiser, "constant", 0, 1), rl, Ranks())

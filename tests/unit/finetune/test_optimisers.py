@@ -12,28 +12,19 @@ from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import FinetuneConfig
 from pipelinerl.finetune.lion import Lion
-from pipelinerl.finetune.optimiser import OPTIMISERS, build_optimiser
-from pipelinerl.finetune.schedulers import build_scheduler, learning_rate_factor
+from pipelinerl.finetune.optimiser import build_optimiser
+from pipelinerl.finetune.schedulers import learning_rate_factor
 from tests.support.builders import VALUE_HEAD
 from tests.support.training import assert_resumes_bit_for_bit, saved, train, trainer
 
 
-def test_the_accepted_optimisers_are_those_that_exist() -> None:
-    assert set(get_args(FinetuneConfig.model_fields["optim"].annotation)) == set(OPTIMISERS)
-
-
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", get_args(FinetuneConfig.model_fields["optim"].annotation))
 def test_decay_skips_norms_and_biases(model: PreTrainedModel, name: str) -> None:
     optimiser = build_optimiser(model, name, weight_decay=0.1)
     decayed, plain = optimiser.param_groups
     assert (decayed["weight_decay"], plain["weight_decay"]) == (0.1, 0.0)
     assert all(p.dim() == 2 for p in decayed["params"]) and all(p.dim() == 1 for p in plain["params"])
     assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
-
-
-def test_an_unknown_optimiser_is_named(model: PreTrainedModel) -> None:
-    with pytest.raises(ValueError, match="optim=sgd is not available; use one of adamw_torch, adafactor"):
-        build_optimiser(model, "sgd")
 
 
 @pytest.mark.parametrize("name", ["adafactor", "lion"])
@@ -72,5 +63,3 @@ def test_schedules() -> None:
     assert learning_rate_factor(4, "cosine", 4, 10) == pytest.approx(1.0)
     assert learning_rate_factor(10, "cosine", 4, 10) == pytest.approx(0.0)
     assert learning_rate_factor(7, "linear", 4, 10) == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="lr_scheduler_type=step is unknown"):
-        build_scheduler(torch.optim.SGD([torch.zeros(1)]), "step", 0, 1)
