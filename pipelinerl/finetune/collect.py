@@ -33,16 +33,16 @@ class StepRollouts:
     unweighted: set[str] = field(default_factory=set)
 
     def add(self, batch: PipelineBatchEncoding, targets: Targets) -> None:
-        used, stale = targets.texts_with_gradient(), targets.stale_texts()
+        used, stale = targets.samples_with_gradient(), targets.stale_samples()
         for (group, rollout, _), has_weight, is_stale in zip(batch.text_ids, used, stale):
             chosen = self.trained if has_weight else self.stale if is_stale else self.unweighted
             chosen.add(rollout_id(group, rollout))
 
-    def close(self, ledger: RolloutLog) -> None:
+    def close(self, rollout_log: RolloutLog) -> None:
         """The update took place: write down the ends of its rollouts."""
-        ledger.record(Outcome.TRAINED, sorted(self.trained))
-        ledger.record(Outcome.STALE, sorted(self.stale), "max_lag")
-        ledger.record(Outcome.FILTERED, sorted(self.unweighted), "no_weight")
+        rollout_log.record(Outcome.TRAINED, sorted(self.trained))
+        rollout_log.record(Outcome.STALE, sorted(self.stale), "max_lag")
+        rollout_log.record(Outcome.FILTERED, sorted(self.unweighted), "no_weight")
 
 
 class StaleInQueue(Closing):
@@ -73,12 +73,12 @@ def count_batch(statistics: StepStatistics, batch: PipelineBatchEncoding, target
     statistics.sequences.append(batch.n_texts)
     statistics.padding += batch.padding
     statistics.stale_tokens += int(targets.stale.sum())
-    statistics.stale_texts += int(targets.stale_texts().sum())
+    statistics.stale_texts += int(targets.stale_samples().sum())
     fresh = targets.lag[~targets.stale]
     for lag, tokens in zip(*(column.tolist() for column in np.unique(fresh, return_counts=True))):
         statistics.lags[lag] = statistics.lags.get(lag, 0) + tokens
     versions = batch.token_versions[0][targets.positions]
-    pairs = np.unique(np.stack([targets.text, versions]), axis=1) if len(versions) else np.zeros((2, 0))
+    pairs = np.unique(np.stack([targets.sample, versions]), axis=1) if len(versions) else np.zeros((2, 0))
     statistics.multi_version_texts += int((np.bincount(pairs[0].astype(np.int64)) > 1).sum())
     statistics.versions += [int(versions.min()), int(versions.max())] if len(versions) else []
 

@@ -98,9 +98,9 @@ class Trainer:
         with ExitStack() as stack:
             stack.callback(self._broadcaster.close)
             stack.callback(feed.close)
-            ledger = stack.enter_context(RolloutLog(self.output_dir, "finetune"))
+            rollout_log = stack.enter_context(RolloutLog(self.output_dir, "finetune"))
             if self.ranks.is_main:
-                self._undo_later_updates(ledger)
+                self._undo_later_updates(rollout_log)
                 self._announcements = stack.enter_context(TrainerAnnouncements(self.output_dir))
                 self._status = stack.enter_context(StatusFile(self.output_dir, "finetune"))
                 self._stale_in_queue = stack.enter_context(StaleInQueue(self.output_dir))
@@ -108,14 +108,14 @@ class Trainer:
             self._say_samples(self.counters.samples)
             self._publish()
             while self.counters.completed_steps < self.finetune.last_step and not self._recording_ends(feed):
-                self._train_step(feed, ledger)
+                self._train_step(feed, rollout_log)
                 self._after_step(feed)
             self._finish(feed)
 
-    def _undo_later_updates(self, ledger: RolloutLog) -> None:
+    def _undo_later_updates(self, rollout_log: RolloutLog) -> None:
         """What an earlier start trained behind the checkpoint is not in these weights."""
         if self._accounting_end is not None:
-            undone = ledger.undo_after(self._accounting_end)
+            undone = rollout_log.undo_after(self._accounting_end)
             if undone:
                 log.info("%d rollouts trained after the checkpoint are undone", undone)
 
@@ -141,7 +141,7 @@ class Trainer:
             log.info("%d micro-batches after the checkpoint are not trained on", offset - saved)
         return offset
 
-    def _train_step(self, feed: Feed, ledger: RolloutLog) -> None:
+    def _train_step(self, feed: Feed, rollout_log: RolloutLog) -> None:
         """One optimizer step over exactly B texts of all ranks."""
         counters, rl = self.counters, self.finetune.rl
         if self._status is not None:
@@ -170,7 +170,7 @@ class Trainer:
             raise ValueError(
                 f"step {counters.completed_steps} holds {total.texts} texts, expected {expected}"
             )
-        rollouts.close(ledger)
+        rollouts.close(rollout_log)
         counters.epoch = max(counters.epoch, completed_epochs(self.output_dir, rollouts.trained))
         self._count_step(total, grad_norm)
         if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:

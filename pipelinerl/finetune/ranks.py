@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 T = TypeVar("T")
 HOST_DEADLINE = timedelta(hours=2)
@@ -43,7 +44,6 @@ class AccelerateRanks(Ranks):
     """
 
     def __init__(self, cpu: bool) -> None:
-        import torch.distributed as dist
         from accelerate import PartialState
 
         self._state = PartialState(cpu=cpu)
@@ -52,15 +52,11 @@ class AccelerateRanks(Ranks):
         self._hosts = dist.new_group(backend="gloo", timeout=HOST_DEADLINE)
 
     def gather(self, value: T) -> list[T]:
-        import torch.distributed as dist
-
         gathered: list[Any] = [None] * self.count
         dist.all_gather_object(gathered, value, group=self._hosts)
         return gathered
 
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        import torch.distributed as dist
-
         dist.barrier(self._hosts)
         for parameter in parameters:
             if not parameter.requires_grad:

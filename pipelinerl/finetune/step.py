@@ -171,8 +171,8 @@ class Learner:
             rewards_N=rewards,
             weight_N=self._move(targets.weight),
             kl_weight_N=self._move(targets.kl_weight),
-            text_N=self._move(targets.text),
-            n_texts=targets.n_texts,
+            text_N=self._move(targets.sample),
+            n_texts=targets.n_samples,
             values_N=values,
         )
 

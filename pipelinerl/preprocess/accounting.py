@@ -25,8 +25,8 @@ class SampleAccounting:
     A rollout of which a sample went to the trainer is the trainer's to account for. Rollouts are named.
     """
 
-    def __init__(self, ledger: RolloutLog, discarded: DiscardedTexts) -> None:
-        self._ledger, self.discarded = ledger, discarded
+    def __init__(self, rollout_log: RolloutLog, discarded: DiscardedTexts) -> None:
+        self._rollout_log, self.discarded = rollout_log, discarded
         self._open: dict[str, _Open] = defaultdict(_Open)
 
     def arrived(self, rollouts: Iterable[str]) -> None:
@@ -38,7 +38,7 @@ class SampleAccounting:
         """Samples kept over a resume; their rollouts arrived in an earlier start."""
         rollouts = [sample.rollout for sample in samples]
         self.arrived(rollouts)
-        self._ledger.record(Outcome.REPLAYED, dict.fromkeys(rollouts))
+        self._rollout_log.record(Outcome.REPLAYED, dict.fromkeys(rollouts))
 
     def dropped(self, samples: Iterable[tuple[str, str]]) -> None:
         """Rollout and reason of each dropped sample; all are refunded to the lag budget."""
@@ -52,9 +52,9 @@ class SampleAccounting:
             self.discarded.add(reason, n)
         for reason, rollouts in ended.items():
             if reason == "stale":
-                self._ledger.record(Outcome.STALE, rollouts, "max_lag_in_queue")
+                self._rollout_log.record(Outcome.STALE, rollouts, "max_lag_in_queue")
             else:
-                self._ledger.record(Outcome.FILTERED, rollouts, reason)
+                self._rollout_log.record(Outcome.FILTERED, rollouts, reason)
 
     def published(self, samples: Iterable[Sample]) -> None:
         """These went to the trainer."""

@@ -247,7 +247,7 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
     with (
         os.fdopen(os.eventfd(0, os.EFD_NONBLOCK), "rb", buffering=0) as news,
         TrainerState(output_dir, lambda: os.eventfd_write(news.fileno(), 1)) as state,
-        RolloutLog(output_dir, "preprocess") as ledger,
+        RolloutLog(output_dir, "preprocess") as rollout_log,
         StatusFile(output_dir, "preprocess") as status,
         write_to_streams(out) as training_data,
         write_to_streams(SingleStreamSpec(output_dir, "preprocessor_stats")) as stats,
@@ -260,7 +260,7 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
             cfg,
             Keeper(cfg, output_dir, session),
             state,
-            SampleAccounting(ledger, discarded),
+            SampleAccounting(rollout_log, discarded),
             session,
             training_data,
             vocabulary,

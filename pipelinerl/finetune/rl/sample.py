@@ -110,30 +110,9 @@ class Sample(Labels, kw_only=True, eq=False):
 
     def to_record(self) -> dict[str, Any]:
         """The record of the streams `actor` and `actor_test`: a dump of `TrainingText`, field by field."""
-        return {
-            "text": self.shown["text"],
-            "n_predicted": self.shown["n_predicted"],
-            "reward": self.reward,
-            "logprobs": self.old_logprobs,
-            "ref_logprobs": self.ref_logprobs,
-            "input_ids": self.input_ids,
-            "labels": self.labels,
-            "group_id": self.group_id,
-            "finished": self.finished,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "visual_features": self.shown["visual_features"],
-            "metadata": self.shown["metadata"],
-            "weight_versions": self.weight_versions,
-            "situation": self.situation,
-            "position": "pool" if self.pooled else "end",
-            "role": self.role,
-            "loss_weight": self.loss_weight,
-            "masked": self.masked,
-            "padding_value": self.padding_value,
-            "padding_reward": self.padding_reward,
-            "finish_reason": self.finish_reason,
-        }
+        own = msgspec.structs.asdict(self) | self.shown
+        own |= {"logprobs": self.old_logprobs, "position": "pool" if self.pooled else "end"}
+        return {name: own[name] for name in TrainingText.model_fields}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Sample:

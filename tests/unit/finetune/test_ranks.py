@@ -1,4 +1,4 @@
-"""Two ranks do what one does: same gradient norm, same weights, same books; whole or in shards."""
+"""Two ranks do what one does: same gradient norm, same weights, same accounting; whole or in shards."""
 
 from __future__ import annotations
 

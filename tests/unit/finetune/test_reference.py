@@ -157,7 +157,7 @@ def check_columns(batch: Any, texts: list[Text], rl: RLConfig) -> None:
     by_id = {(t["group_id"], t["metadata"]["rollout_index"], t["metadata"]["step_index"]): t for t in texts}
     targets = targets_of(batch, rl)
     for number, name in enumerate(batch.text_ids):
-        text, mine = by_id[tuple(name)], targets.text == number
+        text, mine = by_id[tuple(name)], targets.sample == number
         assert mine.sum() == np.count_nonzero(text["labels"] != -100)
         assert np.abs(targets.advantages[mine] - advantage64(texts, text, rl)).max() <= TOLERANCE
         assert np.abs(targets.weight[mine] - weight64(texts, text, rl)).max() <= TOLERANCE

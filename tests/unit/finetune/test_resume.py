@@ -1,4 +1,4 @@
-"""A trainer that is stopped and started again: the same numbers, one step in both folders, honest books."""
+"""A trainer that is stopped and started again: the same step in both folders, ends of rollouts rolled back."""
 
 from __future__ import annotations
 

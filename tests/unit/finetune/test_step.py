@@ -70,9 +70,9 @@ def test_stale_tokens_have_no_gradient() -> None:
     for name, gradient in expected.items():
         torch.testing.assert_close(bounded[name], gradient, atol=1e-6, rtol=1e-5)
     targets = targets_of(with_old, rl, 12, 4)
-    assert targets.stale_texts().tolist() == [False, False, True]
-    assert targets.texts_with_gradient().tolist() == [True, True, False]
-    assert targets_of(with_old, rl, 12, None).texts_with_gradient().all()
+    assert targets.stale_samples().tolist() == [False, False, True]
+    assert targets.samples_with_gradient().tolist() == [True, True, False]
+    assert targets_of(with_old, rl, 12, None).samples_with_gradient().all()
 
 
 def test_half_old_texts_keep_their_fresh_tokens() -> None:
@@ -82,7 +82,7 @@ def test_half_old_texts_keep_their_fresh_tokens() -> None:
     targets = targets_of(encode([text], 0, 1), RLConfig(), 12, 4)
     assert targets.stale.tolist() == [True] + [False] * (sampled - 1)
     assert targets.weight[0] == 0 and (targets.weight[1:] == 1).all()
-    assert not targets.stale_texts().any()
+    assert not targets.stale_samples().any()
 
 
 def test_lr_zero_gives_ratio_one(model: PreTrainedModel) -> None:
@@ -122,7 +122,7 @@ def test_token_weights_follow_the_options() -> None:
     long = ready(1, overflow=True, group_tokens=5.0)
     batch = encode([long, ready(2, loss_weight_scale=2.0, kl_weight_scale=3.0, group_tokens=5.0)], 0, 8)
     plain = targets_of(batch, RLConfig())
-    first, second = plain.text == 0, plain.text == 1
+    first, second = plain.sample == 0, plain.sample == 1
     assert (plain.weight[first] == 1 / 8).all() and (plain.weight[second] == 2 / 8).all()
     assert (plain.kl_weight[second] == 3 / 8).all()
     filtered = targets_of(batch, RLConfig(overlong_filtering=True, group_normalization=True))

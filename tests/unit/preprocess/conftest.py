@@ -47,7 +47,7 @@ class Bench:
         with read_stream(SingleStreamSpec(self.folder, "training_data")) as stream:
             return [PipelineBatchEncoding.from_record(r) for r in stream.read_available()]
 
-    def ledger(self) -> Counter[tuple[str, str]]:
+    def ends(self) -> Counter[tuple[str, str]]:
         lines = (self.folder / "accounting/preprocess.jsonl").read_text().splitlines()
         entries = [json.loads(line) for line in lines]
         return Counter((e["outcome"], e["reason"]) for e in entries for _ in e["rollouts"])
@@ -58,10 +58,10 @@ def bench(tmp_path: Path, request: Any) -> Iterator[Bench]:
     cfg = preprocess_config(tmp_path, **getattr(request, "param", {}))
     trainer, discarded = FakeTrainer(), DiscardedTexts(tmp_path, "preprocess")
     with (
-        RolloutLog(tmp_path, "preprocess") as ledger,
+        RolloutLog(tmp_path, "preprocess") as rollout_log,
         write_to_streams(SingleStreamSpec(tmp_path, "training_data")) as out,
     ):
-        preprocess = make(cfg, trainer, SampleAccounting(ledger, discarded), ResumePoint(0, 0), out)
+        preprocess = make(cfg, trainer, SampleAccounting(rollout_log, discarded), ResumePoint(0, 0), out)
         yield Bench(tmp_path, preprocess, trainer, discarded)
     discarded.close()
 

@@ -1,4 +1,4 @@
-"""Bad samples are dropped and counted, each under its reason; the run goes on, the books add up."""
+"""Bad samples are dropped and counted, each under its reason; the run goes on, the rollouts add up."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_bad_sample_is_counted_and_the_others_are_trained(
     trained = [tuple(t) for batch in bench.batches() for t in batch.text_ids]
     assert len(set(trained)) == 8 and ("g1", 0, 0) not in trained
     ended = {(t["group_id"], metadata_of(t).get("rollout_index")) for t in bad[:lost]}
-    assert sum(bench.ledger().values()) == len(ended) and {r for _, r in bench.ledger()} == {reason}
+    assert sum(bench.ends().values()) == len(ended) and {r for _, r in bench.ends()} == {reason}
 
 
 @pytest.mark.parametrize("bench", [{"max_lag": 4}], indirect=True)

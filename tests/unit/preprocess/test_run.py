@@ -69,7 +69,7 @@ def play_actor(
     """Publish groups, some of them without a signal, until training is done."""
     with (
         TrainerState(output_dir) as state,
-        RolloutLog(output_dir, "actor") as ledger,
+        RolloutLog(output_dir, "actor") as rollout_log,
         write_to_streams(SingleStreamSpec(output_dir, "actor")) as stream,
     ):
         state.wait_for_version(60)
@@ -84,7 +84,7 @@ def play_actor(
                 for text in texts:
                     text["reward"] = 1.0
             spoil(number, texts)
-            ledger.record(Outcome.STARTED, [f"g{number}/{i}" for i in range(4)])
+            rollout_log.record(Outcome.STARTED, [f"g{number}/{i}" for i in range(4)])
             stream.write(texts)
             number += 1
 

@@ -134,8 +134,8 @@ def test_a_preprocess_started_again_goes_on_with_what_the_other_held(
     assert first.write_steps() and first.step == 2
     first.keeper.announced(consumed, first.buffer, 5)
     first.take_groups([group(9)])  # what came later is made anew
-    with RolloutLog(bench.folder, "preprocess") as ledger:
-        accounting = SampleAccounting(ledger, bench.discarded)
+    with RolloutLog(bench.folder, "preprocess") as rollout_log:
+        accounting = SampleAccounting(rollout_log, bench.discarded)
         session = ResumePoint(version=consumed, step=consumed // 8)
         second = make(first.cfg, bench.trainer, accounting, session, first._training_data)
         held = second.restore()

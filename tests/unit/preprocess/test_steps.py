@@ -61,7 +61,7 @@ def test_equal_rewards_are_filtered_refunded_and_written_down(bench: Bench) -> N
         text["reward"] = 1.0
     bench.preprocess.take_groups([texts, group(1)])
     assert bench.discarded.counts == {"zero_advantage": 4}
-    assert bench.ledger() == {("filtered", "zero_advantage"): 4}
+    assert bench.ends() == {("filtered", "zero_advantage"): 4}
     assert not bench.preprocess.write_steps()
 
 
@@ -74,7 +74,7 @@ def test_masked_and_baseline_only_texts_never_reach_the_trainer(bench: Bench) ->
     found = {tuple(t) for batch in bench.batches() for t in batch.text_ids}
     assert not {("g0", 0, 0), ("g0", 1, 0), ("g0", 1, 1)} & found and len(found) == 8
     assert bench.discarded.counts == {"masked": 1, "baseline_only": 2}
-    assert bench.ledger() == {("filtered", "baseline_only"): 1}
+    assert bench.ends() == {("filtered", "baseline_only"): 1}
 
 
 @pytest.mark.parametrize("bench", [{"max_lag": 4}], indirect=True)
@@ -83,7 +83,7 @@ def test_texts_beyond_the_lag_bound_are_replaced_and_refunded(bench: Bench) -> N
     bench.trainer.propagated_weight_version = 5
     bench.preprocess.take_groups([group(1, version=5)])
     assert not bench.preprocess.write_steps()
-    assert bench.discarded.counts == {"stale": 4} and bench.ledger() == {("stale", "max_lag_in_queue"): 4}
+    assert bench.discarded.counts == {"stale": 4} and bench.ends() == {("stale", "max_lag_in_queue"): 4}
     bench.preprocess.take_groups([group(2, version=5)])
     assert bench.preprocess.write_steps()
 
@@ -103,7 +103,7 @@ def test_without_a_bound_the_oldest_texts_are_popped(bench: Bench) -> None:
     for number in range(5):
         bench.preprocess.take_groups([group(number)])
         bench.preprocess.write_steps()
-    assert bench.discarded.counts == {"popped": 10} and bench.ledger() == {("filtered", "popped"): 10}
+    assert bench.discarded.counts == {"popped": 10} and bench.ends() == {("filtered", "popped"): 10}
 
 
 def test_an_emptied_chunk_publishes_nothing(bench: Bench) -> None:
@@ -112,7 +112,7 @@ def test_an_emptied_chunk_publishes_nothing(bench: Bench) -> None:
         text["reward"] = float("nan")
     bench.preprocess.take_groups([broken])
     assert not bench.preprocess.write_steps() and bench.batches() == []
-    assert bench.ledger() == {("filtered", "not_finite"): 4}
+    assert bench.ends() == {("filtered", "not_finite"): 4}
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
