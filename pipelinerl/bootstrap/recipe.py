@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from pipelinerl.bootstrap.demonstrations import Demonstration, Source
@@ -46,7 +45,8 @@ def run(
     """
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(recipe, added_tokens, source)
+    texts = (d.prompt + d.completion for d in _take(recipe, source, TOKENIZER_SEED, recipe.tokenizer_texts))
+    tokenizer = train_tokenizer(texts, recipe.vocab_size, added_tokens, recipe.shape.max_length)
     tokenizer.save_pretrained(out)
     log(f"tokenizer: {len(tokenizer)} entries")
     model = build_model(recipe.shape, tokenizer, recipe.seed)
@@ -55,8 +55,14 @@ def run(
     with torch.no_grad():
         for parameter in model.parameters():  # measure what will be saved, not what was trained
             parameter.copy_(parameter.to(torch.bfloat16))
-    results = check(recipe, source, model, tokenizer)
-    save(model, tokenizer, out, _record(recipe, added_tokens), results, time.monotonic() - started)
+    held_out = _take(recipe, source, GATE_SEED, recipe.gate_demonstrations)
+    fast = tokenizer.backend_tokenizer
+    results = measure(model.eval(), fast, held_out, recipe.gates, recipe.shape.max_length)
+    # Everything that decides the result besides the demonstrations.
+    record = recipe.model_dump(exclude={"out", "budget"})
+    record["shape"]["rope_theta"] = ROPE_THETA
+    record |= {"added_tokens": list(added_tokens), "warmup_fraction": WARMUP_FRACTION}
+    _save(model, out, record, results, time.monotonic() - started)
     return results
 
 
@@ -65,18 +71,9 @@ def steps_of(recipe: BootstrapConfig) -> list[int]:
     return [max(1, round(phase.tokens / recipe.pack_tokens)) for phase in recipe.phases]
 
 
-def _tokenizer(
-    recipe: BootstrapConfig, added_tokens: Sequence[str], source: Source
-) -> PreTrainedTokenizerFast:
-    texts = (
-        d.prompt + d.completion
-        for d in _take(source, recipe.phases[0].name, TOKENIZER_SEED, recipe.tokenizer_texts)
-    )
-    return train_tokenizer(texts, recipe.vocab_size, added_tokens, recipe.shape.max_length)
-
-
-def _take(source: Source, phase: str, first_seed: int, count: int) -> Iterator[Demonstration]:
-    worlds = (source(seed, phase) for seed in itertools.count(first_seed))
+def _take(recipe: BootstrapConfig, source: Source, first_seed: int, count: int) -> Iterator[Demonstration]:
+    """Demonstrations of the first phase, from worlds that no training demonstration comes from."""
+    worlds = (source(seed, recipe.phases[0].name) for seed in itertools.count(first_seed))
     return itertools.islice(itertools.chain.from_iterable(worlds), count)
 
 
@@ -90,7 +87,7 @@ def _train(
     log: Callable[[str], None],
 ) -> None:
     reports, total = itertools.count(1), sum(steps_of(recipe))
-    probe = list(_take(source, recipe.phases[0].name, GATE_SEED, recipe.gate_demonstrations // 4))
+    probe = list(_take(recipe, source, GATE_SEED, recipe.gate_demonstrations // 4))
 
     def report(record: dict[str, float]) -> None:
         log(
@@ -128,34 +125,16 @@ def _batches(recipe: BootstrapConfig, source: Source, tokenizer_file: Path) -> I
         yield from itertools.islice(loader(stream, recipe.workers), steps)
 
 
-def check(
-    recipe: BootstrapConfig, source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> list[GateResult]:
-    """The gates, on worlds that no training demonstration came from."""
-    held_out = _take(source, recipe.phases[0].name, GATE_SEED, recipe.gate_demonstrations)
-    fast: Tokenizer = tokenizer.backend_tokenizer
-    return measure(model.eval(), fast, held_out, recipe.gates, recipe.shape.max_length)
-
-
-def _record(recipe: BootstrapConfig, added_tokens: Sequence[str]) -> dict[str, Any]:
-    """Everything that decides the result besides the demonstrations."""
-    record = recipe.model_dump(exclude={"out", "budget"})
-    record["shape"]["rope_theta"] = ROPE_THETA
-    return record | {"added_tokens": list(added_tokens), "warmup_fraction": WARMUP_FRACTION}
-
-
-def save(
+def _save(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
     out: Path,
     recipe: Mapping[str, Any],
     results: Sequence[GateResult],
     seconds: float,
 ) -> None:
-    """Weights in bfloat16, tokenizer, and `recipe.json`: recipe, gates, seconds and the weights' checksum."""
+    """Weights in bfloat16, and `recipe.json`: recipe, gates, seconds and the weights' checksum."""
     model.config._attn_implementation = "sdpa"
     model.to(dtype=torch.bfloat16).save_pretrained(out)
-    tokenizer.save_pretrained(out)
     record = {
         "recipe": recipe,
         "gates": [asdict(r) for r in results],

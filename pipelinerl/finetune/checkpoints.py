@@ -1,7 +1,7 @@
 """Checkpoints: `current/` (the model) and `training_state/` (everything else) of one and the same step.
 
 Both are written beside (`~name`) and renamed. A crash between the renames leaves two complete folders of
-the newer step under whatever names; `restore_point` finds the newest step of which both parts exist.
+the newer step under whatever names; `settle` finds the newest step of which both parts exist.
 """
 
 from __future__ import annotations
@@ -60,28 +60,23 @@ def _candidates(root: Path, name: str) -> dict[int, Path]:
     return found
 
 
-def restore_point(root: Path) -> RestorePoint | None:
-    """The newest step of which model and state are complete; None when there is none."""
+def settle(root: Path) -> RestorePoint | None:
+    """The newest step of which model and state are complete; None when there is none.
+
+    An interrupted save is finished: both end up under the published names, leftovers go.
+    """
     models, states = _candidates(root, MODEL), _candidates(root, STATE)
     steps = models.keys() & states.keys()
     if not steps:
         return None
     step = max(steps)
-    return RestorePoint(step, models[step], states[step])
-
-
-def settle(root: Path) -> RestorePoint | None:
-    """Finish an interrupted save: the restore point ends up under the published names, leftovers go."""
-    point = restore_point(root)
-    if point is None:
-        return None
-    for name, folder in ((MODEL, point.model), (STATE, point.state)):
+    for name, folder in ((MODEL, models[step]), (STATE, states[step])):
         if folder.name != name:
             shutil.rmtree(root / name, ignore_errors=True)
             os.replace(folder, root / name)
         for leftover in (root / f"~{name}", root / f"~old-{name}"):
             shutil.rmtree(leftover, ignore_errors=True)
-    return RestorePoint(point.step, root / MODEL, root / STATE)
+    return RestorePoint(step, root / MODEL, root / STATE)
 
 
 def resume_point(root: Path) -> RestorePoint | None:

@@ -33,18 +33,3 @@ class Segments:
             raise ValueError(f"segment offsets must ascend from 0, got {offsets[:8].tolist()}")
         bound = -(-int(lengths.max()) // MAX_LENGTH_GRANULARITY) * MAX_LENGTH_GRANULARITY
         return cls(to_device(offsets.astype(np.int32), device), tuple(lengths.tolist()), bound)
-
-    @classmethod
-    def from_position_ids(cls, position_ids: torch.Tensor) -> Segments:
-        """Build from position ids int `[1, L]` that restart at 0 with each text (waits for the device)."""
-        if position_ids.dim() != 2 or position_ids.shape[0] != 1:
-            raise ValueError(f"packed position_ids must have shape [1, L], got {tuple(position_ids.shape)}")
-        return cls.from_offsets(offsets_of(position_ids[0].cpu().numpy()), position_ids.device)
-
-
-def offsets_of(position_ids: np.ndarray) -> np.ndarray:
-    """Offsets int32 `[n + 1]` of the sequences in position ids `[L]` that restart at 0."""
-    starts = np.flatnonzero(position_ids == 0)
-    if len(starts) == 0 or starts[0] != 0:
-        raise ValueError("position_ids of a packed row must start at 0")
-    return np.append(starts, len(position_ids)).astype(np.int32)

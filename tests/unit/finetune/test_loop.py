@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from pipelinerl.finetune.checkpoints import MARKER, restore_point
+from pipelinerl.finetune.checkpoints import MARKER, settle
 from pipelinerl.run_state.announcements import trainer_stream
 from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import read_stream
@@ -57,7 +57,7 @@ def test_a_run_announces_in_order_and_leaves_its_results(tmp_path: Path) -> None
     assert names <= rows[0].keys()
     trained = lines(tmp_path / "accounting/finetune.jsonl")
     assert sum(len(entry["rollouts"]) for entry in trained if entry["outcome"] == "trained") == 24
-    assert restore_point(tmp_path / "finetune").step == 4
+    assert settle(tmp_path / "finetune").step == 4
 
 
 def test_update_interval_spans_steps(tmp_path: Path) -> None:
@@ -93,9 +93,9 @@ def test_half_written_folders_do_not_count(tmp_path: Path) -> None:
     root = tmp_path / "finetune"
     (root / "~current").mkdir()
     (root / "~training_state").mkdir()
-    assert restore_point(root).step == 4
+    assert settle(root).step == 4
     (root / "training_state" / MARKER).unlink()
-    assert restore_point(root) is None
+    assert settle(root) is None
 
 
 def test_stale_texts_are_counted_and_written_down(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A trainer that is stopped and started again: the same step in both folders, ends of rollouts rolled back."""
+"""A trainer stopped and started again: the same step in both folders, ends of rollouts rolled back."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.finetune import checkpoints
-from pipelinerl.finetune.checkpoints import restore_point, save_checkpoint, settle
+from pipelinerl.finetune.checkpoints import save_checkpoint, settle
 from pipelinerl.run_state.accounting import Outcome, RolloutLog, reconcile
 from pipelinerl.run_state.snapshots import Snapshots
 from tests.support.training import Deadly, Killed, train, trainer
@@ -83,7 +83,7 @@ def test_a_save_may_die_anywhere_and_leaves_one_step_in_both_folders(
                     settle(root)
                 except Killed:
                     assert again
-        point = restore_point(root)
+        point = settle(root)
         if not with_state and not (root / "training_state").exists():  # the last model, saved as wanted
             assert json.loads((root / "current" / "checkpoint.json").read_text()) == {"step": 4}
             continue
@@ -114,12 +114,12 @@ def test_a_checkpoint_waits_for_the_snapshots_that_belong_to_it(tmp_path: Path) 
     Snapshots(tmp_path, "actor", 1).path(12).write_text("{}")
     with pytest.raises(WaitExpired, match="the snapshot of preprocess at version 12"):
         run()
-    assert restore_point(tmp_path / "finetune") is None
+    assert settle(tmp_path / "finetune") is None
     for version in (12, 24):
         for role in roles:
             path = Snapshots(tmp_path, role, 1).path(version)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text("{}")
     run()
-    point = restore_point(tmp_path / "finetune")
+    point = settle(tmp_path / "finetune")
     assert point is not None and point.step == 4

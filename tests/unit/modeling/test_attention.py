@@ -58,13 +58,6 @@ def test_the_kernel_of_a_device_can_be_switched_off(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(without, hidden_states(prepare_model(causal_lm(31)), *packed_row()))
 
 
-def test_restarting_positions_are_recognised_without_segments(model: PreTrainedModel) -> None:
-    ids, positions, segments = packed_row()
-    torch.testing.assert_close(
-        hidden_states(model, ids, positions, None), hidden_states(model, ids, positions, segments)
-    )
-
-
 def test_right_padding_does_not_change_real_tokens(model: PreTrainedModel) -> None:
     ids, _, _ = packed_row()
     rows = torch.stack([ids[0, :6], ids[0, 6:12]])
