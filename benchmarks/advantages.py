@@ -26,7 +26,7 @@ from pipelinerl.finetune.rl.advantages import compute_advantages
 from pipelinerl.finetune.rl.sample import Sample, settle_group
 from pipelinerl.finetune.rl.table import SampleTable
 from pipelinerl.preprocess.chunk import ChunkResult
-from pipelinerl.preprocess.metrics import AdvantageMetrics
+from pipelinerl.preprocess.metrics import PreprocessMetrics
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 UPSTREAM_S, UPSTREAM_TOKENS = 51.8, 2048 * 4096
@@ -121,7 +121,7 @@ def main() -> int:
     lists_s = median_s(lambda: value(read(records)))
     arrays_s = median_s(lambda: value(read(arrays)))
     valued_s = median_s(lambda: value(samples))
-    metrics_s = median_s(lambda: AdvantageMetrics().add_chunk(chunk))
+    metrics_s = median_s(lambda: PreprocessMetrics().add_chunk(chunk))
     row_s = median_s(lambda: row_wise(few), 3) * len(records) / len(few)
     upstream_s = UPSTREAM_S * total / UPSTREAM_TOKENS
     figures = [

@@ -5,6 +5,7 @@ Imported by domains, which run where there is no torch.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -57,31 +58,22 @@ def encode(
     Prompt tokens have the weight `prompt_loss`, and no label where it is 0. A demonstration longer than
     `max_length` is an error (ValueError).
     """
-    batch: list[Demonstration] = []
-    for demonstration in demonstrations:
-        batch.append(demonstration)
-        if len(batch) == _ENCODE_TOGETHER:
-            yield from _encode_batch(tokenizer, batch, max_length, prompt_loss)
-            batch = []
-    yield from _encode_batch(tokenizer, batch, max_length, prompt_loss)
-
-
-def _encode_batch(
-    tokenizer: Tokenizer, batch: list[Demonstration], max_length: int, prompt_loss: float
-) -> Iterator[Encoded]:
-    prompts = tokenizer.encode_batch_fast([USER + d.prompt + ASSISTANT for d in batch])
-    answers = tokenizer.encode_batch_fast([d.completion + END for d in batch])
-    for demonstration, prompt, answer in zip(batch, prompts, answers):
-        ids = np.array(prompt.ids + answer.ids, np.int32)
-        if len(ids) > max_length:
-            raise ValueError(
-                f"a {demonstration.kind!r} demonstration has {len(ids)} tokens; max_length is {max_length}"
-            )
-        labels = ids.copy()
-        labels[: 1 if prompt_loss else len(prompt.ids)] = MASKED_TOKEN_ID
-        weights = np.ones(len(ids), np.float32)
-        weights[: len(prompt.ids)] = prompt_loss
-        yield Encoded(ids, labels, weights)
+    remaining = iter(demonstrations)
+    while batch := list(itertools.islice(remaining, _ENCODE_TOGETHER)):
+        prompts = tokenizer.encode_batch_fast([USER + d.prompt + ASSISTANT for d in batch])
+        answers = tokenizer.encode_batch_fast([d.completion + END for d in batch])
+        for demonstration, prompt, answer in zip(batch, prompts, answers):
+            ids = np.array(prompt.ids + answer.ids, np.int32)
+            if len(ids) > max_length:
+                raise ValueError(
+                    f"a {demonstration.kind!r} demonstration has {len(ids)} tokens; "
+                    f"max_length is {max_length}"
+                )
+            labels = ids.copy()
+            labels[: 1 if prompt_loss else len(prompt.ids)] = MASKED_TOKEN_ID
+            weights = np.ones(len(ids), np.float32)
+            weights[: len(prompt.ids)] = prompt_loss
+            yield Encoded(ids, labels, weights)
 
 
 def shuffled(

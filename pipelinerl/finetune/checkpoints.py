@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -128,8 +129,8 @@ def save_checkpoint(
     root.mkdir(parents=True, exist_ok=True)
     beside = _fresh(root / f"~{MODEL}")
     learner.model.save_pretrained(beside, state_dict=tensors.model)
-    for pattern in _TOKENIZER_FILES if tokenizer_from is not None else ():
-        for file in tokenizer_from.glob(pattern):
+    if tokenizer_from is not None:
+        for file in chain.from_iterable(map(tokenizer_from.glob, _TOKENIZER_FILES)):
             shutil.copy2(file, beside / file.name)
     if tensors.adapters:
         save_adapters(learner.model, tensors.adapters, beside / ADAPTER_FOLDER)

@@ -38,7 +38,7 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
     targets = lora.target_modules or "all-linear"
     config = peft.LoraConfig(
         r=lora.r,
-        lora_alpha=lora.alpha,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # a fraction is as good
         lora_dropout=lora.dropout,
         target_modules=targets,
         exclude_modules=["lm_head"],

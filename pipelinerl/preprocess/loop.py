@@ -107,7 +107,7 @@ class Preprocess:
                 self._rejections.rejected(group.error)
             kept.append(group.samples)
         result = self._process(self._with_reference(kept))
-        self.metrics.advantages.add_chunk(result)
+        self.metrics.add_chunk(result)
         self.accounting.dropped((sample.rollout, reason) for sample, reason in result.dropped)
         self.buffer.add(result.ready)
         self._drop_oldest()
@@ -219,10 +219,7 @@ class Preprocess:
         self._first = False
         self.step += 1
         self.published += len(samples)
-        tokens = sum(len(sample.input_ids) for sample in samples)
-        room = sum(map(len, ranks)) * tune.seq_length
-        self.metrics.published(len(samples), tokens, tokens / room)
-        self.metrics.advantages.add_step(np.array([s.loss_weight_scale for s in samples]), split, roles)
+        self.metrics.add_step(samples, sum(map(len, ranks)) * tune.seq_length, split, roles)
         self._last_version = max(sample.newest_version for sample in samples)
 
     def gauges(self) -> dict[str, float]:
@@ -350,6 +347,7 @@ class _Reporter:
         gauges["filtered_out_samples"] = total - self._dropped
         self._reported, self._dropped = self._preprocess.published, int(total)
         record = self._preprocess.metrics.record(gauges)
+        self._preprocess.metrics = PreprocessMetrics()
         counts = self._preprocess.accounting.discarded.counts
         record |= {f"discarded/{reason}": float(n) for reason, n in counts.items()}
         self._stats.write(record)

@@ -22,8 +22,6 @@ from pipelinerl.situations import Labels, absent, emit_situations, fill_places, 
 
 UNSAMPLED = -1
 """Weight version of tokens that no engine sampled (prompts), and of those whose version nobody noted."""
-WHOLE_GROUP = frozenset({"foreign_index", "foreign_group", "duplicate_index", "bad_labels"})
-"""Reasons that cost the whole group, because its samples can no longer be compared."""
 _NOT_CUT = frozenset({"stop", "content_filter"})
 _NO_LOGPROBS = np.empty(0, np.float32)
 _SHOWN = ("text", "n_predicted", "visual_features", "metadata")

@@ -16,7 +16,7 @@ from pipelinerl.finetune.rl.labels import MAX_FAMILIES, TextStatistics, capped_f
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.chunk import process_chunk
 from pipelinerl.preprocess.loop import _Reporter
-from pipelinerl.preprocess.metrics import AdvantageMetrics
+from pipelinerl.preprocess.metrics import PreprocessMetrics
 from tests.support.builders import group, samples
 from tests.support.known_metrics import PREPROCESS, names
 from tests.unit.preprocess.conftest import Bench
@@ -40,7 +40,7 @@ def text(rollout: int, step: int, reward: float, **labels: Any) -> dict[str, Any
 
 
 def summary(texts: list[dict[str, Any]], rl: RLConfig = BUCKETS) -> dict[str, float]:
-    metrics = AdvantageMetrics()
+    metrics = PreprocessMetrics()
     metrics.add_chunk(process_chunk(samples(texts), rl))
     return metrics.summary()
 
@@ -117,7 +117,7 @@ def test_nothing_is_said_of_labels_that_no_text_has() -> None:
 
 
 def test_at_most_32_families_are_named() -> None:
-    metrics = AdvantageMetrics()
+    metrics = PreprocessMetrics()
     for start in range(0, 60, 20):
         letters = ["".join(chr(97 + int(d)) for d in f"{i:02d}") for i in range(start, start + 20)]
         metrics.add_chunk(
