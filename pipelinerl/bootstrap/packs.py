@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -67,32 +68,27 @@ def pack(sequences: Iterable[Encoded], tokens: int) -> Iterator[PackedBatch]:
         yield joined(waiting)
 
 
+@dataclass(eq=False)
 class PackStream(IterableDataset[PackedBatch]):
     """Rows of one phase without end; each worker takes its share of the world seeds from `first_seed` on."""
 
-    def __init__(
-        self,
-        source: Source,
-        phase: str,
-        tokenizer_file: Path,
-        first_seed: int,
-        pack_tokens: int,
-        max_length: int,
-        prompt_loss: float,
-    ) -> None:
-        self._source, self._phase, self._tokenizer_file = source, phase, tokenizer_file
-        self._first_seed, self._pack_tokens = first_seed, pack_tokens
-        self._max_length, self._prompt_loss = max_length, prompt_loss
+    source: Source
+    phase: str
+    tokenizer_file: Path
+    first_seed: int
+    pack_tokens: int
+    max_length: int
+    prompt_loss: float
 
     def __iter__(self) -> Iterator[PackedBatch]:
         worker = get_worker_info()
         index, stride = (0, 1) if worker is None else (worker.id, worker.num_workers)
-        tokenizer = Tokenizer.from_file(str(self._tokenizer_file))
-        worlds = itertools.count(self._first_seed + index, stride)
-        made = itertools.chain.from_iterable(self._source(world, self._phase) for world in worlds)
-        encoded = encode(tokenizer, made, self._max_length, self._prompt_loss)
-        random = np.random.default_rng((self._first_seed + index, 7))
-        return pack(shuffled(encoded, random), self._pack_tokens)
+        tokenizer = Tokenizer.from_file(str(self.tokenizer_file))
+        worlds = itertools.count(self.first_seed + index, stride)
+        made = itertools.chain.from_iterable(self.source(world, self.phase) for world in worlds)
+        encoded = encode(tokenizer, made, self.max_length, self.prompt_loss)
+        random = np.random.default_rng((self.first_seed + index, 7))
+        return pack(shuffled(encoded, random), self.pack_tokens)
 
 
 def loader(stream: PackStream, workers: int) -> DataLoader[PackedBatch]:

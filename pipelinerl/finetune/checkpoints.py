@@ -34,15 +34,6 @@ MARKER = "checkpoint.json"
 _TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja")
 
 
-@dataclass(frozen=True, slots=True)
-class RestorePoint:
-    """A complete pair of folders of one step."""
-
-    step: int
-    model: Path
-    state: Path
-
-
 def _step_of(folder: Path) -> int | None:
     try:
         return int(json.loads((folder / MARKER).read_text())["step"])
@@ -61,7 +52,7 @@ def _candidates(root: Path, name: str) -> dict[int, Path]:
     return found
 
 
-def settle(root: Path) -> RestorePoint | None:
+def settle(root: Path) -> int | None:
     """The newest step of which model and state are complete; None when there is none.
 
     An interrupted save is finished: both end up under the published names, leftovers go.
@@ -77,19 +68,19 @@ def settle(root: Path) -> RestorePoint | None:
             os.replace(folder, root / name)
         for leftover in (root / f"~{name}", root / f"~old-{name}"):
             shutil.rmtree(leftover, ignore_errors=True)
-    return RestorePoint(step, root / MODEL, root / STATE)
+    return step
 
 
-def resume_point(root: Path) -> RestorePoint | None:
-    """Where training goes on, settled; None where nothing was saved.
+def resume_step(root: Path) -> int | None:
+    """The step from which training goes on, settled; None where nothing was saved.
 
     Raises ValueError for a published model without a training state of its step: to begin anew without
     saying so would throw the model away.
     """
-    point = settle(root)
-    if point is None and (root / MODEL).is_dir():
+    step = settle(root)
+    if step is None and (root / MODEL).is_dir():
         raise ValueError(_half_checkpoint(root))
-    return point
+    return step
 
 
 def _half_checkpoint(root: Path) -> str:

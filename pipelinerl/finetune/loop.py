@@ -20,7 +20,7 @@ from pipelinerl.base.files import write_whole
 from pipelinerl.config import Config
 from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster
 from pipelinerl.finetune.build import build_learner
-from pipelinerl.finetune.checkpoints import load_state, resume_point, save_checkpoint
+from pipelinerl.finetune.checkpoints import MODEL, STATE, load_state, resume_step, save_checkpoint
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepRollouts, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.memory import MemoryDebug
@@ -65,16 +65,15 @@ class Trainer:
         # False: `training_data` is a recording, which a resumed trainer goes on reading where it stopped.
         self._follows_preprocess = bool(cfg.jobs_of("preprocessor"))
         self.counters = TrainingMetrics()
-        point = resume_point(self.folder) if ranks.is_main else None
-        point = ranks.gather(point)[0]
-        self._source = Path(cfg.policy_path) if point is None else point.model
+        step = ranks.gather(resume_step(self.folder) if ranks.is_main else None)[0]
+        self._source = Path(cfg.policy_path) if step is None else self.folder / MODEL
         self.learner = build_learner(cfg, ranks, self._source)
         saved: dict[str, Any] = {}
-        if point is not None:
-            self.counters, saved = load_state(point.state, self.learner)
-            log.info("resuming at step %d, version %d", point.step, self.counters.samples)
+        if step is not None:
+            self.counters, saved = load_state(self.folder / STATE, self.learner)
+            log.info("resuming at step %d, version %d", step, self.counters.samples)
         self._positions: dict[str, int] = saved.get("positions", {})
-        self._accounting_end: int | None = saved.get("ledger") if point is not None else 0
+        self._accounting_end: int | None = saved.get("ledger") if step is not None else 0
         if broadcaster is None:
             engines = cfg.updates_engines and cfg.jobs_of("actor_llm") and ranks.is_main
             broadcaster = EngineBroadcaster(self.learner, cfg) if engines else Broadcaster()

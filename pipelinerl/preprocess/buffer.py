@@ -30,15 +30,12 @@ class SampleBuffer:
     def remove(self, unwanted: Callable[[Sample], bool]) -> list[Sample]:
         """Take out and return the samples for which `unwanted` holds."""
         removed: list[Sample] = []
-        for name in list(self._rollouts):
-            kept: list[Sample] = []
-            for sample in self._rollouts[name]:
-                (removed if unwanted(sample) else kept).append(sample)
-            if kept:
-                self._rollouts[name] = kept
-            else:
-                del self._rollouts[name]
-        self._count -= len(removed)
+        kept: list[Sample] = []
+        for sample in self:
+            (removed if unwanted(sample) else kept).append(sample)
+        self._rollouts.clear()
+        self._count = 0
+        self.add(kept)
         return removed
 
     def remove_oldest(self, limit: int) -> list[Sample]:

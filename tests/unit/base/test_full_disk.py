@@ -43,11 +43,6 @@ def save(learner: Learner, root: Path, step: int) -> None:
     save_checkpoint(root, learner, TrainingMetrics(completed_steps=step), {"positions": {"0": step}})
 
 
-def saved_step(root: Path) -> int | None:
-    point = settle(root)
-    return point and point.step
-
-
 @pytest.mark.parametrize("point", ["finetune:mid_checkpoint", "finetune:between_swaps"])
 def test_a_checkpoint_that_does_not_fit_leaves_the_previous_one_or_is_complete(
     learner: Learner, tmp_path: Path, point: str, monkeypatch: pytest.MonkeyPatch
@@ -60,10 +55,10 @@ def test_a_checkpoint_that_does_not_fit_leaves_the_previous_one_or_is_complete(
         save(learner, root, 2)
     monkeypatch.setattr(faults, "_asked", None)
     expected = 1 if point == "finetune:mid_checkpoint" else 2
-    assert saved_step(root) == expected
+    assert settle(root) == expected
     assert sorted(p.name for p in root.iterdir()) == ["current", "training_state"]
     save(learner, root, 3)
-    assert saved_step(root) == 3
+    assert settle(root) == 3
 
 
 def test_a_checkpoint_on_a_disk_that_is_really_full_leaves_the_previous_one(
@@ -74,10 +69,10 @@ def test_a_checkpoint_on_a_disk_that_is_really_full_leaves_the_previous_one(
         ballast = fill(disk)
         with pytest.raises(OSError, match=r"No space left|os error 28"):
             save(learner, disk, 2)
-        assert saved_step(disk) == 1
+        assert settle(disk) == 1
         ballast.unlink()
         save(learner, disk, 3)
-        assert saved_step(disk) == 3
+        assert settle(disk) == 3
 
 
 def test_a_stream_on_a_full_disk_is_named_and_goes_on_when_there_is_room(tmp_path: Path) -> None:

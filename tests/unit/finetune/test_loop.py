@@ -57,7 +57,7 @@ def test_a_run_announces_in_order_and_leaves_its_results(tmp_path: Path) -> None
     assert names <= rows[0].keys()
     trained = lines(tmp_path / "accounting/finetune.jsonl")
     assert sum(len(entry["rollouts"]) for entry in trained if entry["outcome"] == "trained") == 24
-    assert settle(tmp_path / "finetune").step == 4
+    assert settle(tmp_path / "finetune") == 4
 
 
 def test_update_interval_spans_steps(tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_half_written_folders_do_not_count(tmp_path: Path) -> None:
     root = tmp_path / "finetune"
     (root / "~current").mkdir()
     (root / "~training_state").mkdir()
-    assert settle(root).step == 4
+    assert settle(root) == 4
     (root / "training_state" / MARKER).unlink()
     assert settle(root) is None
 
