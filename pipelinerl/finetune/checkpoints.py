@@ -127,7 +127,8 @@ def save_checkpoint(
         save_adapters(learner.model, tensors.adapters, beside / ADAPTER_FOLDER)
     if tensors.value_head:
         save_value_head(tensors.value_head, beside)
-    _mark(beside, step)
+    marker = json.dumps({"step": step})
+    (beside / MARKER).write_text(marker)
     if keep_intermediate:
         kept = _fresh(root / INTERMEDIATE / f"~{step}")
         shutil.copytree(beside, kept, dirs_exist_ok=True)
@@ -136,7 +137,7 @@ def save_checkpoint(
     if with_state:
         state = _fresh(root / f"~{STATE}")
         _save_state(state, tensors.optimiser, learner, counters, extra)
-        _mark(state, step)
+        (state / MARKER).write_text(marker)
         _swap(root, MODEL)
         faults.hit("finetune:between_swaps")
         _swap(root, STATE)
@@ -275,10 +276,6 @@ def _fresh(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
-
-
-def _mark(folder: Path, step: int) -> None:
-    (folder / MARKER).write_text(json.dumps({"step": step}))
 
 
 def _replace(source: Path, target: Path) -> None:

@@ -74,9 +74,8 @@ def count_batch(statistics: StepStatistics, batch: PipelineBatchEncoding, target
     statistics.padding += batch.padding
     statistics.stale_tokens += int(targets.stale.sum())
     statistics.stale_texts += int(targets.stale_samples().sum())
-    fresh = targets.lag[~targets.stale]
-    for lag, tokens in zip(*(column.tolist() for column in np.unique(fresh, return_counts=True))):
-        statistics.lags[lag] = statistics.lags.get(lag, 0) + tokens
+    lags, tokens = np.unique(targets.lag[~targets.stale], return_counts=True)
+    statistics.lags.update(dict(zip(lags.tolist(), tokens.tolist())))
     versions = batch.token_versions[0][targets.positions]
     pairs = np.unique(np.stack([targets.sample, versions]), axis=1) if len(versions) else np.zeros((2, 0))
     statistics.multi_version_texts += int((np.bincount(pairs[0].astype(np.int64)) > 1).sum())

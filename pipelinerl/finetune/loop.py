@@ -99,7 +99,10 @@ class Trainer:
             stack.callback(feed.close)
             rollout_log = stack.enter_context(RolloutLog(self.output_dir, "finetune"))
             if self.ranks.is_main:
-                self._undo_later_updates(rollout_log)
+                # What an earlier start trained behind the checkpoint is not in these weights.
+                undone = 0 if self._accounting_end is None else rollout_log.undo_after(self._accounting_end)
+                if undone:
+                    log.info("%d rollouts trained after the checkpoint are undone", undone)
                 self._announcements = stack.enter_context(TrainerAnnouncements(self.output_dir))
                 self._status = stack.enter_context(StatusFile(self.output_dir, "finetune"))
                 self._stale_in_queue = stack.enter_context(StaleInQueue(self.output_dir))
@@ -110,13 +113,6 @@ class Trainer:
                 self._train_step(feed, rollout_log)
                 self._after_step(feed)
             self._finish(feed)
-
-    def _undo_later_updates(self, rollout_log: RolloutLog) -> None:
-        """What an earlier start trained behind the checkpoint is not in these weights."""
-        if self._accounting_end is not None:
-            undone = rollout_log.undo_after(self._accounting_end)
-            if undone:
-                log.info("%d rollouts trained after the checkpoint are undone", undone)
 
     def _recording_ends(self, feed: Feed) -> bool:
         """Whether some rank of a replaying trainer has nothing left; they end together."""

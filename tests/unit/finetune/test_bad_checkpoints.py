@@ -14,6 +14,7 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
+from pipelinerl.base import role
 from pipelinerl.config import Job, save
 from pipelinerl.finetune import __main__ as trainer
 from pipelinerl.finetune.build import learner_of
@@ -233,9 +234,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
 
 def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """The trainer's command in this process, without what it does to the process itself."""
-    for name in ("setup_logging", "start_heartbeat"):
-        monkeypatch.setattr(trainer, name, lambda *_: None)
-    monkeypatch.setattr(trainer.log, "exception", lambda *_: None)
+    monkeypatch.setattr(trainer, "setup_logging", lambda *_: None)
+    monkeypatch.setattr(role, "start_heartbeat", lambda *_: None)
+    monkeypatch.setattr(role.log, "exception", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["finetune", str(folder), "--job", "0"])
     return trainer.main()
 
