@@ -82,10 +82,7 @@ def count_batch(statistics: StepStatistics, batch: PipelineBatchEncoding, target
     statistics.versions += [int(versions.min()), int(versions.max())] if len(versions) else []
 
 
-def fetch(
-    statistics: StepStatistics,
-    measured: list[Measured],
-) -> None:
+def fetch(statistics: StepStatistics, measured: list[Measured]) -> None:
     """Bring what the micro-batches measured to the host, once per step."""
     for batch, targets, micro in measured:
         if micro is not None:

@@ -275,10 +275,7 @@ class Trainer:
     def _finish(self, feed: Feed) -> None:
         self._save(feed, self.finetune.keep_intermediate_checkpoints, self.finetune.save_final_training_state)
         if self.ranks.is_main:
-            self._write("summary", self.counters.to_dict())
-            self._write("rl_summary", self._last_rl)
+            for name, values in (("summary", self.counters.to_dict()), ("rl_summary", self._last_rl)):
+                write_whole(self.folder / f"{name}.json", json.dumps(values, indent=1, sort_keys=True))
         if self._announcements is not None:
             self._announcements.training_done()
-
-    def _write(self, name: str, values: dict[str, Any]) -> None:
-        write_whole(self.folder / f"{name}.json", json.dumps(values, indent=1, sort_keys=True))

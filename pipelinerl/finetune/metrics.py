@@ -240,10 +240,8 @@ def rl_metrics(step: StepStatistics, coefficients: Coefficients) -> dict[str, fl
     out = {f"rl/{name}": value for name, value in values.items()}
     for label, s in capped_families(step.labels).items():
         out[f"rl/{label}/texts"] = s.texts
-        out[f"rl/{label}/reward"] = s.reward / s.texts
-        out[f"rl/{label}/advantage"] = s.advantage / s.texts
-        out[f"rl/{label}/abs_advantage"] = s.abs_advantage / s.texts
-        out[f"rl/{label}/kl"] = s.kl / s.texts
+        for name in ("reward", "advantage", "abs_advantage", "kl"):
+            out[f"rl/{label}/{name}"] = getattr(s, name) / s.texts
     return out
 
 

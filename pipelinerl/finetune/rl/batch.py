@@ -73,8 +73,7 @@ class PipelineBatchEncoding:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> PipelineBatchEncoding:
         """Read a record of the `training_data` stream; raises ValueError when a column is missing."""
-        known = {f.name: f for f in fields(cls)}
-        values = {name: record[name] for name in known if name in record}
+        values = {f.name: record[f.name] for f in fields(cls) if f.name in record}
         try:
             batch = cls(**values)
         except TypeError as error:
@@ -98,21 +97,12 @@ class PipelineBatchEncoding:
             )
 
 
-TOKEN_COLUMNS = (
-    "labels",
-    "position_ids",
-    "segment_ids",
-    "rewards",
-    "advantages",
-    "ref_logprobs",
-    "old_logprobs",
-    "group_tokens",
-    "num_labels",
-    "overflow",
-    "loss_weight_scale",
-    "kl_weight_scale",
-    "token_versions",
+TOKEN_COLUMNS = tuple(
+    f.name
+    for f in fields(PipelineBatchEncoding)
+    if f.type == "np.ndarray" and f.name not in ("input_ids", "seq_boundaries")
 )
+"""Columns that have the shape of `input_ids`."""
 SENTINEL_TOKENS = 8
 
 
