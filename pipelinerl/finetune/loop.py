@@ -141,7 +141,8 @@ class Trainer:
         counters, rl = self.counters, self.finetune.rl
         if self._status is not None:
             self._status.set(step=counters.completed_steps, version=counters.samples)
-        coefficients = self._coefficients()
+        done, final = counters.completed_steps, self.finetune.last_step
+        coefficients = Coefficients(rl.kl_coefficient(done, final), rl.entropy_coefficient(done, final))
         statistics, rollouts = StepStatistics(), StepRollouts()
         measured: list[Measured] = []
         self._memory.begin()
@@ -180,10 +181,6 @@ class Trainer:
             return
         while any(self.ranks.gather((batch := next(batches, None)) is not None)):
             yield sentinel_batch(step, texts) if batch is None else batch
-
-    def _coefficients(self) -> Coefficients:
-        done, final, rl = self.counters.completed_steps, self.finetune.last_step, self.finetune.rl
-        return Coefficients(rl.kl_coefficient(done, final), rl.entropy_coefficient(done, final))
 
     def _count_step(self, step: StepStatistics, grad_norm: float) -> None:
         counters = self.counters

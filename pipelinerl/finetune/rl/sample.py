@@ -253,7 +253,7 @@ def identity_of(record: Mapping[str, Any]) -> tuple[str, int, int]:
 
 
 def _array(values: Any, dtype: type[np.generic]) -> np.ndarray:
-    """int32 or float32 of one dimension; raises TypeError, OverflowError or struct.error for anything else."""
+    """int32 or float32 in one dimension; TypeError, OverflowError or struct.error for anything else."""
     integers = dtype is np.int32
     if isinstance(values, list):  # of a foreign writer; twice as fast as numpy, and refuses fractions
         return np.frombuffer(struct.pack(f"{len(values)}{'i' if integers else 'f'}", *values), dtype)
