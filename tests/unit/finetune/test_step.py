@@ -54,6 +54,16 @@ def test_micro_batches_add_up_to_one_large_batch(loss: str, seq_length: int) -> 
         assert many[name] == pytest.approx(one[name], rel=1e-4), name
 
 
+def test_several_ranks_give_the_gradient_of_one() -> None:
+    rl = RLConfig(epsilon_high=4.0)
+    whole, _ = gradients([encode(texts(7), 0, 7)], rl)
+    plan = assemble_step(texts(7), 0, 24, ranks=3)
+    per_rank = [gradients(batches, rl)[0] for batches in plan]
+    for name, gradient in whole.items():
+        total = sum((found[name] for found in per_rank), torch.zeros_like(gradient))
+        torch.testing.assert_close(total, gradient, atol=1e-5, rtol=1e-4)
+
+
 def test_sentinels_add_nothing() -> None:
     found, vectors = gradients([sentinel_batch(0, 4)], RLConfig())
     assert found == {} and vectors == []
