@@ -23,11 +23,10 @@ import numpy as np
 from benchmarks._figures import Figure, at_least, at_most, command_line, report, seconds_of
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.advantages import compute_advantages
-from pipelinerl.finetune.rl.batch import expand
 from pipelinerl.finetune.rl.sample import Sample, settle_group
 from pipelinerl.finetune.rl.table import SampleTable
 from pipelinerl.preprocess.chunk import ChunkResult
-from pipelinerl.preprocess.metrics import AdvantageMetrics
+from pipelinerl.preprocess.metrics import PreprocessMetrics
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 UPSTREAM_S, UPSTREAM_TOKENS = 51.8, 2048 * 4096
@@ -73,14 +72,14 @@ def read(records: list[dict[str, Any]]) -> list[Sample]:
     return samples
 
 
-def value(samples: list[Sample], buffer: np.ndarray) -> np.ndarray:
+def value(samples: list[Sample]) -> np.ndarray:
     """Table, advantages with padding and std, label counts, overflow and the five token columns."""
     table = SampleTable.of(samples)
     result = compute_advantages(table, RL)
     labels = [len(sample.old_logprobs) for sample in samples]
     overflow = [sample.is_cut((EOS,)) for sample in samples]
     values = np.array([result.advantage, result.group_tokens, labels, overflow, np.ones(len(samples))])
-    return expand(values, table.n_tokens, buffer)
+    return np.repeat(values.astype(np.float32), table.n_tokens, axis=1)
 
 
 def row_wise(texts: list[dict[str, Any]]) -> list[dict[str, list[float]]]:
@@ -111,7 +110,6 @@ def main() -> int:
     options = command_line(__doc__)
     records = make_records(options.texts, options.tokens)
     arrays, total = as_arrays(records), options.texts * options.tokens
-    buffer = np.empty((5, total), np.float32)
     samples = read(arrays)
     table = SampleTable.of(samples)
     chunk = ChunkResult(table=table, advantages=compute_advantages(table, RL))
@@ -120,10 +118,10 @@ def main() -> int:
     def median_s(work: Callable[[], Any], runs: int = options.runs) -> float:
         return statistics.median(seconds_of(work, runs, time.process_time))  # whoever else uses the machine
 
-    lists_s = median_s(lambda: value(read(records), buffer))
-    arrays_s = median_s(lambda: value(read(arrays), buffer))
-    valued_s = median_s(lambda: value(samples, buffer))
-    metrics_s = median_s(lambda: AdvantageMetrics().add_chunk(chunk))
+    lists_s = median_s(lambda: value(read(records)))
+    arrays_s = median_s(lambda: value(read(arrays)))
+    valued_s = median_s(lambda: value(samples))
+    metrics_s = median_s(lambda: PreprocessMetrics().add_chunk(chunk))
     row_s = median_s(lambda: row_wise(few), 3) * len(records) / len(few)
     upstream_s = UPSTREAM_S * total / UPSTREAM_TOKENS
     figures = [

@@ -13,8 +13,7 @@ from typing import Any, cast
 
 from omegaconf import OmegaConf
 
-from pipelinerl.bootstrap.demonstrations import Source
-from pipelinerl.bootstrap.source import demonstrations_of
+from pipelinerl.bootstrap.demonstrations import Source, demonstrations_of
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed

@@ -1,24 +1,24 @@
-"""What a domain hands to the bootstrap recipe, and how it becomes packed token arrays."""
+"""What a domain hands to the bootstrap recipe, and how it becomes token arrays in random order.
+
+Imported by domains, which run where there is no torch.
+"""
 
 from __future__ import annotations
 
 import itertools
-import multiprocessing
-import queue
-import time
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
+from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 
 from pipelinerl.bootstrap.formats import ASSISTANT, END, USER
+from pipelinerl.domain import load_domain
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
-MASKED = -100
 _ENCODE_TOGETHER = 256
-_LOOK_S = 1.0
 _SHUFFLE_FIRST, _SHUFFLE_MOST = 4_000, 24_000
 
 
@@ -36,16 +36,6 @@ class Demonstration:
     completion: str
     exact: bool = True
     fixed: str | None = None
-
-
-class TokenPack(NamedTuple):
-    """Whole sequences behind each other: int32 ids [L], labels [L] (−100 = no loss), float32 weights [L] of
-    the labels, int32 lengths [n]."""
-
-    input_ids: np.ndarray
-    labels: np.ndarray
-    weights: np.ndarray
-    lengths: np.ndarray
 
 
 class Encoded(NamedTuple):
@@ -68,31 +58,22 @@ def encode(
     Prompt tokens have the weight `prompt_loss`, and no label where it is 0. A demonstration longer than
     `max_length` is an error (ValueError).
     """
-    batch: list[Demonstration] = []
-    for demonstration in demonstrations:
-        batch.append(demonstration)
-        if len(batch) == _ENCODE_TOGETHER:
-            yield from _encode_batch(tokenizer, batch, max_length, prompt_loss)
-            batch = []
-    yield from _encode_batch(tokenizer, batch, max_length, prompt_loss)
-
-
-def _encode_batch(
-    tokenizer: Tokenizer, batch: list[Demonstration], max_length: int, prompt_loss: float
-) -> Iterator[Encoded]:
-    prompts = tokenizer.encode_batch_fast([USER + d.prompt + ASSISTANT for d in batch])
-    answers = tokenizer.encode_batch_fast([d.completion + END for d in batch])
-    for demonstration, prompt, answer in zip(batch, prompts, answers):
-        ids = np.array(prompt.ids + answer.ids, np.int32)
-        if len(ids) > max_length:
-            raise ValueError(
-                f"a {demonstration.kind!r} demonstration has {len(ids)} tokens; max_length is {max_length}"
-            )
-        labels = ids.copy()
-        labels[: 1 if prompt_loss else len(prompt.ids)] = MASKED
-        weights = np.ones(len(ids), np.float32)
-        weights[: len(prompt.ids)] = prompt_loss
-        yield Encoded(ids, labels, weights)
+    remaining = iter(demonstrations)
+    while batch := list(itertools.islice(remaining, _ENCODE_TOGETHER)):
+        prompts = tokenizer.encode_batch_fast([USER + d.prompt + ASSISTANT for d in batch])
+        answers = tokenizer.encode_batch_fast([d.completion + END for d in batch])
+        for demonstration, prompt, answer in zip(batch, prompts, answers):
+            ids = np.array(prompt.ids + answer.ids, np.int32)
+            if len(ids) > max_length:
+                raise ValueError(
+                    f"a {demonstration.kind!r} demonstration has {len(ids)} tokens; "
+                    f"max_length is {max_length}"
+                )
+            labels = ids.copy()
+            labels[: 1 if prompt_loss else len(prompt.ids)] = MASKED_TOKEN_ID
+            weights = np.ones(len(ids), np.float32)
+            weights[: len(prompt.ids)] = prompt_loss
+            yield Encoded(ids, labels, weights)
 
 
 def shuffled(
@@ -119,114 +100,8 @@ def shuffled(
     yield from buffer
 
 
-def pack(sequences: Iterable[Encoded], tokens: int) -> Iterator[TokenPack]:
-    """Packs of at most `tokens` tokens in order of arrival; the last, partial one is kept."""
-    waiting: list[Encoded] = []
-    size = 0
-    for sequence in sequences:
-        if size + len(sequence.input_ids) > tokens and waiting:
-            yield _join(waiting)
-            waiting, size = [], 0
-        waiting.append(sequence)
-        size += len(sequence.input_ids)
-    if waiting:
-        yield _join(waiting)
-
-
-def _join(sequences: list[Encoded]) -> TokenPack:
-    ids, labels, weights = (np.concatenate(column) for column in zip(*sequences))
-    return TokenPack(ids, labels, weights, np.array([len(s.input_ids) for s in sequences], np.int32))
-
-
-class PackStream:
-    """Packs of one phase, made by worker processes from consecutive world seeds.
-
-    With one worker the order is fixed by the seeds; with several, the packs are the same in another order.
-    """
-
-    def __init__(
-        self,
-        source: Source,
-        phase: str,
-        tokenizer_file: Path,
-        *,
-        first_seed: int,
-        workers: int,
-        pack_tokens: int,
-        max_length: int,
-        prompt_loss: float,
-        deadline_s: float = 300.0,
-    ) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._phase = phase
-        self._deadline_s = deadline_s
-        self._packs: multiprocessing.Queue[TokenPack | str] = context.Queue(maxsize=4 * workers)
-        self._workers = [
-            context.Process(
-                target=_produce,
-                args=(
-                    self._packs, source, phase, str(tokenizer_file), first_seed + index, workers,
-                    pack_tokens, max_length, prompt_loss,
-                ),
-                daemon=True,
-            )
-            for index in range(workers)
-        ]  # fmt: skip
-        for worker in self._workers:
-            worker.start()
-
-    def __iter__(self) -> Iterator[TokenPack]:
-        while True:
-            item = self._next()
-            if isinstance(item, str):
-                raise RuntimeError(f"making demonstrations of phase {self._phase!r} failed: {item}")
-            yield item
-
-    def _next(self) -> TokenPack | str:
-        expires = time.monotonic() + self._deadline_s
-        while True:
-            dead = next((w for w in self._workers if w.exitcode not in (None, 0)), None)
-            try:
-                return self._packs.get(timeout=_LOOK_S)
-            except queue.Empty:
-                if dead is not None:  # seen dead before the queue was seen empty: nothing of it is lost
-                    raise RuntimeError(
-                        f"a worker making demonstrations of phase {self._phase!r} ended "
-                        f"with exit code {dead.exitcode}"
-                    ) from None
-            if time.monotonic() > expires:
-                raise TimeoutError(
-                    f"no demonstrations of phase {self._phase!r} arrived within {self._deadline_s:.0f} s"
-                )
-
-    def close(self) -> None:
-        """End the workers; what they had ready is dropped."""
-        for worker in self._workers:
-            worker.terminate()
-        for worker in self._workers:
-            worker.join(timeout=10)
-
-
-def _produce(
-    packs: multiprocessing.Queue[TokenPack | str],
-    source: Source,
-    phase: str,
-    tokenizer_file: str,
-    seed: int,
-    stride: int,
-    pack_tokens: int,
-    max_length: int,
-    prompt_loss: float,
-) -> None:
-    tokenizer = Tokenizer.from_file(tokenizer_file)
-
-    def sequences() -> Iterator[Encoded]:
-        for world in itertools.count(seed, stride):
-            yield from encode(tokenizer, source(world, phase), max_length, prompt_loss)
-
-    try:
-        for item in pack(shuffled(sequences(), np.random.default_rng((seed, 7))), pack_tokens):
-            packs.put(item)
-    except Exception as error:
-        packs.put(f"{type(error).__name__}: {error}")
-        raise
+def demonstrations_of(
+    hooks: str | list[str], tree: dict[str, Any], seed: int, phase: str
+) -> list[Demonstration]:
+    """The demonstrations of a domain; plain values, so that worker processes can be handed it."""
+    return list(load_domain(hooks).demonstrations(OmegaConf.create(tree), seed, phase))

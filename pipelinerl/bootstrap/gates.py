@@ -6,14 +6,17 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
+import numpy as np
 import torch
 from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
-from pipelinerl.bootstrap.demonstrations import MASKED, Demonstration, Encoded, encode
-from pipelinerl.finetune.supervised import PackedBatch
+from pipelinerl.bootstrap.demonstrations import Demonstration, Encoded, encode
+from pipelinerl.bootstrap.packs import joined
 from pipelinerl.modeling.model import hidden_states, output_head
 from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.tensors import to_device
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 _ROWS = 64
 
@@ -64,7 +67,7 @@ def measured(tokenizer: Tokenizer, batch: list[Demonstration], max_length: int) 
     encoded = list(encode(tokenizer, whole, max_length, prompt_loss=0.0))
     for demonstration, one in zip(batch, encoded):
         if demonstration.fixed is not None:
-            one.labels[-1] = MASKED  # the end that encoding adds
+            one.labels[-1] = MASKED_TOKEN_ID  # the end that encoding adds
     return encoded
 
 
@@ -72,19 +75,18 @@ def measured(tokenizer: Tokenizer, batch: list[Demonstration], max_length: int) 
 def _greedy_hits(
     model: PreTrainedModel, tokenizer: Tokenizer, batch: list[Demonstration], max_length: int
 ) -> list[bool]:
-    encoded = measured(tokenizer, batch, max_length)
-    packed = PackedBatch.from_texts([(e.input_ids, e.labels) for e in encoded])
+    packed = joined(measured(tokenizer, batch, max_length))
+    bounds = packed.offsets()
     device = next(model.parameters()).device
 
-    def move(array: object) -> torch.Tensor:
-        return torch.as_tensor(array, device=device).long()
-
-    segments = Segments.from_offsets(packed.offsets, device)
-    hidden = hidden_states(model, move(packed.input_ids)[None], move(packed.position_ids)[None], segments)[0]
-    labels = move(packed.labels)
-    at = torch.nonzero(labels != MASKED)[:, 0]
+    ids, positions, labels = (
+        to_device(column.astype(np.int64), device)
+        for column in (packed.input_ids, packed.position_ids(), packed.labels)
+    )
+    segments = Segments.from_offsets(bounds, device)
+    hidden = hidden_states(model, ids[None], positions[None], segments)[0]
+    at = torch.nonzero(labels != MASKED_TOKEN_ID)[:, 0]
     greedy = (hidden[at - 1].float() @ output_head(model)[0].float().T).argmax(-1)
     wrong = torch.zeros(len(labels), dtype=torch.bool, device=device)
     wrong[at] = greedy != labels[at]
-    bounds = packed.offsets
     return [not bool(wrong[bounds[i] : bounds[i + 1]].any()) for i in range(len(batch))]

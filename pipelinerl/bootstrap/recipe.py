@@ -11,17 +11,16 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from tokenizers import Tokenizer
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
-from pipelinerl.bootstrap.demonstrations import Demonstration, PackStream, Source, TokenPack
+from pipelinerl.bootstrap.demonstrations import Demonstration, Source
 from pipelinerl.bootstrap.gates import GateResult, measure
 from pipelinerl.bootstrap.model import ROPE_THETA, build_model
+from pipelinerl.bootstrap.packs import PackedBatch, PackStream, loader
+from pipelinerl.bootstrap.supervised import train_supervised
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.config.bootstrap import BootstrapConfig
-from pipelinerl.finetune.supervised import PackedBatch, train_supervised
 
 TOKENIZER_SEED = 1_000_000_000
 """World seeds of the tokenizer's texts, of the gates and of training never meet."""
@@ -46,7 +45,8 @@ def run(
     """
     started = time.monotonic()
     out.mkdir(parents=True, exist_ok=True)
-    tokenizer = _tokenizer(recipe, added_tokens, source)
+    texts = (d.prompt + d.completion for d in _take(recipe, source, TOKENIZER_SEED, recipe.tokenizer_texts))
+    tokenizer = train_tokenizer(texts, recipe.vocab_size, added_tokens, recipe.shape.max_length)
     tokenizer.save_pretrained(out)
     log(f"tokenizer: {len(tokenizer)} entries")
     model = build_model(recipe.shape, tokenizer, recipe.seed)
@@ -55,8 +55,14 @@ def run(
     with torch.no_grad():
         for parameter in model.parameters():  # measure what will be saved, not what was trained
             parameter.copy_(parameter.to(torch.bfloat16))
-    results = check(recipe, source, model, tokenizer)
-    save(model, tokenizer, out, _record(recipe, added_tokens), results, time.monotonic() - started)
+    held_out = _take(recipe, source, GATE_SEED, recipe.gate_demonstrations)
+    fast = tokenizer.backend_tokenizer
+    results = measure(model.eval(), fast, held_out, recipe.gates, recipe.shape.max_length)
+    # Everything that decides the result besides the demonstrations.
+    record = recipe.model_dump(exclude={"out", "budget"})
+    record["shape"]["rope_theta"] = ROPE_THETA
+    record |= {"added_tokens": list(added_tokens), "warmup_fraction": WARMUP_FRACTION}
+    _save(model, out, record, results, time.monotonic() - started)
     return results
 
 
@@ -65,18 +71,9 @@ def steps_of(recipe: BootstrapConfig) -> list[int]:
     return [max(1, round(phase.tokens / recipe.pack_tokens)) for phase in recipe.phases]
 
 
-def _tokenizer(
-    recipe: BootstrapConfig, added_tokens: Sequence[str], source: Source
-) -> PreTrainedTokenizerFast:
-    texts = (
-        d.prompt + d.completion
-        for d in _take(source, recipe.phases[0].name, TOKENIZER_SEED, recipe.tokenizer_texts)
-    )
-    return train_tokenizer(texts, recipe.vocab_size, added_tokens, recipe.shape.max_length)
-
-
-def _take(source: Source, phase: str, first_seed: int, count: int) -> Iterator[Demonstration]:
-    worlds = (source(seed, phase) for seed in itertools.count(first_seed))
+def _take(recipe: BootstrapConfig, source: Source, first_seed: int, count: int) -> Iterator[Demonstration]:
+    """Demonstrations of the first phase, from worlds that no training demonstration comes from."""
+    worlds = (source(seed, recipe.phases[0].name) for seed in itertools.count(first_seed))
     return itertools.islice(itertools.chain.from_iterable(worlds), count)
 
 
@@ -90,7 +87,7 @@ def _train(
     log: Callable[[str], None],
 ) -> None:
     reports, total = itertools.count(1), sum(steps_of(recipe))
-    probe = list(_take(source, recipe.phases[0].name, GATE_SEED, recipe.gate_demonstrations // 4))
+    probe = list(_take(recipe, source, GATE_SEED, recipe.gate_demonstrations // 4))
 
     def report(record: dict[str, float]) -> None:
         log(
@@ -101,7 +98,6 @@ def _train(
             skills = measure(model, tokenizer.backend_tokenizer, probe, {}, recipe.shape.max_length)
             log("  skills: " + "  ".join(f"{s.kind} {s.accuracy:.2f}" for s in skills))
 
-    on_gpu = torch.device(device).type == "cuda"
     train_supervised(
         model,
         _batches(recipe, source, tokenizer_file),
@@ -109,11 +105,9 @@ def _train(
         learning_rate=recipe.learning_rate,
         num_warmup_steps=max(1, int(WARMUP_FRACTION * total)),
         weight_decay=recipe.weight_decay,
-        device=device,
-        dtype=torch.bfloat16 if on_gpu else torch.float32,
-        compile=on_gpu,
         log=report,
         log_every=max(1, total // _REPORTS),
+        device=device,
     )
 
 
@@ -124,52 +118,23 @@ def _batches(recipe: BootstrapConfig, source: Source, tokenizer_file: Path) -> I
             phase.name,
             tokenizer_file,
             first_seed=recipe.seed * 100_000_000 + index * 10_000_000,
-            workers=recipe.workers,
             pack_tokens=recipe.pack_tokens,
             max_length=recipe.shape.max_length,
             prompt_loss=phase.prompt_loss,
         )
-        try:
-            for pack in itertools.islice(stream, steps):
-                yield _packed_batch(pack)
-        finally:
-            stream.close()
+        yield from itertools.islice(loader(stream, recipe.workers), steps)
 
 
-def _packed_batch(pack: TokenPack) -> PackedBatch:
-    offsets = np.concatenate([[0], np.cumsum(pack.lengths)]).astype(np.int32)
-    positions = np.arange(offsets[-1], dtype=np.int32) - np.repeat(offsets[:-1], pack.lengths)
-    return PackedBatch(pack.input_ids, pack.labels, positions, offsets, pack.weights)
-
-
-def check(
-    recipe: BootstrapConfig, source: Source, model: PreTrainedModel, tokenizer: PreTrainedTokenizerFast
-) -> list[GateResult]:
-    """The gates, on worlds that no training demonstration came from."""
-    held_out = _take(source, recipe.phases[0].name, GATE_SEED, recipe.gate_demonstrations)
-    fast: Tokenizer = tokenizer.backend_tokenizer
-    return measure(model.eval(), fast, held_out, recipe.gates, recipe.shape.max_length)
-
-
-def _record(recipe: BootstrapConfig, added_tokens: Sequence[str]) -> dict[str, Any]:
-    """Everything that decides the result besides the demonstrations."""
-    record = recipe.model_dump(exclude={"out", "budget"})
-    record["shape"]["rope_theta"] = ROPE_THETA
-    return record | {"added_tokens": list(added_tokens), "warmup_fraction": WARMUP_FRACTION}
-
-
-def save(
+def _save(
     model: PreTrainedModel,
-    tokenizer: PreTrainedTokenizerFast,
     out: Path,
     recipe: Mapping[str, Any],
     results: Sequence[GateResult],
     seconds: float,
 ) -> None:
-    """Weights in bfloat16, tokenizer, and `recipe.json`: recipe, gates, seconds and the weights' checksum."""
+    """Weights in bfloat16, and `recipe.json`: recipe, gates, seconds and the weights' checksum."""
     model.config._attn_implementation = "sdpa"
     model.to(dtype=torch.bfloat16).save_pretrained(out)
-    tokenizer.save_pretrained(out)
     record = {
         "recipe": recipe,
         "gates": [asdict(r) for r in results],

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -29,39 +28,25 @@ FIRST_UPDATES = 2
 """Compared one by one: engines may put a second version into place in another way than the first."""
 
 
-class Broadcaster(Protocol):
-    """Makes a version of the weights the one that is sampled from."""
+class Broadcaster:
+    """Makes a version of the weights the one that is sampled from; this one is for runs without engines."""
 
     def start(self) -> None:
         """Block until the engines are ready."""
-        ...
 
     def publish(self, version: int) -> dict[str, float]:
         """Return, with metrics, once every engine in rotation serves `version`; raises otherwise."""
-        ...
-
-    def refresh(self) -> bool:
-        """Bring engines that were started again up to the last published version; whether there were any."""
-        ...
-
-    def close(self) -> None: ...
-
-
-class NoEngines:
-    """For runs that train without sampling (recorded streams)."""
-
-    def start(self) -> None: ...
-
-    def publish(self, version: int) -> dict[str, float]:
         return {}
 
     def refresh(self) -> bool:
+        """Bring engines that were started again up to the last published version; whether there were any."""
         return False
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Let the engines go."""
 
 
-class EngineBroadcaster:
+class EngineBroadcaster(Broadcaster):
     """Publishes the learner's parameters through `Publisher`, and compares log-probabilities now and then."""
 
     def __init__(self, learner: Learner, cfg: Config) -> None:

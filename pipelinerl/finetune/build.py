@@ -37,11 +37,11 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path) -> Learner:
     model = load_model(
         cfg.policy_path if finetune.lora.enabled else model_path,
         torch.device("cuda", ranks.index) if cfg.trainer_on_gpu else torch.device("cpu"),
-        finetune.gradient_checkpointing,
-        finetune.reentrant_checkpointing,
         finetune.trust_remote_code,
-        finetune.compile and cfg.trainer_on_gpu,
-        finetune.use_flash_attention,
+        gradient_checkpointing=finetune.gradient_checkpointing,
+        reentrant_checkpointing=finetune.reentrant_checkpointing,
+        compile=finetune.compile and cfg.trainer_on_gpu,
+        flash_attention=finetune.use_flash_attention,
     )
     if finetune.lora.enabled:
         add_adapters(model, finetune.lora)
@@ -68,14 +68,6 @@ def learner_of(
     scheduler = build_scheduler(
         optimiser, finetune.lr_scheduler_type, finetune.num_warmup_steps, finetune.max_train_steps
     )
-    return Learner(
-        model,
-        optimiser,
-        scheduler,
-        finetune.rl,
-        ranks,
-        MasterWeights(model) if finetune.load_as_bf16 and sharding is None else None,
-        finetune.gradient_clipping_threshold,
-        value_head,
-        policy,
-    )
+    masters = MasterWeights(model) if finetune.load_as_bf16 and sharding is None else None
+    threshold = finetune.gradient_clipping_threshold
+    return Learner(policy, optimiser, scheduler, finetune.rl, ranks, masters, threshold)

@@ -1,7 +1,7 @@
 """Checkpoints: `current/` (the model) and `training_state/` (everything else) of one and the same step.
 
 Both are written beside (`~name`) and renamed. A crash between the renames leaves two complete folders of
-the newer step under whatever names; `restore_point` finds the newest step of which both parts exist.
+the newer step under whatever names; `settle` finds the newest step of which both parts exist.
 """
 
 from __future__ import annotations
@@ -11,13 +11,13 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from transformers import PreTrainedModel
 
 from pipelinerl.base import faults
 from pipelinerl.finetune.step import Learner
@@ -31,15 +31,7 @@ from pipelinerl.modeling.value_head import save_value_head
 MODEL, STATE, INTERMEDIATE = "current", "training_state", "intermediate"
 MARKER = "checkpoint.json"
 """Written last into each folder: a folder that has it is complete."""
-
-
-@dataclass(frozen=True, slots=True)
-class RestorePoint:
-    """A complete pair of folders of one step."""
-
-    step: int
-    model: Path
-    state: Path
+_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja")
 
 
 def _step_of(folder: Path) -> int | None:
@@ -60,40 +52,35 @@ def _candidates(root: Path, name: str) -> dict[int, Path]:
     return found
 
 
-def restore_point(root: Path) -> RestorePoint | None:
-    """The newest step of which model and state are complete; None when there is none."""
+def settle(root: Path) -> int | None:
+    """The newest step of which model and state are complete; None when there is none.
+
+    An interrupted save is finished: both end up under the published names, leftovers go.
+    """
     models, states = _candidates(root, MODEL), _candidates(root, STATE)
     steps = models.keys() & states.keys()
     if not steps:
         return None
     step = max(steps)
-    return RestorePoint(step, models[step], states[step])
-
-
-def settle(root: Path) -> RestorePoint | None:
-    """Finish an interrupted save: the restore point ends up under the published names, leftovers go."""
-    point = restore_point(root)
-    if point is None:
-        return None
-    for name, folder in ((MODEL, point.model), (STATE, point.state)):
+    for name, folder in ((MODEL, models[step]), (STATE, states[step])):
         if folder.name != name:
             shutil.rmtree(root / name, ignore_errors=True)
             os.replace(folder, root / name)
         for leftover in (root / f"~{name}", root / f"~old-{name}"):
             shutil.rmtree(leftover, ignore_errors=True)
-    return RestorePoint(point.step, root / MODEL, root / STATE)
+    return step
 
 
-def resume_point(root: Path) -> RestorePoint | None:
-    """Where training goes on, settled; None where nothing was saved.
+def resume_step(root: Path) -> int | None:
+    """The step from which training goes on, settled; None where nothing was saved.
 
     Raises ValueError for a published model without a training state of its step: to begin anew without
     saying so would throw the model away.
     """
-    point = settle(root)
-    if point is None and (root / MODEL).is_dir():
+    step = settle(root)
+    if step is None and (root / MODEL).is_dir():
         raise ValueError(_half_checkpoint(root))
-    return point
+    return step
 
 
 def _half_checkpoint(root: Path) -> str:
@@ -132,12 +119,16 @@ def save_checkpoint(
         return
     root.mkdir(parents=True, exist_ok=True)
     beside = _fresh(root / f"~{MODEL}")
-    save_model(learner.model, beside, tokenizer_from, tensors.model)
+    learner.model.save_pretrained(beside, state_dict=tensors.model)
+    if tokenizer_from is not None:
+        for file in chain.from_iterable(map(tokenizer_from.glob, _TOKENIZER_FILES)):
+            shutil.copy2(file, beside / file.name)
     if tensors.adapters:
         save_adapters(learner.model, tensors.adapters, beside / ADAPTER_FOLDER)
     if tensors.value_head:
         save_value_head(tensors.value_head, beside)
-    _mark(beside, step)
+    marker = json.dumps({"step": step})
+    (beside / MARKER).write_text(marker)
     if keep_intermediate:
         kept = _fresh(root / INTERMEDIATE / f"~{step}")
         shutil.copytree(beside, kept, dirs_exist_ok=True)
@@ -146,7 +137,7 @@ def save_checkpoint(
     if with_state:
         state = _fresh(root / f"~{STATE}")
         _save_state(state, tensors.optimiser, learner, counters, extra)
-        _mark(state, step)
+        (state / MARKER).write_text(marker)
         _swap(root, MODEL)
         faults.hit("finetune:between_swaps")
         _swap(root, STATE)
@@ -194,23 +185,6 @@ def collect_tensors(learner: Learner, with_state: bool = True) -> CheckpointTens
             for name, value in values.items()
         ),
     )
-
-
-def save_model(
-    model: PreTrainedModel,
-    folder: Path,
-    tokenizer_from: Path | None = None,
-    tensors: dict[str, torch.Tensor] | None = None,
-) -> None:
-    """Save in Hugging Face format (safetensors, float32), with the tokenizer of another folder.
-
-    `tensors` are saved in place of the model's own.
-    """
-    model.save_pretrained(folder, state_dict=tensors)
-    if tokenizer_from is not None:
-        for pattern in ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja"):
-            for file in tokenizer_from.glob(pattern):
-                shutil.copy2(file, folder / file.name)
 
 
 def load_state(folder: Path, learner: Learner) -> tuple[TrainingMetrics, dict[str, Any]]:
@@ -302,10 +276,6 @@ def _fresh(folder: Path) -> Path:
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     return folder
-
-
-def _mark(folder: Path, step: int) -> None:
-    (folder / MARKER).write_text(json.dumps({"step": step}))
 
 
 def _replace(source: Path, target: Path) -> None:

@@ -33,7 +33,7 @@ class StepRollouts:
     unweighted: set[str] = field(default_factory=set)
 
     def add(self, batch: PipelineBatchEncoding, targets: Targets) -> None:
-        used, stale = targets.texts_with_gradient(), targets.stale_texts()
+        used, stale = targets.samples_with_gradient(), targets.stale_samples()
         for (group, rollout, _), has_weight, is_stale in zip(batch.text_ids, used, stale):
             chosen = self.trained if has_weight else self.stale if is_stale else self.unweighted
             chosen.add(rollout_id(group, rollout))
@@ -73,20 +73,16 @@ def count_batch(statistics: StepStatistics, batch: PipelineBatchEncoding, target
     statistics.sequences.append(batch.n_texts)
     statistics.padding += batch.padding
     statistics.stale_tokens += int(targets.stale.sum())
-    statistics.stale_texts += int(targets.stale_texts().sum())
-    fresh = targets.lag[~targets.stale]
-    for lag, tokens in zip(*(column.tolist() for column in np.unique(fresh, return_counts=True))):
-        statistics.lags[lag] = statistics.lags.get(lag, 0) + tokens
+    statistics.stale_texts += int(targets.stale_samples().sum())
+    lags, tokens = np.unique(targets.lag[~targets.stale], return_counts=True)
+    statistics.lags.update(dict(zip(lags.tolist(), tokens.tolist())))
     versions = batch.token_versions[0][targets.positions]
-    pairs = np.unique(np.stack([targets.text, versions]), axis=1) if len(versions) else np.zeros((2, 0))
+    pairs = np.unique(np.stack([targets.sample, versions]), axis=1) if len(versions) else np.zeros((2, 0))
     statistics.multi_version_texts += int((np.bincount(pairs[0].astype(np.int64)) > 1).sum())
     statistics.versions += [int(versions.min()), int(versions.max())] if len(versions) else []
 
 
-def fetch(
-    statistics: StepStatistics,
-    measured: list[Measured],
-) -> None:
+def fetch(statistics: StepStatistics, measured: list[Measured]) -> None:
     """Bring what the micro-batches measured to the host, once per step."""
     for batch, targets, micro in measured:
         if micro is not None:

@@ -18,9 +18,9 @@ import torch
 
 from pipelinerl.base.files import write_whole
 from pipelinerl.config import Config
-from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster, NoEngines
+from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster
 from pipelinerl.finetune.build import build_learner
-from pipelinerl.finetune.checkpoints import load_state, resume_point, save_checkpoint
+from pipelinerl.finetune.checkpoints import MODEL, STATE, load_state, resume_step, save_checkpoint
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepRollouts, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.memory import MemoryDebug
@@ -41,6 +41,8 @@ from pipelinerl.streams import SingleStreamSpec
 from pipelinerl.weights.send.parity import probe_ids
 
 log = logging.getLogger(__name__)
+_SUMMARY_ONLY = ("train_loss", "last_broadcasted_version", "total_time")
+"""Counters that are no metric of a step."""
 
 
 class Trainer:
@@ -63,28 +65,25 @@ class Trainer:
         # False: `training_data` is a recording, which a resumed trainer goes on reading where it stopped.
         self._follows_preprocess = bool(cfg.jobs_of("preprocessor"))
         self.counters = TrainingMetrics()
-        point = resume_point(self.folder) if ranks.is_main else None
-        point = ranks.gather(point)[0]
-        self._source = Path(cfg.policy_path) if point is None else point.model
+        step = ranks.gather(resume_step(self.folder) if ranks.is_main else None)[0]
+        self._source = Path(cfg.policy_path) if step is None else self.folder / MODEL
         self.learner = build_learner(cfg, ranks, self._source)
         saved: dict[str, Any] = {}
-        if point is not None:
-            self.counters, saved = load_state(point.state, self.learner)
-            log.info("resuming at step %d, version %d", point.step, self.counters.samples)
+        if step is not None:
+            self.counters, saved = load_state(self.folder / STATE, self.learner)
+            log.info("resuming at step %d, version %d", step, self.counters.samples)
         self._positions: dict[str, int] = saved.get("positions", {})
-        self._accounting_end: int | None = saved.get("ledger") if point is not None else 0
-        self._broadcaster = broadcaster or self._default_broadcaster()
+        self._accounting_end: int | None = saved.get("ledger") if step is not None else 0
+        if broadcaster is None:
+            engines = cfg.updates_engines and cfg.jobs_of("actor_llm") and ranks.is_main
+            broadcaster = EngineBroadcaster(self.learner, cfg) if engines else Broadcaster()
+        self._broadcaster = broadcaster
         self._memory = MemoryDebug(cfg.finetune.memory_debug, self.learner.device)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
         self._announcements: TrainerAnnouncements | None = None
         self._status: StatusFile | None = None
         self._stale_in_queue: StaleInQueue | None = None
-
-    def _default_broadcaster(self) -> Broadcaster:
-        if self.cfg.updates_engines and self.cfg.jobs_of("actor_llm") and self.ranks.is_main:
-            return EngineBroadcaster(self.learner, self.cfg)
-        return NoEngines()
 
     def run(self) -> None:
         """Train to the last step; see the module for what is announced when."""
@@ -100,7 +99,10 @@ class Trainer:
             stack.callback(feed.close)
             rollout_log = stack.enter_context(RolloutLog(self.output_dir, "finetune"))
             if self.ranks.is_main:
-                self._undo_later_updates(rollout_log)
+                # What an earlier start trained behind the checkpoint is not in these weights.
+                undone = 0 if self._accounting_end is None else rollout_log.undo_after(self._accounting_end)
+                if undone:
+                    log.info("%d rollouts trained after the checkpoint are undone", undone)
                 self._announcements = stack.enter_context(TrainerAnnouncements(self.output_dir))
                 self._status = stack.enter_context(StatusFile(self.output_dir, "finetune"))
                 self._stale_in_queue = stack.enter_context(StaleInQueue(self.output_dir))
@@ -111,13 +113,6 @@ class Trainer:
                 self._train_step(feed, rollout_log)
                 self._after_step(feed)
             self._finish(feed)
-
-    def _undo_later_updates(self, rollout_log: RolloutLog) -> None:
-        """What an earlier start trained behind the checkpoint is not in these weights."""
-        if self._accounting_end is not None:
-            undone = rollout_log.undo_after(self._accounting_end)
-            if undone:
-                log.info("%d rollouts trained after the checkpoint are undone", undone)
 
     def _recording_ends(self, feed: Feed) -> bool:
         """Whether some rank of a replaying trainer has nothing left; they end together."""
@@ -146,7 +141,8 @@ class Trainer:
         counters, rl = self.counters, self.finetune.rl
         if self._status is not None:
             self._status.set(step=counters.completed_steps, version=counters.samples)
-        coefficients = self._coefficients()
+        done, final = counters.completed_steps, self.finetune.last_step
+        coefficients = Coefficients(rl.kl_coefficient(done, final), rl.entropy_coefficient(done, final))
         statistics, rollouts = StepStatistics(), StepRollouts()
         measured: list[Measured] = []
         self._memory.begin()
@@ -183,12 +179,8 @@ class Trainer:
         if not self.learner.sharded:
             yield from batches
             return
-        while self.ranks.any((batch := next(batches, None)) is not None):
+        while any(self.ranks.gather((batch := next(batches, None)) is not None)):
             yield sentinel_batch(step, texts) if batch is None else batch
-
-    def _coefficients(self) -> Coefficients:
-        done, final, rl = self.counters.completed_steps, self.finetune.last_step, self.finetune.rl
-        return Coefficients(rl.kl_coefficient(done, final), rl.entropy_coefficient(done, final))
 
     def _count_step(self, step: StepStatistics, grad_norm: float) -> None:
         counters = self.counters
@@ -210,24 +202,8 @@ class Trainer:
         counters = self.counters
         rl = rl_metrics(step, coefficients)
         counters.train_loss = rl.get("rl/loss", counters.train_loss)
-        stats = {
-            f"stats/{name}": getattr(counters, name)
-            for name in (
-                "lr",
-                "grad_norm",
-                "samples",
-                "tokens",
-                "samples_too_old_to_train",
-                "tokens_too_old_to_train",
-                "samples_too_old_to_queue",
-                "passes",
-                "completed_steps",
-                "epoch",
-                "min_actor_version",
-                "max_actor_version",
-                "time_waiting_for_data",
-            )
-        }
+        counted = counters.to_dict().items()
+        stats = {f"stats/{name}": value for name, value in counted if name not in _SUMMARY_ONLY}
         stats["stats/queue/batches"] = step.queued
         stats["stats/multi_version_share"] = step.multi_version_texts / max(step.texts, 1)
         self._last_rl = rl | {"completed_steps": counters.completed_steps}
@@ -297,10 +273,7 @@ class Trainer:
     def _finish(self, feed: Feed) -> None:
         self._save(feed, self.finetune.keep_intermediate_checkpoints, self.finetune.save_final_training_state)
         if self.ranks.is_main:
-            self._write("summary", self.counters.to_dict())
-            self._write("rl_summary", self._last_rl)
+            for name, values in (("summary", self.counters.to_dict()), ("rl_summary", self._last_rl)):
+                write_whole(self.folder / f"{name}.json", json.dumps(values, indent=1, sort_keys=True))
         if self._announcements is not None:
             self._announcements.training_done()
-
-    def _write(self, name: str, values: dict[str, Any]) -> None:
-        write_whole(self.folder / f"{name}.json", json.dumps(values, indent=1, sort_keys=True))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -182,7 +183,7 @@ class StepStatistics:
     multi_version_texts: int = 0
     queued: int = 0
     versions: list[int] = field(default_factory=list)
-    lags: dict[int, int] = field(default_factory=dict)
+    lags: Counter[int] = field(default_factory=Counter)
     labels: dict[str, TextStatistics] = field(default_factory=dict)
     memory: dict[str, float] = field(default_factory=dict)
     waited_s: float = 0.0
@@ -201,8 +202,7 @@ class StepStatistics:
             self.multi_version_texts += other.multi_version_texts
             self.queued += other.queued
             self.versions += other.versions
-            for lag, tokens in other.lags.items():
-                self.lags[lag] = self.lags.get(lag, 0) + tokens
+            self.lags.update(other.lags)
             for label, statistics in other.labels.items():
                 self.labels.setdefault(label, TextStatistics()).add(statistics)
             for name, size in other.memory.items():
@@ -240,10 +240,8 @@ def rl_metrics(step: StepStatistics, coefficients: Coefficients) -> dict[str, fl
     out = {f"rl/{name}": value for name, value in values.items()}
     for label, s in capped_families(step.labels).items():
         out[f"rl/{label}/texts"] = s.texts
-        out[f"rl/{label}/reward"] = s.reward / s.texts
-        out[f"rl/{label}/advantage"] = s.advantage / s.texts
-        out[f"rl/{label}/abs_advantage"] = s.abs_advantage / s.texts
-        out[f"rl/{label}/kl"] = s.kl / s.texts
+        for name in ("reward", "advantage", "abs_advantage", "kl"):
+            out[f"rl/{label}/{name}"] = getattr(s, name) / s.texts
     return out
 
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from pipelinerl.finetune.lion import Lion
 
-OPTIMISERS = ("adamw_torch", "adafactor", "lion")
 _DECAYED = (nn.Linear, nn.Embedding, nn.Conv1d, nn.Conv2d, nn.MultiheadAttention)
 
 
@@ -34,13 +33,11 @@ def build_optimiser(
     weight_decay: float = 0.01,
     betas: tuple[float, float] = (0.9, 0.999),
 ) -> torch.optim.Optimizer:
-    """An optimizer over float32 master weights; raises ValueError for an unknown name.
+    """An optimizer over float32 master weights, by its name in the configuration.
 
     `adamw_torch` (Loshchilov & Hutter 2019) takes `betas`; `adafactor` (Shazeer & Stern 2018, torch's) and
     `lion` (Chen et al. 2023) have their own constants.
     """
-    if name not in OPTIMISERS:
-        raise ValueError(f"finetune.optim={name} is not available; use one of {', '.join(OPTIMISERS)}")
     decayed = decayed_parameters(model)
     trained = [p for p in model.parameters() if p.requires_grad]
     groups: list[dict[str, Any]] = [

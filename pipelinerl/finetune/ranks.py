@@ -8,6 +8,7 @@ from datetime import timedelta
 from typing import Any, TypeVar
 
 import torch
+import torch.distributed as dist
 
 T = TypeVar("T")
 HOST_DEADLINE = timedelta(hours=2)
@@ -28,10 +29,6 @@ class Ranks:
         """The value of every rank, in order, on every rank."""
         return [value]
 
-    def any(self, flag: bool) -> bool:
-        """Whether some rank says so."""
-        return flag
-
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
         """Replace each gradient by its sum over ranks."""
 
@@ -47,7 +44,6 @@ class AccelerateRanks(Ranks):
     """
 
     def __init__(self, cpu: bool) -> None:
-        import torch.distributed as dist
         from accelerate import PartialState
 
         self._state = PartialState(cpu=cpu)
@@ -56,22 +52,11 @@ class AccelerateRanks(Ranks):
         self._hosts = dist.new_group(backend="gloo", timeout=HOST_DEADLINE)
 
     def gather(self, value: T) -> list[T]:
-        import torch.distributed as dist
-
         gathered: list[Any] = [None] * self.count
         dist.all_gather_object(gathered, value, group=self._hosts)
         return gathered
 
-    def any(self, flag: bool) -> bool:
-        import torch.distributed as dist
-
-        said = torch.tensor([int(flag)])
-        dist.all_reduce(said, dist.ReduceOp.MAX, group=self._hosts)
-        return bool(said)
-
     def sum_gradients(self, parameters: Iterable[torch.nn.Parameter]) -> None:
-        import torch.distributed as dist
-
         dist.barrier(self._hosts)
         for parameter in parameters:
             if not parameter.requires_grad:

@@ -24,6 +24,7 @@ from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.modeling.sharding import gathered_weights, is_sharded, reshard, whole
+from pipelinerl.modeling.tensors import to_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +44,24 @@ class Learner:
     position that predicts the token.
     """
 
-    model: PreTrainedModel
+    policy: Policy
     optimiser: torch.optim.Optimizer
     scheduler: LambdaLR
     rl: RLConfig
     ranks: Ranks
     masters: MasterWeights | None = None
     gradient_clipping_threshold: float | None = None
-    value_head: nn.Linear | None = None
-    policy: Policy = None  # type: ignore[assignment]
-    """Model and value head as one module; made here unless they were sharded as one."""
 
     _gathered: list[tuple[str, torch.Tensor]] = field(default_factory=list, init=False)
     _scored: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
 
-    def __post_init__(self) -> None:
-        if self.policy is None:
-            self.policy = Policy(self.model, self.value_head)
+    @property
+    def model(self) -> PreTrainedModel:
+        return self.policy.model
+
+    @property
+    def value_head(self) -> nn.Linear | None:
+        return self.policy.value_head
 
     @property
     def device(self) -> torch.device:
@@ -169,8 +171,8 @@ class Learner:
             rewards_N=rewards,
             weight_N=self._move(targets.weight),
             kl_weight_N=self._move(targets.kl_weight),
-            text_N=self._move(targets.text),
-            n_texts=targets.n_texts,
+            text_N=self._move(targets.sample),
+            n_texts=targets.n_samples,
             values_N=values,
         )
 
@@ -184,7 +186,4 @@ class Learner:
         (0.0 * loss).backward()
 
     def _move(self, array: np.ndarray) -> torch.Tensor:
-        tensor = torch.from_numpy(np.ascontiguousarray(array))
-        if self.device.type == "cuda":
-            return tensor.pin_memory().to(self.device, non_blocking=True)
-        return tensor
+        return to_device(array, self.device)

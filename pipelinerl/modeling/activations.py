@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -31,18 +30,12 @@ def decoder_layers(model: PreTrainedModel) -> nn.ModuleList:
 def checkpoint_layers(model: PreTrainedModel, mode: Checkpointing, reentrant: bool = False) -> None:
     """Recompute activations of decoder layers in the backward pass, in place.
 
-    The layers' forwards are replaced, so copies of the model have to be made before. Raises ValueError for a
-    mode that does not exist, or `selective` with reentrant checkpointing.
+    The layers' forwards are replaced, so copies of the model have to be made before. `selective` does not go
+    with reentrant checkpointing, which the launcher refuses.
     """
     if mode is False:
         return
-    if mode == "selective" and reentrant:
-        raise ValueError("gradient_checkpointing=selective needs reentrant_checkpointing=false")
     every = 1 if mode is True or mode == "selective" else mode
-    if not isinstance(every, int) or every < 1:
-        raise ValueError(
-            f"gradient_checkpointing={mode!r} is not known; use true, false, selective or n >= 1"
-        )
     options: dict[str, Any] = {"use_reentrant": reentrant}
     if mode == "selective":
         options["context_fn"] = _selective_contexts
@@ -56,23 +49,6 @@ def compile_layers(model: PreTrainedModel, dynamic: bool | None = True) -> None:
     for layer in decoder_layers(model):
         # Of the forward alone: hooks of the module, such as those that gather its shards, stay outside.
         layer.forward = torch.compile(layer.forward, dynamic=dynamic)
-
-
-@contextmanager
-def compiled_layers(model: PreTrainedModel, enabled: bool = True) -> Iterator[None]:
-    """Compile the decoder layers for a while, so that the model can be copied and saved as any other."""
-    if not enabled:
-        yield
-        return
-    before = [vars(layer).get("forward") for layer in decoder_layers(model)]
-    compile_layers(model)
-    try:
-        yield
-    finally:
-        for layer, forward in zip(decoder_layers(model), before):
-            del layer.forward
-            if forward is not None:
-                layer.forward = forward
 
 
 def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

@@ -38,13 +38,10 @@ def varlen_attention(
 
     query `[B, H, L, D]`, key and value `[B, H_kv, L, D]`; B must be 1 when `segments` is given. Without
     segments every row is one sequence, padded on the right at most (padding then only sees, and is never
-    seen by, real tokens); a single row whose `position_ids` restart is recognised as packed.
+    seen by, real tokens).
     Returns `[B, L, H, D]`. Raises ValueError for anything this attention cannot represent.
     """
     _refuse_unsupported(attention_mask, dropout, kwargs)
-    position_ids = kwargs.get("position_ids")
-    if segments is None and position_ids is not None and query.shape[0] == 1:
-        segments = Segments.from_position_ids(position_ids.expand(1, -1))
     if segments is None:
         out = _sdpa(query, key, value, scaling)
     elif use_kernel and _has_varlen_kernel(query, value):

@@ -29,11 +29,16 @@ def add_adapters(model: PreTrainedModel, lora: LoraConfig) -> None:
 
     Raises ValueError when peft is missing or a target module does not exist.
     """
-    peft = _peft()
+    try:
+        import peft
+    except ImportError as error:
+        raise ValueError(
+            "finetune.lora.enabled=true needs the package peft; install the extra `lora`"
+        ) from error
     targets = lora.target_modules or "all-linear"
     config = peft.LoraConfig(
         r=lora.r,
-        lora_alpha=lora.alpha,
+        lora_alpha=lora.alpha,  # type: ignore[arg-type]  # a fraction is as good
         lora_dropout=lora.dropout,
         target_modules=targets,
         exclude_modules=["lm_head"],
@@ -106,13 +111,3 @@ def load_adapters(model: PreTrainedModel, folder: Path) -> None:
     with torch.no_grad():
         for name, tensor in ours.items():
             tensor.copy_(saved[name])
-
-
-def _peft() -> Any:
-    try:
-        import peft
-    except ImportError as error:
-        raise ValueError(
-            "finetune.lora.enabled=true needs the package peft; install the extra `lora`"
-        ) from error
-    return peft

@@ -6,8 +6,6 @@ log-probabilities are computed with on both sides. The float32 originals (master
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import torch
 from torch import nn
 
@@ -57,7 +55,3 @@ class MasterWeights:
     def master_of(self) -> dict[int, torch.Tensor]:
         """Master by the id of the model's parameter."""
         return {id(copy): master.detach() for copy, master in self._pairs}
-
-    def __iter__(self) -> Iterator[nn.Parameter]:
-        """The masters."""
-        return (master for _, master in self._pairs)

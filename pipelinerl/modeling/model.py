@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
@@ -24,25 +25,15 @@ disable_progress_bar()
 def load_model(
     path: str | Path,
     device: torch.device | str = "cpu",
-    gradient_checkpointing: Checkpointing = False,
-    reentrant_checkpointing: bool = False,
     trust_remote_code: bool = False,
-    compile: bool = False,
-    flash_attention: bool = True,
+    **options: Any,
 ) -> PreTrainedModel:
-    """Load a causal LM from a folder or hub name in float32 with packed attention, in training mode.
+    """Load a causal LM from a folder or hub name in float32, in training mode; `options` of `prepare_model`.
 
     Raises DamagedModel for weights that are damaged, missing or of other shapes.
     """
-    model = load_causal_lm(
-        path,
-        dtype=torch.float32,
-        attn_implementation=ATTENTION_NAME,
-        trust_remote_code=trust_remote_code,
-    )
-    return prepare_model(
-        model, device, gradient_checkpointing, reentrant_checkpointing, compile, flash_attention
-    )
+    model = load_causal_lm(path, dtype=torch.float32, trust_remote_code=trust_remote_code)
+    return prepare_model(model, device, **options)
 
 
 def prepare_model(

@@ -9,7 +9,6 @@ from transformers import PreTrainedModel
 from pipelinerl.modeling.logprobs import TokenScores, token_scores
 from pipelinerl.modeling.model import hidden_states, output_head
 from pipelinerl.modeling.segments import Segments
-from pipelinerl.modeling.value_head import values_of
 
 
 class Policy(nn.Module):
@@ -38,4 +37,7 @@ class Policy(nn.Module):
         chosen = hidden.flatten(0, 1).index_select(0, predictors)
         weight, bias = output_head(self.model)
         scores = token_scores(chosen, weight, targets, temperature, bias)
-        return scores, None if self.value_head is None else values_of(self.value_head, chosen)
+        if self.value_head is None:
+            return scores, None
+        head = self.value_head  # in float32 whatever it was loaded as
+        return scores, nn.functional.linear(chosen.float(), head.weight.float(), head.bias.float())[:, 0]

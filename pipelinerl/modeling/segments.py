@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pipelinerl.modeling.tensors import to_device
+
 MAX_LENGTH_GRANULARITY = 64
 
 
@@ -24,31 +26,10 @@ class Segments:
     max_length: int
 
     @classmethod
-    def from_offsets(
-        cls, offsets: np.ndarray, device: torch.device | str = "cpu", max_length: int | None = None
-    ) -> Segments:
+    def from_offsets(cls, offsets: np.ndarray, device: torch.device | str = "cpu") -> Segments:
         """Build from host offsets int `[n + 1]`; raises ValueError when they do not ascend from 0."""
         lengths = np.diff(offsets)
         if len(offsets) < 2 or offsets[0] != 0 or (lengths <= 0).any():
             raise ValueError(f"segment offsets must ascend from 0, got {offsets[:8].tolist()}")
-        bound = int(lengths.max()) if max_length is None else max_length
-        bound = -(-bound // MAX_LENGTH_GRANULARITY) * MAX_LENGTH_GRANULARITY
-        tensor = torch.from_numpy(np.ascontiguousarray(offsets, dtype=np.int32))
-        if torch.device(device).type == "cuda":
-            tensor = tensor.pin_memory().to(device, non_blocking=True)
-        return cls(tensor, tuple(lengths.tolist()), bound)
-
-    @classmethod
-    def from_position_ids(cls, position_ids: torch.Tensor) -> Segments:
-        """Build from position ids int `[1, L]` that restart at 0 with each text (waits for the device)."""
-        if position_ids.dim() != 2 or position_ids.shape[0] != 1:
-            raise ValueError(f"packed position_ids must have shape [1, L], got {tuple(position_ids.shape)}")
-        return cls.from_offsets(offsets_of(position_ids[0].cpu().numpy()), position_ids.device)
-
-
-def offsets_of(position_ids: np.ndarray) -> np.ndarray:
-    """Offsets int32 `[n + 1]` of the sequences in position ids `[L]` that restart at 0."""
-    starts = np.flatnonzero(position_ids == 0)
-    if len(starts) == 0 or starts[0] != 0:
-        raise ValueError("position_ids of a packed row must start at 0")
-    return np.append(starts, len(position_ids)).astype(np.int32)
+        bound = -(-int(lengths.max()) // MAX_LENGTH_GRANULARITY) * MAX_LENGTH_GRANULARITY
+        return cls(to_device(offsets.astype(np.int32), device), tuple(lengths.tolist()), bound)

@@ -20,11 +20,6 @@ def build_value_head(model: PreTrainedModel) -> nn.Linear:
     return head
 
 
-def values_of(head: nn.Linear, hidden: torch.Tensor) -> torch.Tensor:
-    """Float32 `[N]` values of hidden states `[N, D]`, whatever type they and the head have."""
-    return nn.functional.linear(hidden.float(), head.weight.float(), head.bias.float())[:, 0]
-
-
 def save_value_head(tensors: dict[str, torch.Tensor], folder: Path) -> None:
     """Write the head's state dict."""
     torch.save({name: tensor.cpu() for name, tensor in tensors.items()}, folder / FILE)

@@ -2,21 +2,12 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
-from dataclasses import dataclass
 
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.run_state.accounting import Outcome, RolloutLog
 from pipelinerl.run_state.announcements import DiscardedTexts
-
-
-@dataclass(slots=True)
-class _Open:
-    """Samples of a rollout that are still here, and whether the trainer has got one."""
-
-    samples: int = 0
-    published: bool = False
 
 
 class SampleAccounting:
@@ -26,19 +17,15 @@ class SampleAccounting:
     """
 
     def __init__(self, rollout_log: RolloutLog, discarded: DiscardedTexts) -> None:
-        self._rollout_log, self._discarded = rollout_log, discarded
-        self._open: dict[str, _Open] = defaultdict(_Open)
-        self.dropped_samples = 0
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """Samples dropped by reason since the start."""
-        return self._discarded.counts
+        self._rollout_log, self.discarded = rollout_log, discarded
+        self._here: Counter[str] = Counter()
+        """Samples of each rollout that are in this process."""
+        self._published: set[str] = set()
+        """Rollouts of which some sample is not here any more, because the trainer has got it."""
 
     def arrived(self, rollouts: Iterable[str]) -> None:
         """One sample of each of these rollouts came."""
-        for rollout in rollouts:
-            self._open[rollout].samples += 1
+        self._here.update(rollouts)
 
     def restored(self, samples: Iterable[Sample]) -> None:
         """Samples kept over a resume; their rollouts arrived in an earlier start."""
@@ -55,8 +42,7 @@ class SampleAccounting:
             if self._leave(rollout, published=False):
                 ended[reason].append(rollout)
         for reason, n in counts.items():
-            self._discarded.add(reason, n)
-            self.dropped_samples += n
+            self.discarded.add(reason, n)
         for reason, rollouts in ended.items():
             if reason == "stale":
                 self._rollout_log.record(Outcome.STALE, rollouts, "max_lag_in_queue")
@@ -70,10 +56,12 @@ class SampleAccounting:
 
     def _leave(self, rollout: str, published: bool) -> bool:
         """One sample less; True when the rollout ended here without any sample going to the trainer."""
-        entry = self._open[rollout]
-        entry.samples -= 1
-        entry.published |= published
-        if entry.samples > 0:
+        if published:
+            self._published.add(rollout)
+        self._here[rollout] -= 1
+        if self._here[rollout] > 0:
             return False
-        del self._open[rollout]
-        return not entry.published
+        del self._here[rollout]
+        ended_here = rollout not in self._published
+        self._published.discard(rollout)
+        return ended_here

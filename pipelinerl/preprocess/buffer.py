@@ -30,15 +30,12 @@ class SampleBuffer:
     def remove(self, unwanted: Callable[[Sample], bool]) -> list[Sample]:
         """Take out and return the samples for which `unwanted` holds."""
         removed: list[Sample] = []
-        for name in list(self._rollouts):
-            kept: list[Sample] = []
-            for sample in self._rollouts[name]:
-                (removed if unwanted(sample) else kept).append(sample)
-            if kept:
-                self._rollouts[name] = kept
-            else:
-                del self._rollouts[name]
-        self._count -= len(removed)
+        kept: list[Sample] = []
+        for sample in self:
+            (removed if unwanted(sample) else kept).append(sample)
+        self._rollouts.clear()
+        self._count = 0
+        self.add(kept)
         return removed
 
     def remove_oldest(self, limit: int) -> list[Sample]:
@@ -54,10 +51,8 @@ class SampleBuffer:
         """Exactly `n` samples, whole rollouts where that works out, and the number of rollouts cut.
 
         Oldest first; a rollout that no longer fits is passed over for a younger one that does, and only if
-        none does the oldest left is cut. Raises ValueError when fewer than `n` samples are here.
+        none does the oldest left is cut. At least `n` samples must be here.
         """
-        if n > self._count:
-            raise ValueError(f"{n} samples were asked for, {self._count} are ready")
         taken: list[Sample] = []
         for name in list(self._rollouts):
             samples = self._rollouts[name]

@@ -39,7 +39,7 @@ from pipelinerl.preprocess.reading import (
     read_groups,
     rollout_of,
 )
-from pipelinerl.preprocess.snapshots import Held, Keeper, fitting
+from pipelinerl.preprocess.snapshots import Held, Keeper
 from pipelinerl.run_state.accounting import RolloutLog
 from pipelinerl.run_state.announcements import AnnouncedVersion, DiscardedTexts, TrainerState
 from pipelinerl.run_state.resume_point import ResumePoint
@@ -71,13 +71,13 @@ class Preprocess:
         vocabulary: Vocabulary,
         scorer: Any = None,
     ) -> None:
-        self.cfg, self.keeper, self._state, self._accounting = cfg, keeper, state, accounting
+        self.cfg, self.keeper, self._state, self.accounting = cfg, keeper, state, accounting
         self._training_data, self._scorer = training_data, scorer
         self._eos_token_ids = vocabulary.eos_token_ids
         self._limits = SampleLimits(
             vocabulary.size, cfg.finetune.seq_length, cfg.attempts, needs_versions=cfg.max_lag is not None
         )
-        self._buffer, self._rejections = SampleBuffer(), Rejections()
+        self.buffer, self._rejections = SampleBuffer(), Rejections()
         self.metrics = PreprocessMetrics()
         self.step = session.step
         self.published = self._start = session.version
@@ -88,35 +88,32 @@ class Preprocess:
         """Take up the samples that an earlier start held at the version from which the run goes on."""
         held = self.keeper.restore()
         samples = held.samples_from(self.step) if held is not None else []
-        self._accounting.restored(samples)
-        kept, too_long = fitting(samples, self.cfg.finetune.seq_length)
+        self.accounting.restored(samples)
+        self.buffer.add(samples)
+        # Of a run whose rows were longer: this start's cannot hold them.
+        too_long = self.buffer.remove(lambda sample: len(sample.input_ids) > self.cfg.finetune.seq_length)
         self._drop(too_long, "oversize")
-        self._buffer.add(kept)
         if samples:
-            log.info("%d samples were kept over the resume", len(kept))
+            log.info("%d samples were kept over the resume", len(self.buffer))
         return held
-
-    def announced(self, version: int | None, position: int) -> None:
-        """The newest announced version, and how many groups were taken from the actor before it was asked."""
-        self.keeper.announced(version, self._buffer, position)
 
     def take_groups(self, groups: Sequence[Sequence[Record]]) -> None:
         """Read, score and value a chunk of whole groups, and buffer what can be trained on."""
-        self._accounting.arrived(map(rollout_of, chain.from_iterable(groups)))
+        self.accounting.arrived(map(rollout_of, chain.from_iterable(groups)))
         kept: list[list[Sample]] = []
         for group in read_groups(groups, self._limits):
-            self._accounting.dropped(group.dropped)
+            self.accounting.dropped(group.dropped)
             if group.error:
                 self._rejections.rejected(group.error)
             kept.append(group.samples)
         result = self._process(self._with_reference(kept))
-        self.metrics.advantages.add_chunk(result)
-        self._accounting.dropped((sample.rollout, reason) for sample, reason in result.dropped)
-        self._buffer.add(result.ready)
+        self.metrics.add_chunk(result)
+        self.accounting.dropped((sample.rollout, reason) for sample, reason in result.dropped)
+        self.buffer.add(result.ready)
         self._drop_oldest()
 
     def _drop(self, samples: Iterable[Sample], reason: str) -> None:
-        self._accounting.dropped((sample.rollout, reason) for sample in samples)
+        self.accounting.dropped((sample.rollout, reason) for sample in samples)
 
     def write_steps(self) -> bool:
         """Write every step that is complete and wanted; True when at least one was written."""
@@ -147,7 +144,7 @@ class Preprocess:
     def is_full(self) -> bool:
         """Without a lag bound nothing else limits the buffer, unless old samples may be dropped."""
         unbounded = self.cfg.max_lag is None and not self.cfg.pop_old_data
-        return unbounded and len(self._buffer) >= self._room
+        return unbounded and len(self.buffer) >= self._room
 
     @property
     def _room(self) -> int:
@@ -156,7 +153,7 @@ class Preprocess:
 
     def _enough(self) -> bool:
         first = self.cfg.preprocess.dataset_buffer_size if self._first else 0
-        return len(self._buffer) >= max(self.cfg.derived.texts_per_step, first)
+        return len(self.buffer) >= max(self.cfg.derived.texts_per_step, first)
 
     def _process(self, groups: list[list[Sample]]) -> ChunkResult:
         """Value the groups together; one whose samples cannot be compared is dropped and named."""
@@ -188,7 +185,7 @@ class Preprocess:
         if self.cfg.max_lag is None:
             return
         oldest = self._version_when_trained - self.cfg.max_lag
-        self._drop(self._buffer.remove(lambda sample: 0 <= sample.newest_version < oldest), "stale")
+        self._drop(self.buffer.remove(lambda sample: 0 <= sample.newest_version < oldest), "stale")
 
     @property
     def _version_when_trained(self) -> int:
@@ -204,11 +201,11 @@ class Preprocess:
 
     def _drop_oldest(self) -> None:
         if self.cfg.max_lag is None and self.cfg.pop_old_data:
-            self._drop(self._buffer.remove_oldest(self._room), "popped")
+            self._drop(self.buffer.remove_oldest(self._room), "popped")
 
     def _write_step(self) -> None:
         tune, derived = self.cfg.finetune, self.cfg.derived
-        samples, split = self._buffer.take(derived.texts_per_step)
+        samples, split = self.buffer.take(derived.texts_per_step)
         roles: dict[str, float] = {}
         if tune.rl.loss_scale_scope == "batch":
             roles = apply_scales(samples, tune.rl)
@@ -217,20 +214,13 @@ class Preprocess:
             for batch in batches:
                 self._training_data.write(batch.to_record(), rank)
                 faults.hit("preprocess:mid_step")
-        self._accounting.published(samples)
+        self.accounting.published(samples)
         self.keeper.written(self.step, samples)
         self._first = False
         self.step += 1
         self.published += len(samples)
-        tokens = sum(len(sample.input_ids) for sample in samples)
-        room = sum(map(len, ranks)) * tune.seq_length
-        self.metrics.published(len(samples), tokens, tokens / room)
-        self.metrics.advantages.add_step(np.array([s.loss_weight_scale for s in samples]), split, roles)
+        self.metrics.add_step(samples, sum(map(len, ranks)) * tune.seq_length, split, roles)
         self._last_version = max(sample.newest_version for sample in samples)
-
-    def discarded(self) -> dict[str, float]:
-        """Samples dropped so far by reason, as `discarded/<reason>`."""
-        return {f"discarded/{reason}": float(n) for reason, n in self._accounting.counts.items()}
 
     def gauges(self) -> dict[str, float]:
         """Values for `preprocessor/*`."""
@@ -239,9 +229,9 @@ class Preprocess:
             "published_model_version": self._last_version,
             "queue/raw_samples": 0,
             "queue/raw": 0,
-            "queue/output_samples": len(self._buffer),
-            "queue/output": len(self._buffer) // self.cfg.derived.texts_per_step,
-            "total_filtered_out_samples": self._accounting.dropped_samples,
+            "queue/output_samples": len(self.buffer),
+            "queue/output": len(self.buffer) // self.cfg.derived.texts_per_step,
+            "total_filtered_out_samples": sum(self.accounting.discarded.counts.values()),
         }
 
 
@@ -313,7 +303,7 @@ def _loop(
                     os.eventfd_read(news)  # before the state is looked at: what comes later wakes again
                 reads = not preprocess.is_full and not preprocess.complete
                 batch: list[Any] = groups.read_available(cfg.preprocess.chunk_n_groups) if reads else []
-                preprocess.announced(version.newest(), groups.position - len(batch))
+                preprocess.keeper.announced(version.newest(), preprocess.buffer, groups.position - len(batch))
                 if batch:
                     preprocess.take_groups(batch)
                 wrote = preprocess.write_steps()
@@ -357,7 +347,10 @@ class _Reporter:
         total = gauges["total_filtered_out_samples"]
         gauges["filtered_out_samples"] = total - self._dropped
         self._reported, self._dropped = self._preprocess.published, int(total)
-        record = self._preprocess.metrics.record(gauges) | self._preprocess.discarded()
+        record = self._preprocess.metrics.record(gauges)
+        self._preprocess.metrics = PreprocessMetrics()
+        counts = self._preprocess.accounting.discarded.counts
+        record |= {f"discarded/{reason}": float(n) for reason, n in counts.items()}
         self._stats.write(record)
         if self._writer is not None:
             self._writer.log(record, self._preprocess.published)

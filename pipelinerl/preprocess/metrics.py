@@ -11,6 +11,7 @@ import numpy as np
 
 from pipelinerl.finetune.rl.advantages import Advantages
 from pipelinerl.finetune.rl.labels import MAX_FAMILIES, situation_family
+from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.table import SampleTable
 from pipelinerl.preprocess.chunk import ChunkResult
 
@@ -59,9 +60,13 @@ class _Label:
 
 
 @dataclass(slots=True)
-class AdvantageMetrics:
-    """Sums of which `summary` forms ratios; a ratio with an empty denominator is absent."""
+class PreprocessMetrics:
+    """Sums since the last record, of which it is made; a ratio with an empty denominator is absent."""
 
+    started: float = field(default_factory=time.monotonic)
+    samples: int = 0
+    tokens: int = 0
+    fill: list[float] = field(default_factory=list)
     all: _Label = field(default_factory=_Label)
     rollouts: float = 0.0
     filtered_groups: float = 0.0
@@ -69,7 +74,6 @@ class AdvantageMetrics:
     padding_rows: float = 0.0
     split_rollouts: float = 0.0
     scale_sum: float = 0.0
-    scaled_samples: float = 0.0
     families: dict[str, _Label] = field(default_factory=dict)
     roles: dict[str, _Label] = field(default_factory=dict)
     scales: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
@@ -90,23 +94,38 @@ class AdvantageMetrics:
         if table.role_names:
             _add_labels(self.roles, table.role_names, table.role, table, advantages)
 
-    def add_step(self, scales: np.ndarray, split_rollouts: int, roles: Mapping[str, float]) -> None:
-        """Count an optimizer step: its loss weights float `[B]` and what `apply_scales` said."""
-        self.scale_sum += float(scales.sum())
-        self.scaled_samples += len(scales)
+    def add_step(
+        self, samples: Sequence[Sample], room: int, split_rollouts: int, roles: Mapping[str, float]
+    ) -> None:
+        """Count an optimizer step of rows with `room` tokens, and what `apply_scales` said of it."""
+        tokens = sum(len(sample.input_ids) for sample in samples)
+        self.samples += len(samples)
+        self.tokens += tokens
+        self.fill.append(tokens / room)
+        self.scale_sum += float(np.array([sample.loss_weight_scale for sample in samples]).sum())
         self.split_rollouts += split_rollouts
         for name, value in roles.items():
             self.scales[name].append(value)
 
+    def record(self, gauges: Mapping[str, float]) -> dict[str, float]:
+        """`preprocessor/*`, of gauges and rates, and `adv/*`."""
+        seconds = max(time.monotonic() - self.started, 1e-9)
+        out = {f"preprocessor/{name}": float(value) for name, value in gauges.items()}
+        out["preprocessor/samples_per_second"] = self.samples / seconds
+        out["preprocessor/tokens_per_second"] = self.tokens / seconds
+        if self.fill:
+            out["preprocessor/packing_fill"] = sum(self.fill) / len(self.fill)
+        return out | self.summary()
+
     def summary(self) -> dict[str, float]:
-        """Metrics since the start of this object; never NaN."""
+        """`adv/*`; never NaN."""
         ratios = {
             "frac_singleton_buckets": (self.all.singletons, self.all.buckets),
             "mean_bucket_size": (self.all.rows, self.all.buckets),
             "mean_bucket_size_real": (self.all.count, self.all.buckets),
             "frac_zero_texts": (self.all.zero_samples, self.all.count),
             "texts_per_rollout": (self.all.count, self.rollouts),
-            "scale_mean": (self.scale_sum, self.scaled_samples),
+            "scale_mean": (self.scale_sum, self.samples),
         }
         out = {f"adv/{name}": above / below for name, (above, below) in ratios.items() if below}
         for name in ("filtered_groups", "padding_rows", "split_rollouts"):
@@ -139,32 +158,3 @@ def _add_labels(
         if name not in labels and len(labels) >= MAX_FAMILIES:
             name = OTHER_FAMILY
         labels.setdefault(name, _Label()).add(table, advantages, rows)
-
-
-@dataclass(slots=True)
-class PreprocessMetrics:
-    """Everything preprocess reports; `record` returns what happened since the last call."""
-
-    advantages: AdvantageMetrics = field(default_factory=AdvantageMetrics)
-    started: float = field(default_factory=time.monotonic)
-    samples: int = 0
-    tokens: int = 0
-    fill: list[float] = field(default_factory=list)
-
-    def published(self, samples: int, tokens: int, fill: float) -> None:
-        """Count a written step: samples, tokens, and tokens over the room of its rows."""
-        self.samples += samples
-        self.tokens += tokens
-        self.fill.append(fill)
-
-    def record(self, gauges: Mapping[str, float]) -> dict[str, float]:
-        seconds = max(time.monotonic() - self.started, 1e-9)
-        out = {f"preprocessor/{name}": float(value) for name, value in gauges.items()}
-        out["preprocessor/samples_per_second"] = self.samples / seconds
-        out["preprocessor/tokens_per_second"] = self.tokens / seconds
-        if self.fill:
-            out["preprocessor/packing_fill"] = sum(self.fill) / len(self.fill)
-        out |= self.advantages.summary()
-        self.advantages, self.started = AdvantageMetrics(), time.monotonic()
-        self.samples, self.tokens, self.fill = 0, 0, []
-        return out

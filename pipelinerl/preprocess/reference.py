@@ -10,10 +10,11 @@ import torch
 
 from pipelinerl.finetune.rl.packing import best_fit_decreasing
 from pipelinerl.finetune.rl.sample import Sample
-from pipelinerl.modeling.logprobs import token_scores
 from pipelinerl.modeling.masters import MasterWeights
-from pipelinerl.modeling.model import hidden_states, load_model, output_head
+from pipelinerl.modeling.model import load_model
+from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.tensors import to_device
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 
@@ -31,13 +32,11 @@ class ReferenceScorer:
         flash_attention: bool = True,
     ) -> None:
         torch.set_num_threads(threads)
-        self._model = (
-            load_model(model_path, device, flash_attention=flash_attention).eval().requires_grad_(False)
-        )
-        self._temperature, self._seq_length = temperature, seq_length
-        self._device = torch.device(device)
+        model = load_model(model_path, device, flash_attention=flash_attention)
+        self._policy = Policy(model.eval().requires_grad_(False))
+        self._temperature, self._seq_length, self._device = temperature, seq_length, device
         if bfloat16:
-            MasterWeights(self._model)  # of frozen parameters it keeps none
+            MasterWeights(model)  # of frozen parameters it keeps none
 
     @torch.inference_mode()
     def score(self, samples: Sequence[Sample]) -> list[np.ndarray | None]:
@@ -56,18 +55,14 @@ class ReferenceScorer:
         learned = labels != MASKED_TOKEN_ID
         at = np.flatnonzero(learned & (positions > 0))
         ids = np.concatenate([sample.input_ids for sample in samples])
-        hidden = hidden_states(
-            self._model,
-            self._tensor(ids)[None],
-            self._tensor(positions)[None],
+        scores, _ = self._policy(
+            to_device(ids[None].astype(np.int64), self._device),
+            to_device(positions[None], self._device),
             Segments.from_offsets(offsets, self._device),
-        )[0]
-        weight, bias = output_head(self._model)
-        predictors = hidden[self._tensor(at - 1)]
-        scores = token_scores(predictors, weight, self._tensor(labels[at]), self._temperature, bias)
+            to_device(at - 1, self._device),
+            to_device(labels[at].astype(np.int64), self._device),
+            self._temperature,
+        )
         spread = np.zeros(len(labels), np.float32)
         spread[at] = scores.logprobs.cpu().numpy()
         return [spread[a:b][learned[a:b]] for a, b in itertools.pairwise(offsets)]
-
-    def _tensor(self, array: np.ndarray) -> torch.Tensor:
-        return torch.from_numpy(array.astype(np.int64)).to(self._device)

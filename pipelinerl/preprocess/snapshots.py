@@ -8,7 +8,7 @@ follow, as one stream record per file: `<output_dir>/preprocess/state/<version>.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from pathlib import Path
 
 import msgspec
@@ -78,9 +78,3 @@ class Keeper:
         if can_be_resumed_from(version, self._cfg):
             state = {"ahead": list(self._ahead), "buffered": list(buffered), "position": position}
             self._snapshots.save(version, state)
-
-
-def fitting(samples: Sequence[Sample], seq_length: int) -> tuple[list[Sample], list[Sample]]:
-    """Samples that still fit into a row, and those that do not since the configuration was changed."""
-    fit = [sample for sample in samples if len(sample.input_ids) <= seq_length]
-    return fit, [sample for sample in samples if len(sample.input_ids) > seq_length]

@@ -171,4 +171,4 @@ def test_a_bfloat16_run_trains_and_resumes(tmp_path: Path, compiled: bool) -> No
     again = Trainer(chosen, Ranks())
     assert again.counters.completed_steps == 4
     assert again.learner.masters is not None
-    assert all(master.dtype == torch.float32 for master in again.learner.masters)
+    assert all(master.dtype == torch.float32 for master in again.learner.masters.master_of().values())

@@ -1,10 +1,16 @@
-"""A causal LM small enough to train within a test."""
+"""A causal LM small enough to train within a test, and what takes its steps."""
 
 from __future__ import annotations
 
+import torch
 from transformers import PreTrainedModel
 
+from pipelinerl.config import RLConfig
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.schedulers import build_scheduler
+from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.model import prepare_model
+from pipelinerl.modeling.policy import Policy
 from tests.support.tiny_model import causal_lm
 
 VOCAB = 31
@@ -13,3 +19,15 @@ VOCAB = 31
 def tiny_model(seed: int = 0, tied: bool = True) -> PreTrainedModel:
     """Float32 weights of one seed, ready for the trainer's forward pass; vocabulary of VOCAB ids."""
     return prepare_model(causal_lm(VOCAB, seed=seed, tied=tied))
+
+
+def learner(
+    rl: RLConfig,
+    model: PreTrainedModel | None = None,
+    learning_rate: float = 0.0,
+    value_head: torch.nn.Linear | None = None,
+) -> Learner:
+    """Plain gradient descent at a constant rate, on the tiny model unless another is given."""
+    policy = Policy(tiny_model() if model is None else model, value_head)
+    optimiser = torch.optim.SGD(policy.parameters(), lr=learning_rate)
+    return Learner(policy, optimiser, build_scheduler(optimiser, "constant", 0, 1), rl, Ranks())

@@ -7,17 +7,16 @@ from pathlib import Path
 import numpy as np
 from safetensors.torch import save_file
 
+from pipelinerl.finetune.broadcast import Broadcaster
 from pipelinerl.finetune.step import Learner
 from pipelinerl.weights.send.parity import probe_ids
 
 
-class Recorder:
+class Recorder(Broadcaster):
     """Saves the last published weights as `published.safetensors`, the probe's scores as `scores.npy`."""
 
     def __init__(self, learner: Learner, folder: Path) -> None:
         self._learner, self._folder = learner, folder
-
-    def start(self) -> None: ...
 
     def publish(self, version: int) -> dict[str, float]:
         tensors = {name: tensor.clone() for name, tensor in self._learner.weights()}
@@ -26,8 +25,3 @@ class Recorder:
         probe = probe_ids(int(self._learner.model.config.vocab_size))
         np.save(self._folder / "scores.npy", self._learner.score_rows(probe))
         return {}
-
-    def refresh(self) -> bool:
-        return False
-
-    def close(self) -> None: ...

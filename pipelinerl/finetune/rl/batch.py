@@ -73,8 +73,7 @@ class PipelineBatchEncoding:
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> PipelineBatchEncoding:
         """Read a record of the `training_data` stream; raises ValueError when a column is missing."""
-        known = {f.name: f for f in fields(cls)}
-        values = {name: record[name] for name in known if name in record}
+        values = {f.name: record[f.name] for f in fields(cls) if f.name in record}
         try:
             batch = cls(**values)
         except TypeError as error:
@@ -98,21 +97,12 @@ class PipelineBatchEncoding:
             )
 
 
-TOKEN_COLUMNS = (
-    "labels",
-    "position_ids",
-    "segment_ids",
-    "rewards",
-    "advantages",
-    "ref_logprobs",
-    "old_logprobs",
-    "group_tokens",
-    "num_labels",
-    "overflow",
-    "loss_weight_scale",
-    "kl_weight_scale",
-    "token_versions",
+TOKEN_COLUMNS = tuple(
+    f.name
+    for f in fields(PipelineBatchEncoding)
+    if f.type == "np.ndarray" and f.name not in ("input_ids", "seq_boundaries")
 )
+"""Columns that have the shape of `input_ids`."""
 SENTINEL_TOKENS = 8
 
 
@@ -183,7 +173,7 @@ def encode(samples: Sequence[Sample], step: int, step_texts: int) -> PipelineBat
         "loss_weight_scale": [sample.loss_weight_scale for sample in samples],
         "kl_weight_scale": [sample.kl_weight_scale for sample in samples],
     }
-    expanded = expand(np.array([*columns.values()], np.float64), lengths)
+    expanded = np.repeat(np.array([*columns.values()], np.float32), lengths, axis=1)
     sampled = versions[versions != UNSAMPLED]
     return PipelineBatchEncoding(
         input_ids=np.concatenate([sample.input_ids for sample in samples])[None],
@@ -213,19 +203,3 @@ def _versions(samples: Sequence[Sample]) -> np.ndarray:
     ]
     versions, starts, ends = np.array(spans, np.int32).T
     return np.repeat(versions, ends - starts)
-
-
-def expand(values: np.ndarray, lengths: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
-    """Repeat each sample's values over its tokens: `[C, N]` and int `[N]` to float32 `[C, sum(lengths)]`.
-
-    `out`, float32 of at least that width, is reused; what is returned is then a view of it.
-    """
-    total = int(lengths.sum())
-    if out is None or out.shape[1] < total:
-        out = np.empty((len(values), total), np.float32)
-    columns = np.ascontiguousarray(values.T, dtype=np.float32)
-    at = 0
-    for column, length in zip(columns, lengths.tolist()):
-        out[:, at : at + length] = column[:, None]
-        at += length
-    return out[:, :total]

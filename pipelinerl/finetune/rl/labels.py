@@ -63,8 +63,8 @@ def label_statistics(
     """
     if not (any(batch.roles) or any(batch.situations)):
         return {}
-    labels = np.maximum(np.bincount(targets.text, minlength=targets.n_texts), 1)
-    reward = np.bincount(targets.text, weights=targets.rewards, minlength=targets.n_texts) / labels
+    labels = np.maximum(np.bincount(targets.sample, minlength=targets.n_samples), 1)
+    reward = np.bincount(targets.sample, weights=targets.rewards, minlength=targets.n_samples) / labels
     out: dict[str, TextStatistics] = {}
     for row, (role, situation) in enumerate(zip(batch.roles, batch.situations)):
         names = [f"role/{role}"] if role else []

@@ -79,7 +79,8 @@ def pack(lengths: Sequence[int] | np.ndarray, capacity: int, ranks: int = 1) -> 
         rows.append([])
         plan = min(plan, _dealt(rows, sizes, capacity, ranks), key=lambda p: _busiest(p, sizes))
     if _busiest(plan, sizes) > limit:
-        own = [_pack_some(sizes, np.array(chosen, np.int64), capacity) for chosen in balance(sizes, ranks)]
+        chosen = [np.array(texts, np.int64) for texts in balance(sizes, ranks)]
+        own = [[c[row].tolist() for row in best_fit_decreasing(sizes[c], capacity)] for c in chosen]
         plan = min(own, plan, key=lambda p: _busiest(p, sizes))
     return [[sorted(row) for row in rank if row] for rank in plan]
 
@@ -95,10 +96,6 @@ def _dealt(rows: list[list[int]], sizes: np.ndarray, capacity: int, ranks: int) 
     """Rows dealt to the ranks, then evened out."""
     dealt = balance([int(sizes[row].sum()) for row in rows], ranks)
     return _evened([[list(rows[i]) for i in chosen] for chosen in dealt], sizes, capacity)
-
-
-def _pack_some(sizes: np.ndarray, chosen: np.ndarray, capacity: int) -> list[list[int]]:
-    return [chosen[row].tolist() for row in best_fit_decreasing(sizes[chosen], capacity)]
 
 
 def _load(rows: list[list[int]], sizes: np.ndarray) -> int:

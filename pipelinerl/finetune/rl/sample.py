@@ -22,8 +22,6 @@ from pipelinerl.situations import Labels, absent, emit_situations, fill_places, 
 
 UNSAMPLED = -1
 """Weight version of tokens that no engine sampled (prompts), and of those whose version nobody noted."""
-WHOLE_GROUP = frozenset({"foreign_index", "foreign_group", "duplicate_index", "bad_labels"})
-"""Reasons that cost the whole group, because its samples can no longer be compared."""
 _NOT_CUT = frozenset({"stop", "content_filter"})
 _NO_LOGPROBS = np.empty(0, np.float32)
 _SHOWN = ("text", "n_predicted", "visual_features", "metadata")
@@ -110,30 +108,9 @@ class Sample(Labels, kw_only=True, eq=False):
 
     def to_record(self) -> dict[str, Any]:
         """The record of the streams `actor` and `actor_test`: a dump of `TrainingText`, field by field."""
-        return {
-            "text": self.shown["text"],
-            "n_predicted": self.shown["n_predicted"],
-            "reward": self.reward,
-            "logprobs": self.old_logprobs,
-            "ref_logprobs": self.ref_logprobs,
-            "input_ids": self.input_ids,
-            "labels": self.labels,
-            "group_id": self.group_id,
-            "finished": self.finished,
-            "prompt_tokens": self.prompt_tokens,
-            "output_tokens": self.output_tokens,
-            "visual_features": self.shown["visual_features"],
-            "metadata": self.shown["metadata"],
-            "weight_versions": self.weight_versions,
-            "situation": self.situation,
-            "position": "pool" if self.pooled else "end",
-            "role": self.role,
-            "loss_weight": self.loss_weight,
-            "masked": self.masked,
-            "padding_value": self.padding_value,
-            "padding_reward": self.padding_reward,
-            "finish_reason": self.finish_reason,
-        }
+        own = msgspec.structs.asdict(self) | self.shown
+        own |= {"logprobs": self.old_logprobs, "position": "pool" if self.pooled else "end"}
+        return {name: own[name] for name in TrainingText.model_fields}
 
     @classmethod
     def from_record(cls, record: Mapping[str, Any]) -> Sample:
@@ -145,8 +122,8 @@ class Sample(Labels, kw_only=True, eq=False):
         group_id, rollout_index, step_index = identity_of(record)
         name = f"{group_id}/{rollout_index}/{step_index}"
         try:
-            ids, labels = _int32(record["input_ids"]), _int32(record["labels"])
-            old_logprobs = _float32(record["logprobs"])
+            ids, labels = (_array(record[name], np.int32) for name in ("input_ids", "labels"))
+            old_logprobs = _array(record["logprobs"], np.float32)
             spans = _spans(record, metadata, len(old_logprobs))
             reward = record.get("reward", 0.0)
             math.isfinite(reward)  # a number, not a word for one
@@ -275,25 +252,19 @@ def identity_of(record: Mapping[str, Any]) -> tuple[str, int, int]:
     return str(group_id), rollout, step
 
 
-def _int32(values: Any) -> np.ndarray:
+def _array(values: Any, dtype: type[np.generic]) -> np.ndarray:
+    """int32 or float32 in one dimension; TypeError, OverflowError or struct.error for anything else."""
+    integers = dtype is np.int32
     if isinstance(values, list):  # of a foreign writer; twice as fast as numpy, and refuses fractions
-        return np.frombuffer(struct.pack(f"{len(values)}i", *values), np.int32)
+        return np.frombuffer(struct.pack(f"{len(values)}{'i' if integers else 'f'}", *values), dtype)
     array = np.asarray(values)
-    if array.ndim != 1 or array.dtype.kind not in "iu":
-        raise TypeError(f"expected integers [tokens], got {array.dtype} of shape {array.shape}")
-    converted = array.astype(np.int32, copy=False)
-    if converted is not array and (converted != array).any():
+    if array.ndim != 1 or array.dtype.kind not in ("iu" if integers else "fiu"):
+        kind = "integers" if integers else "numbers"
+        raise TypeError(f"expected {kind} in one dimension, got {array.dtype} of shape {array.shape}")
+    converted = array.astype(dtype, copy=False)
+    if integers and converted is not array and (converted != array).any():
         raise OverflowError("an id has more than 32 bits")
     return converted
-
-
-def _float32(values: Any) -> np.ndarray:
-    if isinstance(values, list):
-        return np.frombuffer(struct.pack(f"{len(values)}f", *values), np.float32)
-    array = np.asarray(values)
-    if array.ndim != 1 or array.dtype.kind not in "fiu":
-        raise TypeError(f"expected numbers [labelled tokens], got {array.dtype} of shape {array.shape}")
-    return array.astype(np.float32, copy=False)
 
 
 def _spans(record: Mapping[str, Any], metadata: Mapping[str, Any], n_labels: int) -> list[VersionSpan]:

@@ -14,17 +14,17 @@ from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 @dataclass(frozen=True, slots=True)
 class Targets:
-    """N labelled tokens of a micro-batch of S texts.
+    """N labelled tokens of a micro-batch of S samples.
 
-    positions, labels, text (0..S-1), lag (last announced version minus the token's, in texts): int64 `[N]`;
+    positions, labels, sample (0..S-1), lag (last announced version minus the token's, in texts): int64 `[N]`;
     the float32 `[N]` columns are those of the record; weight and kl_weight are the token weights of the
     policy term and of the KL and entropy terms, 0 on stale tokens. count float32 `[N]` is the number of
-    targets of the token's text.
+    targets of the token's sample.
     """
 
     positions: np.ndarray
     labels: np.ndarray
-    text: np.ndarray
+    sample: np.ndarray
     lag: np.ndarray
     stale: np.ndarray
     advantages: np.ndarray
@@ -34,24 +34,24 @@ class Targets:
     weight: np.ndarray
     kl_weight: np.ndarray
     count: np.ndarray
-    n_texts: int
+    n_samples: int
 
-    def texts_with_gradient(self) -> np.ndarray:
-        """bool `[S]`: texts of which some token has a weight in some term."""
+    def samples_with_gradient(self) -> np.ndarray:
+        """bool `[S]`: samples of which some token has a weight in some term."""
         weight = np.abs(self.weight) + np.abs(self.kl_weight)
-        return np.bincount(self.text, weights=weight, minlength=self.n_texts) > 0
+        return np.bincount(self.sample, weights=weight, minlength=self.n_samples) > 0
 
-    def stale_texts(self) -> np.ndarray:
-        """bool `[S]`: texts that have labels, all of them beyond the lag bound."""
-        labels = np.bincount(self.text, minlength=self.n_texts)
-        stale = np.bincount(self.text, weights=self.stale, minlength=self.n_texts)
+    def stale_samples(self) -> np.ndarray:
+        """bool `[S]`: samples that have labels, all of them beyond the lag bound."""
+        labels = np.bincount(self.sample, minlength=self.n_samples)
+        stale = np.bincount(self.sample, weights=self.stale, minlength=self.n_samples)
         return (labels > 0) & (stale == labels)
 
 
 def targets_of(
     batch: PipelineBatchEncoding, rl: RLConfig, last_version: int = 0, max_lag: int | None = None
 ) -> Targets:
-    """Select the labelled tokens; the first token of a text has no predictor and is never one of them.
+    """Select the labelled tokens; the first token of a sample has no predictor and is never one of them.
 
     The token weight is 1/B, or 1/group_tokens with `group_normalization`, times the loss scale, times
     (1 - overflow) with `overlong_filtering`. With `max_lag` set, tokens of a version older than
@@ -59,14 +59,14 @@ def targets_of(
     """
     labels = batch.labels[0]
     at = np.flatnonzero((labels != MASKED_TOKEN_ID) & (batch.position_ids[0] > 0))
-    text = batch.segment_ids[0][at].astype(np.int64)
+    sample = batch.segment_ids[0][at].astype(np.int64)
     versions = batch.token_versions[0][at].astype(np.int64)
     lag = np.where(versions == UNSAMPLED, 0, last_version - versions)
     stale = lag > max_lag if max_lag is not None else np.zeros(len(at), bool)
     weight = ~stale / (batch.group_tokens[0][at] if rl.group_normalization else np.float32(batch.step_texts))
     if rl.overlong_filtering:
         weight = weight * (1 - batch.overflow[0][at])
-    n_texts = batch.n_texts
+    n_samples = batch.n_texts
 
     def column(values: np.ndarray) -> np.ndarray:
         return values[0][at].astype(np.float32)
@@ -74,7 +74,7 @@ def targets_of(
     return Targets(
         positions=at,
         labels=labels[at].astype(np.int64),
-        text=text,
+        sample=sample,
         lag=lag,
         stale=stale,
         advantages=column(batch.advantages),
@@ -83,6 +83,6 @@ def targets_of(
         ref_logprobs=column(batch.ref_logprobs),
         weight=(weight * batch.loss_weight_scale[0][at]).astype(np.float32),
         kl_weight=(weight * batch.kl_weight_scale[0][at]).astype(np.float32),
-        count=np.bincount(text, minlength=n_texts)[text].astype(np.float32),
-        n_texts=n_texts,
+        count=np.bincount(sample, minlength=n_samples)[sample].astype(np.float32),
+        n_samples=n_samples,
     )

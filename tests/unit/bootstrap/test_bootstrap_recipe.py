@@ -8,24 +8,17 @@ import json
 import os
 import random
 from collections.abc import Iterable
-from pathlib import Path
 
 import numpy as np
 import pytest
 
-from pipelinerl.bootstrap.demonstrations import (
-    MASKED,
-    Demonstration,
-    Encoded,
-    PackStream,
-    encode,
-    pack,
-    shuffled,
-)
+from pipelinerl.bootstrap.demonstrations import Demonstration, Encoded, encode, shuffled
 from pipelinerl.bootstrap.formats import ASSISTANT, END, SPECIAL_TOKENS, USER
 from pipelinerl.bootstrap.gates import measured
+from pipelinerl.bootstrap.packs import PackStream, loader, pack
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
 from pipelinerl.config.bootstrap import BootstrapConfig, PhaseConfig, ShapeConfig
+from pipelinerl.rollouts import MASKED_TOKEN_ID as MASKED
 
 SKELETON = ('{"answer":"', '"}', "d1", "d2")
 WORDS = ["cold", "chain", "audit", "store", "staff", "growth", "share", "budget", "plan", "region", "vendor"]
@@ -113,24 +106,24 @@ def test_packs_hold_every_sequence_once_in_order(tokenizer):
     assert (joined == np.concatenate([s.input_ids for s in sequences])).all()
 
 
-def stream(source, tokenizer_file: Path) -> PackStream:
-    return PackStream(
-        source, "clean", tokenizer_file,
-        first_seed=5, workers=1, pack_tokens=256, max_length=100, prompt_loss=0.0, deadline_s=60,
-    )  # fmt: skip
+def first_packs(source, folder, workers: int = 1, count: int = 1):
+    """The first rows of world 5 on that worker processes make."""
+    stream = PackStream(source, "clean", folder / "tokenizer.json", 5, 256, 100, 0.0)
+    return list(itertools.islice(loader(stream, workers), count))
 
 
-def test_workers_give_the_packs_of_their_seeds_and_end(tokenizer, tmp_path):
+@pytest.fixture
+def folder(tokenizer, tmp_path):
     tokenizer.save_pretrained(tmp_path)
-    packs = stream(toy, tmp_path / "tokenizer.json")
-    try:
-        first = next(iter(packs))
-    finally:
-        packs.close()
-    made = (d for world in itertools.count(5) for d in toy(world, "clean"))
-    sequences = encode(tokenizer.backend_tokenizer, made, 100, 0.0)
-    expected = next(pack(shuffled(sequences, np.random.default_rng((5, 7))), 256))
-    assert (first.input_ids == expected.input_ids).all()
+    return tmp_path
+
+
+def test_workers_take_turns_with_the_packs_of_their_seeds(tokenizer, folder):
+    for first, found in zip((5, 6), first_packs(toy, folder, workers=2, count=2), strict=True):
+        made = (d for world in itertools.count(first, 2) for d in toy(world, "clean"))
+        sequences = encode(tokenizer.backend_tokenizer, made, 100, 0.0)
+        expected = next(pack(shuffled(sequences, np.random.default_rng((first, 7))), 256))
+        assert (found.input_ids == expected.input_ids).all()
 
 
 def test_sequences_of_one_world_are_trained_far_from_each_other(tokenizer):
@@ -147,24 +140,13 @@ def test_sequences_of_one_world_are_trained_far_from_each_other(tokenizer):
     assert same_neighbour < 0.15 and len(set(middle[:100])) >= 10
 
 
-def test_a_worker_that_dies_is_named_at_once(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    packs = stream(deadly, tmp_path / "tokenizer.json")
-    try:
-        with pytest.raises(RuntimeError, match="phase 'clean' ended with exit code 7"):
-            next(iter(packs))
-    finally:
-        packs.close()
-
-
-def test_a_failing_source_is_named(tokenizer, tmp_path):
-    tokenizer.save_pretrained(tmp_path)
-    packs = stream(broken, tmp_path / "tokenizer.json")
-    try:
-        with pytest.raises(RuntimeError, match="phase 'clean' failed: ValueError: no world 5"):
-            next(iter(packs))
-    finally:
-        packs.close()
+@pytest.mark.parametrize(
+    ("source", "error", "message"),
+    [(deadly, RuntimeError, "exited unexpectedly"), (broken, ValueError, "no world 5")],
+)
+def test_a_worker_that_dies_or_fails_is_named_at_once(source, error, message, folder):
+    with pytest.raises(error, match=message):
+        first_packs(source, folder)
 
 
 def test_gates_measure_the_fixed_beginning_of_an_answer_that_ends_freely(tokenizer):

@@ -14,7 +14,8 @@ import torch
 from omegaconf import OmegaConf
 from safetensors.torch import load_file, save_file
 
-from pipelinerl.config import Config, DerivedConfig, Job, load, save
+from pipelinerl.base import role
+from pipelinerl.config import Job, save
 from pipelinerl.finetune import __main__ as trainer
 from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.checkpoints import save_checkpoint
@@ -24,6 +25,7 @@ from pipelinerl.inference.embedded.__main__ import main as engine_main
 from pipelinerl.launch import main as launch
 from pipelinerl.modeling.model import load_model
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
+from tests.support.builders import trainer_config
 from tests.support.one_line import check_one_line
 from tests.support.tiny_model import build_tokenizer, causal_lm
 
@@ -135,6 +137,10 @@ RESUMED: dict[str, tuple[Spoil, str]] = {
     ),
     "state is no JSON": (put(f"{STATE}/state.json", b"{"), "damaged"),
     "state without counters": (entries(f"{STATE}/state.json", counters=None), "has no counters"),
+    "an empty state": (
+        put(f"{STATE}/state.json", b"{}"),
+        "has no optimiser and no completed_schedule_steps and no counters and no extra, so another version",
+    ),
     "unknown counters": (entries(f"{STATE}/state.json", counters={"spam": 1}), "unknown counters: spam"),
     "another optimizer": (
         entries(f"{STATE}/state.json", optimiser="Lion over 3 tensors"),
@@ -205,35 +211,32 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory, model: Path) -> Path:
     folder = tmp_path_factory.mktemp("run")
     with write_to_streams(SingleStreamSpec(folder / "recorded", "training_data")):
         pass
-    finetune = {"train_batch_size": 2, "gradient_accumulation_passes": 1, "max_train_steps": 5}
-    write_config(folder, model, finetune)
-    learner = learner_of(load_model(model), load(folder), Ranks())
+    policy = load_model(model)
+    cfg = trainer_config(
+        folder,
+        policy,
+        train_batch_size=2,
+        gradient_accumulation_passes=1,
+        max_train_steps=5,
+        texts_per_step=2,
+        texts_per_update=2,
+        data_deadline_s=600,
+        debug={"mode": "finetune", "streams_from": str(folder / "recorded")},
+        wandb={"use_wandb": False},
+        jobs=[Job(kind="finetune", idx=0, name="finetune")],
+    )
+    save(OmegaConf.create(cfg.model_dump(mode="json", by_alias=True)), folder)
+    learner = learner_of(policy, cfg, Ranks())
     counters = TrainingMetrics(completed_steps=2, samples=4)
     save_checkpoint(folder / "finetune", learner, counters, {"positions": {}}, model)
     return folder
 
 
-def write_config(folder: Path, model: Path, finetune: dict[str, Any]) -> None:
-    cfg = Config(
-        output_dir=str(folder),
-        model_path=str(model),
-        hardware={"kind": "cpu"},  # type: ignore[arg-type]
-        engine={"kind": "embedded"},  # type: ignore[arg-type]
-        finetune=finetune
-        | {"config_name": str(model), "load_as_bf16": False, "gradient_checkpointing": False},  # type: ignore[arg-type]
-        debug={"mode": "finetune", "streams_from": str(folder / "recorded")},  # type: ignore[arg-type]
-        wandb={"use_wandb": False},  # type: ignore[arg-type]
-        jobs=[Job(kind="finetune", idx=0, name="finetune")],
-        derived=DerivedConfig(trainer_ranks=1, texts_per_step=2, texts_per_update=2),
-    )
-    save(OmegaConf.create(cfg.model_dump(mode="json", by_alias=True)), folder)
-
-
 def train(folder: Path, monkeypatch: pytest.MonkeyPatch) -> int:
     """The trainer's command in this process, without what it does to the process itself."""
-    for name in ("setup_logging", "start_heartbeat"):
-        monkeypatch.setattr(trainer, name, lambda *_: None)
-    monkeypatch.setattr(trainer.log, "exception", lambda *_: None)
+    monkeypatch.setattr(trainer, "setup_logging", lambda *_: None)
+    monkeypatch.setattr(role, "start_heartbeat", lambda *_: None)
+    monkeypatch.setattr(role.log, "exception", lambda *_: None)
     monkeypatch.setattr(sys, "argv", ["finetune", str(folder), "--job", "0"])
     return trainer.main()
 

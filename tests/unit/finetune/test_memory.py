@@ -8,37 +8,28 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import MemoryDebugConfig
-from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.memory import MemoryDebug, host_memory
 from pipelinerl.finetune.metrics import StepStatistics
-from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.observe.metrics import MetricsWriter
-from tests.support.builders import trainer_config, write_steps
-from tests.support.recorder import Recorder
+from tests.support.training import Noting, train
 
 
-def trained(folder: Path, model: PreTrainedModel, **changes: Any) -> list[dict[str, Any]]:
+def trained(folder: Path, **changes: Any) -> list[dict[str, Any]]:
     """The records of four steps."""
-    write_steps(folder, 4, 6)
-    with MetricsWriter(folder, "finetune") as writer:
-        trainer = Trainer(trainer_config(folder, model, **changes), Ranks(), writer)
-        trainer._broadcaster = Recorder(trainer.learner, folder)
-        trainer.run()
+    train(folder, Noting(), **changes)
     return [json.loads(line) for line in (folder / "finetune/metrics.jsonl").read_text().splitlines()]
 
 
-def test_memory_is_reported_after_every_so_many_steps(tmp_path: Path, model: PreTrainedModel) -> None:
-    rows = trained(tmp_path, model, memory_debug={"enabled": True, "every_n_steps": 2})
+def test_memory_is_reported_after_every_so_many_steps(tmp_path: Path) -> None:
+    rows = trained(tmp_path, memory_debug={"enabled": True, "every_n_steps": 2})
     reported = [row["step"] for row in rows if "memory/host_bytes" in row]
     assert reported == [12, 24]
     assert 1e7 < rows[1]["memory/host_bytes"] <= rows[1]["memory/host_peak_bytes"]
 
 
-def test_no_memory_is_reported_unless_asked_for(tmp_path: Path, model: PreTrainedModel) -> None:
-    assert not any(name.startswith("memory/") for row in trained(tmp_path, model) for name in row)
+def test_no_memory_is_reported_unless_asked_for(tmp_path: Path) -> None:
+    assert not any(name.startswith("memory/") for row in trained(tmp_path) for name in row)
 
 
 def test_the_peak_of_a_device_is_that_of_the_step(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -64,13 +55,13 @@ def test_of_several_ranks_the_largest_is_shown() -> None:
 
 
 def test_unused_memory_is_given_back_after_each_step_and_before_it_is_published(
-    tmp_path: Path, model: PreTrainedModel, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     order: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: order.append("emptied"))
-    monkeypatch.setattr(Recorder, "publish", lambda self, version: order.append(f"published {version}") or {})
-    trained(tmp_path / "on", model, cuda_empty_cache=True)
+    monkeypatch.setattr(Noting, "publish", lambda self, version: order.append(f"published {version}") or {})
+    trained(tmp_path / "on", cuda_empty_cache=True)
     assert order == ["published 0", *(x for n in (6, 12, 18, 24) for x in ("emptied", f"published {n}"))]
     order.clear()
-    trained(tmp_path / "off", model)
+    trained(tmp_path / "off")
     assert "emptied" not in order

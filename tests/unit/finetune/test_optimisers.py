@@ -1,4 +1,4 @@
-"""Every optimizer that the configuration accepts trains, follows its formula and resumes."""
+"""Every optimizer that the configuration accepts trains, follows its formula and resumes; schedules."""
 
 from __future__ import annotations
 
@@ -7,23 +7,18 @@ from typing import get_args
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import FinetuneConfig
 from pipelinerl.finetune.lion import Lion
-from pipelinerl.finetune.loop import Trainer
-from pipelinerl.finetune.optimiser import OPTIMISERS, build_optimiser
-from pipelinerl.finetune.ranks import Ranks
-from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
-from tests.support.policy import tiny_model
-from tests.unit.finetune.test_loop import Deadly, Killed, weights
+from pipelinerl.finetune.optimiser import build_optimiser
+from pipelinerl.finetune.schedulers import learning_rate_factor
+from tests.support.builders import VALUE_HEAD
+from tests.support.training import assert_resumes_bit_for_bit, saved, train, trainer
 
 
-def test_the_accepted_optimisers_are_those_that_exist() -> None:
-    assert set(get_args(FinetuneConfig.model_fields["optim"].annotation)) == set(OPTIMISERS)
-
-
-@pytest.mark.parametrize("name", OPTIMISERS)
+@pytest.mark.parametrize("name", get_args(FinetuneConfig.model_fields["optim"].annotation))
 def test_decay_skips_norms_and_biases(model: PreTrainedModel, name: str) -> None:
     optimiser = build_optimiser(model, name, weight_decay=0.1)
     decayed, plain = optimiser.param_groups
@@ -32,34 +27,19 @@ def test_decay_skips_norms_and_biases(model: PreTrainedModel, name: str) -> None
     assert sum(len(g["params"]) for g in optimiser.param_groups) == len(list(model.parameters()))
 
 
-def test_an_unknown_optimiser_is_named(model: PreTrainedModel) -> None:
-    with pytest.raises(ValueError, match="optim=sgd is not available; use one of adamw_torch, adafactor"):
-        build_optimiser(model, "sgd")
-
-
 @pytest.mark.parametrize("name", ["adafactor", "lion"])
 def test_resume_equals_uninterrupted_bit_for_bit(tmp_path: Path, name: str) -> None:
-    for folder in ("straight", "resumed"):
-        (tmp_path / folder).mkdir()
-        write_steps(tmp_path / folder, 4, 6)
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    Trainer(trainer_config(straight, tiny_model(), optim=name), Ranks()).run()
-    with pytest.raises(Killed):
-        Trainer(trainer_config(resumed, tiny_model(), optim=name), Ranks(), None, Deadly(18)).run()
-    Trainer(trainer_config(resumed, tiny_model(), optim=name), Ranks()).run()
-    expected, found = weights(straight / "finetune/current"), weights(resumed / "finetune/current")
-    before = weights(straight / "model")
-    assert all(torch.equal(expected[key], found[key]) for key in expected)
-    assert any(not torch.equal(expected[key], before[key]) for key in expected)
+    straight, _ = assert_resumes_bit_for_bit(tmp_path, optim=name)
+    before, after = load_file(straight / "model/model.safetensors"), saved(straight)
+    assert any(not torch.equal(after[key], before[key]) for key in after)
 
 
 def test_the_state_of_another_optimiser_or_model_is_refused(tmp_path: Path) -> None:
-    write_steps(tmp_path, 4, 6)
-    Trainer(trainer_config(tmp_path, tiny_model(), interrupt_train_steps=2), Ranks()).run()
+    train(tmp_path, interrupt_train_steps=2)
     with pytest.raises(ValueError, match=r"saved with AdamW over .*, this run trains with Lion over"):
-        Trainer(trainer_config(tmp_path, tiny_model(), optim="lion"), Ranks())
+        trainer(tmp_path, optim="lion")
     with pytest.raises(ValueError, match=r"set finetune\.optim and finetune\.model_class as before"):
-        Trainer(trainer_config(tmp_path, tiny_model(), model_class=VALUE_HEAD), Ranks())
+        trainer(tmp_path, model_class=VALUE_HEAD)
 
 
 def test_lion_follows_its_algorithm() -> None:
@@ -75,3 +55,11 @@ def test_lion_follows_its_algorithm() -> None:
         torch.testing.assert_close(weight.detach(), ours)
     with pytest.raises(ValueError, match="no closure"):
         optimiser.step(lambda: None)
+
+
+def test_schedules() -> None:
+    assert learning_rate_factor(0, "constant", 5, 10) == 1.0
+    assert learning_rate_factor(0, "cosine", 4, 10) == pytest.approx(0.2)
+    assert learning_rate_factor(4, "cosine", 4, 10) == pytest.approx(1.0)
+    assert learning_rate_factor(10, "cosine", 4, 10) == pytest.approx(0.0)
+    assert learning_rate_factor(7, "linear", 4, 10) == pytest.approx(0.5)

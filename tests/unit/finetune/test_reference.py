@@ -16,16 +16,13 @@ import pytest
 import torch
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.loss_scale import apply_scales
 from pipelinerl.finetune.rl.losses import Coefficients, total_loss
 from pipelinerl.finetune.rl.targets import targets_of
-from pipelinerl.finetune.schedulers import build_scheduler
-from pipelinerl.finetune.step import Learner
 from pipelinerl.preprocess.chunk import process_chunk
 from tests.support.builders import record, samples
-from tests.support.policy import tiny_model
+from tests.support.policy import learner, tiny_model
 
 K, E, TEMPERATURE, SEED = 0.1, 0.01, 0.8, 3
 GROUPS, ATTEMPTS = 3, 4
@@ -133,12 +130,6 @@ def policy() -> Any:
     return tiny_model(seed=SEED)
 
 
-def learner(rl: RLConfig) -> Learner:
-    model = policy()
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.0)
-    return Learner(model, optimiser, build_scheduler(optimiser, "constant", 0, 1), rl, Ranks())
-
-
 @pytest.mark.parametrize("packing", [True, False], ids=["packed", "unpacked"])
 @pytest.mark.parametrize("steps", [1, 2])
 @pytest.mark.parametrize("loss", LOSSES, ids=lambda x: "-".join(map(str, x.values())))
@@ -153,7 +144,7 @@ def test_the_loss_of_a_step_equals_the_reference(loss: dict[str, Any], steps: in
 
         ready = process_chunk(samples(texts), rl).ready
         apply_scales(ready, rl)
-        one, found = learner(rl), 0.0
+        one, found = learner(rl, policy()), 0.0
         for batch in assemble_step(ready, 0, 24, 1, packing)[0]:
             check_columns(batch, texts, rl)
             inputs = one._loss_inputs(batch, targets_of(batch, rl))
@@ -166,7 +157,7 @@ def check_columns(batch: Any, texts: list[Text], rl: RLConfig) -> None:
     by_id = {(t["group_id"], t["metadata"]["rollout_index"], t["metadata"]["step_index"]): t for t in texts}
     targets = targets_of(batch, rl)
     for number, name in enumerate(batch.text_ids):
-        text, mine = by_id[tuple(name)], targets.text == number
+        text, mine = by_id[tuple(name)], targets.sample == number
         assert mine.sum() == np.count_nonzero(text["labels"] != -100)
         assert np.abs(targets.advantages[mine] - advantage64(texts, text, rl)).max() <= TOLERANCE
         assert np.abs(targets.weight[mine] - weight64(texts, text, rl)).max() <= TOLERANCE

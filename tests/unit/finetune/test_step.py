@@ -12,30 +12,21 @@ from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.metrics import REDUCERS, StepStatistics, beyond_clip, rl_metrics, token_statistics
-from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode, sentinel_batch
 from pipelinerl.finetune.rl.labels import label_statistics
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
-from pipelinerl.finetune.schedulers import build_scheduler
-from pipelinerl.finetune.step import Learner
 from pipelinerl.modeling.value_head import build_value_head
 from tests.support.builders import ready
-from tests.support.policy import tiny_model
-
-
-def learner(model: PreTrainedModel, rl: RLConfig, learning_rate: float = 0.0) -> Learner:
-    optimiser = torch.optim.SGD(model.parameters(), lr=learning_rate)
-    scheduler = build_scheduler(optimiser, "constant", 0, 1)
-    return Learner(model, optimiser, scheduler, rl, Ranks())
+from tests.support.policy import learner, tiny_model
 
 
 def gradients(
     batches: list[PipelineBatchEncoding], rl: RLConfig, version: int = 0, max_lag: int | None = None
 ) -> tuple[dict[str, torch.Tensor], list[list[float]]]:
     model = tiny_model()
-    one = learner(model, rl)
+    one = learner(rl, model)
     vectors = [
         one.accumulate(batch, targets_of(batch, rl, version, max_lag), Coefficients(0.1, 0.01))
         for batch in batches
@@ -89,9 +80,9 @@ def test_stale_tokens_have_no_gradient() -> None:
     for name, gradient in expected.items():
         torch.testing.assert_close(bounded[name], gradient, atol=1e-6, rtol=1e-5)
     targets = targets_of(with_old, rl, 12, 4)
-    assert targets.stale_texts().tolist() == [False, False, True]
-    assert targets.texts_with_gradient().tolist() == [True, True, False]
-    assert targets_of(with_old, rl, 12, None).texts_with_gradient().all()
+    assert targets.stale_samples().tolist() == [False, False, True]
+    assert targets.samples_with_gradient().tolist() == [True, True, False]
+    assert targets_of(with_old, rl, 12, None).samples_with_gradient().all()
 
 
 def test_half_old_texts_keep_their_fresh_tokens() -> None:
@@ -101,11 +92,11 @@ def test_half_old_texts_keep_their_fresh_tokens() -> None:
     targets = targets_of(encode([text], 0, 1), RLConfig(), 12, 4)
     assert targets.stale.tolist() == [True] + [False] * (sampled - 1)
     assert targets.weight[0] == 0 and (targets.weight[1:] == 1).all()
-    assert not targets.stale_texts().any()
+    assert not targets.stale_samples().any()
 
 
 def test_lr_zero_gives_ratio_one(model: PreTrainedModel) -> None:
-    one = learner(model, RLConfig(temperature=0.7))
+    one = learner(RLConfig(temperature=0.7), model)
     chosen = [ready(i) for i in range(4)]
     rows = encode(chosen, 0, 4)
     inputs = one._loss_inputs(rows, targets_of(rows, one.rl))
@@ -141,7 +132,7 @@ def test_token_weights_follow_the_options() -> None:
     long = ready(1, overflow=True, group_tokens=5.0)
     batch = encode([long, ready(2, loss_weight_scale=2.0, kl_weight_scale=3.0, group_tokens=5.0)], 0, 8)
     plain = targets_of(batch, RLConfig())
-    first, second = plain.text == 0, plain.text == 1
+    first, second = plain.sample == 0, plain.sample == 1
     assert (plain.weight[first] == 1 / 8).all() and (plain.weight[second] == 2 / 8).all()
     assert (plain.kl_weight[second] == 3 / 8).all()
     filtered = targets_of(batch, RLConfig(overlong_filtering=True, group_normalization=True))
@@ -150,7 +141,7 @@ def test_token_weights_follow_the_options() -> None:
 
 
 def test_a_gradient_that_is_not_finite_changes_nothing(model: PreTrainedModel) -> None:
-    one = learner(model, RLConfig(), 0.1)
+    one = learner(RLConfig(), model, 0.1)
     before = [p.clone() for p in model.parameters()]
     batch = encode([ready(1, float("inf"))], 0, 1)
     one.accumulate(batch, targets_of(batch, one.rl), Coefficients())
@@ -160,7 +151,7 @@ def test_a_gradient_that_is_not_finite_changes_nothing(model: PreTrainedModel) -
 
 
 def test_clipping_limits_the_step(model: PreTrainedModel) -> None:
-    one = replace(learner(model, RLConfig(), 1.0), gradient_clipping_threshold=1e-3)
+    one = replace(learner(RLConfig(), model, 1.0), gradient_clipping_threshold=1e-3)
     before = torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
     batch = encode(texts(3), 0, 3)
     one.accumulate(batch, targets_of(batch, one.rl), Coefficients())
@@ -170,7 +161,7 @@ def test_clipping_limits_the_step(model: PreTrainedModel) -> None:
 
 
 def test_scores_of_rows_match_the_packed_forward(model: PreTrainedModel) -> None:
-    one = learner(model, RLConfig())
+    one = learner(RLConfig(), model)
     ids = np.random.default_rng(0).integers(0, 31, (3, 6)).astype(np.int32)
     scores = one.score_rows(ids)
     with torch.no_grad():
@@ -191,7 +182,7 @@ def test_records_survive_the_stream_and_name_what_is_missing() -> None:
 
 
 def test_role_and_situation_statistics(model: PreTrainedModel) -> None:
-    one = learner(model, RLConfig())
+    one = learner(RLConfig(), model)
     labelled = [ready(i, float(i), role="ab"[i % 2], situation=f"hop:{i}:plan") for i in range(4)]
     batch = encode(labelled, 0, 4)
     targets = targets_of(batch, one.rl)
@@ -205,10 +196,9 @@ def test_role_and_situation_statistics(model: PreTrainedModel) -> None:
 
 
 def test_by_role_the_advantage_is_that_of_the_loss_also_with_a_value_head(model: PreTrainedModel) -> None:
-    one = learner(model, RLConfig(value_loss_coef=0.5))
-    one = replace(one, value_head=build_value_head(model), policy=None)
-    assert one.value_head is not None
-    torch.nn.init.constant_(one.value_head.bias, 0.25)
+    head = build_value_head(model)
+    torch.nn.init.constant_(head.bias, 0.25)
+    one = learner(RLConfig(value_loss_coef=0.5), model, value_head=head)
     batch = encode([ready(i, 3.0, role="a", reward=1.0) for i in range(2)], 0, 2)
     targets = targets_of(batch, one.rl)
     measured = one.accumulate(batch, targets, Coefficients())

@@ -8,7 +8,7 @@ import torch
 
 from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.modeling import model as models
-from pipelinerl.modeling.activations import checkpoint_layers, compiled_layers, decoder_layers
+from pipelinerl.modeling.activations import decoder_layers
 from pipelinerl.modeling.model import hidden_states, prepare_model
 from pipelinerl.modeling.segments import Segments
 from tests.support.policy import VOCAB
@@ -55,17 +55,6 @@ def test_every_mode_gives_the_same_gradients(mode: Checkpointing, reentrant: boo
         torch.testing.assert_close(ours, expected)
 
 
-@pytest.mark.parametrize("mode", [0, -1, "most"])
-def test_unknown_modes_are_refused(mode: Checkpointing) -> None:
-    with pytest.raises(ValueError, match="is not known; use true, false, selective or n"):
-        checkpoint_layers(causal_lm(VOCAB), mode)
-
-
-def test_selective_does_not_go_with_reentrant_checkpointing() -> None:
-    with pytest.raises(ValueError, match="needs reentrant_checkpointing=false"):
-        checkpoint_layers(causal_lm(VOCAB), "selective", True)
-
-
 def test_layers_are_compiled_after_their_checkpointing(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
 
@@ -75,18 +64,6 @@ def test_layers_are_compiled_after_their_checkpointing(monkeypatch: pytest.Monke
     monkeypatch.setattr(models, "compile_layers", note)
     prepare_model(causal_lm(VOCAB), "cpu", True, compile=True)
     assert seen == [True, True]
-
-
-def test_layers_are_as_before_when_compilation_ends(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        torch, "compile", lambda forward, dynamic: lambda *args, **named: forward(*args, **named)
-    )
-    model = prepare_model(causal_lm(VOCAB), "cpu", 2)
-    before = [layer.forward for layer in decoder_layers(model)]
-    with compiled_layers(model):
-        assert all(layer.forward != plain for layer, plain in zip(decoder_layers(model), before))
-    assert [layer.forward for layer in decoder_layers(model)] == before
-    assert ["forward" in vars(layer) for layer in decoder_layers(model)] == [True, False]
 
 
 def rows(length: int) -> torch.Tensor:

@@ -23,16 +23,6 @@ def packed_row(seed: int = 1) -> tuple[torch.Tensor, torch.Tensor, Segments]:
     return ids, positions, Segments.from_offsets(np.cumsum([0, *LENGTHS]))
 
 
-def test_packed_equals_unpacked(model: PreTrainedModel) -> None:
-    ids, positions, segments = packed_row()
-    packed = hidden_states(model, ids, positions, segments)[0]
-    at = 0
-    for length in LENGTHS:
-        alone = hidden_states(model, ids[:, at : at + length], torch.arange(length)[None], None)[0]
-        torch.testing.assert_close(packed[at : at + length], alone, atol=1e-5, rtol=1e-5)
-        at += length
-
-
 def test_packed_equals_transformers_eager_attention(model: PreTrainedModel) -> None:
     ids, positions, segments = packed_row()
     packed = hidden_states(model, ids, positions, segments)[0, :5]
@@ -66,13 +56,6 @@ def test_the_kernel_of_a_device_can_be_switched_off(monkeypatch: pytest.MonkeyPa
     without = hidden_states(prepare_model(causal_lm(31), flash_attention=False), *packed_row())
     monkeypatch.undo()
     torch.testing.assert_close(without, hidden_states(prepare_model(causal_lm(31)), *packed_row()))
-
-
-def test_restarting_positions_are_recognised_without_segments(model: PreTrainedModel) -> None:
-    ids, positions, segments = packed_row()
-    torch.testing.assert_close(
-        hidden_states(model, ids, positions, None), hidden_states(model, ids, positions, segments)
-    )
 
 
 def test_right_padding_does_not_change_real_tokens(model: PreTrainedModel) -> None:

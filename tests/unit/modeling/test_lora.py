@@ -12,25 +12,12 @@ from transformers import AutoModelForCausalLM
 pytest.importorskip("peft")
 
 from pipelinerl.config.finetune import LoraConfig
-from pipelinerl.finetune.loop import Trainer
-from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.modeling.lora import FOLDER, add_adapters, is_adapter
 from pipelinerl.modeling.model import distinct_parameters, hidden_states
-from tests.support.builders import trainer_config, write_steps
 from tests.support.policy import tiny_model
+from tests.support.training import assert_resumes_bit_for_bit, saved, train, trainer
 
 LORA = LoraConfig(enabled=True, r=4, alpha=8.0)
-
-
-def run(folder: Path, end: int, **fields: object) -> Trainer:
-    if not folder.exists():
-        folder.mkdir()
-        write_steps(folder, 4, 6)
-    values: dict[str, object] = {"lora": LORA, "interrupt_train_steps": end} | fields
-    chosen = trainer_config(folder, tiny_model(), **values)
-    trainer = Trainer(chosen, Ranks())
-    trainer.run()
-    return trainer
 
 
 def test_merged_weights_compute_what_base_and_adapters_do() -> None:
@@ -55,15 +42,14 @@ def test_merged_weights_compute_what_base_and_adapters_do() -> None:
 
 
 def test_only_adapters_change_and_both_forms_are_saved(tmp_path: Path) -> None:
-    trainer = run(tmp_path / "run", 4)
-    model = trainer.learner.model
+    model = train(tmp_path, lora=LORA).learner.model
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     assert trained and all(is_adapter(name) for name in trained)
     original = dict(tiny_model().named_parameters())
     for name, parameter in model.named_parameters():
         if not is_adapter(name):
             torch.testing.assert_close(parameter, original[name.replace(".base_layer", "")])
-    current = tmp_path / "run/finetune/current"
+    current = tmp_path / "finetune/current"
     saved = AutoModelForCausalLM.from_pretrained(current, dtype=torch.float32)
     ids = torch.arange(12)[None]
     with torch.no_grad():
@@ -79,16 +65,10 @@ def test_only_adapters_change_and_both_forms_are_saved(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("bfloat16", [False, True])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, bfloat16: bool) -> None:
-    run(tmp_path / "whole", 4, load_as_bf16=bfloat16)
-    for end in (2, 4):
-        run(tmp_path / "parts", end, load_as_bf16=bfloat16)
-    whole, parts = (
-        load_file(tmp_path / name / "finetune/current" / FOLDER / "adapter_model.safetensors")
-        for name in ("whole", "parts")
-    )
-    assert {name for name, tensor in whole.items() if float(tensor.abs().max()) == 0} == set()
-    for name, tensor in whole.items():
-        assert torch.equal(parts[name], tensor), name
+    folders = assert_resumes_bit_for_bit(tmp_path, lora=LORA, load_as_bf16=bfloat16)
+    whole, parts = (saved(folder, f"current/{FOLDER}/adapter_model.safetensors") for folder in folders)
+    assert all(float(tensor.abs().max()) > 0 for tensor in whole.values())
+    assert all(torch.equal(parts[name], tensor) for name, tensor in whole.items())
 
 
 def test_layers_that_do_not_exist_are_refused() -> None:
@@ -102,6 +82,6 @@ def test_other_than_linear_layers_are_refused() -> None:
 
 
 def test_adapters_of_another_shape_are_refused(tmp_path: Path) -> None:
-    run(tmp_path / "run", 2)
+    train(tmp_path, lora=LORA, interrupt_train_steps=2)
     with pytest.raises(ValueError, match=r"set finetune\.lora as before"):
-        run(tmp_path / "run", 4, lora=LoraConfig(enabled=True, r=2))
+        trainer(tmp_path, lora=LoraConfig(enabled=True, r=2))

@@ -5,14 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
-from pipelinerl.finetune.loop import Trainer
-from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.modeling.masters import MasterWeights
-from tests.support.builders import trainer_config, write_steps
 from tests.support.policy import tiny_model
+from tests.support.training import assert_resumes_bit_for_bit, saved
 
 
 def test_ties_stay_and_frozen_parameters_have_no_master() -> None:
@@ -22,13 +19,15 @@ def test_ties_stay_and_frozen_parameters_have_no_master() -> None:
     masters = MasterWeights(model)
     assert model.get_output_embeddings().weight is model.get_input_embeddings().weight
     assert {p.dtype for p in model.parameters()} == {torch.bfloat16}
-    assert len(list(masters)) == before - 1
-    assert {m.dtype for m in masters} == {torch.float32}
+    kept = masters.master_of().values()
+    assert len(kept) == before - 1
+    assert {m.dtype for m in kept} == {torch.float32}
 
 
 def test_gradients_of_many_micro_batches_add_up_in_float32() -> None:
     layer = nn.Linear(1, 1, bias=False)
-    (master,) = MasterWeights(layer)
+    master = layer.weight
+    MasterWeights(layer)
     layer(torch.full((1, 1), 256.0, dtype=torch.bfloat16)).sum().backward()
     for _ in range(3):
         layer(torch.ones(1, 1, dtype=torch.bfloat16)).sum().backward()
@@ -53,17 +52,7 @@ def test_steps_too_small_for_bfloat16_are_not_lost() -> None:
 
 
 def test_checkpoints_hold_the_masters_and_a_resumed_run_goes_on_exactly(tmp_path: Path) -> None:
-    whole, parts = tmp_path / "whole", tmp_path / "parts"
-    saved = {}
-    for folder, ends in ((whole, (4,)), (parts, (2, 4))):
-        folder.mkdir()
-        write_steps(folder, 4, 6)
-        for end in ends:
-            Trainer(
-                trainer_config(folder, tiny_model(), load_as_bf16=True, interrupt_train_steps=end), Ranks()
-            ).run()
-        saved[folder] = load_file(folder / "finetune/current/model.safetensors")
-    assert {tensor.dtype for tensor in saved[whole].values()} == {torch.float32}
-    assert any(not torch.equal(t, t.bfloat16().float()) for t in saved[whole].values())
-    for name, tensor in saved[whole].items():
-        assert torch.equal(saved[parts][name], tensor), name
+    whole, _ = assert_resumes_bit_for_bit(tmp_path, load_as_bf16=True)
+    masters = saved(whole).values()
+    assert {tensor.dtype for tensor in masters} == {torch.float32}
+    assert any(not torch.equal(t, t.bfloat16().float()) for t in masters)

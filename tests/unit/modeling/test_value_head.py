@@ -10,31 +10,19 @@ import torch
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.build import build_learner
-from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.modeling.value_head import FILE, build_value_head, load_value_head
-from pipelinerl.observe.metrics import MetricsWriter
-from tests.support.builders import VALUE_HEAD, trainer_config, write_steps
+from tests.support.builders import VALUE_HEAD, trainer_config
 from tests.support.known_metrics import FINETUNE, FINETUNE_WITH_VALUES, names
 from tests.support.policy import tiny_model
-from tests.unit.finetune.test_loop import Deadly, Killed
+from tests.support.training import assert_resumes_bit_for_bit, train
 
 RL = RLConfig(epsilon_high=4.0, value_loss_coef=0.5)
 
 
 def test_a_run_learns_values_and_resumes_bit_for_bit(tmp_path: Path) -> None:
-    for name in ("straight", "resumed"):
-        (tmp_path / name).mkdir()
-        write_steps(tmp_path / name, 4, 6)
-    straight, resumed = tmp_path / "straight", tmp_path / "resumed"
-    with MetricsWriter(straight, "finetune") as writer:
-        Trainer(trainer_config(straight, tiny_model(), rl=RL, model_class=VALUE_HEAD), Ranks(), writer).run()
-    with pytest.raises(Killed):
-        Trainer(
-            trainer_config(resumed, tiny_model(), rl=RL, model_class=VALUE_HEAD), Ranks(), None, Deadly(18)
-        ).run()
-    Trainer(trainer_config(resumed, tiny_model(), rl=RL, model_class=VALUE_HEAD), Ranks()).run()
+    straight, resumed = assert_resumes_bit_for_bit(tmp_path, rl=RL, model_class=VALUE_HEAD)
     found, expected = (torch.load(f / "finetune/current" / FILE) for f in (resumed, straight))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
     assert bool(expected["weight"].abs().max() > 0)
@@ -49,9 +37,7 @@ def test_a_run_learns_values_and_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_without_a_head_there_are_no_value_metrics(tmp_path: Path) -> None:
-    write_steps(tmp_path, 4, 6)
-    with MetricsWriter(tmp_path, "finetune") as writer:
-        Trainer(trainer_config(tmp_path, tiny_model()), Ranks(), writer).run()
+    train(tmp_path)
     row = json.loads((tmp_path / "finetune/metrics.jsonl").read_text().splitlines()[0])
     assert not [name for name in row if "value" in name]
     assert not (tmp_path / "finetune/current" / FILE).exists()

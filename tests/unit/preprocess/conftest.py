@@ -47,7 +47,7 @@ class Bench:
         with read_stream(SingleStreamSpec(self.folder, "training_data")) as stream:
             return [PipelineBatchEncoding.from_record(r) for r in stream.read_available()]
 
-    def recorded(self) -> Counter[tuple[str, str]]:
+    def ends(self) -> Counter[tuple[str, str]]:
         lines = (self.folder / "accounting/preprocess.jsonl").read_text().splitlines()
         entries = [json.loads(line) for line in lines]
         return Counter((e["outcome"], e["reason"]) for e in entries for _ in e["rollouts"])

@@ -88,6 +88,11 @@ def foreign_id(texts: list[Record]) -> None:
     texts[0]["input_ids"][0] = VOCAB
 
 
+def another_label(texts: list[Record]) -> None:
+    texts[0]["labels"] = texts[0]["labels"].copy()
+    texts[0]["labels"][-1] += 1
+
+
 ONE_TEXT = {
     "reward nan": (put(reward=NAN), "not_finite"),
     "reward infinite": (put(reward=INF), "not_finite"),
@@ -109,33 +114,22 @@ ONE_TEXT = {
     "logprobs as words": (put(logprobs=["a"]), "malformed"),
     "version spans with two numbers": (put(weight_versions=[[0, 1]]), "malformed"),
     "version spans with a gap": (put(weight_versions=[[0, 1, 2]]), "bad_versions"),
+    "versions of too few tokens": (put(weight_versions=[[0, 0, 1]]), "bad_versions"),
+    "a newer version before an older one": (put(weight_versions=[[3, 0, 1], [2, 1, 2]]), "bad_versions"),
+    "a label of another token": (another_label, "label_mismatch"),
 }
 WHOLE_GROUP = {
     "index twice": (metadata(rollout_index=1), "duplicate_index"),
     "index beyond attempts": (metadata(rollout_index=99), "foreign_index"),
     "no index": (metadata(step_index=None), "foreign_index"),
     "another group": (put(group_id="other"), "foreign_group"),
-    "half a place": (
-        metadata(step_advantage_group="a", step_advantage_local_index=0),
-        "bad_labels",
-    ),
-    "place outside": (
-        metadata(step_advantage_group="a", step_advantage_local_index=2, step_advantage_segment_length=2),
-        "bad_labels",
-    ),
     "contradictory situation": (
         lambda texts: (put(situation="a")(texts), metadata(step_advantage_group="b")(texts)),
         "bad_labels",
     ),
-    "empty situation": (put(situation=""), "bad_labels"),
     "empty role": (put(role=""), "bad_labels"),
-    "pool without a situation": (put(position="pool"), "bad_labels"),
     "negative loss weight": (put(loss_weight=-1.0), "bad_labels"),
-    "loss weight nan": (put(loss_weight=NAN), "bad_labels"),
-    "situation a number": (put(situation=3), "bad_labels"),
-    "no such position": (put(situation="a", position="start"), "bad_labels"),
     "metadata a word": (put(metadata="none"), "foreign_index"),
-    "infinite padding": (put(situation="a", padding_value=INF), "bad_labels"),
 }
 CASES = [(name, *case, 1) for name, case in ONE_TEXT.items()]
 CASES += [(name, *case, 4) for name, case in WHOLE_GROUP.items()]
@@ -154,7 +148,15 @@ def test_a_bad_sample_is_counted_and_the_others_are_trained(
     trained = [tuple(t) for batch in bench.batches() for t in batch.text_ids]
     assert len(set(trained)) == 8 and ("g1", 0, 0) not in trained
     ended = {(t["group_id"], metadata_of(t).get("rollout_index")) for t in bad[:lost]}
-    assert sum(bench.recorded().values()) == len(ended) and {r for _, r in bench.recorded()} == {reason}
+    assert sum(bench.ends().values()) == len(ended) and {r for _, r in bench.ends()} == {reason}
+
+
+@pytest.mark.parametrize("bench", [{"max_lag": 4}], indirect=True)
+def test_with_a_lag_bound_a_sample_without_a_version_is_dropped(bench: Bench) -> None:
+    texts = group(0)
+    texts[0] |= {"weight_versions": [], "metadata": {"rollout_index": 0, "step_index": 0}}
+    bench.preprocess.take_groups([texts])
+    assert bench.discarded.counts == {"no_version": 1}
 
 
 def test_labels_that_need_another_flag_are_named_in_the_log(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -15,7 +16,7 @@ from pipelinerl.finetune.rl.labels import MAX_FAMILIES, TextStatistics, capped_f
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.chunk import process_chunk
 from pipelinerl.preprocess.loop import _Reporter
-from pipelinerl.preprocess.metrics import AdvantageMetrics
+from pipelinerl.preprocess.metrics import PreprocessMetrics
 from tests.support.builders import group, samples
 from tests.support.known_metrics import PREPROCESS, names
 from tests.unit.preprocess.conftest import Bench
@@ -39,7 +40,7 @@ def text(rollout: int, step: int, reward: float, **labels: Any) -> dict[str, Any
 
 
 def summary(texts: list[dict[str, Any]], rl: RLConfig = BUCKETS) -> dict[str, float]:
-    metrics = AdvantageMetrics()
+    metrics = PreprocessMetrics()
     metrics.add_chunk(process_chunk(samples(texts), rl))
     return metrics.summary()
 
@@ -92,13 +93,22 @@ def test_a_record_holds_every_known_name(bench: Bench, tmp_path: Path) -> None:
     stats: list[dict[str, float]] = []
     writer: Any = SimpleNamespace(write=stats.append)
     status: Any = SimpleNamespace(set=lambda **_: None)
+    nobody_learns = group(2)
+    for record in nobody_learns:
+        record["masked"] = True
     with MetricsWriter(tmp_path, "preprocess") as metrics:
         reporter = _Reporter(bench.preprocess, metrics, writer, status)
-        bench.preprocess.take_groups([group(0), group(1)])
+        reporter.report()
+        bench.preprocess.take_groups([group(0, steps=2), group(1), nobody_learns])
         bench.preprocess.write_steps()
         reporter.report()
-    (line,) = (tmp_path / "preprocess/metrics.jsonl").read_text().splitlines()
-    assert names(PREPROCESS) <= set(json.loads(line)) and names(PREPROCESS) <= set(stats[0])
+    lines = (tmp_path / "preprocess/metrics.jsonl").read_text().splitlines()
+    empty, found = stats
+    assert all(math.isfinite(value) for record in stats for value in record.values())
+    assert names(PREPROCESS) <= set(json.loads(lines[1])) and names(PREPROCESS) <= set(found)
+    assert "adv/scale_mean" not in empty and found["adv/scale_mean"] == 1.0
+    assert {"preprocessor/packing_fill", "adv/frac_singleton_buckets", "adv/texts_per_rollout"} <= set(found)
+    assert found["discarded/masked"] == found["preprocessor/total_filtered_out_samples"] == 4
 
 
 def test_nothing_is_said_of_labels_that_no_text_has() -> None:
@@ -107,7 +117,7 @@ def test_nothing_is_said_of_labels_that_no_text_has() -> None:
 
 
 def test_at_most_32_families_are_named() -> None:
-    metrics = AdvantageMetrics()
+    metrics = PreprocessMetrics()
     for start in range(0, 60, 20):
         letters = ["".join(chr(97 + int(d)) for d in f"{i:02d}") for i in range(start, start + 20)]
         metrics.add_chunk(

@@ -14,7 +14,6 @@ from pipelinerl.preprocess.snapshots import (
     Held,
     Keeper,
     can_be_resumed_from,
-    fitting,
 )
 from pipelinerl.run_state.accounting import RolloutLog, reconcile
 from pipelinerl.run_state.resume_point import ResumePoint
@@ -124,14 +123,6 @@ def test_a_keeper_forgets_consumed_steps_and_saves_once_per_version(tmp_path: Pa
     assert newest(tmp_path, 99) is None, "a start from the beginning leaves no snapshot behind"
 
 
-def test_texts_too_long_for_a_changed_configuration_are_set_apart() -> None:
-    texts = [ready(i) for i in range(8)]
-    length = min(len(text.input_ids) for text in texts)
-    fit, too_long = fitting(texts, length)
-    assert too_long and all(len(text.input_ids) > length for text in too_long)
-    assert len(fit) + len(too_long) == 8
-
-
 @pytest.mark.parametrize("bench", [{"finetune": {"save_checkpoint_steps": 1}}], indirect=True)
 @pytest.mark.parametrize(("consumed", "left"), [(8, 12), (16, 4)])
 def test_a_preprocess_started_again_goes_on_with_what_the_other_held(
@@ -141,7 +132,7 @@ def test_a_preprocess_started_again_goes_on_with_what_the_other_held(
     first = bench.preprocess
     first.take_groups([group(number) for number in range(5)])
     assert first.write_steps() and first.step == 2
-    first.announced(consumed, 5)
+    first.keeper.announced(consumed, first.buffer, 5)
     first.take_groups([group(9)])  # what came later is made anew
     with RolloutLog(bench.folder, "preprocess") as rollout_log:
         accounting = SampleAccounting(rollout_log, bench.discarded)
@@ -156,3 +147,17 @@ def test_a_preprocess_started_again_goes_on_with_what_the_other_held(
     again = [t for b in bench.batches() if b.step == consumed // 8 for t in b.text_ids]
     assert len({tuple(t) for t in again}) == 8
     assert reconcile(bench.folder).replayed == left
+
+
+@pytest.mark.parametrize("bench", [{"finetune": {"save_checkpoint_steps": 1}}], indirect=True)
+def test_texts_too_long_for_a_changed_configuration_are_dropped_at_a_resume(bench: Bench) -> None:
+    first = bench.preprocess
+    first.take_groups([group(0)])
+    first.keeper.announced(8, first.buffer, 1)
+    lengths = [len(text.input_ids) for text in first.buffer]
+    cfg = preprocess_config(bench.folder, finetune={"seq_length": 8, "save_checkpoint_steps": 1})
+    second = make(cfg, bench.trainer, first.accounting, ResumePoint(8, 1), first._training_data)
+    second.restore()
+    too_long = sum(length > 8 for length in lengths)
+    assert too_long and bench.discarded.counts == {"oversize": too_long}
+    assert len(second.buffer) == len(lengths) - too_long

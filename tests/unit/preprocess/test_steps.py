@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 
@@ -16,11 +14,10 @@ from hypothesis import strategies as st
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.finetune.rl.batch import assemble_step
-from pipelinerl.finetune.rl.loss_scale import apply_scales
 from pipelinerl.preprocess.buffer import SampleBuffer
 from pipelinerl.preprocess.chunk import process_chunk
 from tests.support.builders import group, ready, record, samples
-from tests.support.policy import VOCAB, tiny_model
+from tests.support.policy import VOCAB, learner, tiny_model
 from tests.unit.preprocess.conftest import Bench
 
 
@@ -64,8 +61,7 @@ def test_equal_rewards_are_filtered_refunded_and_written_down(bench: Bench) -> N
         text["reward"] = 1.0
     bench.preprocess.take_groups([texts, group(1)])
     assert bench.discarded.counts == {"zero_advantage": 4}
-    assert bench.preprocess.discarded() == {"discarded/zero_advantage": 4.0}
-    assert bench.recorded() == {("filtered", "zero_advantage"): 4}
+    assert bench.ends() == {("filtered", "zero_advantage"): 4}
     assert not bench.preprocess.write_steps()
 
 
@@ -78,7 +74,7 @@ def test_masked_and_baseline_only_texts_never_reach_the_trainer(bench: Bench) ->
     found = {tuple(t) for batch in bench.batches() for t in batch.text_ids}
     assert not {("g0", 0, 0), ("g0", 1, 0), ("g0", 1, 1)} & found and len(found) == 8
     assert bench.discarded.counts == {"masked": 1, "baseline_only": 2}
-    assert bench.recorded() == {("filtered", "baseline_only"): 1}
+    assert bench.ends() == {("filtered", "baseline_only"): 1}
 
 
 @pytest.mark.parametrize("bench", [{"max_lag": 4}], indirect=True)
@@ -87,7 +83,7 @@ def test_texts_beyond_the_lag_bound_are_replaced_and_refunded(bench: Bench) -> N
     bench.trainer.propagated_weight_version = 5
     bench.preprocess.take_groups([group(1, version=5)])
     assert not bench.preprocess.write_steps()
-    assert bench.discarded.counts == {"stale": 4} and bench.recorded() == {("stale", "max_lag_in_queue"): 4}
+    assert bench.discarded.counts == {"stale": 4} and bench.ends() == {("stale", "max_lag_in_queue"): 4}
     bench.preprocess.take_groups([group(2, version=5)])
     assert bench.preprocess.write_steps()
 
@@ -107,7 +103,7 @@ def test_without_a_bound_the_oldest_texts_are_popped(bench: Bench) -> None:
     for number in range(5):
         bench.preprocess.take_groups([group(number)])
         bench.preprocess.write_steps()
-    assert bench.discarded.counts == {"popped": 10} and bench.recorded() == {("filtered", "popped"): 10}
+    assert bench.discarded.counts == {"popped": 10} and bench.ends() == {("filtered", "popped"): 10}
 
 
 def test_an_emptied_chunk_publishes_nothing(bench: Bench) -> None:
@@ -116,7 +112,7 @@ def test_an_emptied_chunk_publishes_nothing(bench: Bench) -> None:
         text["reward"] = float("nan")
     bench.preprocess.take_groups([broken])
     assert not bench.preprocess.write_steps() and bench.batches() == []
-    assert bench.recorded() == {("filtered", "not_finite"): 4}
+    assert bench.ends() == {("filtered", "not_finite"): 4}
 
 
 @hypothesis_settings(max_examples=60, deadline=None)
@@ -125,10 +121,7 @@ def test_cuts_only_when_whole_rollouts_do_not_fit(sizes: list[int], n: int) -> N
     buffer = SampleBuffer()
     for rollout, size in enumerate(sizes):
         buffer.add(ready(1, group_id="g", rollout_index=rollout, step_index=s) for s in range(size))
-    if n > sum(sizes):
-        with pytest.raises(ValueError, match="samples were asked for"):
-            buffer.take(n)
-        return
+    n = min(n, sum(sizes))
     taken, split = buffer.take(n)
     assert len(taken) == n and len(buffer) == sum(sizes) - n
     counts = Counter(text.rollout_index for text in taken)
@@ -136,25 +129,6 @@ def test_cuts_only_when_whole_rollouts_do_not_fit(sizes: list[int], n: int) -> N
     assert len(cut) == split <= 1
     if all(size == 1 for size in sizes):
         assert split == 0
-
-
-@pytest.mark.parametrize("ranks", [1, 2, 4])
-@pytest.mark.parametrize("seq_length", [12, 40])
-def test_step_weights_do_not_depend_on_ranks_or_micro_batches(ranks: int, seq_length: int) -> None:
-    rl = RLConfig(batch_size_normalization="rollout_mean", role_weights={"a": "1/3", "b": "2/3"})
-    texts = [ready(i, role="ab"[i % 2], loss_weight=1.0 + i % 3, rollout_index=i // 2) for i in range(9)]
-    apply_scales(texts, rl)
-    plan = assemble_step(texts, 0, seq_length, ranks)
-    found: dict[str, float] = {}
-    for batch in (batch for batches in plan for batch in batches):
-        for row, text_id in enumerate(batch.text_ids):
-            column = batch.loss_weight_scale[0][batch.segment_ids[0] == row]
-            assert (column == column[0]).all()
-            found[text_id[0]] = float(column[0])
-    expected = {text.group_id: pytest.approx(text.loss_weight_scale, rel=1e-6) for text in texts}
-    assert found == expected
-    total = sum(text.loss_weight_scale for text in texts)
-    assert sum(t.loss_weight_scale for t in texts if t.role == "a") == pytest.approx(total / 3)
 
 
 def test_token_columns_land_on_their_tokens() -> None:
@@ -203,14 +177,13 @@ def test_overflow_and_kept_order() -> None:
 def test_reference_scores_match_the_policy_at_its_temperature(tmp_path: Path) -> None:
     from pipelinerl.finetune.rl.targets import targets_of
     from pipelinerl.preprocess.reference import ReferenceScorer
-    from tests.unit.finetune.test_step import learner
 
     model = tiny_model()
     model.save_pretrained(tmp_path)
     scorer = ReferenceScorer(str(tmp_path), 0.7, 16)
     chosen = samples([record("g0", i, 0, 0.0, i) for i in range(5)])
     scores = scorer.score(chosen)
-    one = learner(model, RLConfig(temperature=0.7))
+    one = learner(RLConfig(temperature=0.7), model)
     for sample, found in zip(chosen, scores):
         assert found is not None
         sample.ref_logprobs = found
@@ -218,42 +191,3 @@ def test_reference_scores_match_the_policy_at_its_temperature(tmp_path: Path) ->
         with torch.no_grad():
             inputs = one._loss_inputs(batch, targets_of(batch, one.rl))
         np.testing.assert_allclose(inputs.logprobs_N.numpy(), found, atol=1e-5)
-
-
-def test_metrics_are_complete_and_never_nan(bench: Bench) -> None:
-    empty = bench.preprocess.metrics.record(bench.preprocess.gauges())
-    assert all(np.isfinite(value) for value in empty.values()) and "adv/scale_mean" not in empty
-    texts = group(0, steps=2)
-    for i, text in enumerate(texts):
-        text["situation"] = f"hop:{i % 2}:plan"
-    bench.preprocess.take_groups([texts, group(1)])
-    bench.preprocess.write_steps()
-    record_ = bench.preprocess.metrics.record(bench.preprocess.gauges())
-    assert all(np.isfinite(value) for value in record_.values())
-    for name in (
-        "preprocessor/published_samples",
-        "preprocessor/queue/output_samples",
-        "preprocessor/packing_fill",
-        "adv/situation/hop:plan/abs_mean",
-        "adv/frac_singleton_buckets",
-        "adv/texts_per_rollout",
-    ):
-        assert name in record_, name
-    assert record_["adv/situation/hop:plan/count"] == 8 and record_["adv/scale_mean"] == 1.0
-
-
-def test_the_role_starts_without_torch() -> None:
-    code = (
-        "import sys, pipelinerl.preprocess.__main__; "
-        "assert not {'torch', 'pandas', 'vllm', 'domains'} & set(sys.modules), sorted(sys.modules)"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-
-
-def test_masked_texts_do_not_move_the_places_that_writers_emit() -> None:
-    from pipelinerl.rollouts import TrainingText
-    from pipelinerl.situations import INDEX_KEY, LENGTH_KEY, emit_situations
-
-    texts = [TrainingText(text="", n_predicted=0, situation="a", masked=step == 0) for step in range(3)]
-    emit_situations(texts, "g/0")
-    assert [(t.metadata[INDEX_KEY], t.metadata[LENGTH_KEY]) for t in texts[1:]] == [(0, 2), (1, 2)]

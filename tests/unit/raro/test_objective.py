@@ -82,7 +82,7 @@ def inputs_of(targets, new):
         "advantages_N": torch.from_numpy(targets.advantages),
         "rewards_N": torch.from_numpy(targets.rewards),
         "weight_N": torch.from_numpy(targets.weight), "kl_weight_N": torch.from_numpy(targets.kl_weight),
-        "text_N": torch.from_numpy(targets.text), "n_texts": targets.n_texts,
+        "text_N": torch.from_numpy(targets.sample), "n_texts": targets.n_samples,
     }  # fmt: skip
     return LossInputs(**given)
 

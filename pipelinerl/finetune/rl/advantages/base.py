@@ -48,37 +48,26 @@ AdvantageEstimator = Callable[[SampleTable, RLConfig], Advantages]
 cannot compare; its group is then dropped and counted."""
 
 
-@dataclass(frozen=True, slots=True)
-class Statistics:
-    """Per bucket."""
-
-    count: np.ndarray
-    total: np.ndarray
-    std: np.ndarray
-
-
-def statistics(bucket: np.ndarray, reward: np.ndarray, n_buckets: int, want_std: bool) -> Statistics:
-    """Count, sum and sample standard deviation (two passes, ddof 1; 0 for a single row) per bucket."""
-    count = np.bincount(bucket, minlength=n_buckets)
-    total = np.bincount(bucket, weights=reward, minlength=n_buckets)
-    if not want_std:
-        return Statistics(count, total, np.zeros(n_buckets))
-    deviation = reward - (total / np.maximum(count, 1))[bucket]
-    squares = np.bincount(bucket, weights=deviation * deviation, minlength=n_buckets)
-    return Statistics(count, total, np.sqrt(squares / np.maximum(count - 1, 1)) * (count > 1))
-
-
 def leave_one_out(
-    reward: np.ndarray, bucket: np.ndarray, statistics: Statistics, divide_by_std: bool
-) -> tuple[np.ndarray, np.ndarray]:
-    """(advantage, baseline): baseline (S - r)/(n - 1), or r itself in a bucket of one row."""
-    count = statistics.count[bucket]
-    others = (statistics.total[bucket] - reward) / np.maximum(count - 1, 1)
-    baseline = np.where(count > 1, others, reward)
-    advantage = reward - baseline
+    bucket: np.ndarray, reward: np.ndarray, n_samples: int, divide_by_std: bool
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """(advantage, baseline) of the first `n_samples` rows, and the rows int64 `[buckets]` of each bucket.
+
+    bucket int64 and reward float64 `[rows]`: samples, then padding. The baseline is (sum - r)/(n - 1), or r
+    itself in a bucket of one row; the standard deviation that divides has ddof 1, and is 0 for a single row.
+    """
+    rows = np.bincount(bucket)
+    total = np.bincount(bucket, weights=reward)
+    mine, own = bucket[:n_samples], reward[:n_samples]
+    others = (total[mine] - own) / np.maximum(rows[mine] - 1, 1)
+    baseline = np.where(rows[mine] > 1, others, own)
+    advantage = own - baseline
     if divide_by_std:
-        advantage = advantage / (statistics.std[bucket] + STD_EPSILON)
-    return advantage, baseline
+        deviation = reward - (total / np.maximum(rows, 1))[bucket]
+        squares = np.bincount(bucket, weights=deviation * deviation)
+        std = np.sqrt(squares / np.maximum(rows - 1, 1)) * (rows > 1)
+        advantage = advantage / (std[mine] + STD_EPSILON)
+    return advantage, baseline, rows
 
 
 def mean_per_group(group: np.ndarray, value: np.ndarray) -> np.ndarray:

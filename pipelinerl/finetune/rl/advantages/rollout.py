@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl.advantages.base import Advantages, leave_one_out, mean_per_group, statistics
+from pipelinerl.finetune.rl.advantages.base import Advantages, leave_one_out, mean_per_group
 from pipelinerl.finetune.rl.table import SampleTable
 
 
@@ -19,16 +19,16 @@ def rollout(table: SampleTable, rl: RLConfig) -> Advantages:
     first = order[np.concatenate([[True], np.diff(rollouts[order]) != 0])] if len(order) else order
     _check_one_reward(table, rollouts, first)
     group = table.group[first]
-    n_groups = int(table.group.max(initial=-1)) + 1
-    per_group = statistics(group, table.reward[first], n_groups, rl.divide_advantage_by_std)
-    advantage, baseline = leave_one_out(table.reward[first], group, per_group, rl.divide_advantage_by_std)
+    advantage, baseline, count = leave_one_out(
+        group, table.reward[first], len(first), rl.divide_advantage_by_std
+    )
     return Advantages(
         advantage=advantage[rollouts],
         baseline=baseline[rollouts],
         group_tokens=mean_per_group(group, table.n_tokens[first])[table.group],
         bucket=table.group,
-        bucket_rows=per_group.count,
-        bucket_samples=per_group.count,
+        bucket_rows=count,
+        bucket_samples=count,
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.finetune.rl.advantages.base import Advantages, leave_one_out, statistics, tokens_per_rollout
+from pipelinerl.finetune.rl.advantages.base import Advantages, leave_one_out, tokens_per_rollout
 from pipelinerl.finetune.rl.table import NONE, SampleTable, codes_of
 
 
@@ -29,19 +29,17 @@ def situation(table: SampleTable, rl: RLConfig) -> Advantages:
             ]
             reward = np.concatenate([reward, rewards])
     bucket = codes_of(*keys)
-    n_buckets, n_samples = int(bucket.max(initial=-1)) + 1, len(table)
-    samples = bucket[:n_samples]
+    samples = bucket[: len(table)]
     _check_one_role(table, samples)
-    per_bucket = statistics(bucket, reward, n_buckets, rl.divide_advantage_by_std)
-    advantage, baseline = leave_one_out(table.reward, samples, per_bucket, rl.divide_advantage_by_std)
+    advantage, baseline, rows = leave_one_out(bucket, reward, len(table), rl.divide_advantage_by_std)
     return Advantages(
         advantage=advantage,
         baseline=baseline,
         group_tokens=tokens_per_rollout(table),
         bucket=samples,
-        bucket_rows=per_bucket.count,
-        bucket_samples=np.bincount(samples, minlength=n_buckets),
-        padding_rows=len(reward) - n_samples,
+        bucket_rows=rows,
+        bucket_samples=np.bincount(samples, minlength=len(rows)),
+        padding_rows=len(reward) - len(table),
     )
 
 

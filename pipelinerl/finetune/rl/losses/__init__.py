@@ -10,8 +10,13 @@ import torch
 
 from pipelinerl.config.finetune import RLConfig
 from pipelinerl.domain import resolve_dotted
-from pipelinerl.finetune.rl.losses.base import Coefficients, LossInputs, PolicyLoss, regularisation
-from pipelinerl.finetune.rl.losses.value import value_loss
+from pipelinerl.finetune.rl.losses.base import (
+    Coefficients,
+    LossInputs,
+    PolicyLoss,
+    regularisation,
+    value_loss,
+)
 
 __all__ = ["Coefficients", "LossInputs", "PolicyLoss", "policy_loss", "total_loss"]
 

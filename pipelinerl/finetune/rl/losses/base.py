@@ -84,3 +84,11 @@ def regularisation(inputs: LossInputs, config: RLConfig, coefficients: Coefficie
     if coefficients.entropy:
         total = total - coefficients.entropy * (inputs.kl_weight_N * inputs.entropy_N).sum()
     return total
+
+
+def value_loss(inputs: LossInputs, config: RLConfig) -> torch.Tensor:
+    """value_loss_coef * sum w * (V - R)^2 / 2; exactly 0 without a graph when there is no value head."""
+    if inputs.values_N is None:
+        return inputs.weight_N.new_zeros(())
+    error = inputs.values_N - inputs.rewards_N
+    return config.value_loss_coef * (inputs.weight_N * 0.5 * error.square()).sum()

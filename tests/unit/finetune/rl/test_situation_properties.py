@@ -153,24 +153,6 @@ def test_role_masses_are_exact_and_every_text_counts_once(texts: Texts, mode: st
         np.testing.assert_allclose(shares[present], unit, rtol=1e-12)
 
 
-@settings(max_examples=30, deadline=None)
-@given(groups(roles=True), st.sampled_from(["training_texts", "rollouts", "rollout_mean"]))
-def test_a_synthetic_loss_is_the_weighted_sum_of_role_means(texts: Texts, mode: str) -> None:
-    for t in texts:
-        t["loss_weight"] = 1.0
-    table, role = table_of(texts), np.array([t["role"] for t in texts])
-    weights = {"policy": 0.25, "critic": 0.75}
-    found = loss_scales(table, np.ones(len(table), bool), mode, weights)
-    base = loss_scales(table, np.ones(len(table), bool), mode).policy
-    value = np.random.default_rng(0).normal(size=len(table))
-    expected = base.sum() * sum(
-        weight * np.average(value[role == name], weights=base[role == name])
-        for name, weight in weights.items()
-        if (role == name).any()
-    )
-    assert (found.policy * value).sum() == pytest.approx(expected, rel=1e-9, abs=1e-12)
-
-
 def columns(texts: Texts, rl: RLConfig) -> dict[str, bytes]:
     """Every numeric column that the trainer receives, as bytes."""
     ready = process_chunk(samples(texts), rl).ready
@@ -219,19 +201,6 @@ def test_everything_off_is_bit_for_bit_the_default_path(std: bool, monkeypatch: 
     assert found == expected
     scales = [np.frombuffer(value, np.float32) for name, value in found.items() if "weight_scale" in name]
     assert scales and all((scale == 1.0).all() for scale in scales)
-
-
-def test_the_step_flag_without_labels_compares_equal_steps() -> None:
-    texts = [text(r, s, float(r * s + s), tokens=3 + r) for r in range(3) for s in range(3 - r)]
-    found = estimate(texts, True)
-    for i, t in enumerate(texts):
-        others = [
-            o["reward"]
-            for o in texts
-            if o is not t and o["metadata"]["step_index"] == t["metadata"]["step_index"]
-        ]
-        expected = t["reward"] - (sum(others) / len(others) if others else t["reward"])
-        assert found.advantage[i] == pytest.approx(expected, abs=1e-12)
 
 
 def test_a_rollout_without_texts_is_simply_not_there() -> None:
