@@ -19,7 +19,7 @@ from pipelinerl.inference.embedded.metrics import EngineMetrics
 from pipelinerl.inference.embedded.model import PackedModel
 from pipelinerl.inference.embedded.sampling import sample, score
 from pipelinerl.inference.embedded.scheduler import Chunk, Plan, Scheduler
-from pipelinerl.inference.embedded.sequence import Request, Sequence, TokenEvent
+from pipelinerl.inference.embedded.sequence import Piece, Request, Sequence
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder, UpdateState
 from pipelinerl.inference.embedded.weight_updates import WeightUpdates
@@ -50,7 +50,7 @@ class Engine:
         settings: EngineSettings,
         model: PackedModel,
         *,
-        on_tokens: Callable[[list[tuple[Request, TokenEvent]]], None],
+        on_tokens: Callable[[list[tuple[Request, Piece]]], None],
         on_finished: Callable[[list[Request]], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
@@ -249,7 +249,7 @@ class Engine:
         # Read by the thread that ran the forward pass: no update lies between a token and its version.
         version = self.update.version
         ended: dict[str, Request] = {}
-        events: list[tuple[Request, TokenEvent]] = []
+        events: list[tuple[Request, Piece]] = []
         for one, token, logprob in zip(sequences, ids, logprobs, strict=True):
             request = one.request
             if not logprob > -float("inf"):  # NaN or an impossible token: the weights are not numbers
@@ -257,7 +257,7 @@ class Engine:
             else:
                 one.append(token, logprob, version)
                 if request.streams:
-                    events.append((request, one.last_event()))
+                    events.append((request, one.piece(one.output_length - 1)))
             # The slot is free for the next step, not only when the other sequences of the request end.
             if request.error or one.finish_reason:
                 self._scheduler.remove(one)

@@ -10,10 +10,10 @@ from typing import Any
 
 from pipelinerl.inference.embedded.engine import Engine
 from pipelinerl.inference.embedded.protocol import BadRequest
-from pipelinerl.inference.embedded.sequence import Request, TokenEvent
+from pipelinerl.inference.embedded.sequence import Piece, Request
 
 # A token of a request, or its end.
-StreamItem = tuple[Request, TokenEvent | None]
+StreamItem = tuple[Request, Piece | None]
 
 
 class QueueFull(RuntimeError):
@@ -68,7 +68,7 @@ class PendingRequests:
             if request.request_id in self._streams:
                 self._streams[request.request_id].put_nowait((request, None))
 
-    def add_tokens(self, events: Sequence[tuple[Request, TokenEvent]]) -> None:
+    def add_tokens(self, events: Sequence[tuple[Request, Piece]]) -> None:
         """These tokens were sampled."""
         for request, event in events:
             if request.request_id in self._streams:

@@ -211,10 +211,14 @@ async def test_tools_and_template_arguments_reach_the_prompt(folder: Path) -> No
 def test_calls_are_read_in_the_notation_of_the_template_and_left_alone_otherwise() -> None:
     good = 'I look.\n<tool_call>\n{"name": "search", "arguments": {"q": "é"}}\n</tool_call>'
     text, (call,) = read_tool_calls(good)
-    assert (text, call.function.name, call.function.arguments) == ("I look.", "search", '{"q": "é"}')
+    assert (text, call["function"]["name"], call["function"]["arguments"]) == (
+        "I look.",
+        "search",
+        '{"q": "é"}',
+    )
     two = '<tool_call>{"name": "a"}</tool_call>\n<tool_call>{"name": "b"}</tool_call>'
     text, calls = read_tool_calls(two)
-    assert text is None and [one.function.name for one in calls] == ["a", "b"]
+    assert text is None and [one["function"]["name"] for one in calls] == ["a", "b"]
     for bad in ("plain", "<tool_call>{", '<tool_call>{"name": 3}</tool_call>', "<tool_call>[]</tool_call>"):
         assert read_tool_calls(bad) == (bad, [])
 
