@@ -9,8 +9,7 @@ import itertools
 import time
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from typing import TypeVar
 
 import aiohttp
 import msgspec
@@ -19,16 +18,21 @@ from yarl import URL
 
 from pipelinerl.inference.answers import (
     UNVERSIONED,
-    ChatGeneration,
     Generation,
     InvalidAnswer,
     read_chat,
-    read_generations,
+    read_generation,
     read_prompt_logprobs,
 )
 from pipelinerl.inference.engine_metrics import parse_prometheus
 from pipelinerl.inference.errors import AbortedCompletion, EngineRequestError, EngineUnavailable
-from pipelinerl.inference.requests import Deadlines, RequestCounts, SamplingParams, encoded_sampling
+from pipelinerl.inference.requests import (
+    Deadlines,
+    RequestCounts,
+    SamplingParams,
+    encoded_sampling,
+    scoring_body,
+)
 
 __all__ = [
     "AbortedCompletion",
@@ -44,6 +48,7 @@ __all__ = [
 # Decoding holds up every other request of the event loop, so larger answers are decoded in a thread; for
 # smaller ones handing over costs more than decoding.
 DECODE_IN_THREAD_BYTES = 64 * 1024
+T, A = TypeVar("T"), TypeVar("A")
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -85,73 +90,45 @@ class EngineClient:
         deadline_s: float | None = None,
     ) -> Generation:
         """One continuation of the prompt. Raises EngineRequestError, EngineUnavailable, AbortedCompletion."""
-        if sampling.n != 1:
-            raise ValueError(f"generate returns one continuation, n={sampling.n}; use generate_many")
         prompt = np.asarray(token_ids, dtype=np.int32)
-        # Encoded before the clock starts: a latency is from sending to the decoded answer.
         body = self._body(prompt, sampling, request_id)
-        announced = self._announced_version()
-        started = time.monotonic()
-        answer = await self._post(self._generate_url, body, deadline_s)
-        generations: list[Generation] = await self._checked(
-            read_generations, answer, prompt, n=1, announced_version=announced
-        )
-        self._accept(generations, announced, time.monotonic() - started, len(answer))
-        return generations[0]
 
-    async def generate_many(
+        def read(answer: bytes, announced: int | None) -> Generation:
+            return read_generation(answer, prompt, announced)
+
+        return await self._sampled(self._generate_url, body, deadline_s, read)
+
+    async def chat(self, body: bytes, *, deadline_s: float | None = None) -> Generation:
+        """The answer to an `EngineLLM.chat_body`; errors as in `generate`."""
+        return await self._sampled(self._chat_url, body, deadline_s, read_chat)
+
+    async def _sampled(
         self,
-        token_ids: Sequence[int] | np.ndarray,
-        sampling: SamplingParams,
-        request_id: str | None = None,
-        *,
-        deadline_s: float | None = None,
-    ) -> list[Generation]:
-        """`sampling.n` continuations of the prompt, with the seeds from `seed` on; errors as in `generate`.
-
-        Each is a request of its own: asked for several, the token route of vLLM before 0.32 answers with the
-        last one to end.
-        """
-        calls = []
-        for index in range(sampling.n):
-            seed = None if sampling.seed is None else sampling.seed + index
-            name = request_id if request_id is None else f"{request_id}-{index}"
-            one = self.generate(token_ids, replace(sampling, n=1, seed=seed), name, deadline_s=deadline_s)
-            calls.append(asyncio.ensure_future(one))
-        try:
-            # When one call fails, `gather` leaves the others running. Cancelled, they close their
-            # connections, and the engine stops sampling.
-            return list(await asyncio.gather(*calls))
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-
-    async def chat(self, body: bytes, *, deadline_s: float | None = None) -> ChatGeneration:
-        """The answer to a request of `pipelinerl.inference.chat`; errors as in `generate`."""
-        # Before the request is sent, as in `generate`: a version announced while it is under way is no reason
-        # to refuse tokens that were sampled just before.
+        url: URL,
+        body: bytes,
+        deadline_s: float | None,
+        read: Callable[[bytes, int | None], Generation],
+    ) -> Generation:
+        # Before the request is sent: a version announced while it is under way is no reason to refuse tokens
+        # that were sampled just before.
         announced, started = self._announced_version(), time.monotonic()
-        answer = await self._post(self._chat_url, body, deadline_s)
-        generation: ChatGeneration = await self._checked(read_chat, answer, announced_version=announced)
-        self._accept([generation], announced, time.monotonic() - started, len(answer))
+        answer = await self._post(url, body, deadline_s)
+        generation = await self._checked(read, answer, announced)
+        # What an abort leaves ends at an arbitrary token; trained on, it would be a text that the policy
+        # ended there.
+        length = len(generation.token_ids)
+        if generation.finish_reason == "abort" or length == 0:
+            self.counts.failed += 1
+            raise AbortedCompletion(
+                self.base_url, f"finish_reason {generation.finish_reason} after {length} tokens"
+            )
+        self._check_age(generation, announced)
+        generation.engine, generation.latency_s = self.base_url, time.monotonic() - started
+        self.counts.completed += 1
+        self.counts.answer_bytes += len(answer)
+        self.counts.tokens += length
+        self.counts.exact_tokens += length if generation.exact_versions else 0
         return generation
-
-    def _accept(
-        self, generations: Sequence[Generation], announced: int | None, latency_s: float, size: int
-    ) -> None:
-        """Count generations that may be used. Raises AbortedCompletion or EngineUnavailable for others."""
-        for one in generations:
-            # What an abort leaves ends at an arbitrary token; trained on, it would be a text that the policy
-            # ended there.
-            if one.finish_reason == "abort" or len(one.token_ids) == 0:
-                self.counts.failed += 1
-                raise AbortedCompletion(
-                    self.base_url, f"finish_reason {one.finish_reason} after {len(one.token_ids)} tokens"
-                )
-            self._check_age(one, announced)
-            one.engine, one.latency_s = self.base_url, latency_s
-        self._count(generations, size)
 
     def _check_age(self, generation: Generation, announced: int | None) -> None:
         """Whoever was asked after an announcement must not sample from older weights."""
@@ -166,12 +143,7 @@ class EngineClient:
     async def prompt_logprobs(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 [P - 1]: log-probability of prompt tokens 1 … P - 1 at temperature 1."""
         prompt = np.asarray(token_ids, dtype=np.int32)
-        # Engines sample at least one token, also where only the prompt is to be scored; it is thrown away.
-        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
-        body = msgspec.json.encode(
-            {"token_ids": prompt.tolist(), "sampling_params": sampling, "stream": False}
-        )
-        answer = await self._post(self._generate_url, body, None)
+        answer = await self._post(self._generate_url, msgspec.json.encode(scoring_body(prompt)), None)
         scores = await self._checked(read_prompt_logprobs, answer, prompt)
         self.counts.completed += 1
         return scores
@@ -263,22 +235,15 @@ class EngineClient:
             self.counts.cancelled += 1
             raise
 
-    async def _checked(self, read: Callable[..., Any], content: bytes, *args: Any, **kwargs: Any) -> Any:
+    async def _checked(self, read: Callable[[bytes, A], T], content: bytes, argument: A) -> T:
         """Decode, in a thread when the answer is large; a lying answer makes the engine unavailable."""
         try:
             if len(content) > DECODE_IN_THREAD_BYTES:
-                return await asyncio.to_thread(read, content, *args, **kwargs)
-            return read(content, *args, **kwargs)
+                return await asyncio.to_thread(read, content, argument)
+            return read(content, argument)
         except InvalidAnswer as error:
             self.counts.failed += 1
             raise EngineUnavailable(self.base_url, "invalid_answer", str(error)) from error
-
-    def _count(self, generations: Sequence[Generation], answer_bytes: int) -> None:
-        self.counts.completed += 1
-        self.counts.answer_bytes += answer_bytes
-        for one in generations:
-            self.counts.tokens += len(one.token_ids)
-            self.counts.exact_tokens += len(one.token_ids) if one.exact_versions else 0
 
     async def _get(self, path: str) -> bytes:
         try:

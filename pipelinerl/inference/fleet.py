@@ -10,22 +10,20 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import numpy as np
 
-from pipelinerl.inference.answers import ChatGeneration, Generation
+from pipelinerl.inference.answers import Generation
 from pipelinerl.inference.client import EngineClient
 from pipelinerl.inference.engine_metrics import StallWatch, StartWatch, running_and_tokens
 from pipelinerl.inference.errors import AbortedCompletion, EngineError, EngineUnavailable
 from pipelinerl.inference.requests import Deadlines, RequestCounts, SamplingParams
 
 log = logging.getLogger(__name__)
-Answer = TypeVar("Answer", bound=Generation)
-# A request to an engine, made for the n-th time, with the seconds that are left.
-Ask = Callable[[EngineClient, int, float], Coroutine[Any, Any, Answer]]
+# A request to an engine, with the seconds that are left.
+Ask = Callable[[EngineClient, float], Coroutine[Any, Any, Generation]]
 MAX_TRIES = 8
 # First and longest pause before a request goes to an engine that was busy or aborted it.
 BACKOFF_S = (0.05, 2.0)
@@ -86,9 +84,7 @@ class Fleet:
         await self.start()
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
 
     async def start(self) -> None:
@@ -126,7 +122,6 @@ class Fleet:
         self,
         token_ids: Sequence[int] | np.ndarray,
         sampling: SamplingParams,
-        request_id: str | None = None,
         *,
         prefer: str | None = None,
     ) -> Generation:
@@ -137,22 +132,15 @@ class Fleet:
         `generate_s` has passed.
         """
 
-        async def ask(client: EngineClient, number: int, remaining_s: float) -> Generation:
-            # An engine may still hold the id of a try that was lost.
-            name = request_id if request_id is None or number == 1 else f"{request_id}-try{number}"
-            return await client.generate(token_ids, sampling, name, deadline_s=remaining_s)
+        return await self._ask(
+            lambda client, left_s: client.generate(token_ids, sampling, deadline_s=left_s), prefer
+        )
 
-        return await self._ask(ask, prefer)
+    async def chat(self, body: bytes, *, prefer: str | None = None) -> Generation:
+        """The same for a request to the chat route (`EngineLLM.chat_body`)."""
+        return await self._ask(lambda client, left_s: client.chat(body, deadline_s=left_s), prefer)
 
-    async def chat(self, body: bytes, *, prefer: str | None = None) -> ChatGeneration:
-        """The same for a request to the chat route (`pipelinerl.inference.chat`)."""
-
-        async def ask(client: EngineClient, number: int, remaining_s: float) -> ChatGeneration:
-            return await client.chat(body, deadline_s=remaining_s)
-
-        return await self._ask(ask, prefer)
-
-    async def _ask(self, ask: Ask[Answer], prefer: str | None) -> Answer:
+    async def _ask(self, ask: Ask, prefer: str | None) -> Generation:
         """Errors and tries as `generate` says."""
         deadline = time.monotonic() + self.deadlines.generate_s
         tries, counted, pause = 0, 0, BACKOFF_S[0]
@@ -162,7 +150,7 @@ class Fleet:
             try:
                 # aiohttp takes 0 for no deadline at all.
                 remaining = max(0.001, deadline - time.monotonic())
-                generation = await self._call(member, ask(member.client, tries, remaining))
+                generation = await self._call(member, ask(member.client, remaining))
                 generation.tries = tries
                 return generation
             except (EngineUnavailable, AbortedCompletion) as error:
@@ -179,7 +167,7 @@ class Fleet:
                 else:
                     self._leave(member, str(error))
 
-    async def _call(self, member: _Member, request: Coroutine[Any, Any, Answer]) -> Answer:
+    async def _call(self, member: _Member, request: Coroutine[Any, Any, Generation]) -> Generation:
         """One request as a task of its own, so that a stalled engine can be given up by the watch."""
         call = asyncio.create_task(request)
         member.calls.add(call)

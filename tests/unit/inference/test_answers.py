@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelinerl.inference.answers import UNVERSIONED, InvalidAnswer, read_generations, read_prompt_logprobs
+from pipelinerl.inference.answers import UNVERSIONED, InvalidAnswer, read_generation, read_prompt_logprobs
 
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
 
@@ -26,13 +26,13 @@ def choice(**changes: Any) -> dict[str, Any]:
     return good | changes
 
 
-def read(*choices: dict[str, Any], announced: int | None = None, n: int = 1) -> Any:
+def read(*choices: dict[str, Any], announced: int | None = None) -> Any:
     body = json.dumps({"choices": list(choices), "usage": {"prompt_tokens": 3}}).encode()
-    return read_generations(body, PROMPT, n=n, announced_version=announced)
+    return read_generation(body, PROMPT, announced)
 
 
 def test_a_consistent_answer_becomes_arrays_and_spans() -> None:
-    (one,) = read(choice())
+    one = read(choice())
     assert one.token_ids.dtype == np.int32 and one.token_ids.tolist() == [5, 6, 7]
     assert one.logprobs.dtype == np.float32 and one.logprobs.tolist() == [0.0, -0.5, -1.0]
     assert one.versions == [(3, 0, 1), (4, 1, 3)] and one.exact_versions
@@ -40,12 +40,12 @@ def test_a_consistent_answer_becomes_arrays_and_spans() -> None:
 
 def test_without_spans_the_version_announced_is_a_lower_bound() -> None:
     content = [{"token": f"token_id:{5 + i}", "logprob": -1.0} for i in range(3)]
-    (one,) = read(choice(weight_versions=None, logprobs={"content": content}), announced=9)
+    one = read(choice(weight_versions=None, logprobs={"content": content}), announced=9)
     assert one.versions == [(9, 0, 3)] and not one.exact_versions
 
 
 def test_tokens_before_the_first_update_are_marked() -> None:
-    (one,) = read(choice(weight_versions=[{"version": "default", "start": 0, "end": 3}]))
+    one = read(choice(weight_versions=[{"version": "default", "start": 0, "end": 3}]))
     assert one.versions == [(UNVERSIONED, 0, 3)]
 
 
@@ -82,7 +82,7 @@ def test_wrong_number_of_choices_is_refused() -> None:
     with pytest.raises(InvalidAnswer, match="2 choices instead of 1"):
         read(choice(), choice(index=1))
     with pytest.raises(InvalidAnswer, match="cannot be decoded"):
-        read_generations(b"<html>", PROMPT, n=1, announced_version=None)
+        read_generation(b"<html>", PROMPT, None)
 
 
 def test_prompt_logprobs_must_score_the_prompt_that_was_sent() -> None:

@@ -196,24 +196,10 @@ async def test_what_is_sent_is_what_was_asked() -> None:
         }
 
 
-async def test_several_continuations_are_requests_with_seeds_of_their_own() -> None:
-    async with client_of() as (client, engine):
-        several = SamplingParams(max_tokens=2, seed=4, n=3)
-        assert len(await client.generate_many([1], several, "id")) == 3
-        sent = {one["request_id"]: one["sampling_params"] for one in engine.requests}
-        assert {name: one["seed"] for name, one in sent.items()} == {"id-0": 4, "id-1": 5, "id-2": 6}
-        assert not any("n" in one for one in sent.values())
-        engine.behaviour = engine.fail(400)
-        with pytest.raises(EngineRequestError, match="no 400"):
-            await client.generate_many([1], several)
-        with pytest.raises(ValueError, match="n=3; use generate_many"):
-            await client.generate([1], several)
-
-
 async def test_requests_of_an_engine_that_dies_are_made_elsewhere_from_the_prompt() -> None:
     async with fleet_of(2) as (fleet, (first, second)):
         first.behaviour = second.behaviour = hang
-        calls = [asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING, f"r{i}")) for i in range(6)]
+        calls = [asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING)) for _ in range(6)]
         await until(lambda: first.running + second.running == 6)
         assert first.running == 3, "the least busy engine is chosen"
         second.behaviour = second.answer
@@ -234,7 +220,7 @@ async def test_a_fleet_that_closes_does_not_call_its_engines_stalled(
 ) -> None:
     async with fleet_of(1) as (fleet, (engine,)):
         engine.behaviour = hang
-        call = asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING, "r"))
+        call = asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING))
         await until(lambda: engine.running == 1)
         await fleet.close()
         with pytest.raises(asyncio.CancelledError):
