@@ -46,7 +46,19 @@ class WeightLoader:
 
         Raises WeightsRefused with the first mismatch.
         """
-        return PreparedWeights(info, self._lay_out(self._read(info)))
+        path = Path(info.path)
+        try:
+            # From the bytes that were checked: the file is not looked at again, so it may not change in
+            # between.
+            tensors = load_safetensors(read_checked(path, info.bytes, info.checksum))
+        except OSError as error:
+            raise WeightsRefused(f"{path} cannot be read: {error}") from None
+        except SafetensorError as error:
+            raise WeightsRefused(f"{path} is not a safetensors file: {error}") from None
+        except ValueError as error:
+            raise WeightsRefused(str(error)) from None
+        self._check(tensors)
+        return PreparedWeights(info, self._lay_out(tensors))
 
     @torch.no_grad()
     def switch(self, weights: PreparedWeights) -> None:
@@ -62,21 +74,6 @@ class WeightLoader:
             name: f"xxh3:{xxh3_64_hexdigest(one.detach().contiguous().view(-1).view(torch.uint8).numpy())}"
             for name, one in self._parameters.items()
         }
-
-    def _read(self, info: FileUpdateInfo) -> dict[str, torch.Tensor]:
-        path = Path(info.path)
-        try:
-            # From the bytes that were checked: the file is not looked at again, so it may not change in
-            # between.
-            tensors = load_safetensors(read_checked(path, info.bytes, info.checksum))
-        except OSError as error:
-            raise WeightsRefused(f"{path} cannot be read: {error}") from None
-        except SafetensorError as error:
-            raise WeightsRefused(f"{path} is not a safetensors file: {error}") from None
-        except ValueError as error:
-            raise WeightsRefused(str(error)) from None
-        self._check(tensors)
-        return tensors
 
     def _check(self, tensors: dict[str, torch.Tensor]) -> None:
         missing = sorted(self._parameters.keys() - tensors.keys())

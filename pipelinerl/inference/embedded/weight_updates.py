@@ -14,8 +14,8 @@ import torch
 
 from pipelinerl.base import faults
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
-from pipelinerl.inference.embedded.update_state import OutOfOrder, UpdateState
-from pipelinerl.inference.embedded.weight_loader import PreparedWeights, WeightLoader, WeightsRefused
+from pipelinerl.inference.embedded.update_state import OutOfOrder, State, UpdateState
+from pipelinerl.inference.embedded.weight_loader import PreparedWeights, WeightLoader
 
 # Longest wait for another read of weights to end.
 READ_DEADLINE_S = 60.0
@@ -45,7 +45,14 @@ class WeightUpdates:
             self._between_steps(lambda: self._state.preparing(info.version))
             faults.hit("engine:mid_prepare")
             self._prepared = self._loader.read(info)
-            self._drop_if_overtaken(info.version)
+            # An update that did not wait for the read, or the end of the transport, makes it useless. This
+            # only looks at the state, from this thread: between two steps it would answer when a step begins,
+            # and the pause that follows would have to wait for all of it.
+            try:
+                self._state.preparing(info.version)
+            except OutOfOrder:
+                self._prepared = None
+                raise
 
     def update(self, info: FileUpdateInfo) -> None:
         """Put the announced weights in the place of those in use.
@@ -57,8 +64,10 @@ class WeightUpdates:
         faults.hit("engine:mid_update")
         try:
             weights = self._take(info)
-        except WeightsRefused:
-            self._between_steps(self._state.refused)
+        # Whatever hindered the read, nothing has changed. An engine that stayed in LOADING could be neither
+        # resumed nor updated again.
+        except BaseException:
+            self._between_steps(lambda: self._state.loaded(State.REFUSED))
             raise
         self._between_steps(lambda: self._switch(weights))
 
@@ -101,23 +110,11 @@ class WeightUpdates:
         finally:
             self._reading.release()
 
-    def _drop_if_overtaken(self, version: str) -> None:
-        """An update that did not wait for the read, or the end of the transport, makes it useless.
-
-        This only looks at the state, from this thread. Between two steps it would answer when a step begins,
-        and the pause that follows would have to wait for all of it.
-        """
-        try:
-            self._state.preparing(version)
-        except OutOfOrder:
-            self._prepared = None
-            raise
-
     def _switch(self, weights: PreparedWeights) -> None:
         try:
             self._loader.switch(weights)
         # Some tensors may be new and others old. Nothing may be sampled from such a mixture.
         except BaseException:
-            self._state.broken()
+            self._state.loaded(State.BROKEN)
             raise
-        self._state.loaded()
+        self._state.loaded(State.LOADED)

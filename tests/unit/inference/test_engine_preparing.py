@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from pipelinerl.inference.client import SamplingParams
+from pipelinerl.inference.embedded import weight_updates
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.update_state import OutOfOrder, State, UpdateState
 from pipelinerl.inference.embedded.weight_loader import WeightsRefused
@@ -192,3 +193,25 @@ async def test_a_refused_read_changes_nothing_and_keeps_nothing(
         await in_thread(case.updates.prepare, announced)
     assert case.updates.prepared_version is None and torch.equal(case.module.weight, before)
     assert case.state.state is State.SERVING
+
+
+async def test_whatever_hinders_an_update_s_read_leaves_an_engine_that_can_be_resumed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case = Updates(tmp_path, monkeypatch)
+    before = case.module.weight.detach().clone()
+    monkeypatch.setattr(weight_updates, "READ_DEADLINE_S", 0.01)
+    monkeypatch.setattr(
+        case.updates._loader, "read", lambda info: (_ for _ in ()).throw(MemoryError(info.path))
+    )
+    case.state.pause()
+    case.state.start()
+    with pytest.raises(MemoryError):
+        case.updates.update(case.info(1, 1.0))
+    assert case.state.state is State.REFUSED and torch.equal(case.module.weight, before)
+    case.state.resume()
+    case.state.pause()
+    case.state.start()
+    with case.updates._reading, pytest.raises(TimeoutError, match="another read of weights did not end"):
+        case.updates.update(case.info(1, 1.0))
+    assert case.state.state is State.REFUSED
