@@ -19,7 +19,7 @@ from pipelinerl.inference.embedded.metrics import EngineMetrics
 from pipelinerl.inference.embedded.model import PackedModel
 from pipelinerl.inference.embedded.sampling import sample, score
 from pipelinerl.inference.embedded.scheduler import Chunk, Plan, Scheduler
-from pipelinerl.inference.embedded.sequence import Piece, Request, Sequence
+from pipelinerl.inference.embedded.sequence import Request, Result, Sequence
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder, UpdateState
 from pipelinerl.inference.embedded.weight_updates import WeightUpdates
@@ -50,15 +50,10 @@ class Engine:
         settings: EngineSettings,
         model: PackedModel,
         *,
-        on_tokens: Callable[[list[tuple[Request, Piece]]], None],
-        on_finished: Callable[[list[Request]], None],
+        on_results: Callable[[list[Result]], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        """What the engine thread calls, in this order.
-
-        `on_tokens` gets the tokens of a step that belong to requests that are streamed, `on_finished` the
-        requests that ended, `on_failed` the reason why the thread died.
-        """
+        """What the engine thread calls: `on_results` after a step or an abort, `on_failed` when it died."""
         self.settings = settings
         self.metrics = EngineMetrics()
         self.update = UpdateState()
@@ -71,8 +66,7 @@ class Engine:
         self._requests: dict[str, Request] = {}
         # Pauses of mode `wait` that are to be answered when the last running sequence has ended.
         self._draining: list[Future[None]] = []
-        self._on_tokens = on_tokens
-        self._on_finished = on_finished
+        self._on_results = on_results
         self._on_failed = on_failed
         # None is the order to end.
         self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
@@ -95,7 +89,7 @@ class Engine:
         return self.failure is None and self._thread.is_alive() and self.update.state != "broken"
 
     def submit(self, request: Request) -> None:
-        """Queue a request; it comes back through `on_finished`."""
+        """Queue a request; it comes back through `on_results`."""
         self._hand_over(_Command(lambda: self._admit(request)))
 
     def abort(self, request_ids: list[str]) -> Future[int]:
@@ -193,20 +187,14 @@ class Engine:
         if not plan:
             return
         started = time.perf_counter()
-        finished = self._generate(plan)
-        for request in finished:
-            self._forget(request)
-        metrics = self.metrics
-        # Counted before the answers go out: whoever has one finds it in `/metrics`.
-        metrics.steps += 1
-        metrics.step_seconds += time.perf_counter() - started
-        self._observe()
-        if finished:
-            self._on_finished(finished)
-            self._end_drain()
+        pieces, ended = self._generate(plan)
+        self.metrics.steps += 1
+        self.metrics.step_seconds += time.perf_counter() - started
+        self._hand_out(pieces, ended)
+        self._end_drain()
 
-    def _generate(self, plan: Plan) -> list[Request]:
-        """One forward pass and what follows from it; the requests that ended."""
+    def _generate(self, plan: Plan) -> tuple[list[Result], list[Request]]:
+        """One forward pass and what follows from it: tokens to be streamed, and the requests that ended."""
         chunks = [*plan.decodes, *plan.prefills]
         sampling, rows = [], []
         scoring: list[tuple[Chunk, int]] = []
@@ -242,14 +230,14 @@ class Engine:
                 chunk.sequence.request.prompt_scores.extend(zip(values, ranks, strict=True))
                 begin += len(ids)
 
-    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> list[Request]:
+    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> tuple[list[Result], list[Request]]:
         if not sequences:
-            return []
+            return [], []
         ids, logprobs = sample(logits, sequences)
         # Read by the thread that ran the forward pass: no update lies between a token and its version.
         version = self.update.version
         ended: dict[str, Request] = {}
-        events: list[tuple[Request, Piece]] = []
+        pieces: list[Result] = []
         for one, token, logprob in zip(sequences, ids, logprobs, strict=True):
             request = one.request
             if not logprob > -float("inf"):  # NaN or an impossible token: the weights are not numbers
@@ -257,16 +245,14 @@ class Engine:
             else:
                 one.append(token, logprob, version)
                 if request.streams:
-                    events.append((request, one.piece(one.output_length - 1)))
+                    pieces.append((request, one.piece(one.output_length - 1)))
             # The slot is free for the next step, not only when the other sequences of the request end.
             if request.error or one.finish_reason:
                 self._scheduler.remove(one)
                 if request.finished:
                     ended[request.request_id] = request
         self.metrics.generation_tokens += len(sequences)
-        if events:
-            self._on_tokens(events)
-        return list(ended.values())
+        return pieces, list(ended.values())
 
     def _admit(self, request: Request) -> None:
         self._requests[request.request_id] = request
@@ -275,30 +261,28 @@ class Engine:
             self._scheduler.add(sequence)
         self._observe()
 
-    def _forget(self, request: Request) -> None:
-        """Free the slots of a request and count how it ended."""
-        if self._requests.pop(request.request_id, None) is None:
-            return
-        for sequence in request.sequences:
-            self._scheduler.remove(sequence)
-        reason = "error" if request.error else request.sequences[0].finish_reason or "abort"
-        self.metrics.finished[reason] += 1
+    def _hand_out(self, pieces: list[Result], ended: list[Request]) -> None:
+        """Free the slots of requests that ended, count how, and tell whoever waits."""
+        for request in ended:
+            del self._requests[request.request_id]
+            for sequence in request.sequences:
+                self._scheduler.remove(sequence)
+            reason = "error" if request.error else request.sequences[0].finish_reason or "abort"
+            self.metrics.finished[reason] += 1
+        self._observe()
+        # Counted before the answers go out: whoever has one finds it in `/metrics`.
+        if pieces or ended:
+            self._on_results([*pieces, *((request, None) for request in ended)])
 
     def _abort(self, request_ids: list[str]) -> int:
-        chosen = (
-            list(self._requests) if not request_ids else [one for one in request_ids if one in self._requests]
-        )
-        requests = [self._requests[one] for one in chosen]
-        for request in requests:
+        ended = [one for name, one in self._requests.items() if not request_ids or name in request_ids]
+        for request in ended:
             for sequence in request.sequences:
                 # Sequences of the request that had ended keep their reason.
                 sequence.finish_reason = sequence.finish_reason or "abort"
-            self._forget(request)
-        self._observe()
-        if requests:
-            self._on_finished(requests)
-            self._end_drain()
-        return len(requests)
+        self._hand_out([], ended)
+        self._end_drain()
+        return len(ended)
 
     def _pause(self, mode: str, clear_cache: bool) -> Future[None]:
         done: Future[None] = Future()
@@ -342,9 +326,7 @@ class Engine:
         requests = list(self._requests.values())
         for request in requests:
             request.error = message
-            self._forget(request)
-        if requests:
-            self._on_finished(requests)
+        self._hand_out([], requests)
 
 
 def _prompt_targets(chunk: Chunk, first_row: int) -> tuple[list[int], list[int]]:

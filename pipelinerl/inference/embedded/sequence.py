@@ -197,6 +197,10 @@ class Request:
         return entries
 
 
+# A piece of a request that is streamed, or the end of a request.
+Result = tuple[Request, Piece | None]
+
+
 def usage(requests: SequenceOf[Request]) -> dict[str, int]:
     """Token counts of an answer."""
     prompt = sum(request.prompt_length for request in requests)

@@ -66,8 +66,7 @@ class EngineServer:
             settings,
             model,
             # Called in the engine thread, which runs from `listening` on; `_pending` is made by then.
-            on_tokens=lambda events: self._to_loop(self._pending.add_tokens, events),
-            on_finished=lambda requests: self._to_loop(self._pending.finish, requests),
+            on_results=lambda results: self._to_loop(self._pending.deliver, results),
             on_failed=lambda _: self._to_loop(self.failed.set),
         )
         self._pending = PendingRequests(settings.max_num_seqs, settings.max_waiting)
