@@ -15,7 +15,6 @@ from pipelinerl.base.tokenizing import decode
 from pipelinerl.inference.client import (
     AbortedCompletion,
     EngineClient,
-    EngineUnavailable,
     Generation,
     SamplingParams,
 )
@@ -85,14 +84,7 @@ async def _ask(
     if llm.fleet is not None:
         return await llm.fleet.generate(ids, sampling, prefer=llm.get_base_url())
     client = EngineClient(llm.get_base_url(), session)
-    for attempt in range(llm.max_retries + 1):
-        try:
-            return await (client.generate(ids, sampling) if chat is None else client.chat(chat))
-        except EngineUnavailable:
-            if attempt == llm.max_retries:
-                raise
-            await asyncio.sleep(llm.base_delay * 2**attempt)
-    raise AssertionError("unreachable")
+    return await llm.retried(lambda: client.generate(ids, sampling) if chat is None else client.chat(chat))
 
 
 def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:

@@ -8,8 +8,9 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -25,7 +26,7 @@ from pipelinerl.inference.answers import (
     read_prompt_logprobs,
 )
 from pipelinerl.inference.engine_metrics import parse_prometheus
-from pipelinerl.inference.errors import AbortedCompletion, EngineRequestError, EngineUnavailable
+from pipelinerl.inference.errors import AbortedCompletion, EngineError, EngineRequestError, EngineUnavailable
 from pipelinerl.inference.requests import (
     Deadlines,
     RequestCounts,
@@ -112,49 +113,64 @@ class EngineClient:
         # Before the request is sent: a version announced while it is under way is no reason to refuse tokens
         # that were sampled just before.
         announced, started = self._announced_version(), time.monotonic()
-        answer = await self._post(url, body, deadline_s)
-        generation = await self._checked(read, answer, announced)
-        # What an abort leaves ends at an arbitrary token; trained on, it would be a text that the policy
-        # ended there.
-        length = len(generation.token_ids)
-        if generation.finish_reason == "abort" or length == 0:
-            self.counts.failed += 1
-            raise AbortedCompletion(
-                self.base_url, f"finish_reason {generation.finish_reason} after {length} tokens"
-            )
-        self._check_age(generation, announced)
+        with self._counted():
+            answer = await self._post(url, body, deadline_s)
+            generation = await self._checked(read, answer, announced)
+            self._refuse_aborted_and_old(generation, announced)
         generation.engine, generation.latency_s = self.base_url, time.monotonic() - started
-        self.counts.completed += 1
+        length = len(generation.token_ids)
         self.counts.answer_bytes += len(answer)
         self.counts.tokens += length
         self.counts.exact_tokens += length if generation.exact_versions else 0
         return generation
 
-    def _check_age(self, generation: Generation, announced: int | None) -> None:
-        """Whoever was asked after an announcement must not sample from older weights."""
+    def _refuse_aborted_and_old(self, generation: Generation, announced: int | None) -> None:
+        # What an abort leaves ends at an arbitrary token; trained on, it would be a text that the policy
+        # ended there.
+        reason, length = generation.finish_reason, len(generation.token_ids)
+        if reason == "abort" or length == 0:
+            raise AbortedCompletion(self.base_url, f"finish_reason {reason} after {length} tokens")
+        # Whoever was asked after an announcement must not sample from older weights. Where an engine reports
+        # no versions the announced one stands in for them, so there is nothing to compare.
         oldest = generation.versions[0][0]
-        # Where an engine reports no versions the announced one stands in for them, so there is nothing to
-        # compare.
         if announced is not None and generation.exact_versions and oldest < announced:
-            self.counts.failed += 1
             message = f"tokens of version {oldest}, but {announced} was announced before the request"
             raise EngineUnavailable(self.base_url, "invalid_answer", message)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count a request, and how it ended."""
+        counts = self.counts
+        counts.sent += 1
+        try:
+            yield
+        except EngineRequestError:
+            counts.refused += 1
+            raise
+        except (EngineUnavailable, AbortedCompletion):
+            counts.failed += 1
+            raise
+        # The connection is closed by now, which the engine takes for an abort.
+        except asyncio.CancelledError:
+            counts.cancelled += 1
+            raise
+        counts.completed += 1
 
     async def prompt_logprobs(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 [P - 1]: log-probability of prompt tokens 1 … P - 1 at temperature 1."""
         prompt = np.asarray(token_ids, dtype=np.int32)
-        answer = await self._post(self._generate_url, msgspec.json.encode(scoring_body(prompt)), None)
-        scores = await self._checked(read_prompt_logprobs, answer, prompt)
-        self.counts.completed += 1
-        return scores
+        body = msgspec.json.encode(scoring_body(prompt))
+        with self._counted():
+            answer = await self._post(self._generate_url, body, None)
+            return await self._checked(read_prompt_logprobs, answer, prompt)
 
     async def health(self) -> bool:
         """True when the engine says that it can generate, within `health_s`."""
         try:
-            async with self._session.get(f"{self.base_url}/health", timeout=self._short()) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
+            await self._get("/health")
+        except EngineError:
             return False
+        return True
 
     async def metrics(self) -> dict[str, float]:
         """Prometheus samples: each by its full name with labels, and summed by its bare name."""
@@ -162,21 +178,15 @@ class EngineClient:
 
     async def weight_version(self) -> int | None:
         """The weights in use, UNVERSIONED before the first update, None from an engine that does not say."""
-        try:
-            label = msgspec.json.decode(await self._get("/weight_info")).get("weight_version")
-        except EngineRequestError:
-            # vLLM before 0.32 has no such route and answers 404.
-            return None
         # Engines say `default` as long as they have the weights they were started with.
+        label = await self._said("/weight_info", "weight_version", "default")
+        if label is None:
+            return None
         return UNVERSIONED if not str(label).isdigit() else int(label)
 
     async def is_paused(self) -> bool:
         """Whether sampling is stopped, as during a weight update; False from an engine that does not say."""
-        try:
-            return bool(msgspec.json.decode(await self._get("/is_paused")).get("is_paused"))
-        except EngineRequestError:
-            # A 404 comes from an engine that works and has no such route.
-            return False
+        return bool(await self._said("/is_paused", "is_paused", False))
 
     async def load_model_info(self) -> None:
         """Learn the engine's context length."""
@@ -201,39 +211,40 @@ class EngineClient:
         return msgspec.json.encode(fields)
 
     async def _post(self, url: URL, body: bytes, deadline_s: float | None) -> bytes:
-        """The answer's bytes; counts the request and how it failed."""
         total = self.deadlines.generate_s if deadline_s is None else deadline_s
         # `sock_connect` and not `connect`, which would also count the wait for a free connection of the
         # session: a busy client is no fault of the engine.
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=self.deadlines.connect_s)
-        self.counts.sent += 1
+        request = self._session.post(url, data=body, headers=_JSON, timeout=timeout)
+        return await self._content(request, f"generate within {total:g} s")
+
+    async def _get(self, path: str) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=self.deadlines.health_s)
+        request = self._session.get(f"{self.base_url}{path}", timeout=timeout)
+        return await self._content(request, f"GET {path}", f"GET {path}: ")
+
+    async def _said(self, path: str, key: str, otherwise: Any) -> Any:
+        """A field of an answer; None from an engine that works and has no such route (404)."""
         try:
-            async with self._session.post(url, data=body, headers=_JSON, timeout=timeout) as answer:
+            return msgspec.json.decode(await self._get(path)).get(key, otherwise)
+        except EngineRequestError:
+            return None
+
+    async def _content(
+        self, request: AbstractAsyncContextManager[aiohttp.ClientResponse], wait: str, where: str = ""
+    ) -> bytes:
+        """The answer's bytes. Raises EngineRequestError, or EngineUnavailable with the wait that it ended."""
+        try:
+            async with request as answer:
                 content = await answer.read()
                 self._raise_for_status(answer.status, content)
                 return content
-        except EngineRequestError:
-            self.counts.refused += 1
-            raise
-        except EngineUnavailable:
-            self.counts.failed += 1
-            raise
         # Before the next branch: TimeoutError is an OSError, and aiohttp's timeouts are ClientErrors too.
         except TimeoutError as error:
-            self.counts.failed += 1
-            name = (
-                "connect"
-                if isinstance(error, aiohttp.ConnectionTimeoutError)
-                else f"generate within {total:g} s"
-            )
+            name = "connect" if isinstance(error, aiohttp.ConnectionTimeoutError) else wait
             raise EngineUnavailable(self.base_url, "timeout", f"{name} passed its deadline") from error
         except (aiohttp.ClientError, OSError) as error:
-            self.counts.failed += 1
-            raise EngineUnavailable(self.base_url, "connection", _text(error)) from error
-        # Leaving the `async with` above closed the connection, which the engine takes for an abort.
-        except asyncio.CancelledError:
-            self.counts.cancelled += 1
-            raise
+            raise EngineUnavailable(self.base_url, "connection", f"{where}{_text(error)}") from error
 
     async def _checked(self, read: Callable[[bytes, A], T], content: bytes, argument: A) -> T:
         """Decode, in a thread when the answer is large; a lying answer makes the engine unavailable."""
@@ -242,22 +253,7 @@ class EngineClient:
                 return await asyncio.to_thread(read, content, argument)
             return read(content, argument)
         except InvalidAnswer as error:
-            self.counts.failed += 1
             raise EngineUnavailable(self.base_url, "invalid_answer", str(error)) from error
-
-    async def _get(self, path: str) -> bytes:
-        try:
-            async with self._session.get(f"{self.base_url}{path}", timeout=self._short()) as answer:
-                content = await answer.read()
-                self._raise_for_status(answer.status, content)
-                return content
-        except TimeoutError as error:
-            raise EngineUnavailable(self.base_url, "timeout", f"GET {path} passed its deadline") from error
-        except aiohttp.ClientError as error:
-            raise EngineUnavailable(self.base_url, "connection", f"GET {path}: {_text(error)}") from error
-
-    def _short(self) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(total=self.deadlines.health_s)
 
     def _raise_for_status(self, status: int, content: bytes) -> None:
         if status < 400:

@@ -45,7 +45,7 @@ class _Member:
 
 
 class Fleet:
-    """Spreads requests over engines; use as an async context manager, or call `start` and `close`."""
+    """Spreads requests over engines; an async context manager."""
 
     def __init__(
         self,
@@ -81,17 +81,13 @@ class Fleet:
         self._monitor: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Fleet":
-        await self.start()
+        # Every engine is checked once before the first request.
+        await self._check_all()
+        self._monitor = asyncio.create_task(self._watch(), name="engine health")
         return self
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    async def start(self) -> None:
-        """Check every engine once and begin to watch them."""
-        if self._monitor is None:
-            await self._check_all()
-            self._monitor = asyncio.create_task(self._watch(), name="engine health")
 
     async def close(self) -> None:
         """Stop watching; requests in flight are cancelled."""

@@ -4,10 +4,11 @@ The actor binds a copy to each rollout; `pipelinerl.async_llm` and `llm_logprobs
 above this file, and `TrainableLLM`, which adds their functions as methods, lies above them.
 """
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
 import msgspec
@@ -15,10 +16,12 @@ import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pipelinerl.base.tokenizing import continue_dialogue, encode, load_tokenizer, render_chat
+from pipelinerl.inference.errors import EngineUnavailable
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.inference.llm_call import LLMCall, LLMOutput, Prompt
 from pipelinerl.inference.requests import SamplingParams
 
+T = TypeVar("T")
 # What `llm.parameters` may hold.
 SAMPLING_KEYS = tuple(one.name for one in fields(SamplingParams))
 
@@ -147,6 +150,16 @@ class EngineLLM(BaseModel):
                 **{name: value for name, value in optional.items() if value is not None},
             }
         )
+
+    async def retried(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer of `ask`, tried `max_retries` times more while the engine is away."""
+        for attempt in range(self.max_retries):
+            try:
+                return await ask()
+            except EngineUnavailable:
+                # An engine that is replaced is away for some time: each pause is twice the one before.
+                await asyncio.sleep(self.base_delay * 2**attempt)
+        return await ask()
 
     def continue_prompt(self, call: LLMCall, messages: list[dict[str, Any]]) -> Prompt:
         """The next prompt of a dialogue, by appending to what the engine saw and sampled in `call`."""

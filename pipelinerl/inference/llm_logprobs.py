@@ -14,7 +14,6 @@ import numpy as np
 
 from pipelinerl.base.tokenizing import encode
 from pipelinerl.inference.client import EngineClient
-from pipelinerl.inference.errors import EngineUnavailable
 from pipelinerl.inference.llm_call import LLMOutput, Prompt
 from pipelinerl.inference.llm_engine import EngineLLM
 
@@ -39,15 +38,8 @@ async def completion_logprobs(
         )
     ids = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(completion_ids, np.int32)])
     client = EngineClient(llm.get_base_url(), session)
-    for attempt in range(llm.max_retries + 1):
-        try:
-            return (await client.prompt_logprobs(ids))[-len(completion_ids) :]
-        except EngineUnavailable:
-            if attempt == llm.max_retries:
-                raise
-            # An engine that is replaced is away for some time, so each pause is twice the one before.
-            await asyncio.sleep(llm.base_delay * 2**attempt)
-    raise AssertionError("unreachable")
+    scores = await llm.retried(lambda: client.prompt_logprobs(ids))
+    return scores[-len(completion_ids) :]
 
 
 async def batch_logprobs(
