@@ -49,7 +49,8 @@ __all__ = [
 # Decoding holds up every other request of the event loop, so larger answers are decoded in a thread; for
 # smaller ones handing over costs more than decoding.
 DECODE_IN_THREAD_BYTES = 64 * 1024
-T, A = TypeVar("T"), TypeVar("A")
+T = TypeVar("T")
+A = TypeVar("A")
 _JSON = {"Content-Type": "application/json"}
 
 

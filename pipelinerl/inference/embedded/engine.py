@@ -4,14 +4,14 @@ Between two steps it runs the commands that came in (new requests, aborts, pause
 forward pass ever sees half a change. Results go back through the callbacks given with the work.
 """
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -32,14 +32,6 @@ COMMAND_DEADLINE_S = 60.0
 
 class EngineEnded(RuntimeError):
     """The engine thread has ended, so that a command cannot be carried out (HTTP 503)."""
-
-
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """Work for the engine thread; `answer` is None where nobody waits for it."""
-
-    run: Callable[[], None]
-    answer: Future[Any] | None = None
 
 
 class Engine:
@@ -69,7 +61,7 @@ class Engine:
         self._on_results = on_results
         self._on_failed = on_failed
         # None is the order to end.
-        self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ended = False
         # A daemon: when `stop` has given up on a step that hangs, the process can still end.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -90,7 +82,7 @@ class Engine:
 
     def submit(self, request: Request) -> None:
         """Queue a request; it comes back through `on_results`."""
-        self._hand_over(_Command(lambda: self._admit(request)))
+        self._hand_over(lambda: self._admit(request))
 
     def abort(self, request_ids: list[str]) -> Future[int]:
         """End these requests (all if empty) with reason `abort`; the number that were in flight."""
@@ -121,14 +113,16 @@ class Engine:
             if not future.set_running_or_notify_cancel():
                 return  # the request that asked for it is gone
             try:
+                if self._ended:
+                    raise EngineEnded("the engine has ended")
                 future.set_result(function())
             except Exception as error:  # handed to the caller, who raises it
                 future.set_exception(error)
 
-        self._hand_over(_Command(command, future))
+        self._hand_over(command)
         return future
 
-    def _hand_over(self, command: _Command) -> None:
+    def _hand_over(self, command: Callable[[], None]) -> None:
         # In this order: a command that is put after the thread's last look finds `_ended` set, one before is
         # refused by the thread. A caller never waits for a thread that is gone.
         self._inbox.put(command)
@@ -136,16 +130,11 @@ class Engine:
             self._refuse_commands()
 
     def _refuse_commands(self) -> None:
-        """Nobody is there any more who would carry them out; whoever waits for one learns it at once."""
-        while True:
-            try:
-                command = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            if command is None or command.answer is None:
-                continue
-            if command.answer.set_running_or_notify_cancel():
-                command.answer.set_exception(EngineEnded("the engine has ended"))
+        """Commands that find `_ended` set only tell whoever waits for them."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (command := self._inbox.get_nowait()) is not None:
+                    command()
 
     # Everything below runs in the engine thread.
 
@@ -178,13 +167,13 @@ class Engine:
                 return True
             if command is None:
                 return False
-            command.run()
+            command()
             idle = False
 
     def _step(self) -> None:
         # A pause of mode `wait` would never be complete if waiting sequences took the slots that become free.
         plan = self._scheduler.plan(admit=not self._draining)
-        if not plan:
+        if not plan.chunks:
             return
         started = time.perf_counter()
         pieces, ended = self._generate(plan)
@@ -195,7 +184,7 @@ class Engine:
 
     def _generate(self, plan: Plan) -> tuple[list[Result], list[Request]]:
         """One forward pass and what follows from it: tokens to be streamed, and the requests that ended."""
-        chunks = [*plan.decodes, *plan.prefills]
+        chunks = plan.chunks
         sampling, rows = [], []
         scoring: list[tuple[Chunk, int]] = []
         row = 0
@@ -255,6 +244,8 @@ class Engine:
         return pieces, list(ended.values())
 
     def _admit(self, request: Request) -> None:
+        if self._ended:  # nobody is there who would sample it, and the server is about to end
+            return
         self._requests[request.request_id] = request
         self.metrics.prompt_tokens += request.prompt_length
         for sequence in request.sequences:
@@ -276,11 +267,15 @@ class Engine:
 
     def _abort(self, request_ids: list[str]) -> int:
         ended = [one for name, one in self._requests.items() if not request_ids or name in request_ids]
+        pieces: list[Result] = []
         for request in ended:
-            for sequence in request.sequences:
-                # Sequences of the request that had ended keep their reason.
-                sequence.finish_reason = sequence.finish_reason or "abort"
-        self._hand_out([], ended)
+            # Sequences of the request that had ended keep their reason.
+            for sequence in (one for one in request.sequences if one.finish_reason is None):
+                sequence.finish_reason = "abort"
+                # What of its text was held back.
+                if request.streams:
+                    pieces.append((request, sequence.piece(sequence.output_length)))
+        self._hand_out(pieces, ended)
         self._end_drain()
         return len(ended)
 

@@ -113,28 +113,14 @@ class OpenAIRoutes:
             # Choices are numbered through all prompts: those of a request follow those of the requests before
             # it.
             first_index.setdefault(sequence.request.request_id, index)
-        ended: set[int] = set()
         top = writer.top(asked.requests[0])
-        async with aclosing(self._pending.stream(self._engine, asked.requests)) as items:
-            async for request, sampled in items:
-                base = first_index[request.request_id]
-                # The end of a request: of sequences that were aborted comes what of their text was held back,
-                # of the others the last token has said already why they ended.
-                pieces = (
-                    [sampled]
-                    if sampled is not None
-                    else [
-                        one.piece(one.output_length)
-                        for one in request.sequences
-                        if base + one.index not in ended
-                    ]
-                )
-                for piece in pieces:
-                    index = base + piece.index
-                    if piece.finish_reason:
-                        ended.add(index)
-                    yield _event({**head, "choices": [writer.delta(index, request, piece)], **top})
-                    top = {}
+        async with aclosing(self._pending.stream(self._engine, asked.requests)) as results:
+            async for request, piece in results:
+                if piece is None:  # its last pieces said already why its sequences ended
+                    continue
+                index = first_index[request.request_id] + piece.index
+                yield _event({**head, "choices": [writer.delta(index, request, piece)], **top})
+                top = {}
         if asked.fields.includes_usage:
             yield _event({**head, "choices": [], "usage": usage(asked.requests)})
 

@@ -33,8 +33,10 @@ class Plan:
     decodes: list[Chunk]
     prefills: list[Chunk]
 
-    def __bool__(self) -> bool:
-        return bool(self.decodes or self.prefills)
+    @property
+    def chunks(self) -> list[Chunk]:
+        """In the order in which a step is packed."""
+        return [*self.decodes, *self.prefills]
 
 
 class Scheduler:

@@ -26,7 +26,7 @@ from pipelinerl.inference.embedded.sequence import Piece, usage
 from pipelinerl.inference.embedded.served import Served
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder
-from pipelinerl.inference.embedded.weight_loader import WeightsRefused
+from pipelinerl.inference.embedded.weight_updates import WeightsRefused
 from pipelinerl.weights.wire import PREPARE_ROUTE
 
 log = logging.getLogger(__name__)
@@ -225,7 +225,7 @@ class EngineServer:
     async def weight_checker(self, http: web.Request) -> web.Response:
         """Checksums of the weights in use, to be compared with another engine's or the trainer's."""
         protocol.parse(await http.read(), protocol.NoFields)
-        checksums = await self._between_steps(self.engine.weights.checksums, "weight_checker")
+        checksums = await self._between_steps(self.engine.weights.loader.checksums, "weight_checker")
         return _json({"weight_version": self.engine.update.version, "checksums": checksums})
 
     async def shutdown_transfer(self, http: web.Request) -> web.Response:

@@ -14,8 +14,7 @@ from pipelinerl.inference.client import SamplingParams
 from pipelinerl.inference.embedded import weight_updates
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.update_state import OutOfOrder, State, UpdateState
-from pipelinerl.inference.embedded.weight_loader import WeightsRefused
-from pipelinerl.inference.embedded.weight_updates import WeightUpdates
+from pipelinerl.inference.embedded.weight_updates import WeightsRefused, WeightUpdates
 from pipelinerl.weights.send.engine_state import offers_prepare
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import PREPARE_ROUTE
@@ -143,14 +142,14 @@ class Updates:
         self.updates = WeightUpdates(self.module, self.state, lambda work: work())
         self.transport = FileTransport(folder)
         self.reading, self.go_on = threading.Event(), threading.Event()
-        read = self.updates._loader.read
+        read = self.updates.loader.read
 
         def slow(info: FileUpdateInfo) -> Any:
             self.reading.set()
             assert self.go_on.wait(EVENT_DEADLINE_S)
             return read(info)
 
-        monkeypatch.setattr(self.updates._loader, "read", slow)
+        monkeypatch.setattr(self.updates.loader, "read", slow)
 
     def info(self, version: int, value: float) -> FileUpdateInfo:
         return FileUpdateInfo(**self.transport.stage(version, [("weight", torch.full((2, 2), value))]).info)
@@ -202,7 +201,7 @@ async def test_whatever_hinders_an_update_s_read_leaves_an_engine_that_can_be_re
     before = case.module.weight.detach().clone()
     monkeypatch.setattr(weight_updates, "READ_DEADLINE_S", 0.01)
     monkeypatch.setattr(
-        case.updates._loader, "read", lambda info: (_ for _ in ()).throw(MemoryError(info.path))
+        case.updates.loader, "read", lambda info: (_ for _ in ()).throw(MemoryError(info.path))
     )
     case.state.pause()
     case.state.start()
