@@ -55,6 +55,14 @@ class RunningEngine:
             assert answer.status == expect, (path, answer.status, content)
             return content
 
+    async def update(self, info: dict[str, Any]) -> None:
+        """The calls of the publisher, one by one."""
+        await self.post("/pause?mode=keep&clear_cache=false")
+        await self.post("/start_weight_update")
+        await self.post("/update_weights", {"update_info": info})
+        await self.post("/finish_weight_update", {"weight_version": info["version"]})
+        await self.post("/resume")
+
     async def get(self, path: str) -> Any:
         async with self.session.get(self.url + path) as answer:
             assert answer.status == 200, (path, answer.status)

@@ -6,19 +6,16 @@ import json
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
 from aiohttp.test_utils import TestClient, TestServer
 
 from domains.privacy_hopqa.scorer.app import ScoringService
 from domains.privacy_hopqa.scorer.app import build_app as scoring_app
 from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
-from pipelinerl.inference.embedded.model import PackedModel
-from pipelinerl.inference.embedded.server import EngineServer, listening
-from pipelinerl.inference.embedded.settings import EngineSettings
 from retrieval_server.app import RetrievalService, build_app
 from retrieval_server.limits import MAX_BODY_BYTES
 from retrieval_server.store import Store
+from tests.support.engine_harness import running_engine
 from tests.support.one_line import check_one_line
 from tests.support.tiny_model import build_tokenizer, causal_lm
 
@@ -75,6 +72,11 @@ ENGINE: dict[str, list[Case]] = {
         (sampling(logprobs=99), "logprobs 99"),
         (sampling(prompt_logprobs=-4), "prompt_logprobs -4"),
         (sampling(best_of=3), "`best_of`"),
+        (sampling(stop="a"), "stop strings need text"),
+        (sampling(repetition_penalty=0), "repetition_penalty 0"),
+        (sampling(presence_penalty=3), "presence_penalty 3"),
+        (generate(stream=True), "stream: true is not supported"),
+        (generate(model="gpt"), "model 'gpt' is not served; this is 'model'"),
     ],
     "/v1/completions": [
         ({}, "prompt"),
@@ -96,8 +98,23 @@ ENGINE: dict[str, list[Case]] = {
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": "t"}, "$.tools"),
     ],
-    "/update_weights": [({}, "update_info"), (b"{", "truncated")],
-    "/nothing": [({}, "/nothing")],
+    "/pause?mode=keep&clear=1": [({}, "'clear'")],
+    "/resume?now=1": [({}, "'now'")],
+    "/reset_prefix_cache?all=1": [({}, "'all'")],
+    "/reset_prefix_cache?reset_running_requests=maybe": [({}, "'maybe'")],
+    "/abort_requests": [({"ids": []}, "`ids`")],
+    "/init_weight_transfer_engine": [({"init_info": {"world_size": 2}}, "`world_size`")],
+    "/start_weight_update": [({"version": "1"}, "`version`")],
+    "/update_weights": [
+        ({}, "update_info"),
+        (b"{", "truncated"),
+        ({"update_info": {"names": []}}, "`names`"),
+    ],
+    "/finish_weight_update": [({"version": "1"}, "`version`")],
+    "/update_weight_version": [({"weight_version": "one"}, "'one'")],
+    "/weight_checker": [({"action": "snapshot"}, "`action`")],
+    "/shutdown_weight_transfer_engine": [({"now": True}, "`now`")],
+    "/v1/embeddings": [({}, "POST /v1/embeddings: Not Found")],
 }
 
 WEB, LOCAL = "/browsecomp/search", "/local/search"
@@ -166,7 +183,7 @@ SCORER: list[Case] = [
 ]
 
 
-async def refused(client: TestClient[Any, Any], path: str, case: Case) -> None:
+async def refused(client: Any, path: str, case: Case) -> None:
     body, value = case
     data = body if isinstance(body, bytes) else json.dumps(body).encode()
     answer = await client.post(path, data=data, headers={"Content-Type": "application/json"})
@@ -180,16 +197,12 @@ async def test_an_engine_refuses_each_body_and_goes_on(tmp_path: Path) -> None:
     tokenizer = build_tokenizer()
     tokenizer.save_pretrained(str(tmp_path))
     causal_lm(len(tokenizer)).save_pretrained(tmp_path)
-    settings = EngineSettings(model=tmp_path, max_num_seqs=8, max_model_len=128, max_prefill_tokens=64)
-    async with (
-        listening(EngineServer(settings, PackedModel(settings)), "127.0.0.1", 0) as port,
-        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
-    ):
+    async with running_engine(tmp_path, max_model_len=128) as engine:
         for path, cases in ENGINE.items():
             for case in cases:
-                await refused(session, path, case)  # type: ignore[arg-type]
-        answer = await session.post("/inference/v1/generate", json=generate())
-        assert answer.status == 200 and (await answer.json())["choices"]
+                await refused(engine.session, engine.url + path, case)
+        assert engine.server.engine.metrics.generation_tokens == 0
+        assert (await engine.post("/inference/v1/generate", generate()))["choices"]
 
 
 async def test_the_retrieval_server_refuses_each_body(tmp_path: Path) -> None:

@@ -24,21 +24,16 @@ async def update(
     transport: FileTransport,
     model: Any,
     version: int,
-    clear_cache: str,
     *,
     prepare: bool = False,
 ) -> None:
-    """The calls of the publisher, one by one; with `prepare` the file is gone before the pause."""
+    """With `prepare` the file is gone before the pause."""
     await engine.post("/init_weight_transfer_engine", {"init_info": {}})
     info = transport.stage(version, model.named_parameters()).info
     if prepare:
         await engine.post("/prepare_weights", {"update_info": info})
         await asyncio.to_thread(Path(info["path"]).unlink)
-    await engine.post(f"/pause?mode=keep&clear_cache={clear_cache}")
-    await engine.post("/start_weight_update")
-    await engine.post("/update_weights", {"update_info": info})
-    await engine.post("/finish_weight_update", {"weight_version": str(version)})
-    await engine.post("/resume")
+    await engine.update(info)
 
 
 async def test_calls_out_of_order_are_refused_and_generation_goes_on(
@@ -86,7 +81,7 @@ async def test_label_checksums_and_the_end_of_the_transport(
         expected = (await other.post("/weight_checker"))["checksums"]
         before = (await engine.post("/weight_checker"))["checksums"]
         assert before.keys() == expected.keys() and before != expected
-        await update(engine, transport, new, 4, "false", prepare=True)
+        await update(engine, transport, new, 4, prepare=True)
         assert await engine.post("/weight_checker") == {"weight_version": "4", "checksums": expected}
         await engine.post("/update_weight_version", {"weight_version": "3"}, expect=409)
         await engine.post("/update_weight_version", {"weight_version": "6"})
@@ -139,7 +134,7 @@ async def test_a_damaged_file_is_refused_before_any_tensor_changes(
         return info
 
     async with running_engine(tied_model) as engine:
-        await update(engine, transport, reference(tied_model), 0, "false")
+        await update(engine, transport, reference(tied_model), 0)
         expected = await engine.client.prompt_logprobs(prompt)
         for change in ("truncated", "altered", "not safetensors", "missing", "names", "shape"):
             await engine.post("/pause?mode=keep&clear_cache=false")
@@ -150,7 +145,7 @@ async def test_a_damaged_file_is_refused_before_any_tensor_changes(
             await engine.post("/resume")
             np.testing.assert_array_equal(await engine.client.prompt_logprobs(prompt), expected)
         assert await engine.client.weight_version() == 0
-        await update(engine, transport, good, 1, "false")
+        await update(engine, transport, good, 1)
         np.testing.assert_allclose(
             await engine.client.prompt_logprobs(prompt), full_logprobs(good, prompt), atol=2e-5
         )
