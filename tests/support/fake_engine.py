@@ -4,7 +4,6 @@ import asyncio
 import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
@@ -32,9 +31,7 @@ class FakeEngine:
         assert self._ready.wait(20)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._loop.call_soon_threadsafe(self._stop.set)
         self._thread.join(20)
 
@@ -43,6 +40,13 @@ class FakeEngine:
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        await self.listen()
+        self._ready.set()
+        await self._stop.wait()
+        # Requests that still sleep are cancelled with the loop; a clean shutdown would wait for them.
+
+    async def listen(self) -> web.AppRunner:
+        """Answer from the running event loop, until the runner is cleaned up."""
         app = web.Application()
         app.router.add_get("/health", self._health)
         app.router.add_get("/v1/models", self._models)
@@ -50,14 +54,11 @@ class FakeEngine:
         app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/v1/chat/completions", self._chat)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        self._ready.set()
-        await self._stop.wait()
-        # Requests that still sleep are cancelled with the loop; a clean shutdown would wait for them.
+        return runner
 
     async def _health(self, _: web.Request) -> web.Response:
         return web.Response()

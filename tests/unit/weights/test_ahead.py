@@ -63,14 +63,6 @@ def test_a_slow_broadcast_pauses_nobody(setup: Setup, monkeypatch: pytest.Monkey
     setup.assert_serve(1)
 
 
-def test_a_cache_that_is_computed_anew_is_cleared_by_the_pause(setup: Setup) -> None:
-    publisher = Publisher(setup.urls, setup.transport, "recompute", DEADLINES)
-    publisher.wait_ready(5)
-    publisher.publish(1, tensors(1))
-    assert setup.engines[0].calls[-3:] == ["/pause", "/finish_weight_update", "/resume"]
-    assert_serves(setup.engines[0], 1)
-
-
 @pytest.mark.parametrize("step", ["/start_weight_update", "/update_weights"])
 def test_a_failure_while_receiving_stops_every_engine_with_its_old_weights(setup: Setup, step: str) -> None:
     setup.publish(1)

@@ -185,17 +185,6 @@ def test_two_tensors_cannot_have_one_place(loaded: Served) -> None:
         InPlaceLoad(loaded, given, PACKED)
 
 
-def test_a_card_that_is_too_full_to_compare_costs_no_update(
-    loaded: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def equal(*_: object) -> bool:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(torch, "equal", equal)
-    with pytest.raises(NoInPlaceLoad, match=r"no memory is left to compare"):
-        InPlaceLoad(loaded, version(1), PACKED)
-
-
 def test_other_tensors_than_the_first_version_change_nothing(loaded: Served) -> None:
     in_place = InPlaceLoad(loaded, version(1), PACKED)
     before = state(loaded)
