@@ -21,6 +21,7 @@ from domains.privacy_hopqa.scorer.protocol import MAX_BODY_BYTES, parse_request
 from domains.privacy_hopqa.scorer.rules import Fact, keys, score
 from pipelinerl.launcher.ports import is_free
 from retrieval_server.limits import SearchQueue
+from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa.leakage import COMPANY, QUESTION
 
 RULES_FACT = Fact(QUESTION, "15%")
@@ -149,17 +150,23 @@ async def test_the_largest_request_is_answered(post):
 async def test_a_request_outside_the_protocol_is_a_400_that_names_the_field(post, rows, code, words):
     response, body = await post({"examples": rows})
     assert (response.status, body["error"]["code"]) == (400, code)
-    assert words in body["error"]["message"]
-    assert "\n" not in body["error"]["message"]
+    check_one_line(body["error"]["message"], words)
 
 
 @pytest.mark.parametrize(
-    ("body", "code"),
-    [(b"{", "bad_json"), (b"[]", "wrong_type"), (b"{}", "missing"), (b"[" * 100_000, "bad_json")],
+    ("body", "code", "said"),
+    [
+        (b"", "bad_json", "the body"),
+        (b"{", "bad_json", "the body"),
+        (b"[]", "wrong_type", "a list"),
+        (b"{}", "missing", "examples is missing"),
+        (b"[" * 100_000, "bad_json", "the body"),
+    ],
 )
-async def test_a_body_that_is_no_request(post, body, code):
+async def test_a_body_that_is_no_request(post, body, code, said):
     response, answer = await post(body)
     assert (response.status, answer["error"]["code"]) == (400, code)
+    check_one_line(answer["error"]["message"], said)
 
 
 async def test_wrong_paths_methods_and_sizes(post):
