@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from pipelinerl.inference.answers import LOGPROB_FLOOR
 from pipelinerl.inference.embedded.protocol import SamplingFields
-from pipelinerl.inference.embedded.text import OutputText, TextOptions
+from pipelinerl.inference.embedded.text import OutputText
 
 NO_SLOT = -1
 
@@ -149,14 +149,8 @@ class Request:
         self.error: str | None = None
         self.sequences = [self._sequence(index, prompt) for index in range(sampling.n)]
         if tokenizer is not None:
-            options = TextOptions(
-                stops=sampling.stops,
-                include_stop=sampling.include_stop_str_in_output,
-                skip_special=sampling.skip_special_tokens,
-                min_tokens=sampling.min_tokens,
-            )
             for sequence in self.sequences:
-                sequence.output = OutputText(tokenizer, options)
+                sequence.output = OutputText(tokenizer, sampling)
 
     def _sequence(self, index: int, prompt: SequenceOf[int]) -> Sequence:
         # All that the sequence can become: appending to an array would copy it for each token.
