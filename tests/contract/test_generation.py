@@ -11,7 +11,8 @@ import torch
 
 from pipelinerl.inference.client import SamplingParams
 from tests.support.contract.engines import Engine
-from tests.support.contract.models import END, TOKENIZER, VOCABULARY, full_logprobs, prompt
+from tests.support.contract.models import END, TOKENIZER, VOCABULARY, prompt
+from tests.support.engine_harness import full_logprobs
 
 TOLERANCE = 2e-5
 DRAWS = 480

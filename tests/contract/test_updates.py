@@ -23,11 +23,11 @@ from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.support.contract.engines import TOKENS, Engine, Held
 from tests.support.contract.models import (
     VOCABULARY,
-    full_logprobs,
     logprobs_over_an_update,
     prompt,
     score_rows,
 )
+from tests.support.engine_harness import full_logprobs
 
 OLD, NEW = 1, 2
 LENGTHS = (96, 384, 768, 1536)
