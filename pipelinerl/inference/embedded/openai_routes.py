@@ -6,7 +6,7 @@ They let programs written for OpenAI's API or for vLLM run without a GPU; the pi
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -26,7 +26,6 @@ from pipelinerl.inference.embedded.openai_fields import (
 from pipelinerl.inference.embedded.pending import PendingRequests, RequestFailed, error_body
 from pipelinerl.inference.embedded.protocol import parse
 from pipelinerl.inference.embedded.sequence import Request, usage
-from pipelinerl.inference.embedded.sequence import Sequence as SampledSequence
 from pipelinerl.inference.embedded.served import Served
 
 # Bodies from this size on are read and tokenised beside the event loop.
@@ -74,12 +73,12 @@ class OpenAIRoutes:
         if asked.fields.stream:
             return await self._stream(http, asked)
         await self._pending.run(self._engine, asked.requests)
+        sequences = [one for request in asked.requests for one in request.sequences]
         answer = {
             **asked.head,
             "object": asked.writer.kind,
             "choices": [
-                asked.writer.choice(index, one.request, one.piece())
-                for index, one in _numbered(asked.requests)
+                asked.writer.choice(index, one.request, one.piece()) for index, one in enumerate(sequences)
             ],
             "usage": usage(asked.requests),
             **asked.writer.top(asked.requests[0]),
@@ -108,17 +107,14 @@ class OpenAIRoutes:
 
     async def _chunks(self, asked: Asked) -> AsyncGenerator[bytes]:
         writer, head = asked.writer, {**asked.head, "object": asked.writer.chunk_kind}
-        first_index: dict[str, int] = {}
-        for index, sequence in _numbered(asked.requests):
-            # Choices are numbered through all prompts: those of a request follow those of the requests before
-            # it.
-            first_index.setdefault(sequence.request.request_id, index)
+        # Choices are numbered through all prompts, which have as many each.
+        first = {one.request_id: place * len(one.sequences) for place, one in enumerate(asked.requests)}
         top = writer.top(asked.requests[0])
         async with aclosing(self._pending.stream(self._engine, asked.requests)) as results:
             async for request, piece in results:
                 if piece is None:  # its last pieces said already why its sequences ended
                     continue
-                index = first_index[request.request_id] + piece.index
+                index = first[request.request_id] + piece.index
                 yield _event({**head, "choices": [writer.delta(index, request, piece)], **top})
                 top = {}
         if asked.fields.includes_usage:
@@ -164,10 +160,6 @@ class OpenAIRoutes:
         ]
         head = {"id": f"{writer.prefix}-{name}", "created": int(time.time()), "model": self._served.name}
         return Asked(fields, requests, writer, head)
-
-
-def _numbered(requests: Sequence[Request]) -> Iterator[tuple[int, SampledSequence]]:
-    return enumerate(one for request in requests for one in request.sequences)
 
 
 def _event(value: dict[str, Any]) -> bytes:
