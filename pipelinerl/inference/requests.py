@@ -47,11 +47,6 @@ class SamplingParams:
     stop: tuple[str, ...] = ()
     """Texts that end the answer; their ids belong to it."""
 
-    def body(self) -> dict[str, Any]:
-        """`sampling_params` of a request to the token route; log-probabilities are always asked for."""
-        detokenize = bool(self.stop)  # an engine looks for stop strings in the text
-        return {**self.fields(), **WHOLE_ANSWER, "detokenize": detokenize}
-
     def fields(self) -> dict[str, Any]:
         """What decides which tokens are sampled, by names that every route knows; defaults are left out."""
         given = {one.name: (getattr(self, one.name), one.default) for one in fields(self)}
@@ -67,7 +62,8 @@ class SamplingParams:
 @lru_cache(maxsize=256)
 def encoded_sampling(sampling: SamplingParams) -> msgspec.Raw:
     """`sampling_params` of a request to the token route, as JSON that is put into the body unread."""
-    return msgspec.Raw(msgspec.json.encode(sampling.body()))
+    detokenize = bool(sampling.stop)  # an engine looks for stop strings in the text
+    return msgspec.Raw(msgspec.json.encode({**sampling.fields(), **WHOLE_ANSWER, "detokenize": detokenize}))
 
 
 def scoring_body(prompt: np.ndarray) -> dict[str, Any]:

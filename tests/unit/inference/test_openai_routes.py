@@ -260,11 +260,7 @@ BAD_CHATS: dict[str, tuple[dict[str, Any], str]] = {
         {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "a", "arguments": "{"}}]}]},
         "no JSON",
     ),
-    "too long": ({"max_tokens": 512}, "do not fit max_model_len 512"),
-    "temperature": ({"temperature": -1}, "temperature -1"),
     "empty stop": ({"stop": [""]}, "stop string is empty"),
-    "penalty": ({"frequency_penalty": 5}, "must lie in [-2, 2]"),
-    "n": ({"n": 9}, "n 9 is not in"),
     "stream options": ({"stream_options": {"include_usage": True}}, "without stream"),
 }
 BAD_COMPLETIONS: dict[str, tuple[dict[str, Any], str]] = {

@@ -182,14 +182,6 @@ def test_a_sender_that_cannot_be_freed_is_said_so(setup: Setup, monkeypatch: pyt
     release.set()
 
 
-def test_without_its_pause_nobody_is_started(setup: Setup) -> None:
-    setup.engines[0].faults["/sleep"] = [400] * 9
-    setup.fails(1, r"failed at pause of .*fault at /sleep")
-    assert setup.engines[0].calls.count("/sleep") == 3
-    assert all("/start_weight_update" not in one.calls and not one.dead for one in setup.engines)
-    assert not setup.engines[1].paused, "the other one goes on"
-
-
 def test_an_engine_that_is_gone_is_left_out_of_a_new_group(setup: Setup) -> None:
     setup.publish(1)
     setup.engines[0].dead = True
