@@ -11,17 +11,22 @@ from pipelinerl.inference.answers import UNVERSIONED, InvalidAnswer, read_genera
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
 
 
+def entries(*logprobs: float | None, ids: tuple[int, ...] = (5, 6, 7)) -> dict[str, Any]:
+    return {"content": [{"token_id": i, "logprob": p} for i, p in zip(ids, logprobs, strict=False)]}
+
+
+def spans(*triples: tuple[str, int, int]) -> list[dict[str, Any]]:
+    return [{"version": v, "start": a, "end": b} for v, a, b in triples]
+
+
 def choice(**changes: Any) -> dict[str, Any]:
     good = {
         "index": 0,
         "token_ids": [5, 6, 7],
         "finish_reason": "stop",
         "stop_reason": None,
-        "logprobs": {"content": [{"token_id": 5 + i, "logprob": -0.5 * i} for i in range(3)]},
-        "weight_versions": [
-            {"version": "3", "start": 0, "end": 1},
-            {"version": "4", "start": 1, "end": 3},
-        ],
+        "logprobs": entries(0.0, -0.5, -1.0),
+        "weight_versions": spans(("3", 0, 1), ("4", 1, 3)),
     }
     return good | changes
 
@@ -45,16 +50,8 @@ def test_without_spans_the_version_announced_is_a_lower_bound() -> None:
 
 
 def test_tokens_before_the_first_update_are_marked() -> None:
-    one = read(choice(weight_versions=[{"version": "default", "start": 0, "end": 3}]))
+    one = read(choice(weight_versions=spans(("default", 0, 3))))
     assert one.versions == [(UNVERSIONED, 0, 3)]
-
-
-def entries(*logprobs: float | None, ids: tuple[int, ...] = (5, 6, 7)) -> dict[str, Any]:
-    return {"content": [{"token_id": i, "logprob": p} for i, p in zip(ids, logprobs, strict=False)]}
-
-
-def spans(*triples: tuple[str, int, int]) -> list[dict[str, Any]]:
-    return [{"version": v, "start": a, "end": b} for v, a, b in triples]
 
 
 LIES: dict[str, tuple[dict[str, Any], str]] = {

@@ -173,37 +173,26 @@ async def test_commands_after_the_end_are_refused_at_once_and_given_up_ones_harm
         await one.post("/resume", expect=503)
 
 
-def test_a_port_in_use_is_one_line(
-    tied_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert main(["--model", str(tied_model), "--port", str(port)]) == 1
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("engine:")]
-    assert f"cannot listen on 127.0.0.1:{port}" in line and "in use" in line
-
-
-def test_a_tokeniser_that_cannot_be_read_is_one_line(
+def test_the_command_says_in_one_line_why_it_cannot_serve(
     tied_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-    folder = tmp_path / "model"
-    shutil.copytree(tied_model, folder)
-    (folder / "tokenizer.json").write_text("{}")
-    assert main(["--model", str(folder), "--port", "0"]) == 1
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("engine:")]
-    assert "tokenizer.json cannot be read" in line
 
+    def said(status: int, folder: Path, port: int = 0) -> str:
+        assert main(["--model", str(folder), "--port", str(port)]) == status
+        (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("engine:")]
+        return line
 
-def test_command_line_says_in_one_line_what_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "nothing"
-    assert main(["--model", str(folder)]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        f"engine: --model {folder} has no config.json; give a folder in Hugging Face format"
-    ]
+    nothing, unreadable = tmp_path / "nothing", tmp_path / "model"
+    missing = f"engine: --model {nothing} has no config.json; give a folder in Hugging Face format"
+    assert said(2, nothing) == missing
+    shutil.copytree(tied_model, unreadable)
+    (unreadable / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json cannot be read" in said(1, unreadable)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = said(1, tied_model, port)
+    assert f"cannot listen on 127.0.0.1:{port}" in line and "in use" in line
 
 
 def engine_process(model: Path) -> subprocess.Popen[str]:
