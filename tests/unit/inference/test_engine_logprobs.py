@@ -22,6 +22,7 @@ from pipelinerl.inference.embedded.settings import EngineSettings
 from tests.support.engine_harness import EOS, VOCAB, full_logprobs, random_prompt, reference, running_engine
 
 TOLERANCE = 2e-5
+SIZES: dict[str, Any] = {"vocab_size": VOCAB, "num_hidden_layers": 2, "num_attention_heads": 4}
 
 
 def difference(one: Generation, model: Any, temperature: float = 1.0) -> np.ndarray:
@@ -95,15 +96,7 @@ async def test_bfloat16_runs_with_a_float32_head(tied_model: Path) -> None:
 
 
 async def test_another_architecture_takes_the_path_through_transformers(tmp_path: Path) -> None:
-    config = LlamaConfig(
-        vocab_size=VOCAB,
-        hidden_size=64,
-        num_hidden_layers=2,
-        intermediate_size=96,
-        num_attention_heads=4,
-        num_key_value_heads=4,
-        initializer_range=0.15,
-    )
+    config = LlamaConfig(hidden_size=64, intermediate_size=96, initializer_range=0.15, **SIZES)
     LlamaForCausalLM(config).save_pretrained(tmp_path)
     async with running_engine(tmp_path) as engine:
         assert engine.server._model.forward_name == "TransformersForward"
@@ -118,8 +111,7 @@ async def test_another_architecture_takes_the_path_through_transformers(tmp_path
 
 
 def test_an_architecture_that_cannot_be_served_right_is_refused_at_start(tmp_path: Path) -> None:
-    sizes = {"vocab_size": VOCAB, "num_hidden_layers": 2, "num_attention_heads": 4}
-    config = Gemma2Config(hidden_size=64, intermediate_size=96, num_key_value_heads=4, head_dim=16, **sizes)
+    config = Gemma2Config(hidden_size=64, intermediate_size=96, num_key_value_heads=4, head_dim=16, **SIZES)
     Gemma2ForCausalLM(config).save_pretrained(tmp_path / "gemma2")
     with pytest.raises(UnsupportedModel, match="only full_attention is supported"):
         PackedModel(EngineSettings(model=tmp_path / "gemma2"))

@@ -1,6 +1,5 @@
 """The update protocol against engines that fail in each step."""
 
-import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from pipelinerl.base.threads import in_thread
 from pipelinerl.weights.send.engine_state import EngineState
 from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
 from pipelinerl.weights.send.file_transport import FileTransport
@@ -149,13 +149,12 @@ def test_only_an_engine_that_offers_it_prepares_and_it_does_so_before_anybody_is
     assert 0 < report.seconds["prepare"] < report.seconds["total"]
     second.calls.clear()
     first.hangs.add(PREPARE_ROUTE)
-    publishing = threading.Thread(target=publisher.publish, args=(2, TENSORS))
-    publishing.start()
+    publishing = in_thread(publisher.publish, 2, TENSORS)
     while first.calls[-1] != PREPARE_ROUTE:
         time.sleep(0.001)
     assert not second.calls and not second.paused
     first.released.set()
-    publishing.join()
+    publishing.result(30)
     assert first.label == second.label == "2"
 
 
