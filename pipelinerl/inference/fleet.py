@@ -105,11 +105,6 @@ class Fleet:
         """URLs of the engines that take requests now."""
         return [member.client.base_url for member in self._members if member.in_rotation]
 
-    @property
-    def in_flight(self) -> int:
-        """Requests waiting for an answer."""
-        return sum(len(member.calls) for member in self._members)
-
     async def wait_ready(self, deadline_s: float) -> None:
         """Until one engine is in rotation; EngineUnavailable with each engine's problem at the deadline."""
         await self._pick(time.monotonic() + deadline_s)

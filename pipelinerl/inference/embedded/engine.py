@@ -248,8 +248,7 @@ class Engine:
             return
         self._requests[request.request_id] = request
         self.metrics.prompt_tokens += request.prompt_length
-        for sequence in request.sequences:
-            self._scheduler.add(sequence)
+        self._scheduler.waiting.extend(request.sequences)
         self._observe()
 
     def _hand_out(self, pieces: list[Result], ended: list[Request]) -> None:

@@ -52,11 +52,6 @@ class SharedFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
         given = {name: value for name in shared if (value := getattr(self, name)) is not None}
         return SamplingFields(**{**given, "max_tokens": max_tokens, "logprobs": 0, "detokenize": True})
 
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
-        return self.stream_options is not None and self.stream_options.include_usage
-
 
 SHARED = set(SharedFields.__struct_fields__)
 

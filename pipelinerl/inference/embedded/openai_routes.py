@@ -117,7 +117,8 @@ class OpenAIRoutes:
                 index = first[request.request_id] + piece.index
                 yield _event({**head, "choices": [writer.delta(index, request, piece)], **top})
                 top = {}
-        if asked.fields.includes_usage:
+        options = asked.fields.stream_options
+        if options is not None and options.include_usage:
             yield _event({**head, "choices": [], "usage": usage(asked.requests)})
 
     def _continuation(self, body: bytes) -> Asked:

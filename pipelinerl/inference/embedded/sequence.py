@@ -65,11 +65,6 @@ class Sequence:
         """Tokens sampled so far."""
         return self.length - self.request.prompt_length
 
-    @property
-    def may_end(self) -> bool:
-        """False while `min_tokens` forbids an end token at the next position."""
-        return self.output_length >= self.request.sampling.min_tokens
-
     def append(self, token: int, logprob: float, version: str) -> None:
         """Take a sampled token; sets `finish_reason` when it ends the sequence."""
         position = self.output_length

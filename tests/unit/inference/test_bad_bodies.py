@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.engine_harness import running_engine
 from tests.support.one_line import check_one_line
-from tests.support.tiny_model import build_tokenizer, causal_lm
+from tests.support.text_model import build_text_model
 
 Case = tuple[Any, str]
 DEEP = b"[" * 50_000
@@ -114,10 +114,7 @@ ENGINE: dict[str, list[Case]] = {
 
 @pytest.mark.timeout(120)
 async def test_an_engine_refuses_each_body_and_goes_on(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(str(tmp_path))
-    causal_lm(len(tokenizer)).save_pretrained(tmp_path)
-    async with running_engine(tmp_path, max_model_len=128) as engine:
+    async with running_engine(build_text_model(tmp_path), max_model_len=128) as engine:
         for path, cases in ENGINE.items():
             for body, value in cases:
                 data = body if isinstance(body, bytes) else json.dumps(body).encode()

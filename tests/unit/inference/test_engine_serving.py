@@ -48,8 +48,7 @@ def sequence(prompt_length: int) -> Sequence:
 def test_prompts_share_the_budget_in_order_of_arrival() -> None:
     scheduler = Scheduler(max_num_seqs=2, max_prefill_tokens=10)
     first, second, third = sequence(12), sequence(5), sequence(3)
-    for one in (first, second, third):
-        scheduler.add(one)
+    scheduler.waiting.extend((first, second, third))
     plan = scheduler.plan()
     assert [(one.sequence, one.start, one.end) for one in plan.prefills] == [(first, 0, 10)]
     first.computed = 10
@@ -61,8 +60,7 @@ def test_prompts_share_the_budget_in_order_of_arrival() -> None:
 def test_a_finished_slot_is_refilled_before_the_next_step() -> None:
     scheduler = Scheduler(max_num_seqs=1, max_prefill_tokens=10)
     first, second = sequence(2), sequence(2)
-    scheduler.add(first)
-    scheduler.add(second)
+    scheduler.waiting.extend((first, second))
     scheduler.plan()
     scheduler.remove(first)
     assert [one.sequence for one in scheduler.plan().prefills] == [second]
@@ -71,8 +69,7 @@ def test_a_finished_slot_is_refilled_before_the_next_step() -> None:
 def test_decoding_goes_on_beside_a_long_prompt() -> None:
     scheduler = Scheduler(max_num_seqs=2, max_prefill_tokens=4)
     short, long = sequence(1), sequence(100)
-    scheduler.add(short)
-    scheduler.add(long)
+    scheduler.waiting.extend((short, long))
     plan = scheduler.plan()
     assert [one.sequence for one in plan.decodes] == [short]
     assert [(one.start, one.end) for one in plan.prefills] == [(0, 4)]
