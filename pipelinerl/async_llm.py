@@ -12,12 +12,9 @@ import aiohttp
 import numpy as np
 
 from pipelinerl.base.tokenizing import decode
-from pipelinerl.inference.answers import ChatGeneration
-from pipelinerl.inference.chat import ChatRequest
 from pipelinerl.inference.client import (
     AbortedCompletion,
     EngineClient,
-    EngineUnavailable,
     Generation,
     SamplingParams,
 )
@@ -57,8 +54,7 @@ async def llm_async_generate(
     sampling = llm.sampling(len(ids), max_tokens_override)
     chat = None
     if not prompt.token_ids and (prompt.tools or prompt.response_format is not None):
-        request = ChatRequest(prompt.messages, prompt.tools, prompt.response_format, llm.chat_template_kwargs)
-        chat = request.body(sampling)
+        chat = llm.chat_body(prompt, sampling)
     for attempt in range(ABORTS_BEFORE_GIVING_UP):
         try:
             generation = await _ask(llm, ids, sampling, session, chat)
@@ -88,19 +84,12 @@ async def _ask(
     if llm.fleet is not None:
         return await llm.fleet.generate(ids, sampling, prefer=llm.get_base_url())
     client = EngineClient(llm.get_base_url(), session)
-    for attempt in range(llm.max_retries + 1):
-        try:
-            return await (client.generate(ids, sampling) if chat is None else client.chat(chat))
-        except EngineUnavailable:
-            if attempt == llm.max_retries:
-                raise
-            await asyncio.sleep(llm.base_delay * 2**attempt)
-    raise AssertionError("unreachable")
+    return await llm.retried(lambda: client.generate(ids, sampling) if chat is None else client.chat(chat))
 
 
 def _call(llm: EngineLLM, prompt: Prompt, generation: Generation) -> LLMCall:
     output = LLMOutput(content=decode(llm.load_tokenizer(), generation.token_ids, skip_special=True))
-    if isinstance(generation, ChatGeneration):
+    if generation.message is not None:
         output = LLMOutput.model_validate({**generation.message, "role": "assistant"})
     info = {
         "model_name": llm.model_name,

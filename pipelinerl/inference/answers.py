@@ -5,7 +5,7 @@ vLLM 0.26 names the id beside a log-probability `token: "token_id:N"`, later ver
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -45,14 +45,8 @@ class Generation:
     """From sending the successful request to its decoded answer."""
     tries: int = 1
     """Requests it took, counting those that an engine lost."""
-
-
-@dataclass(slots=True)
-class ChatGeneration(Generation):
-    """An answer of the chat route: the ids as they were sampled, and the engine's reading of them."""
-
-    message: dict[str, Any] = field(default_factory=dict)
-    """`role`, `content`, `tool_calls`."""
+    message: dict[str, Any] | None = None
+    """The engine's reading of the ids (`role`, `content`, `tool_calls`), from its chat route alone."""
 
 
 class _Entry(msgspec.Struct):
@@ -72,7 +66,6 @@ class _Span(msgspec.Struct):
 
 
 class _Choice(msgspec.Struct):
-    index: int
     token_ids: list[int] | None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
@@ -90,39 +83,30 @@ class _Answer(msgspec.Struct):
 _decoder = msgspec.json.Decoder(_Answer)
 
 
-def read_generations(
-    body: bytes, prompt_ids: np.ndarray, *, n: int, announced_version: int | None
-) -> list[Generation]:
-    """Decode and check an answer to a request for `n` continuations.
+def read_generation(body: bytes, prompt_ids: np.ndarray, announced_version: int | None) -> Generation:
+    """Decode and check the answer to a request for one continuation.
 
     `announced_version` stands in, as a lower bound, where the engine reports no versions. An aborted or empty
     continuation is returned as it is: whether to ask again is the caller's decision. Raises InvalidAnswer.
     """
-    answer = _decode(body)
-    if len(answer.choices) != n:
-        raise InvalidAnswer(f"{len(answer.choices)} choices instead of {n}")
-    choices = sorted(answer.choices, key=lambda one: one.index)
-    return [_generation(one, prompt_ids, announced_version) for one in choices]
+    return _generation(_only_choice(_decode(body)), prompt_ids, announced_version)
 
 
-def read_chat(body: bytes, *, announced_version: int | None) -> ChatGeneration:
-    """Decode and check an answer of the chat route that was asked for ids and log-probabilities.
+def read_chat(body: bytes, announced_version: int | None) -> Generation:
+    """The same for an answer of the chat route that was asked for ids and log-probabilities.
 
     A generation that ended in a tool call ended by itself. Raises InvalidAnswer, also for missing ids: a text
     that is tokenised again is no sample.
     """
     answer = _decode(body)
-    if len(answer.choices) != 1:
-        raise InvalidAnswer(f"{len(answer.choices)} choices instead of 1")
-    (choice,) = answer.choices
+    choice = _only_choice(answer)
     if not answer.prompt_token_ids or choice.token_ids is None or choice.message is None:
         raise InvalidAnswer(
             "an answer without token ids or without a message; the engine must return token ids"
         )
     if choice.finish_reason == "tool_calls":
         choice.finish_reason = "stop"
-    made = _generation(choice, np.asarray(answer.prompt_token_ids, np.int32), announced_version)
-    return ChatGeneration(**{f.name: getattr(made, f.name) for f in fields(made)}, message=choice.message)
+    return _generation(choice, np.asarray(answer.prompt_token_ids, np.int32), announced_version)
 
 
 def read_prompt_logprobs(body: bytes, prompt_ids: np.ndarray) -> np.ndarray:
@@ -147,6 +131,12 @@ def _decode(body: bytes) -> _Answer:
         return _decoder.decode(body)
     except msgspec.DecodeError as error:
         raise InvalidAnswer(f"answer cannot be decoded: {error}") from None
+
+
+def _only_choice(answer: _Answer) -> _Choice:
+    if len(answer.choices) != 1:
+        raise InvalidAnswer(f"{len(answer.choices)} choices instead of 1")
+    return answer.choices[0]
 
 
 def _generation(choice: _Choice, prompt_ids: np.ndarray, announced_version: int | None) -> Generation:
@@ -177,6 +167,7 @@ def _generation(choice: _Choice, prompt_ids: np.ndarray, announced_version: int 
         exact_versions=exact,
         finish_reason=choice.finish_reason,
         stop_reason=choice.stop_reason,
+        message=choice.message,
     )
 
 

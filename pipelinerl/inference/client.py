@@ -8,9 +8,9 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Sequence
-from dataclasses import replace
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, TypeVar
 
 import aiohttp
 import msgspec
@@ -19,16 +19,21 @@ from yarl import URL
 
 from pipelinerl.inference.answers import (
     UNVERSIONED,
-    ChatGeneration,
     Generation,
     InvalidAnswer,
     read_chat,
-    read_generations,
+    read_generation,
     read_prompt_logprobs,
 )
 from pipelinerl.inference.engine_metrics import parse_prometheus
-from pipelinerl.inference.errors import AbortedCompletion, EngineRequestError, EngineUnavailable
-from pipelinerl.inference.requests import Deadlines, RequestCounts, SamplingParams, encoded_sampling
+from pipelinerl.inference.errors import AbortedCompletion, EngineError, EngineRequestError, EngineUnavailable
+from pipelinerl.inference.requests import (
+    Deadlines,
+    RequestCounts,
+    SamplingParams,
+    encoded_sampling,
+    scoring_body,
+)
 
 __all__ = [
     "AbortedCompletion",
@@ -44,6 +49,8 @@ __all__ = [
 # Decoding holds up every other request of the event loop, so larger answers are decoded in a thread; for
 # smaller ones handing over costs more than decoding.
 DECODE_IN_THREAD_BYTES = 64 * 1024
+T = TypeVar("T")
+A = TypeVar("A")
 _JSON = {"Content-Type": "application/json"}
 
 
@@ -85,104 +92,86 @@ class EngineClient:
         deadline_s: float | None = None,
     ) -> Generation:
         """One continuation of the prompt. Raises EngineRequestError, EngineUnavailable, AbortedCompletion."""
-        if sampling.n != 1:
-            raise ValueError(f"generate returns one continuation, n={sampling.n}; use generate_many")
         prompt = np.asarray(token_ids, dtype=np.int32)
-        # Encoded before the clock starts: a latency is from sending to the decoded answer.
         body = self._body(prompt, sampling, request_id)
-        announced = self._announced_version()
-        started = time.monotonic()
-        answer = await self._post(self._generate_url, body, deadline_s)
-        generations: list[Generation] = await self._checked(
-            read_generations, answer, prompt, n=1, announced_version=announced
-        )
-        self._accept(generations, announced, time.monotonic() - started, len(answer))
-        return generations[0]
 
-    async def generate_many(
+        def read(answer: bytes, announced: int | None) -> Generation:
+            return read_generation(answer, prompt, announced)
+
+        return await self._sampled(self._generate_url, body, deadline_s, read)
+
+    async def chat(self, body: bytes, *, deadline_s: float | None = None) -> Generation:
+        """The answer to an `EngineLLM.chat_body`; errors as in `generate`."""
+        return await self._sampled(self._chat_url, body, deadline_s, read_chat)
+
+    async def _sampled(
         self,
-        token_ids: Sequence[int] | np.ndarray,
-        sampling: SamplingParams,
-        request_id: str | None = None,
-        *,
-        deadline_s: float | None = None,
-    ) -> list[Generation]:
-        """`sampling.n` continuations of the prompt, with the seeds from `seed` on; errors as in `generate`.
-
-        Each is a request of its own: asked for several, the token route of vLLM before 0.32 answers with the
-        last one to end.
-        """
-        calls = []
-        for index in range(sampling.n):
-            seed = None if sampling.seed is None else sampling.seed + index
-            name = request_id if request_id is None else f"{request_id}-{index}"
-            one = self.generate(token_ids, replace(sampling, n=1, seed=seed), name, deadline_s=deadline_s)
-            calls.append(asyncio.ensure_future(one))
-        try:
-            # When one call fails, `gather` leaves the others running. Cancelled, they close their
-            # connections, and the engine stops sampling.
-            return list(await asyncio.gather(*calls))
-        finally:
-            for call in calls:
-                call.cancel()
-            await asyncio.gather(*calls, return_exceptions=True)
-
-    async def chat(self, body: bytes, *, deadline_s: float | None = None) -> ChatGeneration:
-        """The answer to a request of `pipelinerl.inference.chat`; errors as in `generate`."""
-        # Before the request is sent, as in `generate`: a version announced while it is under way is no reason
-        # to refuse tokens that were sampled just before.
+        url: URL,
+        body: bytes,
+        deadline_s: float | None,
+        read: Callable[[bytes, int | None], Generation],
+    ) -> Generation:
+        # Before the request is sent: a version announced while it is under way is no reason to refuse tokens
+        # that were sampled just before.
         announced, started = self._announced_version(), time.monotonic()
-        answer = await self._post(self._chat_url, body, deadline_s)
-        generation: ChatGeneration = await self._checked(read_chat, answer, announced_version=announced)
-        self._accept([generation], announced, time.monotonic() - started, len(answer))
+        with self._counted():
+            answer = await self._post(url, body, deadline_s)
+            generation = await self._checked(read, answer, announced)
+            self._refuse_aborted_and_old(generation, announced)
+        generation.engine, generation.latency_s = self.base_url, time.monotonic() - started
+        length = len(generation.token_ids)
+        self.counts.answer_bytes += len(answer)
+        self.counts.tokens += length
+        self.counts.exact_tokens += length if generation.exact_versions else 0
         return generation
 
-    def _accept(
-        self, generations: Sequence[Generation], announced: int | None, latency_s: float, size: int
-    ) -> None:
-        """Count generations that may be used. Raises AbortedCompletion or EngineUnavailable for others."""
-        for one in generations:
-            # What an abort leaves ends at an arbitrary token; trained on, it would be a text that the policy
-            # ended there.
-            if one.finish_reason == "abort" or len(one.token_ids) == 0:
-                self.counts.failed += 1
-                raise AbortedCompletion(
-                    self.base_url, f"finish_reason {one.finish_reason} after {len(one.token_ids)} tokens"
-                )
-            self._check_age(one, announced)
-            one.engine, one.latency_s = self.base_url, latency_s
-        self._count(generations, size)
-
-    def _check_age(self, generation: Generation, announced: int | None) -> None:
-        """Whoever was asked after an announcement must not sample from older weights."""
+    def _refuse_aborted_and_old(self, generation: Generation, announced: int | None) -> None:
+        # What an abort leaves ends at an arbitrary token; trained on, it would be a text that the policy
+        # ended there.
+        reason, length = generation.finish_reason, len(generation.token_ids)
+        if reason == "abort" or length == 0:
+            raise AbortedCompletion(self.base_url, f"finish_reason {reason} after {length} tokens")
+        # Whoever was asked after an announcement must not sample from older weights. Where an engine reports
+        # no versions the announced one stands in for them, so there is nothing to compare.
         oldest = generation.versions[0][0]
-        # Where an engine reports no versions the announced one stands in for them, so there is nothing to
-        # compare.
         if announced is not None and generation.exact_versions and oldest < announced:
-            self.counts.failed += 1
             message = f"tokens of version {oldest}, but {announced} was announced before the request"
             raise EngineUnavailable(self.base_url, "invalid_answer", message)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count a request, and how it ended."""
+        counts = self.counts
+        counts.sent += 1
+        try:
+            yield
+        except EngineRequestError:
+            counts.refused += 1
+            raise
+        except (EngineUnavailable, AbortedCompletion):
+            counts.failed += 1
+            raise
+        # The connection is closed by now, which the engine takes for an abort.
+        except asyncio.CancelledError:
+            counts.cancelled += 1
+            raise
+        counts.completed += 1
 
     async def prompt_logprobs(self, token_ids: Sequence[int] | np.ndarray) -> np.ndarray:
         """float32 [P - 1]: log-probability of prompt tokens 1 … P - 1 at temperature 1."""
         prompt = np.asarray(token_ids, dtype=np.int32)
-        # Engines sample at least one token, also where only the prompt is to be scored; it is thrown away.
-        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
-        body = msgspec.json.encode(
-            {"token_ids": prompt.tolist(), "sampling_params": sampling, "stream": False}
-        )
-        answer = await self._post(self._generate_url, body, None)
-        scores = await self._checked(read_prompt_logprobs, answer, prompt)
-        self.counts.completed += 1
-        return scores
+        body = msgspec.json.encode(scoring_body(prompt))
+        with self._counted():
+            answer = await self._post(self._generate_url, body, None)
+            return await self._checked(read_prompt_logprobs, answer, prompt)
 
     async def health(self) -> bool:
         """True when the engine says that it can generate, within `health_s`."""
         try:
-            async with self._session.get(f"{self.base_url}/health", timeout=self._short()) as answer:
-                return answer.status == 200
-        except (aiohttp.ClientError, TimeoutError):
+            await self._get("/health")
+        except EngineError:
             return False
+        return True
 
     async def metrics(self) -> dict[str, float]:
         """Prometheus samples: each by its full name with labels, and summed by its bare name."""
@@ -190,21 +179,15 @@ class EngineClient:
 
     async def weight_version(self) -> int | None:
         """The weights in use, UNVERSIONED before the first update, None from an engine that does not say."""
-        try:
-            label = msgspec.json.decode(await self._get("/weight_info")).get("weight_version")
-        except EngineRequestError:
-            # vLLM before 0.32 has no such route and answers 404.
-            return None
         # Engines say `default` as long as they have the weights they were started with.
+        label = await self._said("/weight_info", "weight_version", "default")
+        if label is None:
+            return None
         return UNVERSIONED if not str(label).isdigit() else int(label)
 
     async def is_paused(self) -> bool:
         """Whether sampling is stopped, as during a weight update; False from an engine that does not say."""
-        try:
-            return bool(msgspec.json.decode(await self._get("/is_paused")).get("is_paused"))
-        except EngineRequestError:
-            # A 404 comes from an engine that works and has no such route.
-            return False
+        return bool(await self._said("/is_paused", "is_paused", False))
 
     async def load_model_info(self) -> None:
         """Learn the engine's context length."""
@@ -229,70 +212,49 @@ class EngineClient:
         return msgspec.json.encode(fields)
 
     async def _post(self, url: URL, body: bytes, deadline_s: float | None) -> bytes:
-        """The answer's bytes; counts the request and how it failed."""
         total = self.deadlines.generate_s if deadline_s is None else deadline_s
         # `sock_connect` and not `connect`, which would also count the wait for a free connection of the
         # session: a busy client is no fault of the engine.
         timeout = aiohttp.ClientTimeout(total=total, sock_connect=self.deadlines.connect_s)
-        self.counts.sent += 1
+        request = self._session.post(url, data=body, headers=_JSON, timeout=timeout)
+        return await self._content(request, f"generate within {total:g} s")
+
+    async def _get(self, path: str) -> bytes:
+        timeout = aiohttp.ClientTimeout(total=self.deadlines.health_s)
+        request = self._session.get(f"{self.base_url}{path}", timeout=timeout)
+        return await self._content(request, f"GET {path}", f"GET {path}: ")
+
+    async def _said(self, path: str, key: str, otherwise: Any) -> Any:
+        """A field of an answer; None from an engine that works and has no such route (404)."""
         try:
-            async with self._session.post(url, data=body, headers=_JSON, timeout=timeout) as answer:
+            return msgspec.json.decode(await self._get(path)).get(key, otherwise)
+        except EngineRequestError:
+            return None
+
+    async def _content(
+        self, request: AbstractAsyncContextManager[aiohttp.ClientResponse], wait: str, where: str = ""
+    ) -> bytes:
+        """The answer's bytes. Raises EngineRequestError, or EngineUnavailable with the wait that it ended."""
+        try:
+            async with request as answer:
                 content = await answer.read()
                 self._raise_for_status(answer.status, content)
                 return content
-        except EngineRequestError:
-            self.counts.refused += 1
-            raise
-        except EngineUnavailable:
-            self.counts.failed += 1
-            raise
         # Before the next branch: TimeoutError is an OSError, and aiohttp's timeouts are ClientErrors too.
         except TimeoutError as error:
-            self.counts.failed += 1
-            name = (
-                "connect"
-                if isinstance(error, aiohttp.ConnectionTimeoutError)
-                else f"generate within {total:g} s"
-            )
+            name = "connect" if isinstance(error, aiohttp.ConnectionTimeoutError) else wait
             raise EngineUnavailable(self.base_url, "timeout", f"{name} passed its deadline") from error
         except (aiohttp.ClientError, OSError) as error:
-            self.counts.failed += 1
-            raise EngineUnavailable(self.base_url, "connection", _text(error)) from error
-        # Leaving the `async with` above closed the connection, which the engine takes for an abort.
-        except asyncio.CancelledError:
-            self.counts.cancelled += 1
-            raise
+            raise EngineUnavailable(self.base_url, "connection", f"{where}{_text(error)}") from error
 
-    async def _checked(self, read: Callable[..., Any], content: bytes, *args: Any, **kwargs: Any) -> Any:
+    async def _checked(self, read: Callable[[bytes, A], T], content: bytes, argument: A) -> T:
         """Decode, in a thread when the answer is large; a lying answer makes the engine unavailable."""
         try:
             if len(content) > DECODE_IN_THREAD_BYTES:
-                return await asyncio.to_thread(read, content, *args, **kwargs)
-            return read(content, *args, **kwargs)
+                return await asyncio.to_thread(read, content, argument)
+            return read(content, argument)
         except InvalidAnswer as error:
-            self.counts.failed += 1
             raise EngineUnavailable(self.base_url, "invalid_answer", str(error)) from error
-
-    def _count(self, generations: Sequence[Generation], answer_bytes: int) -> None:
-        self.counts.completed += 1
-        self.counts.answer_bytes += answer_bytes
-        for one in generations:
-            self.counts.tokens += len(one.token_ids)
-            self.counts.exact_tokens += len(one.token_ids) if one.exact_versions else 0
-
-    async def _get(self, path: str) -> bytes:
-        try:
-            async with self._session.get(f"{self.base_url}{path}", timeout=self._short()) as answer:
-                content = await answer.read()
-                self._raise_for_status(answer.status, content)
-                return content
-        except TimeoutError as error:
-            raise EngineUnavailable(self.base_url, "timeout", f"GET {path} passed its deadline") from error
-        except aiohttp.ClientError as error:
-            raise EngineUnavailable(self.base_url, "connection", f"GET {path}: {_text(error)}") from error
-
-    def _short(self) -> aiohttp.ClientTimeout:
-        return aiohttp.ClientTimeout(total=self.deadlines.health_s)
 
     def _raise_for_status(self, status: int, content: bytes) -> None:
         if status < 400:

@@ -10,22 +10,20 @@ import logging
 import math
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from types import TracebackType
-from typing import Any, TypeVar
+from typing import Any
 
 import aiohttp
 import numpy as np
 
-from pipelinerl.inference.answers import ChatGeneration, Generation
+from pipelinerl.inference.answers import Generation
 from pipelinerl.inference.client import EngineClient
 from pipelinerl.inference.engine_metrics import StallWatch, StartWatch, running_and_tokens
 from pipelinerl.inference.errors import AbortedCompletion, EngineError, EngineUnavailable
 from pipelinerl.inference.requests import Deadlines, RequestCounts, SamplingParams
 
 log = logging.getLogger(__name__)
-Answer = TypeVar("Answer", bound=Generation)
-# A request to an engine, made for the n-th time, with the seconds that are left.
-Ask = Callable[[EngineClient, int, float], Coroutine[Any, Any, Answer]]
+# A request to an engine, with the seconds that are left.
+Ask = Callable[[EngineClient, float], Coroutine[Any, Any, Generation]]
 MAX_TRIES = 8
 # First and longest pause before a request goes to an engine that was busy or aborted it.
 BACKOFF_S = (0.05, 2.0)
@@ -47,7 +45,7 @@ class _Member:
 
 
 class Fleet:
-    """Spreads requests over engines; use as an async context manager, or call `start` and `close`."""
+    """Spreads requests over engines; an async context manager."""
 
     def __init__(
         self,
@@ -83,19 +81,13 @@ class Fleet:
         self._monitor: asyncio.Task[None] | None = None
 
     async def __aenter__(self) -> "Fleet":
-        await self.start()
+        # Every engine is checked once before the first request.
+        await self._check_all()
+        self._monitor = asyncio.create_task(self._watch(), name="engine health")
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
         await self.close()
-
-    async def start(self) -> None:
-        """Check every engine once and begin to watch them."""
-        if self._monitor is None:
-            await self._check_all()
-            self._monitor = asyncio.create_task(self._watch(), name="engine health")
 
     async def close(self) -> None:
         """Stop watching; requests in flight are cancelled."""
@@ -113,11 +105,6 @@ class Fleet:
         """URLs of the engines that take requests now."""
         return [member.client.base_url for member in self._members if member.in_rotation]
 
-    @property
-    def in_flight(self) -> int:
-        """Requests waiting for an answer."""
-        return sum(len(member.calls) for member in self._members)
-
     async def wait_ready(self, deadline_s: float) -> None:
         """Until one engine is in rotation; EngineUnavailable with each engine's problem at the deadline."""
         await self._pick(time.monotonic() + deadline_s)
@@ -126,7 +113,6 @@ class Fleet:
         self,
         token_ids: Sequence[int] | np.ndarray,
         sampling: SamplingParams,
-        request_id: str | None = None,
         *,
         prefer: str | None = None,
     ) -> Generation:
@@ -137,22 +123,15 @@ class Fleet:
         `generate_s` has passed.
         """
 
-        async def ask(client: EngineClient, number: int, remaining_s: float) -> Generation:
-            # An engine may still hold the id of a try that was lost.
-            name = request_id if request_id is None or number == 1 else f"{request_id}-try{number}"
-            return await client.generate(token_ids, sampling, name, deadline_s=remaining_s)
+        return await self._ask(
+            lambda client, left_s: client.generate(token_ids, sampling, deadline_s=left_s), prefer
+        )
 
-        return await self._ask(ask, prefer)
+    async def chat(self, body: bytes, *, prefer: str | None = None) -> Generation:
+        """The same for a request to the chat route (`EngineLLM.chat_body`)."""
+        return await self._ask(lambda client, left_s: client.chat(body, deadline_s=left_s), prefer)
 
-    async def chat(self, body: bytes, *, prefer: str | None = None) -> ChatGeneration:
-        """The same for a request to the chat route (`pipelinerl.inference.chat`)."""
-
-        async def ask(client: EngineClient, number: int, remaining_s: float) -> ChatGeneration:
-            return await client.chat(body, deadline_s=remaining_s)
-
-        return await self._ask(ask, prefer)
-
-    async def _ask(self, ask: Ask[Answer], prefer: str | None) -> Answer:
+    async def _ask(self, ask: Ask, prefer: str | None) -> Generation:
         """Errors and tries as `generate` says."""
         deadline = time.monotonic() + self.deadlines.generate_s
         tries, counted, pause = 0, 0, BACKOFF_S[0]
@@ -162,7 +141,7 @@ class Fleet:
             try:
                 # aiohttp takes 0 for no deadline at all.
                 remaining = max(0.001, deadline - time.monotonic())
-                generation = await self._call(member, ask(member.client, tries, remaining))
+                generation = await self._call(member, ask(member.client, remaining))
                 generation.tries = tries
                 return generation
             except (EngineUnavailable, AbortedCompletion) as error:
@@ -179,7 +158,7 @@ class Fleet:
                 else:
                     self._leave(member, str(error))
 
-    async def _call(self, member: _Member, request: Coroutine[Any, Any, Answer]) -> Answer:
+    async def _call(self, member: _Member, request: Coroutine[Any, Any, Generation]) -> Generation:
         """One request as a task of its own, so that a stalled engine can be given up by the watch."""
         call = asyncio.create_task(request)
         member.calls.add(call)

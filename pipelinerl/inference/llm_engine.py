@@ -4,22 +4,26 @@ The actor binds a copy to each rollout; `pipelinerl.async_llm` and `llm_logprobs
 above this file, and `TrainableLLM`, which adds their functions as methods, lies above them.
 """
 
+import asyncio
 import os
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, fields
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import aiohttp
+import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
 from pipelinerl.base.tokenizing import continue_dialogue, encode, load_tokenizer, render_chat
+from pipelinerl.inference.errors import EngineUnavailable
 from pipelinerl.inference.fleet import Fleet
 from pipelinerl.inference.llm_call import LLMCall, LLMOutput, Prompt
 from pipelinerl.inference.requests import SamplingParams
 
-# What `llm.parameters` may hold. `n` is no parameter of a call: each call has one answer.
-SAMPLING_KEYS = tuple(one.name for one in fields(SamplingParams) if one.name != "n")
+T = TypeVar("T")
+# What `llm.parameters` may hold.
+SAMPLING_KEYS = tuple(one.name for one in fields(SamplingParams))
 
 
 def _token_from_environment() -> str:
@@ -122,6 +126,40 @@ class EngineLLM(BaseModel):
         if prompt.token_ids:
             return np.array(prompt.token_ids, np.int32)
         return encode(self.load_tokenizer(), self.render(prompt))
+
+    def chat_body(self, prompt: Prompt, sampling: SamplingParams) -> bytes:
+        """JSON for an engine's chat route: what token ids cannot say (tools, a format of the answer).
+
+        The engine renders its own template. Ids and log-probabilities are asked for, so that the answer can
+        be trained.
+        """
+        optional = {
+            "tools": prompt.tools,
+            "response_format": prompt.response_format,
+            "chat_template_kwargs": self.chat_template_kwargs or None,
+        }
+        return msgspec.json.encode(
+            {
+                "messages": prompt.messages,
+                "logprobs": True,
+                "return_token_ids": True,
+                # vLLM then names each log-probability by the id, so that `answers` can check the pairing.
+                "return_tokens_as_token_ids": True,
+                "stream": False,
+                **sampling.fields(),
+                **{name: value for name, value in optional.items() if value is not None},
+            }
+        )
+
+    async def retried(self, ask: Callable[[], Awaitable[T]]) -> T:
+        """The answer of `ask`, tried `max_retries` times more while the engine is away."""
+        for attempt in range(self.max_retries):
+            try:
+                return await ask()
+            except EngineUnavailable:
+                # An engine that is replaced is away for some time: each pause is twice the one before.
+                await asyncio.sleep(self.base_delay * 2**attempt)
+        return await ask()
 
     def continue_prompt(self, call: LLMCall, messages: list[dict[str, Any]]) -> Prompt:
         """The next prompt of a dialogue, by appending to what the engine saw and sampled in `call`."""

@@ -14,40 +14,11 @@ import numpy as np
 
 from pipelinerl.base.tokenizing import encode
 from pipelinerl.inference.client import EngineClient
-from pipelinerl.inference.errors import EngineUnavailable
 from pipelinerl.inference.llm_call import LLMOutput, Prompt
 from pipelinerl.inference.llm_engine import EngineLLM
 
 # `{"content": [{"logprob": float, "token_id": int}, ...]}`, one entry per completion token.
 Scores = dict[str, list[dict[str, Any]]]
-
-
-async def completion_logprobs(
-    llm: EngineLLM,
-    prompt_ids: Sequence[int] | np.ndarray,
-    completion_ids: Sequence[int] | np.ndarray,
-    session: aiohttp.ClientSession,
-) -> np.ndarray:
-    """float32 `[completion tokens]`. Tried `llm.max_retries` times more while the engine is away.
-
-    Raises ValueError for an empty prompt or completion, EngineRequestError for what the engine refuses (such
-    as a text longer than its context), EngineUnavailable when it does not answer.
-    """
-    if not len(prompt_ids) or not len(completion_ids):
-        raise ValueError(
-            f"{len(prompt_ids)} prompt ids and {len(completion_ids)} completion ids; both need at least one"
-        )
-    ids = np.concatenate([np.asarray(prompt_ids, np.int32), np.asarray(completion_ids, np.int32)])
-    client = EngineClient(llm.get_base_url(), session)
-    for attempt in range(llm.max_retries + 1):
-        try:
-            return (await client.prompt_logprobs(ids))[-len(completion_ids) :]
-        except EngineUnavailable:
-            if attempt == llm.max_retries:
-                raise
-            # An engine that is replaced is away for some time, so each pause is twice the one before.
-            await asyncio.sleep(llm.base_delay * 2**attempt)
-    raise AssertionError("unreachable")
 
 
 async def batch_logprobs(
@@ -56,14 +27,27 @@ async def batch_logprobs(
     completions: Sequence[Sequence[int]],
     session: aiohttp.ClientSession,
 ) -> list[Scores]:
-    """Scores of each pair, at most `llm.max_parallel_requests` requests at a time."""
+    """Scores of each pair, at most `llm.max_parallel_requests` requests at a time.
+
+    Each is tried `llm.max_retries` times more while the engine is away. Raises ValueError for an empty prompt
+    or completion, EngineRequestError for what the engine refuses (such as a text longer than its context),
+    EngineUnavailable when it does not answer.
+    """
     if len(prompts) != len(completions):
         raise ValueError(f"{len(prompts)} prompts but {len(completions)} completions; give one for each")
     limit = asyncio.Semaphore(llm.max_parallel_requests)
+    client = EngineClient(llm.get_base_url(), session)
 
     async def one(prompt: Sequence[int], completion: Sequence[int]) -> Scores:
+        if not len(prompt) or not len(completion):
+            raise ValueError(
+                f"{len(prompt)} prompt ids and {len(completion)} completion ids; both need at least one"
+            )
+        ids = np.concatenate([np.asarray(prompt, np.int32), np.asarray(completion, np.int32)])
         async with limit:
-            return _listed(completion, await completion_logprobs(llm, prompt, completion, session))
+            scores = await llm.retried(lambda: client.prompt_logprobs(ids))
+        pairs = zip(completion, scores[-len(completion) :].tolist(), strict=True)
+        return {"content": [{"logprob": logprob, "token_id": int(token)} for token, logprob in pairs]}
 
     return list(await asyncio.gather(*(one(*pair) for pair in zip(prompts, completions, strict=True))))
 
@@ -90,8 +74,3 @@ def chat_ids(llm: EngineLLM, prompt: Prompt, output: LLMOutput) -> tuple[list[in
     if not whole.startswith(before):
         raise ValueError("the chat template does not continue its own prompt; give token ids instead")
     return text_ids(llm, before, whole.removeprefix(before))
-
-
-def _listed(ids: Sequence[int], logprobs: np.ndarray) -> Scores:
-    pairs = zip(ids, logprobs.tolist(), strict=True)
-    return {"content": [{"logprob": logprob, "token_id": int(token)} for token, logprob in pairs]}

@@ -1,14 +1,15 @@
 """What a request to an engine says, how long it may take and how requests are counted: values, no I/O.
 
-`client`, `fleet` and `chat` send and count by these; whoever asks a model builds `SamplingParams`.
+`client` and `fleet` send and count by these; whoever asks a model builds `SamplingParams`.
 """
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import lru_cache
 from typing import Any
 
 import msgspec
+import numpy as np
 
 # How an answer is asked for: with the log-probability of each sampled token, in whatever way is cheapest.
 # vLLM then builds it once, at its end (2 is `FINAL_ONLY`; before 0.32 it would at every token), and collects
@@ -45,40 +46,31 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     stop: tuple[str, ...] = ()
     """Texts that end the answer; their ids belong to it."""
-    n: int = 1
-    """How many continuations `generate_many` returns."""
 
-    def body(self) -> dict[str, Any]:
-        """`sampling_params` of a request to the token route; log-probabilities are always asked for."""
-        detokenize = bool(self.stop)  # an engine looks for stop strings in the text
-        return {**self.fields(), **WHOLE_ANSWER, "detokenize": detokenize}
-
-    # `n` is missing on purpose: `EngineClient.generate_many` makes a request of each continuation.
     def fields(self) -> dict[str, Any]:
-        """What decides which tokens are sampled, by names that every route knows."""
-        fields: dict[str, Any] = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        optional: dict[str, tuple[Any, Any]] = {
-            "top_p": (self.top_p, 1.0),
-            "top_k": (self.top_k, 0),
-            "min_p": (self.min_p, 0.0),
-            "seed": (self.seed, None),
-            "stop_token_ids": (list(self.stop_token_ids), []),
-            "ignore_eos": (self.ignore_eos, False),
-            "min_tokens": (self.min_tokens, 0),
-            "repetition_penalty": (self.repetition_penalty, 1.0),
-            "presence_penalty": (self.presence_penalty, 0.0),
-            "frequency_penalty": (self.frequency_penalty, 0.0),
-            "stop": (list(self.stop), []),
+        """What decides which tokens are sampled, by names that every route knows; defaults are left out."""
+        given = {one.name: (getattr(self, one.name), one.default) for one in fields(self)}
+        always = ("max_tokens", "temperature")
+        return {
+            name: list(value) if isinstance(value, tuple) else value
+            for name, (value, default) in given.items()
+            if name in always or value != default
         }
-        fields.update({name: value for name, (value, default) in optional.items() if value != default})
-        return fields
 
 
 # A run samples with a few settings in all its requests, so each is encoded once and not with every request.
 @lru_cache(maxsize=256)
 def encoded_sampling(sampling: SamplingParams) -> msgspec.Raw:
     """`sampling_params` of a request to the token route, as JSON that is put into the body unread."""
-    return msgspec.Raw(msgspec.json.encode(sampling.body()))
+    detokenize = bool(sampling.stop)  # an engine looks for stop strings in the text
+    return msgspec.Raw(msgspec.json.encode({**sampling.fields(), **WHOLE_ANSWER, "detokenize": detokenize}))
+
+
+def scoring_body(prompt: np.ndarray) -> dict[str, Any]:
+    """A request to the token route for the log-probabilities of a prompt, int32 `[P]`, at temperature 1."""
+    # Engines sample at least one token, also where only the prompt is to be scored; it is thrown away.
+    sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
+    return {"token_ids": prompt.tolist(), "sampling_params": sampling, "stream": False}
 
 
 @dataclass(slots=True)

@@ -11,10 +11,11 @@ import torch
 
 from pipelinerl.inference.client import SamplingParams
 from tests.support.contract.engines import Engine
-from tests.support.contract.models import END, TOKENIZER, VOCABULARY, full_logprobs, prompt
+from tests.support.contract.models import END, TOKENIZER, VOCABULARY, prompt
+from tests.support.engine_harness import full_logprobs
 
 TOLERANCE = 2e-5
-DRAWS, AT_ONCE = 480, 12
+DRAWS = 480
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
@@ -48,10 +49,9 @@ async def test_reported_probabilities_match_the_frequencies(engine: Engine) -> N
     ids, temperature = prompt(6), 0.7
     with torch.no_grad():
         expected = (engine.model(1)(torch.tensor([ids])).logits[0, -1] / temperature).softmax(-1).numpy()
-    sampling = SamplingParams(max_tokens=1, temperature=temperature, n=AT_ONCE)
+    sampling = SamplingParams(max_tokens=1, temperature=temperature)
     client = engine.client()
-    asked = [client.generate_many(ids, sampling) for _ in range(DRAWS // AT_ONCE)]
-    answers = [one for many in await asyncio.gather(*asked) for one in many]
+    answers = await asyncio.gather(*(client.generate(ids, sampling) for _ in range(DRAWS)))
     tokens = np.array([one.token_ids[0] for one in answers])
     np.testing.assert_allclose([np.exp(one.logprobs[0]) for one in answers], expected[tokens], rtol=1e-4)
     counts = np.bincount(tokens, minlength=VOCABULARY)
@@ -67,8 +67,10 @@ async def test_reported_probabilities_match_the_frequencies(engine: Engine) -> N
 async def test_equal_seeds_give_equal_tokens_and_continuations_of_one_prompt_differ(engine: Engine) -> None:
     await engine.publish(4, 1, "recompute")
     client, ids = engine.client(), prompt(10)
-    sampling = SamplingParams(max_tokens=12, seed=7, ignore_eos=True, n=3)
-    first, again = [await client.generate_many(ids, sampling) for _ in range(2)]
+    seeds = [SamplingParams(max_tokens=12, seed=seed, ignore_eos=True) for seed in (7, 8, 9)]
+    first, again = [
+        await asyncio.gather(*(client.generate(ids, sampling) for sampling in seeds)) for _ in range(2)
+    ]
     assert [one.token_ids.tolist() for one in first] == [one.token_ids.tolist() for one in again]
     assert len({tuple(one.token_ids.tolist()) for one in first}) == 3
 

@@ -15,11 +15,10 @@ from pipelinerl.weights.send.engine_state import EngineState
 from pipelinerl.weights.send.engine_update import EngineUpdate, PublishDeadlines
 from pipelinerl.weights.send.publisher import UpdateUnderWay
 from pipelinerl.weights.send.version_update import WeightUpdateError
-from tests.support.contract.engines import RUNNING, TOKENS, Engine, Held
-from tests.support.contract.models import full_logprobs, prompt
+from tests.support.contract.engines import LENGTHS, RUNNING, TOKENS, Engine, Held
+from tests.support.contract.models import prompt
+from tests.support.engine_harness import full_logprobs
 
-LENGTHS = (200, 800, 1900)
-"""Tokens of a request to be stopped: if it ends before that on a busy machine, a longer one is tried."""
 SHORT = SamplingParams(max_tokens=6, ignore_eos=True)
 
 

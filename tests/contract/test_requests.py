@@ -10,12 +10,10 @@ import pytest
 
 from pipelinerl.inference.client import Deadlines, EngineRequestError, EngineUnavailable, SamplingParams
 from pipelinerl.inference.fleet import Fleet
-from tests.support.contract.engines import RUNNING, TOKENS, Engine
+from tests.support.contract.engines import LENGTHS, RUNNING, TOKENS, Engine
 from tests.support.contract.models import CONTEXT, VOCABULARY, prompt
 
 SHORT = SamplingParams(max_tokens=4, ignore_eos=True)
-LENGTHS = (200, 800, 1900)
-"""Tokens of a request that is given up: if it ends before that on a busy machine, a longer one is tried."""
 BEHIND = r"has weights 92, announced are 93|was started after version 93"
 COUNTED = {
     "vllm:prompt_tokens_total": 30,

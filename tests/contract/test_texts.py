@@ -11,7 +11,8 @@ from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.inference.client import EngineRequestError
 from pipelinerl.llm import Prompt, TrainableLLM
 from tests.support.contract.engines import Engine
-from tests.support.contract.models import CONTEXT, full_logprobs
+from tests.support.contract.models import CONTEXT
+from tests.support.engine_harness import full_logprobs
 
 TURNS = 30
 FUNCTION = {"name": "search", "description": "Search.", "parameters": {"type": "object"}}

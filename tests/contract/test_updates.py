@@ -21,13 +21,8 @@ from pipelinerl.weights.send.publisher import KvPolicy
 from pipelinerl.weights.send.transport import StagedUpdate
 from pipelinerl.weights.send.version_update import WeightUpdateError
 from tests.support.contract.engines import TOKENS, Engine, Held
-from tests.support.contract.models import (
-    VOCABULARY,
-    full_logprobs,
-    logprobs_over_an_update,
-    prompt,
-    score_rows,
-)
+from tests.support.contract.models import VOCABULARY, logprobs_over_an_update, prompt, score_rows
+from tests.support.engine_harness import full_logprobs
 
 OLD, NEW = 1, 2
 LENGTHS = (96, 384, 768, 1536)

@@ -34,6 +34,14 @@ def reference(folder: Path) -> PreTrainedModel:
     return AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).eval()
 
 
+@torch.no_grad()
+def full_logprobs(model: Any, ids: list[int] | np.ndarray, temperature: float = 1.0) -> np.ndarray:
+    """float32 [len(ids) - 1]: log-probability of every id but the first, by one full forward."""
+    tokens = torch.as_tensor(np.asarray(ids, dtype=np.int64))[None]
+    logprobs = (model(tokens).logits[0, :-1].float() / temperature).log_softmax(-1)
+    return logprobs.gather(1, tokens[0, 1:, None])[:, 0].numpy()
+
+
 @dataclass
 class RunningEngine:
     url: str
@@ -46,6 +54,14 @@ class RunningEngine:
             content = await answer.json()
             assert answer.status == expect, (path, answer.status, content)
             return content
+
+    async def update(self, info: dict[str, Any]) -> None:
+        """The calls of the publisher, one by one."""
+        await self.post("/pause?mode=keep&clear_cache=false")
+        await self.post("/start_weight_update")
+        await self.post("/update_weights", {"update_info": info})
+        await self.post("/finish_weight_update", {"weight_version": info["version"]})
+        await self.post("/resume")
 
     async def get(self, path: str) -> Any:
         async with self.session.get(self.url + path) as answer:

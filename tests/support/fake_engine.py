@@ -71,19 +71,23 @@ class FakeEngine:
 
     async def _main(self) -> None:
         self._loop, self._stop = asyncio.get_running_loop(), asyncio.Event()
+        await self.listen()
+        self._ready.set()
+        await self._stop.wait()
+        # Requests that still sleep are cancelled with the loop; a clean shutdown would wait for them.
+
+    async def listen(self) -> web.AppRunner:
+        """Answer from the running event loop, until the runner is cleaned up."""
         app = web.Application()
         for path in ("/health", "/v1/models", "/weight_info", "/metrics"):
             app.router.add_get(path, self._look)
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/v1/chat/completions", self._chat)
-        runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+        runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
         await runner.setup()
-        site = web.TCPSite(runner, "127.0.0.1", 0)
-        await site.start()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
-        self._ready.set()
-        await self._stop.wait()
-        # Requests that still sleep are cancelled with the loop; a clean shutdown would wait for them.
+        return runner
 
     async def _look(self, request: web.Request) -> web.Response:
         """What does not change the engine; `/metrics` is no JSON."""

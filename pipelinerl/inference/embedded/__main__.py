@@ -29,12 +29,11 @@ def main(arguments: list[str] | None = None) -> int:
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s %(message)s")
     values = vars(options)
     host, port = values.pop("host"), values.pop("port")
-    if values["max_model_len"] is None:
-        values["max_model_len"] = default_model_len(options.model)
+    values.setdefault("max_model_len", default_model_len(options.model))
     settings = EngineSettings(**values)
     problems = settings.problems()
     for problem in problems:
-        print(f"engine: {problem}", file=sys.stderr)
+        _failed(problem)
     if problems:
         return 2
     torch.set_num_threads(settings.threads)
@@ -45,22 +44,18 @@ def main(arguments: list[str] | None = None) -> int:
         model = PackedModel(settings)
     # Its message names the folder and what is wrong in it.
     except DamagedModel as error:
-        print(f"engine: {error}", file=sys.stderr)
-        return 1
+        return _failed(str(error))
     except (UnsupportedModel, OSError, ValueError) as error:
-        print(f"engine: cannot load {settings.model}: {_one_line(error)}", file=sys.stderr)
-        return 1
+        return _failed(f"cannot load {settings.model}: {_one_line(error)}")
     # The model's objects live as long as the process; no collection has to visit them again.
     gc.freeze()
     try:
         return asyncio.run(_serve(settings, model, host, port))
     # The tokeniser is read when the server is made.
     except UnsupportedModel as error:
-        print(f"engine: cannot load {settings.model}: {_one_line(error)}", file=sys.stderr)
-        return 1
+        return _failed(f"cannot load {settings.model}: {_one_line(error)}")
     except OSError as error:
-        print(f"engine: cannot listen on {host}:{port}: {_one_line(error)}", file=sys.stderr)
-        return 1
+        return _failed(f"cannot listen on {host}:{port}: {_one_line(error)}")
 
 
 async def _serve(settings: EngineSettings, model: PackedModel, host: str, port: int) -> int:
@@ -80,28 +75,35 @@ async def _serve(settings: EngineSettings, model: PackedModel, host: str, port: 
         for one in unfinished:
             one.cancel()
     if server.engine.failure is not None:
-        print(f"engine: {_one_line(server.engine.failure)}", file=sys.stderr)
-        return 1
+        return _failed(_one_line(server.engine.failure))
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pipelinerl.inference.embedded", description=__doc__)
+    # What is left out has the default of `EngineSettings`.
+    parser = argparse.ArgumentParser(
+        prog="python -m pipelinerl.inference.embedded",
+        description=__doc__,
+        argument_default=argparse.SUPPRESS,
+    )
     parser.add_argument("--model", type=Path, required=True, help="folder in Hugging Face format")
-    parser.add_argument("--served-model-name", default="model")
+    parser.add_argument("--served-model-name")
     parser.add_argument("--host", default="127.0.0.1", help="control routes are unguarded: keep it private")
     parser.add_argument("--port", type=int, default=8080)
-    parser.add_argument("--max-num-seqs", type=int, default=32)
     parser.add_argument(
         "--max-model-len",
         type=int,
         help=f"tokens of a prompt and its answer; default: {DEFAULT_MODEL_LEN}, or all the model has",
     )
-    parser.add_argument("--max-prefill-tokens", type=int, default=1024)
-    parser.add_argument("--max-waiting", type=int, default=1024)
-    parser.add_argument("--dtype", default="float32", help=" or ".join(DTYPES))
-    parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--dtype", help=" or ".join(DTYPES))
+    for name in ("--max-num-seqs", "--max-prefill-tokens", "--max-waiting", "--threads"):
+        parser.add_argument(name, type=int)
     return parser
+
+
+def _failed(reason: str) -> int:
+    print(f"engine: {reason}", file=sys.stderr)
+    return 1
 
 
 def _one_line(error: BaseException) -> str:

@@ -4,14 +4,14 @@ Between two steps it runs the commands that came in (new requests, aborts, pause
 forward pass ever sees half a change. Results go back through the callbacks given with the work.
 """
 
+import contextlib
 import logging
 import queue
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
@@ -19,7 +19,7 @@ from pipelinerl.inference.embedded.metrics import EngineMetrics
 from pipelinerl.inference.embedded.model import PackedModel
 from pipelinerl.inference.embedded.sampling import sample, score
 from pipelinerl.inference.embedded.scheduler import Chunk, Plan, Scheduler
-from pipelinerl.inference.embedded.sequence import Request, Sequence, TokenEvent
+from pipelinerl.inference.embedded.sequence import Request, Result, Sequence
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder, UpdateState
 from pipelinerl.inference.embedded.weight_updates import WeightUpdates
@@ -34,14 +34,6 @@ class EngineEnded(RuntimeError):
     """The engine thread has ended, so that a command cannot be carried out (HTTP 503)."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Command:
-    """Work for the engine thread; `answer` is None where nobody waits for it."""
-
-    run: Callable[[], None]
-    answer: Future[Any] | None = None
-
-
 class Engine:
     """Runs requests on a model; `start` and `stop` frame its thread."""
 
@@ -50,15 +42,10 @@ class Engine:
         settings: EngineSettings,
         model: PackedModel,
         *,
-        on_tokens: Callable[[list[tuple[Request, TokenEvent]]], None],
-        on_finished: Callable[[list[Request]], None],
+        on_results: Callable[[list[Result]], None],
         on_failed: Callable[[BaseException], None],
     ) -> None:
-        """What the engine thread calls, in this order.
-
-        `on_tokens` gets the tokens of a step that belong to requests that are streamed, `on_finished` the
-        requests that ended, `on_failed` the reason why the thread died.
-        """
+        """What the engine thread calls: `on_results` after a step or an abort, `on_failed` when it died."""
         self.settings = settings
         self.metrics = EngineMetrics()
         self.update = UpdateState()
@@ -71,11 +58,10 @@ class Engine:
         self._requests: dict[str, Request] = {}
         # Pauses of mode `wait` that are to be answered when the last running sequence has ended.
         self._draining: list[Future[None]] = []
-        self._on_tokens = on_tokens
-        self._on_finished = on_finished
+        self._on_results = on_results
         self._on_failed = on_failed
         # None is the order to end.
-        self._inbox: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
+        self._inbox: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._ended = False
         # A daemon: when `stop` has given up on a step that hangs, the process can still end.
         self._thread = threading.Thread(target=self._run, name="engine", daemon=True)
@@ -95,8 +81,8 @@ class Engine:
         return self.failure is None and self._thread.is_alive() and self.update.state != "broken"
 
     def submit(self, request: Request) -> None:
-        """Queue a request; it comes back through `on_finished`."""
-        self._hand_over(_Command(lambda: self._admit(request)))
+        """Queue a request; it comes back through `on_results`."""
+        self._hand_over(lambda: self._admit(request))
 
     def abort(self, request_ids: list[str]) -> Future[int]:
         """End these requests (all if empty) with reason `abort`; the number that were in flight."""
@@ -127,14 +113,16 @@ class Engine:
             if not future.set_running_or_notify_cancel():
                 return  # the request that asked for it is gone
             try:
+                if self._ended:
+                    raise EngineEnded("the engine has ended")
                 future.set_result(function())
             except Exception as error:  # handed to the caller, who raises it
                 future.set_exception(error)
 
-        self._hand_over(_Command(command, future))
+        self._hand_over(command)
         return future
 
-    def _hand_over(self, command: _Command) -> None:
+    def _hand_over(self, command: Callable[[], None]) -> None:
         # In this order: a command that is put after the thread's last look finds `_ended` set, one before is
         # refused by the thread. A caller never waits for a thread that is gone.
         self._inbox.put(command)
@@ -142,16 +130,11 @@ class Engine:
             self._refuse_commands()
 
     def _refuse_commands(self) -> None:
-        """Nobody is there any more who would carry them out; whoever waits for one learns it at once."""
-        while True:
-            try:
-                command = self._inbox.get_nowait()
-            except queue.Empty:
-                return
-            if command is None or command.answer is None:
-                continue
-            if command.answer.set_running_or_notify_cancel():
-                command.answer.set_exception(EngineEnded("the engine has ended"))
+        """Commands that find `_ended` set only tell whoever waits for them."""
+        with contextlib.suppress(queue.Empty):
+            while True:
+                if (command := self._inbox.get_nowait()) is not None:
+                    command()
 
     # Everything below runs in the engine thread.
 
@@ -184,30 +167,24 @@ class Engine:
                 return True
             if command is None:
                 return False
-            command.run()
+            command()
             idle = False
 
     def _step(self) -> None:
         # A pause of mode `wait` would never be complete if waiting sequences took the slots that become free.
         plan = self._scheduler.plan(admit=not self._draining)
-        if not plan:
+        if not plan.chunks:
             return
         started = time.perf_counter()
-        finished = self._generate(plan)
-        for request in finished:
-            self._forget(request)
-        metrics = self.metrics
-        # Counted before the answers go out: whoever has one finds it in `/metrics`.
-        metrics.steps += 1
-        metrics.step_seconds += time.perf_counter() - started
-        self._observe()
-        if finished:
-            self._on_finished(finished)
-            self._end_drain()
+        pieces, ended = self._generate(plan)
+        self.metrics.steps += 1
+        self.metrics.step_seconds += time.perf_counter() - started
+        self._hand_out(pieces, ended)
+        self._end_drain()
 
-    def _generate(self, plan: Plan) -> list[Request]:
-        """One forward pass and what follows from it; the requests that ended."""
-        chunks = [*plan.decodes, *plan.prefills]
+    def _generate(self, plan: Plan) -> tuple[list[Result], list[Request]]:
+        """One forward pass and what follows from it: tokens to be streamed, and the requests that ended."""
+        chunks = plan.chunks
         sampling, rows = [], []
         scoring: list[tuple[Chunk, int]] = []
         row = 0
@@ -242,14 +219,14 @@ class Engine:
                 chunk.sequence.request.prompt_scores.extend(zip(values, ranks, strict=True))
                 begin += len(ids)
 
-    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> list[Request]:
+    def _sample(self, sequences: list[Sequence], logits: torch.Tensor) -> tuple[list[Result], list[Request]]:
         if not sequences:
-            return []
+            return [], []
         ids, logprobs = sample(logits, sequences)
         # Read by the thread that ran the forward pass: no update lies between a token and its version.
         version = self.update.version
         ended: dict[str, Request] = {}
-        events: list[tuple[Request, TokenEvent]] = []
+        pieces: list[Result] = []
         for one, token, logprob in zip(sequences, ids, logprobs, strict=True):
             request = one.request
             if not logprob > -float("inf"):  # NaN or an impossible token: the weights are not numbers
@@ -257,48 +234,49 @@ class Engine:
             else:
                 one.append(token, logprob, version)
                 if request.streams:
-                    events.append((request, one.last_event()))
+                    pieces.append((request, one.piece(one.output_length - 1)))
             # The slot is free for the next step, not only when the other sequences of the request end.
             if request.error or one.finish_reason:
                 self._scheduler.remove(one)
                 if request.finished:
                     ended[request.request_id] = request
         self.metrics.generation_tokens += len(sequences)
-        if events:
-            self._on_tokens(events)
-        return list(ended.values())
+        return pieces, list(ended.values())
 
     def _admit(self, request: Request) -> None:
+        if self._ended:  # nobody is there who would sample it, and the server is about to end
+            return
         self._requests[request.request_id] = request
         self.metrics.prompt_tokens += request.prompt_length
-        for sequence in request.sequences:
-            self._scheduler.add(sequence)
+        self._scheduler.waiting.extend(request.sequences)
         self._observe()
 
-    def _forget(self, request: Request) -> None:
-        """Free the slots of a request and count how it ended."""
-        if self._requests.pop(request.request_id, None) is None:
-            return
-        for sequence in request.sequences:
-            self._scheduler.remove(sequence)
-        reason = "error" if request.error else request.sequences[0].finish_reason or "abort"
-        self.metrics.finished[reason] += 1
+    def _hand_out(self, pieces: list[Result], ended: list[Request]) -> None:
+        """Free the slots of requests that ended, count how, and tell whoever waits."""
+        for request in ended:
+            del self._requests[request.request_id]
+            for sequence in request.sequences:
+                self._scheduler.remove(sequence)
+            reason = "error" if request.error else request.sequences[0].finish_reason or "abort"
+            self.metrics.finished[reason] += 1
+        self._observe()
+        # Counted before the answers go out: whoever has one finds it in `/metrics`.
+        if pieces or ended:
+            self._on_results([*pieces, *((request, None) for request in ended)])
 
     def _abort(self, request_ids: list[str]) -> int:
-        chosen = (
-            list(self._requests) if not request_ids else [one for one in request_ids if one in self._requests]
-        )
-        requests = [self._requests[one] for one in chosen]
-        for request in requests:
-            for sequence in request.sequences:
-                # Sequences of the request that had ended keep their reason.
-                sequence.finish_reason = sequence.finish_reason or "abort"
-            self._forget(request)
-        self._observe()
-        if requests:
-            self._on_finished(requests)
-            self._end_drain()
-        return len(requests)
+        ended = [one for name, one in self._requests.items() if not request_ids or name in request_ids]
+        pieces: list[Result] = []
+        for request in ended:
+            # Sequences of the request that had ended keep their reason.
+            for sequence in (one for one in request.sequences if one.finish_reason is None):
+                sequence.finish_reason = "abort"
+                # What of its text was held back.
+                if request.streams:
+                    pieces.append((request, sequence.piece(sequence.output_length)))
+        self._hand_out(pieces, ended)
+        self._end_drain()
+        return len(ended)
 
     def _pause(self, mode: str, clear_cache: bool) -> Future[None]:
         done: Future[None] = Future()
@@ -342,9 +320,7 @@ class Engine:
         requests = list(self._requests.values())
         for request in requests:
             request.error = message
-            self._forget(request)
-        if requests:
-            self._on_finished(requests)
+        self._hand_out([], requests)
 
 
 def _prompt_targets(chunk: Chunk, first_row: int) -> tuple[list[int], list[int]]:

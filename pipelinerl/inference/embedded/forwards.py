@@ -11,15 +11,14 @@ import torch
 from torch.nn.functional import silu
 from transformers import AttentionInterface
 
-from pipelinerl.inference.embedded.attention import StepBatch, attend
-from pipelinerl.inference.embedded.packing import narrow
+from pipelinerl.inference.embedded.attention import StepBatch, attend, narrow
 
 ATTENTION_NAME = "pipelinerl_slots"
 # Keyword arguments of attention functions that change the result and that `attend` does not compute.
 _UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask")
 
-# (ids int64 [T], step, packed rows) to logits [len(rows), V].
-Forward = Callable[[torch.Tensor, StepBatch, list[int]], torch.Tensor]
+# (step, packed rows) to logits [len(rows), V].
+Forward = Callable[[StepBatch, list[int]], torch.Tensor]
 
 
 def _slot_attention(
@@ -54,9 +53,9 @@ class TransformersForward:
         module.set_attn_implementation(ATTENTION_NAME)
         self._module = module
 
-    def __call__(self, ids: torch.Tensor, batch: StepBatch, rows: list[int]) -> torch.Tensor:
+    def __call__(self, batch: StepBatch, rows: list[int]) -> torch.Tensor:
         output = self._module(
-            input_ids=ids[None],
+            input_ids=batch.ids[None],
             position_ids=batch.positions[None],
             # The slots are the cache; transformers' own would be built and thrown away.
             use_cache=False,
@@ -88,9 +87,9 @@ class Qwen3Forward:
         self._signed_sin = sin[0, :, None].clone()  # [C, 1, D]; the first half meets -x of the second
         self._signed_sin[..., : self._size // 2].neg_()
 
-    def __call__(self, ids: torch.Tensor, batch: StepBatch, rows: list[int]) -> torch.Tensor:
+    def __call__(self, batch: StepBatch, rows: list[int]) -> torch.Tensor:
         model = self._module.model
-        hidden = model.embed_tokens(ids)
+        hidden = model.embed_tokens(batch.ids)
         cos, sin = self._cos[batch.positions], self._signed_sin[batch.positions]
         segments, kept, asked = narrow(batch, rows)
         last = len(model.layers) - 1
@@ -100,12 +99,12 @@ class Qwen3Forward:
             now = batch.prefills
             # Keys and values of all rows are stored above. Beyond them the last layer matters only for the
             # rows whose logits are asked for, one of a piece of a prompt.
-            if index == last and len(kept) < len(ids):
+            if index == last and len(kept) < len(batch.ids):
                 hidden, query, now = hidden[kept], query[kept], segments
             attended = attend(query, index, batch, now, layer.self_attn.scaling)
             hidden = torch.addmm(hidden, attended.flatten(1), self._fused[index].output)
             hidden = self._feed_forward(layer, index, hidden)
-        if len(kept) == len(ids):
+        if len(kept) == len(batch.ids):
             asked = torch.tensor(rows, dtype=torch.int64)
         return self._module.lm_head(self._norm(hidden[asked], model.norm.weight))
 

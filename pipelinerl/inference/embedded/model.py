@@ -11,14 +11,13 @@ import numpy as np
 import torch
 import transformers
 
-from pipelinerl.inference.embedded.attention import SlotCache
+from pipelinerl.inference.embedded.attention import SlotCache, pack
 from pipelinerl.inference.embedded.forwards import (
     Forward,
     Qwen3Forward,
     TransformersForward,
     qwen3_forward_applies,
 )
-from pipelinerl.inference.embedded.packing import pack, token_ids
 from pipelinerl.inference.embedded.protocol import SamplingFields
 from pipelinerl.inference.embedded.scheduler import Chunk, Plan
 from pipelinerl.inference.embedded.sequence import Request
@@ -69,7 +68,7 @@ class PackedModel:
     @torch.inference_mode()
     def logits(self, plan: Plan, rows: SequenceOf[int]) -> torch.Tensor:
         """Run one step; float32 logits [len(rows), V] of the packed rows asked for."""
-        return self._forward(token_ids(plan), pack(plan, self.cache), list(rows)).float()
+        return self._forward(pack(plan, self.cache), list(rows)).float()
 
     def _check(self, length: int, settings: EngineSettings) -> None:
         """Choose the forward, and refuse a model whose packed, chunked logits differ from its own."""

@@ -9,7 +9,6 @@ import json
 import uuid
 from typing import Any
 
-import msgspec
 from jinja2 import TemplateError
 from transformers import PreTrainedTokenizerFast
 
@@ -21,27 +20,6 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 # As arguments of the template these would decide what the method returns, such as ids for text.
 _OWN_ARGUMENTS = frozenset(inspect.signature(PreTrainedTokenizerFast.apply_chat_template).parameters)
-
-
-class FunctionCall(msgspec.Struct):
-    """Name and arguments of a call; the arguments are JSON text."""
-
-    name: str
-    arguments: str
-
-
-class ToolCall(msgspec.Struct):
-    """One call that the model asks for."""
-
-    id: str
-    function: FunctionCall
-    type: str = "function"
-
-
-class ToolCallDelta(ToolCall):
-    """The same in a stream, where calls are numbered."""
-
-    index: int = 0
 
 
 def prompt_text(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> str:
@@ -68,7 +46,7 @@ def reads_tool_calls(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> 
     return bool(fields.tools) and fields.tool_choice != "none" and OPEN in str(tokenizer.chat_template)
 
 
-def read_tool_calls(text: str) -> tuple[str | None, list[ToolCall]]:
+def read_tool_calls(text: str) -> tuple[str | None, list[dict[str, Any]]]:
     """Text before the first call, and the calls; everything as text if one of them is malformed."""
     before, found, rest = text.partition(OPEN)
     if not found:
@@ -82,7 +60,7 @@ def read_tool_calls(text: str) -> tuple[str | None, list[ToolCall]]:
     return before.strip() or None, calls
 
 
-def _tool_call(text: str) -> ToolCall | None:
+def _tool_call(text: str) -> dict[str, Any] | None:
     try:
         value = json.loads(text)
     except ValueError:
@@ -90,7 +68,8 @@ def _tool_call(text: str) -> ToolCall | None:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str):
         return None
     arguments = json.dumps(value.get("arguments", {}), ensure_ascii=False)
-    return ToolCall(f"call_{uuid.uuid4().hex}", FunctionCall(value["name"], arguments))
+    function = {"name": value["name"], "arguments": arguments}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
 
 
 def _message(message: Message, position: int) -> Message:

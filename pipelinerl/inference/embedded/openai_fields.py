@@ -48,31 +48,12 @@ class SharedFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     def sampling(self, max_tokens: int | None) -> SamplingFields:
         """The same values as the engine takes them; text and log-probabilities are always collected."""
-        return SamplingFields(
-            max_tokens=max_tokens,
-            min_tokens=self.min_tokens,
-            temperature=_or(self.temperature, 1.0),
-            top_p=_or(self.top_p, 1.0),
-            top_k=int(_or(self.top_k, 0)),
-            min_p=_or(self.min_p, 0.0),
-            seed=self.seed,
-            stop_token_ids=self.stop_token_ids,
-            ignore_eos=self.ignore_eos,
-            n=1 if self.n is None else self.n,
-            repetition_penalty=_or(self.repetition_penalty, 1.0),
-            presence_penalty=_or(self.presence_penalty, 0.0),
-            frequency_penalty=_or(self.frequency_penalty, 0.0),
-            stop=self.stop,
-            include_stop_str_in_output=self.include_stop_str_in_output,
-            skip_special_tokens=self.skip_special_tokens,
-            logprobs=0,
-            detokenize=True,
-        )
+        shared = SHARED & set(SamplingFields.__struct_fields__)
+        given = {name: value for name in shared if (value := getattr(self, name)) is not None}
+        return SamplingFields(**{**given, "max_tokens": max_tokens, "logprobs": 0, "detokenize": True})
 
-    @property
-    def includes_usage(self) -> bool:
-        """Whether a stream ends with the token counts."""
-        return self.stream_options is not None and self.stream_options.include_usage
+
+SHARED = set(SharedFields.__struct_fields__)
 
 
 class CompletionFields(SharedFields, kw_only=True):
@@ -142,7 +123,3 @@ class ChatFields(SharedFields, kw_only=True):
 def _stream_rule(fields: SharedFields) -> tuple[bool, str]:
     used = fields.stream_options is None or bool(fields.stream)
     return used, "stream_options without stream: true has no effect; leave it out"
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else value

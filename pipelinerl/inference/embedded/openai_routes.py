@@ -6,7 +6,7 @@ They let programs written for OpenAI's API or for vLLM run without a GPU; the pi
 import asyncio
 import time
 import uuid
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
@@ -15,8 +15,8 @@ import msgspec
 from aiohttp import web
 
 from pipelinerl.inference.embedded.engine import Engine
-from pipelinerl.inference.embedded.openai_answers import ChatWriter, CompletionWriter, chunk, cut_off, whole
-from pipelinerl.inference.embedded.openai_chat import prompt_text, reads_tool_calls
+from pipelinerl.inference.embedded.openai_answers import ChatWriter, CompletionWriter, Writer
+from pipelinerl.inference.embedded.openai_chat import prompt_text
 from pipelinerl.inference.embedded.openai_fields import (
     COMPLETION_MAX_TOKENS,
     ChatFields,
@@ -24,9 +24,8 @@ from pipelinerl.inference.embedded.openai_fields import (
     SharedFields,
 )
 from pipelinerl.inference.embedded.pending import PendingRequests, RequestFailed, error_body
-from pipelinerl.inference.embedded.protocol import check_prompt, parse
-from pipelinerl.inference.embedded.sequence import Request
-from pipelinerl.inference.embedded.sequence import Sequence as SampledSequence
+from pipelinerl.inference.embedded.protocol import parse
+from pipelinerl.inference.embedded.sequence import Request, usage
 from pipelinerl.inference.embedded.served import Served
 
 # Bodies from this size on are read and tokenised beside the event loop.
@@ -37,10 +36,9 @@ IN_THREAD_BYTES = 64 * 1024
 class Asked:
     """A checked request: its prompts as the engine takes them, and how to write the answer."""
 
+    fields: SharedFields
     requests: list[Request]
-    writer: CompletionWriter | ChatWriter
-    streams: bool
-    includes_usage: bool
+    writer: Writer
     head: dict[str, Any]
     """Id, time and model of the answer."""
 
@@ -72,15 +70,18 @@ class OpenAIRoutes:
         self._engine.metrics.requests_received += 1
         body = await http.read()
         asked = await asyncio.to_thread(read, body) if len(body) >= IN_THREAD_BYTES else read(body)
-        if asked.streams:
+        if asked.fields.stream:
             return await self._stream(http, asked)
         await self._pending.run(self._engine, asked.requests)
+        sequences = [one for request in asked.requests for one in request.sequences]
         answer = {
             **asked.head,
             "object": asked.writer.kind,
-            "choices": [asked.writer.choice(whole(one, index)) for index, one in _numbered(asked.requests)],
-            "usage": _usage(asked.requests),
-            **asked.writer.top(asked.requests[0].prompt_ids),
+            "choices": [
+                asked.writer.choice(index, one.request, one.piece()) for index, one in enumerate(sequences)
+            ],
+            "usage": usage(asked.requests),
+            **asked.writer.top(asked.requests[0]),
         }
         return web.Response(body=msgspec.json.encode(answer), content_type="application/json")
 
@@ -106,35 +107,22 @@ class OpenAIRoutes:
 
     async def _chunks(self, asked: Asked) -> AsyncGenerator[bytes]:
         writer, head = asked.writer, {**asked.head, "object": asked.writer.chunk_kind}
-        first_index: dict[str, int] = {}
-        for index, sequence in _numbered(asked.requests):
-            # Choices are numbered through all prompts: those of a request follow those of the requests before
-            # it.
-            first_index.setdefault(sequence.request.request_id, index)
-        ended: set[int] = set()
-        top = writer.top(asked.requests[0].prompt_ids)
-        async with aclosing(self._pending.stream(self._engine, asked.requests)) as items:
-            async for request, event in items:
-                base = first_index[request.request_id]
-                if event is not None:
-                    pieces = [chunk(request, event, base + event.index)]
-                else:
-                    pieces = [
-                        # Only sequences whose last token did not say already why they ended.
-                        cut_off(one, base + one.index)
-                        for one in request.sequences
-                        if base + one.index not in ended
-                    ]
-                for piece in pieces:
-                    if piece.finish_reason:
-                        ended.add(piece.index)
-                    yield _event({**head, "choices": [writer.delta(piece)], **top})
-                    top = {}
-        if asked.includes_usage:
-            yield _event({**head, "choices": [], "usage": _usage(asked.requests)})
+        # Choices are numbered through all prompts, which have as many each.
+        first = {one.request_id: place * len(one.sequences) for place, one in enumerate(asked.requests)}
+        top = writer.top(asked.requests[0])
+        async with aclosing(self._pending.stream(self._engine, asked.requests)) as results:
+            async for request, piece in results:
+                if piece is None:  # its last pieces said already why its sequences ended
+                    continue
+                index = first[request.request_id] + piece.index
+                yield _event({**head, "choices": [writer.delta(index, request, piece)], **top})
+                top = {}
+        options = asked.fields.stream_options
+        if options is not None and options.include_usage:
+            yield _event({**head, "choices": [], "usage": usage(asked.requests)})
 
     def _continuation(self, body: bytes) -> Asked:
-        fields: CompletionFields = parse(body, CompletionFields)
+        fields = parse(body, CompletionFields)
         fields.check()
         tokenizer = self._served.tokenizer
         backend = tokenizer.backend_tokenizer
@@ -148,7 +136,7 @@ class OpenAIRoutes:
         return self._asked(fields, prompts, max_tokens, CompletionWriter(tokenizer, fields))
 
     def _reply(self, body: bytes) -> Asked:
-        fields: ChatFields = parse(body, ChatFields)
+        fields = parse(body, ChatFields)
         fields.check()
         tokenizer = self._served.tokenizer
         text = prompt_text(tokenizer, fields)
@@ -156,45 +144,23 @@ class OpenAIRoutes:
         # OpenAI's newer name counts where both are sent.
         asked = fields.max_completion_tokens
         max_tokens = fields.max_tokens if asked is None else asked
-        writer = ChatWriter(tokenizer, fields, reads_tool_calls=reads_tool_calls(tokenizer, fields))
-        return self._asked(fields, [ids], max_tokens, writer)
+        return self._asked(fields, [ids], max_tokens, ChatWriter(tokenizer, fields))
 
     def _asked(
-        self,
-        fields: SharedFields,
-        prompts: Sequence[list[int]],
-        max_tokens: int | None,
-        writer: CompletionWriter | ChatWriter,
+        self, fields: SharedFields, prompts: Sequence[list[int]], max_tokens: int | None, writer: Writer
     ) -> Asked:
         self._served.check_model(fields.model)
         sampling = fields.sampling(max_tokens)
-        limits = [check_prompt(prompt, sampling, self._served.limits) for prompt in prompts]
         name = fields.request_id or uuid.uuid4().hex
-        streams = bool(fields.stream)
         requests = [
+            # The first prompt keeps the caller's id, by which `/abort_requests` finds it.
             self._served.request(
-                # The first prompt keeps the caller's id, by which `/abort_requests` finds it.
-                f"{name}-{index}" if index else name,
-                prompt,
-                sampling,
-                limit,
-                text=True,
-                streams=streams,
+                f"{name}-{index}" if index else name, prompt, sampling, streams=bool(fields.stream)
             )
-            for index, (prompt, limit) in enumerate(zip(prompts, limits, strict=True))
+            for index, prompt in enumerate(prompts)
         ]
         head = {"id": f"{writer.prefix}-{name}", "created": int(time.time()), "model": self._served.name}
-        return Asked(requests, writer, streams, fields.includes_usage, head)
-
-
-def _numbered(requests: Sequence[Request]) -> Iterator[tuple[int, SampledSequence]]:
-    return enumerate(one for request in requests for one in request.sequences)
-
-
-def _usage(requests: Sequence[Request]) -> dict[str, int]:
-    prompt = sum(request.prompt_length for request in requests)
-    sampled = sum(one.output_length for request in requests for one in request.sequences)
-    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}
+        return Asked(fields, requests, writer, head)
 
 
 def _event(value: dict[str, Any]) -> bytes:

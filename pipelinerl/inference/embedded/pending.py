@@ -4,16 +4,13 @@ Handlers of all routes wait here for the engine; everything in this file runs in
 """
 
 import asyncio
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
 from typing import Any
 
 from pipelinerl.inference.embedded.engine import Engine
 from pipelinerl.inference.embedded.protocol import BadRequest
-from pipelinerl.inference.embedded.sequence import Request, TokenEvent
-
-# A token of a request, or its end.
-StreamItem = tuple[Request, TokenEvent | None]
+from pipelinerl.inference.embedded.sequence import Request, Result
 
 
 class QueueFull(RuntimeError):
@@ -25,7 +22,7 @@ class RequestFailed(RuntimeError):
 
 
 class PendingRequests:
-    """Hands requests to the engine; `finish` and `add_tokens` bring back what it says, in the event loop.
+    """Hands requests to the engine; `deliver` brings back what it says, in the event loop.
 
     No deadline here: the client's is the only one that knows what an answer is worth. A handler that is
     cancelled, because its connection was closed, aborts its requests.
@@ -35,77 +32,52 @@ class PendingRequests:
         self._max_waiting = max_waiting
         self._capacity = max_num_seqs + max_waiting
         self._sequences = 0
-        self._ends: dict[str, asyncio.Future[Request]] = {}
-        self._streams: dict[str, asyncio.Queue[StreamItem]] = {}
+        self._results: dict[str, asyncio.Queue[Result]] = {}
 
     async def run(self, engine: Engine, requests: Sequence[Request]) -> None:
-        """Wait for the end of all. Raises BadRequest, QueueFull or RequestFailed."""
-        with self._in_flight(engine, requests) as ends:
-            await asyncio.gather(*ends)
-        for request in requests:
-            if request.error:
-                raise RequestFailed(request.error)
+        """Wait for the end of all. Raises as `stream`."""
+        async with aclosing(self.stream(engine, requests)) as results:
+            async for _ in results:
+                pass
 
-    async def stream(self, engine: Engine, requests: Sequence[Request]) -> AsyncGenerator[StreamItem]:
-        """Tokens of all as they are sampled, and the end of each. Raises as `run`."""
-        items: asyncio.Queue[StreamItem] = asyncio.Queue()
-        with self._in_flight(engine, requests, items) as ends:
-            left = len(ends)
-            while left:
-                request, event = await items.get()
-                if request.error:
-                    raise RequestFailed(request.error)
-                left -= event is None
-                yield request, event
-
-    def finish(self, requests: Sequence[Request]) -> None:
-        """These requests ended."""
-        for request in requests:
-            future = self._ends.get(request.request_id)
-            # Done already where the handler was cancelled while the result was on its way.
-            if future is not None and not future.done():
-                future.set_result(request)
-            if request.request_id in self._streams:
-                self._streams[request.request_id].put_nowait((request, None))
-
-    def add_tokens(self, events: Sequence[tuple[Request, TokenEvent]]) -> None:
-        """These tokens were sampled."""
-        for request, event in events:
-            if request.request_id in self._streams:
-                self._streams[request.request_id].put_nowait((request, event))
-
-    @contextmanager
-    def _in_flight(
-        self,
-        engine: Engine,
-        requests: Sequence[Request],
-        items: asyncio.Queue[StreamItem] | None = None,
-    ) -> Iterator[list[asyncio.Future[Request]]]:
+    async def stream(self, engine: Engine, requests: Sequence[Request]) -> AsyncGenerator[Result]:
+        """Pieces as they are sampled, and the end of each. Raises BadRequest, QueueFull or RequestFailed."""
         self._check(engine, requests)
-        loop = asyncio.get_running_loop()
+        results: asyncio.Queue[Result] = asyncio.Queue()
+        left = {one.request_id for one in requests}
         count = sum(len(request.sequences) for request in requests)
-        ends: dict[str, asyncio.Future[Request]] = {one.request_id: loop.create_future() for one in requests}
-        self._ends |= ends
+        self._results |= dict.fromkeys(left, results)
         self._sequences += count
-        if items is not None:
-            self._streams |= dict.fromkeys(ends, items)
         try:
             for request in requests:
                 engine.submit(request)
-            yield list(ends.values())
+            while left:
+                request, piece = await results.get()
+                # An id may be in use again while the end of the request that had it before is under way.
+                if request not in requests:
+                    continue
+                if piece is None:
+                    left.remove(request.request_id)
+                if request.error:
+                    raise RequestFailed(request.error)
+                yield request, piece
         finally:
-            # A cancelled `gather` cancels its futures: they are done, yet the engine still samples.
-            left = [name for name, end in ends.items() if not end.done() or end.cancelled()]
+            # Nobody waits for these any more, and the engine still samples them.
             if left:
-                engine.abort(left)
+                engine.abort(list(left))
             self._sequences -= count
-            for name in ends:
-                del self._ends[name]
-                self._streams.pop(name, None)
+            for request in requests:
+                del self._results[request.request_id]
+
+    def deliver(self, results: Sequence[Result]) -> None:
+        """What the engine says of requests, of which some may have been given up meanwhile."""
+        for request, piece in results:
+            if request.request_id in self._results:
+                self._results[request.request_id].put_nowait((request, piece))
 
     def _check(self, engine: Engine, requests: Sequence[Request]) -> None:
         for request in requests:
-            if request.request_id in self._ends:
+            if request.request_id in self._results:
                 raise BadRequest(
                     f"request_id {request.request_id!r} is in flight already; ids must be unique"
                 )

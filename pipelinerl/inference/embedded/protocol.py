@@ -1,13 +1,13 @@
-"""The bodies of the inference routes: typed, closed (an unknown field is an error) and checked.
+"""The bodies of the inference routes: typed, and closed (an unknown field is an error).
 
-`server` and `openai_routes` check here, before anything reaches the engine thread.
+`server` and `openai_routes` read them here; `served` checks their values against the model.
 """
 
-from typing import Any, Literal
+from typing import Literal, TypeVar
 
 import msgspec
 
-NO_TEXT = "this model has no tokenizer.json, hence no text; send token ids and detokenize: false"
+T = TypeVar("T")
 
 
 class BadRequest(ValueError):
@@ -69,14 +69,14 @@ class AbortFields(msgspec.Struct, forbid_unknown_fields=True):
     request_ids: list[str] = []
 
 
-class InitInfo(msgspec.Struct, forbid_unknown_fields=True):
-    """`init_info` of the file transport: nothing to agree on."""
+class NoFields(msgspec.Struct, forbid_unknown_fields=True):
+    """Body of a route that takes none."""
 
 
 class InitFields(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of `POST /init_weight_transfer_engine`."""
+    """Body of `POST /init_weight_transfer_engine`; the file transport has nothing to agree on."""
 
-    init_info: InitInfo
+    init_info: NoFields
 
 
 class FileUpdateInfo(msgspec.Struct, forbid_unknown_fields=True):
@@ -100,62 +100,7 @@ class FinishFields(msgspec.Struct, forbid_unknown_fields=True):
     weight_version: str
 
 
-class NoFields(msgspec.Struct, forbid_unknown_fields=True):
-    """Body of a route that takes none."""
-
-
-class TokenLogprob(msgspec.Struct):
-    """One sampled token; its id is repeated so that a client can check the pairing."""
-
-    token_id: int
-    logprob: float
-
-
-class ChoiceLogprobs(msgspec.Struct):
-    """Log-probabilities of a choice, one entry per output token."""
-
-    content: list[TokenLogprob]
-
-
-class VersionSpan(msgspec.Struct):
-    """Output tokens `start` (included) to `end` (excluded) were sampled by weights `version`."""
-
-    version: str
-    start: int
-    end: int
-
-
-class Choice(msgspec.Struct):
-    """One sampled continuation."""
-
-    index: int
-    token_ids: list[int]
-    finish_reason: str
-    stop_reason: int | str | None
-    logprobs: ChoiceLogprobs | None
-    weight_versions: list[VersionSpan]
-
-
-class Usage(msgspec.Struct):
-    """Token counts of one request."""
-
-    prompt_tokens: int
-    completion_tokens: int
-    total_tokens: int
-
-
-class GenerateAnswer(msgspec.Struct):
-    """Answer of `POST /inference/v1/generate`."""
-
-    request_id: str
-    model: str
-    created: int
-    choices: list[Choice]
-    usage: Usage
-    prompt_logprobs: list[dict[str, Any] | None] | None
-
-
-def parse(body: bytes, kind: type) -> Any:
+def parse(body: bytes, kind: type[T]) -> T:
     """Decode JSON `body` (empty counts as `{}`) into `kind`; BadRequest names field and problem."""
     try:
         return msgspec.json.decode(body or b"{}", type=kind)
@@ -163,50 +108,10 @@ def parse(body: bytes, kind: type) -> Any:
         raise BadRequest(str(error)) from None
 
 
-def version_number(text: str) -> int:
-    """A weight version as a number; BadRequest unless it is a decimal integer."""
+def check_version(text: str) -> None:
+    """BadRequest unless a weight version is a decimal integer."""
     # `isdigit` alone also holds for characters that `int` refuses.
-    if not (text.isascii() and text.isdigit()):
-        raise BadRequest(f"weight version {text!r} is not a decimal integer")
-    return int(text)
-
-
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What the model and the slots of an engine allow."""
-
-    max_model_len: int
-    max_num_seqs: int
-    vocab_size: int
-    has_text: bool
-    """Whether there is a tokeniser, so that ids can become text."""
-
-
-def check_generate(fields: GenerateFields, limits: Limits) -> int:
-    """Refuse what this engine can never serve; returns `max_tokens` with its default filled in."""
-    if fields.stream:
-        raise BadRequest("stream: true is not supported on this route; send stream: false")
-    if fields.sampling_params.stops and not fields.sampling_params.detokenize:
-        raise BadRequest("stop strings need text; send detokenize: true with them")
-    return check_prompt(fields.token_ids, fields.sampling_params, limits)
-
-
-def check_prompt(prompt: list[int], sampling: SamplingFields, limits: Limits) -> int:
-    """Refuse ids and sampling values that cannot be served; `max_tokens` with its default filled in."""
-    if not prompt:
-        raise BadRequest("the prompt is empty; at least one token id is needed")
-    # In the forward pass such an id would be an IndexError, which ends the engine for everybody.
-    if min(prompt) < 0 or max(prompt) >= limits.vocab_size:
-        raise BadRequest(f"token ids must lie in [0, {limits.vocab_size}), got {min(prompt)}..{max(prompt)}")
-    max_model_len = limits.max_model_len
-    room = max_model_len - len(prompt)
-    max_tokens = room if sampling.max_tokens is None else sampling.max_tokens
-    if max_tokens < 1 or max_tokens > room:
-        raise BadRequest(
-            f"{len(prompt)} prompt tokens and max_tokens {max_tokens} "
-            f"do not fit max_model_len {max_model_len}"
-        )
-    _check_sampling(sampling, max_tokens, limits)
-    return max_tokens
+    require((text.isascii() and text.isdigit(), f"weight version {text!r} is not a decimal integer"))
 
 
 def require(*rules: tuple[bool, str]) -> None:
@@ -214,36 +119,3 @@ def require(*rules: tuple[bool, str]) -> None:
     for holds, message in rules:
         if not holds:
             raise BadRequest(message)
-
-
-def _check_sampling(fields: SamplingFields, max_tokens: int, limits: Limits) -> None:
-    stops, vocab_size, max_num_seqs = fields.stop_token_ids or [], limits.vocab_size, limits.max_num_seqs
-    penalties = (fields.presence_penalty, fields.frequency_penalty)
-    require(
-        (0.0 <= fields.temperature <= 100.0, f"temperature {fields.temperature} is not in [0, 100]"),
-        (0.0 < fields.top_p <= 1.0, f"top_p {fields.top_p} is not in (0, 1]"),
-        # -1 turns it off as well, as in vLLM.
-        (fields.top_k >= -1, f"top_k {fields.top_k} is negative; 0 turns it off"),
-        (0.0 <= fields.min_p <= 1.0, f"min_p {fields.min_p} is not in [0, 1]"),
-        (1 <= fields.n <= max_num_seqs, f"n {fields.n} is not in [1, max_num_seqs {max_num_seqs}]"),
-        (0 <= fields.min_tokens <= max_tokens, f"min_tokens {fields.min_tokens} is not in [0, {max_tokens}]"),
-        (fields.logprobs in (None, 0), f"logprobs {fields.logprobs} is not supported; send 0 or null"),
-        (
-            fields.prompt_logprobs in (None, 0),
-            f"prompt_logprobs {fields.prompt_logprobs} is not supported; send 0 or null",
-        ),
-        (
-            0.0 < fields.repetition_penalty <= 100.0,
-            f"repetition_penalty {fields.repetition_penalty} is not in (0, 100]",
-        ),
-        (
-            all(-2.0 <= penalty <= 2.0 for penalty in penalties),
-            f"presence_penalty {penalties[0]} and frequency_penalty {penalties[1]} must lie in [-2, 2]",
-        ),
-        (all(fields.stops), "a stop string is empty; leave it out"),
-        (limits.has_text or not fields.detokenize, NO_TEXT),
-        (
-            all(0 <= token < vocab_size for token in stops),
-            f"stop_token_ids {stops} must lie in [0, {vocab_size})",
-        ),
-    )

@@ -83,7 +83,7 @@ def _reshape(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> None:
     """Set logits to -inf, in place, where a sequence may not draw: `min_tokens`, top_k, top_p, min_p."""
     for row, one in enumerate(sequences):
         fields, end_ids = one.request.sampling, one.request.end_ids
-        if end_ids and not one.may_end:
+        if end_ids and one.output_length < fields.min_tokens:
             logits[row, end_ids] = -torch.inf
         # Every filter leaves the most likely id, and its log-probability is reported unfiltered.
         if fields.temperature == 0.0:

@@ -33,8 +33,10 @@ class Plan:
     decodes: list[Chunk]
     prefills: list[Chunk]
 
-    def __bool__(self) -> bool:
-        return bool(self.decodes or self.prefills)
+    @property
+    def chunks(self) -> list[Chunk]:
+        """In the order in which a step is packed."""
+        return [*self.decodes, *self.prefills]
 
 
 class Scheduler:
@@ -42,15 +44,12 @@ class Scheduler:
 
     def __init__(self, max_num_seqs: int, max_prefill_tokens: int) -> None:
         self.max_prefill_tokens = max_prefill_tokens
+        # Whoever adds a sequence puts it behind all earlier ones.
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.preemptions = 0
         # The lowest free slot first keeps the used ones together, and attention covers a prefix of the cache.
         self._free = list(range(max_num_seqs))
-
-    def add(self, sequence: Sequence) -> None:
-        """Queue a sequence behind all earlier ones."""
-        self.waiting.append(sequence)
 
     def remove(self, sequence: Sequence) -> None:
         """Forget a sequence and free its slot; does nothing for one that is unknown."""

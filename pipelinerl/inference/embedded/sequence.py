@@ -5,35 +5,32 @@ Made by `served`, then changed by the engine thread alone; handlers read them ag
 
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
 
 from pipelinerl.inference.answers import LOGPROB_FLOOR
-from pipelinerl.inference.embedded.protocol import (
-    Choice,
-    ChoiceLogprobs,
-    SamplingFields,
-    TokenLogprob,
-    VersionSpan,
-)
-from pipelinerl.inference.embedded.text import OutputText, TextOptions
+from pipelinerl.inference.embedded.protocol import SamplingFields
+from pipelinerl.inference.embedded.text import OutputText
 
 NO_SLOT = -1
 
 
-@dataclass(frozen=True, slots=True)
-class TokenEvent:
-    """One sampled token of a request that is streamed; `text` may lag behind the tokens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Tokens of one sequence: all of them, or those of one chunk of a stream; its text may lag behind."""
 
     index: int
-    token_id: int
-    logprob: float
-    version: str
-    position: int
+    token_ids: list[int]
+    logprobs: list[float]
+    weight_versions: list[dict[str, Any]]
+    """By output position, as all routes write them."""
     text: str
     finish_reason: str | None
     stop_reason: int | str | None
+    first: bool
+    """Whether the sequence begins here."""
 
 
 # No `eq`: the scheduler searches lists of sequences, and == of arrays has no truth value.
@@ -68,11 +65,6 @@ class Sequence:
         """Tokens sampled so far."""
         return self.length - self.request.prompt_length
 
-    @property
-    def may_end(self) -> bool:
-        """False while `min_tokens` forbids an end token at the next position."""
-        return self.output_length >= self.request.sampling.min_tokens
-
     def append(self, token: int, logprob: float, version: str) -> None:
         """Take a sampled token; sets `finish_reason` when it ends the sequence."""
         position = self.output_length
@@ -93,44 +85,30 @@ class Sequence:
             self.finish_reason, self.stop_reason = "stop", token
         elif position + 1 >= request.max_tokens:
             self.finish_reason = "length"
-        if self.output is not None:
-            self._append_text(self.output, token)
-
-    def _append_text(self, output: OutputText, token: int) -> None:
-        stop = output.add(token, ends=self.finish_reason == "stop")
-        if stop is not None:
+        stop = self.output and self.output.add(token, ends=self.finish_reason == "stop")
+        if stop:
             self.finish_reason, self.stop_reason = "stop", stop
-        if self.finish_reason:
-            output.close()
 
-    def last_event(self) -> TokenEvent:
-        """The token appended last, for a stream; its text is handed out once."""
-        last = self.length - 1
-        return TokenEvent(
+    def piece(self, start: int = 0) -> Piece:
+        """What was sampled from output position `start` on; its text is handed out once."""
+        text = ""
+        if self.output is not None:
+            if self.finish_reason:
+                self.output.close()
+            text = self.output.take()
+        return Piece(
             index=self.index,
-            token_id=int(self.tokens[last]),
-            logprob=self.logprobs[-1],
-            version=self.spans[-1][0],
-            position=self.output_length - 1,
-            text=self.output.take() if self.output is not None else "",
+            token_ids=self.tokens[self.request.prompt_length + start : self.length].tolist(),
+            logprobs=self.logprobs[start:],
+            weight_versions=[
+                {"version": version, "start": max(begin, start), "end": end}
+                for version, begin, end in self.spans
+                if end > start
+            ],
+            text=text,
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
-        )
-
-    def choice(self) -> Choice:
-        """The answer of this sequence."""
-        ids = self.tokens[self.request.prompt_length : self.length].tolist()
-        logprobs = None
-        if self.request.sampling.logprobs is not None:
-            content = [TokenLogprob(token, value) for token, value in zip(ids, self.logprobs, strict=True)]
-            logprobs = ChoiceLogprobs(content)
-        return Choice(
-            index=self.index,
-            token_ids=ids,
-            finish_reason=self.finish_reason or "abort",
-            stop_reason=self.stop_reason,
-            logprobs=logprobs,
-            weight_versions=[VersionSpan(*span) for span in self.spans],
+            first=start == 0,
         )
 
 
@@ -166,14 +144,8 @@ class Request:
         self.error: str | None = None
         self.sequences = [self._sequence(index, prompt) for index in range(sampling.n)]
         if tokenizer is not None:
-            options = TextOptions(
-                stops=sampling.stops,
-                include_stop=sampling.include_stop_str_in_output,
-                skip_special=sampling.skip_special_tokens,
-                min_tokens=sampling.min_tokens,
-            )
             for sequence in self.sequences:
-                sequence.output = OutputText(tokenizer, options)
+                sequence.output = OutputText(tokenizer, sampling)
 
     def _sequence(self, index: int, prompt: SequenceOf[int]) -> Sequence:
         # All that the sequence can become: appending to an array would copy it for each token.
@@ -212,3 +184,14 @@ class Request:
         for token, (logprob, rank) in zip(ids, self.prompt_scores, strict=False):
             entries.append({str(token): {"logprob": logprob, "rank": rank, "decoded_token": None}})
         return entries
+
+
+# A piece of a request that is streamed, or the end of a request.
+Result = tuple[Request, Piece | None]
+
+
+def usage(requests: SequenceOf[Request]) -> dict[str, int]:
+    """Token counts of an answer."""
+    prompt = sum(request.prompt_length for request in requests)
+    sampled = sum(one.output_length for request in requests for one in request.sequences)
+    return {"prompt_tokens": prompt, "completion_tokens": sampled, "total_tokens": prompt + sampled}

@@ -1,6 +1,7 @@
 """The one model of an engine as requests see it: its name, its limits, its tokeniser.
 
-All routes build their requests here, so that what one of them refuses no other accepts.
+All routes build their requests here, before anything reaches the engine thread, so that what one of them
+refuses no other accepts.
 """
 
 from pathlib import Path
@@ -9,15 +10,11 @@ from transformers import PreTrainedTokenizerFast
 
 from pipelinerl.base.tokenizing import load_tokenizer
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
-from pipelinerl.inference.embedded.protocol import (
-    NO_TEXT,
-    BadRequest,
-    Limits,
-    SamplingFields,
-    UnknownModel,
-)
+from pipelinerl.inference.embedded.protocol import BadRequest, SamplingFields, UnknownModel, require
 from pipelinerl.inference.embedded.sequence import Request
 from pipelinerl.inference.embedded.settings import EngineSettings
+
+NO_TEXT = "this model has no tokenizer.json, hence no text; send token ids and detokenize: false"
 
 
 def _tokenizer(folder: Path) -> PreTrainedTokenizerFast:
@@ -32,16 +29,10 @@ class Served:
 
     def __init__(self, settings: EngineSettings, model: PackedModel) -> None:
         self.name = settings.served_model_name
-        self.max_model_len = settings.max_model_len
-        self._eos_ids = model.eos_ids
+        self._settings = settings
+        self._vocab_size, self._eos_ids = model.vocab_size, model.eos_ids
         has_text = (settings.model / "tokenizer.json").is_file()
         self._tokenizer = _tokenizer(settings.model) if has_text else None
-        self.limits = Limits(
-            max_model_len=settings.max_model_len,
-            max_num_seqs=settings.max_num_seqs,
-            vocab_size=model.vocab_size,
-            has_text=has_text,
-        )
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerFast:
@@ -56,22 +47,65 @@ class Served:
             raise UnknownModel(f"model {name!r} is not served; this is {self.name!r}")
 
     def request(
-        self,
-        request_id: str,
-        prompt: list[int],
-        sampling: SamplingFields,
-        max_tokens: int,
-        *,
-        text: bool,
-        streams: bool = False,
+        self, request_id: str, prompt: list[int], sampling: SamplingFields, *, streams: bool = False
     ) -> Request:
-        """`text` asks for the text of the output beside its ids. Raises BadRequest without a tokeniser."""
+        """Raises BadRequest for ids and sampling values that this engine can never serve."""
+        require((bool(prompt), "the prompt is empty; at least one token id is needed"))
+        # In the forward pass such an id would be an IndexError, which ends the engine for everybody.
+        if min(prompt) < 0 or max(prompt) >= self._vocab_size:
+            found = f"{min(prompt)}..{max(prompt)}"
+            raise BadRequest(f"token ids must lie in [0, {self._vocab_size}), got {found}")
+        max_model_len = self._settings.max_model_len
+        room = max_model_len - len(prompt)
+        max_tokens = room if sampling.max_tokens is None else sampling.max_tokens
+        if max_tokens < 1 or max_tokens > room:
+            raise BadRequest(
+                f"{len(prompt)} prompt tokens and max_tokens {max_tokens} "
+                f"do not fit max_model_len {max_model_len}"
+            )
+        self._check_sampling(sampling, max_tokens)
         return Request(
             request_id,
             prompt,
             sampling,
             max_tokens=max_tokens,
             eos_ids=self._eos_ids,
-            tokenizer=self.tokenizer.backend_tokenizer if text else None,
+            tokenizer=self.tokenizer.backend_tokenizer if sampling.detokenize else None,
             streams=streams,
+        )
+
+    def _check_sampling(self, fields: SamplingFields, max_tokens: int) -> None:
+        stops, vocab_size = fields.stop_token_ids or [], self._vocab_size
+        slots, has_text = self._settings.max_num_seqs, self._tokenizer is not None
+        penalties = (fields.presence_penalty, fields.frequency_penalty)
+        require(
+            (0.0 <= fields.temperature <= 100.0, f"temperature {fields.temperature} is not in [0, 100]"),
+            (0.0 < fields.top_p <= 1.0, f"top_p {fields.top_p} is not in (0, 1]"),
+            # -1 turns it off as well, as in vLLM.
+            (fields.top_k >= -1, f"top_k {fields.top_k} is negative; 0 turns it off"),
+            (0.0 <= fields.min_p <= 1.0, f"min_p {fields.min_p} is not in [0, 1]"),
+            (1 <= fields.n <= slots, f"n {fields.n} is not in [1, max_num_seqs {slots}]"),
+            (
+                0 <= fields.min_tokens <= max_tokens,
+                f"min_tokens {fields.min_tokens} is not in [0, {max_tokens}]",
+            ),
+            (fields.logprobs in (None, 0), f"logprobs {fields.logprobs} is not supported; send 0 or null"),
+            (
+                fields.prompt_logprobs in (None, 0),
+                f"prompt_logprobs {fields.prompt_logprobs} is not supported; send 0 or null",
+            ),
+            (
+                0.0 < fields.repetition_penalty <= 100.0,
+                f"repetition_penalty {fields.repetition_penalty} is not in (0, 100]",
+            ),
+            (
+                all(-2.0 <= penalty <= 2.0 for penalty in penalties),
+                f"presence_penalty {penalties[0]} and frequency_penalty {penalties[1]} must lie in [-2, 2]",
+            ),
+            (all(fields.stops), "a stop string is empty; leave it out"),
+            (has_text or not fields.detokenize, NO_TEXT),
+            (
+                all(0 <= token < vocab_size for token in stops),
+                f"stop_token_ids {stops} must lie in [0, {vocab_size})",
+            ),
         )

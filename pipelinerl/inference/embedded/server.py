@@ -22,11 +22,11 @@ from pipelinerl.inference.embedded.model import PackedModel
 from pipelinerl.inference.embedded.openai_routes import OpenAIRoutes
 from pipelinerl.inference.embedded.pending import PendingRequests, QueueFull, RequestFailed, error_body
 from pipelinerl.inference.embedded.protocol import BadRequest, UnknownModel
-from pipelinerl.inference.embedded.sequence import Request
+from pipelinerl.inference.embedded.sequence import Piece, usage
 from pipelinerl.inference.embedded.served import Served
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder
-from pipelinerl.inference.embedded.weight_loader import WeightsRefused
+from pipelinerl.inference.embedded.weight_updates import WeightsRefused
 from pipelinerl.weights.wire import PREPARE_ROUTE
 
 log = logging.getLogger(__name__)
@@ -66,8 +66,7 @@ class EngineServer:
             settings,
             model,
             # Called in the engine thread, which runs from `listening` on; `_pending` is made by then.
-            on_tokens=lambda events: self._to_loop(self._pending.add_tokens, events),
-            on_finished=lambda requests: self._to_loop(self._pending.finish, requests),
+            on_results=lambda results: self._to_loop(self._pending.deliver, results),
             on_failed=lambda _: self._to_loop(self.failed.set),
         )
         self._pending = PendingRequests(settings.max_num_seqs, settings.max_waiting)
@@ -119,10 +118,29 @@ class EngineServer:
     async def generate(self, http: web.Request) -> web.Response:
         """Token ids in, token ids, log-probabilities and weight versions out."""
         self.engine.metrics.requests_received += 1
-        request = self._accept(protocol.parse(await http.read(), protocol.GenerateFields))
+        fields = protocol.parse(await http.read(), protocol.GenerateFields)
+        self._served.check_model(fields.model)
+        sampling = fields.sampling_params
+        protocol.require(
+            (not fields.stream, "stream: true is not supported on this route; send stream: false"),
+            (
+                sampling.detokenize or not sampling.stops,
+                "stop strings need text; send detokenize: true with them",
+            ),
+        )
+        name = fields.request_id or uuid.uuid4().hex
+        request = self._served.request(name, fields.token_ids, sampling)
         created = int(time.time())
         await self._pending.run(self.engine, [request])
-        return _json(self._answer(request, created))
+        answer = {
+            "request_id": request.request_id,
+            "model": self._served.name,
+            "created": created,
+            "choices": [_choice(one.piece(), sampling.logprobs is not None) for one in request.sequences],
+            "usage": usage([request]),
+            "prompt_logprobs": request.prompt_logprobs(),
+        }
+        return _json(answer)
 
     async def pause(self, http: web.Request) -> web.Response:
         """Stop between two steps; what happens to running requests depends on mode and clear_cache."""
@@ -207,7 +225,7 @@ class EngineServer:
     async def weight_checker(self, http: web.Request) -> web.Response:
         """Checksums of the weights in use, to be compared with another engine's or the trainer's."""
         protocol.parse(await http.read(), protocol.NoFields)
-        checksums = await self._between_steps(self.engine.weights.checksums, "weight_checker")
+        checksums = await self._between_steps(self.engine.weights.loader.checksums, "weight_checker")
         return _json({"weight_version": self.engine.update.version, "checksums": checksums})
 
     async def shutdown_transfer(self, http: web.Request) -> web.Response:
@@ -215,31 +233,6 @@ class EngineServer:
         protocol.parse(await http.read(), protocol.NoFields)
         await self._between_steps(self.engine.weights.leave, "shutdown_weight_transfer_engine")
         return _json({"message": "Weight transfer shut down"})
-
-    def _accept(self, fields: protocol.GenerateFields) -> Request:
-        """The checked request. Raises BadRequest."""
-        self._served.check_model(fields.model)
-        max_tokens = protocol.check_generate(fields, self._served.limits)
-        return self._served.request(
-            fields.request_id or uuid.uuid4().hex,
-            fields.token_ids,
-            fields.sampling_params,
-            max_tokens,
-            text=fields.sampling_params.detokenize,
-        )
-
-    def _answer(self, request: Request, created: int) -> protocol.GenerateAnswer:
-        choices = [one.choice() for one in request.sequences]
-        sampled = sum(len(one.token_ids) for one in choices)
-        total = request.prompt_length + sampled
-        return protocol.GenerateAnswer(
-            request_id=request.request_id,
-            model=self.settings.served_model_name,
-            created=created,
-            choices=choices,
-            usage=protocol.Usage(request.prompt_length, sampled, total),
-            prompt_logprobs=request.prompt_logprobs(),
-        )
 
     def _to_loop(self, callback: Callable[..., None], *arguments: Any) -> None:
         """From the engine thread; a loop that is closing needs no results any more."""
@@ -306,18 +299,32 @@ def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
 
 
+def _choice(piece: Piece, logprobs: bool) -> dict[str, Any]:
+    """A choice of the token route; ids are repeated so that a client can check the pairing."""
+    pairs = zip(piece.token_ids, piece.logprobs, strict=True)
+    content = [{"token_id": token, "logprob": value} for token, value in pairs]
+    return {
+        "index": piece.index,
+        "token_ids": piece.token_ids,
+        "finish_reason": piece.finish_reason,
+        "stop_reason": piece.stop_reason,
+        "logprobs": {"content": content} if logprobs else None,
+        "weight_versions": piece.weight_versions,
+    }
+
+
 def _update_info(body: bytes) -> protocol.FileUpdateInfo:
     """Which file is announced. Raises BadRequest."""
-    info: protocol.FileUpdateInfo = protocol.parse(body, protocol.UpdateFields).update_info
-    protocol.version_number(info.version)
+    info = protocol.parse(body, protocol.UpdateFields).update_info
+    protocol.check_version(info.version)
     return info
 
 
 def _weight_version(body: bytes) -> str:
     """The version that a body names. Raises BadRequest."""
-    version: str = protocol.parse(body, protocol.FinishFields).weight_version
+    version = protocol.parse(body, protocol.FinishFields).weight_version
     # Clients refuse answers whose version is no number, so none is taken into use.
-    protocol.version_number(version)
+    protocol.check_version(version)
     return version
 
 

@@ -5,33 +5,24 @@ the text of a sequence is the concatenation of its pieces, streamed or not.
 """
 
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass
 
 from tokenizers import Tokenizer
+
+from pipelinerl.inference.embedded.protocol import SamplingFields
 
 REPLACEMENT = "\ufffd"
 # A character has at most four bytes: what is still incomplete after so many ids stays incomplete.
 MAX_OPEN_IDS = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class TextOptions:
-    """How ids become text, and what ends it."""
-
-    stops: tuple[str, ...] = ()
-    include_stop: bool = False
-    """Keep the stop string, and the text of the id that ended the sequence."""
-    skip_special: bool = True
-    min_tokens: int = 0
-    """No stop string counts before so many ids."""
-
-
 class OutputText:
     """Text of one sequence; `add` for every id, `close` at its end."""
 
-    def __init__(self, tokenizer: Tokenizer, options: TextOptions) -> None:
+    def __init__(self, tokenizer: Tokenizer, sampling: SamplingFields) -> None:
         self._tokenizer = tokenizer
-        self._options = options
+        self._sampling, self._stops = sampling, sampling.stops
+        # Keep the stop string, and the text of the id that ended the sequence.
+        self._keeps_stop = sampling.include_stop_str_in_output
         self._window: list[int] = []
         # Ids at the beginning of the window whose text was taken; they are context for the others.
         self._settled = 0
@@ -41,13 +32,13 @@ class OutputText:
         self._taken = 0
         self._closed = False
         # The longest beginning of a stop string; where stop strings are kept, nothing is ever taken back.
-        self._held = 0 if options.include_stop else max((len(one) for one in options.stops), default=1) - 1
+        self._held = 0 if self._keeps_stop else max((len(one) for one in self._stops), default=1) - 1
         self.text = ""
 
     def add(self, token: int, *, ends: bool) -> str | None:
         """Take an id; `ends` if it is an end id. Returns the stop string that it completes."""
         self._count += 1
-        if ends and not self._options.include_stop:
+        if ends and not self._keeps_stop:
             return None
         self._window.append(token)
         self._settle(final=False)
@@ -77,8 +68,8 @@ class OutputText:
             self._settled = len(self._window)
 
     def _find_stop(self) -> str | None:
-        stops = self._options.stops
-        if self._count <= self._options.min_tokens:
+        stops = self._stops
+        if self._count <= self._sampling.min_tokens:  # no stop string counts before so many ids
             self._searched = len(self.text)
             return None
         found = [(at, stop) for stop in stops if (at := self.text.find(stop, self._searched)) >= 0]
@@ -88,9 +79,11 @@ class OutputText:
             self._searched = max(self._searched, len(self.text) - longest + 1)
             return None
         at, stop = min(found, key=lambda one: one[0])
-        self.text = self.text[: at + len(stop) if self._options.include_stop else at]
+        self.text = self.text[: at + len(stop) if self._keeps_stop else at]
         self._closed = True
         return stop
 
     def _decode(self, ids: SequenceOf[int]) -> str:
-        return self._tokenizer.decode(ids, skip_special_tokens=self._options.skip_special) if ids else ""
+        return (
+            self._tokenizer.decode(ids, skip_special_tokens=self._sampling.skip_special_tokens) if ids else ""
+        )

@@ -77,18 +77,9 @@ class UpdateState:
         self._require_growth(version)
         self.state, self._loading_version = State.LOADING, version
 
-    def loaded(self) -> None:
-        """Every tensor of the announced version is in place."""
-        self._require("update_weights", State.LOADING)
-        self.state = State.LOADED
-
-    def refused(self) -> None:
-        """The weights were refused before any tensor changed."""
-        self.state = State.REFUSED
-
-    def broken(self) -> None:
-        """Tensors changed only in part; nothing is served any more."""
-        self.state = State.BROKEN
+    def loaded(self, outcome: State) -> None:
+        """The end of `loading`: every tensor is in place (LOADED), none (REFUSED), or only some (BROKEN)."""
+        self.state = outcome
 
     def finish(self, version: str) -> None:
         """The weight version changes, after the last tensor and before resume."""

@@ -16,6 +16,7 @@ import numpy as np
 from pipelinerl.base.http import CallFailed, call
 from pipelinerl.base.threads import in_thread
 from pipelinerl.inference.answers import read_prompt_logprobs
+from pipelinerl.inference.requests import scoring_body
 from pipelinerl.inference.vllm import pause_routes
 from pipelinerl.weights.send.engine_state import EngineState, offers_prepare
 from pipelinerl.weights.send.engine_update import PublishDeadlines
@@ -120,9 +121,7 @@ class Publisher:
     def prompt_logprobs(self, token_ids: np.ndarray) -> dict[str, np.ndarray]:
         """For each participating engine, float32 [P - 1]: log-probabilities of prompt tokens 1 … P - 1."""
         prompt = np.asarray(token_ids, dtype=np.int32)
-        sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
-        body = {"token_ids": prompt.tolist(), "sampling_params": sampling, "stream": False}
-        path, deadline_s = "/inference/v1/generate", self._deadlines.parity_s
+        path, deadline_s, body = "/inference/v1/generate", self._deadlines.parity_s, scoring_body(prompt)
         urls = [one.url for one in self.engines.values() if one.joined is not None]
         answers = {url: in_thread(call, "POST", url, path, deadline_s, body) for url in urls}
         scores = {}

@@ -33,6 +33,8 @@ COLUMNS = ("embedded", *RECORDED, "cpu", "cpu-ahead", "gpu-file", "gpu-nccl", "g
 
 `ahead`: weights are received while the engine generates.
 """
+LENGTHS = (200, 800, 1900)
+"""Tokens of a request to be stopped: if it ends before that on a busy machine, a longer one is tried."""
 TOKENS = "vllm:generation_tokens_total"
 RUNNING = "vllm:num_requests_running"
 

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from transformers import PreTrainedModel
 
+from tests.support.engine_harness import full_logprobs
 from tests.support.text_model import byte_tokenizer
 from tests.support.tiny_model import causal_lm
 
@@ -35,16 +36,6 @@ def save(folder: Path, tied: bool) -> Path:
 def prompt(length: int, seed: int = 0) -> list[int]:
     """Ids that are no special tokens."""
     return np.random.default_rng(seed).integers(2, VOCABULARY, length).tolist()
-
-
-@torch.no_grad()
-def full_logprobs(
-    scored: PreTrainedModel, ids: list[int] | np.ndarray, temperature: float = 1.0
-) -> np.ndarray:
-    """float32 [len(ids) - 1]: log-probability of every id but the first, by one full forward."""
-    tokens = torch.as_tensor(np.asarray(ids, dtype=np.int64))[None]
-    logprobs = (scored(tokens).logits[0, :-1].float() / temperature).log_softmax(-1)
-    return logprobs.gather(1, tokens[0, 1:, None])[:, 0].numpy()
 
 
 @torch.no_grad()

@@ -22,8 +22,3 @@ def untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Unrelated weights of the same shape."""
     return build_model(tmp_path_factory.mktemp("other"), tied=True, seed=1)
-
-
-@pytest.fixture(scope="session")
-def other_untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_model(tmp_path_factory.mktemp("other-untied"), tied=False, seed=1)

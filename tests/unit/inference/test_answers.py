@@ -6,47 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from pipelinerl.inference.answers import UNVERSIONED, InvalidAnswer, read_generations, read_prompt_logprobs
+from pipelinerl.inference.answers import UNVERSIONED, InvalidAnswer, read_generation, read_prompt_logprobs
 
 PROMPT = np.array([1, 2, 3], dtype=np.int32)
-
-
-def choice(**changes: Any) -> dict[str, Any]:
-    good = {
-        "index": 0,
-        "token_ids": [5, 6, 7],
-        "finish_reason": "stop",
-        "stop_reason": None,
-        "logprobs": {"content": [{"token_id": 5 + i, "logprob": -0.5 * i} for i in range(3)]},
-        "weight_versions": [
-            {"version": "3", "start": 0, "end": 1},
-            {"version": "4", "start": 1, "end": 3},
-        ],
-    }
-    return good | changes
-
-
-def read(*choices: dict[str, Any], announced: int | None = None, n: int = 1) -> Any:
-    body = json.dumps({"choices": list(choices), "usage": {"prompt_tokens": 3}}).encode()
-    return read_generations(body, PROMPT, n=n, announced_version=announced)
-
-
-def test_a_consistent_answer_becomes_arrays_and_spans() -> None:
-    (one,) = read(choice())
-    assert one.token_ids.dtype == np.int32 and one.token_ids.tolist() == [5, 6, 7]
-    assert one.logprobs.dtype == np.float32 and one.logprobs.tolist() == [0.0, -0.5, -1.0]
-    assert one.versions == [(3, 0, 1), (4, 1, 3)] and one.exact_versions
-
-
-def test_without_spans_the_version_announced_is_a_lower_bound() -> None:
-    content = [{"token": f"token_id:{5 + i}", "logprob": -1.0} for i in range(3)]
-    (one,) = read(choice(weight_versions=None, logprobs={"content": content}), announced=9)
-    assert one.versions == [(9, 0, 3)] and not one.exact_versions
-
-
-def test_tokens_before_the_first_update_are_marked() -> None:
-    (one,) = read(choice(weight_versions=[{"version": "default", "start": 0, "end": 3}]))
-    assert one.versions == [(UNVERSIONED, 0, 3)]
 
 
 def entries(*logprobs: float | None, ids: tuple[int, ...] = (5, 6, 7)) -> dict[str, Any]:
@@ -55,6 +17,41 @@ def entries(*logprobs: float | None, ids: tuple[int, ...] = (5, 6, 7)) -> dict[s
 
 def spans(*triples: tuple[str, int, int]) -> list[dict[str, Any]]:
     return [{"version": v, "start": a, "end": b} for v, a, b in triples]
+
+
+def choice(**changes: Any) -> dict[str, Any]:
+    good = {
+        "index": 0,
+        "token_ids": [5, 6, 7],
+        "finish_reason": "stop",
+        "stop_reason": None,
+        "logprobs": entries(0.0, -0.5, -1.0),
+        "weight_versions": spans(("3", 0, 1), ("4", 1, 3)),
+    }
+    return good | changes
+
+
+def read(*choices: dict[str, Any], announced: int | None = None) -> Any:
+    body = json.dumps({"choices": list(choices), "usage": {"prompt_tokens": 3}}).encode()
+    return read_generation(body, PROMPT, announced)
+
+
+def test_a_consistent_answer_becomes_arrays_and_spans() -> None:
+    one = read(choice())
+    assert one.token_ids.dtype == np.int32 and one.token_ids.tolist() == [5, 6, 7]
+    assert one.logprobs.dtype == np.float32 and one.logprobs.tolist() == [0.0, -0.5, -1.0]
+    assert one.versions == [(3, 0, 1), (4, 1, 3)] and one.exact_versions
+
+
+def test_without_spans_the_version_announced_is_a_lower_bound() -> None:
+    content = [{"token": f"token_id:{5 + i}", "logprob": -1.0} for i in range(3)]
+    one = read(choice(weight_versions=None, logprobs={"content": content}), announced=9)
+    assert one.versions == [(9, 0, 3)] and not one.exact_versions
+
+
+def test_tokens_before_the_first_update_are_marked() -> None:
+    one = read(choice(weight_versions=spans(("default", 0, 3))))
+    assert one.versions == [(UNVERSIONED, 0, 3)]
 
 
 LIES: dict[str, tuple[dict[str, Any], str]] = {
@@ -82,7 +79,7 @@ def test_wrong_number_of_choices_is_refused() -> None:
     with pytest.raises(InvalidAnswer, match="2 choices instead of 1"):
         read(choice(), choice(index=1))
     with pytest.raises(InvalidAnswer, match="cannot be decoded"):
-        read_generations(b"<html>", PROMPT, n=1, announced_version=None)
+        read_generation(b"<html>", PROMPT, None)
 
 
 def test_prompt_logprobs_must_score_the_prompt_that_was_sent() -> None:

@@ -1,4 +1,4 @@
-"""Bodies that no client should send, to each server: one line with the field or value that was wrong."""
+"""Bodies that no client should send to an engine: one line with the field or value that was wrong."""
 
 from __future__ import annotations
 
@@ -6,21 +6,11 @@ import json
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import pytest
-from aiohttp.test_utils import TestClient, TestServer
 
-from domains.privacy_hopqa.scorer.app import ScoringService
-from domains.privacy_hopqa.scorer.app import build_app as scoring_app
-from domains.privacy_hopqa.scorer.classifiers import RulesClassifier
-from pipelinerl.inference.embedded.model import PackedModel
-from pipelinerl.inference.embedded.server import EngineServer, listening
-from pipelinerl.inference.embedded.settings import EngineSettings
-from retrieval_server.app import RetrievalService, build_app
-from retrieval_server.limits import MAX_BODY_BYTES
-from retrieval_server.store import Store
+from tests.support.engine_harness import running_engine
 from tests.support.one_line import check_one_line
-from tests.support.tiny_model import build_tokenizer, causal_lm
+from tests.support.text_model import build_text_model
 
 Case = tuple[Any, str]
 DEEP = b"[" * 50_000
@@ -75,6 +65,12 @@ ENGINE: dict[str, list[Case]] = {
         (sampling(logprobs=99), "logprobs 99"),
         (sampling(prompt_logprobs=-4), "prompt_logprobs -4"),
         (sampling(best_of=3), "`best_of`"),
+        (sampling(stop="a"), "stop strings need text"),
+        (sampling(repetition_penalty=0), "repetition_penalty 0"),
+        (sampling(presence_penalty=3), "presence_penalty 3"),
+        (sampling(frequency_penalty=5), "frequency_penalty 5.0 must lie in [-2, 2]"),
+        (generate(stream=True), "stream: true is not supported"),
+        (generate(model="gpt"), "model 'gpt' is not served; this is 'model'"),
     ],
     "/v1/completions": [
         ({}, "prompt"),
@@ -96,117 +92,35 @@ ENGINE: dict[str, list[Case]] = {
         ({"messages": [{"role": "user", "content": 5}]}, "messages[0]"),
         ({"messages": [{"role": "user", "content": "x"}], "tools": "t"}, "$.tools"),
     ],
-    "/update_weights": [({}, "update_info"), (b"{", "truncated")],
-    "/nothing": [({}, "/nothing")],
-}
-
-WEB, LOCAL = "/browsecomp/search", "/local/search"
-RETRIEVAL: dict[str, list[Case]] = {
-    WEB: [
-        (b"", "the body"),
-        (b"{", "the body"),
-        (b"\xff", "the body"),
-        (DEEP, "the body"),
-        (b" " * (MAX_BODY_BYTES + 1), str(MAX_BODY_BYTES)),
-        ([1], "a list"),
-        ({}, "query is missing"),
-        ({"query": None}, "query"),
-        ({"query": 3}, "query is a int"),
-        ({"query": ""}, "query has 0 characters"),
-        ({"query": "x" * 2001}, "2001"),
-        ({"query": "x", "k": 0}, "k=0"),
-        ({"query": "x", "k": 51}, "k=51"),
-        ({"query": "x", "k": True}, "k is a bool"),
-        ({"query": "x", "max_chars": -1}, "max_chars=-1"),
-        ({"query": "x", "max_chars": "1"}, "max_chars is a str"),
+    "/pause?mode=keep&clear=1": [({}, "'clear'")],
+    "/resume?now=1": [({}, "'now'")],
+    "/reset_prefix_cache?all=1": [({}, "'all'")],
+    "/reset_prefix_cache?reset_running_requests=maybe": [({}, "'maybe'")],
+    "/abort_requests": [({"ids": []}, "`ids`")],
+    "/init_weight_transfer_engine": [({"init_info": {"world_size": 2}}, "`world_size`")],
+    "/start_weight_update": [({"version": "1"}, "`version`")],
+    "/update_weights": [
+        ({}, "update_info"),
+        (b"{", "truncated"),
+        ({"update_info": {"names": []}}, "`names`"),
     ],
-    LOCAL: [
-        ({"query": "x"}, "task_id is missing"),
-        ({"query": "x", "task_id": "../DR90001"}, "task_id"),
-        ({"query": "x", "task_id": "nope"}, "'nope'"),
-        ({"query": "x", "task_id": "DR90001", "threshold": "high"}, "threshold is a str"),
-    ],
+    "/finish_weight_update": [({"version": "1"}, "`version`")],
+    "/update_weight_version": [({"weight_version": "one"}, "'one'")],
+    "/weight_checker": [({"action": "snapshot"}, "`action`")],
+    "/shutdown_weight_transfer_engine": [({"now": True}, "`now`")],
+    "/v1/embeddings": [({}, "POST /v1/embeddings: Not Found")],
 }
-
-EXAMPLE = {
-    "id": "a",
-    "company": "Harlow Foods",
-    "task_id": "DR90001",
-    "chain_id": "c1",
-    "variant": "private_fact_context",
-    "web_queries": ["q"],
-    "private_qas": [],
-    "local_hop_facts": [],
-}
-
-
-def example(**fields: Any) -> dict[str, Any]:
-    return {"examples": [{**EXAMPLE, **fields}]}
-
-
-SCORER: list[Case] = [
-    (b"", "the body"),
-    (b"{", "the body"),
-    (DEEP, "the body"),
-    (b"[]", "a list"),
-    ({}, "examples is missing"),
-    ({"examples": 5}, "examples is a int"),
-    ({"examples": [5]}, "examples[0] is a int"),
-    ({"examples": [{}]}, "examples[0].id is missing"),
-    ({"examples": [EXAMPLE, EXAMPLE]}, "'a'"),
-    ({"examples": [EXAMPLE] * 2000}, "2000 entries"),
-    (example(id=None), "examples[0].id"),
-    (example(company=5), "examples[0].company is a int"),
-    (example(web_queries="q"), "examples[0].web_queries is a str"),
-    (example(web_queries=[5]), "examples[0].web_queries[0]"),
-    (example(variant=3), "variant=3"),
-    (example(private_qas="x"), "private_qas"),
-    (example(local_hop_facts=[5]), "local_hop_facts[0] is a int"),
-    (example(local_hop_facts=[{"fact_id": 1}]), "local_hop_facts[0].question is missing"),
-]
-
-
-async def refused(client: TestClient[Any, Any], path: str, case: Case) -> None:
-    body, value = case
-    data = body if isinstance(body, bytes) else json.dumps(body).encode()
-    answer = await client.post(path, data=data, headers={"Content-Type": "application/json"})
-    name = f"{path} {data[:80]!r}"
-    assert 400 <= answer.status < 500, f"{name}: {answer.status}"
-    check_one_line((await answer.json(content_type=None))["error"]["message"], value, name)
 
 
 @pytest.mark.timeout(120)
 async def test_an_engine_refuses_each_body_and_goes_on(tmp_path: Path) -> None:
-    tokenizer = build_tokenizer()
-    tokenizer.save_pretrained(str(tmp_path))
-    causal_lm(len(tokenizer)).save_pretrained(tmp_path)
-    settings = EngineSettings(model=tmp_path, max_num_seqs=8, max_model_len=128, max_prefill_tokens=64)
-    async with (
-        listening(EngineServer(settings, PackedModel(settings)), "127.0.0.1", 0) as port,
-        aiohttp.ClientSession(f"http://127.0.0.1:{port}") as session,
-    ):
+    async with running_engine(build_text_model(tmp_path), max_model_len=128) as engine:
         for path, cases in ENGINE.items():
-            for case in cases:
-                await refused(session, path, case)  # type: ignore[arg-type]
-        answer = await session.post("/inference/v1/generate", json=generate())
-        assert answer.status == 200 and (await answer.json())["choices"]
-
-
-async def test_the_retrieval_server_refuses_each_body(tmp_path: Path) -> None:
-    files = tmp_path / "tasks/DR90001/files/IN001_md"
-    files.mkdir(parents=True)
-    (files / "a.md").write_text("cold chain")
-    (tmp_path / "web.jsonl").write_text(json.dumps({"docid": "1", "url": "u", "text": "cold"}) + "\n")
-    service = RetrievalService(Store.load(tmp_path / "tasks", tmp_path / "web.jsonl"))
-    async with TestClient(TestServer(build_app(service))) as client:
-        for path, cases in RETRIEVAL.items():
-            for case in cases:
-                await refused(client, path, case)
-        assert (await client.post(WEB, json={"query": "cold"})).status == 200
-
-
-async def test_the_scorer_refuses_each_body() -> None:
-    async with TestClient(TestServer(scoring_app(ScoringService(RulesClassifier(), None)))) as client:
-        for case in SCORER:
-            await refused(client, "/score", case)
-        assert (await client.post("/score", json=example())).status == 200
+            for body, value in cases:
+                data = body if isinstance(body, bytes) else json.dumps(body).encode()
+                answer = await engine.session.post(engine.url + path, data=data)
+                name = f"{path} {data[:80]!r}"
+                assert 400 <= answer.status < 500, f"{name}: {answer.status}"
+                check_one_line((await answer.json())["error"]["message"], value, name)
+        assert engine.server.engine.metrics.generation_tokens == 0
+        assert (await engine.post("/inference/v1/generate", generate()))["choices"]

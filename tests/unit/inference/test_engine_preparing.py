@@ -11,16 +11,16 @@ import pytest
 import torch
 
 from pipelinerl.inference.client import SamplingParams
+from pipelinerl.inference.embedded import weight_updates
 from pipelinerl.inference.embedded.protocol import FileUpdateInfo
 from pipelinerl.inference.embedded.update_state import OutOfOrder, State, UpdateState
-from pipelinerl.inference.embedded.weight_loader import WeightsRefused
 from pipelinerl.inference.embedded.weight_updates import WeightUpdates
 from pipelinerl.weights.send.engine_state import offers_prepare
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import PREPARE_ROUTE
-from tests.support.contract.models import full_logprobs
 from tests.support.engine_harness import (
     RunningEngine,
+    full_logprobs,
     random_prompt,
     reference,
     running_engine,
@@ -71,11 +71,7 @@ async def test_a_damaged_file_is_refused_and_generation_goes_on(
             np.testing.assert_array_equal(await engine.client.prompt_logprobs(prompt), expected)
         assert await engine.get("/weight_info") == {"weight_version": "default", "state": "serving"}
         # A refused head start does not stand in the way of the update itself.
-        await engine.post(PAUSE)
-        await engine.post("/start_weight_update")
-        await engine.post("/update_weights", {"update_info": good})
-        await engine.post("/finish_weight_update", {"weight_version": "1"})
-        await engine.post("/resume")
+        await engine.update(good)
         scores = await engine.client.prompt_logprobs(prompt)
         np.testing.assert_allclose(scores, full_logprobs(new, prompt), atol=2e-5)
 
@@ -116,13 +112,9 @@ async def test_an_update_with_another_version_reads_its_own_file(
         assert weights.prepared_version == "1"
         await prepare(engine, transport.stage(2, old.named_parameters()).info)
         assert weights.prepared_version == "2"
-        await engine.post(PAUSE)
-        await engine.post("/start_weight_update")
         info = transport.stage(3, new.named_parameters()).info
-        await engine.post("/update_weights", {"update_info": info})
+        await engine.update(info)
         assert weights.prepared_version is None
-        await engine.post("/finish_weight_update", {"weight_version": "3"})
-        await engine.post("/resume")
         scores = await engine.client.prompt_logprobs(prompt)
         np.testing.assert_allclose(scores, full_logprobs(new, prompt), atol=2e-5)
         for forgets in ("/init_weight_transfer_engine", "/shutdown_weight_transfer_engine"):
@@ -142,14 +134,14 @@ class Updates:
         self.updates = WeightUpdates(self.module, self.state, lambda work: work())
         self.transport = FileTransport(folder)
         self.reading, self.go_on = threading.Event(), threading.Event()
-        read = self.updates._loader.read
+        read = self.updates.loader.read
 
         def slow(info: FileUpdateInfo) -> Any:
             self.reading.set()
             assert self.go_on.wait(EVENT_DEADLINE_S)
             return read(info)
 
-        monkeypatch.setattr(self.updates._loader, "read", slow)
+        monkeypatch.setattr(self.updates.loader, "read", slow)
 
     def info(self, version: int, value: float) -> FileUpdateInfo:
         return FileUpdateInfo(**self.transport.stage(version, [("weight", torch.full((2, 2), value))]).info)
@@ -178,17 +170,23 @@ async def test_an_update_that_overtakes_a_slow_read_wins(
     assert torch.equal(case.module.weight, torch.full((2, 2), 2.0))
 
 
-async def test_a_refused_read_changes_nothing_and_keeps_nothing(
+async def test_whatever_hinders_an_update_s_read_leaves_an_engine_that_can_be_resumed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case = Updates(tmp_path, monkeypatch)
-    case.go_on.set()
     before = case.module.weight.detach().clone()
-    await in_thread(case.updates.prepare, case.info(1, 1.0))
-    assert case.updates.prepared_version == "1" and torch.equal(case.module.weight, before)
-    announced = case.info(2, 2.0)
-    case.transport.close()
-    with pytest.raises(WeightsRefused, match="cannot be read"):
-        await in_thread(case.updates.prepare, announced)
-    assert case.updates.prepared_version is None and torch.equal(case.module.weight, before)
-    assert case.state.state is State.SERVING
+    monkeypatch.setattr(weight_updates, "READ_DEADLINE_S", 0.01)
+    monkeypatch.setattr(
+        case.updates.loader, "read", lambda info: (_ for _ in ()).throw(MemoryError(info.path))
+    )
+    case.state.pause()
+    case.state.start()
+    with pytest.raises(MemoryError):
+        case.updates.update(case.info(1, 1.0))
+    assert case.state.state is State.REFUSED and torch.equal(case.module.weight, before)
+    case.state.resume()
+    case.state.pause()
+    case.state.start()
+    with case.updates._reading, pytest.raises(TimeoutError, match="another read of weights did not end"):
+        case.updates.update(case.info(1, 1.0))
+    assert case.state.state is State.REFUSED

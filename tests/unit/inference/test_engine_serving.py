@@ -9,13 +9,12 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import psutil
 import pytest
 
-from pipelinerl.inference.client import EngineClient, EngineRequestError, EngineUnavailable, SamplingParams
+from pipelinerl.inference.client import EngineClient, EngineUnavailable, SamplingParams
 from pipelinerl.inference.embedded.__main__ import main
 from pipelinerl.inference.embedded.engine import EngineEnded
 from pipelinerl.inference.embedded.protocol import SamplingFields
@@ -27,7 +26,7 @@ from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.transport import StagedUpdate
 from pipelinerl.weights.send.version_update import WeightUpdateError
-from tests.support.engine_harness import random_prompt, reference, running_engine, until
+from tests.support.engine_harness import reference, running_engine, until
 
 
 def test_the_default_length_is_one_that_the_model_has(tmp_path: Path) -> None:
@@ -49,8 +48,7 @@ def sequence(prompt_length: int) -> Sequence:
 def test_prompts_share_the_budget_in_order_of_arrival() -> None:
     scheduler = Scheduler(max_num_seqs=2, max_prefill_tokens=10)
     first, second, third = sequence(12), sequence(5), sequence(3)
-    for one in (first, second, third):
-        scheduler.add(one)
+    scheduler.waiting.extend((first, second, third))
     plan = scheduler.plan()
     assert [(one.sequence, one.start, one.end) for one in plan.prefills] == [(first, 0, 10)]
     first.computed = 10
@@ -62,8 +60,7 @@ def test_prompts_share_the_budget_in_order_of_arrival() -> None:
 def test_a_finished_slot_is_refilled_before_the_next_step() -> None:
     scheduler = Scheduler(max_num_seqs=1, max_prefill_tokens=10)
     first, second = sequence(2), sequence(2)
-    scheduler.add(first)
-    scheduler.add(second)
+    scheduler.waiting.extend((first, second))
     scheduler.plan()
     scheduler.remove(first)
     assert [one.sequence for one in scheduler.plan().prefills] == [second]
@@ -72,8 +69,7 @@ def test_a_finished_slot_is_refilled_before_the_next_step() -> None:
 def test_decoding_goes_on_beside_a_long_prompt() -> None:
     scheduler = Scheduler(max_num_seqs=2, max_prefill_tokens=4)
     short, long = sequence(1), sequence(100)
-    scheduler.add(short)
-    scheduler.add(long)
+    scheduler.waiting.extend((short, long))
     plan = scheduler.plan()
     assert [one.sequence for one in plan.decodes] == [short]
     assert [(one.start, one.end) for one in plan.prefills] == [(0, 4)]
@@ -109,64 +105,6 @@ async def test_a_full_queue_answers_503_and_does_not_block(tied_model: Path) -> 
         assert len((await engine.client.generate([1], sampling)).token_ids) == 2
 
 
-BAD: dict[str, dict[str, Any]] = {
-    "unknown field": {"token_ids": [1], "sampling_params": {"max_tokens": 1}, "prompt": "x"},
-    "unknown sampling field": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "best_of": 2}},
-    "no tokens": {"token_ids": [], "sampling_params": {"max_tokens": 1}},
-    "negative id": {"token_ids": [-1], "sampling_params": {"max_tokens": 1}},
-    "id beyond the vocabulary": {"token_ids": [256], "sampling_params": {"max_tokens": 1}},
-    "wrong type": {"token_ids": ["a"], "sampling_params": {"max_tokens": 1}},
-    "does not fit": {"token_ids": [1] * 500, "sampling_params": {"max_tokens": 13}},
-    "no room": {"token_ids": [1] * 512, "sampling_params": {}},
-    "n": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "n": 9}},
-    "temperature": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "temperature": -1}},
-    "top_p": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "top_p": 0}},
-    "logprobs": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "logprobs": 5}},
-    "stream": {"token_ids": [1], "sampling_params": {"max_tokens": 1}, "stream": True},
-    "stop without text": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "stop": "a"}},
-    "no tokeniser": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "detokenize": True}},
-    "repetition_penalty": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "repetition_penalty": 0}},
-    "presence_penalty": {"token_ids": [1], "sampling_params": {"max_tokens": 1, "presence_penalty": 3}},
-}
-
-BAD_CONTROL: dict[str, Any] = {
-    "/pause?mode=keep&clear=1": None,
-    "/resume?now=1": None,
-    "/reset_prefix_cache?all=1": None,
-    "/reset_prefix_cache?reset_running_requests=maybe": None,
-    "/abort_requests": {"ids": []},
-    "/init_weight_transfer_engine": {"init_info": {"world_size": 2}},
-    "/start_weight_update": {"version": "1"},
-    "/update_weights": {"update_info": {"names": []}},
-    "/finish_weight_update": {"version": "1"},
-    "/update_weight_version": {"weight_version": "one"},
-    "/weight_checker": {"action": "snapshot"},
-    "/shutdown_weight_transfer_engine": {"now": True},
-}
-
-
-async def test_what_cannot_be_served_is_refused_at_once_with_one_line(tied_model: Path) -> None:
-    async with running_engine(tied_model) as engine:
-        for name, body in BAD.items():
-            answer = await engine.post("/inference/v1/generate", body, expect=400)
-            message = answer["error"]["message"]
-            assert message and "\n" not in message, name
-        other = {"token_ids": [1], "sampling_params": {"max_tokens": 1}, "model": "gpt"}
-        answer = await engine.post("/inference/v1/generate", other, expect=404)
-        assert answer["error"]["message"] == "model 'gpt' is not served; this is 'model'"
-        answer = await engine.post("/v1/embeddings", {}, expect=404)
-        assert answer["error"]["message"] == "POST /v1/embeddings: Not Found"
-        with pytest.raises(EngineRequestError, match="do not fit max_model_len 512"):
-            await engine.client.generate([1] * 512, SamplingParams(max_tokens=1))
-        await engine.client.load_model_info()
-        with pytest.raises(EngineRequestError, match="exceed max_model_len 512"):
-            await engine.client.generate([1] * 512, SamplingParams(max_tokens=1))
-        for path, body in BAD_CONTROL.items():
-            answer = await engine.post(path, body, expect=400)
-            assert "\n" not in answer["error"]["message"], path
-        assert engine.server.engine.metrics.generation_tokens == 0
-
-
 async def test_abort_by_id_and_counters(tied_model: Path) -> None:
     async with running_engine(tied_model) as engine:
         body = {
@@ -183,19 +121,7 @@ async def test_abort_by_id_and_counters(tied_model: Path) -> None:
         assert 0 < metrics["vllm:kv_cache_usage_perc"] < 1
         assert (await engine.post("/abort_requests", {"request_ids": ["a", "unknown"]}))["aborted"] == 1
         assert (await call)["choices"][0]["finish_reason"] == "abort"
-        before = await engine.client.metrics()
-        await engine.client.generate(random_prompt(30), SamplingParams(max_tokens=4, ignore_eos=True))
-        after = await engine.client.metrics()
-        for name, grown in {
-            "vllm:prompt_tokens_total": 30,
-            "vllm:generation_tokens_total": 4,
-            "vllm:request_success_total": 1,
-            "pipelinerl:requests_received_total": 1,
-            "vllm:num_requests_running": 0,
-        }.items():
-            assert after[name] - before[name] == grown, name
-        assert (await engine.get("/v1/models"))["data"][0]["max_model_len"] == 512
-        assert (await engine.get("/get_world_size"))["world_size"] == 1
+        assert metrics["pipelinerl:requests_received_total"] == 2
         assert (await engine.post("/reset_prefix_cache?reset_running_requests=false"))["success"] is True
 
 
@@ -234,47 +160,34 @@ async def test_commands_after_the_end_are_refused_at_once_and_given_up_ones_harm
         assert given_up.cancel()
         held.set()
         assert blocking.result(30) is None
-        assert (
-            len((await one.client.generate([1], SamplingParams(max_tokens=3, ignore_eos=True))).token_ids)
-            == 3
-        )
+        answer = await one.client.generate([1], SamplingParams(max_tokens=3, ignore_eos=True))
+        assert len(answer.token_ids) == 3
         engine.stop()
         with pytest.raises(EngineEnded, match="the engine has ended"):
             engine.resume().result(10)
         await one.post("/resume", expect=503)
 
 
-def test_a_port_in_use_is_one_line(
-    tied_model: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        assert main(["--model", str(tied_model), "--port", str(port)]) == 1
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("engine:")]
-    assert f"cannot listen on 127.0.0.1:{port}" in line and "in use" in line
-
-
-def test_a_tokeniser_that_cannot_be_read_is_one_line(
+def test_the_command_says_in_one_line_why_it_cannot_serve(
     tied_model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sys, "setswitchinterval", lambda _: None)
-    folder = tmp_path / "model"
-    shutil.copytree(tied_model, folder)
-    (folder / "tokenizer.json").write_text("{}")
-    assert main(["--model", str(folder), "--port", "0"]) == 1
-    (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("engine:")]
-    assert "tokenizer.json cannot be read" in line
 
+    def said(status: int, folder: Path, port: int = 0) -> str:
+        assert main(["--model", str(folder), "--port", str(port)]) == status
+        (line,) = [one for one in capsys.readouterr().err.splitlines() if one.startswith("engine:")]
+        return line
 
-def test_command_line_says_in_one_line_what_is_wrong(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    folder = tmp_path / "nothing"
-    assert main(["--model", str(folder)]) == 2
-    assert capsys.readouterr().err.splitlines() == [
-        f"engine: --model {folder} has no config.json; give a folder in Hugging Face format"
-    ]
+    nothing, unreadable = tmp_path / "nothing", tmp_path / "model"
+    missing = f"engine: --model {nothing} has no config.json; give a folder in Hugging Face format"
+    assert said(2, nothing) == missing
+    shutil.copytree(tied_model, unreadable)
+    (unreadable / "tokenizer.json").write_text("{}")
+    assert "tokenizer.json cannot be read" in said(1, unreadable)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        line = said(1, tied_model, port)
+    assert f"cannot listen on 127.0.0.1:{port}" in line and "in use" in line
 
 
 def engine_process(model: Path) -> subprocess.Popen[str]:

@@ -10,35 +10,7 @@ import torch
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import checksum
-from tests.support.contract.models import full_logprobs
-from tests.support.engine_harness import (
-    RunningEngine,
-    random_prompt,
-    reference,
-    running_engine,
-)
-
-
-async def update(
-    engine: RunningEngine,
-    transport: FileTransport,
-    model: Any,
-    version: int,
-    clear_cache: str,
-    *,
-    prepare: bool = False,
-) -> None:
-    """The calls of the publisher, one by one; with `prepare` the file is gone before the pause."""
-    await engine.post("/init_weight_transfer_engine", {"init_info": {}})
-    info = transport.stage(version, model.named_parameters()).info
-    if prepare:
-        await engine.post("/prepare_weights", {"update_info": info})
-        await asyncio.to_thread(Path(info["path"]).unlink)
-    await engine.post(f"/pause?mode=keep&clear_cache={clear_cache}")
-    await engine.post("/start_weight_update")
-    await engine.post("/update_weights", {"update_info": info})
-    await engine.post("/finish_weight_update", {"weight_version": str(version)})
-    await engine.post("/resume")
+from tests.support.engine_harness import full_logprobs, random_prompt, reference, running_engine
 
 
 async def test_calls_out_of_order_are_refused_and_generation_goes_on(
@@ -86,7 +58,11 @@ async def test_label_checksums_and_the_end_of_the_transport(
         expected = (await other.post("/weight_checker"))["checksums"]
         before = (await engine.post("/weight_checker"))["checksums"]
         assert before.keys() == expected.keys() and before != expected
-        await update(engine, transport, new, 4, "false", prepare=True)
+        await engine.post("/init_weight_transfer_engine", {"init_info": {}})
+        info = transport.stage(4, new.named_parameters()).info
+        await engine.post("/prepare_weights", {"update_info": info})
+        await asyncio.to_thread(Path(info["path"]).unlink)  # what was prepared is all that is needed
+        await engine.update(info)
         assert await engine.post("/weight_checker") == {"weight_version": "4", "checksums": expected}
         await engine.post("/update_weight_version", {"weight_version": "3"}, expect=409)
         await engine.post("/update_weight_version", {"weight_version": "6"})
@@ -139,7 +115,8 @@ async def test_a_damaged_file_is_refused_before_any_tensor_changes(
         return info
 
     async with running_engine(tied_model) as engine:
-        await update(engine, transport, reference(tied_model), 0, "false")
+        await engine.post("/init_weight_transfer_engine", {"init_info": {}})
+        await engine.update(transport.stage(0, reference(tied_model).named_parameters()).info)
         expected = await engine.client.prompt_logprobs(prompt)
         for change in ("truncated", "altered", "not safetensors", "missing", "names", "shape"):
             await engine.post("/pause?mode=keep&clear_cache=false")
@@ -150,7 +127,7 @@ async def test_a_damaged_file_is_refused_before_any_tensor_changes(
             await engine.post("/resume")
             np.testing.assert_array_equal(await engine.client.prompt_logprobs(prompt), expected)
         assert await engine.client.weight_version() == 0
-        await update(engine, transport, good, 1, "false")
+        await engine.update(transport.stage(1, good.named_parameters()).info)
         np.testing.assert_allclose(
             await engine.client.prompt_logprobs(prompt), full_logprobs(good, prompt), atol=2e-5
         )

@@ -1,10 +1,7 @@
 """Client and fleet against engines that fail on purpose."""
 
 import asyncio
-import json
 import logging
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
@@ -25,35 +22,27 @@ from pipelinerl.inference.client import (
 from pipelinerl.inference.engine_metrics import StallWatch, StartWatch
 from pipelinerl.inference.fleet import Fleet
 from tests.support.engine_harness import until
+from tests.support.fake_engine import FakeEngine
 
 SAMPLING = SamplingParams(max_tokens=2)
 QUICK = Deadlines(connect_s=2, generate_s=20, stall_s=0.3, health_s=2, health_interval_s=0.05)
 Behaviour = Callable[[], Awaitable[web.Response]]
 
 
-class FakeEngine:
-    """An engine whose answers a test chooses."""
+class Engine(FakeEngine):
+    """An engine in the test's event loop, whose answers the test chooses."""
 
-    def __init__(self, url: str = "") -> None:
-        self.url = url
-        self.behaviour: Behaviour = self.answer
-        self.healthy = True
-        self.version = "5"
-        """Label in force; "" is an engine without that route."""
-        self.started = 100.0
+    def __init__(self) -> None:
+        super().__init__(lambda prompt: [7, 8], version="5")  # "" is an engine without labels
+        self.behaviour: Behaviour = self.sampled
+        self.healthy, self.started = True, 100.0
         self.requests: list[dict[str, Any]] = []
-        self.running, self.generated = 0, 9
-        self.closed = 0
+        self.running, self.generated, self.closed = 0, 9, 0
 
-    async def answer(self, finish_reason: str = "length", **changes: Any) -> web.Response:
-        choice = {
-            "index": 0,
-            "token_ids": [7, 8],
-            "finish_reason": finish_reason,
-            "logprobs": {"content": [{"token_id": 7, "logprob": -1.0}, {"token_id": 8, "logprob": -2.0}]},
-            "weight_versions": [{"version": self.version, "start": 0, "end": 2}],
-        }
-        return web.json_response({"choices": [choice | changes]})
+    async def sampled(self, finish_reason: str = "length", **changes: Any) -> web.Response:
+        reply = self.reply([7, 8], finish_reason)
+        reply["choices"][0] |= changes
+        return web.json_response(reply)
 
     def fail(self, status: int) -> Behaviour:
         async def behaviour() -> web.Response:
@@ -61,7 +50,7 @@ class FakeEngine:
 
         return behaviour
 
-    async def generate(self, request: web.Request) -> web.Response:
+    async def _generate(self, request: web.Request) -> web.Response:
         self.requests.append(await request.json())
         self.running += 1
         try:
@@ -72,10 +61,10 @@ class FakeEngine:
         finally:
             self.running -= 1
 
-    async def health(self, _: web.Request) -> web.Response:
+    async def _health(self, _: web.Request) -> web.Response:
         return web.Response(status=200 if self.healthy else 503)
 
-    async def metrics(self, _: web.Request) -> web.Response:
+    async def _metrics(self, _: web.Request) -> web.Response:
         label = '{model_name="m"}'
         return web.Response(
             text=f"vllm:num_requests_running{label} {self.running}\n"
@@ -83,32 +72,16 @@ class FakeEngine:
             f"process_start_time_seconds {self.started}\n"
         )
 
-    async def weight_info(self, _: web.Request) -> web.Response:
+    async def _weight_info(self, request: web.Request) -> web.Response:
         if self.version == "":
             raise web.HTTPNotFound
-        return web.json_response({"weight_version": self.version})
-
-    async def models(self, _: web.Request) -> web.Response:
-        return web.json_response({"data": [{"id": "m", "max_model_len": 100}]})
+        return await super()._weight_info(request)
 
 
 @asynccontextmanager
-async def fake_engine() -> AsyncIterator[FakeEngine]:
-    engine = FakeEngine()
-    app = web.Application()
-    app.add_routes(
-        [
-            web.post("/inference/v1/generate", engine.generate),
-            web.get("/health", engine.health),
-            web.get("/metrics", engine.metrics),
-            web.get("/weight_info", engine.weight_info),
-            web.get("/v1/models", engine.models),
-        ]
-    )
-    runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1)
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    engine.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+async def fake_engine() -> AsyncIterator[Engine]:
+    engine = Engine()
+    runner = await engine.listen()
     engine.stop = runner.cleanup  # type: ignore[attr-defined]
     try:
         yield engine
@@ -119,7 +92,7 @@ async def fake_engine() -> AsyncIterator[FakeEngine]:
 @asynccontextmanager
 async def fleet_of(
     count: int, *, announced: int | None = None, announced_at: Callable[[], float] = lambda: 200.0
-) -> AsyncIterator[tuple[Fleet, list[FakeEngine]]]:
+) -> AsyncIterator[tuple[Fleet, list[Engine]]]:
     async with AsyncExitStack() as stack:
         engines = [await stack.enter_async_context(fake_engine()) for _ in range(count)]
         session = await stack.enter_async_context(aiohttp.ClientSession())
@@ -130,7 +103,7 @@ async def fleet_of(
 
 
 @asynccontextmanager
-async def client_of(**deadlines: float) -> AsyncIterator[tuple[EngineClient, FakeEngine]]:
+async def client_of(**deadlines: float) -> AsyncIterator[tuple[EngineClient, Engine]]:
     async with fake_engine() as engine, aiohttp.ClientSession() as session:
         yield EngineClient(engine.url, session, deadlines=Deadlines(**deadlines)), engine
 
@@ -150,10 +123,10 @@ async def test_errors_say_whether_asking_again_can_help() -> None:
             with pytest.raises(EngineUnavailable) as unavailable:
                 await client.generate([1], SAMPLING)
             assert unavailable.value.reason == reason
-        engine.behaviour = lambda: engine.answer("abort")
+        engine.behaviour = lambda: engine.sampled("abort")
         with pytest.raises(AbortedCompletion):
             await client.generate([1], SAMPLING)
-        engine.behaviour = lambda: engine.answer(token_ids=[7, 9])
+        engine.behaviour = lambda: engine.sampled(token_ids=[7, 9])
         with pytest.raises(EngineUnavailable, match="invalid_answer"):
             await client.generate([1], SAMPLING)
         engine.behaviour = hang
@@ -196,27 +169,13 @@ async def test_what_is_sent_is_what_was_asked() -> None:
         }
 
 
-async def test_several_continuations_are_requests_with_seeds_of_their_own() -> None:
-    async with client_of() as (client, engine):
-        several = SamplingParams(max_tokens=2, seed=4, n=3)
-        assert len(await client.generate_many([1], several, "id")) == 3
-        sent = {one["request_id"]: one["sampling_params"] for one in engine.requests}
-        assert {name: one["seed"] for name, one in sent.items()} == {"id-0": 4, "id-1": 5, "id-2": 6}
-        assert not any("n" in one for one in sent.values())
-        engine.behaviour = engine.fail(400)
-        with pytest.raises(EngineRequestError, match="no 400"):
-            await client.generate_many([1], several)
-        with pytest.raises(ValueError, match="n=3; use generate_many"):
-            await client.generate([1], several)
-
-
 async def test_requests_of_an_engine_that_dies_are_made_elsewhere_from_the_prompt() -> None:
     async with fleet_of(2) as (fleet, (first, second)):
         first.behaviour = second.behaviour = hang
-        calls = [asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING, f"r{i}")) for i in range(6)]
+        calls = [asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING)) for _ in range(6)]
         await until(lambda: first.running + second.running == 6)
         assert first.running == 3, "the least busy engine is chosen"
-        second.behaviour = second.answer
+        second.behaviour = second.sampled
         await first.stop()  # type: ignore[attr-defined]
         # Those that hang on the second engine are lost when it stalls; it is then asked again.
         generations = await asyncio.gather(*calls)
@@ -234,7 +193,7 @@ async def test_a_fleet_that_closes_does_not_call_its_engines_stalled(
 ) -> None:
     async with fleet_of(1) as (fleet, (engine,)):
         engine.behaviour = hang
-        call = asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING, "r"))
+        call = asyncio.ensure_future(fleet.generate([1, 2, 3], SAMPLING))
         await until(lambda: engine.running == 1)
         await fleet.close()
         with pytest.raises(asyncio.CancelledError):
@@ -248,7 +207,7 @@ async def test_a_busy_engine_is_asked_again_later() -> None:
         engine.behaviour = engine.fail(503)
         call = asyncio.ensure_future(fleet.generate([1], SAMPLING))
         await until(lambda: len(engine.requests) >= 3)
-        engine.behaviour = engine.answer
+        engine.behaviour = engine.sampled
         assert (await call).tries >= 4
         assert fleet.counts.retries["busy"] >= 3
 
@@ -333,14 +292,3 @@ def test_stall_needs_running_requests_and_no_progress() -> None:
     assert not watch.stalled(running=1, tokens=6, now=11.0)
     assert not watch.stalled(running=0, tokens=6, now=100.0)
     assert not watch.stalled(running=1, tokens=6, now=109.0)
-
-
-def test_client_and_fleet_need_no_torch() -> None:
-    code = (
-        "import sys, json, pipelinerl.inference.fleet, pipelinerl.weights.wire;"
-        "print(json.dumps([name for name in ('torch', 'transformers', 'vllm') if name in sys.modules]))"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True
-    )
-    assert json.loads(done.stdout) == []

@@ -1,7 +1,8 @@
 """Text of a sequence while its ids arrive."""
 
 from pipelinerl.base.tokenizing import encode
-from pipelinerl.inference.embedded.text import OutputText, TextOptions
+from pipelinerl.inference.embedded.protocol import SamplingFields
+from pipelinerl.inference.embedded.text import OutputText
 from tests.support.text_model import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
@@ -26,32 +27,32 @@ def ids_of(text: str) -> list[int]:
 
 def test_pieces_join_to_what_the_tokeniser_decodes() -> None:
     for ids in (ids_of("añb 中文 🙂."), ids_of("🙂")[:2], list(range(2, 258)), ids_of("é")[1:] * 9, []):
-        output = OutputText(BACKEND, TextOptions())
+        output = OutputText(BACKEND, SamplingFields())
         pieces, _ = feed(output, ids)
         assert "".join(pieces) == output.text == BACKEND.decode(ids), ids
 
 
 def test_no_piece_ends_in_the_middle_of_a_character() -> None:
-    pieces, _ = feed(OutputText(BACKEND, TextOptions()), ids_of("a🙂é"))
+    pieces, _ = feed(OutputText(BACKEND, SamplingFields()), ids_of("a🙂é"))
     assert [one for one in pieces if one] == ["a", "🙂", "é"]
 
 
 def test_a_stop_string_ends_the_text_before_or_behind_it() -> None:
     for include, expected in ((False, "one "), (True, "one STOP")):
-        output = OutputText(BACKEND, TextOptions(stops=("STOP", "zzz"), include_stop=include))
+        output = OutputText(BACKEND, SamplingFields(stop=["STOP", "zzz"], include_stop_str_in_output=include))
         pieces, stop = feed(output, ids_of("one STOP two"))
         assert (stop, output.text, "".join(pieces)) == ("STOP", expected, expected)
 
 
 def test_what_may_begin_a_stop_string_is_held_back() -> None:
-    output = OutputText(BACKEND, TextOptions(stops=("abc",)))
+    output = OutputText(BACKEND, SamplingFields(stop="abc"))
     pieces, stop = feed(output, ids_of("xabab"))
     assert stop is None
     assert pieces == ["", "", "x", "a", "b", "ab"]
 
 
 def test_the_first_stop_string_counts_and_none_before_min_tokens() -> None:
-    output = OutputText(BACKEND, TextOptions(stops=("b", "a"), min_tokens=2))
+    output = OutputText(BACKEND, SamplingFields(stop=["b", "a"], min_tokens=2))
     _, stop = feed(output, ids_of("abxab"))
     assert (stop, output.text) == ("a", "abx")
 
@@ -59,7 +60,8 @@ def test_the_first_stop_string_counts_and_none_before_min_tokens() -> None:
 def test_the_end_id_and_special_ids_are_shown_on_request() -> None:
     end = TOKENIZER.eos_token_id
     for include, skip, expected in ((False, False, "a"), (True, False, "a<|end|>"), (True, True, "a")):
-        output = OutputText(BACKEND, TextOptions(include_stop=include, skip_special=skip))
+        sampling = SamplingFields(include_stop_str_in_output=include, skip_special_tokens=skip)
+        output = OutputText(BACKEND, sampling)
         output.add(ids_of("a")[0], ends=False)
         output.add(end, ends=True)
         assert output.close() == expected

@@ -18,6 +18,7 @@ from domains.privacy_hopqa.scorer.classifiers import FunctionClassifier, RulesCl
 from domains.privacy_hopqa.scorer.protocol import MAX_BODY_BYTES, parse_request
 from domains.privacy_hopqa.scorer.rules import Fact, keys, score
 from pipelinerl.launcher.ports import is_free
+from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa.leakage import COMPANY, QUESTION
 
 RULES_FACT = Fact(QUESTION, "15%")
@@ -141,11 +142,31 @@ async def test_the_largest_request_is_answered(post):
 async def test_a_request_outside_the_protocol_is_a_400_that_names_the_field(post, rows, code, words):
     response, body = await post({"examples": rows})
     assert (response.status, body["error"]["code"]) == (400, code)
-    assert words in body["error"]["message"]
-    assert "\n" not in body["error"]["message"]
+    check_one_line(body["error"]["message"], words)
 
 
-async def test_the_largest_body(post):
+@pytest.mark.parametrize(
+    ("body", "code", "said"),
+    [
+        (b"", "bad_json", "the body"),
+        (b"{", "bad_json", "the body"),
+        (b"[]", "wrong_type", "a list"),
+        (b"{}", "missing", "examples is missing"),
+        (b"[" * 100_000, "bad_json", "the body"),
+    ],
+)
+async def test_a_body_that_is_no_request(post, body, code, said):
+    response, answer = await post(body)
+    assert (response.status, answer["error"]["code"]) == (400, code)
+    check_one_line(answer["error"]["message"], said)
+
+
+async def test_wrong_paths_methods_and_sizes(post):
+    response, answer = await post({}, path="/scores")
+    assert (response.status, answer["error"]["code"]) == (404, "unknown_path")
+    response, answer = await post({}, method="get")
+    assert (response.status, answer["error"]["code"]) == (405, "method_not_allowed")
+    assert response.headers["Allow"] == "POST"
     response, answer = await post(b" " * (MAX_BODY_BYTES + 1))
     assert (response.status, answer["error"]["code"]) == (413, "too_large")
     response, _ = await post(json.dumps({"examples": []}).encode() + b" " * (MAX_BODY_BYTES - 16))

@@ -16,6 +16,7 @@ from retrieval_server import http_errors
 from retrieval_server.app import RetrievalService, build_app
 from retrieval_server.limits import MAX_BODY_BYTES, RequestError, SearchQueue
 from retrieval_server.store import Store
+from tests.support.one_line import check_one_line
 
 WEB = "/browsecomp/search"
 LOCAL = "/local/search"
@@ -57,42 +58,50 @@ async def test_a_task_id_does_not_change_web_results(client: TestClient) -> None
 
 
 @pytest.mark.parametrize(
-    ("path", "body", "status", "code"),
+    ("path", "body", "status", "code", "said"),
     [
-        (WEB, b"{", 400, "bad_json"),
-        (WEB, b"[" * 100_000, 400, "bad_json"),
-        (WEB, b'{"query":"a","k":' + b"9" * 5000 + b"}", 400, "bad_json"),
-        (WEB, b"\xff", 400, "bad_json"),
-        (WEB, [1], 400, "wrong_type"),
-        (WEB, {}, 400, "missing"),
-        (WEB, {"query": 3}, 400, "wrong_type"),
-        (WEB, {"query": ""}, 400, "out_of_range"),
-        (WEB, {"query": "x" * 2001}, 400, "out_of_range"),
-        (WEB, {"query": "x", "k": 0}, 400, "out_of_range"),
-        (WEB, {"query": "x", "k": 51}, 400, "out_of_range"),
-        (WEB, {"query": "x", "k": True}, 400, "wrong_type"),
-        (WEB, {"query": "x", "k": 2.0}, 400, "wrong_type"),
-        (WEB, {"query": "x", "max_chars": -1}, 400, "out_of_range"),
-        (WEB, {"query": "x", "max_chars": "1"}, 400, "wrong_type"),
-        (WEB, {"query": "x", "task_id": 5}, 400, "wrong_type"),
-        (LOCAL, {"query": "x"}, 400, "missing"),
-        (LOCAL, {"query": "x", "task_id": "../DR90001"}, 400, "out_of_range"),
-        (LOCAL, {"query": "x", "task_id": "DR90001/files"}, 400, "out_of_range"),
-        (LOCAL, {"query": "x", "task_id": "DR90001\n"}, 400, "out_of_range"),
-        (LOCAL, {"query": "x", "task_id": "DR90009"}, 404, "unknown_task"),
-        (LOCAL, {"query": "x", "task_id": "DR90001", "threshold": "high"}, 400, "wrong_type"),
-        (LOCAL, b'{"query":"x","task_id":"DR90001","threshold":NaN}', 400, "out_of_range"),
-        (LOCAL, {"query": "x", "task_id": "DR90001", "threshold": 10**400}, 400, "out_of_range"),
-        ("/nothing", {}, 404, "unknown_path"),
-        ("/health", {}, 405, "method_not_allowed"),
-        (WEB, b" " * (MAX_BODY_BYTES + 1), 413, "too_large"),
-        (WEB, b" " * MAX_BODY_BYTES, 400, "bad_json"),
+        (WEB, b"", 400, "bad_json", "the body"),
+        (WEB, b"{", 400, "bad_json", "the body"),
+        (WEB, b"[" * 100_000, 400, "bad_json", "the body"),
+        (WEB, b'{"query":"a","k":' + b"9" * 5000 + b"}", 400, "bad_json", "the body"),
+        (WEB, b"\xff", 400, "bad_json", "the body"),
+        (WEB, [1], 400, "wrong_type", "a list"),
+        (WEB, {}, 400, "missing", "query is missing"),
+        (WEB, {"query": None}, 400, "wrong_type", "query"),
+        (WEB, {"query": 3}, 400, "wrong_type", "query is a int"),
+        (WEB, {"query": ""}, 400, "out_of_range", "query has 0 characters"),
+        (WEB, {"query": "x" * 2001}, 400, "out_of_range", "2001"),
+        (WEB, {"query": "x", "k": 0}, 400, "out_of_range", "k=0"),
+        (WEB, {"query": "x", "k": 51}, 400, "out_of_range", "k=51"),
+        (WEB, {"query": "x", "k": True}, 400, "wrong_type", "k is a bool"),
+        (WEB, {"query": "x", "k": 2.0}, 400, "wrong_type", "k is a float"),
+        (WEB, {"query": "x", "max_chars": -1}, 400, "out_of_range", "max_chars=-1"),
+        (WEB, {"query": "x", "max_chars": "1"}, 400, "wrong_type", "max_chars is a str"),
+        (WEB, {"query": "x", "task_id": 5}, 400, "wrong_type", "task_id is a int"),
+        (LOCAL, {"query": "x"}, 400, "missing", "task_id is missing"),
+        (LOCAL, {"query": "x", "task_id": "../DR90001"}, 400, "out_of_range", "task_id"),
+        (LOCAL, {"query": "x", "task_id": "DR90001/files"}, 400, "out_of_range", "task_id"),
+        (LOCAL, {"query": "x", "task_id": "DR90001\n"}, 400, "out_of_range", "task_id"),
+        (LOCAL, {"query": "x", "task_id": "DR90009"}, 404, "unknown_task", "'DR90009'"),
+        (
+            LOCAL,
+            {"query": "x", "task_id": "DR90001", "threshold": "high"},
+            400,
+            "wrong_type",
+            "threshold is a str",
+        ),
+        (LOCAL, b'{"query":"x","task_id":"DR90001","threshold":NaN}', 400, "out_of_range", "threshold"),
+        (LOCAL, {"query": "x", "task_id": "DR90001", "threshold": 10**400}, 400, "out_of_range", "threshold"),
+        ("/nothing", {}, 404, "unknown_path", "no such path"),
+        ("/health", {}, 405, "method_not_allowed", "POST is not allowed"),
+        (WEB, b" " * (MAX_BODY_BYTES + 1), 413, "too_large", str(MAX_BODY_BYTES)),
+        (WEB, b" " * MAX_BODY_BYTES, 400, "bad_json", "the body"),
     ],
 )
-async def test_errors(client: TestClient, path: str, body: Any, status: int, code: str) -> None:
+async def test_errors(client: TestClient, path: str, body: Any, status: int, code: str, said: str) -> None:
     found, answer = await post(client, path, body)
     assert (found, answer["error"]["code"]) == (status, code)
-    assert answer["error"]["message"]
+    check_one_line(answer["error"]["message"], said)
 
 
 async def test_a_large_body_of_unknown_length_is_refused(client: TestClient) -> None:

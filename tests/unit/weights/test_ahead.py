@@ -63,14 +63,6 @@ def test_a_slow_broadcast_pauses_nobody(setup: Setup, monkeypatch: pytest.Monkey
     setup.assert_serve(1)
 
 
-def test_a_cache_that_is_computed_anew_is_cleared_by_the_pause(setup: Setup) -> None:
-    publisher = Publisher(setup.urls, setup.transport, "recompute", DEADLINES)
-    publisher.wait_ready(5)
-    publisher.publish(1, tensors(1))
-    assert setup.engines[0].calls[-3:] == ["/pause", "/finish_weight_update", "/resume"]
-    assert_serves(setup.engines[0], 1)
-
-
 @pytest.mark.parametrize("step", ["/start_weight_update", "/update_weights"])
 def test_a_failure_while_receiving_stops_every_engine_with_its_old_weights(setup: Setup, step: str) -> None:
     setup.publish(1)
@@ -145,13 +137,11 @@ def test_an_engine_that_cannot_read_a_file_does_not_cost_the_others(tmp_path: Pa
         publisher.close()
 
 
-def engine_of(url: str, ranks: int = 1, version: str | None = "0.32.0") -> Member:
-    return Member(url, ranks, version)
-
-
 def test_a_file_has_arrived_when_every_rank_has_said_so(tmp_path: Path) -> None:
     transport = FileTransport(tmp_path, ahead=True)
-    [first, second] = transport.init_info([engine_of("http://h:1"), engine_of("http://h:2", ranks=2)])
+    [first, second] = transport.init_info(
+        [Member("http://h:1", 1, "0.32.0"), Member("http://h:2", 2, "0.32.0")]
+    )
     assert first["reader"] != second["reader"]
     staged = transport.stage(1, tensors(1))
     path = Path(staged.info["path"])
@@ -169,7 +159,7 @@ def test_a_file_has_arrived_when_every_rank_has_said_so(tmp_path: Path) -> None:
 
 def test_marks_go_with_their_version(tmp_path: Path) -> None:
     transport = FileTransport(tmp_path, ahead=True)
-    [info] = transport.init_info([engine_of("http://h:1")])
+    [info] = transport.init_info([Member("http://h:1", 1, "0.32.0")])
     for version in (1, 2, 3):
         staged = transport.stage(version, tensors(version))
         read_mark(Path(staged.info["path"]), info["reader"], 0).touch()
@@ -180,4 +170,4 @@ def test_marks_go_with_their_version(tmp_path: Path) -> None:
 
 def test_an_engine_that_is_no_vllm_is_named(tmp_path: Path) -> None:
     with pytest.raises(TransportError, match=r"http://h:1 is no vLLM; weights\.ahead needs vLLM"):
-        FileTransport(tmp_path, ahead=True).init_info([engine_of("http://h:1", version=None)])
+        FileTransport(tmp_path, ahead=True).init_info([Member("http://h:1", 1, None)])

@@ -164,36 +164,21 @@ def test_a_model_that_copies_would_not_serve(loaded: Served, change: str) -> Non
         InPlaceLoad(loaded, version(1), PACKED)
 
 
-def test_a_name_without_a_parameter(loaded: Served) -> None:
-    with pytest.raises(NoInPlaceLoad, match=r"no parameter for layers.0.[qkv]_proj"):
-        InPlaceLoad(loaded, version(1), {"gate_up_proj": PACKED["gate_up_proj"]})
-
-
-def test_a_part_alone_is_not_a_parameter_that_is_padded(loaded: Served) -> None:
+def test_names_that_do_not_fit_the_model(loaded: Served) -> None:
     only_queries = [one for one in version(1) if ".0.k_" not in one[0] and ".0.v_" not in one[0]]
+    # A head of its own, sent as such, in a model that keeps both in the same memory.
+    with_head = [*version(1), ("head.weight", dict(version(1))["embed.weight"])]
     with torch.no_grad():
         loaded.layers[0].qkv_proj.weight[8:] = 0
-    with pytest.raises(NoInPlaceLoad, match=r"layers.0.qkv_proj.\w+ has 16 rows, its tensors 8"):
-        InPlaceLoad(loaded, only_queries, PACKED)
-
-
-def test_two_tensors_cannot_have_one_place(loaded: Served) -> None:
-    """A head of its own, sent as such, in a model that keeps both in the same memory."""
     loaded.head.weight = nn.Parameter(loaded.embed.weight.detach())
-    given = [*version(1), ("head.weight", dict(version(1))["embed.weight"])]
-    with pytest.raises(NoInPlaceLoad, match="several tensors have one place"):
-        InPlaceLoad(loaded, given, PACKED)
-
-
-def test_a_card_that_is_too_full_to_compare_costs_no_update(
-    loaded: Served, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def equal(*_: object) -> bool:
-        raise torch.OutOfMemoryError("CUDA out of memory")
-
-    monkeypatch.setattr(torch, "equal", equal)
-    with pytest.raises(NoInPlaceLoad, match=r"no memory is left to compare"):
-        InPlaceLoad(loaded, version(1), PACKED)
+    only_gates = {"gate_up_proj": PACKED["gate_up_proj"]}
+    for given, packed, reason in (
+        (version(1), only_gates, r"no parameter for layers.0.[qkv]_proj"),
+        (only_queries, PACKED, r"layers.0.qkv_proj.\w+ has 16 rows, its tensors 8"),
+        (with_head, PACKED, "several tensors have one place"),
+    ):
+        with pytest.raises(NoInPlaceLoad, match=reason):
+            InPlaceLoad(loaded, given, packed)
 
 
 def test_other_tensors_than_the_first_version_change_nothing(loaded: Served) -> None:

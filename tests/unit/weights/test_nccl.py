@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import socket
 import sys
-import threading
 import time
 from typing import Any
 
@@ -13,6 +12,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pipelinerl.base.threads import in_thread
 from pipelinerl.weights.send.nccl_transport import NcclTransport
 from pipelinerl.weights.send.transport import Member, TransportError
 from pipelinerl.weights.wire import packets
@@ -99,11 +99,8 @@ def test_packing_is_agreed_on_where_the_version_expects_it() -> None:
         update = made.stage(1, [("w", torch.ones(2))]).info
         assert (keys <= info.keys()) == at_init and (keys <= update.keys()) == (not at_init)
         agreed = info if at_init else update
-        assert (agreed["packed"], agreed["packed_buffer_size_bytes"], agreed["packed_num_buffers"]) == (
-            True,
-            77,
-            3,
-        )
+        wanted = {"packed": True, "packed_buffer_size_bytes": 77, "packed_num_buffers": 3}
+        assert agreed.items() >= wanted.items()
 
 
 @pytest.mark.parametrize(
@@ -137,21 +134,10 @@ def test_a_new_rendezvous_leaves_the_former_group_and_takes_a_free_port() -> Non
 def test_a_send_that_hangs_ends_when_it_is_aborted() -> None:
     made, group = joined()
     group.hang = True
-    staged = made.stage(1, [("w", torch.ones(2))])
-    failures: list[BaseException] = []
-
-    def send() -> None:
-        try:
-            made.send(staged, 60.0)
-        except BaseException as error:
-            failures.append(error)
-
-    thread = threading.Thread(target=send)
-    thread.start()
+    sent = in_thread(made.send, made.stage(1, [("w", torch.ones(2))]), 60.0)
     time.sleep(0.05)
     made.abort()
-    thread.join(10)
-    assert not thread.is_alive() and len(failures) == 1
+    assert sent.exception(10) is not None
 
 
 def test_a_lane_that_never_gets_idle_is_given_up_at_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:

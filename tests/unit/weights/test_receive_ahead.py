@@ -113,9 +113,21 @@ def no_memory(*_: object) -> bool:
     raise torch.OutOfMemoryError("CUDA out of memory")
 
 
-@pytest.mark.parametrize("why", ["on a CPU", "quantised", "derived", "no memory"])
+@pytest.mark.parametrize(
+    ("why", "said"),
+    [
+        ("on a CPU", "on cpu, or quantised"),
+        ("quantised", "on cuda, or quantised"),
+        ("derived", "the model holds absorbed"),
+        ("no memory", "no memory is left to compare"),
+    ],
+)
 def test_a_model_that_copies_would_not_serve_is_loaded_each_time_and_looked_at_once(
-    transfer: types.ModuleType, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: str
+    transfer: types.ModuleType,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    why: str,
+    said: str,
 ) -> None:
     worker = Worker(transfer, monkeypatch, "cpu" if why == "on a CPU" else "cuda")
     if why == "quantised":
@@ -128,7 +140,7 @@ def test_a_model_that_copies_would_not_serve_is_loaded_each_time_and_looked_at_o
         for version in (1.0, 2.0, 3.0):
             worker.update(version)
     assert worker.loads == 3
-    assert sum("loaded layer by layer" in one.message for one in caplog.records) == 1
+    assert sum(f"loaded layer by layer: {said}" in one.message for one in caplog.records) == 1
 
 
 def test_what_hindered_receiving_is_said_and_changes_nothing(

@@ -30,6 +30,7 @@ SHORT = PublishDeadlines(
     health_s=0.3, init_s=5, pause_s=0.3, start_s=0.3, update_s=0.3, finish_s=0.3, resume_s=0.3, parity_s=0.3
 )
 PATHS = {
+    "health": "/health",
     "pause": "/pause",
     "start": "/start_weight_update",
     "update": "/update_weights",
@@ -75,20 +76,9 @@ def test_a_fault_in_any_step_is_named_and_announces_nothing(tmp_path: Path, step
         assert publisher.engines[url].broken == (step in GIVES_UP_THE_ENGINE)
         if step in GIVES_UP_THE_ENGINE:
             assert "/resume" not in engine.calls, "half a model must not serve"
-
-
-@pytest.mark.parametrize("how", FAULTS)
-def test_an_engine_that_is_not_healthy_takes_no_part(tmp_path: Path, how: str) -> None:
-    engine = FakeEmbedded()
-    with ready(engine, tmp_path) as publisher:
-        if how == "timeout":
-            engine.hangs.add("/health")
-        else:
-            engine.faults["/health"] = [500 if how == "500" else 0] * 9
-        with pytest.raises(WeightUpdateError, match="no engine can take part") as error:
-            publisher.publish(1, TENSORS)
-        assert error.value.step == "health" and publisher.version is None
-        assert "/pause" not in engine.calls
+        if step == "health":
+            assert "no engine can take part" in str(error.value) and publisher.version is None
+            assert "/pause" not in engine.calls
 
 
 class Forgetful(FakeEmbedded):
