@@ -1,7 +1,5 @@
 """Draw the figure of the README: `python docs/pipeline.py` writes `pipeline.svg` beside this file."""
 
-from __future__ import annotations
-
 import itertools
 import sys
 from pathlib import Path

@@ -3,8 +3,6 @@
 Called by the settings of the domains, in the launcher before a run starts and in every worker.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any, TypeVar
 

@@ -5,8 +5,6 @@ actor:
   domain_mix: {math: 3, guessing: 1}
 """
 
-from __future__ import annotations
-
 import asyncio
 import contextvars
 import inspect

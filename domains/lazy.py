@@ -3,8 +3,6 @@
 The `__init__.py` of a domain says which of its modules has which name.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any

@@ -5,8 +5,6 @@ By convention a bundled or installed domain NAME has `generate_NAME_rollout` and
 `load_datasets`) in its package; configurations and `register_domain_rollout` name anything else.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.util
 from collections.abc import Callable, Sequence

@@ -4,8 +4,6 @@ A domain subclasses `BaseDomain`, overrides what it needs and names the object i
 `domain_hooks: domains.mine.domain.DOMAIN`.
 """
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ Composes and validates the configuration, places the roles, starts and watches t
 everything in order. Exit status 0 means a completed run; otherwise one line names the process and the cause.
 """
 
-from __future__ import annotations
-
 import errno
 import logging
 import os

@@ -1,7 +1,5 @@
 """Report a run, also while it is going on: python -m pipelinerl.report OUTPUT_DIR."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

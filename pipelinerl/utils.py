@@ -1,7 +1,5 @@
 """For rollout code of domains: finding environment servers, and what rollouts of one process share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Generic, TypeVar
 

@@ -5,8 +5,6 @@ here: which part of a text is the answer, and that words are compared as words (
 equal "lube").
 """
 
-from __future__ import annotations
-
 import re
 from functools import cache
 from typing import Any

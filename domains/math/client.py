@@ -1,7 +1,5 @@
 """How a rollout asks a verification server (`service.py`) whether an answer is right."""
 
-from __future__ import annotations
-
 import json
 
 import aiohttp

@@ -6,8 +6,6 @@ Rows may have the columns of GSM8K (`question`, `answer` with the result behind 
 any `question`, `problem`, `task` or `prompt` beside an `answer`.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections.abc import Iterator, Sequence

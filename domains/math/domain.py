@@ -1,7 +1,5 @@
 """What the core is told about the domain: checks before a run starts; named by `domain_hooks`."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 
 from omegaconf import DictConfig

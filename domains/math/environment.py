@@ -1,7 +1,5 @@
 """The verifier as an environment: a server that the launcher starts, or a pool inside the worker."""
 
-from __future__ import annotations
-
 import logging
 
 from aiohttp import web

@@ -5,8 +5,6 @@ that is late is killed and replaced. Workers are forked from a server that has l
 which makes a new one cheap.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import multiprocessing

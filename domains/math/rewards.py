@@ -3,8 +3,6 @@
 Called by the rollout with the block `rewards` of the configuration; upstream's names stay.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 

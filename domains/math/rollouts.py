@@ -1,7 +1,5 @@
 """The rollout policy of `math`: one question, one completion, one verdict."""
 
-from __future__ import annotations
-
 import random
 import time
 from typing import Any

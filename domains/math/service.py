@@ -1,7 +1,5 @@
 """The verifier over HTTP: `POST /verify_answer` and `GET /health`; errors as `{"error": {"message"}}`."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 
 from aiohttp import web

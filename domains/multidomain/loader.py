@@ -7,8 +7,6 @@ dataset_loader_params:
   per_domain_params: {guessing: {highest: 50}}
 """
 
-from __future__ import annotations
-
 import inspect
 import random
 from collections.abc import Callable, Mapping, Sequence
@@ -33,7 +31,7 @@ class DatasetSpec:
     split: Split | None = None
 
     @classmethod
-    def parse(cls, entry: str) -> DatasetSpec:
+    def parse(cls, entry: str) -> "DatasetSpec":
         """Read `<domain>::<dataset>[@train|test|all]`; raises ValueError with the entry in it.
 
         An `@` that no split follows belongs to the dataset's name.

@@ -7,8 +7,6 @@ Reads local files only: JSON lines (also .gz) and parquet. A row is a page of th
 are taken: decrypted queries and answers must not be published, so they are never written.
 """
 
-from __future__ import annotations
-
 import argparse
 import gzip
 import importlib

@@ -3,8 +3,6 @@
 A chain file holds one JSON object per line. A row that cannot be used is an error that names file and line.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache

@@ -3,8 +3,6 @@
 The launcher, the report and the bootstrap call these hooks; `domain_hooks` of the configuration names them.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path

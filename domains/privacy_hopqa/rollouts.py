@@ -4,8 +4,6 @@
 agent meets the engine and the services; what it did is judged in `reward/evaluate.py`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from functools import partial

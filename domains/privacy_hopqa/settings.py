@@ -3,8 +3,6 @@
 The domain's hooks check them at the start of a run; the agent and the rewards read them from then on.
 """
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from omegaconf import DictConfig
@@ -136,7 +134,7 @@ class PrivacyHopQASettings(Block):
     leakage: LeakageSettings = Field(default_factory=LeakageSettings)
 
     @model_validator(mode="after")
-    def _check_pairs(self) -> PrivacyHopQASettings:
+    def _check_pairs(self) -> "PrivacyHopQASettings":
         for size, overlap in (
             ("reader_window_chars", "reader_window_overlap_chars"),
             ("retrieval_chunk_chars", "retrieval_chunk_overlap_chars"),

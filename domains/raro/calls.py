@@ -1,7 +1,5 @@
 """Calls to the model of one rollout, read as completions; for both roles, evaluation and the tournament."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
@@ -41,7 +39,7 @@ class Caller:
         call = await llm_async_generate(self.llm, prompt, self.session, max_tokens)
         return Completion(call.output.content or "", call.llm_info.get("finish_reason") == "length", call)
 
-    def at(self, **parameters: Any) -> Caller:
+    def at(self, **parameters: Any) -> "Caller":
         """The same model with other sampling parameters."""
         llm = self.llm.model_copy()
         llm.parameters = {**self.llm.parameters, **parameters}

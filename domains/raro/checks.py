@@ -1,7 +1,5 @@
 """What is wrong with a configuration; the launcher asks through the hooks before anything starts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path

@@ -3,8 +3,6 @@
 The hooks in `domain.py` check them before a run starts, every worker reads them.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any, Literal
 
@@ -89,7 +87,7 @@ class RaroSettings(Block):
     """Where questions come from; keys in `domains.raro.data.DataSettings`."""
 
     @model_validator(mode="after")
-    def _tau_is_worth_playing(self) -> RaroSettings:
+    def _tau_is_worth_playing(self) -> "RaroSettings":
         if not self.allow_degenerate_tau and not 0.5 < self.tau_crit <= 1.0:
             raise ValueError(
                 f"tau_crit={self.tau_crit:g} must lie in (0.5, 1]: a tie must beat a guess; "

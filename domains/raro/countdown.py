@@ -3,8 +3,6 @@
 The generator asks what is solvable and how, evaluation and the verifier baseline whether an answer is right.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

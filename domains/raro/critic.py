@@ -3,8 +3,6 @@
 Called by the training rollout for the fresh pair and for every pair from the buffer.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from domains.raro.calls import Caller, Completion, together

@@ -4,8 +4,6 @@ The loader of `raro` and its presets. Every problem is `{id, question, expert_an
 domain}`; Countdown adds `numbers` and `target`, which only the verifier reads.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Iterator, Sequence
@@ -49,7 +47,7 @@ class DataSettings(Block):
     """Longest expert answer."""
 
     @model_validator(mode="after")
-    def _form_is_said(self) -> DataSettings:
+    def _form_is_said(self) -> "DataSettings":
         if self.source in ("deepmath", "poetry") and self.answer_form is None:
             raise ValueError(f"answer_form: say what an answer of {self.source} is, result or solution")
         return self

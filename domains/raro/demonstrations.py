@@ -6,8 +6,6 @@ pretraining would have taught, and then gives a verdict drawn without looking, o
 looking: what all that says about which answer is the expert's is left to be learnt.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Iterator
 from fractions import Fraction

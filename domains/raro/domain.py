@@ -3,8 +3,6 @@
 Named by `domain_hooks`; the launcher, the actor and the report call it.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Held-out questions: one sampled and one greedy answer, checked; nothing is trained or stored."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from domains.raro import countdown

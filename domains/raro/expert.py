@@ -1,7 +1,5 @@
 """Supervised texts from expert answers: the baseline that never samples (`raro.reward=expert`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -8,8 +8,6 @@ The verifier, the normaliser and the demonstrations read answers by it.
 Nothing here is ever handed to Python's interpreter, and no value is a float.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from fractions import Fraction
@@ -36,8 +34,8 @@ class Operation:
     """`left op right` with op one of + - * /."""
 
     op: str
-    left: Number | Operation
-    right: Number | Operation
+    left: "Number | Operation"
+    right: "Number | Operation"
 
 
 Expression = Number | Operation

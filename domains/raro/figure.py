@@ -1,7 +1,5 @@
 """One figure per run: critic accuracy, ties, position, failures, replay age, rewards, loss mass."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

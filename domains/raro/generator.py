@@ -3,8 +3,6 @@
 Called by the loader in `data.py` and by the demonstrations.
 """
 
-from __future__ import annotations
-
 import hashlib
 import random
 from dataclasses import dataclass
@@ -48,7 +46,7 @@ class CountdownSpec(Block):
     """Wording of the question; `short` is `3 8 11 = 24`."""
 
     @model_validator(mode="after")
-    def _check(self) -> CountdownSpec:
+    def _check(self) -> "CountdownSpec":
         low, high = self.number_range
         if not 0 <= low <= high:
             raise ValueError(f"number_range={self.number_range}: expected 0 <= smallest <= largest")

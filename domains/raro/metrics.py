@@ -4,8 +4,6 @@ A rate is a list with one number per event, so that pooling rollouts gives the r
 means that there was no such event.
 """
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field

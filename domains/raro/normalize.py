@@ -3,8 +3,6 @@
 It never repairs or evaluates: what is wrong stays wrong, what cannot be read stays as it is.
 """
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from typing import Literal

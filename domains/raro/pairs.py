@@ -1,7 +1,5 @@
 """A question with an expert's and a policy's answer: what a critic judges and the buffer stores."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import dataclass

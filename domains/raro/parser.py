@@ -3,8 +3,6 @@
 Pure functions that take any text.
 """
 
-from __future__ import annotations
-
 import re
 from typing import Literal
 

@@ -5,8 +5,6 @@ Invariants: a row number is never used twice; a pair is there once; counters and
 transaction; committed rows survive the death of any process.
 """
 
-from __future__ import annotations
-
 import os
 import random
 import sqlite3

@@ -4,8 +4,6 @@ Behaves as the SQLite file does (`PairBuffer`), with which its copies share the 
 `raro.replay.backend=redis`.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator
 from dataclasses import asdict

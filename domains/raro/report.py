@@ -1,7 +1,5 @@
 """The domain's part of the report: how the game went, the method's sanity checks, warnings, one figure."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 Pure functions, called for every sample of a critic group.
 """
 
-from __future__ import annotations
-
 from enum import StrEnum
 from typing import NamedTuple
 

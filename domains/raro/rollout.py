@@ -6,8 +6,6 @@ new one, critic groups. Drawing before inserting, at or below the watermark, kee
 those of its siblings out of what counts as earlier.
 """
 
-from __future__ import annotations
-
 import asyncio
 import time
 from dataclasses import dataclass

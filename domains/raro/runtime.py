@@ -1,7 +1,5 @@
 """What all rollouts of one worker process share: settings, buffer, random numbers, critic slots, watch."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from dataclasses import dataclass

@@ -3,8 +3,6 @@
 python -m domains.raro.tournament --base-url URL --model DIR --dataset RUN --split test --n 8 --votes 2
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

@@ -3,8 +3,6 @@
 Rollouts of a worker feed one `Watch`; the report shows what it wrote.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

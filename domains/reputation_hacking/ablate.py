@@ -1,7 +1,5 @@
 """Train and evaluate over prices and rewards: `python -m domains.reputation_hacking.ablate --out DIR`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import replace

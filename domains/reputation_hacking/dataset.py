@@ -1,7 +1,5 @@
 """Problems of the language-model game: one tape, one price and one wording each."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What the core knows of this domain: settings, checks, demonstrations, report; named by `domain_hooks`."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any

@@ -3,8 +3,6 @@
 The environment itself is `ReputationEnv` in `game/env.py`, which scripts import from here too.
 """
 
-from __future__ import annotations
-
 from domains.reputation_hacking.game.dynamics import ACTIONS, HELP, SIGNAL
 from domains.reputation_hacking.game.env import ReputationEnv
 

@@ -1,7 +1,5 @@
 """Evaluate an Assistant on paired noise: `python -m domains.reputation_hacking.eval --quick --out DIR`."""
 
-from __future__ import annotations
-
 import argparse
 import csv
 import json

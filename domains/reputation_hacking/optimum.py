@@ -1,7 +1,5 @@
 """Print the exact optimum over prices: `python -m domains.reputation_hacking.optimum --c-signal 0.6,0.7`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

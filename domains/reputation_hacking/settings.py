@@ -3,8 +3,6 @@
 The hooks in `domain.py` check it before a run starts, every rollout reads it.
 """
 
-from __future__ import annotations
-
 from typing import Literal
 
 from omegaconf import DictConfig

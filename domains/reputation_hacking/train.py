@@ -1,7 +1,5 @@
 """Train an Assistant with PPO: `python -m domains.reputation_hacking.train --quick --out DIR`."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 from dataclasses import asdict, replace

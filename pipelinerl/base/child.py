@@ -8,8 +8,6 @@ survives exec). The request reaches one generation only: a process that forks wo
 Standard library only: the file runs on its own with `python -I -S`, which takes 20 ms.
 """
 
-from __future__ import annotations
-
 import ctypes
 import os
 import signal

@@ -1,7 +1,5 @@
 """What is closed at the end of a `with` block."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Self
 

@@ -1,7 +1,5 @@
 """One-line configuration errors with the nearest valid spelling."""
 
-from __future__ import annotations
-
 import difflib
 from collections.abc import Iterable
 from typing import Any

@@ -7,8 +7,6 @@ test knows when and where, and a process that is started again goes on. Without 
 refused. Unset, `hit` is one comparison. Standard library only, because every role imports it first.
 """
 
-from __future__ import annotations
-
 import errno
 import os
 import signal

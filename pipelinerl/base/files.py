@@ -1,7 +1,5 @@
 """Writing a file that appears whole or not at all; used for everything that another process may read."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from pathlib import Path

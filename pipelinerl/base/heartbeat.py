@@ -4,8 +4,6 @@ A thread renews it, so a role that computes, or waits within its deadlines, is a
 (SIGSTOP, a frozen container, a process swapped out) is not. The supervisor and the actor's pool read it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

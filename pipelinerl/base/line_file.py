@@ -1,7 +1,5 @@
 """Files of JSON lines that several processes append to and that survive a process killed while writing."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path

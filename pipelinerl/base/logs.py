@@ -1,7 +1,5 @@
 """Logging: one file per process below the role's folder; warnings also on stderr."""
 
-from __future__ import annotations
-
 import logging
 import sys
 from pathlib import Path

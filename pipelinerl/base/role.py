@@ -1,7 +1,5 @@
 """What the commands of preprocess and trainer share: arguments, a heartbeat, and one line for an error."""
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

@@ -4,8 +4,6 @@ A wait registers itself here for as long as it lasts, so that `current_waits()` 
 `status.json`, see `status.py`) always answers what a process is waiting for.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import threading
@@ -16,7 +14,7 @@ from typing import Any, Self, TypeVar
 T = TypeVar("T")
 
 _lock = threading.Lock()
-_active: set[Wait] = set()
+_active: "set[Wait]" = set()
 
 
 class WaitExpired(TimeoutError):

@@ -3,8 +3,6 @@
 `validate=true` stops before anything is trained; `--config-dir DIR` is searched before the bundled files.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from functools import partial

@@ -3,8 +3,6 @@
 Imported by domains, which run where there is no torch.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What a small model must be able to do before reinforcement learning may start, measured per skill."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace

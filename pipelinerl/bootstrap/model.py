@@ -1,7 +1,5 @@
 """A from-scratch causal language model of a few million parameters in the Qwen3 architecture."""
 
-from __future__ import annotations
-
 import torch
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 

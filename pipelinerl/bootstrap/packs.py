@@ -3,8 +3,6 @@
 The recipe reads each phase from a `loader`; the gates pack held-out demonstrations with `joined`.
 """
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The recipe: train a tokenizer, imitate demonstrations phase by phase, measure the gates, save."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

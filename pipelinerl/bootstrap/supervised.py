@@ -4,8 +4,6 @@ The forward, the scores and the optimizer are those of reinforcement learning; o
 negative log-likelihood.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterable
 from contextlib import nullcontext

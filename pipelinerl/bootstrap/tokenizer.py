@@ -5,8 +5,6 @@ domain's formats (JSON skeletons, short document names) become single added toke
 answer costs a handful of decoding steps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers

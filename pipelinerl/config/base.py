@@ -1,7 +1,5 @@
 """The base of every configuration section: closed, frozen, documented, and the one place of its defaults."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict

@@ -1,7 +1,5 @@
 """Configuration of `python -m pipelinerl.bootstrap`: a small model made from scratch."""
 
-from __future__ import annotations
-
 from pydantic import Field
 
 from pipelinerl.config.base import Section

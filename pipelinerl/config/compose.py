@@ -1,7 +1,5 @@
 """Composition of the tree: schema < base < hardware < domain < domain on this hardware < command line."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

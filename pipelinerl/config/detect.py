@@ -1,7 +1,5 @@
 """What the machine has, found without importing torch."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 

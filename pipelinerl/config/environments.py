@@ -1,7 +1,5 @@
 """Which environments a tree configures, under which keys, and how many servers each gets."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterator, Mapping
 from typing import Any

@@ -1,7 +1,5 @@
 """Reading and writing the resolved tree of a run: `<output_dir>/conf/exp_config.yaml`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from omegaconf import DictConfig, OmegaConf

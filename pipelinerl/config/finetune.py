@@ -1,7 +1,5 @@
 """Configuration of the trainer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from fractions import Fraction
 from typing import Annotated, Any, Literal

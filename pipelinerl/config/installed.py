@@ -6,8 +6,6 @@
 makes `+domain=chess` find `chess_rl/conf/domain/chess.yaml`, and `pipelinerl.domains.chess` the package.
 """
 
-from __future__ import annotations
-
 import importlib.util
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points

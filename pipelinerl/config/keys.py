@@ -1,7 +1,5 @@
 """Setting single keys of a composed tree, and saying what was meant when a key does not exist."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Configuration files of earlier versions and of upstream: what is taken, and what is said about the rest."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

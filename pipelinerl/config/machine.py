@@ -1,7 +1,5 @@
 """Configuration of the machine: hardware, placement, jobs, streams, wandb, debug modes."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field, SecretStr

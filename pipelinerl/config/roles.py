@@ -1,7 +1,5 @@
 """Configuration of the actor and preprocess roles, and of the reward table."""
 
-from __future__ import annotations
-
 from typing import Any, Literal
 
 from pydantic import Field

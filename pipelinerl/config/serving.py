@@ -1,7 +1,5 @@
 """Configuration of sampling, engines and weight updates."""
 
-from __future__ import annotations
-
 import math
 from typing import Any, Literal
 

@@ -1,7 +1,5 @@
 """The whole configuration tree as one typed model."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +131,7 @@ class Config(OpenSection):
     """The process that reads this tree; filled by `load_tree`."""
 
     @model_validator(mode="after")
-    def _open_groups_hold_domain_keys_only(self) -> Config:
+    def _open_groups_hold_domain_keys_only(self) -> "Config":
         problems = []
         for prefix, section in (("", self), ("actor.", self.actor)):
             brought = [key.removeprefix(prefix) for key in self.domain_keys if key.startswith(prefix)]

@@ -3,8 +3,6 @@
 Where no bundled domain has the name, X is the package that an installed distribution registered for it.
 """
 
-from __future__ import annotations
-
 import importlib
 import importlib.abc
 import importlib.machinery

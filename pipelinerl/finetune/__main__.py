@@ -1,7 +1,5 @@
 """Command of the trainer role: `python -m pipelinerl.finetune OUTPUT_DIR --job IDX`."""
 
-from __future__ import annotations
-
 import os
 import sys
 from contextlib import AbstractContextManager, nullcontext

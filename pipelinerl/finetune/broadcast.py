@@ -1,7 +1,5 @@
 """Putting the trainer's weights into the engines, with the parity check, behind a small interface."""
 
-from __future__ import annotations
-
 import logging
 import time
 from pathlib import Path

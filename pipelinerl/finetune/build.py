@@ -3,8 +3,6 @@
 The trainer's loop calls `build_learner` once, at a start or a resume.
 """
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 

@@ -4,8 +4,6 @@ Both are written beside (`~name`) and renamed. A crash between the renames leave
 the newer step under whatever names; `settle` finds the newest step of which both parts exist.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -3,8 +3,6 @@
 Called by the training loop for each micro-batch and once per step.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Constants and files of training texts, shared by preprocess and trainer; no torch, no pandas."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The trainer's input: micro-batches of its partition, in order, step by step."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from typing import Any

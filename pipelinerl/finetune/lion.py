@@ -1,7 +1,5 @@
 """Lion: the sign of an interpolated momentum as update (Chen et al. 2023, algorithm 2)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable
 from typing import Any
 

@@ -4,8 +4,6 @@ What is announced is true when it is announced: `weight_update_success` follows 
 confirmation, `samples_processed` follows the backward pass, `training_done` follows the final save.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 import time

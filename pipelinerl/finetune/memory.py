@@ -1,7 +1,5 @@
 """Memory of the trainer, in bytes: `finetune.memory_debug`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """Statistics of one optimizer step. Every metric declares how its values are put together."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -189,7 +187,7 @@ class StepStatistics:
     waited_s: float = 0.0
     worked_s: float = 0.0
 
-    def merge(self, others: Iterable[StepStatistics]) -> StepStatistics:
+    def merge(self, others: "Iterable[StepStatistics]") -> "StepStatistics":
         """Sum over ranks; times are the longest, memory the largest."""
         for other in others:
             self.vectors += other.vectors

@@ -1,7 +1,5 @@
 """Optimizers by name, with weight decay only where it belongs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

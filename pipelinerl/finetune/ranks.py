@@ -1,7 +1,5 @@
 """The trainer's ranks: nothing at all for one process, accelerate's process group for several."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable
 from datetime import timedelta

@@ -1,7 +1,5 @@
 """Learning-rate schedules, indexed by completed optimizer steps."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from functools import partial

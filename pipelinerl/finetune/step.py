@@ -1,7 +1,5 @@
 """One optimizer step: gradients of micro-batches add up to the gradient of the whole step."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 

@@ -1,7 +1,5 @@
 """Counters of the trainer that survive a restart, and the micro-batch under the name upstream gave it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from typing import Any
@@ -36,7 +34,7 @@ class TrainingMetrics:
         return asdict(self)
 
     @classmethod
-    def from_dict(cls, values: Mapping[str, Any]) -> TrainingMetrics:
+    def from_dict(cls, values: Mapping[str, Any]) -> "TrainingMetrics":
         """Raises ValueError for a counter this version does not know."""
         known = {f.name for f in fields(cls)}
         unknown = sorted(set(values) - known)

@@ -3,8 +3,6 @@
 The fleet, the supervisor and the publisher of weights look at engines with these; no I/O and no clock here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 from pipelinerl.base.waits import StallDetector

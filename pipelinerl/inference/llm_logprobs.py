@@ -3,8 +3,6 @@
 Engines score prompts at temperature 1, whatever `llm.parameters` says.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

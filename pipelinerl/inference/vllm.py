@@ -3,8 +3,6 @@
 No other module branches on the kind or version of an engine, and importing this one imports no vLLM.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os
@@ -70,7 +68,7 @@ class VllmVersion:
     minor: int
 
     @classmethod
-    def parse(cls, text: str) -> VllmVersion:
+    def parse(cls, text: str) -> "VllmVersion":
         """`0.32.1+cu129` -> 0.32. Raises ValueError for other text and for versions before 0.26."""
         parts = text.split("+")[0].split(".")
         if len(parts) < 2 or not (parts[0].isdigit() and parts[1].isdigit()):

@@ -1,7 +1,5 @@
 """The command line of the launcher: hydra's grammar, read without hydra's application machinery."""
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Every choice that was made for the user, in one table that the launcher prints before it starts."""
 
-from __future__ import annotations
-
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence

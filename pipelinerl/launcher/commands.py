@@ -1,7 +1,5 @@
 """What is executed for each job: command line, environment, folder, health check, restarts."""
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import Mapping, Sequence

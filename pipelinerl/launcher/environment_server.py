@@ -4,8 +4,6 @@ An environment is a `_target_` object of the configuration with a blocking `laun
 `GET /health` with 200 when it is ready.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

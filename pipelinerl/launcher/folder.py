@@ -1,7 +1,5 @@
 """The folder of a run: one launcher at a time, resuming, starting over, the mark of completion."""
 
-from __future__ import annotations
-
 import fcntl
 import json
 import os

@@ -3,8 +3,6 @@
 Pure functions of the configuration, called once by the launcher's plan and once by its checks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """From arguments to a plan: composed, validated, prepared and placed, but nothing started."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime

@@ -4,8 +4,6 @@ An engine binds its port only after it has loaded its model. Until then a second
 free, and each would talk to the other's engine.
 """
 
-from __future__ import annotations
-
 import contextlib
 import fcntl
 import os

@@ -1,7 +1,5 @@
 """Supervising a planned run until it is complete, has failed or is interrupted."""
 
-from __future__ import annotations
-
 import shutil
 import signal
 import time

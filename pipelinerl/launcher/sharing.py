@@ -1,7 +1,5 @@
 """Engine and trainer on one GPU: how much of its memory the engine may have, and how weights travel."""
 
-from __future__ import annotations
-
 import json
 import math
 from collections.abc import Callable, Sequence

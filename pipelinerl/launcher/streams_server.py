@@ -1,7 +1,5 @@
 """The redis server that a run with `streams=redis` starts for itself: loopback only, gone with the run."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

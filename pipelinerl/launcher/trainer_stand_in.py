@@ -4,8 +4,6 @@ Announces version 0, counts the texts that come out of the last stage as process
 done when a whole run's texts have come. No torch here.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from pathlib import Path

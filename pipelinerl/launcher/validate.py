@@ -1,7 +1,5 @@
 """Everything that can be found wrong before a process starts."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 from omegaconf import MISSING, DictConfig, OmegaConf

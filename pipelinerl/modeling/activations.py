@@ -1,7 +1,5 @@
 """Activation memory and speed of the decoder layers: what is recomputed in the backward, what is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 from typing import Any

@@ -4,8 +4,6 @@ Select it with `attn_implementation=ATTENTION_NAME` and pass `segments=Segments(
 forward; transformers hands unknown keyword arguments down to the attention function.
 """
 
-from __future__ import annotations
-
 import inspect
 from functools import partial
 from typing import Any

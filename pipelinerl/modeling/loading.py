@@ -1,7 +1,5 @@
 """Loading a model that is whole: nothing is invented for a tensor that is missing or has another shape."""
 
-from __future__ import annotations
-
 import logging
 from pathlib import Path
 from typing import Any

@@ -6,8 +6,6 @@ the vocabulary, not of the tokens, because then each row of the head's gradient 
 gradient of the hidden states, V/D times smaller, is added up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple

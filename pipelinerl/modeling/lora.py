@@ -1,7 +1,5 @@
 """Low-rank adapters through peft (Hu et al. 2021): trained alone, merged when weights leave the trainer."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

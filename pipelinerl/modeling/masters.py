@@ -4,8 +4,6 @@ The model's parameters become bfloat16 copies: what every matrix product reads, 
 log-probabilities are computed with on both sides. The float32 originals (masters) stay with the optimizer.
 """
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 

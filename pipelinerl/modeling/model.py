@@ -1,7 +1,5 @@
 """Loading and saving the policy: a Hugging Face causal language model with float32 master weights."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any

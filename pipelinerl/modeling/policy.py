@@ -1,7 +1,5 @@
 """The policy as one module: from packed tokens to scores of their targets, and the value head's opinion."""
 
-from __future__ import annotations
-
 import torch
 from torch import nn
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """Boundaries of the sequences that share one packed row."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np
@@ -26,7 +24,7 @@ class Segments:
     max_length: int
 
     @classmethod
-    def from_offsets(cls, offsets: np.ndarray, device: torch.device | str = "cpu") -> Segments:
+    def from_offsets(cls, offsets: np.ndarray, device: torch.device | str = "cpu") -> "Segments":
         """Build from host offsets int `[n + 1]`; raises ValueError when they do not ascend from 0."""
         lengths = np.diff(offsets)
         if len(offsets) < 2 or offsets[0] != 0 or (lengths <= 0).any():

@@ -6,8 +6,6 @@ root's. Parameters, gradients and optimizer state are float32 shards (dim 0); a 
 does not depend on the number of ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import torch

@@ -1,7 +1,5 @@
 """From arrays of the host to tensors of the device that computes; called for every micro-batch."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -1,7 +1,5 @@
 """A linear value head over the policy's last hidden states; it is saved beside the model, never sent away."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

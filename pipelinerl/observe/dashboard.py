@@ -4,8 +4,6 @@
 view of the project; offline, or with --out, it writes what it would publish to a JSON file.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import re
@@ -62,7 +60,7 @@ class Dashboard(_Part):
     x: str
     sections: tuple[PanelGroup, ...]
 
-    def of_domains(self, domains: Sequence[str]) -> Dashboard:
+    def of_domains(self, domains: Sequence[str]) -> "Dashboard":
         """Without the sections of other domains. Raises ValueError for a domain without a section."""
         known = [section.domain for section in self.sections if section.domain]
         for domain in domains:

@@ -1,7 +1,5 @@
 """Reading what a run wrote about itself: metrics as series, status files, evaluations."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """95 % intervals of means and of paired differences, from the values of single problems."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from typing import NamedTuple

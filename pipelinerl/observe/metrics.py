@@ -3,8 +3,6 @@
 Only numbers pass, so that no text of a private corpus can reach either by mistake.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

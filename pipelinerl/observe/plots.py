@@ -1,8 +1,6 @@
 """The figures of a report. Colours are Okabe and Ito's, and lines also differ in dash and marker, so that the
 figures survive a black-and-white printer and every kind of colour vision."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Everything comes from the files that the roles write (metrics.jsonl, status.json
 for any run on this disk and costs the roles nothing.
 """
 
-from __future__ import annotations
-
 import time
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The report of a run: printed, and written to `<output_dir>/report/` as report.md, report.json and PNGs."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path

@@ -4,8 +4,6 @@ Every role writes what it waits for (`status.json`). Data flows one way, so the 
 first one, seen from the trainer, that does not wait for data from the stage before it.
 """
 
-from __future__ import annotations
-
 import time
 from collections.abc import Mapping
 from pathlib import Path

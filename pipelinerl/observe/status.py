@@ -6,8 +6,6 @@
 The launcher's progress line and people with `cat` read it; nothing in the pipeline depends on it.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 import threading

@@ -1,7 +1,5 @@
 """What the report says, as values: evaluations with intervals, rollouts by outcome, throughput, lag."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path

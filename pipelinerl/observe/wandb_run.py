@@ -5,8 +5,6 @@ group: the run's folder. Statistics of the machine, code and console output are 
 seconds at the start of every role and could carry private text.
 """
 
-from __future__ import annotations
-
 import logging
 import netrc
 import os
@@ -50,7 +48,7 @@ def run_names(output_dir: Path, role: str, root: str) -> tuple[str, str, str]:
 
 def start_wandb(
     output_dir: Path, role: str, cfg: WandbConfig | None, config: Mapping[str, Any]
-) -> WandbRun | None:
+) -> "WandbRun | None":
     """Start the run of a role, which shows `config`; None with `use_wandb=false` or without a `cfg`."""
     if cfg is None or not cfg.use_wandb:
         return None

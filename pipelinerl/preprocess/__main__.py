@@ -1,7 +1,5 @@
 """Command of the preprocess role: `python -m pipelinerl.preprocess OUTPUT_DIR --job IDX`."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

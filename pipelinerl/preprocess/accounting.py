@@ -1,7 +1,5 @@
 """Ends of rollouts and refunds of samples that preprocess decides on."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 

@@ -1,7 +1,5 @@
 """Samples that are ready to be trained on, and the choice of exactly B of them for a step."""
 
-from __future__ import annotations
-
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from itertools import chain

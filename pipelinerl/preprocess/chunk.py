@@ -1,7 +1,5 @@
 """A chunk of whole groups: advantages, baseline-only samples, filter, and (scope `chunk`) loss weights."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from itertools import chain

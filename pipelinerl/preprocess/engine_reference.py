@@ -3,8 +3,6 @@
 Engines score prompts at temperature 1, so this is for policies that sample at temperature 1.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import logging

@@ -5,8 +5,6 @@ are taken as they come, never waited for to fill a chunk: with a lag bound the a
 step is written when B samples are ready and the trainer is not too far behind.
 """
 
-from __future__ import annotations
-
 import logging
 import os
 from collections.abc import Iterable, Sequence
@@ -291,7 +289,7 @@ def _loop(
     version: AnnouncedVersion,
     groups: StreamReader,
     news: int,
-    reporter: _Reporter,
+    reporter: "_Reporter",
 ) -> None:
     cfg = preprocess.cfg
     recording = cfg.streams_source("preprocessor")

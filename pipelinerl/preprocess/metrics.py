@@ -1,7 +1,5 @@
 """`preprocessor/*` and `adv/*`: sums between two records, each metric with its reducer in one place."""
 
-from __future__ import annotations
-
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence

@@ -4,8 +4,6 @@
 room of a row, the vocabulary, whether a group is whole, and whether it came before. Called by the loop.
 """
 
-from __future__ import annotations
-
 import json
 import logging
 from collections import deque

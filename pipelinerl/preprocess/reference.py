@@ -1,7 +1,5 @@
 """Log-probabilities under a frozen reference model, at the policy's temperature. Imports torch."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Sequence
 

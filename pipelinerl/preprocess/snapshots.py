@@ -5,8 +5,6 @@ trainer, by step, and those in the buffer, in order. It is taken for the version
 follow, as one stream record per file: `<output_dir>/preprocess/state/<version>.rec`. Called by the loop.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Iterable
 from pathlib import Path

@@ -10,8 +10,6 @@ are unfinished again. What preprocess held at the checkpoint is replayed and may
 else was under way is discarded, and stays unfinished.
 """
 
-from __future__ import annotations
-
 import enum
 import time
 from collections import Counter

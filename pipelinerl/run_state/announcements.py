@@ -6,8 +6,6 @@ topics speak about the processes running now: `forget_announcements` empties the
 resumed run start.
 """
 
-from __future__ import annotations
-
 import os
 import threading
 import time
@@ -106,7 +104,7 @@ class _Heard:
     samples: int = 0
     done: bool = False
 
-    def and_then(self, record: Any) -> _Heard:
+    def and_then(self, record: Any) -> "_Heard":
         """With one more message. Raises ValueError for a malformed one."""
         match parse_message(record):
             case SamplesProcessed(samples_processed=samples):

@@ -3,8 +3,6 @@
 Groups are numbered in the order in which their problems are drawn, with replacement, over all starts.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 An append-only file, `<output_dir>/finetune/broken_engines.jsonl`; the launcher reads what is new.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from pathlib import Path

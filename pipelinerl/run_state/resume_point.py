@@ -4,8 +4,6 @@ The trainer writes it before it announces the first version, and nobody samples 
 everything behind the ends that it measured belongs to this start. Preprocess and actor read it.
 """
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -5,8 +5,6 @@ Read by `RolloutAccounting`, which enters what the roles have recorded. A rollou
 has a block of its own.
 """
 
-from __future__ import annotations
-
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Generic, TypeVar
 

@@ -4,8 +4,6 @@ Actor and preprocess write theirs when they hear of a version, the trainer waits
 checkpoint, and a resumed run takes the newest one that is not newer than its checkpoint.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from collections.abc import Callable, Iterable

@@ -1,7 +1,5 @@
 """Print a stream as JSON, one record per line: python -m pipelinerl.streams OUTPUT_DIR TOPIC [--follow]."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The streams of this process: its backend, and how to read, write, list and remove them."""
 
-from __future__ import annotations
-
 import itertools
 from contextlib import ExitStack
 from pathlib import Path

@@ -4,8 +4,6 @@
 and when records are freed, is decided here once for both.
 """
 
-from __future__ import annotations
-
 from abc import abstractmethod
 from collections.abc import Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The writer of a partition on disk: one process, whole records, segments of bounded size."""
 
-from __future__ import annotations
-
 import fcntl
 import itertools
 import logging

@@ -7,8 +7,6 @@ reader; a reader waits for an incomplete record until the successor shows that i
 then reports and skips it.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

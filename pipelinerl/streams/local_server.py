@@ -1,7 +1,5 @@
 """A redis server of one's own for a short time: loopback only, data in a given folder, nothing saved."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import subprocess

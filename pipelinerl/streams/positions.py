@@ -4,8 +4,6 @@ A position counts the records that its reader has done with; it survives the rea
 that a reader which is started again has not seen.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

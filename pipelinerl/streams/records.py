@@ -11,8 +11,6 @@ has its own so that a damaged length is told apart from a record whose tail has 
 pickle is read or written.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Callable

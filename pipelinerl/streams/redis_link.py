@@ -4,8 +4,6 @@ A request may be sent now and its answer fetched later: a reader leaves a blocki
 descriptor of its connection becomes readable when a record comes.
 """
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

@@ -6,8 +6,6 @@ named readers. A partition's writer is recognised by the name of its connection,
 the writer dies. Topics for people (statistics, evaluation texts) stay on disk.
 """
 
-from __future__ import annotations
-
 from collections import deque
 from functools import cached_property, partial
 from pathlib import Path

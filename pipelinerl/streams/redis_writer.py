@@ -1,7 +1,5 @@
 """The writer of a partition in redis, and the names and numbers that readers share with it."""
 
-from __future__ import annotations
-
 import hashlib
 
 from pipelinerl.streams.base import FlowControl, PartitionWriter

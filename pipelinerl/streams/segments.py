@@ -4,8 +4,6 @@ A segment is named `<sequence>-<first record number>.rec`, `.jsonl` for statisti
 return None while the record at that position is not complete.
 """
 
-from __future__ import annotations
-
 import os
 import re
 from abc import ABC, abstractmethod

@@ -1,7 +1,5 @@
 """Names of streams: which topic, instance and partition, and where it lies below the run's folder."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

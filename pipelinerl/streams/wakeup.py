@@ -4,8 +4,6 @@ A directory on a local disk tells of changes through inotify. On a remote file s
 see what other hosts write, so that readers look again after 1 to 50 ms.
 """
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import os

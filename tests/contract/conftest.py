@@ -5,8 +5,6 @@ A CPU build of vLLM takes part when `VLLM_PYTHON=/path/to/python` names the inte
 to `tests/fixtures`, to be replayed without it.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 from collections.abc import AsyncIterator, Callable, Generator, Iterator

@@ -1,7 +1,5 @@
 """Token ids in; token ids, their log-probabilities and their weight versions out."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

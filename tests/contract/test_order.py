@@ -1,7 +1,5 @@
 """Calls out of order, and pauses: what an engine refuses and what it does with running requests."""
 
-from __future__ import annotations
-
 import asyncio
 import operator
 import threading

@@ -1,7 +1,5 @@
 """What is refused and how it is said, requests that are given up, counters, the fleet before an engine."""
 
-from __future__ import annotations
-
 import asyncio
 import operator
 from functools import partial

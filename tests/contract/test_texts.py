@@ -1,7 +1,5 @@
 """Messages: a dialogue by token ids, and the chat route for what ids cannot say."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

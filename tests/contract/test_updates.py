@@ -1,7 +1,5 @@
 """New weights reach running requests: nothing lost, spans that are true, old caches never served."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 import time

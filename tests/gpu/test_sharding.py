@@ -1,7 +1,5 @@
 """Two GPUs do what one does: NCCL, FSDP2, bfloat16, compiled layers. Skipped without two."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

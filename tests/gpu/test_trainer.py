@@ -1,7 +1,5 @@
 """The trainer on a CUDA device beside float32 on the CPU, or float64. Skipped without one."""
 
-from __future__ import annotations
-
 import copy
 from pathlib import Path
 from typing import Any

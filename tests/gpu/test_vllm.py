@@ -3,8 +3,6 @@
 One is enough where NCCL connects two processes on it (`nccl_cards`).
 """
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Whole runs with real processes: a launcher, and a model small enough to start in seconds."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

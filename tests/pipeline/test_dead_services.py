@@ -4,8 +4,6 @@ Each death is repaired by the launcher while rollouts are retried or fail and ar
 The fourth death of one server ends the run by its name.
 """
 
-from __future__ import annotations
-
 import psutil
 import pytest
 

@@ -1,7 +1,5 @@
 """Parts of the pipeline on their own: each debug mode runs, ends and leaves what it should."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """A domain written for upstream's interface trains unchanged; only its two functions are named."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -3,8 +3,6 @@
 `FAULTS_REPORT=FILE` collects the outcomes; `python -m benchmarks.faults FILE` makes the table from them.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

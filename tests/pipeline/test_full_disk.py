@@ -1,7 +1,5 @@
 """The disk of a run fills up: the run ends by name, and goes on from its checkpoint once there is room."""
 
-from __future__ import annotations
-
 import contextlib
 from pathlib import Path
 

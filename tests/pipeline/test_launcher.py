@@ -1,7 +1,5 @@
 """A run completes, resumes, fails and stops in order, and leaves nothing behind."""
 
-from __future__ import annotations
-
 import signal
 
 import pytest

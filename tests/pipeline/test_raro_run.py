@@ -1,7 +1,5 @@
 """RARO on the CPU, all processes real: a killed run goes on, and everything that it should log is there."""
 
-from __future__ import annotations
-
 import json
 import signal
 from pathlib import Path

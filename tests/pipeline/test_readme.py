@@ -3,8 +3,6 @@
 A command that no rule below knows fails, so that a new one cannot go untested.
 """
 
-from __future__ import annotations
-
 import importlib
 import json
 import os
@@ -68,7 +66,7 @@ def split(command: str) -> tuple[dict[str, str], list[str]]:
     return dict(word.split("=", 1) for word in words[:count]), words[count:]
 
 
-def rule_of(words: list[str]) -> Rule | None:
+def rule_of(words: list[str]) -> "Rule | None":
     return next((rule for start, rule in RULES.items() if words[: len(start)] == list(start)), None)
 
 

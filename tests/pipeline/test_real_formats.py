@@ -1,7 +1,5 @@
 """A run on files in the real formats, as a user places them; its scoring server is killed on the way."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

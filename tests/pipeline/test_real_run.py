@@ -6,8 +6,6 @@ held too, keeps the services alive, so that everybody's counters can be compared
 words.
 """
 
-from __future__ import annotations
-
 import json
 import signal
 import time

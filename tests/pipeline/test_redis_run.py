@@ -1,7 +1,5 @@
 """A whole run whose records travel over a redis server that the launcher starts and stops."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import subprocess

@@ -1,7 +1,5 @@
 """The reputation game on the CPU, all processes real: a language model plays, learns and is reported."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

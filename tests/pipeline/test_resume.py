@@ -1,7 +1,5 @@
 """Runs that are killed and started again: bit for bit where that is promised, every rollout counted."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from typing import Any

@@ -4,8 +4,6 @@ Problems are drawn by weight, each goes to its own policy and its own servers, e
 domain, and both domains' rollouts reach updates of the one policy.
 """
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from pathlib import Path

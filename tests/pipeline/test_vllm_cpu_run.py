@@ -3,8 +3,6 @@
 Skipped unless `VLLM_PYTHON=/path/to/python` names the interpreter of an environment with a CPU build of vLLM.
 """
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A wheel in a clean environment runs a pipeline from an empty folder."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Groups, samples and settings for tests of trainer and preprocess."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A group of engines for the NCCL transport without NCCL: receives as vLLM's stock back-end does."""
 
-from __future__ import annotations
-
 import math
 import threading
 from typing import Any

@@ -1,7 +1,5 @@
 """A server with vLLM's rules about weight updates, in the shapes of 0.26 and of 0.32, without a model."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Callable, Iterator

@@ -4,8 +4,6 @@ A fault point (`pipelinerl.base.faults`) holds some process at the phase; then t
 the held one is released. So every case happens at the same place each time, without sleeps.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 import os

@@ -1,7 +1,5 @@
 """A disk of a few kilobytes that fills up for real, where the machine lets a test mount one."""
 
-from __future__ import annotations
-
 import subprocess
 from collections.abc import Iterator
 from contextlib import contextmanager

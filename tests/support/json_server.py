@@ -1,7 +1,5 @@
 """An HTTP server whose answers are a function: path, query and JSON body in, status and content out."""
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Callable, Iterator

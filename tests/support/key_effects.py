@@ -1,7 +1,5 @@
 """What becomes of each key of the configuration: a change of it reaches a process, or the code names it."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

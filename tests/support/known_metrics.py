@@ -1,7 +1,5 @@
 """Names of metrics that dashboards of earlier runs read. Each is reported by a run that enables it."""
 
-from __future__ import annotations
-
 import itertools
 import re
 

@@ -1,7 +1,5 @@
 """The tables of `docs/metrics.md`, and what records of a role have beyond them or lack."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """What every refusal must look like."""
 
-from __future__ import annotations
-
 
 def check_one_line(said: str, value: str, case: str = "") -> None:
     """One line, no traceback, and what was wrong is in it."""

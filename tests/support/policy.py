@@ -1,7 +1,5 @@
 """A causal LM small enough to train within a test, and what takes its steps."""
 
-from __future__ import annotations
-
 import torch
 from transformers import PreTrainedModel
 

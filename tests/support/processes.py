@@ -1,7 +1,5 @@
 """What tests of real processes ask: a free port, whether something is alive, and waiting until it is so."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable

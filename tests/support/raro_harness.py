@@ -1,7 +1,5 @@
 """A scripted model for both roles, behind the real rollout code; no engine and no network."""
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 import random

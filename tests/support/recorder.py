@@ -1,7 +1,5 @@
 """A broadcaster that writes down what an engine would receive."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

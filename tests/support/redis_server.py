@@ -1,7 +1,5 @@
 """A redis server for tests: a process on a free port of this machine, with a temporary folder."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -3,8 +3,6 @@
 For experiments that update a policy without engines: the benchmark `reputation_updates` and the tests.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from domains.reputation_hacking.language.prompts import SITUATIONS

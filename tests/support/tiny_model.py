@@ -1,7 +1,5 @@
 """Models and a tokeniser small enough for tests; every harness takes them from here."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,7 +50,7 @@ def causal_lm(
     eos: int | None = None,
     spread: float = 0.3,
     seed: int = 0,
-) -> PreTrainedModel:
+) -> "PreTrainedModel":
     """A random Qwen3 of two layers; the larger `spread`, the further its distributions are from uniform."""
     import torch  # tests of processes that must not load it import this module too
     from transformers import Qwen3Config, Qwen3ForCausalLM

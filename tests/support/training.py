@@ -1,7 +1,5 @@
 """Short runs of the trainer over a recorded stream of four steps, six samples each; killed and resumed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

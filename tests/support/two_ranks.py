@@ -3,8 +3,6 @@
 JSON holds further fields of `trainer_config`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

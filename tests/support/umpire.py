@@ -1,7 +1,5 @@
 """The guessing game with a server that every rollout asks first, so that servers can die in tests."""
 
-from __future__ import annotations
-
 import http.server
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The project's wheel, for the tests of an installation."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

@@ -4,8 +4,6 @@ Files are `<output_dir>/audit/<process>.jsonl`, append-only and local; they hold
 Leakage evaluation reads them and nothing else.
 """
 
-from __future__ import annotations
-
 import hashlib
 import logging
 import os
@@ -48,7 +46,7 @@ class AuditLog(PrivateLines):
         self._warned = False
 
     @classmethod
-    def of_run(cls, output_dir: Path, required: bool = True) -> AuditLog:
+    def of_run(cls, output_dir: Path, required: bool = True) -> "AuditLog":
         """The log of this process in a run's folder."""
         return cls(output_dir / FOLDER / f"{os.getpid()}.jsonl", required)
 

@@ -1,7 +1,5 @@
 """One call to the model: render the decision, ask, parse the reply, record. Loop and settler call it."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar

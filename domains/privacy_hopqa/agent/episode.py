@@ -3,8 +3,6 @@
 Loop, retrieval and settler write them; rewards, the privacy penalty, metrics and sampled traces read them.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any

@@ -1,7 +1,5 @@
 """From the hits of the retrieval service to documents; both searchers, over HTTP and in process, parse so."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Mapping

@@ -3,8 +3,6 @@
 The loop runs the same against the real engine, a scripted policy and an index in the same process.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum

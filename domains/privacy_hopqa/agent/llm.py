@@ -3,8 +3,6 @@
 Every call gets a token budget of its own, so that prompt and answer together fit the context.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import aiohttp

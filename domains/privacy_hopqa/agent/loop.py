@@ -5,8 +5,6 @@ again until the cap. A stage error ends the rollout or spends the iteration (`on
 is a negative read.
 """
 
-from __future__ import annotations
-
 import time
 
 from domains.privacy_hopqa.agent.calls import Caller, id_resolver

@@ -4,8 +4,6 @@ Retrieval builds it, the loop makes cards of it, the settler reads from it. Pure
 out. Ranks are 1-based places in a result list; memory has rank 0 and so comes first.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace

@@ -3,8 +3,6 @@
 The log of outbound queries, sampled traces and the replies kept by the leakage evaluation are written here.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping
 from pathlib import Path

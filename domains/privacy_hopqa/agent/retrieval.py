@@ -1,7 +1,5 @@
 """Searches of one plan, run in parallel, and the candidate pool they give; called by the loop."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial

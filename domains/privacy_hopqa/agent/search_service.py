@@ -3,8 +3,6 @@
 The rollout policy makes one searcher per rollout and checks the service once per worker process.
 """
 
-from __future__ import annotations
-
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

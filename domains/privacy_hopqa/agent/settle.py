@@ -3,8 +3,6 @@
 The loop calls it once per iteration that has anything to read or to resolve.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from functools import partial

@@ -5,8 +5,6 @@ Recovery is spelled out here, because every lenient reading of a malformed reply
 that names nothing valid is an error, never a guess.
 """
 
-from __future__ import annotations
-
 import math
 from collections import Counter
 from collections.abc import Callable, Collection, Mapping, Sequence

@@ -3,8 +3,6 @@
 They hold prompts and answers, are off by default (`trace_fraction: 0`) and never leave the machine.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from dataclasses import asdict

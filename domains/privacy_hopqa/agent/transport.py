@@ -4,8 +4,6 @@ The only HTTP client of the domain: searches, privacy scores and the leakage eva
 through it, so that a refusal is told from passing trouble in one way.
 """
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections.abc import Awaitable, Callable, Mapping

@@ -4,8 +4,6 @@ Pure; the candidate pool calls it for every remembered or retrieved document. Pr
 public ones, so that text beyond the first window can be reached at all.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field

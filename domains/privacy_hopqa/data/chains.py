@@ -1,7 +1,5 @@
 """Chains of linked questions as typed values, parsed from dataset rows by the loader and the validation."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -4,8 +4,6 @@ The agent's loop asks it which situation a call is in, rewards and metrics what 
 prompt ever sees a verdict.
 """
 
-from __future__ import annotations
-
 from domains.privacy_hopqa.data.answers import MatchMode, answers_match, stated
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.identity import value_aliases

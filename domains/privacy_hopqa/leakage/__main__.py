@@ -5,8 +5,6 @@ dataset files that the run's configuration names supply the private questions. P
 leakage.txt, leakage.json and leakage.png.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import json

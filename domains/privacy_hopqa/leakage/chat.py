@@ -4,8 +4,6 @@ Transport errors are retried with back-off, an unparseable reply is asked for on
 replies can be kept in a file, so that an evaluation that was stopped goes on where it was.
 """
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence

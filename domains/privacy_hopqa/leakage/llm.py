@@ -4,8 +4,6 @@ The adversary sees the queries and the company's name and, at the answer level, 
 judge compares its predictions with the private question and answer and never sees the log.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import partial

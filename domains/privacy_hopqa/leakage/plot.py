@@ -4,8 +4,6 @@ Adversaries differ in shape as well as in colour (Okabe and Ito's), controls are
 survives a black-and-white printer and every kind of colour vision.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The domain's part of a run's final report: leakage of the first and the last version, by the audit log."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Leakage of a run as a table: the command groups rollouts here and prints their rates beside controls."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
 

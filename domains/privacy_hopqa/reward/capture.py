@@ -3,8 +3,6 @@
 The evaluation of a rollout calls it; the rollout policy makes training texts of what it returns.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ The rollout policy calls it after the agent's loop has ended. It puts the outcom
 online leakage together; each of them is a module of its own beside this one.
 """
 
-from __future__ import annotations
-
 from domains.privacy_hopqa.agent.episode import Episode
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.leakage.rules import leaks

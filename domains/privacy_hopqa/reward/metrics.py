@@ -5,8 +5,6 @@ is the denominator; an empty list means that the rollout had no such event. Name
 name (`hop_plan_calls`, `doc_read_errors_parse`, ...).
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict

@@ -5,8 +5,6 @@ of a rollout calls both around a scorer. The unit is the batch of web queries of
 one decision of the policy.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

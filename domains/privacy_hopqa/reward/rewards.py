@@ -4,8 +4,6 @@ The evaluation of a rollout calls `judge_outcome`, the choice of training texts 
 what was known before a call, so that decisions are compared only with decisions that could have been theirs.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -4,8 +4,6 @@ The evaluation of a rollout asks one of them for every distinct log. A missing o
 and never a zero: a zero would reward whatever made the scorer fail.
 """
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 

@@ -4,8 +4,6 @@ The deterministic rules answer unless a classifier is named: `--model DIR` is a 
 `--classifier package.module.name` any class or function (see `classifiers.py`).
 """
 
-from __future__ import annotations
-
 import argparse
 import logging
 import sys

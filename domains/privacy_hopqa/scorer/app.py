@@ -4,8 +4,6 @@ Classifiers run in worker threads, so the event loop only parses and forwards. N
 ever logged: queries, questions and answers are private.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

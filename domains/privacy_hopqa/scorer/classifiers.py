@@ -9,8 +9,6 @@ folder), or a function of examples that returns probabilities:
         def score(self, examples: Sequence[Example]) -> Sequence[float]: ...
 """
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from collections.abc import Callable, Sequence

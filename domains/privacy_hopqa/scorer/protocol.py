@@ -4,8 +4,6 @@ A request is `{"examples": [{id, company, web_queries, local_hop_facts: [{questi
 with further fields that identify the rollout; unknown fields are ignored.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ two, else the sigmoid of a single logit. A causal model is asked a question (`pr
 of the user's) and gives the probability of `Yes` against `No` as its next token. Nothing is downloaded.
 """
 
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """Demonstrations of the scripted model in generated worlds; the domain's hooks give them to the bootstrap."""
 
-from __future__ import annotations
-
 import random
 from typing import cast, get_args
 

@@ -1,7 +1,5 @@
 """Search and whole rollouts in the same process: for simulations, tests and demonstrations."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from typing import Any

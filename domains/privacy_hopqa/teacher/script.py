@@ -6,8 +6,6 @@ resolutions stay right. A model that imitates the mixture acts well enough to be
 improve, and a policy that keeps a secret is among the things it sometimes does.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import dataclass, field, replace

@@ -4,8 +4,6 @@ DIR holds `chains*.jsonl`, `tasks/` and `web.jsonl`; each can be named on its ow
 with file and line number for each thing that is wrong and exits with 1 if there is any.
 """
 
-from __future__ import annotations
-
 import argparse
 import sys
 from collections.abc import Sequence

@@ -1,7 +1,5 @@
 """The web corpus, streamed: bad lines, repeated ids, dangling gold ids, gold pages without the answer."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path

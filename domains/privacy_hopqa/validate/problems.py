@@ -1,7 +1,5 @@
 """What the checks pass on to each other: problems with their places, and what chains expect of documents."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Chain files: rows that cannot be loaded, repeated chains, patterns and references that cannot be right."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path

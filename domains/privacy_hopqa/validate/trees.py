@@ -1,7 +1,5 @@
 """Task trees: missing files, documents without text, names that two documents share, dangling gold ids."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field

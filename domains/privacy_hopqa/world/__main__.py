@@ -1,7 +1,5 @@
 """Generate a world: `python -m domains.privacy_hopqa.world --size small --seed 0 --out DIR`."""
 
-from __future__ import annotations
-
 import argparse
 import json
 import sys

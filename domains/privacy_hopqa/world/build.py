@@ -3,8 +3,6 @@
 The teacher and simulations call `build`; `write.generate` writes what it makes.
 """
 
-from __future__ import annotations
-
 from .checks import draw_checked_chains
 from .companies import TEST_NUMBERS, make_company
 from .config import SPLITS, WorldConfig

@@ -1,7 +1,5 @@
 """Chains of questions: walks over facts and pages in which each answer is needed for the next question."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import pairwise

@@ -3,8 +3,6 @@
 The same BM25 that serves retrieval ranks here, and the same rules that score privacy judge the queries.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import partial

@@ -5,8 +5,6 @@ scope is hidden always fits more than one document. Scopes and linking values (y
 places) are drawn from a few anchors of the company, so that the answer of one fact is the scope of another.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from math import ceil
 from typing import Final

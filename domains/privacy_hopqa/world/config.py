@@ -1,7 +1,5 @@
 """What a world is made from: its size, seed and mixture, validated before anything is drawn."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace

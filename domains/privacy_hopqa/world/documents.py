@@ -3,8 +3,6 @@
 A reader gets documents in windows, so no sentence that states a fact may be cut by the smallest window.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, field
 from typing import Final
 

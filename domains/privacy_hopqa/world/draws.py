@@ -3,8 +3,6 @@
 Only `random.Random.random()` is used, whose sequence for a given integer seed Python guarantees.
 """
 
-from __future__ import annotations
-
 import random
 from collections.abc import Sequence
 from hashlib import blake2b

@@ -1,7 +1,5 @@
 """Sentences without values, which make documents and pages as long and as plain as real ones."""
 
-from __future__ import annotations
-
 from typing import Final
 
 from .draws import Draws

@@ -3,8 +3,6 @@
 The build draws with or without checks.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field

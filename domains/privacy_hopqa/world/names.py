@@ -4,8 +4,6 @@ Each kind has more than half a million names and its own endings, so that names 
 while their kind can be told. A name that contains a well-known one is never used.
 """
 
-from __future__ import annotations
-
 from hashlib import blake2b
 from math import prod
 from typing import Final

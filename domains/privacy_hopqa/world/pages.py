@@ -1,7 +1,5 @@
 """One public page: what it says, the question it answers, and its text; `web.py` makes and numbers pages."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -3,8 +3,6 @@
 An attribute is told in sentences whose shape depends on the kind of its value (`wording.yaml`).
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

@@ -1,7 +1,5 @@
 """Values that facts and pages state, with the spellings that count as the same answer."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Final
 

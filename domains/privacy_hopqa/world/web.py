@@ -6,8 +6,6 @@ vendors, places or years that selected pages named. *Open*: the qualifier alone 
 has topics of its own, so that more companies leave its pages as they are.
 """
 
-from __future__ import annotations
-
 from typing import Final
 
 from .companies import Company, WorldFact

@@ -3,8 +3,6 @@
 The domain's `prepare` hook and the command call `generate`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

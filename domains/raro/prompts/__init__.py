@@ -3,8 +3,6 @@
 A set is a folder with `policy_user.md` and `critic_user.md`, and `*_system.md` where it has system prompts.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from string import Template

@@ -3,8 +3,6 @@
 Below about 16 episodes the single environment of `env.py` is faster.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the commands of this domain share: one-line errors, seeds, output folders, progress."""
 
-from __future__ import annotations
-
 import argparse
 import sys
 import warnings

@@ -6,8 +6,6 @@ effort it saves is worth more than y: V_T = 0, V_t = max(Q_other, Q_HELP - y),
 Q_act(x) = E[-w·e + V_{t+1}(x')], w = 1-a (Bellman 1957).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -43,7 +41,7 @@ class Axes:
     tau: np.ndarray
 
     @classmethod
-    def of(cls, p: Params, grid: Grid) -> Axes:
+    def of(cls, p: Params, grid: Grid) -> "Axes":
         spread = 4.0 * p.trend_std
         return cls(
             f=np.linspace(0.0, _reachable_fatigue(p), grid.fatigue),

@@ -5,8 +5,6 @@ once: on a `Tape` the state is Python numbers, with which a single episode is te
 on `Tapes` it is arrays. Operations and their order are the same in float64, so both agree bit for bit.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -39,7 +37,7 @@ class Tape:
     seed: Any = UNKNOWN_SEED
 
     @classmethod
-    def from_seed(cls, params: Params, seed: int) -> Tape:
+    def from_seed(cls, params: Params, seed: int) -> "Tape":
         """The tape of a seed: children of SeedSequence([seed, 7]) for tasks, steps and chance."""
         tasks, steps, chance = (
             np.random.default_rng(child) for child in np.random.SeedSequence([seed, TAPE_KEY]).spawn(3)
@@ -53,7 +51,7 @@ class Tape:
         )
 
     @classmethod
-    def quiet(cls, params: Params, d0: float = 0.5) -> Tape:
+    def quiet(cls, params: Params, d0: float = 0.5) -> "Tape":
         """A tape without noise."""
         return Tape(d0=d0, z=np.zeros(params.max_tasks), eps=np.zeros(params.T))
 
@@ -65,7 +63,7 @@ class Tapes(Tape):
         return len(self.d0)
 
     @classmethod
-    def stack(cls, tapes: Iterable[Tape]) -> Tapes:
+    def stack(cls, tapes: Iterable[Tape]) -> "Tapes":
         rows = list(tapes)
         return Tapes(
             d0=np.array([tape.d0 for tape in rows]),
@@ -76,11 +74,11 @@ class Tapes(Tape):
         )
 
     @classmethod
-    def from_seeds(cls, params: Params, seeds: Iterable[int]) -> Tapes:
+    def from_seeds(cls, params: Params, seeds: Iterable[int]) -> "Tapes":
         return cls.stack(Tape.from_seed(params, int(seed)) for seed in seeds)
 
     @classmethod
-    def draw(cls, params: Params, count: int, rng: np.random.Generator) -> Tapes:
+    def draw(cls, params: Params, count: int, rng: np.random.Generator) -> "Tapes":
         """`count` tapes in bulk from one generator; about a hundred times as fast as from seeds."""
         return Tapes(
             d0=rng.uniform(params.d_min, params.d_max, count),
@@ -90,7 +88,7 @@ class Tapes(Tape):
             seed=np.full(count, UNKNOWN_SEED, dtype=np.int64),
         )
 
-    def tile(self, copies: int) -> Tapes:
+    def tile(self, copies: int) -> "Tapes":
         """`copies` blocks of the same tapes, one after the other."""
         return Tapes(**{name: np.tile(values, copies) for name, values in vars(self).items()})
 

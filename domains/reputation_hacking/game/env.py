@@ -1,7 +1,5 @@
 """The game as a gymnasium environment: `gymnasium.make("ReputationEnv-v0")`, for one Worker."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium as gym

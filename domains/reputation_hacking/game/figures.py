@@ -1,7 +1,5 @@
 """One style for all figures of this domain: no display, readable in print and with any colour vision."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

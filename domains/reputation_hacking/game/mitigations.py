@@ -5,8 +5,6 @@ Worker's memory and the tape's chance give the rating used, the bias that counts
 reward = rating - c_help*H - c_signal*K - penalty. Dynamics never change.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -58,7 +56,7 @@ class Mitigation:
         object.__setattr__(self, "constants", {**defaults, **self.constants})
 
     @classmethod
-    def parse(cls, text: str) -> Mitigation:
+    def parse(cls, text: str) -> "Mitigation":
         """`name` or `name:key=value,key=value`. Raises ValueError."""
         name, _, rest = text.partition(":")
         constants = {}
@@ -93,7 +91,7 @@ class Worker:
     episodes: np.ndarray
 
     @classmethod
-    def new(cls, expected_effort: float, count: int = 1) -> Worker:
+    def new(cls, expected_effort: float, count: int = 1) -> "Worker":
         return cls(np.full(count, float(expected_effort)), np.ones(count), np.zeros(count, dtype=np.int64))
 
     def __len__(self) -> int:
@@ -102,7 +100,7 @@ class Worker:
     def to_json(self) -> dict[str, list[float]]:
         return {name: values.tolist() for name, values in vars(self).items()}
 
-    def replaced(self, memory: Memory) -> Worker:
+    def replaced(self, memory: Memory) -> "Worker":
         """The memory a caller asks for: expected effort as a number or array, or a mapping of fields.
 
         A field that is left out keeps its value, but a bare number or array starts with full trust.
@@ -137,7 +135,7 @@ class EpisodeSums:
     chance: np.ndarray
     effort_without: np.ndarray | None = None
 
-    def one(self, index: int) -> EpisodeSums:
+    def one(self, index: int) -> "EpisodeSums":
         """Episode `index` alone."""
         values: dict[str, Any] = {
             name: None if array is None else array[index : index + 1] for name, array in vars(self).items()
@@ -147,7 +145,7 @@ class EpisodeSums:
     @classmethod
     def of(
         cls, episodes: Episodes, mitigation: Mitigation = NONE, without: np.ndarray | None = None
-    ) -> EpisodeSums:
+    ) -> "EpisodeSums":
         """The sums of finished episodes; effort without the Assistant is played if needed."""
         signals = episodes.actions == SIGNAL
         counted = signals[: int(mitigation["m"])] if mitigation.name == "window" else signals
@@ -181,7 +179,7 @@ class Settlement:
     memory: Worker
 
     @classmethod
-    def join(cls, parts: Sequence[Settlement]) -> Settlement:
+    def join(cls, parts: "Sequence[Settlement]") -> "Settlement":
         """The settlements of successive episodes as one."""
 
         def joined(values: Sequence[Any]) -> dict[str, np.ndarray]:

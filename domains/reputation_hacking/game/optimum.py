@@ -3,8 +3,6 @@
 Evaluation, ablations and the report of a run use `Yardstick`; the commands `optimum` and `ablate` the rest.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

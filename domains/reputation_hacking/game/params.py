@@ -3,8 +3,6 @@
 Everything in this domain is a function of `Params`; commands build it by `preset` and `parse_setting`.
 """
 
-from __future__ import annotations
-
 import math
 import warnings
 from collections.abc import Mapping
@@ -118,12 +116,12 @@ class Params:
         """Values of `z` a tape holds: more than an episode can finish tasks."""
         return -(-self.T * max(self.work_units, self.help_work_units) // self.task_units) + 2
 
-    def dynamics_only(self) -> Params:
+    def dynamics_only(self) -> "Params":
         """A copy in which everything that effort without the Assistant does not depend on has its default."""
         blank: dict[str, Any] = {name: _FIELDS[name].default for name in _NOT_DYNAMICS}
         return replace(self, **blank)
 
-    def but(self, **changes: Any) -> Params:
+    def but(self, **changes: Any) -> "Params":
         """A copy with other values; an unknown name is a ValueError with the nearest known one."""
         _known(changes)
         return replace(self, **changes)
@@ -132,7 +130,7 @@ class Params:
         return asdict(self)
 
     @classmethod
-    def from_json(cls, values: Mapping[str, Any]) -> Params:
+    def from_json(cls, values: Mapping[str, Any]) -> "Params":
         _known(values)
         return cls(**values)
 

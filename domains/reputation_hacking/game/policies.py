@@ -3,8 +3,6 @@
 Evaluation, the optimum and saved models all act through `Policy`; `play` runs one over whole episodes.
 """
 
-from __future__ import annotations
-
 from functools import lru_cache
 
 import numpy as np

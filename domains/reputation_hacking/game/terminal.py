@@ -1,7 +1,5 @@
 """What is known when episodes end: the `info` of every environment and the columns of every table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -4,8 +4,6 @@ Training and evaluation hand over finished episodes. One is replayed from its no
 the same numbers bit for bit, so that nothing has to be recorded while thousands are played.
 """
 
-from __future__ import annotations
-
 import fcntl
 import json
 from pathlib import Path

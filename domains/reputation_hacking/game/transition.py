@@ -1,7 +1,5 @@
 """The figure of how the optimum turns from manipulation to help, drawn by `optimum` and `ablate`."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from operator import itemgetter
 from pathlib import Path

@@ -1,7 +1,5 @@
 """gymnasium's vector interface of the batch environment: `gymnasium.make_vec("ReputationEnv-v0", ...)`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import gymnasium as gym

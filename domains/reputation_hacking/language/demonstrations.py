@@ -6,8 +6,6 @@ learn, and it runs into one of the two constant policies. States come from other
 `python -m pipelinerl.bootstrap +domain=reputation_hacking` trains the bundled checkpoint on it.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 
 import numpy as np

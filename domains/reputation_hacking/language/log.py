@@ -3,8 +3,6 @@
 Rollouts fill `Played` and write a line per episode, with the steps of a share of them; the report reads them.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import zlib

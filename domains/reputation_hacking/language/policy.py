@@ -3,8 +3,6 @@
 It reads the prompts of a rollout without engines, thousands at a time.
 """
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

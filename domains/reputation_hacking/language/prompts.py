@@ -3,8 +3,6 @@
 Rollouts of the pipeline, the evaluation of a checkpoint and the demonstrations share these words.
 """
 
-from __future__ import annotations
-
 import re
 from itertools import permutations
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """The domain's part of a run's final report: its episodes beside the optimum on the same seeds."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any

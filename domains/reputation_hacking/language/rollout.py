@@ -3,8 +3,6 @@
 `generate_reputation_rollout` is the rollout policy of `+domain=reputation_hacking`, named by `llm.py`.
 """
 
-from __future__ import annotations
-
 import time
 from typing import Any
 

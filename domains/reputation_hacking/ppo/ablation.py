@@ -3,8 +3,6 @@
 The command `ablate` runs it; the language model's benchmark adds rows of its own by `values_of`.
 """
 
-from __future__ import annotations
-
 import csv
 import time
 from collections import Counter

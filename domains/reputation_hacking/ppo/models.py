@@ -3,8 +3,6 @@
 Weights and everything that evaluation needs beside them lie in one `trained_model.zip`.
 """
 
-from __future__ import annotations
-
 import io
 import zipfile
 from collections.abc import Callable

@@ -3,8 +3,6 @@
 The commands `eval` and `ablate` and the benchmarks measure every policy this way.
 """
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Figures of PPO: `train` draws the training curves, `eval` an evaluation, `ablate` the reward designs."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Settings of PPO training: two named recipes whose parts the command line of `train` can switch alone."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 

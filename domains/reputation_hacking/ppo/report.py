@@ -3,8 +3,6 @@
 The commands `eval` and `ablate` call it; the data is what `eval --summary` writes.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

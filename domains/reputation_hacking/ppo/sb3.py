@@ -1,7 +1,5 @@
 """The batch environment as a stable-baselines3 environment: what PPO trains in."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from typing import Any
 

@@ -3,8 +3,6 @@
 It holds no wall clock, so equal seeds give equal files.
 """
 
-from __future__ import annotations
-
 import csv
 import warnings
 from collections.abc import Iterator

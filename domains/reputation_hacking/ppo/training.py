@@ -3,8 +3,6 @@
 Each environment keeps its Worker from episode to episode; every finished episode is a row of the table.
 """
 
-from __future__ import annotations
-
 import csv
 import time
 from collections.abc import Callable

@@ -4,8 +4,6 @@ Preprocess calls `assemble_step` for the samples of one optimizer step; the trai
 `PipelineBatchEncoding.from_record`. Numpy and plain values, no torch.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -71,7 +69,7 @@ class PipelineBatchEncoding:
         return record | {"n_texts": self.n_texts}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> PipelineBatchEncoding:
+    def from_record(cls, record: Mapping[str, Any]) -> "PipelineBatchEncoding":
         """Read a record of the `training_data` stream; raises ValueError when a column is missing."""
         values = {f.name: record[f.name] for f in fields(cls) if f.name in record}
         try:

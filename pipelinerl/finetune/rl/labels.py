@@ -1,7 +1,5 @@
 """Reward and advantage by role and by situation family, for the metrics of a step. No torch here."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
@@ -24,7 +22,7 @@ class TextStatistics:
     abs_advantage: float = 0.0
     kl: float = 0.0
 
-    def add(self, other: TextStatistics) -> None:
+    def add(self, other: "TextStatistics") -> None:
         self.texts += other.texts
         self.reward += other.reward
         self.advantage += other.advantage

@@ -3,8 +3,6 @@
 Called by preprocess once per step (`loss_scale_scope=batch`) or once per chunk of groups.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 

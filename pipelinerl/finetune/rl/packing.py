@@ -1,7 +1,5 @@
 """Best-fit-decreasing packing of texts into rows, with tokens balanced over trainer ranks. Pure numpy."""
 
-from __future__ import annotations
-
 import bisect
 import heapq
 from collections.abc import Sequence

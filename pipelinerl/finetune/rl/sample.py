@@ -6,8 +6,6 @@ is one line that names it. Between the processes it is a record of the stream `a
 way: therefore it validates. Behind it nobody looks into metadata. No torch here.
 """
 
-from __future__ import annotations
-
 import math
 import struct
 from collections.abc import Collection, Iterable, Mapping, Sequence
@@ -113,7 +111,7 @@ class Sample(Labels, kw_only=True, eq=False):
         return {name: own[name] for name in TrainingText.model_fields}
 
     @classmethod
-    def from_record(cls, record: Mapping[str, Any]) -> Sample:
+    def from_record(cls, record: Mapping[str, Any]) -> "Sample":
         """Read and validate a dump of `TrainingText`; lists are accepted where arrays are meant.
 
         Raises BadSample. Places that the writer left out are filled by `settle_group`.

@@ -4,8 +4,6 @@ Made by preprocess, for the samples of a chunk and again for those of an optimiz
 (`finetune/rl/sample.py`), so nothing is checked here.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
@@ -42,7 +40,7 @@ class SampleTable:
     role_names: tuple[str, ...]
 
     @classmethod
-    def of(cls, samples: Sequence[Sample]) -> SampleTable:
+    def of(cls, samples: Sequence[Sample]) -> "SampleTable":
         """One row per sample, in order; their places must have been settled."""
         group, group_names = _encode([s.group_id for s in samples])
         situation, situation_names = _encode([s.situation for s in samples])
@@ -69,7 +67,7 @@ class SampleTable:
     def __len__(self) -> int:
         return len(self.group)
 
-    def select(self, rows: np.ndarray) -> SampleTable:
+    def select(self, rows: np.ndarray) -> "SampleTable":
         """The rows of a boolean mask or an index array."""
         values = {f.name: getattr(self, f.name) for f in fields(self)}
         return SampleTable(**{k: v[rows] if isinstance(v, np.ndarray) else v for k, v in values.items()})

@@ -1,7 +1,5 @@
 """What a packed micro-batch trains on: its labelled tokens, their weights and their staleness. Pure numpy."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

@@ -1,7 +1,5 @@
 """What the run reads: problems, rollout code, folders, and a model whose files are whole on their face."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

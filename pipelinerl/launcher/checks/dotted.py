@@ -1,7 +1,5 @@
 """What several checks need: values as a configuration writes them, dotted paths without an import."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from collections.abc import Iterator

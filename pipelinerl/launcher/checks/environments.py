@@ -1,7 +1,5 @@
 """Environments that rollouts talk to: their specifications, keys and numbers of servers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any

@@ -1,7 +1,5 @@
 """Keys that were set and that this run would not read."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any

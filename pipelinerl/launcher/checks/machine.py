@@ -1,7 +1,5 @@
 """Engines and devices."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec

@@ -1,7 +1,5 @@
 """The objective: losses and estimators that do not exist, settings that contradict each other or idle."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterator
 

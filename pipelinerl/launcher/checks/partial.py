@@ -1,7 +1,5 @@
 """Partial runs: which keys of `debug` a mode reads, and what it cannot do."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

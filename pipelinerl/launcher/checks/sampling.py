@@ -1,7 +1,5 @@
 """Sampling and context: what the trainer can recompute, and what fits."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pipelinerl.config.tree import Config

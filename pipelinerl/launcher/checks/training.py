@@ -1,7 +1,5 @@
 """Batches, memory, buffers, rollouts: settings of the trainer and around it that contradict each other."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 from pipelinerl.config.machine import DerivedConfig

@@ -4,8 +4,6 @@ Every method takes the time in seconds and returns the actions to carry out. A c
 it depends on) -> STARTING (until healthy) -> READY -> ENDED, or through BACKOFF to STARTING again.
 """
 
-from __future__ import annotations
-
 import enum
 import math
 import signal

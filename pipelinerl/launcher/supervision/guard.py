@@ -5,8 +5,6 @@ closes the pipe even after kill -9): every group still listed gets SIGKILL, and 
 arguments, such as weights in shared memory, are removed. Standard library only, like child.py.
 """
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

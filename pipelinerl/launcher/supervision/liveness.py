@@ -3,8 +3,6 @@
 Each watch is a thread of one child's start. It ends when the child is gone, or with a cause for killing it.
 """
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

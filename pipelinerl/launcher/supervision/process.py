@@ -1,7 +1,5 @@
 """One running child: its process group, its logs, and the threads that report its health and its end."""
 
-from __future__ import annotations
-
 import contextlib
 import os
 import signal

@@ -1,7 +1,5 @@
 """The supervisor of a run: carries out what the core decides, with real processes and the real clock."""
 
-from __future__ import annotations
-
 import contextlib
 import logging
 import math

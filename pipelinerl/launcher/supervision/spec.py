@@ -1,7 +1,5 @@
 """What a supervisor is told about a child process."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Mapping

@@ -5,8 +5,6 @@ of loading asks every layer anew where each belongs. Here that is worked out onc
 believed only if the model holds exactly the version that it has just loaded its own way.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from operator import itemgetter
 

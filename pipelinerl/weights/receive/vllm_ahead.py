@@ -4,8 +4,6 @@ A version is received into a second copy of the weights, on a thread of the work
 generates; the pause only loads it into the model. Only vLLM's workers import this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from itertools import accumulate

@@ -4,8 +4,6 @@ vLLM's workers import this module when an engine is started with `--weight-trans
 '{"backend": "file"}'`. The embedded engine reads the same files with a loader of its own.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass

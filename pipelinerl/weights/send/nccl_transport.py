@@ -5,8 +5,6 @@ bytes in packets. Parameters are cast while they are copied into a packet, so th
 only `weights.buffers` packets of `weights.buffer_mb`.
 """
 
-from __future__ import annotations
-
 import socket
 import threading
 import time
@@ -141,7 +139,7 @@ class NcclTransport(Transport):
         if self.device.type == "cuda":
             torch.cuda.set_device(self.device)
 
-    def _wait(self, lane: _Lane, end: float) -> None:
+    def _wait(self, lane: "_Lane", end: float) -> None:
         # Polls, because a synchronisation with an engine that hangs could not be given up.
         while True:
             if self._aborted.is_set():

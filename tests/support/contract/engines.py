@@ -1,7 +1,5 @@
 """What a test sees of the engine that it runs on, and the engines there are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os
@@ -58,7 +56,7 @@ class Facts:
             pytest.skip("this engine's versions are lower bounds")
 
     @classmethod
-    def of_vllm(cls, version: str) -> Facts:
+    def of_vllm(cls, version: str) -> "Facts":
         return cls(VllmVersion.parse(version).reports_versions, 500)
 
 

@@ -1,7 +1,5 @@
 """vLLM as a process, from an environment of its own or from this one, with the launcher's flags."""
 
-from __future__ import annotations
-
 import os
 import random
 import socket

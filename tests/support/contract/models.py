@@ -1,7 +1,5 @@
 """The models that every engine of this folder serves, as the trainer holds them."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 

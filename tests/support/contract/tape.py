@@ -6,8 +6,6 @@ other requests had been made is held until they are made again, so that a genera
 happened meanwhile.
 """
 
-from __future__ import annotations
-
 import asyncio
 import gzip
 import json

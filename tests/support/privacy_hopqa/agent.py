@@ -1,7 +1,5 @@
 """A scripted model, a searcher over a few documents, and chains to play with."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any

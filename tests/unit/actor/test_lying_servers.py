@@ -1,7 +1,5 @@
 """Slow, broken and lying engines: every rollout is retried or counted as failed, and the next one works."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import pickle

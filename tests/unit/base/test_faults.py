@@ -1,7 +1,5 @@
 """Fault points: refused outside tests, taken once, free when unset."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -1,7 +1,5 @@
 """A full disk is named, and what was complete before stays complete."""
 
-from __future__ import annotations
-
 import errno
 import logging
 from collections.abc import Iterator

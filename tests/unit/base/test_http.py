@@ -1,7 +1,5 @@
 """Small HTTP calls: what is sent, and what becomes of every other answer than 200."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 

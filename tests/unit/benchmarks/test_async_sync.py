@@ -1,7 +1,5 @@
 """Deadlines of the two runs that are compared: one to the first optimizer step, one from then on."""
 
-from __future__ import annotations
-
 import json
 import sys
 import textwrap

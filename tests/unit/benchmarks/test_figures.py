@@ -1,7 +1,5 @@
 """A script's options are those of the usage in its docstring."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """The driver of the GPU table with steps that need no card."""
 
-from __future__ import annotations
-
 import tarfile
 from argparse import Namespace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The plan of the GPU table: what fits into a call, what runs beside what, what each command says."""
 
-from __future__ import annotations
-
 import itertools
 from argparse import Namespace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the scripts for cards make of what a run, a recipe or a limit left behind."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """What is made of waves, of the CPU time behind them, and of processes that do not answer."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

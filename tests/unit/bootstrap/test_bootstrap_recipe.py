@@ -1,7 +1,5 @@
 """The recipe of a small model: tokens, packs, workers, gates, and a whole run on a toy domain."""
 
-from __future__ import annotations
-
 import hashlib
 import itertools
 import json

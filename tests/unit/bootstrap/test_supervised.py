@@ -1,7 +1,5 @@
 """Supervised training learns, says so, and weighs its labels."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

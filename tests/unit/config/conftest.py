@@ -1,7 +1,5 @@
 """Trees composed the way the launcher does it, on a machine without a GPU."""
 
-from __future__ import annotations
-
 import copy
 import json
 from collections.abc import Callable, Sequence

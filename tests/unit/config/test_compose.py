@@ -1,7 +1,5 @@
 """Composition: its order, its two spellings, its defaults."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """GPUs are counted without torch, and the user's own choice of devices is kept."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Every key of the configuration changes what a process does or gets, or is refused when it is set."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from typing import Any

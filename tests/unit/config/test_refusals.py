@@ -1,7 +1,5 @@
 """Bad configurations are refused before anything starts, in one line that says what to do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

@@ -1,7 +1,5 @@
 """The resolved tree of an upstream run is taken as it is, with a line for each key that is left out."""
 
-from __future__ import annotations
-
 import copy
 import re
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Defects known from upstream that no other room's tests catch; `docs/guarantees.md` lists all of them."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json

@@ -1,7 +1,5 @@
 """The page that follows one sample says what the code does: functions, calls, and their order."""
 
-from __future__ import annotations
-
 import ast
 import re
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Every row of `docs/guarantees.md` names tests that exist, and says which of them `make test` leaves out."""
 
-from __future__ import annotations
-
 import ast
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """What tests of trainer, models and preprocess start from."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from transformers import PreTrainedModel

@@ -1,7 +1,5 @@
 """Damaged models and checkpoints, given to the launcher, an engine and the trainer: one line each."""
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -1,7 +1,5 @@
 """When engine and trainer are compared, what is counted, and which transport a configuration means."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

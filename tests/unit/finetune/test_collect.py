@@ -1,7 +1,5 @@
 """What the trainer counts beside its own work."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pipelinerl.finetune.collect import StaleInQueue

@@ -1,7 +1,5 @@
 """The trainer on recorded streams: announcements, accounting, checkpoints, resume."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """What the trainer says of its memory, and when it gives unused memory back."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Every optimizer that the configuration accepts trains, follows its formula and resumes; schedules."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import get_args
 

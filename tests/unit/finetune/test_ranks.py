@@ -1,7 +1,5 @@
 """Two ranks do what one does: same gradient norm, same weights, same accounting; whole or in shards."""
 
-from __future__ import annotations
-
 import json
 import os
 import socket

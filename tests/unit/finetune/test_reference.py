@@ -5,8 +5,6 @@ token by token through the formulas of docs/objective.md. The product packs, or 
 by text; both must give the reference's numbers to 1e-6.
 """
 
-from __future__ import annotations
-
 import copy
 from functools import cache
 from typing import Any

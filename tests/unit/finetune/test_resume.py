@@ -1,7 +1,5 @@
 """A trainer stopped and started again: the same step in both folders, ends of rollouts rolled back."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

@@ -1,7 +1,5 @@
 """What an optimizer step adds up to, and which tokens have no say in it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

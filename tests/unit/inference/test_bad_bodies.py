@@ -1,7 +1,5 @@
 """Bodies that no client should send to an engine: one line with the field or value that was wrong."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

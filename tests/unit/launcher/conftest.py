@@ -1,7 +1,5 @@
 """Launching in this process and in others, with a folder that looks like a model."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`pipelinerl.domains.X` is `domains.X` itself, whichever is imported first."""
 
-from __future__ import annotations
-
 import importlib
 
 import pytest

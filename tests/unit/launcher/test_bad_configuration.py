@@ -1,7 +1,5 @@
 """Command lines that cannot run, given to the launcher: one line each, with the key or value in it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Data files that nobody can train on, given to the launcher: one line with file, place and cause."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What follows from keys and placement is computed once, so that every role has the same numbers."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

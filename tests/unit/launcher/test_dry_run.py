@@ -1,7 +1,5 @@
 """What the launcher writes before it starts anything, and what it refuses."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 from pathlib import Path

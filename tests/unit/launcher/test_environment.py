@@ -1,7 +1,5 @@
 """Environment servers: found by key, started from their target, named when they cannot be; `PerTree`."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Resuming, starting over, and what each leaves alone."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What is sharded and how versions are received is printed, and every role is told the same."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """No role imports what it must not: each is imported in a process of its own."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.unit.launcher.conftest import ROOT, python

@@ -1,7 +1,5 @@
 """Several domains in one run: datasets by domain, policies by domain, domains of other packages."""
 
-from __future__ import annotations
-
 import importlib
 import sys
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Debug modes: which processes each starts, who takes a missing trainer's place, where a recording ends."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 from typing import Any

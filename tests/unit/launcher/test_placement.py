@@ -1,7 +1,5 @@
 """Which role gets which devices and ports."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

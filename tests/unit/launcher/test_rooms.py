@@ -4,8 +4,6 @@ A file that lies directly in `pipelinerl/` or in a domain's folder is a room of 
 and what others import by that name.
 """
 
-from __future__ import annotations
-
 import ast
 from contextlib import nullcontext
 from functools import cache

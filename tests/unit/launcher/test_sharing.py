@@ -1,7 +1,5 @@
 """Engine and trainer on one GPU: what is chosen, and what is refused."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

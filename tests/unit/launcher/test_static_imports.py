@@ -3,8 +3,6 @@
 `test_imports.py` shows the same of running processes.
 """
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from functools import cache

@@ -1,7 +1,5 @@
 """The redis server of a run: what it is started with, who may read its password, who waits for it."""
 
-from __future__ import annotations
-
 import shutil
 import stat
 import subprocess

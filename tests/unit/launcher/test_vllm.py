@@ -1,7 +1,5 @@
 """Command lines of vLLM by version."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

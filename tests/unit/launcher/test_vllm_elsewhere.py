@@ -1,7 +1,5 @@
 """A vLLM in an environment of its own, also a CPU build: found, started, or refused with what to do."""
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

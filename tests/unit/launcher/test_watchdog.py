@@ -1,7 +1,5 @@
 """What the launcher does about engines that the trainer gave up, and about a run that stands still."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """The wheel holds everything that a run needs, and its launcher works from an empty folder."""
 
-from __future__ import annotations
-
 import os
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Tools and formats go to the chat route, and what comes back can be trained on."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any

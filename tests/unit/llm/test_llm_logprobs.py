@@ -1,7 +1,5 @@
 """Scores of given completions: by ids, by text and as a message, with the prompt left out."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

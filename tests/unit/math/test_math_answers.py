@@ -1,7 +1,5 @@
 """What the verifier says of an answer, and that nothing written in a box can hold it up."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 

@@ -1,7 +1,5 @@
 """Rows in the forms that people have, and one line about every other."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The domain's configurations: composed, placed, and refused in one line."""
 
-from __future__ import annotations
-
 import importlib.util
 import json
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The verification server: what it answers, what it refuses, and how rollouts use it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path

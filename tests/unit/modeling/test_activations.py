@@ -1,7 +1,5 @@
 """Recomputing activations changes what is kept, never what is computed."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

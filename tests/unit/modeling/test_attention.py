@@ -1,7 +1,5 @@
 """Packed rows give what separate rows give."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 import torch

@@ -1,7 +1,5 @@
 """Chunked scores equal the plain softmax, values and gradients."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 from hypothesis import given, settings

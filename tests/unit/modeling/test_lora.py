@@ -1,7 +1,5 @@
 """Adapters: trained alone, published merged, saved both ways, resumed exactly."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

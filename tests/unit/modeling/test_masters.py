@@ -1,7 +1,5 @@
 """bfloat16 for computing, float32 for everything that adds up."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import torch

@@ -1,7 +1,5 @@
 """A value head is trained, saved and restored with the policy, and never leaves the trainer."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

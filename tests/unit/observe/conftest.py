@@ -1,7 +1,5 @@
 """A run that never took place: files as the roles would have written them, for tests of the report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

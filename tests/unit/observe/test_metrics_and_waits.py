@@ -1,7 +1,5 @@
 """Metrics, wandb offline, waits, status files and logs."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import logging

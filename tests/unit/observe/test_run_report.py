@@ -1,7 +1,5 @@
 """The report of a synthetic run: intervals, tables, figures, progress."""
 
-from __future__ import annotations
-
 import io
 import json
 import subprocess

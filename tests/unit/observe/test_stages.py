@@ -1,7 +1,5 @@
 """Which stage is stuck, from what each role says it waits for."""
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A preprocess without processes, and the tiny model of the trainer's tests."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 from collections.abc import Iterator

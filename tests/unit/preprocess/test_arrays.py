@@ -1,7 +1,5 @@
 """From the moment a sample leaves the actor its tokens are arrays: no list grows with their number."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Bad samples are dropped and counted, each under its reason; the run goes on, the rollouts add up."""
 
-from __future__ import annotations
-
 import logging
 from collections.abc import Callable
 from typing import Any

@@ -1,7 +1,5 @@
 """Reference log-probabilities from engines equal those of the model in this process."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 

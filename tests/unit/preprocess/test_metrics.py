@@ -1,7 +1,5 @@
 """What `adv/*` says of situations and roles, counted by hand."""
 
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path

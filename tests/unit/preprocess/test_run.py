@@ -1,7 +1,5 @@
 """Preprocess and trainer together on real streams: from groups to a finished run."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

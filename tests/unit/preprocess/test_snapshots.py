@@ -1,7 +1,5 @@
 """What preprocess keeps over a resume: texts that no announced update consumed, in order."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Exactly B texts per step, packed, weighted over the step, each text leaving exactly once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 

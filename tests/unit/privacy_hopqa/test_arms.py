@@ -1,7 +1,5 @@
 """What the comparison of rewards concludes from curves, and that it does not mix up runs."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

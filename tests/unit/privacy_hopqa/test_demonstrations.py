@@ -1,7 +1,5 @@
 """Scripted play, clean and imperfect, and the files of the bundled model."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import random

@@ -1,7 +1,5 @@
 """The command lines: files they leave, what is in them, and one-line errors."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

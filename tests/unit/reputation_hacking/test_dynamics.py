@@ -1,7 +1,5 @@
 """The game's arithmetic: worked examples, the seeded noise, and floats against arrays."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

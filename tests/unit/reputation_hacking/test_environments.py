@@ -1,7 +1,5 @@
 """What gymnasium and stable-baselines3 may rely on, and who owns the Worker's memory."""
 
-from __future__ import annotations
-
 import copy
 import pickle
 import subprocess

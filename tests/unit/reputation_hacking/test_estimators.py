@@ -1,7 +1,5 @@
 """How fast each estimator of advantages learns a table of action probabilities, at equal step sizes."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """What holds exactly, whatever the noise and the actions."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The language-model version: what is read, how answers are taken, rewards and labels of the texts."""
 
-from __future__ import annotations
-
 import itertools
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A checkpoint as a policy of lock-step episodes plays as the pipeline would let it play."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What PPO learns; the longer trainings run in make test-all only."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Reward variants: their formulas, their limits, and their effect on the plain game."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """The optimum against known values, exhaustive play and every other policy."""
 
-from __future__ import annotations
-
 from itertools import pairwise, product
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Every public name that domains written for upstream import: its place, parameters, types and defaults."""
 
-from __future__ import annotations
-
 import importlib
 import inspect
 from typing import Any, get_type_hints

@@ -1,7 +1,5 @@
 """Every rollout is counted exactly once, whatever order and roles its ends were recorded in."""
 
-from __future__ import annotations
-
 import tempfile
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The trainer's messages and the view of them that the other processes keep."""
 
-from __future__ import annotations
-
 import threading
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Which engines the launcher is told to replace."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pipelinerl.run_state.replacements import Replacements, ask_for_replacement

@@ -1,7 +1,5 @@
 """Rollouts in a few bytes each: the same sums as plain sets of names would give, and no growth by names."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 from hypothesis import given, settings

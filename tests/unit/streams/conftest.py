@@ -1,7 +1,5 @@
 """Every backend of streams behind one fixture."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What every backend of streams does: order, waits, one writer, backpressure, several processes."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Streams on disk: growing files, torn tails, corrupt records, segments."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace

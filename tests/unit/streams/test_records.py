@@ -1,7 +1,5 @@
 """One record: round trip of every kind of value, and refusal of everything that is not one."""
 
-from __future__ import annotations
-
 import pickle
 from typing import Any
 

@@ -1,7 +1,5 @@
 """What only redis can do wrong: foreign entries, absent and unwilling servers, a second writer."""
 
-from __future__ import annotations
-
 import pickle
 import threading
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Versions that are received while the engines generate: the order of the steps, and every way of failing."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

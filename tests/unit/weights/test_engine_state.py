@@ -1,7 +1,5 @@
 """What is made of the little that engines say about themselves."""
 
-from __future__ import annotations
-
 import pytest
 
 from pipelinerl.base.http import CallFailed

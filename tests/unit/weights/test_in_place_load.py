@@ -1,7 +1,5 @@
 """Versions put into a served model by copies: what may be, and everything that must not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

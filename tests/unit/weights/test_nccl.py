@@ -1,7 +1,5 @@
 """Packed broadcasts: what the engines unpack, whose turn it is in the group, and how a hang ends."""
 
-from __future__ import annotations
-
 import socket
 import sys
 import time

@@ -1,7 +1,5 @@
 """What a worker of vLLM does with a version that it has received ahead; vLLM is played by stubs."""
 
-from __future__ import annotations
-
 import importlib
 import logging
 import sys

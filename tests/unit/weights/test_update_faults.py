@@ -3,8 +3,6 @@
 The steps are those of the protocol: 0 health, 1 pause, 2 start, 3 update, 4 finish, 5 resume, 6 parity.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

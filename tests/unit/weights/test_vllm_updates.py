@@ -1,7 +1,5 @@
 """Publisher, NCCL transport and client against servers with the rules of vLLM 0.26 and of 0.32."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

@@ -4,8 +4,6 @@ Called by preprocess with the samples of whole groups. Pure functions of a `Samp
 expansion to tokens, filter and loss weights do not depend on the estimator.
 """
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipelinerl.config.finetune import RLConfig

@@ -1,7 +1,5 @@
 """What an advantage estimator returns, and the leave-one-out arithmetic that estimators share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -30,7 +28,7 @@ class Advantages:
     padding_rows: int = 0
 
     @classmethod
-    def within_groups(cls, table: SampleTable, advantage: np.ndarray) -> Advantages:
+    def within_groups(cls, table: SampleTable, advantage: np.ndarray) -> "Advantages":
         """For an estimator that compares all samples of a group; `advantage` float64 `[N]`."""
         count = np.bincount(table.group)
         return cls(

@@ -1,7 +1,5 @@
 """The default estimator: one reward per rollout, compared with the group's other rollouts."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipelinerl.config.finetune import RLConfig

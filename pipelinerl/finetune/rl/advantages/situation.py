@@ -1,7 +1,5 @@
 """The situational estimator: one reward per sample, compared within the group's situation."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pipelinerl.config.finetune import RLConfig

@@ -4,8 +4,6 @@ A loss is a file of this folder with a function of the same name, or a function 
 dotted path. Called by the trainer for each micro-batch.
 """
 
-from __future__ import annotations
-
 import torch
 
 from pipelinerl.config.finetune import RLConfig

@@ -4,8 +4,6 @@ Legend: N labelled tokens of one micro-batch, S texts. Sums, never means: the to
 normalisation, so that gradients of micro-batches and ranks simply add up.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

@@ -3,8 +3,6 @@
 Unlike PPO, a clipped token keeps its gradient; only the size of its weight is bounded.
 """
 
-from __future__ import annotations
-
 import torch
 
 from pipelinerl.config.finetune import RLConfig

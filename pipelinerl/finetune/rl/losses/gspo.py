@@ -1,7 +1,5 @@
 """Group sequence policy optimisation (Zheng et al. 2025): one ratio per text."""
 
-from __future__ import annotations
-
 import torch
 
 from pipelinerl.config.finetune import RLConfig

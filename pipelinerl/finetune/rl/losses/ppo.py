@@ -1,7 +1,5 @@
 """PPO's clipped surrogate (Schulman et al. 2017, equation 7)."""
 
-from __future__ import annotations
-
 import torch
 
 from pipelinerl.config.finetune import RLConfig

@@ -1,7 +1,5 @@
 """REINFORCE with a truncated importance weight."""
 
-from __future__ import annotations
-
 import torch
 
 from pipelinerl.config.finetune import RLConfig

@@ -1,7 +1,5 @@
 """Supervised negative log-likelihood behind the same interface."""
 
-from __future__ import annotations
-
 import torch
 
 from pipelinerl.config.finetune import RLConfig

@@ -1,7 +1,5 @@
 """Advantages and loss weights against stored reference values and worked examples."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Losses, their gradients and their statistics against stored reference values."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The objective of a step: an independent formula gives the same, and cutting the step up changes nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

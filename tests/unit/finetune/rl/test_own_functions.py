@@ -1,7 +1,5 @@
 """A loss and an advantage estimator from a module of the user, named by dotted paths."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Packing loses nothing, exceeds nothing and balances ranks."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

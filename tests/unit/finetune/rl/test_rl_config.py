@@ -1,7 +1,5 @@
 """Settings of the objective: fractions as weights of roles, coefficients that follow each other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

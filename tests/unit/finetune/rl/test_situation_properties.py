@@ -1,7 +1,5 @@
 """Invariants of situational advantages, filters and loss weights over random groups."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Who is alive: beats of a file, answers of a server, tokens of an engine."""
 
-from __future__ import annotations
-
 import signal
 import sys
 import textwrap

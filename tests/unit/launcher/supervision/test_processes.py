@@ -1,7 +1,5 @@
 """Real processes: nothing survives, whatever kills what."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -4,8 +4,6 @@ Templates are the `.md` files beside this module. Documents are named by their o
 one JSON object per line, so that no text of a document can pass for another line of the prompt.
 """
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import asdict
