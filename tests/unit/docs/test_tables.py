@@ -286,6 +286,19 @@ def figure(name: str, key: str) -> float:
     return float(result(name)["figures"][key]["value"])
 
 
+def gate(name: str) -> list[float]:
+    """Difference, interval and differences by seed, as `arms.json` tells them."""
+    told = result("arms")["gates"][name]["figures"]
+    return [float(number) for number in NUMBER.findall(re.sub(r"n=\d+", "", told))]
+
+
+def speed(*keys: str) -> float:
+    found = result("reputation")["speed"]
+    for key in keys:
+        found = found[key]
+    return float(found)
+
+
 SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
     "57M, success and leakage": (
         "README.md",
@@ -308,6 +321,46 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
             for number in NUMBER.findall(
                 result(file)["gates"]["O2 outcome raises leakage"]["figures"].partition("]")[0]
             )
+        ],
+    ),
+    "two GPUs, intent": (
+        PRIVACY,
+        r"give away what is researched went from (\S+) to (\S+)\s+while leakage fell from (\S+) to (\S+);",
+        lambda: [
+            result("gpu_privacy_rl")["evaluations"][version][metric]["mean"]
+            for metric in ("leak_intent", "leak")
+            for version in ("0", "30720")
+        ],
+    ),
+    "arms, leakage of outcome rewards": (
+        PRIVACY,
+        r"makes the agent leak more than it did \((\S+) \[(\S+), (\S+)\], paired\)",
+        lambda: gate("O2 outcome raises leakage")[:3],
+    ),
+    "arms, cost of the penalty": (
+        PRIVACY,
+        r"costs no success \((\S+) to (\S+) against `outcome`\)",
+        lambda: gate("O5 goal: not 5 points below outcome")[1:3],
+    ),
+    "arms, leakage by seed": (
+        PRIVACY,
+        r"`outcome` adds (\S+), (\S+) and (\S+) of leakage, "
+        r"while the penalty takes off (\S+), (\S+) and (\S+)\.\n",
+        lambda: [
+            *gate("O2 outcome raises leakage")[-3:],
+            *(-x for x in gate("O4 penalty lowers leakage")[-3:]),
+        ],
+    ),
+    "reputation, speed": (
+        REPUTATION,
+        r"makes (\S+) M steps a second at\s+N = 4096 with tape drawing \(goal 5 M\), "
+        r"(\S+) M at 16 and (\S+) M at 1; the single environment (\S+) k\. "
+        r"PPO makes (\S+) k\s+steps a second with 256 environments, (\d+) times",
+        lambda: [
+            *(speed("batch_env_steps_per_s", count) / 1e6 for count in ("4096", "16", "1")),
+            speed("single_env_steps_per_s") / 1e3,
+            speed("ppo_batch_256_steps_per_s") / 1e3,
+            speed("ppo_ratio"),
         ],
     ),
     "RARO, gain ratio": (
