@@ -7,6 +7,7 @@ import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from omegaconf import DictConfig, OmegaConf
 from domains.privacy_hopqa.settings import settings_of as privacy_settings
 from domains.raro.config import settings_of as raro_settings
 from domains.reputation_hacking.ppo.recipes import Recipe
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.launch import main
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = {"from_pr146": "privacy_hopqa", "from_verl_raro": "raro", "from_reputation": "reputation_hacking"}
@@ -44,18 +45,26 @@ def commands(page: str) -> list[list[str]]:
     return found
 
 
-def composed(words: list[str]) -> DictConfig:
-    overrides = words[3:]
-    name = None
-    if overrides[0] == "--config-name":
-        name, overrides = overrides[1], overrides[2:]
-    return compose(Request(overrides=overrides, config_name=name, hardware="gpu")).tree
+@pytest.fixture
+def composed(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], DictConfig]:
+    """The tree that the launcher prints for the words behind its name."""
+
+    def run(words: list[str]) -> DictConfig:
+        hardware = [] if any(word.startswith("hardware=") for word in words) else ["hardware=gpu"]
+        status = main([*words, *hardware, "--cfg", "job"])
+        shown = capsys.readouterr()
+        assert status == 0, shown.err
+        return OmegaConf.create(shown.out)
+
+    return run
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_launch_composes_and_its_domain_accepts_its_block(page: str) -> None:
-    launches = [words for words in commands(page) if words[2:3] == ["pipelinerl.launch"]]
-    for words in launches or [["python", "-m", "pipelinerl.launch", f"+domain={PAGES[page]}"]]:
+def test_every_launch_composes_and_its_domain_accepts_its_block(
+    page: str, composed: Callable[[list[str]], DictConfig]
+) -> None:
+    launches = [words[3:] for words in commands(page) if words[2:3] == ["pipelinerl.launch"]]
+    for words in launches:
         tree = composed(words)
         if "privacy_hopqa" in tree:
             privacy_settings(tree)
@@ -64,8 +73,8 @@ def test_every_launch_composes_and_its_domain_accepts_its_block(page: str) -> No
 
 
 @pytest.mark.parametrize("page", PAGES)
-def test_every_key_is_there(page: str) -> None:
-    tree = composed(["python", "-m", "pipelinerl.launch", f"+domain={PAGES[page]}", "model_path=MODEL"])
+def test_every_key_is_there(page: str, composed: Callable[[list[str]], DictConfig]) -> None:
+    tree = composed([f"+domain={PAGES[page]}", "model_path=MODEL"])
     for key in sorted(set(KEY.findall(said_of_here(page)))):
         parent, _, name = key.rpartition(".")
         assert name in OmegaConf.select(tree, parent), key
