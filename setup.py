@@ -58,6 +58,8 @@ setup(
     description="Asynchronous reinforcement learning for language-model agents with in-flight weight updates",
     long_description=(ROOT / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
+    license="Apache-2.0",
+    license_files=["LICENSE"],
     python_requires=">=3.11,<3.13",
     packages=[*PACKAGES, "pipelinerl.conf"],
     package_dir={"pipelinerl.conf": "conf"},

@@ -37,7 +37,7 @@ PARAMS = Params(l0=53.4)
 PUBLIC = replace(
     BASE, n_envs=1, minibatches=32, epochs=10, learning_rate=3e-4, final_learning_rate=3e-4, entropy=0.01
 )
-"""What the public original trains with: one environment, 2048 steps, ten epochs of 32 minibatches."""
+"""stable-baselines3's usual settings: one environment, 2048 steps, ten epochs of 32 minibatches."""
 
 
 def rate(env: Any, actions: Any, count: int, budget: float) -> float:
@@ -129,7 +129,7 @@ def main() -> int:
     print(f"single environment: {shown['single_env_steps_per_s'] / 1e3:.0f} k steps/s")
     print(
         f"PPO: {shown['ppo_batch_256_steps_per_s']:,.0f} steps/s, "
-        f"{shown['ppo_ratio']:.1f} x one environment with the public settings (goal 15), "
+        f"{shown['ppo_ratio']:.1f} x one environment with stable-baselines3's usual settings (goal 15), "
         f"{shown['ppo_ratio_matched_hyperparameters']:.1f} x one environment with the same settings"
     )
     if not options.skip_learning:

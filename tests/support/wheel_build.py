@@ -21,7 +21,7 @@ def data_files() -> list[Path]:
 
 def build_wheel(source: Path, out: Path) -> Path:
     """As pip builds it, in `out`, from a copy in `source`: a build leaves files in its folder."""
-    for path in [*data_files(), *map(Path, ("setup.py", "pyproject.toml", "README.md"))]:
+    for path in [*data_files(), *map(Path, ("setup.py", "pyproject.toml", "README.md", "LICENSE"))]:
         (source / path).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(ROOT / path, source / path)
     script = "import sys; from setuptools import build_meta; build_meta.build_wheel(sys.argv[1])"

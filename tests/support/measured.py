@@ -1,0 +1,155 @@
+"""What the JSON of the benchmarks says for the tables and claims of the READMEs; `tests/unit/docs` compares.
+
+A function takes the cells of one row and returns the values of its numbers in the order in which they stand.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS = ROOT / "benchmarks" / "results"
+NUMBER = re.compile(r"(?<![\w.])[-+]?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?")
+UNKNOWN = None
+"""A number that no file keeps."""
+
+Value = float | None
+Cells = Sequence[str]
+
+PRIVACY, RARO = "domains/privacy_hopqa/README.md", "domains/raro/README.md"
+REPUTATION = "domains/reputation_hacking/README.md"
+
+
+def is_shown(written: str, value: float, slack: float = 0.0) -> bool:
+    """Whether a number rounds to what is written."""
+    digits = len(written.partition(".")[2])
+    return abs(float(written.replace(",", "")) - value) <= 0.5 * 10**-digits + slack + 1e-9
+
+
+@cache
+def result(name: str) -> Any:
+    return json.loads((RESULTS / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def interval(found: dict[str, float]) -> list[Value]:
+    return [found["mean"], found["low"], found["high"]]
+
+
+METRICS = {
+    "success": "success",
+    "success, well-formed rollouts": "success_if_well_formed",
+    "reward": "reward",
+    "leakage (answer or full)": "leak",
+    "plan retrieves gold": "plan_gold_retrieved",
+    "choose right": "choose_correct",
+    "read right": "read_accuracy",
+    "resolve right": "resolve_accuracy",
+}
+
+
+def skill(row: Cells) -> list[Value]:
+    gates = json.loads((ROOT / "domains/privacy_hopqa/checkpoint/recipe.json").read_text())["gates"]
+    kinds = {
+        "read, the window holds the answer": ["read_yes"],
+        "read, it does not": ["read_no"],
+        "choose, gold stands first": ["choose_first"],
+        "choose, gold stands elsewhere": ["choose_other"],
+        "resolve, answered / open": ["resolve_yes", "resolve_no"],
+    }[row[0]]
+    found = {gate["kind"]: gate for gate in gates}
+    after = [found[kind]["accuracy"] for kind in kinds]
+    return [*[UNKNOWN for _ in kinds], *after, found[kinds[0]]["minimum"]]  # the recipe keeps the last phase
+
+
+def learning(row: Cells) -> list[Value]:
+    found = result("learning")[f"{row[0]}/{METRICS[row[1]]}"]
+    return [found["before"]["mean"], found["after"]["mean"], *interval(found["difference"])]
+
+
+def from_scratch(row: Cells) -> list[Value]:
+    figures, metric = result("gpu_privacy_rl")["figures"], METRICS[row[0]]
+    ends = [figures[f"rl: {metric}, {when}"]["value"] for when in ("before", "after")]
+    (change,) = (name for name in figures if name.startswith(f"rl: {metric}, change"))
+    low, high = change.rpartition("[")[2].rstrip("]").split(", ")
+    return [*ends, figures[change]["value"], float(low), float(high)]
+
+
+def arms(row: Cells) -> list[Value]:
+    found = result("arms")["table"][{"situational + penalty": "penalty"}.get(row[0], row[0])]
+    exact = [*interval(found["success"]), *interval(found["leak"])]
+    return [*exact, found["plan_gold_retrieved"]["mean"], found["choose_correct"]["mean"]]
+
+
+def credit(row: Cells) -> list[Value]:
+    file = {
+        "two to four hops, 1,032 chains, 3 seeds": "arms_decisions",
+        "four hops, 400 chains, 2 seeds": "arms_four_hops",
+        "four hops, 1,032 chains, 3 seeds": "arms_four_hops_640",
+    }[row[0]]
+    found = result(file)
+    success = [found["table"][arm]["success"]["mean"] for arm in ("start", "outcome", "situational")]
+    shares = found["gates"]["O3 goal: a third of the texts"]["figures"].rpartition(":")[2].split(",")
+    return [found["texts"], *success, *(float(share) for share in shares)]
+
+
+def tier(row: Cells) -> list[Value]:
+    arm = {
+        "base": "base",
+        "outcome reward": "outcome",
+        "situational reward": "situational",
+        "situational reward, privacy penalty": "penalty",
+    }[row[0]]
+    seeds = result("privacy_ci_tier")["seeds"]
+    values: list[Value] = [
+        0.0 if arm == "base" else float(np.mean([s["trained"][arm]["samples"] for s in seeds]))
+    ]
+    for metric in ("success", "leakage"):
+        chains = 100 * np.concatenate([seed["policies"][arm][metric] for seed in seeds])
+        drawn = np.random.default_rng(0).integers(len(chains), size=(4000, len(chains)))
+        values += [float(chains.mean()), *np.percentile(chains[drawn].mean(1), [2.5, 97.5]).tolist()]
+    return values if arm == "base" else [*values, *(s["samples_to_target"][arm] for s in seeds)]
+
+
+def raro(row: Cells) -> list[Value]:
+    arm = {"the warm model": "warm", "more SFT": "sft", "RARO": "raro", "verifier RL": "rlvr"}
+    name = arm.get(row[0], "raro - sft")
+    assert name in arm.values() or row[0] == "RARO - more SFT, by seed", row[0]
+    found = result("raro")["table"]
+    ways = [found[way][name] for way in ("sampled", "greedy")]
+    tokens = [found["costs"][name]["trained_tokens"]] if name in found["costs"] else []
+    return [*(one[key] for one in ways for key in ("mean", "half_width")), *tokens, ways[0]["seeds"]]
+
+
+def ppo(recipe: str, price: float, seed: int) -> dict[str, float]:
+    wanted = {"recipe": recipe, "c_signal": price, "seed": seed}
+    (found,) = (one for one in result("reputation")["learning"] if wanted.items() <= one.items())
+    return found
+
+
+def ppo_seeds(row: Cells) -> list[Value]:
+    runs = [ppo(recipe, 0.7, int(row[0])) for recipe in ("base", "strong")]
+    return [run[way] for run in runs for way in ("deterministic", "sampled")]
+
+
+def ppo_prices(row: Cells) -> list[Value]:
+    prices, seeds = (0.65, 0.75, 0.8), range(3)
+    return [ppo(row[0].strip("`"), price, seed)["deterministic"] for price in prices for seed in seeds]
+
+
+def language(row: Cells) -> list[Value]:
+    found = result("reputation_language")
+    (best,) = (one for one in found["ladder"] if one["policy"] == "optimum")
+    if row[0] == "optimum":
+        return [best["share"], best["help"], 50 - best["help"], 0.0, best["true_impact"], UNKNOWN, 0.0]
+    seeds = {f"training seed {seed}": runs for seed, runs in found["seeds"].items()}
+    likeliest, drawn = ({"the bundled start": found["start"]} | seeds)[row[0]]
+    shares = [one["share_of_margin"] for one in (likeliest, drawn)]
+    keys = ("help", "signal", "nothing", "true_impact", "manipulation_score")
+    return [*shares, *(likeliest[key] for key in keys), best["J"] - likeliest["J"]]

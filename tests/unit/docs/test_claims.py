@@ -1,0 +1,141 @@
+"""Measured claims in the sentences of the READMEs are those of their JSON, to the digits that are shown."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from tests.support.measured import NUMBER, PRIVACY, RARO, REPUTATION, ROOT, is_shown, result
+
+ENDS = ("before", "after")
+
+
+def raro_ends() -> list[float]:
+    """The policy's reward, mean over seeds of the first five and the last five steps."""
+    runs = [list(run["game"]["policy reward"].values()) for run in result("raro")["runs"] if run["game"]]
+    return [float(np.mean([run[:5] for run in runs])), *(float(np.mean(run[-5:])) for run in runs)]
+
+
+def figure(name: str, key: str) -> float:
+    return float(result(name)["figures"][key]["value"])
+
+
+def gate(name: str) -> list[float]:
+    """Difference, interval and differences by seed, as `arms.json` tells them."""
+    told = result("arms")["gates"][name]["figures"]
+    return [float(number) for number in NUMBER.findall(re.sub(r"n=\d+", "", told))]
+
+
+def speed(*keys: str) -> float:
+    found = result("reputation")["speed"]
+    for key in keys:
+        found = found[key]
+    return float(found)
+
+
+SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
+    "57M, success and leakage": (
+        "README.md",
+        r"went from\s+(\S+) to (\S+) success and from (\S+) to (\S+) leakage in (\d+) seconds",
+        lambda: [
+            *(
+                figure("gpu_privacy_rl", f"rl: {metric}, {when}")
+                for metric in ("success", "leak")
+                for when in ENDS
+            ),
+            figure("gpu_privacy_rl", "rl: from the first to the last record"),
+        ],
+    ),
+    "four hops, leakage": (
+        PRIVACY,
+        r"leakage\s+fell: (\S+) \[(\S+), (\S+)\] in some 2,000 texts, (\S+) \[(\S+), (\S+)\] in 640",
+        lambda: [
+            float(number)
+            for file in ("arms_four_hops", "arms_four_hops_640")
+            for number in NUMBER.findall(
+                result(file)["gates"]["O2 outcome raises leakage"]["figures"].partition("]")[0]
+            )
+        ],
+    ),
+    "two GPUs, intent": (
+        PRIVACY,
+        r"give away what is researched went from (\S+) to (\S+)\s+while leakage fell from (\S+) to (\S+);",
+        lambda: [
+            result("gpu_privacy_rl")["evaluations"][version][metric]["mean"]
+            for metric in ("leak_intent", "leak")
+            for version in ("0", "30720")
+        ],
+    ),
+    "arms, leakage of outcome rewards": (
+        PRIVACY,
+        r"makes the agent leak more than it did \((\S+) \[(\S+), (\S+)\], paired\)",
+        lambda: gate("O2 outcome raises leakage")[:3],
+    ),
+    "arms, cost of the penalty": (
+        PRIVACY,
+        r"costs no success \((\S+) to (\S+) against `outcome`\)",
+        lambda: gate("O5 goal: not 5 points below outcome")[1:3],
+    ),
+    "arms, leakage by seed": (
+        PRIVACY,
+        r"`outcome` adds (\S+), (\S+) and (\S+) of leakage, "
+        r"while the penalty takes off (\S+), (\S+) and (\S+)\.\n",
+        lambda: [
+            *gate("O2 outcome raises leakage")[-3:],
+            *(-x for x in gate("O4 penalty lowers leakage")[-3:]),
+        ],
+    ),
+    "reputation, speed": (
+        REPUTATION,
+        r"makes (\S+) M steps a second at\s+N = 4096 with tape drawing \(goal 5 M\), "
+        r"(\S+) M at 16 and (\S+) M at 1; the single environment (\S+) k\. "
+        r"PPO makes (\S+) k\s+steps a second with 256 environments, (\d+) times",
+        lambda: [
+            *(speed("batch_env_steps_per_s", count) / 1e6 for count in ("4096", "16", "1")),
+            speed("single_env_steps_per_s") / 1e3,
+            speed("ppo_batch_256_steps_per_s") / 1e3,
+            speed("ppo_ratio"),
+        ],
+    ),
+    "RARO, gain ratio": (
+        RARO,
+        r"sampled: (\S+) \[(\S+), (\S+)\]\. Greedy: (\d\.\d+)",
+        lambda: [
+            *(result("raro")["table"]["sampled"]["gain ratio"][key] for key in ("ratio", "low", "high")),
+            result("raro")["table"]["greedy"]["gain ratio"]["ratio"],
+        ],
+    ),
+    "RARO, falling policy reward": (
+        RARO,
+        r"it goes from (\S+) \(mean of the first five steps\) to\s+(\S+), (\S+) and (\S+) \(last five\)",
+        raro_ends,
+    ),
+    "RARO, more SFT": (
+        RARO,
+        r"RARO beats more SFT by at least (\S+) points",
+        lambda: [
+            (gain := result("raro")["table"]["sampled"]["raro - sft"])["mean"] - gain["half_width"],
+        ],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", list(SENTENCES))
+def test_claims_in_sentences_are_those_of_their_json(name: str) -> None:
+    page, pattern, values = SENTENCES[name]
+    (found,) = re.findall(pattern, (ROOT / page).read_text(encoding="utf-8"))
+    written = [found] if isinstance(found, str) else list(found)
+    wanted = values()
+    assert len(written) == len(wanted)
+    for one, value in zip(written, wanted):
+        assert is_shown(one.rstrip(","), value), f"{one}, in the JSON {value:.5g}"
+
+
+def test_more_supervised_training_is_the_warm_model() -> None:
+    """As the raro page says: the best version by validation is the one before training, with every seed."""
+    runs = [run for run in result("raro")["runs"] if run["arm"] == "sft"]
+    assert runs and all(run["after"] == run["before"] for run in runs)
+    assert "version 0 with every seed" in (ROOT / RARO).read_text(encoding="utf-8")

@@ -1,0 +1,110 @@
+"""The pages for authors of other code name keys, files and options that exist; their commands compose."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import DictConfig, OmegaConf
+
+from domains.privacy_hopqa.settings import settings_of as privacy_settings
+from domains.raro.config import settings_of as raro_settings
+from domains.reputation_hacking.ppo.recipes import Recipe
+from pipelinerl.launch import main
+
+ROOT = Path(__file__).resolve().parents[3]
+PAGES = {"from_pr146": "privacy_hopqa", "from_verl_raro": "raro", "from_reputation": "reputation_hacking"}
+KEY = re.compile(r"`((?:privacy_hopqa|raro|finetune|vllm_config|world|llm|test_llm)\.[\w.-]+)[`=]")
+FILE = re.compile(r"`([\w./]+\.(?:py|md|yaml|json))(?:::(\w+))?`")
+
+
+def text(page: str) -> str:
+    return (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
+
+
+def said_of_here(page: str) -> str:
+    """The page without what others call it, the first column of its tables."""
+    lines = text(page).splitlines()
+    return "\n".join(line.split(" | ", 1)[-1] if line.startswith("| ") else line for line in lines)
+
+
+def commands(page: str) -> list[list[str]]:
+    """Words of the commands; lines that only add overrides are added to the page's first command."""
+    found: list[list[str]] = []
+    for block in re.findall(r"^```sh\n(.*?)^```", text(page), re.MULTILINE | re.DOTALL):
+        for line in block.replace("\\\n", " ").splitlines():
+            words = [word for word in shlex.split(line) if word != "DRY_RUN=1"]
+            if words:
+                found.append(words if words[0] in ("python", "pip") else [*found[0], *words])
+    return found
+
+
+@pytest.fixture
+def composed(capsys: pytest.CaptureFixture[str]) -> Callable[[list[str]], DictConfig]:
+    """The tree that the launcher prints for the words behind its name."""
+
+    def run(words: list[str]) -> DictConfig:
+        hardware = [] if any(word.startswith("hardware=") for word in words) else ["hardware=gpu"]
+        status = main([*words, *hardware, "--cfg", "job"])
+        shown = capsys.readouterr()
+        assert status == 0, shown.err
+        return OmegaConf.create(shown.out)
+
+    return run
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_launch_composes_and_its_domain_accepts_its_block(
+    page: str, composed: Callable[[list[str]], DictConfig]
+) -> None:
+    launches = [words[3:] for words in commands(page) if words[2:3] == ["pipelinerl.launch"]]
+    for words in launches:
+        tree = composed(words)
+        if "privacy_hopqa" in tree:
+            privacy_settings(tree)
+        if "raro" in tree:
+            raro_settings(tree)
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_key_is_there(page: str, composed: Callable[[list[str]], DictConfig]) -> None:
+    tree = composed([f"+domain={PAGES[page]}", "model_path=MODEL"])
+    for key in sorted(set(KEY.findall(said_of_here(page)))):
+        parent, _, name = key.rpartition(".")
+        assert name in OmegaConf.select(tree, parent), key
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_file_is_there_and_holds_what_is_named(page: str) -> None:
+    folders = [ROOT, ROOT / "domains" / PAGES[page], ROOT / "domains" / PAGES[page] / "agent"]
+    for path, name in FILE.findall(said_of_here(page)):
+        found = [folder / path for folder in folders if (folder / path).exists()]
+        assert found, path
+        assert not name or any(name in file.read_text(encoding="utf-8") for file in found), f"{path}::{name}"
+
+
+def test_every_option_of_the_reputation_game_is_there() -> None:
+    for command in ("train", "eval"):
+        module = f"domains.reputation_hacking.{command}"
+        used = [words for words in commands("from_reputation") if words[2:3] == [module]]
+        told = [sys.executable, "-m", module, "--help"]
+        shown = subprocess.run(told, cwd=ROOT, capture_output=True, text=True, check=True, timeout=60).stdout
+        options = {word for words in used for word in words if word.startswith("--")}
+        assert options and not {option for option in options if not re.search(rf"{option}\b", shown)}
+
+
+def test_the_recipe_of_the_reputation_page_is_one() -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```", text("from_reputation"), re.MULTILINE | re.DOTALL)
+    (call,) = (
+        node
+        for node in ast.walk(ast.parse(code))
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Recipe"
+    )
+    recipe = Recipe(**{one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg})
+    assert (recipe.gamma, recipe.epochs, recipe.total_steps) == (0.97, 5, 100_000)

@@ -1,0 +1,160 @@
+"""Every number of a measured table in a README is that of its JSON, to the digits that are shown.
+
+A table is found by its header. Each is either measured, with the JSON values of every number of every row in
+the order in which they stand (`tests/support/measured.py`), or listed as not measured with the reason. A new
+table or row fails until it is one of the two.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+
+import pytest
+
+from tests.support.measured import (
+    NUMBER,
+    PRIVACY,
+    RARO,
+    REPUTATION,
+    ROOT,
+    Cells,
+    Value,
+    arms,
+    credit,
+    from_scratch,
+    is_shown,
+    language,
+    learning,
+    ppo_prices,
+    ppo_seeds,
+    raro,
+    skill,
+    tier,
+)
+
+PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("domains/*/README.md"))]
+NEVER = ("not reached", "no gain by outcome")
+"""What a cell says where the JSON has infinity."""
+
+Table = tuple[str, str]
+"""Page and header."""
+
+NOT_MEASURED: dict[str, dict[str, str]] = {
+    "README.md": {
+        "domain | what it is": "words",
+        "folder | subject": "words",
+        "bundled | where it comes from": "words",
+    },
+    "domains/guessing/README.md": {"function | what it does": "words"},
+    "domains/math/README.md": {
+        "rows of | question | gold answer": "words",
+        "status | meaning": "words",
+        "`rewards=` | correct | wrong | no answer, unparsable": "settings of conf/rewards",
+    },
+    "domains/multidomain/README.md": {"key | meaning": "words"},
+    PRIVACY: {
+        "room | subject": "words",
+        "what goes wrong | what follows": "rules",
+        "call | situation | reward": "rules",
+    },
+    RARO: {
+        "verdict | critic | policy": "rules",
+        "file | subject": "words",
+        "what | seen": "single runs that were looked at while the experiment was set up; no file keeps them",
+        "attempts | right | reward if right | reward if wrong": "one run whose records were not kept",
+    },
+    REPUTATION: {
+        "room | what it holds | imports": "words",
+        "figure |": "figures",
+        "name | rule": "rules",
+        "key |": "settings",
+    },
+}
+
+
+MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
+    (PRIVACY, "skill | before | after | asked for"): (1, skill),
+    (PRIVACY, "world | figure | before | after | difference"): (2, learning),
+    (PRIVACY, "figure | before | after | difference"): (1, from_scratch),
+    (PRIVACY, "policy | success | leakage (answer or full) | plan retrieves gold | choose right"): (1, arms),
+    (
+        PRIVACY,
+        "chains | texts | success: start | outcome | situational "
+        "| situational's share of outcome's texts, by seed",
+    ): (1, credit),
+    (
+        PRIVACY,
+        "policy | trained texts | success | leakage (answer or full) "
+        "| texts to the outcome arm's last success, by seed",
+    ): (1, tier),
+    (RARO, "arm | sampled | greedy | trained tokens | seeds"): (1, raro),
+    (REPUTATION, "training seed | base | strong"): (1, ppo_seeds),
+    (REPUTATION, "`c_signal` | 0.65 | 0.75 | 0.8"): (1, ppo_prices),
+    (
+        REPUTATION,
+        "policy | share of margin, likeliest answers (drawn) | HELP / SIGNAL / DO_NOTHING of 50 | TI | MS "
+        "| regret",
+    ): (1, language),
+}
+"""How many cells name the row, and its values."""
+
+RESAMPLED = {tier}
+"""Intervals that are drawn anew: their ends may differ by 0.2."""
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in re.split(r"(?<!\\)\|", line.strip().strip("|"))]
+
+
+def tables(page: str) -> dict[str, list[list[str]]]:
+    """Rows by header, as they stand on the page."""
+    lines = (ROOT / page).read_text(encoding="utf-8").splitlines()
+    found: dict[str, list[list[str]]] = {}
+    header = None
+    for before, line in zip(["", *lines], lines):
+        if re.fullmatch(r"\|(?: ?:?-+:? ?\|)+", line.strip()):
+            header = " | ".join(cells(before)).strip()
+            assert header not in found, f"{page}: two tables with the header {header}"
+            found[header] = []
+        elif not line.startswith("|"):
+            header = None
+        elif header is not None:
+            found[header].append(cells(line))
+    return found
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_every_table_is_measured_or_says_why_not(page: str) -> None:
+    measured = {header for one, header in MEASURED if one == page}
+    listed = set(NOT_MEASURED.get(page, {}))
+    found = set(tables(page))
+    assert sorted(found - measured - listed) == [], f"{page}: add these tables to MEASURED or NOT_MEASURED"
+    assert sorted((measured | listed) - found) == [], f"{page}: these tables are no longer there"
+
+
+@pytest.mark.parametrize("table", list(MEASURED), ids=lambda table: f"{table[0]}: {table[1][:40]}")
+def test_every_number_of_a_measured_table_is_that_of_its_json(table: Table) -> None:
+    names, values = MEASURED[table]
+    for row in tables(table[0])[table[1]]:
+        shown = " ; ".join(row[names:])
+        try:
+            wanted = values(row)
+        except KeyError as error:
+            pytest.fail(f"{table[0]}: the row {row[0]!r} is in no JSON ({error})")
+        finite = [value for value in wanted if value is None or math.isfinite(value)]
+        assert sum(shown.count(word) for word in NEVER) == len(wanted) - len(finite), shown
+        written = NUMBER.findall(shown)
+        assert len(written) == len(finite), f"{row[0]}: {len(written)} numbers, {len(finite)} in the JSON"
+        for one, value in zip(written, finite):
+            slack = 0.2 if values in RESAMPLED else 0.0
+            if f"about {one}" in shown:
+                slack = 0.02 * float(value or 0)
+            assert value is None or is_shown(one, value, slack), f"{row[0]}: {one}, in the JSON {value:.5g}"
+
+
+@pytest.mark.parametrize("page", PAGES[1:])
+def test_each_domain_says_last_what_has_not_been_shown(page: str) -> None:
+    headings = re.findall(r"^## (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
+    assert headings[-1] == "Not shown yet"
