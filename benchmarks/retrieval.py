@@ -29,7 +29,7 @@ from rank_bm25 import BM25Okapi
 
 from benchmarks._figures import Figure, at_least, at_most, command_line, report
 from benchmarks._processes import Server, started
-from pipelinerl.launcher.placement import Ports
+from pipelinerl.launcher.ports import is_free
 from retrieval_server.backends import default_index
 from retrieval_server.ranking import inverse_document_frequency
 from retrieval_server.store import Store
@@ -148,7 +148,7 @@ def measure_backend(web: Path, backend: str, load: argparse.Namespace, documents
     yield at_most(f"{name} a query in the server", float(np.mean(times)), "ms", 2.0 if large else None)
     yield Figure(f"{name} the same, 99th percentile", float(np.quantile(times, 0.99)), "ms")
     yield Figure(f"{name} the same, CPU", cpu, "ms")
-    port = Ports().next(18300)
+    port = next(filter(is_free, range(18300, 65536)))
     argv = [sys.executable, "-m", "retrieval_server", "--web", str(web), "--port", str(port)]
     argv += ["--backend", backend, "--workers", str(load.workers)]
     server = Server(argv, port, Path(os.devnull))

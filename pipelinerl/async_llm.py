@@ -137,11 +137,6 @@ def run_blocking(llm: EngineLLM, request: Callable[[aiohttp.ClientSession], Awai
     return asyncio.run(alone())
 
 
-def generate_blocking(llm: EngineLLM, prompt: Prompt) -> LLMCall:
-    """`llm_async_generate` for code without a loop; RuntimeError on an event loop's own thread."""
-    return run_blocking(llm, lambda session: llm_async_generate(llm, prompt, session))
-
-
 def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
     """The call as a sample: ids the engine saw and sampled, prompt masked in the labels.
 

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel
@@ -60,30 +60,11 @@ class ReportSection:
     """Lines printed under the table."""
 
 
-@runtime_checkable
-class Domain(Protocol):
-    """Hooks the core knows. All are called with the resolved tree; none may import torch."""
-
-    settings: type[BaseModel] | None
-    settings_key: str | None
-    report_focus: ReportFocus
-    folders: Sequence[str]
-    policy_keys: Sequence[str] | None
-
-    def prepare(self, cfg: DictConfig, output_dir: Path) -> Mapping[str, Any]: ...
-    def services(self, cfg: DictConfig) -> list[ServiceSpec]: ...
-    def validate(self, cfg: DictConfig) -> list[str]: ...
-    def remedy(self, key: str) -> str | None: ...
-    def attach(self, cfg: DictConfig, output_dir: Path) -> None: ...
-    def checkpoint(self) -> dict[str, Any]: ...
-    def restore(self, state: dict[str, Any]) -> None: ...
-    def report(self, output_dir: Path) -> list[ReportSection]: ...
-    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]: ...
-    def vocabulary(self) -> Sequence[str]: ...
-
-
 class BaseDomain:
-    """A domain without extras: the defaults of every hook."""
+    """A domain without extras: the defaults of every hook the core knows.
+
+    All are called with the resolved tree; none may import torch.
+    """
 
     settings: type[BaseModel] | None = None
     """Typed model of the domain's own block, or None."""
@@ -144,6 +125,10 @@ class BaseDomain:
     def vocabulary(self) -> Sequence[str]:
         """Pieces of the domain's formats that a tokenizer trained for it keeps whole."""
         return ()
+
+
+Domain = BaseDomain
+"""What annotations call it."""
 
 
 def resolve_dotted(path: str, key: str) -> Any:

@@ -12,7 +12,6 @@ import os
 import sys
 from collections.abc import Sequence
 from datetime import datetime
-from pathlib import Path
 
 from omegaconf import OmegaConf
 
@@ -72,7 +71,7 @@ def launch(argv: Sequence[str]) -> int:
         return COMPLETED
     if (fault := faults.problem()) is not None:
         raise ConfigError(fault)
-    composition = compose(arguments.request)
+    composition = compose(arguments.overrides, arguments.config_name, arguments.config_dir)
     if arguments.show:
         print(OmegaConf.to_yaml(composition.tree), end="")
         return COMPLETED
@@ -131,18 +130,13 @@ def _run(
         try:
             supervise(plan, say, display.tick)
         except (ChildFailed, WaitExpired, Interrupted):
-            print_sums(folder.path)
+            for line in reconcile(folder.path).lines():  # where every rollout went, although it ends early
+                print(line, flush=True)
             raise
     if cfg.debug.mode == "":
         folder.mark_completed(last)
     report_run(folder.path, domain)
     return COMPLETED
-
-
-def print_sums(output_dir: Path) -> None:
-    """Where every rollout went, also when the run ends early."""
-    for line in reconcile(output_dir).lines():
-        print(line, flush=True)
 
 
 if __name__ == "__main__":

@@ -2,7 +2,7 @@
 
 import aiohttp
 
-from pipelinerl.async_llm import generate_blocking, llm_async_generate, run_blocking
+from pipelinerl.async_llm import llm_async_generate, run_blocking
 from pipelinerl.inference.llm_call import (
     LLMCall,
     LLMEvent,
@@ -43,8 +43,7 @@ class TrainableLLM(EngineLLM):
 
     def generate(self, prompt: Prompt) -> LLMStream:
         """The same from code without an event loop; a run's plain rollout functions use it."""
-        call = generate_blocking(self, prompt)
-        return LLMStream(iter([LLMEvent(output=call.output, llm_call=call)]), prompt)
+        return run_blocking(self, lambda session: self.agenerate(prompt, session))
 
     def get_batch_logprobs_token_ids(
         self, prompt_token_ids: list[list[int]], completion_token_ids: list[list[int]]

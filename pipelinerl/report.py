@@ -6,25 +6,22 @@ import argparse
 import sys
 from pathlib import Path
 
-from rich.console import Console
-
 from pipelinerl.config import ConfigError, load_tree
+from pipelinerl.config.files import config_path
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.observe.report import write_report
 from pipelinerl.streams import StreamError
 
 
-def domain_of(output_dir: Path) -> Domain:
-    """The domain that the run was configured with; the default hooks without a stored configuration."""
-    if not (output_dir / "conf" / "exp_config.yaml").exists():
-        return load_domain(None)
-    return load_domain(load_tree(output_dir).domain_hooks)
+def report_run(output_dir: Path, domain: Domain | None = None) -> Path:
+    """Print and write the report with the domain's sections; returns its folder.
 
-
-def report_run(output_dir: Path, domain: Domain | None = None, console: Console | None = None) -> Path:
-    """Print and write the report with the domain's sections; returns its folder."""
-    domain = domain or domain_of(output_dir)
-    return write_report(output_dir, domain.report_focus, domain.report(output_dir), console)
+    None: the domain that the run was configured with; the default hooks without a stored configuration.
+    """
+    if domain is None:
+        stored = config_path(output_dir).exists()
+        domain = load_domain(load_tree(output_dir).domain_hooks if stored else None)
+    return write_report(output_dir, domain.report_focus, domain.report(output_dir))
 
 
 def main(argv: list[str] | None = None) -> int:

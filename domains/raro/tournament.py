@@ -27,7 +27,7 @@ from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, Verdict, parse_verdict
 from domains.raro.prompts import critic_prompt, ordered, policy_prompt
 from domains.raro.rollout import read_answer
 from pipelinerl.config import ConfigError, load_tree
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.inference.errors import EngineError
 from pipelinerl.llm import TrainableLLM
 
@@ -135,7 +135,7 @@ def configuration(dataset: str) -> DictConfig:
     if Path(dataset).is_dir():
         return load_tree(Path(dataset))
     overrides = [part for part in dataset.split(",") if part]
-    return compose(Request(overrides=["+domain=raro", *overrides])).tree
+    return compose(["+domain=raro", *overrides]).tree
 
 
 async def run(args: argparse.Namespace) -> dict[str, Any]:

@@ -29,7 +29,7 @@ def main(argv: list[str]) -> int:
         if arguments.help:
             print(__doc__)
             return 0
-        tree = compose(arguments.request).tree
+        tree = compose(arguments.overrides, arguments.config_name, arguments.config_dir).tree
         if arguments.show:
             print(OmegaConf.to_yaml(tree), end="")
             return 0

@@ -2,46 +2,29 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra import compose as hydra_compose
-from hydra import version
-from hydra._internal.hydra import Hydra
-from hydra._internal.utils import create_config_search_path
-from hydra.core.global_hydra import GlobalHydra
+from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
-from hydra.errors import HydraException
+from hydra.errors import HydraException, OverrideParseException
 from omegaconf import DictConfig, OmegaConf, open_dict
 from omegaconf.errors import OmegaConfBaseException
 
 from pipelinerl.base.errors import ConfigError, first_line, suggestion
 from pipelinerl.config.detect import visible_devices
-from pipelinerl.config.installed import installed_conf_dirs
+from pipelinerl.config.installed import conf_dir, installed_conf_dirs, resolve_bundled
 from pipelinerl.config.keys import apply, brought_keys, leaves
 from pipelinerl.config.legacy import settle, whole_tree
-from pipelinerl.config.paths import conf_dir, resolve_bundled
 from pipelinerl.config.tree import Config
 
 BASE = "base"
 ON_HARDWARE = "domain_hardware"
 """Group of what a domain has for one kind of hardware; chosen by both, never by the user."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Request:
-    """What the command line asked for."""
-
-    overrides: list[str] = field(default_factory=list)
-    """hydra overrides, `+domain=NAME` among them."""
-    config_name: str | None = None
-    """`--config-name`; null = `base`."""
-    config_dir: Path | None = None
-    """`--config-dir`, searched before the bundled configurations."""
-    hardware: str | None = None
-    """Profile used when the overrides name none; null = detect."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,25 +35,29 @@ class Composition:
     """Interpolations are kept; `output_dir` may still be null."""
     user_keys: list[str]
     """Keys that the command line set."""
-    detected: bool
-    """Whether the hardware profile was detected."""
     devices: list[str]
     """Ids of the visible GPUs."""
     notices: list[str] = field(default_factory=list)
     """One line per key of a file that no longer exists and was left out."""
 
 
-def compose(request: Request) -> Composition:
-    """Compose the tree. Raises ConfigError, one line per problem, for anything hydra would refuse."""
-    own = [] if request.config_dir is None else [Path(request.config_dir)]
+def compose(
+    given: Sequence[str] = (), config_name: str | None = None, config_dir: Path | None = None
+) -> Composition:
+    """Compose the tree. Raises ConfigError, one line per problem, for anything hydra would refuse.
+
+    `given` are hydra's overrides, `+domain=NAME` among them; `config_name` is None for `base`, and
+    `config_dir` is searched before the bundled configurations.
+    """
+    own = [] if config_dir is None else [config_dir]
     roots = [*own, *installed_conf_dirs(), conf_dir()]
     if not roots[0].is_dir():
         raise ConfigError(f"--config-dir {roots[0]}: no such folder")
-    overrides = _parse(request.overrides)
-    config_name, domain = _names(request.config_name, overrides, roots)
+    overrides = _parse(given)
+    config_name, domain = _names(config_name, overrides, roots)
     devices = visible_devices()
-    given = next((o.value() for o in overrides if o.key_or_group == "hardware"), None)
-    hardware = str(given) if given else request.hardware or ("gpu" if devices else "cpu")
+    wanted = next((o.value() for o in overrides if o.key_or_group == "hardware"), None)
+    hardware = str(wanted) if wanted else "gpu" if devices else "cpu"
     _check_choice(roots, "hardware", hardware, f"hardware={hardware}: no such profile")
     groups, values = _split(overrides, roots)
 
@@ -101,22 +88,18 @@ def compose(request: Request) -> Composition:
     return Composition(
         tree=tree,
         user_keys=[o.key_or_group for o in overrides],
-        detected=given is None and request.hardware is None,
         devices=devices,
         notices=notices,
     )
 
 
 def _parse(texts: Sequence[str]) -> list[Override]:
-    parser = OverridesParser.create()
-    parsed = []
-    for text in texts:
-        try:
-            parsed.append(parser.parse_override(text))
-        except HydraException:
-            raise ConfigError(
-                f"{text!r}: not an override; write key=value, and quote values with spaces"
-            ) from None
+    try:
+        parsed = OverridesParser.create().parse_overrides(list(texts))
+    except OverrideParseException as error:
+        raise ConfigError(
+            f"{error.override!r}: not an override; write key=value, and quote values with spaces"
+        ) from None
     for override in parsed:
         if override.is_sweep_override():
             raise ConfigError(f"{override.input_line}: sweeps are not supported; start one run per value")
@@ -198,18 +181,13 @@ def _load(path: Path) -> DictConfig:
 
 def _compose(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
     """hydra's part: the files, over the defaults of the schema."""
-    search = create_config_search_path(str(roots[-1].resolve()))
-    for root in reversed(roots[:-1]):
-        search.prepend(provider="user", path=f"file://{root.resolve()}")
-    before = GlobalHydra.instance().hydra
+    first, *others = (str(root.resolve()) for root in roots)
+    search = f"hydra.searchpath={json.dumps([f'file://{other}' for other in others])}"
     try:
-        version.setbase("1.3")
-        Hydra.create_main_hydra2("pipelinerl", search)
-        files = hydra_compose(config_name, overrides=overrides)
+        with initialize_config_dir(first, version_base="1.3"):
+            files = hydra_compose(config_name, overrides=[*overrides, search])
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(first_line(error)) from None
-    finally:
-        GlobalHydra.instance().hydra = before
     return _over(OmegaConf.create(Config.defaults()), files)
 
 

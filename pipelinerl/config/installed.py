@@ -1,4 +1,4 @@
-"""Domains that other packages bring, found through the entry-point group `pipelinerl.domains`.
+"""Where configurations and models lie: in this package, and in others that bring a domain by an entry point.
 
     [project.entry-points."pipelinerl.domains"]
     chess = "chess_rl"
@@ -14,6 +14,7 @@ from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 
 GROUP = "pipelinerl.domains"
+PACKAGE = Path(__file__).resolve().parent.parent
 
 
 @cache
@@ -32,3 +33,19 @@ def installed_conf_dirs() -> tuple[Path, ...]:
             if (Path(location) / "conf").is_dir():
                 found[Path(location) / "conf"] = None
     return tuple(found)
+
+
+def conf_dir() -> Path:
+    """The bundled configurations: inside an installed package, or beside it in a checkout."""
+    inside = PACKAGE / "conf"
+    return inside if inside.is_dir() else PACKAGE.parent / "conf"
+
+
+def resolve_bundled(path: str) -> str:
+    """A folder as an absolute path; `domains/...` is looked up in the installed package otherwise."""
+    if Path(path).is_dir():
+        return str(Path(path).absolute())
+    spec = importlib.util.find_spec("domains") if Path(path).parts[:1] == ("domains",) else None
+    if spec is None or not spec.submodule_search_locations:
+        return path
+    return str(Path(next(iter(spec.submodule_search_locations))).parent / path)

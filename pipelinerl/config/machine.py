@@ -154,7 +154,7 @@ class WandbConfig(Section):
     """Group of the three runs; the run's folder name when null."""
     wandb_dir: str | None = None
     """Where offline files go; the role's folder when null."""
-    wandb_resume: str = "always"
+    wandb_resume: Literal["always", "if_not_interactive", "never"] = "always"
     """wandb's `resume` argument."""
     wandb_workspace_root: str = "results"
     """Run names are role folders relative to this one."""

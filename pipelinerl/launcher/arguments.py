@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from pipelinerl.base.errors import ConfigError, suggestion
-from pipelinerl.config.compose import Request
 
 USAGE = """usage: python -m pipelinerl.launch [+domain=NAME | --config-name NAME] [key=value ...]
 
@@ -25,10 +25,11 @@ OPTIONS = ("--config-name", "--config-dir", "--cfg", "--help")
 
 @dataclass(frozen=True, kw_only=True)
 class Arguments:
-    """What the user asked for."""
+    """What the user asked for: what `compose` is given, and what else is done."""
 
-    request: Request
-    """What to compose."""
+    overrides: list[str]
+    config_name: str | None
+    config_dir: Path | None
     show: bool = False
     """`--cfg job`: print the tree and stop."""
     help: bool = False
@@ -37,33 +38,25 @@ class Arguments:
 
 def parse(argv: Sequence[str]) -> Arguments:
     """Options and overrides in any order. Raises ConfigError for an option that does not exist."""
-    options: dict[str, str] = {}
-    overrides: list[str] = []
-    rest = list(argv)
-    while rest:
-        word = rest.pop(0)
-        if not word.startswith("-"):
-            overrides.append(word)
-            continue
-        name, equals, value = word.partition("=")
-        name = {"-cn": "--config-name", "-cd": "--config-dir", "-c": "--cfg", "-h": "--help"}.get(name, name)
-        if name not in OPTIONS:
-            raise ConfigError(f"{word}: unknown option; {suggestion(name, OPTIONS)}")
-        if name == "--help":
-            return Arguments(request=Request(), help=True)
-        if not equals:
-            if not rest:
-                raise ConfigError(f"{name}: needs a value, {name} VALUE")
-            value = rest.pop(0)
-        options[name] = value
-    if options.get("--cfg", "job") != "job":
-        raise ConfigError(f"--cfg {options['--cfg']}: only --cfg job exists")
-    config_dir = options.get("--config-dir")
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    parser.add_argument("--config-name", "-cn")
+    parser.add_argument("--config-dir", "-cd")
+    parser.add_argument("--cfg", "-c")
+    parser.add_argument("--help", "-h", action="store_true")
+    try:
+        given, overrides = parser.parse_known_args(argv)
+    except argparse.ArgumentError as error:
+        name = str(error.argument_name).partition("/")[0]
+        raise ConfigError(f"{name}: needs a value, {name} VALUE") from None
+    for word in overrides:
+        if word.startswith("-"):
+            raise ConfigError(f"{word}: unknown option; {suggestion(word.partition('=')[0], OPTIONS)}")
+    if given.cfg not in (None, "job"):
+        raise ConfigError(f"--cfg {given.cfg}: only --cfg job exists")
     return Arguments(
-        request=Request(
-            overrides=overrides,
-            config_name=options.get("--config-name"),
-            config_dir=Path(config_dir) if config_dir else None,
-        ),
-        show="--cfg" in options,
+        overrides=overrides,
+        config_name=given.config_name,
+        config_dir=Path(given.config_dir) if given.config_dir else None,
+        show=given.cfg is not None,
+        help=given.help,
     )

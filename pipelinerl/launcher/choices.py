@@ -68,8 +68,8 @@ def choices(
 def _hardware(cfg: Config, composition: Composition, devices: Sequence[str]) -> Choice:
     found = f"{len(composition.devices)} GPUs found" if composition.devices else "no GPU found"
     used = f"{cfg.hardware.kind}, {len(devices)} GPUs" if cfg.hardware.kind == "gpu" else "cpu"
-    because = found if composition.detected else f"given ({found})"
-    return Choice("hardware", used, because, "hardware=cpu|gpu")
+    given = "hardware" in composition.user_keys
+    return Choice("hardware", used, f"given ({found})" if given else found, "hardware=cpu|gpu")
 
 
 def _datasets(cfg: Config, why: Callable[[str, str], str]) -> Choice:

@@ -24,7 +24,7 @@ from pipelinerl.inference.vllm import (
 from pipelinerl.launcher import trainer_stand_in
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
-from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, HeartbeatCheck, RestartPolicy
+from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, HeartbeatCheck
 
 ROLE_MODULES = {
     "actor": "pipelinerl.actor",
@@ -98,7 +98,6 @@ class _Run:
             env=self._env,
             log_dir=self._output_dir / trainer_stand_in.NAME,
             depends=self._streams,
-            restart=NEVER,
         )
 
     def service(self, job: Job, spec: ServiceSpec) -> ChildSpec:
@@ -131,15 +130,14 @@ class _Run:
         # that both share, though, vLLM measures free memory while it starts.
         depends = self._servers if job.kind == "actor" else self._streams
         if job.kind == "finetune":
-            engines = cfg.jobs_of("actor_llm")
-            depends += tuple(other.name for other in engines if set(other.gpus) & set(job.gpus))
+            shared = [other.name for other in cfg.jobs_of("actor_llm") if set(other.gpus) & set(job.gpus)]
+            depends += tuple(name for name in shared if name in self._servers)
         return ChildSpec(
             name=job.name,
             argv=argv,
             env=self._env | env,
             log_dir=output_dir / job.name,
             depends=depends,
-            restart=NEVER,
             heartbeat=HeartbeatCheck(
                 path=heartbeat_path(output_dir, job.name),
                 start_deadline_s=cfg.engine.start_deadline_s,
@@ -155,7 +153,7 @@ class _Run:
         health: str = "/health",
         start_deadline_s: float | None = None,
     ) -> ChildSpec:
-        engine, name, is_engine = self._cfg.engine, _process_name(job), job.kind in ENGINES
+        engine, name = self._cfg.engine, _process_name(job)
         return ChildSpec(
             name=name,
             argv=argv,
@@ -166,11 +164,9 @@ class _Run:
                 start_deadline_s=start_deadline_s or engine.start_deadline_s,
                 liveness_deadline_s=engine.stall_deadline_s,
                 interval_s=min(LONGEST_PROBE_INTERVAL_S, engine.stall_deadline_s / 4),
-                metrics_url=f"{job.url}/metrics" if is_engine else None,
-                paused_url=f"{job.url}/is_paused" if is_engine else None,
-                generate_url=f"{job.url}/inference/v1/generate" if is_engine else None,
+                engine_url=job.url if job.kind in ENGINES else None,
             ),
-            restart=RestartPolicy(max_restarts=engine.max_restarts),
+            max_restarts=engine.max_restarts,
         )
 
     def _embedded(self, job: Job, model: str) -> list[str]:

@@ -13,7 +13,7 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.environments import replicas
 from pipelinerl.config.machine import DerivedConfig, Job, JobKind
 from pipelinerl.config.tree import Config
-from pipelinerl.launcher.ports import LOOPBACK, Ports, is_free
+from pipelinerl.launcher.ports import LOOPBACK, is_free
 
 STREAMS_SERVICE = "redis"
 """Name of the service that the core itself may start."""
@@ -77,18 +77,27 @@ def layout(cfg: Config, devices: list[int]) -> Layout:
 
 
 class _Jobs:
-    """Jobs in the order of their index."""
+    """Jobs in the order of their index; each server gets a port of its own."""
 
-    def __init__(self) -> None:
+    def __init__(self, free: Callable[[int], bool]) -> None:
         self.all: list[Job] = []
+        self._free = free
 
     def count(self, kind: JobKind) -> int:
         return sum(job.kind == kind for job in self.all)
 
-    def add(self, kind: JobKind, name: str, port: int | None = None, **more: Any) -> None:
-        index, url = self.count(kind), f"http://{LOOPBACK}:{port}" if port is not None else ""
-        places = {"idx": len(self.all), "replica_idx": index, "local_idx": index, "port": port, "url": url}
+    def add(self, kind: JobKind, name: str, **more: Any) -> None:
+        index = self.count(kind)
+        places = {"idx": len(self.all), "replica_idx": index, "local_idx": index}
         self.all.append(Job.model_validate({"kind": kind, "name": name, **places, **more}))
+
+    def serve(self, kind: JobKind, name: str, port: int, scheme: str = "http", **more: Any) -> None:
+        """Add a job with a server, at the first free port from `port` upwards; ConfigError without any."""
+        given = {job.port for job in self.all}
+        found = next((p for p in range(port, 65536) if p not in given and self._free(p)), None)
+        if found is None:
+            raise ConfigError(f"port {port}: no free port from here to 65535; choose a lower one")
+        self.add(kind, name, port=found, url=f"{scheme}://{LOOPBACK}:{found}", **more)
 
 
 def place(
@@ -103,25 +112,25 @@ def place(
     start, `free` says whether a port may be used. Raises ConfigError if the devices do not suffice.
     """
     roles, places = cfg.debug.roles, layout(cfg, list(devices))
-    world, ports, jobs = cfg.world, Ports(free), _Jobs()
+    world, jobs = cfg.world, _Jobs(free)
     if cfg.streams.starts_server:
-        port = ports.next(cfg.streams.port)
-        jobs.add("service", STREAMS_SERVICE, port, url=f"redis://{LOOPBACK}:{port}")
+        jobs.serve("service", STREAMS_SERVICE, cfg.streams.port, "redis")
     for name in services:
-        jobs.add("service", name, ports.next(world.service_start_port))
+        jobs.serve("service", name, world.service_start_port)
     for index, gpus in enumerate(places.engines if "actor_llm" in roles else []):
-        wanted = cfg.engine.port + index
-        port = wanted if cfg.debug.use_existing_llms else ports.next(wanted)
-        jobs.add("actor_llm", f"actor_vllm_{index}", port, gpus=gpus)
+        name, port = f"actor_vllm_{index}", cfg.engine.port + index
+        if cfg.debug.use_existing_llms:
+            jobs.add("actor_llm", name, port=port, url=f"http://{LOOPBACK}:{port}", gpus=gpus)
+        else:
+            jobs.serve("actor_llm", name, port, gpus=gpus)
     for index, gpus in enumerate(places.references if "preprocessor" in roles else []):
-        port = ports.next(world.reference_start_port + index)
-        jobs.add("preprocessor_llm", f"ref_vllm_{index}", port, gpus=gpus)
+        jobs.serve("preprocessor_llm", f"ref_vllm_{index}", world.reference_start_port + index, gpus=gpus)
     if "actor" in roles:
         for key, count in replicas(cfg, jobs.count("actor_llm")).items():
             for index in range(count):
                 name = f"environment_{jobs.count('environment')}"
-                port = ports.next(world.environment_start_port)
-                jobs.add("environment", name, port, environment_key=key, environment_index=index)
+                port = world.environment_start_port
+                jobs.serve("environment", name, port, environment_key=key, environment_index=index)
         jobs.add("actor", "actor")
     if "preprocessor" in roles:
         # Without reference engines preprocess scores the reference itself, on the trainer's last device.

@@ -118,6 +118,8 @@ def _missing_services(tree: DictConfig, domain: Domain) -> list[ServiceSpec]:
         return []
     specs = domain.services(_resolved(tree))
     names = [spec.name for spec in specs]
+    if tree.streams.backend == "redis":
+        names.append(STREAMS_SERVICE)
     for name in names:
         if names.count(name) > 1:
             raise ConfigError(f"domain_hooks={tree.domain_hooks}: two services are named {name}; rename one")

@@ -1,4 +1,4 @@
-"""Which ports are free, each handed out once, and kept from every other launcher until they are bound.
+"""Which ports are free, and kept from every other launcher until they are bound.
 
 An engine binds its port only after it has loaded its model. Until then a second launcher would find the port
 free, and each would talk to the other's engine.
@@ -11,41 +11,23 @@ import fcntl
 import os
 import socket
 import tempfile
-from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
 from pipelinerl.base.closing import Closing
-from pipelinerl.base.errors import ConfigError
 
 LOOPBACK = "127.0.0.1"
 
 
-def is_free(port: int, host: str = LOOPBACK) -> bool:
-    """Whether nothing listens on `host:port` now."""
+def is_free(port: int) -> bool:
+    """Whether nothing listens on the port now."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind((host, port))
+            probe.bind((LOOPBACK, port))
         except OSError:
             return False
     return True
-
-
-class Ports:
-    """Hands out each port once, the next free one if the wanted one is taken."""
-
-    def __init__(self, free: Callable[[int], bool] = is_free) -> None:
-        self._free = free
-        self._given: set[int] = set()
-
-    def next(self, wanted: int) -> int:
-        """The first free port from `wanted` upwards. Raises ConfigError when there is none."""
-        for port in range(wanted, 65536):
-            if port not in self._given and self._free(port):
-                self._given.add(port)
-                return port
-        raise ConfigError(f"port {wanted}: no free port from here to 65535; choose a lower one")
 
 
 class ReservedPorts(Closing):

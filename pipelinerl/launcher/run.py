@@ -56,10 +56,9 @@ class Completion:
     """
 
     def __init__(self, plan: Plan, supervisor: Supervisor) -> None:
-        kinds = {job.name: job.kind for job in plan.cfg.jobs}
-        roles = [child.name for child in plan.children if child.name in kinds]
-        self._trainer = [name for name in roles if kinds[name] == "finetune"]
-        self._others = [name for name in roles if kinds[name] in ("actor", "preprocessor")]
+        jobs_of = plan.cfg.jobs_of
+        self._trainer = [job.name for job in jobs_of("finetune")]
+        self._others = [job.name for job in (*jobs_of("actor"), *jobs_of("preprocessor"))]
         self._evaluation_s = plan.cfg.actor.rollout_deadline_s
         self._supervisor = supervisor
         self._waits: dict[str, Wait] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -9,7 +10,7 @@ from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.placement import LOOPBACK, STREAMS_SERVICE
-from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck
+from pipelinerl.launcher.supervision import ChildSpec, HealthCheck
 
 CHILD = f"services/{STREAMS_SERVICE}"
 START_DEADLINE_S = 60.0
@@ -27,7 +28,6 @@ def server_child(cfg: Config, output_dir: Path, job: Job) -> ChildSpec:
         name=CHILD,
         argv=["redis-server", str(_config_path(output_dir))],
         log_dir=output_dir / CHILD,
-        restart=NEVER,
         health=HealthCheck(
             url=job.url, start_deadline_s=START_DEADLINE_S, liveness_deadline_s=cfg.engine.stall_deadline_s
         ),
@@ -42,18 +42,19 @@ def write_server_config(cfg: Config, output_dir: Path) -> None:
     data = output_dir / "streams" / "redis"
     data.mkdir(parents=True, exist_ok=True)
     save = cfg.streams.save or '""'
+    # Redis reads strings as JSON writes them.
     lines = [
         f"bind {LOOPBACK}",
         f"port {job.port}",
         "protected-mode yes",
         "daemonize no",
-        f"dir {_quoted(str(data))}",
+        f"dir {json.dumps(str(data), ensure_ascii=False)}",
         f"save {save}",
         "appendonly no",
         "maxmemory-policy noeviction",
     ]
     if cfg.streams.password is not None:
-        lines.append(f"requirepass {_quoted(cfg.streams.password.get_secret_value())}")
+        lines.append(f"requirepass {json.dumps(cfg.streams.password.get_secret_value(), ensure_ascii=False)}")
     path = _config_path(output_dir)
     path.parent.mkdir(parents=True, exist_ok=True)
     with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
@@ -73,11 +74,6 @@ def forget_earlier_records(cfg: Config, output_dir: Path) -> None:
             remove_stream(output_dir, topic)
     except StreamError as error:
         raise ConfigError(f"streams.host={cfg.streams.host}: {error}") from error
-
-
-def _quoted(value: str) -> str:
-    """A string as redis' configuration writes it."""
-    return '"' + value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n") + '"'
 
 
 def _config_path(output_dir: Path) -> Path:

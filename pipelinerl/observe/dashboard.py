@@ -112,11 +112,6 @@ def workspace(dashboard: Dashboard, entity: str, project: str) -> Any:
     )
 
 
-def as_data(dashboard: Dashboard, entity: str, project: str) -> dict[str, Any]:
-    """The same as plain data, with each panel's regular expression beside its keys."""
-    return {"entity": entity, "project": project, **dashboard.model_dump(mode="json")}
-
-
 def publish(dashboard: Dashboard, entity: str, project: str) -> str:
     """Save the view; its address. Raises ImportError, or RuntimeError with what wandb said."""
     import wandb
@@ -141,7 +136,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"dashboard: {publish(dashboard, options.entity, options.project)}")
             return 0
         out = options.out or DEFAULT_OUT
-        data = as_data(dashboard, options.entity, options.project)
+        project = {"entity": options.entity, "project": options.project}
+        data = project | dashboard.model_dump(mode="json")  # each panel's regular expression beside its keys
         out.write_text(json.dumps(data, indent=2) + "\n", encoding="utf-8")
     except ImportError as error:
         print(f"dashboard: {error}; pip install 'pipelinerl[dashboard]', or give --out FILE", file=sys.stderr)

@@ -60,8 +60,8 @@ def _curve(axes: Axes, data: Series, label: str, index: int, raw: bool = True) -
 
 def _points(
     axes: Axes, evaluations: Sequence[Evaluation], metric: str, label: str, index: int, shift: float = 0.0
-) -> bool:
-    """Evaluation means with 95 % intervals; False if no evaluation has the metric.
+) -> None:
+    """Evaluation means with 95 % intervals, if any evaluation has the metric.
 
     `shift` moves the points sideways, as a share of the axis.
     """
@@ -71,7 +71,7 @@ def _points(
         if metric in e.values and len(known(e.values[metric]))
     ]
     if not found:
-        return False
+        return
     # Markers side by side, or the intervals of several metrics would hide each other.
     x = np.array([version for version, _ in found], np.float64) + shift * max(found[-1][0] - found[0][0], 1)
     mean = np.array([interval.mean for _, interval in found])
@@ -88,15 +88,15 @@ def _points(
         linewidth=1.2,
         label=label,
     )
-    return True
 
 
-def save(path: Path, draw: Callable[[Any], bool]) -> bool:
+def save(path: Path, draw: Callable[[Any], None]) -> bool:
     """Write the figure that `draw` makes; no file, and False, if it had nothing to show."""
     with plt.rc_context(_STYLE):
         figure = plt.figure(figsize=(6.5, 3.6))
         try:
-            if not draw(figure):
+            draw(figure)
+            if not any(axes.has_data() for axes in figure.axes):
                 return False
             for axes in figure.axes:
                 if axes.get_xlabel() == _TEXTS and axes.get_xlim()[1] >= 10_000:
@@ -114,42 +114,35 @@ def _legend(axes: Axes, beside: bool = False) -> None:
         axes.legend(fontsize=9, **place)
 
 
-def learning(figure: Any, actor: Records, evaluations: Sequence[Evaluation]) -> bool:
+def learning(figure: Any, actor: Records, evaluations: Sequence[Evaluation]) -> None:
     """Training reward and success, and the same of the evaluations with intervals."""
     figure.set_size_inches(9, 3.6)
-    shown = False
     for axes, metric in zip(figure.subplots(1, 2), ("success", "reward")):
-        train = series(actor, f"actor/{metric}_mean")
-        _curve(axes, train, "training rollouts", 0)
-        held = _points(axes, evaluations, metric, "evaluation, 95 % interval", 1)
-        shown |= bool(len(train)) or held
+        _curve(axes, series(actor, f"actor/{metric}_mean"), "training rollouts", 0)
+        _points(axes, evaluations, metric, "evaluation, 95 % interval", 1)
         axes.set(title=metric, xlabel=_TEXTS)
         if metric == "success":
             axes.set_ylim(-0.03, 1.03)
         _legend(axes)
     figure.tight_layout()
-    return shown
 
 
 def evaluation_metrics(
     figure: Any, evaluations: Sequence[Evaluation], metrics: Mapping[str, str], title: str
-) -> bool:
+) -> None:
     """Several evaluation metrics (label -> name) over training, each with intervals."""
     axes = figure.subplots()
-    shown = [
+    for index, (label, name) in enumerate(metrics.items()):
         _points(axes, evaluations, name, label, index, (index - (len(metrics) - 1) / 2) * 0.008)
-        for index, (label, name) in enumerate(metrics.items())
-    ]
     axes.set(title=title, xlabel=_TEXTS)
     if len(evaluations) == 1:
         axes.set(xticks=[evaluations[0].version], xlim=(evaluations[0].version + np.array([-0.5, 0.5])))
     if axes.get_ylim()[1] <= 1.06:
         axes.set_ylim(-0.03, 1.03)
     _legend(axes, beside=True)
-    return any(shown)
 
 
-def optimisation(figure: Any, finetune: Records) -> bool:
+def optimisation(figure: Any, finetune: Records) -> None:
     """Importance ratio, effective sample size, divergences and entropy."""
     figure.set_size_inches(11, 6)
     panels = {
@@ -164,19 +157,15 @@ def optimisation(figure: Any, finetune: Records) -> bool:
     }
     # Their lines differ by orders of magnitude.
     logarithmic = {"importance ratio", "entropy and gradient"}
-    shown = False
     for axes, (title, lines) in zip(figure.subplots(2, 2).flat, panels.items()):
         for index, (label, name) in enumerate(lines.items()):
-            data = series(finetune, name)
-            shown |= bool(len(data))
-            _curve(axes, data, label, index, raw=False)
+            _curve(axes, series(finetune, name), label, index, raw=False)
         axes.set(title=title, xlabel=_TEXTS)
         if title in logarithmic and axes.lines:
             axes.set_yscale("log")
         if len(lines) > 1:
             _legend(axes, beside=True)
     figure.tight_layout()
-    return shown
 
 
 def lag_histogram(
@@ -213,11 +202,10 @@ def pace(records: Records, name: str = "throughput/tokens_per_step") -> Series:
     return Series(tokens.x, (done[behind] - done[first]) / seconds)
 
 
-def staleness(figure: Any, finetune: Records) -> bool:
+def staleness(figure: Any, finetune: Records) -> None:
     """How old trained tokens were, and how many sequences carry several versions."""
     figure.set_size_inches(9, 3.6)
     edges, counts = lag_histogram(finetune)
-    share = series(finetune, "stats/multi_version_share")
     left, right = figure.subplots(1, 2)
     if len(counts):
         left.bar(
@@ -229,13 +217,12 @@ def staleness(figure: Any, finetune: Records) -> bool:
             edgecolor="white",
         )
     left.set(title="lag of trained tokens", xlabel="lag (texts)", ylabel="share of tokens")
-    _curve(right, share, "share of texts", 0)
+    _curve(right, series(finetune, "stats/multi_version_share"), "share of texts", 0)
     right.set(title="texts with several weight versions", xlabel=_TEXTS, ylim=(-0.03, 1.03))
     figure.tight_layout()
-    return bool(len(counts)) or bool(len(share))
 
 
-def throughput(figure: Any, actor: Records, finetune: Records) -> bool:
+def throughput(figure: Any, actor: Records, finetune: Records) -> None:
     """Tokens per second of engines and trainer."""
     axes = figure.subplots()
     lines = {
@@ -248,11 +235,12 @@ def throughput(figure: Any, actor: Records, finetune: Records) -> bool:
     axes.set(title="throughput", xlabel=_TEXTS, ylabel="tokens per second")
     axes.set_yscale("log")  # a trainer that mostly waits is a hundred times as fast while it works
     _legend(axes)
-    return any(len(data) for data in lines.values())
 
 
-def outcomes(figure: Any, counts: Mapping[str, int]) -> bool:
+def outcomes(figure: Any, counts: Mapping[str, int]) -> None:
     """Training rollouts by outcome."""
+    if not any(counts.values()):
+        return
     figure.set_size_inches(6.5, 2.6)
     axes = figure.subplots()
     names = list(counts)
@@ -261,4 +249,3 @@ def outcomes(figure: Any, counts: Mapping[str, int]) -> bool:
     axes.invert_yaxis()
     axes.set(title="training rollouts by outcome", xlabel="rollouts")
     axes.grid(axis="y", visible=False)
-    return sum(counts.values()) > 0

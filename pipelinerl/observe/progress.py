@@ -31,33 +31,6 @@ _SHOWN = {
 }
 
 
-class Progress:
-    """Collects the numbers of the status line; `target_texts` is what the run will train on, if known."""
-
-    def __init__(self, output_dir: Path, target_texts: int | None = None) -> None:
-        self._output_dir = Path(output_dir)
-        self._target = target_texts
-        self._start = time.monotonic()
-        self._accounting = RolloutAccounting(self._output_dir)
-        self._tails = {
-            role: MetricsTail(self._output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")
-        }
-        self._latest: dict[str, Any] = {}
-
-    def update(self) -> str:
-        """Read what is new and return the status line."""
-        for tail in self._tails.values():
-            for record in tail.news():
-                self._latest.update(record)
-        return status_line(
-            self._latest,
-            self._accounting.update(),
-            read_status(self._output_dir) | {"launcher": {"waits": current_waits()}},
-            self._target,
-            time.monotonic() - self._start,
-        )
-
-
 def status_line(
     metrics: dict[str, Any],
     counts: RolloutCounts,
@@ -101,12 +74,18 @@ def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
 
 
 class ProgressDisplay(Closing):
-    """Shows the status line: in place on a terminal, else as plain lines when something changed."""
+    """Shows the status line: in place on a terminal, else as plain lines when something changed.
+
+    `target_texts` is what the run will train on, if known.
+    """
 
     def __init__(
         self, output_dir: Path, target_texts: int | None = None, console: Console | None = None
     ) -> None:
-        self._progress = Progress(output_dir, target_texts)
+        self._output_dir, self._target, self._start = output_dir, target_texts, time.monotonic()
+        self._accounting = RolloutAccounting(output_dir)
+        self._tails = [MetricsTail(output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")]
+        self._latest: dict[str, Any] = {}
         self._console = console or Console(soft_wrap=True, highlight=False)
         self._shown = ""
         self._live: Live | None = None
@@ -114,9 +93,22 @@ class ProgressDisplay(Closing):
             self._live = Live(Text(""), console=self._console, auto_refresh=False, transient=True)
             self._live.start()
 
+    def line(self) -> str:
+        """Read what is new and return the status line."""
+        for tail in self._tails:
+            for record in tail.news():
+                self._latest.update(record)
+        return status_line(
+            self._latest,
+            self._accounting.update(),
+            read_status(self._output_dir) | {"launcher": {"waits": current_waits()}},
+            self._target,
+            time.monotonic() - self._start,
+        )
+
     def tick(self) -> None:
         """Show the current line."""
-        line = self._progress.update()
+        line = self.line()
         if self._live is not None:
             self._live.update(Text(line), refresh=True)
         elif line.partition(" | ")[2] != self._shown:
@@ -131,5 +123,5 @@ class ProgressDisplay(Closing):
         """Leave the last status line on the screen."""
         if self._live is not None:
             self._live.stop()
-            self._console.print(self._progress.update(), markup=False)
+            self._console.print(self.line(), markup=False)
             self._live = None

@@ -22,7 +22,6 @@ log = logging.getLogger(__name__)
 
 _LONGEST_NAME = 128
 _PROGRESS = "texts"
-_RESUME = {"always": "allow", "if_not_interactive": "allow", "never": "never"}
 
 
 def has_key(environ: Mapping[str, str] = os.environ) -> bool:
@@ -57,10 +56,6 @@ def start_wandb(
     """Start the run of a role, which shows `config`; None with `use_wandb=false` or without a `cfg`."""
     if cfg is None or not cfg.use_wandb:
         return None
-    if cfg.wandb_resume not in _RESUME:
-        raise ValueError(
-            f"wandb.wandb_resume={cfg.wandb_resume} is not known; use one of {', '.join(_RESUME)}"
-        )
     name, run_id, group = run_names(output_dir, role, cfg.wandb_workspace_root)
     return WandbRun(
         mode=wandb_mode(),
@@ -71,7 +66,7 @@ def start_wandb(
         id=f"{cfg.wandb_id}_{role}" if cfg.wandb_id else run_id,
         dir=str(cfg.wandb_dir or output_dir / role),
         tags=list(cfg.tags),
-        resume=_RESUME[cfg.wandb_resume],
+        resume="never" if cfg.wandb_resume == "never" else "allow",
         config=dict(config),
     )
 
@@ -100,13 +95,12 @@ class WandbRun:
 
     def log(self, metrics: Mapping[str, Any], step: int | None) -> None:
         # wandb drops records whose own step goes back, which an evaluation that ends late would be.
-        values = {name: self._value(value) for name, value in metrics.items()}
-        self._run.log(values if step is None else values | {_PROGRESS: step})
-
-    def _value(self, value: Any) -> Any:
-        if isinstance(value, Mapping):
-            return self._wandb.Histogram(np_histogram=(value["counts"], value["edges"]))
-        return value
+        values = {} if step is None else {_PROGRESS: step}
+        for name, value in metrics.items():
+            if isinstance(value, Mapping):
+                value = self._wandb.Histogram(np_histogram=(value["counts"], value["edges"]))
+            values[name] = value
+        self._run.log(values)
 
     def finish(self, exit_code: int) -> None:
         self._run.finish(exit_code=exit_code)

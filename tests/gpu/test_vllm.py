@@ -23,7 +23,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 from benchmarks.gpu.cards import nccl_cards
 from benchmarks.gpu.served import engine_argv, model_folder, serving
 from pipelinerl.inference.vllm import installed_version
-from pipelinerl.launcher.ports import Ports
+from pipelinerl.launcher.ports import is_free
 from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.weights.send.engine_update import PublishDeadlines
 from pipelinerl.weights.send.nccl_transport import NcclTransport
@@ -73,7 +73,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
     folder = model_folder("tiny", root / "model")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"tie_word_embeddings": request.param}))
-    port = Ports().next(8700)
+    port = next(filter(is_free, range(8700, 65536)))
     visible = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
     with serving(engine_argv(folder, port, "nccl", FLAGS), visible[0], port, root / "log") as (url, group):
         yield Served(url, group, folder, torch.device("cuda", nccl_cards() - 1))

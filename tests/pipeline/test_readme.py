@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 
 ROOT = Path(__file__).resolve().parents[2]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -214,7 +214,7 @@ def shell(command: str, folder: Path) -> subprocess.CompletedProcess[str]:
 @pytest.mark.parametrize("page", ["README.md", "docs/gpu.md"])
 def test_files_and_keys_that_a_page_names_exist(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    tree = compose(Request(overrides=["+domain=privacy_hopqa"], hardware="cpu")).tree
+    tree = compose(["+domain=privacy_hopqa", "hardware=cpu"]).tree
     quoted = set(re.findall(r"`([^`\s]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S)))
     files = {name for name in quoted if re.match(r"(pipelinerl|domains|conf|docs|benchmarks)/", name)}
     files -= example_files().keys()

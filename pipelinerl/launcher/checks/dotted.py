@@ -1,4 +1,4 @@
-"""Dotted paths in a configuration, checked without importing what they name."""
+"""What several checks need: values as a configuration writes them, dotted paths without an import."""
 
 from __future__ import annotations
 
@@ -8,6 +8,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from pipelinerl.base.errors import suggestion
+
+
+def as_written(value: object) -> str:
+    """A value as a configuration writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def dotted(key: str, path: str | None, what: str) -> Iterator[str]:

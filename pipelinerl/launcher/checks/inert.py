@@ -10,6 +10,7 @@ from omegaconf import OmegaConf
 
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain
+from pipelinerl.launcher.checks.dotted import as_written
 
 
 @dataclass(frozen=True)
@@ -20,8 +21,8 @@ class Inert:
     when: Callable[[Config], bool]
     because: str
     """What such a run does, and what to set instead."""
-    but: tuple[str, ...] = ()
-    """Keys below it that are read nevertheless."""
+    but: str = ""
+    """The key below it that is read nevertheless."""
 
 
 UNREAD: dict[str, str] = {
@@ -42,6 +43,11 @@ def _embedded(cfg: Config) -> bool:
     return cfg.engine.kind == "embedded"
 
 
+def _switched_off(switch: str, because: str) -> Inert:
+    """The keys beside a switch, while that is off."""
+    return Inert(switch.rpartition(".")[0], lambda cfg: not _value(cfg, switch), because, but=switch)
+
+
 CONDITIONAL = (
     Inert("vllm_config", _embedded, "the embedded engine reads engine.*"),
     *(
@@ -55,11 +61,8 @@ CONDITIONAL = (
     Inert("hardware.devices", _on_cpu, "a CPU run uses no GPU; use hardware=gpu"),
     Inert("finetune.cuda_empty_cache", _on_cpu, "memory of a CPU is not cached by torch; leave it out"),
     Inert("finetune.use_flash_attention", _on_cpu, "a CPU has no variable-length attention; leave it out"),
-    Inert(
-        "finetune.memory_debug",
-        lambda c: not c.finetune.memory_debug.enabled,
-        "no memory is reported; set finetune.memory_debug.enabled=true",
-        but=("finetune.memory_debug.enabled",),
+    _switched_off(
+        "finetune.memory_debug.enabled", "no memory is reported; set finetune.memory_debug.enabled=true"
     ),
     Inert(
         "preprocess.n_workers",
@@ -75,19 +78,11 @@ CONDITIONAL = (
     ),
     Inert("fsdp", lambda c: not (c.use_fsdp or c.use_deepspeed), "nothing is sharded; set use_fsdp=true"),
     Inert("deepspeed_config", lambda c: not c.use_deepspeed, "nothing is sharded; set use_deepspeed=true"),
-    Inert("wandb", lambda c: not c.wandb.use_wandb, "wandb.use_wandb=false", but=("wandb.use_wandb",)),
-    Inert(
-        "actor.difficulty_aware_penalty",
-        lambda c: not c.actor.difficulty_aware_penalty.enabled,
-        "set actor.difficulty_aware_penalty.enabled=true",
-        but=("actor.difficulty_aware_penalty.enabled",),
+    _switched_off("wandb.use_wandb", "wandb.use_wandb=false"),
+    _switched_off(
+        "actor.difficulty_aware_penalty.enabled", "set actor.difficulty_aware_penalty.enabled=true"
     ),
-    Inert(
-        "finetune.lora",
-        lambda c: not c.finetune.lora.enabled,
-        "all weights are trained; set finetune.lora.enabled=true",
-        but=("finetune.lora.enabled",),
-    ),
+    _switched_off("finetune.lora.enabled", "all weights are trained; set finetune.lora.enabled=true"),
     Inert("test_llm", lambda c: not c.evaluates, "nothing is evaluated; name test_dataset_names"),
     Inert("eval_at_end", lambda c: not c.test_dataset_names, "nothing is evaluated; name test_dataset_names"),
     Inert("bootstrap", lambda c: True, "only python -m pipelinerl.bootstrap reads it"),
@@ -114,7 +109,7 @@ def left_over(cfg: Config) -> list[str]:
 def _reasons(key: str, cfg: Config, domain: Domain) -> Iterator[str]:
     yield from (because for parent, because in UNREAD.items() if _below(key, parent))
     for inert in CONDITIONAL:
-        if _below(key, inert.key) and key not in inert.but and inert.when(cfg):
+        if _below(key, inert.key) and key != inert.but and inert.when(cfg):
             yield inert.because
     scaled = cfg.actor.difficulty_aware_penalty.enabled and key == "rewards.buffer_tokens"
     read = scaled or domain.policy_keys is None or _below(key, *domain.policy_keys)
@@ -132,6 +127,4 @@ def _value(cfg: Config, key: str) -> Any:
 
 def _shown(cfg: Config, key: str) -> str:
     value = _value(cfg, key)
-    if OmegaConf.is_config(value):
-        return "..."
-    return str(value).lower() if isinstance(value, bool) else str(value)
+    return "..." if OmegaConf.is_config(value) else as_written(value)

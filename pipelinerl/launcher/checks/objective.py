@@ -6,9 +6,9 @@ import re
 from collections.abc import Iterator
 
 from pipelinerl.config.finetune import RLConfig
-from pipelinerl.config.paths import PACKAGE
+from pipelinerl.config.installed import PACKAGE
 from pipelinerl.config.tree import Config
-from pipelinerl.launcher.checks.dotted import dotted
+from pipelinerl.launcher.checks.dotted import as_written, dotted
 
 RL = PACKAGE / "finetune" / "rl"
 IGNORED: dict[str, tuple[str, ...]] = {
@@ -74,10 +74,8 @@ def _value_head(cfg: Config) -> Iterator[str]:
         ("filter_zero_advantage_groups", False),
     ):
         if getattr(rl, key) != needed:
-            yield (
-                f"finetune.rl.{key}={str(not needed).lower()}: the advantage is reward minus value; "
-                f"set {key}={str(needed).lower()}"
-            )
+            given, wanted = as_written(not needed), as_written(needed)
+            yield f"finetune.rl.{key}={given}: the advantage is reward minus value; set {key}={wanted}"
 
 
 def _ineffective(cfg: Config) -> Iterator[str]:
@@ -93,12 +91,8 @@ def _ineffective(cfg: Config) -> Iterator[str]:
         default = getattr(plain, key)
         default = 0.0 if default is None else default  # null follows the first weight, which must be 0 itself
         if getattr(rl, key) not in (default, None):
-            value, shown = (_shown(v) for v in (getattr(rl, key), default))
-            yield f"finetune.rl.{key}={value}: has no effect with {cause}; leave it at {shown}"
-
-
-def _shown(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
+            value, plain_value = as_written(getattr(rl, key)), as_written(default)
+            yield f"finetune.rl.{key}={value}: has no effect with {cause}; leave it at {plain_value}"
 
 
 def _reference(cfg: Config) -> Iterator[str]:

@@ -1,6 +1,6 @@
 """Child processes of a run: start in order, wait until healthy, watch, restart some, stop all, leave nothing.
 
-    with Supervisor(specs, on_restart=lambda name: ...) as supervisor:
+    with Supervisor(specs) as supervisor:
         supervisor.start()                  # all healthy, or ChildFailed names the one that is not
         supervisor.watch(tick=show_progress)  # until every child without restarts has ended with 0
 
@@ -12,21 +12,17 @@ the start of each, so that they do not depend on either. Only a process that lea
 
 from pipelinerl.launcher.supervision.run import ChildFailed, Supervisor
 from pipelinerl.launcher.supervision.spec import (
-    NEVER,
     ChildSpec,
     HealthCheck,
     HeartbeatCheck,
-    RestartPolicy,
     write_start_script,
 )
 
 __all__ = [
-    "NEVER",
     "ChildFailed",
     "ChildSpec",
     "HealthCheck",
     "HeartbeatCheck",
-    "RestartPolicy",
     "Supervisor",
     "write_start_script",
 ]

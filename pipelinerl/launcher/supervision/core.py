@@ -11,7 +11,11 @@ import math
 import signal
 from dataclasses import dataclass
 
-from pipelinerl.launcher.supervision.spec import ChildSpec, check_specs
+from pipelinerl.launcher.supervision.spec import ChildSpec
+
+BACKOFF_S = 1.0
+"""Before the first restart of a child; doubles with each further one."""
+LONGEST_BACKOFF_S = 30.0
 
 
 class ChildPhase(enum.StrEnum):
@@ -79,8 +83,9 @@ def describe_exit(code: int) -> str:
 
 
 class SupervisorCore:
+    """`specs` have names of their own, and depend on each other without a circle."""
+
     def __init__(self, specs: list[ChildSpec]) -> None:
-        check_specs(specs)
         self._children = {spec.name: _Child(spec) for spec in specs}
 
     def phase(self, name: str) -> ChildPhase:
@@ -97,7 +102,7 @@ class SupervisorCore:
     @property
     def completed(self) -> bool:
         """There is a child that is not restarted, and all of those have ended with 0."""
-        final = [c for c in self._children.values() if c.spec.restart.max_restarts == 0]
+        final = [c for c in self._children.values() if c.spec.max_restarts == 0]
         return bool(final) and all(c.phase is ChildPhase.ENDED for c in final)
 
     def next_timer(self) -> float:
@@ -151,18 +156,18 @@ class SupervisorCore:
         child = self._children[name]
         if generation != child.generation or child.phase not in (ChildPhase.STARTING, ChildPhase.READY):
             return []
-        policy = child.spec.restart
-        if policy.max_restarts == 0 and code == 0 and not child.killed_for:
+        most = child.spec.max_restarts
+        if most == 0 and code == 0 and not child.killed_for:
             child.phase, child.timer = ChildPhase.ENDED, math.inf
             return []
         cause = child.killed_for or describe_exit(code)
-        if child.generation < policy.max_restarts:
-            delay = policy.delay_s(child.generation)
+        if child.generation < most:
+            delay = min(BACKOFF_S * 2.0**child.generation, LONGEST_BACKOFF_S)
             child.phase, child.timer = ChildPhase.BACKOFF, now + delay
             return [RestartChild(name, cause, child.generation + 1, delay)]
         child.phase, child.timer = ChildPhase.FAILED, math.inf
-        if policy.max_restarts:
-            cause += f", after {policy.max_restarts} restarts"
+        if most:
+            cause += f", after {most} restarts"
         return [GiveUp(name, cause)]
 
     def stop_order(self, running: set[str]) -> list[set[str]]:

@@ -75,7 +75,8 @@ def watch_health(
 
 def _stalled(health: HealthCheck, watch: StallWatch) -> float:
     """Requests that run without getting tokens; 0 for an engine that works, is paused or does not say."""
-    body = get_or_none(health.metrics_url, _PROBE_DEADLINE_S) if health.metrics_url else None
+    url = health.engine_url
+    body = get_or_none(f"{url}/metrics", _PROBE_DEADLINE_S) if url else None
     if body is None:
         return 0.0
     try:
@@ -84,15 +85,13 @@ def _stalled(health: HealthCheck, watch: StallWatch) -> float:
         return 0.0
     if not watch.stalled(running, tokens, time.monotonic()):
         return 0.0
-    paused = health.paused_url is not None and _is_paused(health.paused_url)
-    if paused or (health.generate_url and _makes_a_token(health.generate_url)):
+    # Several HTTP processes write down what runs, and the last to write is not always the one that knows
+    # best: an engine that answers a request for one token is not stalled.
+    token = f"{url}/inference/v1/generate"
+    if _is_paused(f"{url}/is_paused") or get_or_none(token, _TOKEN_DEADLINE_S, _ONE_TOKEN) is not None:
         watch.restart(time.monotonic())
         return 0.0
     return running
-
-
-def _makes_a_token(url: str) -> bool:
-    return get_or_none(url, _TOKEN_DEADLINE_S, _ONE_TOKEN) is not None
 
 
 def _is_paused(url: str) -> bool:

@@ -18,26 +18,19 @@ from pipelinerl.launcher.supervision.liveness import watch_health, watch_heartbe
 from pipelinerl.launcher.supervision.spec import ChildSpec
 
 
-def start_process(argv: list[str], spec: ChildSpec) -> subprocess.Popen[bytes]:
-    """Start `argv` in a session of its own, killed when the calling thread's process ends."""
+def start_process(spec: ChildSpec) -> subprocess.Popen[bytes]:
+    """Start a child in a session of its own, killed when the calling thread's process ends."""
     spec.stdout.parent.mkdir(parents=True, exist_ok=True)
     wrapper = [sys.executable, "-I", "-S", child_module.__file__, "--parent", str(os.getpid()), "--"]
     with spec.stdout.open("ab") as out, spec.stderr.open("ab") as err:
         return subprocess.Popen(
-            wrapper + argv,
+            wrapper + spec.argv,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,
-            cwd=spec.cwd,
             env={**os.environ, "PYTHONUNBUFFERED": "1", **spec.env},
             start_new_session=True,
         )
-
-
-def kill_group(pgid: int) -> None:
-    """SIGKILL to everything in the group; nothing left is fine."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(pgid, signal.SIGKILL)
 
 
 def group_members(pgid: int) -> list[int]:
@@ -56,16 +49,13 @@ def group_members(pgid: int) -> list[int]:
     return members
 
 
-def last_lines(path: Path, count: int = 20) -> list[str]:
-    """The last lines of a log; empty if there is none."""
-    try:
-        with path.open("rb") as file:
-            file.seek(0, os.SEEK_END)
-            file.seek(max(0, file.tell() - 64 * 1024))
-            text = file.read().decode(errors="replace")
-    except OSError:
-        return []
-    return [line for line in text.splitlines() if line.strip()][-count:]
+def last_line(path: Path) -> str:
+    """The last line of a log; empty if there is none."""
+    with contextlib.suppress(OSError), path.open("rb") as file:
+        file.seek(max(0, path.stat().st_size - 64 * 1024))
+        lines = file.read().decode(errors="replace").splitlines()
+        return next((line for line in reversed(lines) if line.strip()), "")
+    return ""
 
 
 class RunningChild:
@@ -83,7 +73,7 @@ class RunningChild:
         check = spec.heartbeat
         # From before the start, so that no beat of this start is taken for one of an earlier start.
         beats = check and BeatWatch(check.path, check.interval_s)
-        self._process = start_process(spec.argv, spec)
+        self._process = start_process(spec)
         self.pid = self._process.pid
         self._gone = threading.Event()
         self._start_thread(self._watch_exit, on_exit)
@@ -109,7 +99,9 @@ class RunningChild:
             self._process.terminate()
 
     def kill(self) -> None:
-        kill_group(self.pid)
+        """SIGKILL to everything in the group; nothing left is fine."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.pid, signal.SIGKILL)
 
     def reap(self) -> None:
         """Kill what the child left behind in its group, then forget it. Call after its exit was reported."""
@@ -125,7 +117,7 @@ class RunningChild:
             time.sleep(0.01)
         return True
 
-    def log_tail(self, count: int = 20) -> list[str]:
-        """The last lines that this start wrote to stderr, or to stdout if it wrote none there."""
+    def last_words(self) -> str:
+        """The last line that this start wrote to stderr, or to stdout if it wrote none there."""
         wrote = self.spec.stderr.exists() and self.spec.stderr.stat().st_size > self._log_start
-        return last_lines(self.spec.stderr if wrote else self.spec.stdout, count)
+        return last_line(self.spec.stderr if wrote else self.spec.stdout)

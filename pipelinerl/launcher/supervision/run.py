@@ -8,7 +8,6 @@ import math
 import queue
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -27,7 +26,7 @@ from pipelinerl.launcher.supervision.core import (
     SupervisorCore,
 )
 from pipelinerl.launcher.supervision.process import RunningChild
-from pipelinerl.launcher.supervision.spec import ChildSpec, write_start_script
+from pipelinerl.launcher.supervision.spec import ChildSpec
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +35,11 @@ _AFTER_KILL_S = 10.0
 
 
 class ChildFailed(Exception):
-    """A child died and the run cannot go on. The message is one line; `log_tail` has its last log lines."""
+    """A child died and the run cannot go on. The message is one line, with the child's `last_words`."""
 
-    def __init__(self, name: str, cause: str, log_tail: list[str], log_path: Path) -> None:
-        self.name, self.cause, self.log_tail, self.log_path = name, cause, log_tail, log_path
-        said = f": {log_tail[-1]}" if log_tail else ""
+    def __init__(self, name: str, cause: str, last_words: str, log_path: Path) -> None:
+        self.cause, self.log_path = cause, log_path
+        said = f": {last_words}" if last_words else ""
         super().__init__(f"{name}: {cause}{said} (log: {log_path})")
 
 
@@ -75,31 +74,29 @@ class _Guard:
 
 
 class Supervisor(Closing):
-    """Starts and watches children. All methods belong to one thread, which must live as long as they do.
+    """Starts and watches children. All methods belong to one thread, which must live as long as they do: the
+    kernel ends a child with the thread that started it.
 
-    `on_restart(name)` is called when a child is started again; `announce(line)` gets one line per event;
-    the folders `leftovers` are removed when all is over, also after a kill -9 of this process.
+    `announce(line)` gets one line per event; the folders `leftovers` are removed when all is over, also after
+    a kill -9 of this process.
     """
 
     def __init__(
         self,
         specs: list[ChildSpec],
         *,
-        on_restart: Callable[[str], None] = lambda name: None,
         announce: Callable[[str], None] = log.info,
         leftovers: Sequence[Path] = (),
-        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._core = SupervisorCore(specs)
-        self._on_restart, self._announce, self._clock = on_restart, announce, clock
+        self._announce = announce
         # What happened to a child, as a call to be made by this thread; the children's threads put it here.
         self._events: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._running: dict[str, RunningChild] = {}
         self._waits: dict[str, Wait] = {}
-        self._thread = threading.get_ident()
         self._leftovers = leftovers
-        self._guard: _Guard | None = None
+        self._guard = _Guard(leftovers)
         self._stopping = False
 
     def pids(self) -> dict[str, int]:
@@ -119,12 +116,6 @@ class Supervisor(Closing):
 
         `tick` is called every `tick_s` seconds.
         """
-        if threading.get_ident() != self._thread:
-            # The kernel ends a child with the thread that started it.
-            raise RuntimeError("the supervisor must be used by the thread that made it")
-        self._guard = _Guard(self._leftovers)
-        for spec in self._specs.values():
-            write_start_script(spec)
         self._run_until(lambda: self._core.all_ready, tick, tick_s)
 
     def watch(
@@ -140,15 +131,15 @@ class Supervisor(Closing):
         self._run_until(lambda: self._core.completed or until(), tick, tick_s)
 
     def _run_until(self, done: Callable[[], bool], tick: Callable[[], None] | None, tick_s: float) -> None:
-        next_tick = self._clock() if tick else math.inf
+        next_tick = time.monotonic() if tick else math.inf
         while not done():
-            if tick is not None and self._clock() >= next_tick:
+            if tick is not None and time.monotonic() >= next_tick:
                 tick()
-                next_tick = self._clock() + tick_s
+                next_tick = time.monotonic() + tick_s
             self._renew_guard()
-            self._carry_out(self._core.tick(self._clock()))
+            self._carry_out(self._core.tick(time.monotonic()))
             next_timer = min(self._core.next_timer(), next_tick)
-            self._next_event(min(_LONGEST_WAIT_S, max(0.0, next_timer - self._clock())))
+            self._next_event(min(_LONGEST_WAIT_S, max(0.0, next_timer - time.monotonic())))
 
     def _next_event(self, longest_s: float) -> None:
         """Wait for what happens next, at most `longest_s` seconds, and act on it."""
@@ -162,13 +153,13 @@ class Supervisor(Closing):
         child = self._running.pop(name)
         self._end_wait(name)
         child.reap()
-        self._tell_guard("-", child)
+        self._guard.tell("-", child.pid)
         if self._stopping:
             return
-        actions = self._core.exited(name, generation, code, self._clock())
+        actions = self._core.exited(name, generation, code, time.monotonic())
         for action in actions:
             if isinstance(action, GiveUp):
-                raise ChildFailed(name, action.cause, child.log_tail(), child.spec.stderr)
+                raise ChildFailed(name, action.cause, child.last_words(), child.spec.stderr)
         if name in self.ended():
             self._announce(f"{name} is done")
         self._carry_out(actions)
@@ -192,7 +183,7 @@ class Supervisor(Closing):
             elif isinstance(action, RestartChild):
                 self._announce(
                     f"{action.name}: {action.cause}; restart {action.number} of "
-                    f"{self._specs[action.name].restart.max_restarts} in {action.delay_s:g} s"
+                    f"{self._specs[action.name].max_restarts} in {action.delay_s:g} s"
                 )
 
     def _spawn(self, spec: ChildSpec, generation: int) -> None:
@@ -204,29 +195,23 @@ class Supervisor(Closing):
             on_silent=lambda cause: put(partial(self._silent, name, generation, cause)),
         )
         self._running[name] = child
-        self._tell_guard("+", child)
+        self._guard.tell("+", child.pid)
         self._announce(f"{name} started (pid {child.pid})")
         if spec.health is not None:
             wait = waiting(f"{name} to become healthy at {spec.health.url}", spec.health.start_deadline_s)
             self._waits[name] = wait.__enter__()
-        if generation:
-            self._on_restart(name)
 
     def _end_wait(self, name: str) -> None:
         if wait := self._waits.pop(name, None):
             wait.__exit__()
 
-    def _tell_guard(self, sign: str, child: RunningChild) -> None:
-        if self._guard is not None and self._guard.alive:
-            self._guard.tell(sign, child.pid)
-
     def _renew_guard(self) -> None:
         """Someone killed the guard: a new one takes over the groups that run now."""
-        if self._guard is not None and not self._guard.alive:
+        if not self._guard.alive:
             log.warning("the guard process died; a new one takes over")
             self._guard = _Guard(self._leftovers)
             for child in self._running.values():
-                self._tell_guard("+", child)
+                self._guard.tell("+", child.pid)
 
     def stop(self, deadline_s: float = 15.0) -> None:
         """Stop all: SIGTERM in reverse order of dependencies, SIGKILL to whole groups after `deadline_s`.
@@ -247,13 +232,11 @@ class Supervisor(Closing):
         for child in stopped:
             if not child.wait_until_gone(_AFTER_KILL_S):
                 log.error("processes of %s survived SIGKILL (pids of group %d)", child.spec.name, child.pid)
-        if self._guard is not None:
-            self._guard.close()
-            self._guard = None
+        self._guard.close()
 
     close = stop
 
     def _wait_for_end(self, names: set[str], deadline_s: float) -> None:
-        with waiting(f"the end of {', '.join(sorted(names))}", deadline_s, self._clock) as wait:
+        with waiting(f"the end of {', '.join(sorted(names))}", deadline_s) as wait:
             while names & self._running.keys() and not wait.expired:
                 self._next_event(wait.remaining_s)

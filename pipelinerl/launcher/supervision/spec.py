@@ -6,24 +6,7 @@ import os
 import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-
-
-@dataclass(frozen=True, kw_only=True)
-class RestartPolicy:
-    """How often a child may be started again, and after how many seconds (doubling each time)."""
-
-    max_restarts: int = 3
-    backoff_s: float = 1.0
-    max_backoff_s: float = 30.0
-
-    def delay_s(self, restarts: int) -> float:
-        """Seconds before restart number `restarts` + 1."""
-        return min(self.backoff_s * 2.0**restarts, self.max_backoff_s)
-
-
-NEVER = RestartPolicy(max_restarts=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,14 +18,9 @@ class HealthCheck:
     liveness_deadline_s: float | None = None
     """Once healthy: seconds without an answer after which the child is killed (None: never)."""
     interval_s: float = 5.0
-    metrics_url: str | None = None
-    """Prometheus counters of an inference engine; one that runs requests without a new token for
+    engine_url: str | None = None
+    """Base address of an inference engine; one that runs requests without a new token for
     `liveness_deadline_s`, and is not paused, is killed too."""
-    paused_url: str | None = None
-    """Answers `{"is_paused": bool}`; asked before an engine is called stalled."""
-    generate_url: str | None = None
-    """Token route, asked for one token before an engine is called stalled: several HTTP processes write down
-    what runs, and the last to write is not always the one that knows best."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,8 +44,8 @@ class ChildSpec:
     log_dir: Path
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the supervisor."""
-    cwd: Path | None = None
-    restart: RestartPolicy = NEVER
+    max_restarts: int = 0
+    """Starts after the first; the pauses before them double."""
     health: HealthCheck | None = None
     heartbeat: HeartbeatCheck | None = None
     depends: tuple[str, ...] = ()
@@ -85,7 +63,7 @@ class ChildSpec:
 def write_start_script(spec: ChildSpec) -> Path:
     """Write `start.sh`, which runs this child alone in the foreground; only `spec.env` goes into it."""
     lines = ["#!/bin/sh", f"# Runs {spec.name} alone.", "set -e"]
-    lines.append(f"cd {shlex.quote(str(spec.cwd or Path.cwd()))}")
+    lines.append(f"cd {shlex.quote(str(Path.cwd()))}")
     lines += [f"export {key}={shlex.quote(value)}" for key, value in sorted(spec.env.items())]
     lines.append(f"exec {shlex.join(spec.argv)}")
     path = Path(spec.log_dir) / "start.sh"
@@ -93,19 +71,3 @@ def write_start_script(spec: ChildSpec) -> Path:
     path.write_text("\n".join(lines) + "\n")
     os.chmod(path, 0o755)
     return path
-
-
-def check_specs(specs: list[ChildSpec]) -> None:
-    """ValueError for a doubled name, an unknown dependency or a circle."""
-    names = [spec.name for spec in specs]
-    for name in names:
-        if names.count(name) > 1:
-            raise ValueError(f"two child processes are named {name}")
-    for spec in specs:
-        for other in spec.depends:
-            if other not in names:
-                raise ValueError(f"{spec.name} depends on {other}, which is no child process")
-    try:
-        TopologicalSorter({spec.name: spec.depends for spec in specs}).prepare()
-    except CycleError as error:
-        raise ValueError(f"child processes wait for each other: {', '.join(error.args[1])}") from None

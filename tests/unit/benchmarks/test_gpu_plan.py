@@ -17,7 +17,7 @@ from benchmarks.gpu.cards import SEVERAL_RANKS, check_cards
 from benchmarks.gpu.engine import parsed
 from benchmarks.gpu.served import model_config
 from benchmarks.gpu.trainer import ROWS, SIZES
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
 from pipelinerl.launcher.checks import sampling
 from tests.support.contract.engines import COLUMNS
@@ -147,7 +147,7 @@ def test_the_synchronous_run_differs_in_the_age_of_texts_alone(hardware: str) ->
     )
     assert {a.split("=")[0] for a, b in zip(one, other, strict=True) if a != b} == {"max_lag"}
     for overrides in (one, other):
-        assert not list(sampling.check(typed(compose(Request(overrides=overrides)).tree)))
+        assert not list(sampling.check(typed(compose(overrides).tree)))
 
 
 @pytest.mark.parametrize("size", async_sync.SIZES.values(), ids=list(async_sync.SIZES))
@@ -159,9 +159,9 @@ def test_the_asynchronous_run_does_not_wait_for_its_longest_text(size: async_syn
 
 
 def test_the_overrides_of_the_killed_run_exist() -> None:
-    typed(compose(Request(overrides=["hardware=gpu", *killed.GUESSING, *killed.ON_GPU])).tree)
+    typed(compose(["hardware=gpu", *killed.GUESSING, *killed.ON_GPU]).tree)
 
 
 def preset(*overrides: str) -> DictConfig:
     given = ["+domain=privacy_hopqa", "+preset=privacy_hopqa_from_scratch", *overrides]
-    return compose(Request(overrides=given)).tree
+    return compose(given).tree

@@ -3,41 +3,58 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from pipelinerl.config.detect import visible_devices
+from pipelinerl.launcher.sharing import CardMemory, card_memory
 
 
 @pytest.fixture
-def two_gpus(tmp_path: Path) -> dict[str, str]:
-    """An environment whose `nvidia-smi -L` lists two devices."""
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'GPU 0: X (UUID: a)'\necho 'GPU 1: X (UUID: b)'\n")
-    program.chmod(0o755)
-    return {"PATH": f"{tmp_path}{os.pathsep}{os.defpath}"}
+def driver(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Writes the `nvidia-smi` that is on the PATH; there is none before."""
+    monkeypatch.setenv("PATH", f"{tmp_path}{os.pathsep}{os.defpath}")
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
 
+    def write(script: str) -> None:
+        (tmp_path / "nvidia-smi").write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / "nvidia-smi").chmod(0o755)
 
-def test_all_devices_count_without_a_choice(two_gpus: dict[str, str]) -> None:
-    assert visible_devices(two_gpus) == ["0", "1"]
+    return write
 
 
 @pytest.mark.parametrize(
     ("chosen", "expected"),
-    [("1", ["1"]), ("3,5", ["3", "5"]), ("", []), ("-1", []), ("GPU-a, GPU-b", ["GPU-a", "GPU-b"])],
+    [
+        (None, ["0", "1"]),
+        ("1", ["1"]),
+        ("3,5", ["3", "5"]),
+        ("", []),
+        ("-1", []),
+        ("GPU-a, GPU-b", ["GPU-a", "GPU-b"]),
+    ],
 )
-def test_the_user_s_choice_is_kept(two_gpus: dict[str, str], chosen: str, expected: list[str]) -> None:
-    assert visible_devices(two_gpus | {"CUDA_VISIBLE_DEVICES": chosen}) == expected
+def test_all_devices_count_unless_the_user_chose(
+    driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch, chosen: str | None, expected: list[str]
+) -> None:
+    driver("echo 'GPU 0: X (UUID: a)'; echo 'GPU 1: X (UUID: b)'")
+    if chosen is not None:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", chosen)
+    assert visible_devices() == expected
 
 
-def test_there_is_no_gpu_without_the_driver_s_program(tmp_path: Path) -> None:
-    assert visible_devices({"PATH": str(tmp_path)}) == []
-    assert visible_devices({"PATH": str(tmp_path), "CUDA_VISIBLE_DEVICES": "0"}) == []
+def test_there_is_no_gpu_without_the_driver_s_program_or_when_it_fails(
+    driver: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert visible_devices() == []
+    driver("echo 'No devices were found'; exit 6")
+    assert visible_devices() == [] and card_memory("0") is None
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    assert visible_devices() == []
 
 
-def test_a_failing_driver_means_no_gpu(tmp_path: Path) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text("#!/bin/sh\necho 'no devices' >&2\nexit 9\n")
-    program.chmod(0o755)
-    assert visible_devices({"PATH": f"{tmp_path}{os.pathsep}{os.defpath}"}) == []
+def test_the_card_is_asked_for_its_memory(driver: Callable[[str], None]) -> None:
+    driver('echo "143771, 143000"')
+    assert card_memory("0") == CardMemory(143771 * 2**20, 143000 * 2**20)

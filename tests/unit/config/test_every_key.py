@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import pytest
-import yaml
 from omegaconf import OmegaConf
 from pydantic import SecretStr
 
-from pipelinerl.config import Config
+from pipelinerl.config import Config, keys
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.legacy import WRITTEN_BY_LAUNCHERS
 from pipelinerl.launcher.checks.inert import UNREAD
@@ -24,6 +23,7 @@ from tests.support.key_effects import (
     value_at,
     with_value,
 )
+from tests.unit.config.conftest import DEFAULTS
 
 KEYS = dict(leaves())
 CPU = {"hardware.kind": "cpu", "engine.kind": "embedded", "weights.transport": "file"}
@@ -45,7 +45,6 @@ VALUES: dict[str, Any] = {
     "vllm_config.version": "0.26.0",
     "world.actor_fraction": 2,
     "wandb.wandb_workspace_root": "/",
-    "wandb.wandb_resume": "never",
 }
 """Where any other value of the type will not do."""
 
@@ -135,89 +134,12 @@ def test_a_key_without_effect_exists_and_says_why_in_one_line(key: str) -> None:
     assert key in KEYS and reason and "\n" not in reason
 
 
-DEFAULTS = yaml.safe_load("""
-seed: 42
-model_path: Qwen/Qwen2.5-7B
-fp32_layer_prefix: lm_head
-eval_every_n_versions: 78000
-force_restart: false
-pop_old_data: true
-max_lag: null
-train_subset: null
-environment: null
-accelerate_config: null
-use_deepspeed: false
-deepspeed_config: deepspeed_stage3_bf16
-use_fsdp: false
-fsdp: {param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}
-actor: {llm_max_rollouts: 64, rollout_workers: 1, discount_factor: 1, problem_queue_size: 64,
-  result_queue_size: 64, throughput_window_size: 50, max_rollout_retries: 8, rollout_retry_initial_delay_s: 1,
-  rollout_retry_max_delay_s: 30, rollout_deadline_s: 3600, on_rollout_error: drop_rollout}
-preprocess: {input: actor, output: training_data, n_workers: 8, chunk_n_groups: 2, raw_queue_size: 8,
-  input_queue_size: 32, output_queue_size: 32, dataset_buffer_size: 0, ring_buffer_size: 128,
-  max_ready_samples_per_lead: 64, log_every_n_samples: 128}
-llm: {parameters: {max_tokens: 8192, temperature: 1.0}}
-test_llm: {parameters: {max_tokens: 8192, temperature: 1.0, top_p: 0.95, top_k: 50}}
-vllm_config:
-  vllm_kwargs: {dtype: bfloat16, gpu-memory-utilization: 0.9, max-num-seqs: 64, max-num-batched-tokens: 1024,
-    logprobs-mode: processed_logprobs, enable-prefix-caching: false, async-scheduling: false,
-    enable-chunked-prefill: "", return-tokens-as-token-ids: "", tensor-parallel-size: 1,
-    pipeline-parallel-size: 1, generation-config: vllm, max_model_len: 10000}
-world: {actor_fraction: 4, preprocessor_fraction: 0, finetune_fraction: 4, env_replicas: 1,
-  actor_group_port: 9000, environment_start_port: 7777}
-finetune:
-  model_class: causal-language-modeling
-  optim: adamw_torch
-  load_as_bf16: true
-  use_flash_attention: true
-  train_batch_size: 1
-  gradient_accumulation_passes: 1024
-  learning_rate: 1.0e-6
-  weight_decay: 0.01
-  gradient_clipping_threshold: 0.3
-  lr_scheduler_type: cosine
-  num_warmup_steps: 50
-  max_train_steps: 100000
-  interrupt_train_steps: -1
-  gradient_checkpointing: true
-  reentrant_checkpointing: false
-  seq_length: 12000
-  seq_packing: true
-  seq_parallel: 1
-  save_checkpoint_steps: 100
-  also_save_steps: []
-  keep_intermediate_checkpoints: true
-  save_final_training_state: true
-  use_safetensors: true
-  trust_remote_code: false
-  cuda_empty_cache: false
-  log_each_n_steps: 1
-  send_weight_updates: true
-  weight_update_interval: 1
-  attempts: 8
-  input: training_data
-  rl: {policy_loss: reinforce, epsilon_low: 0.02, epsilon_high: 0.02, use_advantages: true,
-    divide_advantage_by_std: false, kl_coef: 0, final_kl_coef: 0, entropy_bonus: 0, final_entropy_bonus: 0,
-    relu_log_p_weights: false, clamp_log_ratio_ref_new_value: 5, group_normalization: false,
-    overlong_filtering: false, filter_zero_advantage_groups: false, value_loss_coef: 0,
-    step_reward_advantages: false, temperature: 1.0}
-rewards: {correct_answer_finished: 1, correct_answer_not_finished: 1, wrong_answer_finished: 0,
-  wrong_answer_not_finished: 0, no_answer_finished: 0, no_answer_not_finished: 0, unparsable_finished: 0,
-  unparsable_not_finished: 0}
-streams: {backend: files, port: 11000, save: "3600 1"}
-wandb: {use_wandb: true, wandb_project_name: pipeline-rl, wandb_resume: always, wandb_workspace_root: results,
-  tags: []}
-debug: {mode: "", use_existing_llms: false, place_inference_workers: true}
-attempts: 8
-""")
-"""What a run on GPUs uses where its user says nothing: published figures were made with these."""
-
-
 def test_the_defaults_of_a_run_are_the_known_ones(composed: Callable[..., Composition]) -> None:
-    tree = OmegaConf.to_container(composed("hardware=gpu").tree, resolve=True)
-    known = dict(leaves_of(DEFAULTS))
+    tree = composed("hardware=gpu").tree
+    OmegaConf.resolve(tree)
+    known = keys.leaves(DEFAULTS)
     assert len(known) > 120
-    assert {key: value for key, value in leaves_of(tree) if key in known} == known
+    assert {key: value for key, value in keys.leaves(tree).items() if key in known} == known
 
 
 @pytest.mark.parametrize(
@@ -235,11 +157,3 @@ def test_an_overlay_changes_what_its_name_says(
     assert {key: OmegaConf.select(tree.finetune, key) for key in expected} == expected
     head = tree.finetune.model_class.endswith("with-value-head")
     assert head == ("rl.value_loss_coef" in expected)
-
-
-def leaves_of(node: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from leaves_of(value, f"{prefix}{key}.")
-        else:
-            yield prefix + key, value

@@ -233,9 +233,12 @@ def test_keys_that_contradict_each_other_are_refused(
         ["finetune.optim=lion"],
         ["finetune.optim=adafactor"],
         ["world.preprocessor_fraction=1", "finetune.rl.kl_coef=0.1"],
+        ["test_llm.parameters.top_p=0.5", "test_llm.parameters.temperature=0", "max_lag=0"],
+        [f"test_llm.parameters.{kind}_penalty=1.2" for kind in ("repetition", "presence", "frequency")],
+        ["test_llm.parameters.stop=[END]"],
     ],
 )
-def test_every_objective_can_be_chosen(validated: Callable[..., object], overrides: list[str]) -> None:
+def test_a_sound_configuration_passes(validated: Callable[..., object], overrides: list[str]) -> None:
     validated(*overrides)
 
 
@@ -254,15 +257,3 @@ def test_compiled_layers_need_the_attention_of_a_whole_row(
     assert expected in problem
     with_kernel = typed(composed("hardware=gpu", "finetune.compile=true").tree)
     assert not [line for line in training.check(with_kernel, None) if line.startswith("finetune.compile")]
-
-
-def test_a_sound_configuration_passes(validated: Callable[..., object]) -> None:
-    validated(
-        "test_llm.parameters.top_p=0.5",
-        "test_llm.parameters.temperature=0",
-        "test_llm.parameters.repetition_penalty=1.2",
-        "test_llm.parameters.presence_penalty=0.5",
-        "test_llm.parameters.frequency_penalty=0.5",
-        "test_llm.parameters.stop=[END]",
-        "max_lag=0",
-    )

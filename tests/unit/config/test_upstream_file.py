@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from collections.abc import Callable
 from pathlib import Path
@@ -13,64 +14,37 @@ from pipelinerl.config import ConfigError, typed
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.legacy import FORMER_DEFAULTS, REMOVED, WITHOUT_EFFECT, settle
 from pipelinerl.launch import main
+from tests.unit.config.conftest import DEFAULTS
 
 Compose = Callable[..., Composition]
 
-UPSTREAM = """
+UPSTREAM = OmegaConf.merge(
+    DEFAULTS,
+    OmegaConf.create("""
 seed: 7
 model_path: owner/model
-eval_every_n_versions: 78000
-force_restart: false
-pop_old_data: true
 max_lag: 1024
-attempts: 8
-train_subset: null
-accelerate_config: null
 use_deepspeed: true
-deepspeed_config: deepspeed_stage3_bf16
-use_fsdp: false
-fsdp: {param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}
 output_dir: null
 dataset_loader: pipelinerl.domains.guessing.load_problems
 train_dataset_names: [train]
 test_dataset_names: [test]
-environment: null
 sandbox_endpoint: http://127.0.0.1:9
 hydra: {run: {dir: results}}
 jobs: [{kind: actor, idx: 0}]
 me: {job_idx: 0}
-streams: {backend: files}
-debug: {mode: '', streams_from: null, place_inference_workers: true, use_existing_llms: false}
-world: {replicas: 1, actor_fraction: 4, preprocessor_fraction: 0, finetune_fraction: 4, env_replicas: 1,
-  actor_group_port: 9000, environment_start_port: 7777}
-actor: {log_each_n_secs: 0, llm_max_rollouts: 64, rollout_workers: 1, discount_factor: 1,
-  problem_queue_size: 64, result_queue_size: 64, throughput_window_size: 50,
-  shared_memory_entry_size: 10000000,
-  rollout_policy: pipelinerl.domains.guessing.generate_guessing_rollout, system_prompt: '', task_template: '',
-  agent_max_loops: 3}
-preprocess: {input: actor, output: training_data, n_workers: 8, chunk_n_groups: 2, raw_queue_size: 8,
-  input_queue_size: 32, output_queue_size: 32, dataset_buffer_size: 0, ring_buffer_size: 128,
-  max_ready_samples_per_lead: 64, log_every_n_samples: 128, shared_memory_entry_size: 100000000}
-llm: {parameters: {max_tokens: 8192, temperature: 1.0}}
-test_llm: {parameters: {max_tokens: 8192, temperature: 1.0, top_p: 0.95, top_k: 50}}
-vllm_config:
-  use_v1: null
-  quantization: null
-  vllm_kwargs: {dtype: bfloat16, gpu-memory-utilization: 0.9, max-num-seqs: 64, max-num-batched-tokens: 1024,
-    max_model_len: 10000, tensor-parallel-size: 1, pipeline-parallel-size: 1}
-rewards: {correct_answer_finished: 1.0, correct_answer_not_finished: 1.0, wrong_answer_finished: 0.0,
-  wrong_answer_not_finished: 0.0, no_answer_finished: 0.0, no_answer_not_finished: 0.0,
-  unparsable_finished: 0.0, unparsable_not_finished: 0.0, buffer_tokens: 0}
+debug: {streams_from: null}
+world: {replicas: 1}
+actor: {log_each_n_secs: 0, shared_memory_entry_size: 10000000, system_prompt: '', task_template: '',
+  rollout_policy: pipelinerl.domains.guessing.generate_guessing_rollout, agent_max_loops: 3}
+preprocess: {shared_memory_entry_size: 100000000}
+vllm_config: {use_v1: null, quantization: null}
+rewards: {buffer_tokens: 0}
 finetune:
-  model_class: causal-language-modeling
   config_name: owner/model
-  optim: adamw_torch
   train_batch_size: 4
   gradient_accumulation_passes: 256
-  learning_rate: 1.0e-06
-  seq_length: 12000
   max_train_steps: 500
-  attempts: 8
   data: null
   objective: rl
   queue_size: 32
@@ -78,15 +52,16 @@ finetune:
   auto_device_map: false
   lora: {enabled: false, base_model_8bit: false, base_model_4bit: false, r: 16, alpha: 16, dropout: 0.05,
     bias: none}
-  rl: {policy_loss: ppo, epsilon_low: 0.02, epsilon_high: 4, aggregate_loss: sum, reward_minus_kl_coef: 0.0,
-    kl_coef: 0.0, temperature: 1.0}
-wandb: {use_wandb: false, wandb_name: mine, wandb_use_basename: true, wandb_project_name: pipeline-rl}
-"""
+  rl: {policy_loss: ppo, epsilon_high: 4, aggregate_loss: sum, reward_minus_kl_coef: 0.0}
+wandb: {use_wandb: false, wandb_name: mine, wandb_use_basename: true}
+"""),
+)
+"""Upstream's keys: the defaults that are shared, what such a run changes, and what exists there only."""
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    (tmp_path / "exp_config.yaml").write_text(UPSTREAM)
+    OmegaConf.save(UPSTREAM, tmp_path / "exp_config.yaml")
     return tmp_path
 
 
@@ -132,7 +107,7 @@ def test_an_upstream_file_is_taken_and_what_is_left_out_is_said(composed: Compos
 def test_a_value_that_changes_results_is_refused(
     composed: Compose, folder: Path, key: str, value: object, message: str
 ) -> None:
-    tree = OmegaConf.create(UPSTREAM)
+    tree = copy.deepcopy(UPSTREAM)
     OmegaConf.update(tree, key, value, force_add=True)
     OmegaConf.save(tree, folder / "exp_config.yaml")
     with pytest.raises(ConfigError, match=message):

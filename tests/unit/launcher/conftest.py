@@ -14,8 +14,13 @@ import pytest
 from pipelinerl.config import Config, load
 from pipelinerl.config import compose as compose_module
 from pipelinerl.launch import main
+from tests.support.one_line import check_one_line
 from tests.unit.config.conftest import remembered
 
+DryRun = Callable[..., tuple[int, str, str]]
+Placed = Callable[..., tuple[Config, str]]
+Refused = Callable[..., str]
+Validate = Callable[..., tuple[int, str]]
 ROOT = Path(__file__).resolve().parents[3]
 ON_GPUS = (
     *("hardware=gpu", "llm.parameters.max_tokens=64", "test_llm.parameters.max_tokens=64"),
@@ -35,7 +40,7 @@ def model(tmp_path: Path) -> Path:
 @pytest.fixture
 def dry_run(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
+) -> DryRun:
     """Runs the launcher with DRY_RUN=1; returns its status, output and errors."""
     monkeypatch.setenv("DRY_RUN", "1")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
@@ -49,7 +54,20 @@ def dry_run(
 
 
 @pytest.fixture
-def placed(dry_run: Callable[..., tuple[int, str, str]], tmp_path: Path) -> Callable[..., tuple[Config, str]]:
+def refused(dry_run: DryRun) -> Callable[..., str]:
+    """The one line with which a dry run of the guessing domain is refused."""
+
+    def run(*arguments: str) -> str:
+        status, _, err = dry_run("+domain=guessing", *arguments)
+        assert status == 2
+        check_one_line(err, "launcher: ", str(arguments))
+        return err
+
+    return run
+
+
+@pytest.fixture
+def placed(dry_run: DryRun, tmp_path: Path) -> Placed:
     """The tree that a dry run of the guessing domain wrote to `run/`, and what it printed."""
 
     def run(*arguments: str) -> tuple[Config, str]:
@@ -73,9 +91,7 @@ def python(*arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.Complete
 
 
 @pytest.fixture
-def validate(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str]]:
+def validate(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> Validate:
     """`python -m pipelinerl.launch ... validate=true` on a machine without a GPU: status and stderr."""
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setattr(compose_module, "_compose", remembered)

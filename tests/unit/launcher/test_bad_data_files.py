@@ -10,11 +10,10 @@ from typing import Any
 import pytest
 
 from tests.support.one_line import check_one_line
+from tests.unit.launcher.conftest import ROOT, Validate
 
-ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "domains/privacy_hopqa/examples"
 CHAIN = json.loads((EXAMPLES / "chains_train.jsonl").read_text().splitlines()[0])
-Validate = Callable[..., tuple[int, str]]
 
 
 def row(**fields: Any) -> bytes:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -13,6 +12,7 @@ from pipelinerl.config.environments import remote_specs, replicas
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.environment_server import make_environment
 from pipelinerl.utils import get_environment_jobs, resolve_environment_key
+from tests.unit.launcher.conftest import Placed
 
 
 class Recorder:
@@ -47,16 +47,17 @@ def test_an_environment_is_made_from_its_target(tmp_path: Path) -> None:
         assert (tmp_path / "port").read_text() == "7777"
 
 
-def test_an_unknown_key_and_a_target_without_launch_are_named() -> None:
-    with pytest.raises(ConfigError, match="environment b: not configured; there is a"):
-        make_environment(tree(environments={"a": {"_target_": TARGET}}), "b")
-    with pytest.raises(ConfigError, match=r"environment a: dict has no launch\(port\)"):
-        make_environment(tree(environments={"a": {"_target_": "builtins.dict"}}), "a")
-
-
-def test_a_target_that_cannot_be_made_is_one_line() -> None:
-    with pytest.raises(ConfigError, match=r"environment a: .*nothing") as caught:
-        make_environment(tree(environments={"a": {"_target_": "nothing.at.All"}}), "a")
+@pytest.mark.parametrize(
+    ("target", "key", "message"),
+    [
+        (TARGET, "b", "environment b: not configured; there is a"),
+        ("builtins.dict", "a", r"environment a: dict has no launch\(port\)"),
+        ("nothing.at.All", "a", "environment a: .*nothing"),
+    ],
+)
+def test_what_cannot_be_made_is_named_in_one_line(target: str, key: str, message: str) -> None:
+    with pytest.raises(ConfigError, match=message) as caught:
+        make_environment(tree(environments={"a": {"_target_": target}}), key)
     assert len(caught.value.problems) == 1
 
 
@@ -93,9 +94,7 @@ def test_other_modes_have_no_servers() -> None:
         assert list(remote_specs(cfg)) == expected
 
 
-def test_the_launcher_starts_checks_and_restarts_each_server(
-    placed: Callable[..., tuple[Config, str]], tmp_path: Path
-) -> None:
+def test_the_launcher_starts_checks_and_restarts_each_server(placed: Placed, tmp_path: Path) -> None:
     cfg, out = placed(
         f"environments={{maze: {{_target_: {TARGET}, path: x}}}}",
         "world.env_replicas=2",
@@ -108,7 +107,7 @@ def test_the_launcher_starts_checks_and_restarts_each_server(
     first = children["environment_0"]
     assert first.health is not None and first.health.url == f"{servers[0].url}/health"
     assert first.health.start_deadline_s == cfg.engine.start_deadline_s
-    assert first.restart.max_restarts == cfg.engine.max_restarts
+    assert first.max_restarts == cfg.engine.max_restarts
     assert {"environment_0", "environment_1"} <= set(children["actor"].depends)
     assert "pipelinerl.launcher.environment_server" in (tmp_path / "run/environment_1/start.sh").read_text()
     assert [job.url for job in get_environment_jobs(load_tree(tmp_path / "run"))] == [

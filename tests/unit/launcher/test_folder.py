@@ -53,13 +53,6 @@ def test_completion_is_remembered(folder: RunFolder) -> None:
     assert folder.completed_steps == 40
 
 
-def test_the_lock_is_exclusive_and_ends_with_its_owner(folder: RunFolder, tmp_path: Path) -> None:
-    with folder, pytest.raises(ConfigError, match="in use by launcher process"), RunFolder(tmp_path):
-        pass
-    with RunFolder(tmp_path):
-        pass
-
-
 def test_which_folders_may_hold_a_run(folder: RunFolder, tmp_path: Path) -> None:
     check_writable(tmp_path)
     check_writable(tmp_path / "new/deep")

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from pipelinerl.config import Config
 from pipelinerl.config.finetune import Sharding
-from tests.unit.launcher.conftest import ON_GPUS
+from tests.unit.launcher.conftest import ON_GPUS, Placed, Refused
 
-Placed = Callable[..., tuple[Config, str]]
 TENSOR_PARALLEL = "vllm_config.vllm_kwargs.tensor-parallel-size=2"
 
 
@@ -53,6 +50,6 @@ def test_back_end_and_order_of_the_steps_agree(
     assert cfg.weights_ahead is backend.endswith("_ahead") is ("received ahead" in out)
 
 
-def test_receiving_ahead_where_it_cannot_be_is_refused(dry_run: Callable[..., tuple[int, str, str]]) -> None:
-    status, _, err = dry_run("+domain=guessing", *ON_GPUS, TENSOR_PARALLEL, "weights.ahead=true")
-    assert status == 2 and "weights.ahead=true: has no effect here: engines receive ahead from files" in err
+def test_receiving_ahead_where_it_cannot_be_is_refused(refused: Refused) -> None:
+    said = refused(*ON_GPUS, TENSOR_PARALLEL, "weights.ahead=true")
+    assert "weights.ahead=true: has no effect here: engines receive ahead from files" in said

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,12 @@ from domains.guessing import generate_guessing_rollout
 from domains.multidomain.loader import DatasetSpec, load_datasets
 from pipelinerl.config import ConfigError
 from pipelinerl.config import installed as installed_module
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.domain import BaseDomain, ServiceSpec, load_domain
 from pipelinerl.launcher.validate import domain_problems
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
+from tests.unit.launcher.conftest import DryRun
 
-DryRun = Callable[..., tuple[int, str, str]]
 HERE = "tests.unit.launcher.test_multidomain"
 
 
@@ -260,7 +260,7 @@ def chess(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 def test_a_domain_of_another_package_is_found_by_its_entry_point(chess: str) -> None:
-    assert compose(Request(overrides=["+domain=chess"], hardware="cpu")).tree.domain_name == "chess"
+    assert compose(["+domain=chess", "hardware=cpu"]).tree.domain_name == "chess"
     found = importlib.import_module("pipelinerl.domains.chess")
     assert found is importlib.import_module(chess)
     assert rollout_of(tree(), "chess") is found.generate_chess_rollout

@@ -8,7 +8,7 @@ import pytest
 
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.launcher.placement import place, split_devices
-from pipelinerl.launcher.ports import Ports, is_free
+from pipelinerl.launcher.ports import is_free
 
 
 def config(**groups: object) -> Config:
@@ -120,22 +120,6 @@ def test_preprocess_gets_a_device_when_it_scores_the_reference_itself() -> None:
     assert dict(summary(config(finetune={"rl": rl}, world=world), 4))["preprocessor"] == []
 
 
-@pytest.mark.parametrize(
-    ("mode", "kinds"),
-    [
-        ("finetune", ["finetune"]),
-        ("preprocessor", ["preprocessor"]),
-        ("actor", ["actor_llm", "actor"]),
-        ("actor+preprocessor", ["actor_llm", "actor", "preprocessor"]),
-        ("finetune+preprocessor", ["preprocessor", "finetune"]),
-        ("open_loop", ["actor_llm", "actor", "preprocessor", "finetune"]),
-    ],
-)
-def test_debug_modes_start_only_their_roles(mode: str, kinds: list[str]) -> None:
-    jobs = place(config(**CPU, debug={"mode": mode}), [], free=lambda port: True)
-    assert [job.kind for job in jobs] == kinds
-
-
 def test_a_taken_port_moves_on_to_the_next_free_one() -> None:
     jobs = place(config(**CPU, **ONE), [], ["a", "b"], free=lambda port: port not in {7000, 8080})
     ports = {job.name: job.port for job in jobs if job.port}
@@ -148,18 +132,10 @@ def test_engines_that_already_run_keep_their_ports() -> None:
     assert jobs[0].port == 8080
 
 
-def test_environments_are_scaled_by_engine_when_asked() -> None:
-    world = {"env_replicas_per_actor": 2}
-    engine = {"kind": "embedded", "count": 3}
-    cfg = config(hardware={"kind": "cpu"}, engine=engine, world=world, **ONE)
-    jobs = place(cfg, [], free=lambda port: True)
-    assert [job.environment_index for job in jobs if job.kind == "environment"] == list(range(6))
-
-
 def test_a_port_in_use_is_not_free_and_none_left_is_an_error() -> None:
     with socket.socket() as server:
         server.bind(("127.0.0.1", 0))
         server.listen()
         assert not is_free(server.getsockname()[1])
     with pytest.raises(ConfigError, match="no free port"):
-        Ports(lambda port: False).next(65530)
+        place(config(**CPU), [], free=lambda port: False)

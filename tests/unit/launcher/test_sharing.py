@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from pipelinerl.base.errors import ConfigError
-from pipelinerl.config.compose import Composition, Request, compose
+from pipelinerl.config.compose import Composition, compose
 from pipelinerl.config.files import typed
 from pipelinerl.domain import load_domain
 from pipelinerl.launcher.commands import commands
@@ -17,7 +17,6 @@ from pipelinerl.launcher.placement import place
 from pipelinerl.launcher.sharing import (
     GIB,
     CardMemory,
-    card_memory,
     engine_share,
     model_parameters,
     share_one_device,
@@ -34,7 +33,7 @@ def small_model(model: Path) -> Path:
 
 def composition(model: Path, *overrides: str) -> Composition:
     given = ["hardware=gpu", f"model_path={model}", "world.share_device=true", *overrides]
-    return compose(Request(overrides=["+domain=guessing", *given]))
+    return compose(["+domain=guessing", *given])
 
 
 def test_parameters_are_counted_from_the_headers(small_model: Path, tmp_path: Path) -> None:
@@ -95,21 +94,13 @@ def test_what_cannot_be_read_has_to_be_given(model: Path) -> None:
         share_one_device(composition(model), ["0"], memory_of=lambda device: None)
 
 
-def test_the_card_is_asked_for_its_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = tmp_path / "nvidia-smi"
-    program.write_text('#!/bin/sh\necho "143771, 143000"\n')
-    program.chmod(0o755)
-    monkeypatch.setenv("PATH", str(tmp_path), prepend=":")
-    assert card_memory("0") == CardMemory(143771 * 2**20, 143000 * 2**20)
-    program.write_text("#!/bin/sh\necho 'No devices were found'\nexit 6\n")
-    assert card_memory("0") is None
-
-
-@pytest.mark.parametrize(("devices", "waits"), [(1, ("actor_vllm_0",)), (2, ())])
-def test_on_a_shared_card_the_trainer_starts_behind_the_engine(
-    small_model: Path, tmp_path: Path, devices: int, waits: tuple[str, ...]
+@pytest.mark.parametrize(
+    ("devices", "running", "waits"), [(1, "false", ("actor_vllm_0",)), (1, "true", ()), (2, "false", ())]
+)
+def test_on_a_shared_card_the_trainer_starts_behind_the_engine_that_is_started_with_it(
+    small_model: Path, tmp_path: Path, devices: int, running: str, waits: tuple[str, ...]
 ) -> None:
-    cfg = typed(composition(small_model).tree)
+    cfg = typed(composition(small_model, f"debug.use_existing_llms={running}").tree)
     cfg = cfg.model_copy(update={"jobs": place(cfg, range(devices), free=lambda port: True)})
     specs = commands(cfg, tmp_path, [], [str(index) for index in range(devices)], None)
     assert next(spec.depends for spec in specs if spec.name == "finetune") == waits

@@ -5,7 +5,6 @@ from __future__ import annotations
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -23,8 +22,8 @@ from pipelinerl.streams import (
     write_to_streams,
 )
 from pipelinerl.streams.local_server import answers
+from tests.unit.launcher.conftest import DryRun
 
-DryRun = Callable[..., tuple[int, str, str]]
 PASSWORD = 'a "quoted" \\ secret'
 
 
@@ -68,7 +67,7 @@ def test_every_role_waits_for_the_server_and_nothing_restarts_it(dry_run: DryRun
     children = {child.name: child for child in commands(cfg, tmp_path / "run", [], [], None)}
     for role in ("actor", "preprocess", "finetune"):
         assert "services/redis" in children[role].depends
-    assert children["services/redis"].restart.max_restarts == 0
+    assert children["services/redis"].max_restarts == 0
     assert not children["actor_vllm_0"].depends
 
 

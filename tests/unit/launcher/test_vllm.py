@@ -55,6 +55,11 @@ def test_the_flags_of_0_26() -> None:
     ]
 
 
+def test_the_engine_runs_under_the_interpreter_that_was_named() -> None:
+    command = serve_argv(options("0.32.0", python="/env/bin/python"))
+    assert command[:3] == ["/env/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
+
+
 def test_0_32_and_later_open_the_token_routes() -> None:
     assert "--enable-scale-out" not in serve_argv(options("0.31.9"))
     assert "--enable-scale-out" in serve_argv(options("0.32.0"))

@@ -8,16 +8,13 @@ from pathlib import Path
 
 import pytest
 
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
 from pipelinerl.inference.vllm import (
     CPU_ENVIRONMENT,
     Installation,
-    VllmOptions,
-    VllmVersion,
     installation,
     installed_version,
-    serve_argv,
     serve_env,
 )
 from pipelinerl.launcher.checks import machine
@@ -40,21 +37,6 @@ def test_a_real_interpreter_is_asked() -> None:
     assert installation(sys.executable).version == installed_version()
 
 
-def test_the_engine_runs_under_that_interpreter() -> None:
-    options = VllmOptions(
-        model="m",
-        served_model_name="m",
-        host="127.0.0.1",
-        port=1,
-        max_model_len=8,
-        transport="file",
-        version=VllmVersion.parse("0.32"),
-        kwargs={},
-        python="/env/bin/python",
-    )
-    assert serve_argv(options)[:3] == ["/env/bin/python", "-m", "vllm.entrypoints.openai.api_server"]
-
-
 def test_a_cpu_build_shares_the_cores_unless_told_otherwise(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in CPU_ENVIRONMENT:
         monkeypatch.delenv(name, raising=False)
@@ -66,9 +48,7 @@ def test_a_cpu_build_shares_the_cores_unless_told_otherwise(monkeypatch: pytest.
 
 def problems(*overrides: str) -> list[str]:
     """What is wrong with engines and devices of a run on a machine without a GPU."""
-    tree = compose(
-        Request(overrides=["+domain=guessing", "hardware=cpu", "+preset=vllm_cpu", *overrides])
-    ).tree
+    tree = compose(["+domain=guessing", "hardware=cpu", "+preset=vllm_cpu", *overrides]).tree
     return list(machine.check(typed(tree), 0, dry_run=False))
 
 

@@ -11,8 +11,6 @@ import pytest
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.machine import Job
 from pipelinerl.launcher.run import Watchdog
-from pipelinerl.launcher.supervision import NEVER, ChildSpec, HealthCheck, RestartPolicy, Supervisor
-from pipelinerl.launcher.supervision.core import KillChild
 from pipelinerl.run_state.replacements import ask_for_replacement
 
 URL = "http://127.0.0.1:8080"
@@ -71,23 +69,3 @@ def test_standing_still_ends_the_run_only_while_the_trainer_works(tmp_path: Path
     with pytest.raises(WaitExpired, match="a rollout or an optimizer step: actor has not begun"):
         for _ in range(2):
             dog.check()
-
-
-def test_a_replaced_engine_counts_as_a_restart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    check = HealthCheck(url=URL)
-    engine = ChildSpec(
-        name="engine", argv=["true"], log_dir=tmp_path, health=check, restart=RestartPolicy(max_restarts=1)
-    )
-    actor = ChildSpec(name="actor", argv=["true"], log_dir=tmp_path, restart=NEVER)
-    supervisor = Supervisor([engine, actor])
-    done: list[Any] = []
-    monkeypatch.setattr(supervisor, "_carry_out", done.extend)
-    supervisor.replace("engine", "half a model")
-    assert done == [], "it is not ready yet"
-    core = supervisor._core
-    core.tick(0.0)
-    core.healthy("engine", 0)
-    supervisor.replace("engine", "half a model")
-    assert done == [KillChild("engine")]
-    (restart,) = core.exited("engine", 0, -9, 1.0)
-    assert (restart.name, restart.cause) == ("engine", "half a model")  # type: ignore[union-attr]

@@ -12,7 +12,7 @@ import pytest
 
 from domains import math
 from pipelinerl.config import load
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.launch import main
 
 GROUPS = ("base", "format", "pure_success", "success", "success_and_format")
@@ -49,7 +49,7 @@ def test_the_gpu_profile_leaves_the_model_to_the_user(dry_run: Callable[..., Any
 
 @pytest.mark.parametrize("group", GROUPS)
 def test_a_reward_group_is_a_whole_table(group: str) -> None:
-    tree = compose(Request(overrides=["+domain=math", f"rewards={group}"], hardware="cpu")).tree
+    tree = compose(["+domain=math", f"rewards={group}", "hardware=cpu"]).tree
     table = math.RewardTable(**dict(tree.rewards))
     best = math.get_reward("correct", True, table)
     assert best == 1.0 == max(getattr(table, n) for n in type(table).model_fields if n != "buffer_tokens")

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 from domains.math import MathEnvironment, generate_math_rollout, verify_answer_rpc
 from domains.math.service import MAX_BODY_BYTES, ROUTE, make_app
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import RolloutResult
 from tests.support.fake_engine import FakeEngine
@@ -92,7 +92,7 @@ async def test_a_client_tells_a_refusal_from_a_server_in_trouble(
 
 def config(rewards: str = "pure_success", **changes: Any) -> Any:
     overrides = ["+domain=math", f"rewards={rewards}", "environment.workers=1", "environment.deadline_s=20"]
-    tree = compose(Request(overrides=overrides, hardware="cpu")).tree
+    tree = compose([*overrides, "hardware=cpu"]).tree
     return OmegaConf.merge(tree, changes)
 
 

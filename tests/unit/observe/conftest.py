@@ -13,28 +13,17 @@ from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
 BATCH, STEPS, PROBLEMS = 32, 60, 50
 STAGES = {"plan": "plan_accuracy", "choose": "choose_accuracy", "read": "read_accuracy"}
+"""Metrics of the run's evaluations that belong to stages of its agent, by label."""
 
 
 @pytest.fixture(scope="session")
 def run_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of the run; tests may only add to it."""
-    path = tmp_path_factory.mktemp("run")
-    write_run(path)
+    """Sixty steps in which success grows from about 0.35 to 0.7 and leakage falls; tests may only add."""
+    path, rng = tmp_path_factory.mktemp("run"), np.random.default_rng(0)
+    _write_metrics(path, rng)
+    _write_evaluations(path, rng)
+    _write_rollouts(path)
     return path
-
-
-@pytest.fixture(scope="session")
-def stages() -> dict[str, str]:
-    """Metrics of the run's evaluations that belong to stages of its agent, by label."""
-    return STAGES
-
-
-def write_run(output_dir: Path, seed: int = 0) -> None:
-    """Sixty steps in which success grows from about 0.35 to 0.7 and leakage falls."""
-    rng = np.random.default_rng(seed)
-    _write_metrics(output_dir, rng)
-    _write_evaluations(output_dir, rng)
-    _write_rollouts(output_dir, rng)
 
 
 def _write_metrics(output_dir: Path, rng: np.random.Generator) -> None:
@@ -97,7 +86,7 @@ def _write_evaluations(output_dir: Path, rng: np.random.Generator) -> None:
             stats.write({"version": step * BATCH, "values": values})
 
 
-def _write_rollouts(output_dir: Path, rng: np.random.Generator) -> None:
+def _write_rollouts(output_dir: Path) -> None:
     with (
         RolloutLog(output_dir, "actor") as actor,
         RolloutLog(output_dir, "preprocess") as preprocess,

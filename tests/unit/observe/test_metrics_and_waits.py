@@ -42,16 +42,6 @@ def test_text_never_gets_into_metrics(tmp_path: Path, value: object) -> None:
     assert (tmp_path / "actor" / "metrics.jsonl").read_text() == ""
 
 
-def test_a_restarted_role_goes_on_behind_a_torn_line(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path, "actor") as writer:
-        writer.log({"a": 1})
-    with (tmp_path / "actor" / "metrics.jsonl").open("a") as file:
-        file.write('{"time": 1')
-    with MetricsWriter(tmp_path, "actor") as writer:
-        writer.log({"a": 2})
-    assert json.loads((tmp_path / "actor" / "metrics.jsonl").read_text().splitlines()[-1])["a"] == 2
-
-
 def test_wandb_is_offline_unless_there_is_a_key(tmp_path: Path) -> None:
     home = {"HOME": str(tmp_path)}
     assert wandb_mode(home) == "offline"

@@ -19,12 +19,13 @@ from pipelinerl.domain import ReportFocus
 from pipelinerl.observe.history import MetricsTail, read_evaluations, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.plots import lag_histogram, pace, smooth
-from pipelinerl.observe.progress import Progress, ProgressDisplay, notable_waits, status_line
+from pipelinerl.observe.progress import ProgressDisplay, notable_waits, status_line
 from pipelinerl.observe.report import write_report
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import summarise
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
 from pipelinerl.streams import SingleStreamSpec
+from tests.unit.observe.conftest import STAGES
 from tests.unit.streams.conftest import fill
 
 
@@ -67,10 +68,10 @@ def test_a_paired_difference_is_tighter_than_two_intervals_and_skips_missing_pro
         mean_interval([None])
 
 
-def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path, stages: dict[str, str]) -> None:
+def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None:
     out = io.StringIO()
     console = Console(file=out, width=60)
-    folder = write_report(run_dir, ReportFocus(stages=stages), console=console)
+    folder = write_report(run_dir, ReportFocus(stages=STAGES), console=console)
     text = out.getvalue()
     assert "before (0 texts)" in text and "after (1920 texts)" in text
     sums = "560 started = 434 trained + 0 stale + 88 filtered + 6 failed + 0 empty + 32 unfinished"
@@ -156,7 +157,7 @@ def test_the_pace_of_training_is_over_all_time_that_passed() -> None:
 
 
 def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
-    line = Progress(run_dir, target_texts=3840).update()
+    line = ProgressDisplay(run_dir, target_texts=3840).line()
     assert "trained 1920 texts of 3840 (50%)" in line
     assert "434 trained, 88 filtered, 6 failed, 32 open" in line
     assert "evaluated 196 of 200" in line
@@ -206,7 +207,7 @@ def test_the_tail_of_metrics_survives_torn_lines_and_other_files(tmp_path: Path)
 def test_a_status_file_reaches_the_line(tmp_path: Path) -> None:
     with StatusFile(tmp_path, "actor", interval_s=60) as status, waiting("an engine", 90):
         status.write()
-        assert "waiting" not in Progress(tmp_path).update()
+        assert "waiting" not in ProgressDisplay(tmp_path).line()
 
 
 @pytest.mark.parametrize("values", [[1.0, 2.0], [0.0, 3.0, 6.0], [1.0, 2.0, 3.0, 4.0, 5.0]])

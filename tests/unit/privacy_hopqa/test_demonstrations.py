@@ -20,7 +20,7 @@ from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import SKELETONS, Mixture, ScriptedModel, search_query
 from domains.privacy_hopqa.world.in_memory import chains_of, world_store
 from pipelinerl.bootstrap.demonstrations import Demonstration
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.config.files import typed
 
 CHECKPOINT = Path(domains.privacy_hopqa.__file__).parent / "checkpoint"
@@ -28,7 +28,7 @@ CHECKPOINT = Path(domains.privacy_hopqa.__file__).parent / "checkpoint"
 
 @cache
 def cpu_settings() -> PrivacyHopQASettings:
-    return settings_of(compose(Request(overrides=["+domain=privacy_hopqa", "hardware=cpu"])).tree)
+    return settings_of(compose(["+domain=privacy_hopqa", "hardware=cpu"]).tree)
 
 
 @cache
@@ -111,7 +111,7 @@ def test_the_bundled_model_is_the_one_its_recipe_names():
     assert {g["kind"] for g in record["gates"] if g["minimum"]} >= {"read_yes", "read_no", "choose_other"}
     assert all(gate["accuracy"] >= (gate["minimum"] or 0) for gate in record["gates"])
     assert sum(path.stat().st_size for path in CHECKPOINT.iterdir()) <= 10_000_000
-    configured = typed(compose(Request(overrides=["+domain=privacy_hopqa", "hardware=cpu"])).tree).bootstrap
+    configured = typed(compose(["+domain=privacy_hopqa", "hardware=cpu"]).tree).bootstrap
     assert [phase.model_dump() for phase in configured.phases] == record["recipe"]["phases"]
 
 

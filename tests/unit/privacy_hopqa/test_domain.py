@@ -9,7 +9,7 @@ from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.domain import PrivacyHopQADomain, world_paths
 from domains.privacy_hopqa.leakage import section
 from pipelinerl.config import ConfigError
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 from pipelinerl.domain import Domain
 from tests.support.privacy_hopqa.leakage import audit_line, write_lines
 
@@ -147,14 +147,14 @@ def test_keys_of_the_published_recipe_without_a_counterpart_name_what_replaces_t
     (problem,) = DOMAIN.validate(config(f"{key}=1"))
     assert f"{key} is not a setting here" in problem and says in problem
     with pytest.raises(ConfigError, match=f"privacy_hopqa.{key}: is not a setting here") as error:
-        compose(Request(overrides=["+domain=privacy_hopqa", "hardware=cpu", f"privacy_hopqa.{key}=1"]))
+        compose(["+domain=privacy_hopqa", "hardware=cpu", f"privacy_hopqa.{key}=1"])
     assert says in str(error.value)
 
 
 @pytest.mark.parametrize("preset", ["compact", "situational"])
 def test_presets_are_valid_as_they_are(preset):
     overrides = ["+domain=privacy_hopqa", "hardware=gpu", f"+preset=privacy_hopqa_{preset}"]
-    tree = compose(Request(overrides=overrides)).tree
+    tree = compose(overrides).tree
     assert tree.privacy_hopqa.prompt_set == ("compact" if preset == "compact" else "full")
     tree.privacy_hopqa.world = {"size": "tiny"}
     assert DOMAIN.validate(tree) == []

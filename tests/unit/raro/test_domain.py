@@ -21,12 +21,12 @@ from domains.raro.metrics import CRITIC_RATES, length_rule
 from domains.raro.parser import ANSWER_1, TIE, extract_answer, parse_verdict
 from domains.raro.report import checks, first_accuracy, sections
 from domains.raro.watch import WINDOW, Watch
-from pipelinerl.config.compose import Request, compose
+from pipelinerl.config.compose import compose
 
 
 @cache
 def composed(domain, hardware):
-    return compose(Request(overrides=[f"+domain={domain}", f"hardware={hardware}"])).tree
+    return compose([f"+domain={domain}", f"hardware={hardware}"]).tree
 
 
 def tree(*overrides, domain="raro", hardware="cpu"):

@@ -102,7 +102,7 @@ def test_every_command_is_a_valid_run(arm, tmp_path):
     sizes = {"train": 100, "val": 10, "test": 20}
     plan = raro.Plan(out=tmp_path, steps=8, evaluations=2, sizes=sizes, overrides=("max_lag=null",))
     command = raro.command(plan, arm, 1)
-    cfg = compose(parse(command[3:]).request).tree
+    cfg = compose(parse(command[3:]).overrides).tree
     assert RaroDomain().validate(cfg) == []
     every = 2 if raro.ARMS[arm].best_validation else 4
     assert cfg.eval_every_n_versions == every * raro.texts_per_step(arm)

@@ -52,29 +52,10 @@ def test_given_places_are_used_as_they_are():
     assert places([made]) == [(2, 5)]
 
 
-@pytest.mark.parametrize(
-    ("fields", "message"),
-    [
-        ({"situation": "S", "metadata": {"step_advantage_group": "T"}}, "'S' contradicts.*'T'"),
-        ({"situation": "", "metadata": {}}, "empty string"),
-        ({"padding_value": 0.5, "metadata": {"step_advantage_padding_value": 0.6}}, "padding_value=0.5"),
-        ({"situation": "S", "metadata": {"step_advantage_local_index": 0}}, "metadata needs"),
-        (
-            {
-                "situation": "S",
-                "metadata": {"step_advantage_local_index": 3, "step_advantage_segment_length": 3},
-            },
-            "=3 is not in",
-        ),
-        ({"position": "pool"}, "'pool' without a situation"),
-    ],
-)
-def test_contradictions_name_the_text(fields, message):
-    with pytest.raises(ValueError, match=f"g/7/1: .*{message}"):
-        emit_situations([text(), text(**fields)], "g/7")
-
-
-def test_one_situation_is_either_pooled_or_aligned():
-    texts = [text(situation="S"), text(situation="S", position="pool")]
+def test_a_contradiction_names_the_text_or_the_rollout():
+    """The other contradictions: finetune/rl/test_advantages.py."""
+    contradicting = text(situation="S", metadata={"step_advantage_group": "T"})
+    with pytest.raises(ValueError, match=r"g/7/1: .*'S' contradicts.*'T'"):
+        emit_situations([text(), contradicting], "g/7")
     with pytest.raises(ValueError, match="g/7: situation 'S' has both"):
-        emit_situations(texts, "g/7")
+        emit_situations([text(situation="S"), text(situation="S", position="pool")], "g/7")

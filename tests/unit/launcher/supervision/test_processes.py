@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, RestartPolicy, Supervisor
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor, core
 from tests.support.processes import DEADLINE_S, alive, bound, free_port, until
 
 # A server with a worker that shares its group and one that asked to die with it.
@@ -111,18 +111,20 @@ def test_stop_takes_the_workers_of_a_child_along(tmp_path: Path) -> None:
     assert not bound(port)
 
 
-def test_a_killed_engine_is_restarted_and_its_workers_are_gone(tmp_path: Path) -> None:
+def test_a_killed_engine_is_restarted_and_its_workers_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "BACKOFF_S", 0.05)
     port = free_port()
-    restarted: list[str] = []
     lines: list[str] = []
-    spec = server(tmp_path, port, restart=RestartPolicy(max_restarts=1, backoff_s=0.05))
-    with Supervisor([spec], on_restart=restarted.append, announce=lines.append) as supervisor:
+    spec = server(tmp_path, port, max_restarts=1)
+    with Supervisor([spec], announce=lines.append) as supervisor:
         supervisor.start()
         first = supervisor.pids()["engine"]
         workers = [p.pid for p in psutil.Process(first).children(recursive=True)]
         os.kill(first, signal.SIGKILL)
         supervisor.watch(until=lambda: lines.count("engine is healthy") == 2)
-        assert restarted == ["engine"]
+        assert "engine: killed by SIGKILL; restart 1 of 1 in 0.05 s" in lines
         assert not any(alive(pid) for pid in workers)
         os.kill(supervisor.pids()["engine"], signal.SIGKILL)
         with pytest.raises(ChildFailed, match="engine: killed by SIGKILL, after 1 restarts"):
@@ -141,7 +143,6 @@ def test_a_failure_is_one_line_with_the_last_words_of_the_child(tmp_path: Path) 
     message = str(failure.value)
     assert message.startswith("actor: exit status 1: actor: no problems found")
     assert "\n" not in message
-    assert failure.value.log_tail == ["actor: no problems found"]
     assert (tmp_path / "actor" / "stdout.log").read_text() == "first\n"
     assert not alive(pid)
 
@@ -169,19 +170,6 @@ def test_a_child_that_ignores_sigterm_is_killed_after_the_deadline(tmp_path: Pat
     pid = supervisor.pids()["actor"]
     supervisor.stop(deadline_s=0.2)
     assert not alive(pid)
-
-
-def test_a_child_that_never_becomes_healthy_is_named_with_its_deadline(tmp_path: Path) -> None:
-    url = f"http://127.0.0.1:{free_port()}/health"
-    spec = script(
-        "retrieval",
-        tmp_path,
-        "import time; time.sleep(600)",
-        health=HealthCheck(url=url, start_deadline_s=0.3),
-    )
-    expected = pytest.raises(ChildFailed, match=f"retrieval: not healthy at {url} 0.3 s after its start")
-    with Supervisor([spec]) as supervisor, expected:
-        supervisor.start()
 
 
 def test_the_run_is_over_when_all_final_children_are_done(tmp_path: Path) -> None:
