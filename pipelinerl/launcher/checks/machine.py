@@ -13,8 +13,10 @@ from pipelinerl.inference.vllm import (
     installed_version,
     kwargs_problems,
 )
+from pipelinerl.observe.wandb_run import has_key, wandb_mode
 
 ENGINE_DTYPES = ("bfloat16", "float32")
+WANDB_MODES = ("online", "offline", "disabled", "dryrun", "run", "shared")
 
 
 def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
@@ -32,6 +34,16 @@ def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
     if engine.kind == "vllm":
         yield from _vllm(cfg, dry_run)
     yield from _streams(cfg, dry_run)
+    if cfg.wandb.use_wandb:
+        yield from _wandb()
+
+
+def _wandb() -> Iterator[str]:
+    mode = wandb_mode()
+    if mode not in WANDB_MODES:
+        yield f"WANDB_MODE={mode}: no such mode; use one of {', '.join(WANDB_MODES)}"
+    elif mode == "online" and not has_key():
+        yield "WANDB_MODE=online: there is no key; set WANDB_API_KEY, or WANDB_MODE=offline"
 
 
 def _vllm_on_cpu(cfg: Config) -> Iterator[str]:

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from pipelinerl.base import child as child_module
@@ -33,20 +33,36 @@ def start_process(spec: ChildSpec) -> subprocess.Popen[bytes]:
         )
 
 
-def group_members(pgid: int) -> list[int]:
-    """Pids of the living (not zombie) processes of a group."""
-    members: list[int] = []
+def _living() -> Iterator[tuple[int, int, int]]:
+    """Pid, parent's pid and group of every process that is no zombie."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             # Fields behind the command, which may itself hold blanks and brackets: state, ppid, pgrp.
-            state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            state, parent, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
         except (OSError, ValueError):
             continue
-        if int(group) == pgid and state not in "ZX":
-            members.append(int(entry.name))
-    return members
+        if state not in "ZX":
+            yield int(entry.name), int(parent), int(group)
+
+
+def group_members(pgid: int) -> list[int]:
+    """Pids of the living processes of a group."""
+    return [pid for pid, _, group in _living() if group == pgid]
+
+
+def descendants(pid: int) -> list[int]:
+    """Pids of the living processes below one, whatever their groups."""
+    children: dict[int, list[int]] = {}
+    for one, parent, _ in _living():
+        children.setdefault(parent, []).append(one)
+    found, look_below = list[int](), [pid]
+    while look_below:
+        below = children.get(look_below.pop(), [])
+        found += below
+        look_below += below
+    return found
 
 
 def last_line(path: Path) -> str:
@@ -99,9 +115,13 @@ class RunningChild:
             self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL to everything in the group; nothing left is fine."""
+        """SIGKILL to everything in the group and below; nothing left is fine."""
+        strays = descendants(self.pid)  # wandb's service, for one, has opened a session of its own
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        for pid in strays:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def reap(self) -> None:
         """Kill what the child left behind in its group, then forget it. Call after its exit was reported."""

@@ -20,6 +20,7 @@ from pipelinerl.launcher.supervision.core import (
     Action,
     ChildPhase,
     GiveUp,
+    GoOnWithout,
     KillChild,
     RestartChild,
     StartChild,
@@ -32,6 +33,7 @@ log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 1.0
 _AFTER_KILL_S = 10.0
+_GUARD_END_S = 15.0
 
 
 class ChildFailed(Exception):
@@ -47,6 +49,7 @@ class _Guard:
     """The process that cleans up after a supervisor that was killed."""
 
     def __init__(self, leftovers: Sequence[Path]) -> None:
+        self._leftovers = leftovers
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", guard_module.__file__, *map(str, leftovers)],
             stdin=subprocess.PIPE,
@@ -70,7 +73,14 @@ class _Guard:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(_GUARD_END_S)
+        except subprocess.TimeoutExpired:  # somebody stopped it; what it would remove is removed here
+            log.warning("the guard process did not end within %g s and is killed", _GUARD_END_S)
+            self._process.kill()
+            self._process.wait()
+            for folder in self._leftovers:
+                guard_module.remove(str(folder), time.time())
 
 
 class Supervisor(Closing):
@@ -160,7 +170,10 @@ class Supervisor(Closing):
         for action in actions:
             if isinstance(action, GiveUp):
                 raise ChildFailed(name, action.cause, child.last_words(), child.spec.stderr)
-        if name in self.ended():
+            if isinstance(action, GoOnWithout):
+                said = f"{name}: {action.cause}: {child.last_words()}"
+                self._announce(f"{said}; the run goes on without it (log: {child.spec.stderr})")
+        if name in self.ended() and not actions:
             self._announce(f"{name} is done")
         self._carry_out(actions)
 
