@@ -11,7 +11,6 @@ import logging
 import os
 import sys
 from collections.abc import Sequence
-from datetime import datetime
 
 from omegaconf import OmegaConf
 
@@ -80,7 +79,7 @@ def launch(argv: Sequence[str]) -> int:
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise ConfigError("WORLD_SIZE: several nodes need streams that cross machines; run on one node")
     dry_run = os.environ.get("DRY_RUN", "").lower() not in ("", "0", "false")
-    output_dir = fix_output_dir(composition.tree, datetime.now())
+    output_dir = fix_output_dir(composition.tree)
     devices = usable_devices(composition, dry_run)
     share_one_device(composition, devices, dry_run)
     domain = load_domain(composition.tree.domain_hooks)

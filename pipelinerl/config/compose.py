@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from hydra import compose as hydra_compose
-from hydra import initialize_config_dir
+from hydra import version
+from hydra._internal.hydra import Hydra
+from hydra._internal.utils import create_config_search_path
+from hydra.core.global_hydra import GlobalHydra
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException, OverrideParseException
@@ -181,13 +183,20 @@ def _load(path: Path) -> DictConfig:
 
 def _compose(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
     """hydra's part: the files, over the defaults of the schema."""
-    first, *others = (str(root.resolve()) for root in roots)
-    search = f"hydra.searchpath={json.dumps([f'file://{other}' for other in others])}"
+    search = create_config_search_path(str(roots[-1].resolve()))
+    for root in reversed(
+        roots[:-1]
+    ):  # hydra.searchpath could only add folders behind that of the primary file
+        search.prepend(provider="user", path=f"file://{root.resolve()}")
+    before = GlobalHydra.instance().hydra
     try:
-        with initialize_config_dir(first, version_base="1.3"):
-            files = hydra_compose(config_name, overrides=[*overrides, search])
+        version.setbase("1.3")
+        Hydra.create_main_hydra2("pipelinerl", search)
+        files = hydra_compose(config_name, overrides=overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(first_line(error)) from None
+    finally:
+        GlobalHydra.instance().hydra = before
     return _over(OmegaConf.create(Config.defaults()), files)
 
 

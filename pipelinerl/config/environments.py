@@ -32,23 +32,16 @@ def environment_specs(cfg: Config | DictConfig) -> dict[str, Any]:
     return {key: spec for _, key, spec in located_specs(cfg)}
 
 
-def remote_specs(cfg: Config) -> dict[str, Any]:
-    """Those that are served by processes of their own; any other mode lives in the rollout's process."""
-    if cfg.world.environment_mode != "remote":
-        return {}
-    return {
-        key: spec for key, spec in environment_specs(cfg).items() if spec.get("mode", "remote") == "remote"
-    }
-
-
 def replicas(cfg: Config, engines: int) -> dict[str, int]:
-    """Servers of each remote environment.
+    """Servers of each remote environment; one of any other mode lives in the rollout's process.
 
     A specification's `replicas_per_actor`, else `world.env_replicas_per_actor`, times the engines; else
     `world.env_replicas`. Where `actor.domain_mix` draws domains that environments are named after, each gets
     its share of that, rounded up, and an environment of no drawn domain gets none.
     """
-    specs, mix = remote_specs(cfg), cfg.actor.domain_mix or {}
+    specs, mix = environment_specs(cfg), cfg.actor.domain_mix or {}
+    remote = cfg.world.environment_mode == "remote"
+    specs = {key: spec for key, spec in specs.items() if remote and spec.get("mode", "remote") == "remote"}
     mixed = any(mix.get(key, 0.0) > 0 for key in specs)
     counts = {}
     for key, spec in specs.items():

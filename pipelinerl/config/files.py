@@ -35,13 +35,11 @@ def _is_copy(tree: DictConfig, line: str) -> bool:
     return isinstance(node, DictConfig) and name in node and OmegaConf.is_interpolation(node, name)
 
 
-def save(tree: DictConfig, output_dir: str | Path) -> Path:
+def save(tree: DictConfig, output_dir: str | Path) -> None:
     """Write the tree with every interpolation resolved; the file appears whole or not at all."""
-    path = config_path(output_dir)
     resolved = OmegaConf.create(OmegaConf.to_container(tree, resolve=True))
     secret = OmegaConf.select(resolved, "streams.password")
-    write_whole(path, OmegaConf.to_yaml(resolved), mode=0o600 if secret else None)
-    return path
+    write_whole(config_path(output_dir), OmegaConf.to_yaml(resolved), mode=0o600 if secret else None)
 
 
 def load(output_dir: str | Path) -> Config:

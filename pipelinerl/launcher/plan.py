@@ -36,10 +36,12 @@ class Plan:
     """What was chosen for the user."""
 
 
-def fix_output_dir(tree: DictConfig, now: datetime) -> Path:
+def fix_output_dir(tree: DictConfig) -> Path:
     """The absolute folder of the run, written into the tree; `results/<domain>/<date-time>` by default."""
     given = tree.get("output_dir")
-    default = Path("results") / (tree.get("domain_name") or "run") / now.strftime("%Y-%m-%d_%H-%M-%S")
+    default = (
+        Path("results") / (tree.get("domain_name") or "run") / datetime.now().strftime("%Y-%m-%d_%H-%M-%S")
+    )
     path = Path(str(given) if given else default).expanduser().absolute()
     tree.output_dir = str(path)
     return path

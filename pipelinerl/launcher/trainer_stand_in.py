@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import sys
 from pathlib import Path
-from typing import Any
 
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.config import Config, load
@@ -24,11 +23,6 @@ def needed(cfg: Config) -> bool:
     """Whether actor or preprocess run without a trainer that they could follow."""
     kinds = {job.kind for job in cfg.jobs}
     return "finetune" not in kinds and bool(kinds & {"actor", "preprocessor"})
-
-
-def texts_of(record: Any) -> int:
-    """Texts in a record of `training_data` (a packed micro-batch) or of `actor` (a group)."""
-    return int(record["n_texts"]) if isinstance(record, dict) else len(record)
 
 
 def stand_in(cfg: Config, output_dir: Path) -> int:
@@ -51,7 +45,8 @@ def stand_in(cfg: Config, output_dir: Path) -> int:
         announcements.samples_processed(0)
         announcements.weight_update_success(0)
         for record in reader.read(cfg.watchdog.input_deadline_s, f"records of {last.topic}"):
-            texts += texts_of(record)
+            # A packed micro-batch of `training_data`, or a group of `actor`.
+            texts += int(record["n_texts"]) if isinstance(record, dict) else len(record)
             announcements.samples_processed(texts)
             if texts >= target:
                 break

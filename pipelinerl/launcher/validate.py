@@ -63,17 +63,15 @@ def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:
     yield from partial.check(cfg)
 
 
-def domain_problems(tree: DictConfig, domain: Domain) -> list[str]:
-    """Problems of each domain's block: unknown keys, wrong values, then its own checks."""
-    return [problem for part in parts_of(domain) for problem in _problems_of_one(tree, part)]
-
-
-def _problems_of_one(tree: DictConfig, domain: Domain) -> list[str]:
-    if domain.settings is not None and domain.settings_key is not None:
-        block = tree.get(domain.settings_key)
-        values = {} if block is None else OmegaConf.to_container(block, resolve=True)
-        try:
-            domain.settings.model_validate(values)
-        except ValidationError as error:
-            return explain(error, domain.settings, domain.settings_key)
-    return list(domain.validate(tree))
+def domain_problems(tree: DictConfig, domain: Domain) -> Iterator[str]:
+    """Problems of each domain's block: unknown keys and wrong values, or else what its own checks find."""
+    for part in parts_of(domain):
+        if part.settings is not None and part.settings_key is not None:
+            block = tree.get(part.settings_key)
+            values = {} if block is None else OmegaConf.to_container(block, resolve=True)
+            try:
+                part.settings.model_validate(values)
+            except ValidationError as error:
+                yield from explain(error, part.settings, part.settings_key)
+                continue
+        yield from part.validate(tree)

@@ -126,7 +126,15 @@ def publish(dashboard: Dashboard, entity: str, project: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """0; 1 and one line if nothing was published or written."""
-    options = _parser().parse_args(argv)
+    parser = argparse.ArgumentParser(prog="python -m pipelinerl.observe.dashboard", description=__doc__)
+    parser.add_argument("--entity", default="", help="user or team that owns the project")
+    parser.add_argument("--project", default="pipeline-rl", help="wandb.wandb_project_name of the runs")
+    parser.add_argument(
+        "--domain", action="append", default=[], help="only this domain's section; repeatable"
+    )
+    parser.add_argument("--definition", type=Path, default=DEFINITION, help="another file of panels")
+    parser.add_argument("--out", type=Path, help="write JSON here instead of publishing")
+    options = parser.parse_args(argv)
     try:
         dashboard = load_dashboard(options.definition).of_domains(options.domain)
         mode = wandb_mode()
@@ -148,18 +156,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     why = "" if options.out else f"; wandb is {mode}: with WANDB_API_KEY the same command publishes it"
     print(f"dashboard: wrote {out}{why}")
     return 0
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="python -m pipelinerl.observe.dashboard", description=__doc__)
-    parser.add_argument("--entity", default="", help="user or team that owns the project")
-    parser.add_argument("--project", default="pipeline-rl", help="wandb.wandb_project_name of the runs")
-    parser.add_argument(
-        "--domain", action="append", default=[], help="only this domain's section; repeatable"
-    )
-    parser.add_argument("--definition", type=Path, default=DEFINITION, help="another file of panels")
-    parser.add_argument("--out", type=Path, help="write JSON here instead of publishing")
-    return parser
 
 
 if __name__ == "__main__":

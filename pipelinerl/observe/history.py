@@ -14,26 +14,20 @@ from pipelinerl.base.line_file import LineTail
 from pipelinerl.streams import SingleStreamSpec, read_stream
 
 
-class MetricsTail:
-    """Follows one `metrics.jsonl`, which grows for as long as the run does: one record is held at a time."""
-
-    def __init__(self, path: Path) -> None:
-        self._tail = LineTail(path)
-
-    def news(self) -> Iterator[dict[str, Any]]:
-        """Complete lines since the last call; a line that is no JSON (a writer was killed) is left out."""
-        for line in self._tail.news():
-            try:
-                record = msgspec.json.decode(line)
-            except msgspec.DecodeError:
-                continue
-            if isinstance(record, dict):
-                yield record
+def new_records(tail: LineTail) -> Iterator[dict[str, Any]]:
+    """New complete lines of a `metrics.jsonl`; one that is no JSON (a writer was killed) is left out."""
+    for line in tail.news():
+        try:
+            record = msgspec.json.decode(line)
+        except msgspec.DecodeError:
+            continue
+        if isinstance(record, dict):
+            yield record
 
 
 def read_metrics(output_dir: Path, role: str) -> list[dict[str, Any]]:
     """All metric records of a role in order."""
-    return list(MetricsTail(Path(output_dir) / role / "metrics.jsonl").news())
+    return list(new_records(LineTail(Path(output_dir) / role / "metrics.jsonl")))
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,7 @@ import numpy as np
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.line_file import LineFile
 
-Number = int | float | bool
-MetricValue = Number | Mapping[str, list[float]]
+MetricValue = int | float | bool | Mapping[str, list[float]]
 
 
 def histogram(values: Any, edges: Any) -> dict[str, list[float]]:

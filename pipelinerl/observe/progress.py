@@ -15,8 +15,9 @@ from rich.live import Live
 from rich.text import Text
 
 from pipelinerl.base.closing import Closing
+from pipelinerl.base.line_file import LineTail
 from pipelinerl.base.waits import current_waits
-from pipelinerl.observe.history import MetricsTail, read_status
+from pipelinerl.observe.history import new_records, read_status
 from pipelinerl.run_state.accounting import Outcome, RolloutAccounting, RolloutCounts
 
 # Shorter waits are ordinary; longer ones are worth a word.
@@ -84,7 +85,7 @@ class ProgressDisplay(Closing):
     ) -> None:
         self._output_dir, self._target, self._start = output_dir, target_texts, time.monotonic()
         self._accounting = RolloutAccounting(output_dir)
-        self._tails = [MetricsTail(output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")]
+        self._tails = [LineTail(output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")]
         self._latest: dict[str, Any] = {}
         self._console = console or Console(soft_wrap=True, highlight=False)
         self._shown = ""
@@ -96,7 +97,7 @@ class ProgressDisplay(Closing):
     def line(self) -> str:
         """Read what is new and return the status line."""
         for tail in self._tails:
-            for record in tail.news():
+            for record in new_records(tail):
                 self._latest.update(record)
         return status_line(
             self._latest,

@@ -16,7 +16,6 @@ from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
 from pipelinerl.observe.summary import Summary, summarise
-from pipelinerl.run_state.accounting import RolloutCounts
 
 _RATES = {
     "elapsed_s": "seconds from the first to the last record",
@@ -63,11 +62,6 @@ def rate_rows(summary: Summary) -> list[tuple[str, ...]]:
     known = [(text, summary.rates[name]) for name, text in _RATES.items() if name in summary.rates]
     shown = [(t, f"{v:,.0f}" if v >= 100 or v == int(v) else f"{v:.3f}") for t, v in known]
     return [("figure", "value"), *shown]
-
-
-def outcome_counts(counts: RolloutCounts) -> dict[str, int]:
-    """Training rollouts by outcome, the unfinished ones last."""
-    return {outcome.value: n for outcome, n in counts.ends.items()} | {"unfinished": counts.unfinished}
 
 
 def _print_table(console: Console, title: str, rows: Sequence[Sequence[str]]) -> None:
@@ -144,7 +138,8 @@ def draw_figures(output_dir: Path, report_dir: Path, summary: Summary, focus: Re
     from pipelinerl.observe import plots
 
     actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
-    evaluations = summary.evaluations
+    evaluations, counts = summary.evaluations, summary.counts
+    outcomes = {outcome.value: n for outcome, n in counts.ends.items()} | {"unfinished": counts.unfinished}
     elsewhere = {"success", "reward", *focus.stages.values()}
     others = {name: name for name in [n for n in summary.headline if n not in elsewhere][:6]}
     evaluated = partial(plots.evaluation_metrics, evaluations=evaluations)
@@ -155,7 +150,7 @@ def draw_figures(output_dir: Path, report_dir: Path, summary: Summary, focus: Re
         "Optimisation": partial(plots.optimisation, finetune=finetune),
         "Staleness": partial(plots.staleness, finetune=finetune),
         "Throughput": partial(plots.throughput, actor=actor, finetune=finetune),
-        "Outcomes": partial(plots.outcomes, counts=outcome_counts(summary.counts)),
+        "Outcomes": partial(plots.outcomes, counts=outcomes),
     }
     paths = {title: report_dir / f"{title.lower()}.png" for title in figures}
     return {title: paths[title] for title, draw in figures.items() if plots.save(paths[title], draw)}

@@ -45,21 +45,19 @@ SENDERS = ("actor", "preprocess", "finetune")
 EVERY_S = 1.0
 
 
-def has_key(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether wandb could log in without asking: WANDB_API_KEY, or an entry for its host in netrc."""
-    if environ.get("WANDB_API_KEY"):
-        return True
+def wandb_mode(environ: Mapping[str, str] = os.environ) -> str:
+    """`WANDB_MODE` if set, else online where wandb can log in without asking, and offline elsewhere.
+
+    It can with WANDB_API_KEY, or an entry for its host in netrc.
+    """
+    if environ.get("WANDB_MODE") or environ.get("WANDB_API_KEY"):
+        return environ.get("WANDB_MODE") or "online"
     host = urlsplit(environ.get("WANDB_BASE_URL", "https://api.wandb.ai")).hostname or ""
     path = Path(environ.get("NETRC", Path(environ.get("HOME", "/")) / ".netrc"))
     try:
-        return netrc.netrc(str(path)).authenticators(host) is not None
+        return "online" if netrc.netrc(str(path)).authenticators(host) else "offline"
     except (OSError, netrc.NetrcParseError):
-        return False
-
-
-def wandb_mode(environ: Mapping[str, str] = os.environ) -> str:
-    """`WANDB_MODE` if set, else online with a key and offline without one."""
-    return environ.get("WANDB_MODE") or ("online" if has_key(environ) else "offline")
+        return "offline"
 
 
 def run_names(output_dir: Path, root: str) -> tuple[str, str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -13,7 +14,7 @@ from pipelinerl.inference.vllm import (
     installed_version,
     kwargs_problems,
 )
-from pipelinerl.observe.wandb_run import has_key, wandb_mode
+from pipelinerl.observe.wandb_run import wandb_mode
 
 ENGINE_DTYPES = ("bfloat16", "float32")
 WANDB_MODES = ("online", "offline", "disabled", "dryrun", "run", "shared")
@@ -42,7 +43,7 @@ def _wandb() -> Iterator[str]:
     mode = wandb_mode()
     if mode not in WANDB_MODES:
         yield f"WANDB_MODE={mode}: no such mode; use one of {', '.join(WANDB_MODES)}"
-    elif mode == "online" and not has_key():
+    elif mode == "online" and wandb_mode({**os.environ, "WANDB_MODE": ""}) != "online":
         yield "WANDB_MODE=online: there is no key; set WANDB_API_KEY, or WANDB_MODE=offline"
 
 

@@ -44,6 +44,7 @@ VALUES: dict[str, Any] = {
     "vllm_config.version": "0.26.0",
     "world.actor_fraction": 2,
     "wandb.wandb_workspace_root": "/",
+    "wandb.wandb_resume": "never",
 }
 """Where any other value of the type will not do."""
 

@@ -1,4 +1,4 @@
-"""Environment servers: found by key, started from their target, named when they cannot be."""
+"""Environment servers: found by key, started from their target, named when they cannot be; `PerTree`."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ import pytest
 from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.config import Config, ConfigError, load_tree
-from pipelinerl.config.environments import remote_specs, replicas
+from pipelinerl.config.environments import replicas
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.environment_server import make_environment
-from pipelinerl.utils import get_environment_jobs, resolve_environment_key
+from pipelinerl.utils import PerTree, get_environment_jobs, resolve_environment_key
 from tests.unit.launcher.conftest import Placed
 
 
@@ -91,7 +91,7 @@ def test_other_modes_have_no_servers() -> None:
         cfg = Config.model_validate(
             {"environments": {**PAIR, "own": own}, "world": {"environment_mode": mode}}
         )
-        assert list(remote_specs(cfg)) == expected
+        assert list(replicas(cfg, engines=1)) == expected
 
 
 def test_the_launcher_starts_checks_and_restarts_each_server(placed: Placed, tmp_path: Path) -> None:
@@ -128,3 +128,15 @@ def test_rollouts_find_the_servers_of_their_environment() -> None:
 def test_the_only_environment_needs_no_key() -> None:
     assert resolve_environment_key(tree(environment={"_target_": TARGET})) == "environment"
     assert resolve_environment_key(tree(), default="x") == "x"
+
+
+def test_a_value_is_made_once_per_tree() -> None:
+    made: list[DictConfig] = []
+
+    def make(cfg: DictConfig) -> int:
+        made.append(cfg)
+        return len(made)
+
+    held, one, equal = PerTree(make), OmegaConf.create({"a": 1}), OmegaConf.create({"a": 1})
+    assert [held.of(one), held.of(one), held.of(equal), held.of(equal)] == [1, 1, 2, 2]
+    assert made[0] is one and made[1] is equal

@@ -20,31 +20,23 @@ from pipelinerl.config import installed as installed_module
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import BaseDomain, ServiceSpec, load_domain
 from pipelinerl.launcher.validate import domain_problems
-from pipelinerl.rollouts import BaseMetrics, RolloutResult
+from pipelinerl.rollouts import RolloutResult
+from tests.support.toy_domain import load, result
 from tests.unit.launcher.conftest import DryRun
 
 HERE = "tests.unit.launcher.test_multidomain"
-
-
-def letters(names: list[str], count: int = 20) -> list[dict[str, Any]]:
-    return [{"id": f"{name}{index}", "letter": index} for name in names for index in range(count)]
 
 
 def split_letters(names: list[str], split: str) -> list[dict[str, Any]]:
     return [{"id": split, "dataset": "own"}]
 
 
-def done(reward: float) -> RolloutResult:
-    metrics = BaseMetrics(reward=reward, success=True, no_error=True, no_answer=False)
-    return RolloutResult(training_texts=[], metrics=metrics)
-
-
 async def play_letters(cfg: Any, llm: Any, problem: Any, session: Any) -> RolloutResult:
-    return done(1.0)
+    return result([], 1.0)
 
 
 def play_plain(cfg: Any, llm: Any, problem: Any, session: Any) -> RolloutResult:
-    return done(2.0)
+    return result([], 2.0)
 
 
 def tree(**actor: object) -> DictConfig:
@@ -79,7 +71,7 @@ def test_problems_of_all_domains_carry_their_labels_and_arguments() -> None:
     problems = load_datasets(
         ["guessing::numbers", "letters::a"],
         per_domain_params={"guessing": {"count": 3, "highest": 9}, "letters": {"count": 2}},
-        domain_loaders={"letters": f"{HERE}.letters"},
+        domain_loaders={"letters": "tests.support.toy_domain.load"},
     )
     assert [problem["domain"] for problem in problems] == ["guessing"] * 3 + ["letters"] * 2
     assert [problem["dataset"] for problem in problems] == ["numbers"] * 3 + ["a"] * 2
@@ -87,8 +79,10 @@ def test_problems_of_all_domains_carry_their_labels_and_arguments() -> None:
 
 
 def test_parts_of_a_dataset_are_disjoint_complete_and_the_same_every_time() -> None:
+    loaders = {"letters": lambda names: load(names, count=20)}
+
     def ids(part: str) -> list[str]:
-        return [p["id"] for p in load_datasets([f"letters::a{part}"], domain_loaders={"letters": letters})]
+        return [problem["id"] for problem in load_datasets([f"letters::a{part}"], domain_loaders=loaders)]
 
     train, test = ids("@train"), ids("@test")
     assert len(test) == 2 and sorted(train + test) == sorted(ids("@all")) == sorted(ids(""))
@@ -225,7 +219,7 @@ def test_the_hooks_of_several_domains_work_side_by_side(tmp_path: Path) -> None:
     assert [spec.name for spec in both.services(tree())] == ["clocked", "second"]
     both.restore({paths[1]: {"count": 5}, "gone": {}})
     assert both.checkpoint() == {paths[0]: {"count": 0}, paths[1]: {"count": 5}}
-    assert domain_problems(OmegaConf.create({"second": {"sped": 3}}), both) == [
+    assert list(domain_problems(OmegaConf.create({"second": {"sped": 3}}), both)) == [
         "second.sped: unknown key; did you mean second.speed?"
     ]
     with pytest.raises(ConfigError, match="no module named nothing"):

@@ -14,9 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from pipelinerl.base.line_file import LineTail
 from pipelinerl.base.waits import waiting
 from pipelinerl.domain import ReportFocus
-from pipelinerl.observe.history import MetricsTail, read_evaluations, series
+from pipelinerl.observe.history import new_records, read_evaluations, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.plots import lag_histogram, pace, smooth
 from pipelinerl.observe.progress import ProgressDisplay, notable_waits, status_line
@@ -195,13 +196,13 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
 
 def test_the_tail_of_metrics_survives_torn_lines_and_other_files(tmp_path: Path) -> None:
     path = tmp_path / "metrics.jsonl"
-    tail = MetricsTail(path)
-    assert list(tail.news()) == []
+    tail = LineTail(path)
+    assert list(new_records(tail)) == []
     path.write_text('{"a":1}\n{"a":2')
-    assert list(tail.news()) == [{"a": 1}]
+    assert list(new_records(tail)) == [{"a": 1}]
     with path.open("a") as file:
         file.write('\n{"a":3}\n')
-    assert list(tail.news()) == [{"a": 3}]
+    assert list(new_records(tail)) == [{"a": 3}]
 
 
 def test_a_status_file_reaches_the_line(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from pipelinerl.config import Config, save
 from pipelinerl.config.machine import WandbConfig
 from pipelinerl.launcher.placement import derive
 from pipelinerl.observe.metrics import MetricsWriter, histogram
-from pipelinerl.observe.wandb_run import has_key, run_arguments, run_names, wandb_mode
+from pipelinerl.observe.wandb_run import run_arguments, run_names, wandb_mode
 
 
 def test_wandb_is_offline_unless_there_is_a_key(tmp_path: Path) -> None:
@@ -26,9 +26,9 @@ def test_wandb_is_offline_unless_there_is_a_key(tmp_path: Path) -> None:
     assert wandb_mode({**home, "WANDB_API_KEY": "x"}) == "online"
     assert wandb_mode({**home, "WANDB_API_KEY": "x", "WANDB_MODE": "disabled"}) == "disabled"
     (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
-    assert has_key(home)
-    assert not has_key({**home, "WANDB_BASE_URL": "https://wandb.example.org"})
-    assert not has_key({**home, "NETRC": str(tmp_path / "absent")})
+    assert wandb_mode(home) == "online"
+    assert wandb_mode({**home, "WANDB_BASE_URL": "https://wandb.example.org"}) == "offline"
+    assert wandb_mode({**home, "NETRC": str(tmp_path / "absent")}) == "offline"
 
 
 @pytest.mark.parametrize(
