@@ -13,7 +13,7 @@ from types import FrameType
 from pipelinerl.base import faults
 from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.launcher.plan import Plan
-from pipelinerl.launcher.supervision import ChildFailed, Supervisor
+from pipelinerl.launcher.supervision import STOPPED_DEADLINE_S, ChildFailed, Supervisor
 from pipelinerl.observe.stages import ProgressWatch
 from pipelinerl.run_state.replacements import Replacements
 from pipelinerl.weights.wire import shared_directory
@@ -112,8 +112,14 @@ def supervise(plan: Plan, say: Callable[[str], None], progress: Callable[[], Non
     """
     # Weights in shared memory would outlive a trainer, or a launcher, that was killed.
     leftovers = [shared_directory(Path(str(plan.cfg.output_dir)))]
+    stopped_s = min(STOPPED_DEADLINE_S, plan.cfg.watchdog.silent_deadline_s)
     faults.hit("launcher:start")
-    with interruptible(), Supervisor(plan.children, announce=say, leftovers=leftovers) as supervisor:
+    with (
+        interruptible(),
+        Supervisor(
+            plan.children, announce=say, leftovers=leftovers, stopped_deadline_s=stopped_s
+        ) as supervisor,
+    ):
         try:
             supervisor.start(tick=progress)
             completion = Completion(plan, supervisor)

@@ -151,10 +151,14 @@ class SupervisorCore:
         if child.phase is ChildPhase.STARTING and generation == child.generation and not child.killed_for:
             child.phase, child.timer = ChildPhase.READY, math.inf
 
-    def unresponsive(self, name: str, generation: int, cause: str) -> list[Action]:
-        """A child that is ready has to be killed for `cause`; its restarts count as after any death."""
+    def unresponsive(self, name: str, generation: int, cause: str, starting: bool = False) -> list[Action]:
+        """A child that is ready has to be killed for `cause`; its restarts count as after any death.
+
+        `starting`: also one that is not ready yet.
+        """
         child = self._children[name]
-        if child.phase is not ChildPhase.READY or generation != child.generation or child.killed_for:
+        phases = (ChildPhase.READY, ChildPhase.STARTING) if starting else (ChildPhase.READY,)
+        if child.phase not in phases or generation != child.generation or child.killed_for:
             return []
         child.killed_for = cause
         return [KillChild(name)]

@@ -9,13 +9,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipelinerl.base import child as child_module
 from pipelinerl.base.heartbeat import BeatWatch
+from pipelinerl.base.waits import StallDetector
 from pipelinerl.launcher.supervision.liveness import watch_health, watch_heartbeat
 from pipelinerl.launcher.supervision.spec import ChildSpec
+
+LONGEST_LOOK_S = 3.0
+"""Between two looks of the supervisor nothing counts beyond this."""
 
 
 def start_process(spec: ChildSpec) -> subprocess.Popen[bytes]:
@@ -33,8 +37,8 @@ def start_process(spec: ChildSpec) -> subprocess.Popen[bytes]:
         )
 
 
-def _living() -> Iterator[tuple[int, int, int]]:
-    """Pid, parent's pid and group of every process that is no zombie."""
+def _living() -> Iterator[tuple[int, str, int, int]]:
+    """Pid, state, parent's pid and group of every process that is no zombie."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -44,25 +48,52 @@ def _living() -> Iterator[tuple[int, int, int]]:
         except (OSError, ValueError):
             continue
         if state not in "ZX":
-            yield int(entry.name), int(parent), int(group)
+            yield int(entry.name), state, int(parent), int(group)
 
 
 def group_members(pgid: int) -> list[int]:
     """Pids of the living processes of a group."""
-    return [pid for pid, _, group in _living() if group == pgid]
+    return [pid for pid, _, _, group in _living() if group == pgid]
+
+
+def _below(pid: int, parents: Mapping[int, Sequence[int]]) -> list[int]:
+    found, look_below = list[int](), [pid]
+    while look_below:
+        below = parents.get(look_below.pop(), [])
+        found += below
+        look_below += below
+    return found
 
 
 def descendants(pid: int) -> list[int]:
     """Pids of the living processes below one, whatever their groups."""
     children: dict[int, list[int]] = {}
-    for one, parent, _ in _living():
+    for one, _, parent, _ in _living():
         children.setdefault(parent, []).append(one)
-    found, look_below = list[int](), [pid]
-    while look_below:
-        below = children.get(look_below.pop(), [])
-        found += below
-        look_below += below
-    return found
+    return _below(pid, children)
+
+
+def stopped_processes(pids: Iterable[int]) -> dict[int, int]:
+    """For each of these processes that was stopped (SIGSTOP), or one below it: the pid of the stopped one."""
+    children: dict[int, list[int]] = {}
+    stopped = set()
+    for one, state, parent, _ in _living():
+        children.setdefault(parent, []).append(one)
+        if state == "T":  # `t` is one that a debugger holds
+            stopped.add(one)
+    if not stopped:
+        return {}
+    found = {pid: [one for one in (pid, *_below(pid, children)) if one in stopped] for pid in pids}
+    return {pid: ones[0] for pid, ones in found.items() if ones}
+
+
+def what_runs(pid: int) -> str:
+    """The module or program of a process, for people."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return "a process"
+    return words[words.index("-m") + 1] if "-m" in words[:-1] else Path(words[0]).name
 
 
 def last_line(path: Path) -> str:
@@ -91,6 +122,8 @@ class RunningChild:
         beats = check and BeatWatch(check.path, check.interval_s)
         self._process = start_process(spec)
         self.pid = self._process.pid
+        # Looked at by the supervisor; as every watcher, one that was stopped itself blames nobody.
+        self.stopped = StallDetector(None, time.monotonic(), LONGEST_LOOK_S)
         self._gone = threading.Event()
         self._start_thread(self._watch_exit, on_exit)
         if spec.health is not None:

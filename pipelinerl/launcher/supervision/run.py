@@ -26,7 +26,7 @@ from pipelinerl.launcher.supervision.core import (
     StartChild,
     SupervisorCore,
 )
-from pipelinerl.launcher.supervision.process import RunningChild
+from pipelinerl.launcher.supervision.process import RunningChild, stopped_processes, what_runs
 from pipelinerl.launcher.supervision.spec import ChildSpec
 
 log = logging.getLogger(__name__)
@@ -34,6 +34,7 @@ log = logging.getLogger(__name__)
 _LONGEST_WAIT_S = 1.0
 _AFTER_KILL_S = 10.0
 _GUARD_END_S = 15.0
+STOPPED_DEADLINE_S = 20.0
 
 
 class ChildFailed(Exception):
@@ -88,7 +89,8 @@ class Supervisor(Closing):
     kernel ends a child with the thread that started it.
 
     `announce(line)` gets one line per event; the folders `leftovers` are removed when all is over, also after
-    a kill -9 of this process.
+    a kill -9 of this process. A child of which a process is stopped (SIGSTOP) for `stopped_deadline_s` is
+    killed, also while it starts.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class Supervisor(Closing):
         *,
         announce: Callable[[str], None] = log.info,
         leftovers: Sequence[Path] = (),
+        stopped_deadline_s: float = STOPPED_DEADLINE_S,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._core = SupervisorCore(specs)
@@ -107,6 +110,7 @@ class Supervisor(Closing):
         self._waits: dict[str, Wait] = {}
         self._leftovers = leftovers
         self._guard = _Guard(leftovers)
+        self._stopped_deadline_s, self._next_look = stopped_deadline_s, 0.0
         self._stopping = False
 
     def pids(self) -> dict[str, int]:
@@ -147,9 +151,27 @@ class Supervisor(Closing):
                 tick()
                 next_tick = time.monotonic() + tick_s
             self._renew_guard()
+            self._look_for_stopped()
             self._carry_out(self._core.tick(time.monotonic()))
             next_timer = min(self._core.next_timer(), next_tick)
             self._next_event(min(_LONGEST_WAIT_S, max(0.0, next_timer - time.monotonic())))
+
+    def _look_for_stopped(self) -> None:
+        """Kill who has been stopped for too long: whatever its phase, it has no heartbeat that tells."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LONGEST_WAIT_S
+        running = dict(self._running)
+        stopped = stopped_processes(child.pid for child in running.values())
+        for name, child in running.items():
+            pid = stopped.get(child.pid)
+            stopped_s = child.stopped.look(now if pid is None else None, now)
+            if pid is not None and stopped_s > self._stopped_deadline_s:
+                who = "" if pid == child.pid else f"{what_runs(pid)} is "
+                cause = f"{who}stopped (SIGSTOP) for {stopped_s:.0f} s"
+                actions = self._core.unresponsive(name, self._core.generation(name), cause, starting=True)
+                self._carry_out(actions)
 
     def _next_event(self, longest_s: float) -> None:
         """Wait for what happens next, at most `longest_s` seconds, and act on it."""

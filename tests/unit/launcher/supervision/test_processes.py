@@ -225,3 +225,49 @@ def test_a_stopped_guard_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: p
         guard.suspend()
         supervisor.watch()
     assert not alive(guard.pid) and not left.exists()
+
+
+STARTING = """
+    import subprocess, sys, time
+    worker = subprocess.Popen(["sleep", "600"])
+    print(worker.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("worker", "cause"),
+    [(False, r"^actor: stopped \(SIGSTOP\) for 1 s"), (True, r"^actor: sleep is stopped")],
+)
+def test_a_process_that_is_stopped_while_it_starts_is_named(tmp_path: Path, worker: bool, cause: str) -> None:
+    """It has no heartbeat yet, and its start deadline is an hour away."""
+    health = HealthCheck(url="http://127.0.0.1:1/", start_deadline_s=3600)
+    spec = script("actor", tmp_path, STARTING, health=health)
+    said = tmp_path / "actor" / "stdout.log"
+
+    def stop() -> None:
+        if said.exists() and said.read_text().endswith("\n"):
+            os.kill(int(said.read_text()) if worker else supervisor.pids()["actor"], signal.SIGSTOP)
+
+    with (
+        Supervisor([spec], stopped_deadline_s=0.5) as supervisor,
+        pytest.raises(ChildFailed, match=cause),
+    ):
+        supervisor.start(tick=stop, tick_s=0.1)
+
+
+def test_a_child_that_is_continued_in_time_goes_on(tmp_path: Path) -> None:
+    spec = script("actor", tmp_path, "import time; time.sleep(4)")
+    stops: list[float] = []
+
+    def stop_for_a_moment() -> None:
+        process = psutil.Process(supervisor.pids()["actor"])
+        if not stops:
+            process.suspend()
+            stops.append(time.monotonic())
+        elif time.monotonic() - stops[0] > 1.0:
+            process.resume()
+
+    with Supervisor([spec], stopped_deadline_s=30.0) as supervisor:
+        supervisor.start()
+        supervisor.watch(tick=stop_for_a_moment, tick_s=0.1)
