@@ -23,7 +23,7 @@ class Reporter:
         self._stats, self._lags = GroupStats(), LoopLagStats()
         self._throughput = Throughput(cfg.actor.throughput_window_size, self.start_s)
         self._requests: dict[int, dict[str, float]] = {}
-        self._metrics = MetricsWriter(output_dir, "actor", cfg.wandb, cfg.model_dump(mode="json"))
+        self._metrics = MetricsWriter(output_dir, "actor")
         self._status = StatusFile(output_dir, "actor")
         self._status.set(version=version)
         self._streams = {

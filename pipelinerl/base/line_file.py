@@ -42,7 +42,8 @@ class LineTail:
     def __init__(self, path: Path, *, offset: int = 0, from_end: bool = False) -> None:
         """Begins at byte `offset`; `from_end`: leaves out what is there already."""
         self._path = path
-        self._offset = path.stat().st_size if from_end and path.exists() else offset
+        self.offset = path.stat().st_size if from_end and path.exists() else offset
+        """Where the next line begins."""
         self.torn = False
         """Whether the file ended in an incomplete line at the last look."""
 
@@ -52,10 +53,10 @@ class LineTail:
         if not self._path.exists():
             return
         with self._path.open("rb") as file:
-            file.seek(self._offset)
+            file.seek(self.offset)
             for line in file:
                 if not line.endswith(b"\n"):  # it is still being written, or its writer was killed
                     self.torn = True
                     return
-                self._offset += len(line)
+                self.offset += len(line)
                 yield line

@@ -138,26 +138,26 @@ class StreamsConfig(Section):
 
 
 class WandbConfig(Section):
-    """Weights & Biases. Without a key in the environment runs stay offline below the role's folder."""
+    """Weights & Biases: one run for all roles, sent by a process of its own; offline without a key."""
 
     use_wandb: bool = True
-    """Write wandb runs; `metrics.jsonl` is always written."""
+    """Write a wandb run; `metrics.jsonl` is always written."""
     wandb_id: str | None = None
-    """Run id; derived from the role's folder when null."""
+    """Run id; derived from the run's folder when null."""
     wandb_entity_name: str | None = None
-    """Entity that owns the runs."""
+    """Entity that owns the run."""
     wandb_project_name: str = "pipeline-rl"
-    """Project of the runs."""
+    """Project of the run."""
     wandb_group: str | None = None
-    """Group of the three runs; the run's folder name when null."""
+    """Group of the run, such as the name of an experiment."""
     wandb_dir: str | None = None
-    """Where offline files go; the role's folder when null."""
+    """Where offline files go; the run's folder when null."""
     wandb_resume: Literal["always", "if_not_interactive", "never"] = "always"
     """wandb's `resume` argument."""
     wandb_workspace_root: str = "results"
-    """Run names are role folders relative to this one."""
+    """The run's name is its folder relative to this one."""
     tags: list[str] = []
-    """Tags of the runs."""
+    """Tags of the run."""
 
 
 class WatchdogConfig(Section):

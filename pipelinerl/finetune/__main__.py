@@ -30,7 +30,7 @@ def _run(output_dir: Path) -> None:
         )
     metrics: AbstractContextManager[MetricsWriter | None] = nullcontext()
     if ranks.is_main:
-        metrics = MetricsWriter(output_dir, "finetune", cfg.wandb, cfg.model_dump(mode="json"))
+        metrics = MetricsWriter(output_dir, "finetune")
     with metrics as writer:
         Trainer(cfg, ranks, writer).run()
     ranks.close()

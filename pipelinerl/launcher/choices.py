@@ -15,6 +15,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
 from pipelinerl.launcher.checks.inert import left_over
+from pipelinerl.observe.wandb_run import wandb_mode
 
 
 class Choice(NamedTuple):
@@ -128,10 +129,13 @@ def _evaluation(cfg: Config) -> Choice:
 def _wandb(cfg: Config) -> Choice:
     if not cfg.wandb.use_wandb:
         return Choice("wandb", "off", "wandb.use_wandb=false", "wandb.use_wandb=true")
-    if os.environ.get("WANDB_API_KEY"):
-        online = f"online, project {cfg.wandb.wandb_project_name}"
-        return Choice("wandb", online, "WANDB_API_KEY is set", "WANDB_MODE=offline")
-    return Choice("wandb", "offline", "WANDB_API_KEY is not set", "wandb.use_wandb=false")
+    mode = wandb_mode()
+    shown = f"online, project {cfg.wandb.wandb_project_name}" if mode == "online" else mode
+    if given := os.environ.get("WANDB_MODE"):
+        return Choice("wandb", shown, f"WANDB_MODE={given}", "WANDB_MODE=MODE")
+    if mode == "online":
+        return Choice("wandb", shown, "there is a key", "WANDB_MODE=offline")
+    return Choice("wandb", shown, "WANDB_API_KEY is not set", "wandb.use_wandb=false")
 
 
 def _servers(cfg: Config, services: Sequence[ServiceSpec]) -> Iterator[Choice]:

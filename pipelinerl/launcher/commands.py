@@ -23,6 +23,7 @@ from pipelinerl.launcher import trainer_stand_in
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
 from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, HeartbeatCheck
+from pipelinerl.observe import wandb_run
 
 ROLE_MODULES = {
     "actor": "pipelinerl.actor",
@@ -31,6 +32,8 @@ ROLE_MODULES = {
     "environment": "pipelinerl.launcher.environment_server",
 }
 LONGEST_PROBE_INTERVAL_S = 5.0
+WANDB_RESTARTS = 2
+WANDB_SILENT_S = 60.0
 ENGINES = ("actor_llm", "preprocessor_llm")
 NEEDED_BY_ROLLOUTS = ("actor_llm", "environment", "service")
 
@@ -64,6 +67,8 @@ def commands(
             made.append(run.role(job))
     if trainer_stand_in.needed(cfg):
         made.append(run.stand_in())
+    if cfg.wandb.use_wandb and wandb_run.wandb_mode() != "disabled":
+        made.append(run.wandb())
     return made
 
 
@@ -96,6 +101,22 @@ class _Run:
             env=self._env,
             log_dir=self._output_dir / trainer_stand_in.NAME,
             depends=self._streams,
+        )
+
+    def wandb(self) -> ChildSpec:
+        """What sends the metrics of all roles; no role knows of it."""
+        return ChildSpec(
+            name=wandb_run.ROLE,
+            argv=[sys.executable, "-m", wandb_run.__name__, str(self._output_dir)],
+            env=self._env,
+            log_dir=self._output_dir / wandb_run.ROLE,
+            max_restarts=WANDB_RESTARTS,
+            heartbeat=HeartbeatCheck(
+                path=heartbeat_path(self._output_dir, wandb_run.ROLE),
+                start_deadline_s=self._cfg.engine.start_deadline_s,
+                silent_deadline_s=WANDB_SILENT_S,
+            ),
+            optional=True,
         )
 
     def service(self, job: Job, spec: ServiceSpec) -> ChildSpec:

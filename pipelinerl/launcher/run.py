@@ -4,17 +4,17 @@ import shutil
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import FrameType
 
 from pipelinerl.base import faults
 from pipelinerl.base.waits import Wait, WaitExpired
 from pipelinerl.launcher.plan import Plan
-from pipelinerl.launcher.supervision import ChildFailed, Supervisor
+from pipelinerl.launcher.supervision import STOPPED_DEADLINE_S, ChildFailed, Supervisor
 from pipelinerl.observe.stages import ProgressWatch
 from pipelinerl.run_state.replacements import Replacements
-from pipelinerl.weights.wire import shared_directory
+from pipelinerl.weights.wire import SHARED_MEMORY, claim, remove_abandoned, shared_directory
 
 PREPROCESS_END_S = 60.0
 WATCH_EVERY_S = 2.0
@@ -109,9 +109,18 @@ def supervise(plan: Plan, say: Callable[[str], None], progress: Callable[[], Non
     Raises ChildFailed, WaitExpired or Interrupted.
     """
     # Weights in shared memory would outlive a trainer, or a launcher, that was killed.
-    leftovers = [shared_directory(Path(str(plan.cfg.output_dir)))]
+    shared = shared_directory(Path(str(plan.cfg.output_dir)))
+    for folder, size in remove_abandoned().items():
+        say(f"removed {folder} ({size / 1e6:.1f} MB), which a run that was killed had left")
+    stopped_s = min(STOPPED_DEADLINE_S, plan.cfg.watchdog.silent_deadline_s)
     faults.hit("launcher:start")
-    with interruptible(), Supervisor(plan.children, announce=say, leftovers=leftovers) as supervisor:
+    with (
+        interruptible(),
+        claim(shared) if SHARED_MEMORY.is_dir() else nullcontext(),
+        Supervisor(
+            plan.children, announce=say, leftovers=[shared], stopped_deadline_s=stopped_s
+        ) as supervisor,
+    ):
         try:
             supervisor.start(tick=progress)
             completion = Completion(plan, supervisor)

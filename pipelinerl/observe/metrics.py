@@ -1,4 +1,4 @@
-"""A role's metrics: always JSON lines in `<output_dir>/<role>/metrics.jsonl`, and a wandb run beside them.
+"""A role's metrics: JSON lines in `<output_dir>/<role>/metrics.jsonl`, which the wandb process follows.
 
 Only numbers pass, so that no text of a private corpus can reach either by mistake.
 """
@@ -6,14 +6,13 @@ Only numbers pass, so that no text of a private corpus can reach either by mista
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from pipelinerl.base.closing import Closing
 from pipelinerl.base.line_file import LineFile
-from pipelinerl.config.machine import WandbConfig
-from pipelinerl.observe.wandb_run import start_wandb
 
 MetricValue = int | float | bool | Mapping[str, list[float]]
 
@@ -35,20 +34,13 @@ def _clean(name: str, value: Any) -> MetricValue:
     raise TypeError(f"metric {name} is a {type(value).__name__}; only numbers and histograms are logged")
 
 
-class MetricsWriter:
-    """Writes one role's metrics; `config` is what wandb shows as the run's configuration."""
+class MetricsWriter(Closing):
+    """Writes one role's metrics."""
 
-    def __init__(
-        self,
-        output_dir: Path,
-        role: str,
-        wandb_cfg: WandbConfig | None = None,
-        config: Mapping[str, Any] | None = None,
-    ) -> None:
+    def __init__(self, output_dir: Path, role: str) -> None:
         self.path = Path(output_dir) / role / "metrics.jsonl"
         self._file = LineFile(self.path)
         self._encoder = msgspec.json.Encoder()
-        self._run = start_wandb(Path(output_dir), role, wandb_cfg, config or {})
 
     def log(self, metrics: Mapping[str, Any], step: int | None = None) -> None:
         """Append one line of metrics; `step` is the role's own measure of progress (texts or steps).
@@ -60,17 +52,6 @@ class MetricsWriter:
         if step is not None:
             head["step"] = int(step)
         self._file.append(self._encoder.encode(head | clean))
-        if self._run is not None:
-            self._run.log(clean, step)
 
-    def close(self, exit_code: int = 0) -> None:
-        if self._run is not None:
-            self._run.finish(exit_code)
-            self._run = None
+    def close(self) -> None:
         self._file.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        self.close(0 if kind is None else 1)

@@ -1,25 +1,46 @@
-"""The wandb run of one role: upstream's names, offline unless a key is present, imported only when used.
+"""One wandb run for the whole pipeline, in a process that nobody waits for.
 
-Name: the role's folder below `wandb.wandb_workspace_root` (`<run>/<role>`); id the same with `_` for `/`;
-group: the run's folder. Statistics of the machine, code and console output are not collected: they cost
-seconds at the start of every role and could carry private text.
+    python -m pipelinerl.observe.wandb_run OUTPUT_DIR
+
+It follows the `metrics.jsonl` of actor, preprocess and trainer, so that no role imports wandb, waits for it
+or ends with it. The launcher starts it unless `wandb.use_wandb=false`, starts it again when it dies or stands
+still, and gives it up with one line after that; `sent.json` says up to where the files were sent. Offline
+unless a key is present. Statistics of the machine, code and console output are not collected: they could
+carry private text.
 """
 
+import argparse
+import json
 import logging
 import netrc
 import os
 import re
-from collections.abc import Mapping
+import signal
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from pipelinerl.base.closing import Closing
+from pipelinerl.base.files import write_whole
+from pipelinerl.base.heartbeat import heartbeat_path
+from pipelinerl.base.line_file import LineTail
+from pipelinerl.base.logs import setup_logging
+from pipelinerl.config.files import load
 from pipelinerl.config.machine import WandbConfig
+from pipelinerl.config.tree import Config
 
 log = logging.getLogger(__name__)
 
 _LONGEST_NAME = 128
 _PROGRESS = "texts"
+ROLE = "wandb"
+"""Name of the process, and its folder below that of the run."""
+SENDERS = ("actor", "preprocess", "finetune")
+EVERY_S = 1.0
 
 
 def wandb_mode(environ: Mapping[str, str] = os.environ) -> str:
@@ -37,43 +58,43 @@ def wandb_mode(environ: Mapping[str, str] = os.environ) -> str:
         return "offline"
 
 
-def run_names(output_dir: Path, role: str, root: str) -> tuple[str, str, str]:
-    """Name, id and group of a role's run."""
-    folder = Path(os.path.abspath(output_dir))
-    base = Path(os.path.abspath(root))
-    run = str(folder.relative_to(base)) if folder != base and folder.is_relative_to(base) else folder.name
-    name = f"{run}/{role}"[-_LONGEST_NAME:]
-    return name, re.sub(r"[/\\#?%:]", "_", name), run[-_LONGEST_NAME:]
+def run_names(output_dir: Path, root: str) -> tuple[str, str]:
+    """Name and id of a run: its folder below `root`, `_` for what an id may not hold."""
+    folder, base = Path(os.path.abspath(output_dir)), Path(os.path.abspath(root))
+    inside = folder != base and folder.is_relative_to(base)
+    name = (str(folder.relative_to(base)) if inside else folder.name)[-_LONGEST_NAME:]
+    return name, re.sub(r"[/\\#?%:]", "_", name)
 
 
-def start_wandb(
-    output_dir: Path, role: str, cfg: WandbConfig | None, config: Mapping[str, Any]
-) -> "WandbRun | None":
-    """Start the run of a role, which shows `config`; None with `use_wandb=false` or without a `cfg`."""
-    if cfg is None or not cfg.use_wandb:
-        return None
-    name, run_id, group = run_names(output_dir, role, cfg.wandb_workspace_root)
-    return WandbRun(
-        mode=wandb_mode(),
-        entity=cfg.wandb_entity_name or None,
-        project=cfg.wandb_project_name,
-        group=cfg.wandb_group or group,
-        name=name,
-        id=f"{cfg.wandb_id}_{role}" if cfg.wandb_id else run_id,
-        dir=str(cfg.wandb_dir or output_dir / role),
-        tags=list(cfg.tags),
-        resume="never" if cfg.wandb_resume == "never" else "allow",
-        config=dict(config),
-    )
+def run_arguments(output_dir: Path, cfg: WandbConfig) -> dict[str, Any]:
+    """What `wandb.init` is called with, besides settings and the configuration that is shown."""
+    name, run_id = run_names(output_dir, cfg.wandb_workspace_root)
+    return {
+        "mode": wandb_mode(),
+        "entity": cfg.wandb_entity_name or None,
+        "project": cfg.wandb_project_name,
+        "group": cfg.wandb_group or None,
+        "name": name,
+        "id": cfg.wandb_id or run_id,
+        "dir": str(cfg.wandb_dir or output_dir),
+        "tags": list(cfg.tags),
+        "resume": "never" if cfg.wandb_resume == "never" else "allow",
+    }
 
 
-class WandbRun:
-    """A thin layer over wandb that turns histograms into its own kind."""
+class WandbRun(Closing):
+    """Sends what is new in the metric files of a run."""
 
-    def __init__(self, **arguments: Any) -> None:
+    def __init__(self, output_dir: Path, cfg: Config) -> None:
         import wandb
 
-        os.makedirs(arguments["dir"], exist_ok=True)
+        self._wandb = wandb
+        self._output_dir = output_dir
+        self._sent_path = output_dir / ROLE / "sent.json"
+        sent = json.loads(self._sent_path.read_text()) if self._sent_path.exists() else {}
+        self._tails = {
+            role: LineTail(output_dir / role / "metrics.jsonl", offset=sent.get(role, 0)) for role in SENDERS
+        }
         settings = wandb.Settings(
             silent=True,
             console="off",
@@ -84,19 +105,52 @@ class WandbRun:
             x_disable_machine_info=True,
             x_disable_meta=True,
         )
-        self._wandb = wandb
-        self._run = wandb.init(settings=settings, **arguments)
+        arguments = run_arguments(output_dir, cfg.wandb)
+        os.makedirs(arguments["dir"], exist_ok=True)
+        self._run = wandb.init(settings=settings, config=cfg.model_dump(mode="json"), **arguments)
         self._run.define_metric("*", step_metric=_PROGRESS)
         log.info("wandb run %s (%s)", arguments["name"], arguments["mode"])
 
-    def log(self, metrics: Mapping[str, Any], step: int | None) -> None:
-        # wandb drops records whose own step goes back, which an evaluation that ends late would be.
-        values = {} if step is None else {_PROGRESS: step}
-        for name, value in metrics.items():
-            if isinstance(value, Mapping):
-                value = self._wandb.Histogram(np_histogram=(value["counts"], value["edges"]))
-            values[name] = value
-        self._run.log(values)
+    def send_news(self) -> None:
+        """Every whole line since the last call; one that is no JSON (a writer was killed) is left out."""
+        for tail in self._tails.values():
+            for line in tail.news():
+                with suppress(json.JSONDecodeError):
+                    self._send(json.loads(line))
+        write_whole(self._sent_path, json.dumps({r: t.offset for r, t in self._tails.items()}).encode())
 
-    def finish(self, exit_code: int) -> None:
-        self._run.finish(exit_code=exit_code)
+    def _send(self, record: dict[str, Any]) -> None:
+        # wandb drops records whose own step goes back, which an evaluation that ends late would be.
+        named = {_PROGRESS if name == "step" else name: value for name, value in record.items()}
+        self._run.log({name: self._shown(value) for name, value in named.items() if name != "time"})
+
+    def _shown(self, value: Any) -> Any:
+        if isinstance(value, dict):
+            return self._wandb.Histogram(np_histogram=(value["counts"], value["edges"]))
+        return value
+
+    def close(self) -> None:
+        complete = (self._output_dir / "finetune" / "summary.json").exists()
+        self._run.finish(exit_code=0 if complete else 1)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Send until SIGTERM, then what is left."""
+    parser = argparse.ArgumentParser(description="Send the metrics of a run to wandb.")
+    parser.add_argument("output_dir", type=Path)
+    output_dir = parser.parse_args(argv).output_dir
+    setup_logging(output_dir, ROLE, ROLE)
+    ended = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: ended.set())
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the launcher's, who ends this process last
+    beat = heartbeat_path(output_dir, ROLE)
+    with WandbRun(output_dir, load(output_dir)) as run:
+        while not ended.wait(EVERY_S):
+            run.send_news()
+            beat.touch()  # from the loop itself: a service of wandb's that stands still holds it up
+        run.send_news()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

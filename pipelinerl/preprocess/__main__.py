@@ -15,7 +15,7 @@ def _run(output_dir: Path) -> None:
     cfg = load(output_dir)
     setup_logging(output_dir, "preprocess")
     set_streams_backend(**cfg.streams.settings)
-    with MetricsWriter(output_dir, "preprocess", cfg.wandb, cfg.model_dump(mode="json")) as writer:
+    with MetricsWriter(output_dir, "preprocess") as writer:
         run(cfg, output_dir, writer)
 
 

@@ -4,16 +4,22 @@ Imported by `send`, `receive`, the embedded engine, and by the launcher, which r
 left; no torch here.
 """
 
+import fcntl
 import hashlib
+import os
 import shutil
 import zlib
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import TextIO
 
 PREPARE_ROUTE = "/prepare_weights"
 """Takes the body of /update_weights ahead of it, while the engine samples. The embedded engine offers it in
 its answer to /init_weight_transfer_engine; vLLM has no such route."""
 SHARED_MEMORY = Path("/dev/shm")
+OWNER = "owner"
+"""File in a run's folder there that its launcher keeps locked."""
 # Two versions are kept while a third is written.
 COPIES = 3
 
@@ -41,6 +47,33 @@ def weights_directory(output_dir: Path, model_bytes: int, configured: Path | Non
     for leftover in (*chosen.glob("weights-*"), *chosen.glob("~weights-*")):
         leftover.unlink()
     return chosen
+
+
+def claim(folder: Path) -> TextIO:
+    """Make the folder this process's own until the returned file is closed, or the process ends."""
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        owner = (folder / OWNER).open("a")
+        fcntl.flock(owner, fcntl.LOCK_SH)
+        with suppress(FileNotFoundError):  # somebody removed the folder between the two lines above
+            if os.path.samestat(os.fstat(owner.fileno()), (folder / OWNER).stat()):
+                return owner
+        owner.close()
+
+
+def remove_abandoned(dry_run: bool = False) -> dict[Path, int]:
+    """Remove the folders in shared memory that no living process has claimed; their sizes in bytes.
+
+    Folders of other users, and such without an owner's file, are left alone.
+    """
+    found: dict[Path, int] = {}
+    for path in sorted(SHARED_MEMORY.glob(f"pipelinerl-*/{OWNER}")):
+        with suppress(OSError), path.open("a") as owner:
+            fcntl.flock(owner, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            found[path.parent] = sum(file.stat().st_size for file in path.parent.iterdir())
+            if not dry_run:
+                shutil.rmtree(path.parent)
+    return found
 
 
 def checksum(data: bytes | memoryview) -> str:

@@ -107,7 +107,7 @@ def _leakage(words: list[str]) -> None:
 def _wandb(words: list[str]) -> None:
     """Runs lie in the folders of the roles that write metrics."""
     assert metadata.entry_points(group="console_scripts", name="wandb")
-    assert re.fullmatch(rf"{RUN}/(actor|preprocess|finetune)/wandb/offline-run-\*", words[2])
+    assert re.fullmatch(rf"{RUN}/wandb/offline-run-\*", words[2])
 
 
 def _make(words: list[str]) -> None:

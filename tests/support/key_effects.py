@@ -92,7 +92,7 @@ def effects(cfg: Config) -> str:
         sampling_parameters(placed.llm.parameters),
         sampling_parameters(placed.test_llm.parameters),
         [math_reward(status, done, rewards) for status in STATUSES for done in (True, False)],
-        None if (run := wandb_run.start_wandb(RUN, "actor", placed.wandb, {})) is None else vars(run),
+        wandb_run.run_arguments(RUN, placed.wandb) if placed.wandb.use_wandb else None,
     ]
     return repr(seen)
 

@@ -3,8 +3,6 @@
 A function takes the cells of one row and returns the values of its numbers in the order in which they stand.
 """
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Sequence

@@ -1,5 +1,6 @@
 """Engines and devices."""
 
+import os
 import shutil
 from collections.abc import Iterator
 from importlib.util import find_spec
@@ -11,8 +12,10 @@ from pipelinerl.inference.vllm import (
     installed_version,
     kwargs_problems,
 )
+from pipelinerl.observe.wandb_run import wandb_mode
 
 ENGINE_DTYPES = ("bfloat16", "float32")
+WANDB_MODES = ("online", "offline", "disabled", "dryrun", "run", "shared")
 
 
 def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
@@ -30,6 +33,16 @@ def check(cfg: Config, devices: int, dry_run: bool) -> Iterator[str]:
     if engine.kind == "vllm":
         yield from _vllm(cfg, dry_run)
     yield from _streams(cfg, dry_run)
+    if cfg.wandb.use_wandb:
+        yield from _wandb()
+
+
+def _wandb() -> Iterator[str]:
+    mode = wandb_mode()
+    if mode not in WANDB_MODES:
+        yield f"WANDB_MODE={mode}: no such mode; use one of {', '.join(WANDB_MODES)}"
+    elif mode == "online" and wandb_mode({**os.environ, "WANDB_MODE": ""}) != "online":
+        yield "WANDB_MODE=online: there is no key; set WANDB_API_KEY, or WANDB_MODE=offline"
 
 
 def _vllm_on_cpu(cfg: Config) -> Iterator[str]:

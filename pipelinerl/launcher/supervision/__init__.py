@@ -10,7 +10,7 @@ rest of its group is killed too. A child that forks workers should still call `d
 the start of each, so that they do not depend on either. Only a process that leaves its group escapes.
 """
 
-from pipelinerl.launcher.supervision.run import ChildFailed, Supervisor
+from pipelinerl.launcher.supervision.run import STOPPED_DEADLINE_S, ChildFailed, Supervisor
 from pipelinerl.launcher.supervision.spec import (
     ChildSpec,
     HealthCheck,
@@ -19,6 +19,7 @@ from pipelinerl.launcher.supervision.spec import (
 )
 
 __all__ = [
+    "STOPPED_DEADLINE_S",
     "ChildFailed",
     "ChildSpec",
     "HealthCheck",

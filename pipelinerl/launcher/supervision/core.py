@@ -58,7 +58,15 @@ class GiveUp:
     cause: str
 
 
-Action = StartChild | KillChild | RestartChild | GiveUp
+@dataclass(frozen=True)
+class GoOnWithout:
+    """`name` died of `cause` once too often, and the run does not need it."""
+
+    name: str
+    cause: str
+
+
+Action = StartChild | KillChild | RestartChild | GiveUp | GoOnWithout
 
 
 @dataclass
@@ -141,10 +149,14 @@ class SupervisorCore:
         if child.phase is ChildPhase.STARTING and generation == child.generation and not child.killed_for:
             child.phase, child.timer = ChildPhase.READY, math.inf
 
-    def unresponsive(self, name: str, generation: int, cause: str) -> list[Action]:
-        """A child that is ready has to be killed for `cause`; its restarts count as after any death."""
+    def unresponsive(self, name: str, generation: int, cause: str, starting: bool = False) -> list[Action]:
+        """A child that is ready has to be killed for `cause`; its restarts count as after any death.
+
+        `starting`: also one that is not ready yet.
+        """
         child = self._children[name]
-        if child.phase is not ChildPhase.READY or generation != child.generation or child.killed_for:
+        phases = (ChildPhase.READY, ChildPhase.STARTING) if starting else (ChildPhase.READY,)
+        if child.phase not in phases or generation != child.generation or child.killed_for:
             return []
         child.killed_for = cause
         return [KillChild(name)]
@@ -163,18 +175,19 @@ class SupervisorCore:
             delay = min(BACKOFF_S * 2.0**child.generation, LONGEST_BACKOFF_S)
             child.phase, child.timer = ChildPhase.BACKOFF, now + delay
             return [RestartChild(name, cause, child.generation + 1, delay)]
-        child.phase, child.timer = ChildPhase.FAILED, math.inf
         if most:
             cause += f", after {most} restarts"
-        return [GiveUp(name, cause)]
+        child.phase, child.timer = ChildPhase.ENDED if child.spec.optional else ChildPhase.FAILED, math.inf
+        return [GoOnWithout(name, cause) if child.spec.optional else GiveUp(name, cause)]
 
     def stop_order(self, running: set[str]) -> list[set[str]]:
         """The running children in waves, each to be stopped before those it depends on."""
         waves: list[set[str]] = []
-        left = set(running)
+        last = {name for name in running if self._children[name].spec.optional}
+        left = running - last
         while left:
             needed = {d for name in left for d in self._children[name].spec.depends}
             wave = left - needed
             waves.append(wave)
             left -= wave
-        return waves
+        return [*waves, last] if last else waves

@@ -26,7 +26,7 @@ def _wait_until_gone(groups: set[int]) -> None:
         time.sleep(0.02)
 
 
-def _remove(folder: str, ended: float) -> None:
+def remove(folder: str, ended: float) -> None:
     """The folder with the files it had when the run `ended`; a run started since then keeps its own."""
     with contextlib.suppress(FileNotFoundError), os.scandir(folder) as files:
         for file in files:
@@ -53,7 +53,7 @@ def main() -> int:
     ended = time.time()
     _wait_until_gone(groups)
     for folder in sys.argv[1:]:
-        _remove(folder, ended)
+        remove(folder, ended)
     return 0
 
 

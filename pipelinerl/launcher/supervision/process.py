@@ -7,13 +7,17 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from pipelinerl.base import child as child_module
 from pipelinerl.base.heartbeat import BeatWatch
+from pipelinerl.base.waits import StallDetector
 from pipelinerl.launcher.supervision.liveness import watch_health, watch_heartbeat
 from pipelinerl.launcher.supervision.spec import ChildSpec
+
+LONGEST_LOOK_S = 3.0
+"""Between two looks of the supervisor nothing counts beyond this."""
 
 
 def start_process(spec: ChildSpec) -> subprocess.Popen[bytes]:
@@ -31,20 +35,63 @@ def start_process(spec: ChildSpec) -> subprocess.Popen[bytes]:
         )
 
 
-def group_members(pgid: int) -> list[int]:
-    """Pids of the living (not zombie) processes of a group."""
-    members: list[int] = []
+def _living() -> Iterator[tuple[int, str, int, int]]:
+    """Pid, state, parent's pid and group of every process that is no zombie."""
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
         try:
             # Fields behind the command, which may itself hold blanks and brackets: state, ppid, pgrp.
-            state, _, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
+            state, parent, group = (entry / "stat").read_text().rpartition(")")[2].split()[:3]
         except (OSError, ValueError):
             continue
-        if int(group) == pgid and state not in "ZX":
-            members.append(int(entry.name))
-    return members
+        if state not in "ZX":
+            yield int(entry.name), state, int(parent), int(group)
+
+
+def group_members(pgid: int) -> list[int]:
+    """Pids of the living processes of a group."""
+    return [pid for pid, _, _, group in _living() if group == pgid]
+
+
+def _below(pid: int, parents: Mapping[int, Sequence[int]]) -> list[int]:
+    found, look_below = list[int](), [pid]
+    while look_below:
+        below = parents.get(look_below.pop(), [])
+        found += below
+        look_below += below
+    return found
+
+
+def descendants(pid: int) -> list[int]:
+    """Pids of the living processes below one, whatever their groups."""
+    children: dict[int, list[int]] = {}
+    for one, _, parent, _ in _living():
+        children.setdefault(parent, []).append(one)
+    return _below(pid, children)
+
+
+def stopped_processes(pids: Iterable[int]) -> dict[int, int]:
+    """For each of these processes that was stopped (SIGSTOP), or one below it: the pid of the stopped one."""
+    children: dict[int, list[int]] = {}
+    stopped = set()
+    for one, state, parent, _ in _living():
+        children.setdefault(parent, []).append(one)
+        if state == "T":  # `t` is one that a debugger holds
+            stopped.add(one)
+    if not stopped:
+        return {}
+    found = {pid: [one for one in (pid, *_below(pid, children)) if one in stopped] for pid in pids}
+    return {pid: ones[0] for pid, ones in found.items() if ones}
+
+
+def what_runs(pid: int) -> str:
+    """The module or program of a process, for people."""
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_text().split("\0")
+    except OSError:
+        return "a process"
+    return words[words.index("-m") + 1] if "-m" in words[:-1] else Path(words[0]).name
 
 
 def last_line(path: Path) -> str:
@@ -73,6 +120,8 @@ class RunningChild:
         beats = check and BeatWatch(check.path, check.interval_s)
         self._process = start_process(spec)
         self.pid = self._process.pid
+        # Looked at by the supervisor; as every watcher, one that was stopped itself blames nobody.
+        self.stopped = StallDetector(None, time.monotonic(), LONGEST_LOOK_S)
         self._gone = threading.Event()
         self._start_thread(self._watch_exit, on_exit)
         if spec.health is not None:
@@ -97,9 +146,13 @@ class RunningChild:
             self._process.terminate()
 
     def kill(self) -> None:
-        """SIGKILL to everything in the group; nothing left is fine."""
+        """SIGKILL to everything in the group and below; nothing left is fine."""
+        strays = descendants(self.pid)  # wandb's service, for one, has opened a session of its own
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, signal.SIGKILL)
+        for pid in strays:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
 
     def reap(self) -> None:
         """Kill what the child left behind in its group, then forget it. Call after its exit was reported."""

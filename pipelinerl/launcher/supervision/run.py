@@ -18,18 +18,21 @@ from pipelinerl.launcher.supervision.core import (
     Action,
     ChildPhase,
     GiveUp,
+    GoOnWithout,
     KillChild,
     RestartChild,
     StartChild,
     SupervisorCore,
 )
-from pipelinerl.launcher.supervision.process import RunningChild
+from pipelinerl.launcher.supervision.process import RunningChild, stopped_processes, what_runs
 from pipelinerl.launcher.supervision.spec import ChildSpec
 
 log = logging.getLogger(__name__)
 
 _LONGEST_WAIT_S = 1.0
 _AFTER_KILL_S = 10.0
+_GUARD_END_S = 15.0
+STOPPED_DEADLINE_S = 20.0
 
 
 class ChildFailed(Exception):
@@ -45,6 +48,7 @@ class _Guard:
     """The process that cleans up after a supervisor that was killed."""
 
     def __init__(self, leftovers: Sequence[Path]) -> None:
+        self._leftovers = leftovers
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", guard_module.__file__, *map(str, leftovers)],
             stdin=subprocess.PIPE,
@@ -68,7 +72,14 @@ class _Guard:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
-        self._process.wait()
+        try:
+            self._process.wait(_GUARD_END_S)
+        except subprocess.TimeoutExpired:  # somebody stopped it; what it would remove is removed here
+            log.warning("the guard process did not end within %g s and is killed", _GUARD_END_S)
+            self._process.kill()
+            self._process.wait()
+            for folder in self._leftovers:
+                guard_module.remove(str(folder), time.time())
 
 
 class Supervisor(Closing):
@@ -76,7 +87,8 @@ class Supervisor(Closing):
     kernel ends a child with the thread that started it.
 
     `announce(line)` gets one line per event; the folders `leftovers` are removed when all is over, also after
-    a kill -9 of this process.
+    a kill -9 of this process. A child of which a process is stopped (SIGSTOP) for `stopped_deadline_s` is
+    killed, also while it starts.
     """
 
     def __init__(
@@ -85,6 +97,7 @@ class Supervisor(Closing):
         *,
         announce: Callable[[str], None] = log.info,
         leftovers: Sequence[Path] = (),
+        stopped_deadline_s: float = STOPPED_DEADLINE_S,
     ) -> None:
         self._specs = {spec.name: spec for spec in specs}
         self._core = SupervisorCore(specs)
@@ -95,6 +108,7 @@ class Supervisor(Closing):
         self._waits: dict[str, Wait] = {}
         self._leftovers = leftovers
         self._guard = _Guard(leftovers)
+        self._stopped_deadline_s, self._next_look = stopped_deadline_s, 0.0
         self._stopping = False
 
     def pids(self) -> dict[str, int]:
@@ -135,9 +149,27 @@ class Supervisor(Closing):
                 tick()
                 next_tick = time.monotonic() + tick_s
             self._renew_guard()
+            self._look_for_stopped()
             self._carry_out(self._core.tick(time.monotonic()))
             next_timer = min(self._core.next_timer(), next_tick)
             self._next_event(min(_LONGEST_WAIT_S, max(0.0, next_timer - time.monotonic())))
+
+    def _look_for_stopped(self) -> None:
+        """Kill who has been stopped for too long: whatever its phase, it has no heartbeat that tells."""
+        now = time.monotonic()
+        if now < self._next_look:
+            return
+        self._next_look = now + _LONGEST_WAIT_S
+        running = dict(self._running)
+        stopped = stopped_processes(child.pid for child in running.values())
+        for name, child in running.items():
+            pid = stopped.get(child.pid)
+            stopped_s = child.stopped.look(now if pid is None else None, now)
+            if pid is not None and stopped_s > self._stopped_deadline_s:
+                who = "" if pid == child.pid else f"{what_runs(pid)} is "
+                cause = f"{who}stopped (SIGSTOP) for {stopped_s:.0f} s"
+                actions = self._core.unresponsive(name, self._core.generation(name), cause, starting=True)
+                self._carry_out(actions)
 
     def _next_event(self, longest_s: float) -> None:
         """Wait for what happens next, at most `longest_s` seconds, and act on it."""
@@ -158,7 +190,10 @@ class Supervisor(Closing):
         for action in actions:
             if isinstance(action, GiveUp):
                 raise ChildFailed(name, action.cause, child.last_words(), child.spec.stderr)
-        if name in self.ended():
+            if isinstance(action, GoOnWithout):
+                said = f"{name}: {action.cause}: {child.last_words()}"
+                self._announce(f"{said}; the run goes on without it (log: {child.spec.stderr})")
+        if name in self.ended() and not actions:
             self._announce(f"{name} is done")
         self._carry_out(actions)
 

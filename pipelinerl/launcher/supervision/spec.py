@@ -46,6 +46,8 @@ class ChildSpec:
     """Starts after the first; the pauses before them double."""
     health: HealthCheck | None = None
     heartbeat: HeartbeatCheck | None = None
+    optional: bool = False
+    """Nobody needs it: it is given up without ending the run, and stopped after all others."""
     depends: tuple[str, ...] = ()
     """Children that must be ready (healthy, or started if they have no check) before this one starts."""
 

@@ -12,7 +12,6 @@ from pipelinerl.config import Config, keys
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.legacy import WRITTEN_BY_LAUNCHERS
 from pipelinerl.launcher.checks.inert import UNREAD
-from pipelinerl.observe import wandb_run
 from tests.support.key_effects import (
     another_value,
     effects,
@@ -71,15 +70,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Config]:
     return {"gpu": gpu, "cpu": cpu}
 
 
-@pytest.fixture
-def no_wandb(monkeypatch: pytest.MonkeyPatch) -> None:
-    class Started:
-        def __init__(self, **arguments: Any) -> None:
-            vars(self).update(arguments)
-
-    monkeypatch.setattr(wandb_run, "WandbRun", Started)
-
-
 def below(key: str, parents: Any) -> Any:
     return next((parent for parent in parents if key == parent or key.startswith(f"{parent}.")), None)
 
@@ -111,7 +101,6 @@ OTHER_NAMES = {"rl": ("config", "self"), "memory_debug": ("memory",), "finetune"
 WITHOUT_EFFECT = {*UNREAD, *FIXED, *WRITTEN_BY_LAUNCHERS}
 
 
-@pytest.mark.usefixtures("no_wandb")
 def test_every_key_reaches_a_process_or_is_read_by_one(runs: dict[str, Config]) -> None:
     silent = [key for key in KEYS if below(key, WITHOUT_EFFECT) is None]
     for run in runs.values():
@@ -121,7 +110,6 @@ def test_every_key_reaches_a_process_or_is_read_by_one(runs: dict[str, Config]) 
     assert unnamed == []
 
 
-@pytest.mark.usefixtures("no_wandb")
 def test_a_key_that_nothing_reads_would_be_found(runs: dict[str, Config]) -> None:
     for key in UNREAD:
         assert not is_named(key) and not has_effect(key, runs["gpu"], {}), key

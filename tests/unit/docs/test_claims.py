@@ -1,7 +1,5 @@
 """Measured claims in the sentences of the READMEs are those of their JSON, to the digits that are shown."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 

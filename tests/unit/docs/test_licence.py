@@ -1,7 +1,5 @@
 """The licence is one: the text in LICENSE, what a wheel says of itself, and what the README says."""
 
-from __future__ import annotations
-
 import hashlib
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """The pages for authors of other code name keys, files and options that exist; their commands compose."""
 
-from __future__ import annotations
-
 import ast
 import re
 import shlex

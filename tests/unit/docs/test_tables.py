@@ -5,8 +5,6 @@ the order in which they stand (`tests/support/measured.py`), or listed as not me
 table or row fails until it is one of the two.
 """
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable

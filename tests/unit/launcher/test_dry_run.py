@@ -11,11 +11,31 @@ from pipelinerl.launcher.folder import RunFolder
 from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused, python
 
 
+@pytest.mark.parametrize(
+    ("mode", "shown"),
+    [("offline", "offline"), ("disabled", "disabled"), ("online", "WANDB_MODE=online: there is no key; ")],
+)
+def test_the_mode_of_wandb_is_shown_as_it_is_and_must_be_possible(
+    mode: str, shown: str, placed: Placed, refused: Refused, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WANDB_MODE", mode)
+    monkeypatch.delenv("WANDB_API_KEY", raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "none"))
+    if mode == "online":
+        assert shown in refused()
+        return
+    _, out = placed()
+    (row,) = [line for line in out.splitlines() if f"WANDB_MODE={mode}" in line]
+    assert "wandb" in row and shown in row
+    assert (tmp_path / "run/wandb/start.sh").exists() is (mode != "disabled")
+
+
 def test_a_dry_run_writes_every_start_script_and_starts_nothing(placed: Placed, tmp_path: Path) -> None:
     cfg, out = placed()
     run = tmp_path / "run"
     scripts = sorted(run.rglob("start.sh"))
-    assert [path.parent.name for path in scripts] == ["actor", "actor_vllm_0", "finetune", "preprocess"]
+    names = ["actor", "actor_vllm_0", "finetune", "preprocess", "wandb"]
+    assert [path.parent.name for path in scripts] == names
     for script in scripts:
         assert os.access(script, os.X_OK)
         subprocess.run(["sh", "-n", script], check=True)

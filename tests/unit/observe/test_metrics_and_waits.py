@@ -4,8 +4,6 @@ import asyncio
 import json
 import logging
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -13,10 +11,8 @@ import pytest
 
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired, current_waits, wait_for, waiting
-from pipelinerl.config.machine import WandbConfig
 from pipelinerl.observe.metrics import MetricsWriter, histogram
 from pipelinerl.observe.status import StatusFile
-from pipelinerl.observe.wandb_run import run_names, wandb_mode
 
 
 def lines(path: Path) -> list[dict[str, object]]:
@@ -24,7 +20,7 @@ def lines(path: Path) -> list[dict[str, object]]:
 
 
 def test_metrics_are_lines_of_numbers(tmp_path: Path) -> None:
-    with MetricsWriter(tmp_path, "actor", WandbConfig(use_wandb=False)) as writer:
+    with MetricsWriter(tmp_path, "actor") as writer:
         writer.log({"actor/reward_mean": np.float64(0.5), "n": np.int64(3), "ok": np.bool_(True)}, step=8)
         writer.log({"lag": histogram([1, 2, 2], [0, 1, 2, 3])})
     first, second = lines(tmp_path / "actor" / "metrics.jsonl")
@@ -37,69 +33,6 @@ def test_text_never_gets_into_metrics(tmp_path: Path, value: object) -> None:
     with MetricsWriter(tmp_path, "actor") as writer, pytest.raises(TypeError, match="metric secret is a"):
         writer.log({"secret": value})
     assert (tmp_path / "actor" / "metrics.jsonl").read_text() == ""
-
-
-def test_wandb_is_offline_unless_there_is_a_key(tmp_path: Path) -> None:
-    home = {"HOME": str(tmp_path)}
-    assert wandb_mode(home) == "offline"
-    assert wandb_mode({**home, "WANDB_API_KEY": "x"}) == "online"
-    assert wandb_mode({**home, "WANDB_API_KEY": "x", "WANDB_MODE": "disabled"}) == "disabled"
-    (tmp_path / ".netrc").write_text("machine api.wandb.ai login user password secret\n")
-    assert wandb_mode(home) == "online"
-    assert wandb_mode({**home, "WANDB_BASE_URL": "https://wandb.example.org"}) == "offline"
-    assert wandb_mode({**home, "NETRC": str(tmp_path / "absent")}) == "offline"
-
-
-def test_wandb_names_are_upstreams() -> None:
-    assert run_names(Path("results/guessing/run1"), "actor", "results") == (
-        "guessing/run1/actor",
-        "guessing_run1_actor",
-        "guessing/run1",
-    )
-    assert run_names(Path("/elsewhere/run1"), "finetune", "results")[0] == "run1/finetune"
-
-
-WANDB = """
-import socket, sys, os, time
-def refuse(*args, **kwargs):
-    raise AssertionError(f"network access: {args}")
-socket.getaddrinfo = refuse
-connect = socket.socket.connect
-def local_only(self, address):
-    if self.family != socket.AF_UNIX and address[0] != "127.0.0.1":
-        refuse(address)
-    return connect(self, address)
-socket.socket.connect = local_only
-from pathlib import Path
-from pipelinerl.config.machine import WandbConfig
-from pipelinerl.observe.metrics import MetricsWriter, histogram
-assert "wandb" not in sys.modules
-cfg = WandbConfig(tags=["test"])
-for attempt in range(2):
-    with MetricsWriter(Path(sys.argv[1]), "actor", cfg, {"seed": 42}) as writer:
-        for step in range(3):
-            writer.log({"actor/reward_mean": 0.5, "lag": histogram([1], [0, 1, 2])}, step=step)
-print("done")
-"""
-
-
-def test_wandb_runs_offline_without_network_and_without_prompting(tmp_path: Path) -> None:
-    environ = {k: v for k, v in os.environ.items() if not k.startswith("WANDB")} | {"HOME": str(tmp_path)}
-    done = subprocess.run(
-        [sys.executable, "-c", WANDB, str(tmp_path / "run")],
-        capture_output=True,
-        text=True,
-        env=environ,
-        stdin=subprocess.DEVNULL,
-        timeout=100,
-    )
-    assert done.returncode == 0, done.stderr
-    assert done.stdout == "done\n"
-    files = list((tmp_path / "run" / "actor" / "wandb").glob("offline-run-*-run_actor/*.wandb"))
-    assert files and all(f.stat().st_size > 0 for f in files)
-    # The metric's name is in the file: what was logged can be synchronised later.
-    assert any(b"actor/reward_mean" in f.read_bytes() for f in files)
-    assert len(lines(tmp_path / "run" / "actor" / "metrics.jsonl")) == 6
 
 
 def test_a_wait_knows_its_name_and_deadline() -> None:

@@ -1,11 +1,14 @@
 """Weight files: complete or absent, two versions, checked by size and checksum."""
 
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
 
+from pipelinerl import clean
 from pipelinerl.weights import wire
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import checksum
@@ -48,3 +51,41 @@ def test_directory_is_shared_memory_when_there_is_room(
     assert not list(wire.weights_directory(run, 1000).iterdir()), "leftovers of an earlier start go"
     assert wire.weights_directory(run, 10**18) == run / "weights"
     assert wire.weights_directory(run, 1000, tmp_path / "here") == tmp_path / "here"
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from pipelinerl.weights.wire import claim
+owner = claim(Path(sys.argv[1]))
+print("mine", flush=True)
+time.sleep(600)
+"""
+
+
+def test_what_a_killed_run_left_in_shared_memory_is_removed_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(wire, "SHARED_MEMORY", tmp_path)
+    living, killed, stranger = (tmp_path / f"pipelinerl-{name}" for name in ("living", "killed", "stranger"))
+    command = [sys.executable, "-c", OWNER]
+    owners = [subprocess.Popen([*command, str(one)], stdout=subprocess.PIPE) for one in (living, killed)]
+    stranger.mkdir()
+    try:
+        for process in owners:
+            assert process.stdout is not None and process.stdout.readline() == b"mine\n"
+        (killed / "weights-1.safetensors").write_bytes(b"x" * 1_500_000)
+        owners[1].kill()
+        owners[1].wait()
+        assert clean.main(["--dry-run"]) == 0 and killed.exists()
+        assert clean.main([]) == 0
+        said = capsys.readouterr().out.splitlines()
+        assert said == [f"would remove {killed} (1.5 MB)", f"removed {killed} (1.5 MB)"]
+        assert living.exists() and not killed.exists() and stranger.exists()
+        with wire.claim(killed):
+            assert wire.remove_abandoned() == {}
+    finally:
+        for process in owners:
+            process.kill()
+            process.wait()
+    assert set(wire.remove_abandoned()) == {living, killed} and stranger.exists()

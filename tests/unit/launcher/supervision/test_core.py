@@ -13,6 +13,7 @@ from pipelinerl.launcher.supervision import (
 from pipelinerl.launcher.supervision.core import (
     ChildPhase,
     GiveUp,
+    GoOnWithout,
     KillChild,
     RestartChild,
     StartChild,
@@ -118,6 +119,15 @@ def test_children_stop_before_those_they_depend_on() -> None:
     engine = child("engine", depends=("service",))
     core = SupervisorCore([child("service"), engine, child("actor", depends=("engine", "service"))])
     assert core.stop_order({"service", "engine", "actor"}) == [{"actor"}, {"engine"}, {"service"}]
+
+
+def test_the_run_goes_on_without_an_optional_child_which_stops_last() -> None:
+    core = begun(child("wandb", optional=True, max_restarts=1), child("actor"))
+    assert core.stop_order({"wandb", "actor"}) == [{"actor"}, {"wandb"}]
+    assert isinstance(core.exited("wandb", 0, -9, 0.0)[0], RestartChild)
+    assert core.tick(100.0) == [StartChild("wandb", 1)]
+    assert core.exited("wandb", 1, 1, 100.0) == [GoOnWithout("wandb", "exit status 1, after 1 restarts")]
+    assert core.all_ready and core.tick(200.0) == [] and not core.completed
 
 
 def test_exit_codes_are_described() -> None:

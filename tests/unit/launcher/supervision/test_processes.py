@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from pipelinerl.launcher.ports import is_free
-from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor, core
+from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor, core, run
 from tests.support.processes import DEADLINE_S, alive, free_port, until
 
 # A server with a worker that shares its group and one that asked to die with it.
@@ -179,3 +179,94 @@ def test_the_run_is_over_when_all_final_children_are_done(tmp_path: Path) -> Non
         supervisor.watch(tick=lambda: ticks.append(1), tick_s=0.05)
         assert supervisor.pids() == {}
     assert len(ticks) >= 2
+
+
+def test_a_run_goes_on_without_an_optional_child_and_says_so_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(core, "BACKOFF_S", 0.05)
+    lines: list[str] = []
+    dashboard = script("wandb", tmp_path, "import sys; sys.exit('no room')", max_restarts=1, optional=True)
+    work = script("finetune", tmp_path, "import time; time.sleep(1.5)")
+    with Supervisor([dashboard, work], announce=lines.append) as supervisor:
+        supervisor.start()
+        supervisor.watch()
+    given_up = [line for line in lines if "goes on without it" in line]
+    assert len(given_up) == 1 and given_up[0].startswith("wandb: exit status 1, after 1 restarts: no room; ")
+    assert "finetune is done" in lines and "wandb is done" not in lines
+
+
+def test_what_a_child_started_in_a_session_of_its_own_ends_with_it(tmp_path: Path) -> None:
+    """As wandb's service does; here it was stopped, so that it cannot end by itself."""
+    code = """
+        import os, signal, subprocess, time
+        signal.signal(signal.SIGTERM, signal.SIG_IGN)
+        stray = subprocess.Popen(["sleep", "600"], start_new_session=True)
+        os.kill(stray.pid, signal.SIGSTOP)
+        print(stray.pid, flush=True)
+        time.sleep(600)
+    """
+    supervisor = Supervisor([script("wandb", tmp_path, code, max_restarts=1, optional=True)])
+    supervisor.start()
+    said = tmp_path / "wandb" / "stdout.log"
+    until(lambda: said.exists() and said.read_text().endswith("\n"), "the stray's pid")
+    supervisor.stop(deadline_s=0.2)
+    assert not alive(int(said.read_text()))
+
+
+def test_a_stopped_guard_does_not_hold_up_the_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run, "_GUARD_END_S", 0.2)
+    left = tmp_path / "shared"
+    left.mkdir()
+    with Supervisor([script("finetune", tmp_path, "pass")], leftovers=[left]) as supervisor:
+        supervisor.start()
+        (guard,) = [p for p in psutil.Process().children() if any("guard.py" in word for word in p.cmdline())]
+        guard.suspend()
+        supervisor.watch()
+    assert not alive(guard.pid) and not left.exists()
+
+
+STARTING = """
+    import subprocess, sys, time
+    worker = subprocess.Popen(["sleep", "600"])
+    print(worker.pid, flush=True)
+    time.sleep(600)
+"""
+
+
+@pytest.mark.parametrize(
+    ("worker", "cause"),
+    [(False, r"^actor: stopped \(SIGSTOP\) for 1 s"), (True, r"^actor: sleep is stopped")],
+)
+def test_a_process_that_is_stopped_while_it_starts_is_named(tmp_path: Path, worker: bool, cause: str) -> None:
+    """It has no heartbeat yet, and its start deadline is an hour away."""
+    health = HealthCheck(url="http://127.0.0.1:1/", start_deadline_s=3600)
+    spec = script("actor", tmp_path, STARTING, health=health)
+    said = tmp_path / "actor" / "stdout.log"
+
+    def stop() -> None:
+        if said.exists() and said.read_text().endswith("\n"):
+            os.kill(int(said.read_text()) if worker else supervisor.pids()["actor"], signal.SIGSTOP)
+
+    with (
+        Supervisor([spec], stopped_deadline_s=0.5) as supervisor,
+        pytest.raises(ChildFailed, match=cause),
+    ):
+        supervisor.start(tick=stop, tick_s=0.1)
+
+
+def test_a_child_that_is_continued_in_time_goes_on(tmp_path: Path) -> None:
+    spec = script("actor", tmp_path, "import time; time.sleep(4)")
+    stops: list[float] = []
+
+    def stop_for_a_moment() -> None:
+        process = psutil.Process(supervisor.pids()["actor"])
+        if not stops:
+            process.suspend()
+            stops.append(time.monotonic())
+        elif time.monotonic() - stops[0] > 1.0:
+            process.resume()
+
+    with Supervisor([spec], stopped_deadline_s=30.0) as supervisor:
+        supervisor.start()
+        supervisor.watch(tick=stop_for_a_moment, tick_s=0.1)
