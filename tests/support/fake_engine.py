@@ -79,8 +79,10 @@ class FakeEngine:
     async def listen(self) -> web.AppRunner:
         """Answer from the running event loop, until the runner is cleaned up."""
         app = web.Application()
-        for path in ("/health", "/v1/models", "/weight_info", "/metrics"):
-            app.router.add_get(path, self._look)
+        app.router.add_get("/health", self._health)
+        app.router.add_get("/v1/models", self._models)
+        app.router.add_get("/weight_info", self._weight_info)
+        app.router.add_get("/metrics", self._metrics)
         app.router.add_post("/inference/v1/generate", self._generate)
         app.router.add_post("/v1/chat/completions", self._chat)
         runner = web.AppRunner(app, access_log=None, handler_cancellation=True, shutdown_timeout=0.1)
@@ -89,12 +91,17 @@ class FakeEngine:
         self.url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         return runner
 
-    async def _look(self, request: web.Request) -> web.Response:
-        """What does not change the engine; `/metrics` is no JSON."""
-        if request.path == "/metrics":
-            return web.Response(text="vllm:num_requests_running 0\n")
-        models = [{"id": "fake", "max_model_len": self.max_model_len}]
-        return web.json_response({"data": models, "weight_version": self.version})
+    async def _health(self, _: web.Request) -> web.Response:
+        return web.Response()
+
+    async def _models(self, _: web.Request) -> web.Response:
+        return web.json_response({"data": [{"id": "fake", "max_model_len": self.max_model_len}]})
+
+    async def _weight_info(self, _: web.Request) -> web.Response:
+        return web.json_response({"weight_version": self.version})
+
+    async def _metrics(self, _: web.Request) -> web.Response:
+        return web.Response(text="vllm:num_requests_running 0\n")
 
     async def _generate(self, request: web.Request) -> web.StreamResponse:
         body = await request.json()
