@@ -37,6 +37,8 @@ class Composition:
     """Keys that the command line set."""
     devices: list[str]
     """Ids of the visible GPUs."""
+    datasets_named: bool = True
+    """Whether the command line, a domain or a user's file names datasets."""
     notices: list[str] = field(default_factory=list)
     """One line per key of a file that no longer exists and was left out."""
 
@@ -81,7 +83,7 @@ def compose(
     with open_dict(tree):
         tree.domain_name = tree.get("domain_name") or domain
         tree.domain_keys = brought
-        _name_datasets(tree)
+        named = _name_datasets(tree)
         if not OmegaConf.is_missing(tree, "model_path") and isinstance(tree.model_path, str):
             tree.model_path = resolve_bundled(tree.model_path)
     _check_interpolations(tree)
@@ -89,6 +91,7 @@ def compose(
         tree=tree,
         user_keys=[o.key_or_group for o in overrides],
         devices=devices,
+        datasets_named=named,
         notices=notices,
     )
 
@@ -220,13 +223,14 @@ def _keep_user_overlays(
             OmegaConf.update(tree, key, value, force_add=True)
 
 
-def _name_datasets(tree: DictConfig) -> None:
-    """A loader that nobody gave a name to is asked for `train` and `test`."""
+def _name_datasets(tree: DictConfig) -> bool:
+    """A loader that nobody gave a name to is asked for `train` and `test`; whether somebody did."""
     keys = ("train_dataset_names", "test_dataset_names")
     unnamed = all(tree.get(key) is None for key in keys)
     for key in keys:
         if tree.get(key) is None:
             tree[key] = [key.partition("_")[0]] if unnamed else []
+    return not unnamed
 
 
 def _check_interpolations(tree: DictConfig) -> None:

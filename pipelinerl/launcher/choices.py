@@ -46,7 +46,7 @@ def choices(
     model = str(checkpoint) if checkpoint else cfg.model_path
     because = "latest checkpoint" if checkpoint else why("model_path", "default of this domain")
     yield Choice("model", model, because, "model_path=DIR")
-    yield _datasets(cfg, why)
+    yield _datasets(cfg, composition)
     yield _engine(cfg)
     ahead = ", received ahead" if cfg.weights_ahead else ""
     sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
@@ -71,9 +71,14 @@ def _hardware(cfg: Config, composition: Composition, devices: Sequence[str]) -> 
     return Choice("hardware", used, f"given ({found})" if given else found, "hardware=cpu|gpu")
 
 
-def _datasets(cfg: Config, why: Callable[[str, str], str]) -> Choice:
+def _datasets(cfg: Config, composition: Composition) -> Choice:
     train, test = (", ".join(names) or "none" for names in (cfg.train_dataset_names, cfg.test_dataset_names))
-    because = why("train_dataset_names", "of this domain" if cfg.domain_name else "none are named")
+    if {"train_dataset_names", "test_dataset_names"} & set(composition.user_keys):
+        because = "given"
+    elif not composition.datasets_named:
+        because = "nobody names any"
+    else:
+        because = "of this domain" if cfg.domain_name else "of your file"
     return Choice("datasets", f"{train}; evaluation: {test}", because, "train_dataset_names=[...]")
 
 

@@ -10,6 +10,31 @@ from pipelinerl.launch import main
 from pipelinerl.launcher.folder import RunFolder
 from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused, python
 
+MINE = """
+defaults: [base, _self_]
+dataset_loader: domains.guessing.load_problems
+actor: {rollout_policy: domains.guessing.generate_guessing_rollout}
+"""
+
+
+@pytest.mark.parametrize(
+    ("names", "because"),
+    [
+        ("train_dataset_names: [mine]\ntest_dataset_names: [x]", "mine; evaluation: x of your file"),
+        ("", "train; evaluation: test nobody names any"),
+    ],
+)
+def test_datasets_are_shown_as_what_they_are(
+    names: str, because: str, dry_run: DryRun, model: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "conf").mkdir()
+    (tmp_path / "conf" / "own.yaml").write_text(MINE + names)
+    given = (f"model_path={model}", "hardware=cpu", f"output_dir={tmp_path / 'run'}")
+    status, out, err = dry_run(f"--config-dir={tmp_path / 'conf'}", "--config-name=own", *given)
+    assert status == 0, err
+    (row,) = [line for line in out.splitlines() if line.strip(" │|").startswith("datasets")]
+    assert because in " ".join(row.replace("│", " ").split())
+
 
 @pytest.mark.parametrize(
     ("mode", "shown"),
