@@ -1,6 +1,6 @@
 """Random faults in a row: `python -m tests.chaos [--faults 200] [--seed 0] [--minutes 120] [--only NAME]`.
 
-Runs of the guessing game (over files with wandb offline, and over redis) and of the privacy agent are struck
+Runs of the guessing game (with wandb offline, over redis; `plain`: neither) and of the privacy agent are struck
 at random moments: any process of the run, the launcher and its guard included, is killed, stopped, or stopped
 for 5 s; sometimes two at once. A run that ends by name is resumed, and the resumed one is struck too; after
 `MOST_STRIKES` it has to reach its last step in peace. After each strike the run must end by name or make
@@ -47,6 +47,7 @@ PRIVACY = [
     *(word for word in RUN if word.startswith(("engine.", "watchdog.", "actor."))),
 ]
 SCENARIOS = {
+    "plain": RUN,
     "guessing": [*(word for word in RUN if not word.startswith("wandb.")), "wandb.use_wandb=true"],
     "redis": [*RUN, "streams.backend=redis"],
     "privacy_hopqa": PRIVACY,
@@ -145,7 +146,7 @@ class Chaos:
         self._random = random.Random(options.seed)
         self._left, self._end = options.faults, time.monotonic() + 60 * options.minutes
         self._out: Path = options.out
-        self._scenarios = options.only or list(SCENARIOS)
+        self._scenarios = options.only or ["guessing", "redis", "privacy_hopqa"]
         self.strikes: list[Strike] = []
 
     def play(self) -> None:
