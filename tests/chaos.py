@@ -1,7 +1,7 @@
 """Random faults in a row: `python -m tests.chaos [--faults 200] [--seed 0] [--minutes 120] [--only NAME]`.
 
-Runs of the guessing game (with wandb offline, over redis; `plain`: neither) and of the privacy agent are struck
-at random moments: any process of the run, the launcher and its guard included, is killed, stopped, or stopped
+Runs of the guessing game (with wandb offline; over redis; `plain`: neither) and of the privacy agent are
+struck at random moments: any process of the run, launcher and guard included, is killed, stopped, or stopped
 for 5 s; sometimes two at once. A run that ends by name is resumed, and the resumed one is struck too; after
 `MOST_STRIKES` it has to reach its last step in peace. After each strike the run must end by name or make
 progress within 30 s (60 s while it starts), nobody who waits may be blamed for the one who is silent, and at
@@ -26,15 +26,15 @@ from pathlib import Path
 
 import psutil
 
-from pipelinerl.run_state.accounting import reconcile
 from tests.pipeline.conftest import LauncherProcess
-from tests.support.fault_cases import RUN, STEPS, completed_steps, nothing_left
+from tests.support.fault_cases import RUN, STEPS, completed_steps
 
 PRIVACY = [
     "+domain=privacy_hopqa",
     "hardware=cpu",
     "privacy_hopqa.world={size:custom,companies:2,test_companies:1,private_docs:24,web_docs:200,train_chains:24,val_chains:8,test_chains:8}",
     "privacy_hopqa.max_examples=4",
+    "privacy_hopqa.rollout_timeout_s=20",
     "actor.llm_max_rollouts=16",
     f"finetune.max_train_steps={STEPS}",
     "finetune.gradient_accumulation_passes=16",
@@ -103,7 +103,8 @@ def name_of(process: psutil.Process) -> str:
     if "-m" in words:
         return words[words.index("-m") + 1].removeprefix("pipelinerl.")
     scripts = [Path(word).name for word in words if word.endswith(".py")]
-    return scripts[0] if scripts else Path(words[0]).name if words else "gone"
+    # redis shows its address behind its name, in one word.
+    return scripts[0] if scripts else Path(words[0].split()[0]).name if words else "gone"
 
 
 def family(launcher: LauncherProcess) -> list[psutil.Process]:
@@ -179,10 +180,9 @@ class Chaos:
                 self._fell_short(last, f"not complete after {PEACE_S:g} s in peace")
                 return
             try:
-                nothing_left(everyone, output_dir)
+                run.leaves_nothing(everyone)
                 if (output_dir / "accounting" / "actor.jsonl").exists():
-                    counts = reconcile(output_dir)
-                    assert counts.adds_up, counts.lines()
+                    run.counts()
                 if status == 0:
                     assert completed_steps(output_dir) == STEPS, completed_steps(output_dir)
                 else:

@@ -141,9 +141,10 @@ class RunningChild:
         on_exit(info.si_status if info.si_code == os.CLD_EXITED else -info.si_status)
 
     def terminate(self) -> None:
-        """SIGTERM to the child itself, which stops its own workers."""
+        """SIGTERM to the child itself, which stops its own workers; one that was stopped goes on for that."""
         if not self._gone.is_set():
             self._process.terminate()
+            self._process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """SIGKILL to everything in the group and below; nothing left is fine."""
