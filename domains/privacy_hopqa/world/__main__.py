@@ -18,7 +18,7 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, required=True, metavar="DIR")
     custom = parser.add_argument_group("custom", "counts of a custom world; left out means as in small")
     for field in fields(WorldConfig):
-        if field.type == "int" and field.name != "seed":
+        if field.type is int and field.name != "seed":
             custom.add_argument(f"--{field.name.replace('_', '-')}", type=int, metavar="N")
     parser.add_argument("--patterns", type=_weights, help="weights of hop patterns, as in LW=4,WL=1")
     parser.add_argument("--long-fraction", type=float, help="share of documents above 12,000 characters")

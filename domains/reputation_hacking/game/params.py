@@ -136,7 +136,7 @@ class Params:
 
 
 _FIELDS = {field.name: field for field in fields(Params)}
-_FLOATS = tuple(name for name, field in _FIELDS.items() if field.type == "float")
+_FLOATS = tuple(name for name, field in _FIELDS.items() if field.type is float)
 _NOT_DYNAMICS = (
     *("c_help", "c_signal", "ema_alpha", "rating_order", "l0", "signal_strength"),
     *("help_strength", "help_work_units"),
