@@ -27,6 +27,16 @@ def problems(cfg: DictConfig, settings: RaroSettings, environment: Mapping[str, 
 def _data(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
     try:
         data = data_settings(settings.data)
+        if data.source == "deepmath" and find_spec("math_verify") is None:
+            yield (
+                f"{KEY}.data.source=deepmath: math-verify compares its results and is not installed; "
+                "pip install 'pipelinerl[math]'"
+            )
+        if settings.reward == "verifier" and not data.verifiable:
+            yield (
+                f"{KEY}.reward=verifier: nothing verifies answers of {KEY}.data.source={data.source} with "
+                f"answer_form={data.answer_form}; set reward=critic"
+            )
         if data.source != "countdown":
             splits = [*cfg.train_dataset_names, *cfg.test_dataset_names]
             load_problems(splits, settings.data)
