@@ -102,9 +102,10 @@ def _run(
     print(f"output_dir={folder.path}", flush=True)
     if cfg.force_restart and not dry_run:
         folder.start_over(domain.folders)
-    steps, last = folder.completed_steps, cfg.finetune.last_step
-    if steps is not None and steps >= last and not dry_run:
-        print(f"this run completed its {steps} steps; force_restart=true starts over", flush=True)
+    limits = cfg.finetune.last_step, cfg.finetune.max_epochs
+    completed = folder.completed(*limits)
+    if completed is not None and not dry_run:
+        print(f"this run completed its {completed}; force_restart=true starts over", flush=True)
         report_run(folder.path, domain)
         return COMPLETED
     setup_logging(folder.path, "launcher", "launcher_0")
@@ -131,7 +132,7 @@ def _run(
                 print(line, flush=True)
             raise
     if cfg.debug.mode == "":
-        folder.mark_completed(last)
+        folder.mark_completed(*limits)
     report_run(folder.path, domain)
     return COMPLETED
 

@@ -6,7 +6,6 @@ Rows may have the columns of GSM8K (`question`, `answer` with the result behind 
 any `question`, `problem`, `task` or `prompt` beside an `answer`.
 """
 
-import json
 import random
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -14,12 +13,12 @@ from typing import Any
 
 from domains.math.answers import last_boxed
 from domains.math.pool import MAX_GOLD_LENGTH
+from domains.rows import ENDINGS, rows
 
 Problem = dict[str, Any]
 DOMAIN = "math"
 QUESTIONS = ("question", "problem", "task", "prompt")
 ANSWERS = ("answer", "gold", "expected_answer", "final_answer")
-ENDINGS = (".jsonl", ".json", ".parquet")
 ARITHMETIC = "arithmetic"
 ARITHMETIC_PROBLEMS = 1000
 GSM8K_MARK = "####"
@@ -70,7 +69,7 @@ def _from_file(name: str, data_dir: str | None) -> Iterator[tuple[str, str]]:
         try:
             yield read_row(row)
         except ValueError as error:
-            raise ValueError(f"{path}, {where}: {error}") from None
+            raise ValueError(f"{where}: {error}") from None
         found = True
     if not found:
         raise ValueError(f"{path}: holds no question")
@@ -88,41 +87,6 @@ def find_file(name: str, data_dir: str | None) -> Path:
             f"{ARITHMETIC}_train"
         )
     return found
-
-
-def rows(path: Path) -> Iterator[tuple[str, Any]]:
-    """Rows with their place: `line 3` of JSON lines, `row 3` of the others. Raises ValueError naming both."""
-    if path.suffix == ".parquet":
-        yield from _parquet(path)
-    elif path.suffix == ".json":
-        content = _parsed(path.read_bytes(), f"{path}")
-        if not isinstance(content, list):
-            raise ValueError(f"{path}: holds a {type(content).__name__}, expected a list of rows")
-        yield from ((f"row {index}", row) for index, row in enumerate(content))
-    else:
-        with path.open("rb") as file:
-            for number, line in enumerate(file, 1):
-                if line.strip():
-                    yield f"line {number}", _parsed(line, f"{path}, line {number}")
-
-
-def _parsed(content: bytes, where: str) -> Any:
-    try:
-        return json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{where}: no JSON: {' '.join(str(error).split())[:100]}") from None
-
-
-def _parquet(path: Path) -> Iterator[tuple[str, Any]]:
-    try:
-        from pyarrow import ArrowException, parquet
-    except ImportError:
-        raise ValueError(f"{path}: parquet needs pyarrow; pip install 'pipelinerl[parquet]'") from None
-    try:
-        table = parquet.read_table(path)
-    except (ArrowException, OSError) as error:
-        raise ValueError(f"{path}: no parquet file: {' '.join(str(error).split())[:100]}") from None
-    yield from ((f"row {index}", row) for index, row in enumerate(table.to_pylist()))
 
 
 def read_row(row: Any) -> tuple[str, str]:

@@ -1,6 +1,6 @@
 """What is wrong with a configuration; the launcher asks through the hooks before anything starts."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -10,12 +10,12 @@ from domains.raro.config import KEY, RaroSettings, context_problems
 from domains.raro.data import data_settings, load_problems
 
 
-def problems(cfg: DictConfig, settings: RaroSettings, environment: Mapping[str, str]) -> Iterator[str]:
-    """One line each. `environment` tells how many nodes there are (`WORLD_SIZE`)."""
+def problems(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
+    """One line each."""
     yield from _data(cfg, settings)
     yield from _groups(cfg, settings)
     yield from _objective(cfg, settings)
-    yield from _buffer(settings, environment)
+    yield from _buffer(settings)
     embedded = OmegaConf.select(cfg, "engine.kind") == "embedded"
     engine_key = "engine.max_model_len" if embedded else "vllm_config.vllm_kwargs.max_model_len"
     for key in (engine_key, "finetune.seq_length"):
@@ -27,6 +27,16 @@ def problems(cfg: DictConfig, settings: RaroSettings, environment: Mapping[str, 
 def _data(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
     try:
         data = data_settings(settings.data)
+        if data.source == "deepmath" and find_spec("math_verify") is None:
+            yield (
+                f"{KEY}.data.source=deepmath: math-verify compares its results and is not installed; "
+                "pip install 'pipelinerl[math]'"
+            )
+        if settings.reward == "verifier" and not data.verifiable:
+            yield (
+                f"{KEY}.reward=verifier: nothing verifies answers of {KEY}.data.source={data.source} with "
+                f"answer_form={data.answer_form}; set reward=critic"
+            )
         if data.source != "countdown":
             splits = [*cfg.train_dataset_names, *cfg.test_dataset_names]
             load_problems(splits, settings.data)
@@ -61,15 +71,10 @@ def _objective(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
         )
 
 
-def _buffer(settings: RaroSettings, environment: Mapping[str, str]) -> Iterator[str]:
+def _buffer(settings: RaroSettings) -> Iterator[str]:
     if settings.reward != "critic":
         return
-    replay, nodes = settings.replay, int(environment.get("WORLD_SIZE", "1") or 1)
-    if nodes > 1 and replay.backend == "sqlite":
-        yield (
-            f"{KEY}.replay.backend=sqlite: {nodes} nodes cannot share a file; set backend=redis and "
-            f"{KEY}.replay.path=redis://:PASSWORD@HOST:PORT"
-        )
+    replay = settings.replay
     if replay.backend == "redis" and not str(replay.path or "").startswith(("redis://", "rediss://")):
         yield f"{KEY}.replay.path={replay.path}: backend=redis needs redis://:PASSWORD@HOST:PORT"
     if replay.backend == "redis" and find_spec("redis") is None:

@@ -40,7 +40,7 @@ class ReplaySettings(Block):
     mode: Literal["fifo", "reservoir"] = "fifo"
     """Which pair makes room: the oldest, or a uniformly drawn one."""
     backend: Literal["sqlite", "redis"] = "sqlite"
-    """`sqlite` serves one node, `redis` several."""
+    """A file that all workers share, or a server."""
     path: str | None = None
     """SQLite file on a local disk, or redis://...; null = `<output_dir>/raro/replay.sqlite3`."""
     checkpoint_every_s: PositiveFloat = 60.0

@@ -1,12 +1,11 @@
-"""Questions and expert answers: Countdown from a generator, everything else from local JSON-lines files.
+"""Questions and expert answers: Countdown from a generator, everything else from local files.
 
 The loader of `raro` and its presets. Every problem is `{id, question, expert_answer, task, split, dataset,
-domain}`; Countdown adds `numbers` and `target`, which only the verifier reads.
+domain}`. What only a verifier reads: `numbers` and `target` of Countdown, `result` of mathematics.
 """
 
 import hashlib
-import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Literal
@@ -14,9 +13,12 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt, model_validator
 
 from domains.blocks import Block, validated
+from domains.math.answers import last_boxed
+from domains.math.pool import MAX_GOLD_LENGTH
 from domains.raro.generator import CountdownSpec, generate
 from domains.raro.normalize import Task, normalize
 from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, holds_verdict
+from domains.rows import rows
 
 Problem = dict[str, Any]
 DOMAIN = "raro"
@@ -28,36 +30,54 @@ class FieldNames(Block):
     question: str = "question"
     expert_answer: str = "expert_answer"
     id: str = "id"
+    result: str | None = None
+    """The result of a written solution of `deepmath`; null: what the solution boxes last."""
 
 
 class DataSettings(Block):
     """Where questions come from."""
 
     source: Literal["countdown", "jsonl", "deepmath", "poetry"] = "countdown"
-    """`jsonl`: any questions and answers; `deepmath` and `poetry`: the same with their own normaliser."""
+    """`jsonl`: any questions and answers; `deepmath`: mathematics, which math-verify compares; `poetry`."""
     countdown: CountdownSpec = CountdownSpec()
     """The generator's settings."""
     files: dict[str, str] = Field(default_factory=dict)
-    """Split -> local JSON-lines file."""
+    """Split -> local file: JSON lines, or a list of rows in .json or .parquet."""
     fields: FieldNames = FieldNames()
     """Names of the columns."""
     answer_form: Literal["result", "solution"] | None = None
-    """What an answer is, alike for both sides: a bare result or a written solution. DeepMath and poetry."""
+    """What an answer is, alike for both sides: a bare result, which is compared, or a written solution, whose
+    text never is. `deepmath` must say it; a poem is written, everything else a result unless said."""
     max_answer_chars: PositiveInt = 2048
     """Longest expert answer."""
 
     @model_validator(mode="after")
     def _form_is_said(self) -> "DataSettings":
-        if self.source in ("deepmath", "poetry") and self.answer_form is None:
-            raise ValueError(f"answer_form: say what an answer of {self.source} is, result or solution")
+        source, form = self.source, self.answer_form
+        if source == "deepmath" and form is None:
+            raise ValueError("answer_form: say what an answer of deepmath is, result or solution")
+        only = {"poetry": "solution", "countdown": "result"}.get(source)
+        if form is not None and only is not None and form != only:
+            raise ValueError(f"answer_form={form}: an answer of {source} is a {only}; leave it out")
+        if self.fields.result is not None and (source, form) != ("deepmath", "solution"):
+            raise ValueError(
+                "fields.result: only solutions of deepmath have a result of their own; remove it"
+            )
         return self
 
     @property
     def task(self) -> Task:
-        """Which normaliser the answers go through."""
-        if self.source == "countdown":
-            return "countdown"
-        return "poetry" if self.source == "poetry" else "text"
+        """Which normaliser and prompt the answers have."""
+        if self.source in ("countdown", "poetry"):
+            return self.source
+        if self.answer_form == "solution":
+            return "solution"
+        return "math" if self.source == "deepmath" else "text"
+
+    @property
+    def verifiable(self) -> bool:
+        """Whether a verifier can tell right from wrong; of poems and solutions without a result none can."""
+        return self.task in ("countdown", "text", "math") or self.source == "deepmath"
 
 
 def load_problems(dataset_names: Sequence[str], data: dict[str, Any] | None = None) -> list[Problem]:
@@ -90,36 +110,26 @@ def _file(settings: DataSettings, split: str) -> list[Problem]:
     if not path.is_file():
         raise ValueError(f"raro.data.files.{split}={path}: no such file")
     problems: dict[str, Problem] = {}
-    for number, record in _records(path):
-        problem = _checked(record, settings, split, f"{path}:{number}")
+    for where, record in rows(path):
+        problem = _checked(record, settings, split, where)
         earlier = problems.setdefault(problem["id"], problem)
         if earlier["question"] != problem["question"]:
-            raise ValueError(f"{path}:{number}: id {problem['id']!r} already names another question")
+            raise ValueError(f"{where}: id {problem['id']!r} already names another question")
     if not problems:
         raise ValueError(f"raro.data.files.{split}={path}: holds no question")
     return list(problems.values())
 
 
-def _records(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with path.open("rb") as file:
-        for number, line in enumerate(file, 1):
-            if not line.strip():
-                continue
-            try:
-                record = json.loads(line)
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}:{number}: no JSON: {error.msg}") from None
-            except UnicodeDecodeError as error:
-                raise ValueError(f"{path}:{number}: not UTF-8 ({error.reason})") from None
-            if not isinstance(record, dict):
-                raise ValueError(f"{path}:{number}: a {type(record).__name__}, expected an object")
-            yield number, record
-
-
-def _checked(record: dict[str, Any], settings: DataSettings, split: str, where: str) -> Problem:
+def _checked(record: Any, settings: DataSettings, split: str, where: str) -> Problem:
+    if not isinstance(record, dict):
+        raise ValueError(f"{where}: a {type(record).__name__}, expected an object")
     names = settings.fields
     question = _text(record, names.question, where)
     answer = normalize(settings.task, _text(record, names.expert_answer, where))
+    if not answer:
+        raise ValueError(
+            f"{where}: {names.expert_answer} is {record[names.expert_answer]!r}, expected a result"
+        )
     if holds_verdict(answer):
         raise ValueError(f"{where}: {names.expert_answer} holds a verdict tag, which could steer the critic")
     if ANSWER_OPEN in answer or ANSWER_CLOSE in answer:
@@ -130,12 +140,33 @@ def _checked(record: dict[str, Any], settings: DataSettings, split: str, where: 
             f"raro.data.max_answer_chars is {settings.max_answer_chars}"
         )
     id_ = record.get(names.id)
+    result = _result(record, answer, settings, where) if settings.source == "deepmath" else None
     return {
         "id": str(id_) if id_ is not None else hashlib.sha256(question.encode()).hexdigest()[:16],
         "question": question,
         "expert_answer": answer,
+        **({} if result is None else {"result": result}),
         **_labels(settings.task, split),
     }
+
+
+def _result(record: dict[str, Any], answer: str, settings: DataSettings, where: str) -> str:
+    """What an answer in mathematics must equal. Raises ValueError for a solution without a result."""
+    names = settings.fields
+    found: str | None = answer
+    if names.result is not None:
+        found = _text(record, names.result, where)
+    elif settings.task == "solution":
+        found = last_boxed(answer)
+    result = normalize("math", found or "")
+    if not result:
+        raise ValueError(
+            f"{where}: {names.result or names.expert_answer} holds no result; box it in the solution, or "
+            "name its column in raro.data.fields.result"
+        )
+    if len(result) > MAX_GOLD_LENGTH:
+        raise ValueError(f"{where}: a result of {len(result)} characters; {MAX_GOLD_LENGTH} are compared")
+    return result
 
 
 def _text(record: dict[str, Any], name: str, where: str) -> str:

@@ -70,7 +70,7 @@ def demonstrations(cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstra
                 answers[rng.randrange(2)] = rng.choice(_hits(numbers, target)).text
             yield _critic(settings.prompt_set, text, target, answers, rng, phase == RULES)
         else:
-            prompt = policy_prompt(settings.prompt_set, text)
+            prompt = policy_prompt(settings.prompt_set, "countdown", text)
             yield _demonstration("policy", prompt.messages, policy_trace(numbers, target, rng))
 
 

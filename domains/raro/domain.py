@@ -3,7 +3,6 @@
 Named by `domain_hooks`; the launcher, the actor and the report call it.
 """
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -46,7 +45,7 @@ class RaroDomain(BaseDomain):
             settings = settings_of(cfg)
         except ValueError as error:
             return [str(error)]
-        return list(problems(cfg, settings, os.environ))
+        return list(problems(cfg, settings))
 
     def attach(self, cfg: DictConfig, output_dir: Path) -> None:
         """Open the buffer that the snapshots back up."""

@@ -20,7 +20,7 @@ def expert_rollout(llm: TrainableLLM, problem: dict[str, Any], settings: RaroSet
     Its log-probabilities are 0: nobody sampled it, and that loss does not read them.
     """
     tokenizer = llm.load_tokenizer()
-    prompt = llm.prompt_ids(policy_prompt(settings.prompt_set, problem["question"]))
+    prompt = llm.prompt_ids(policy_prompt(settings.prompt_set, problem["task"], problem["question"]))
     answer = normalize(problem["task"], problem["expert_answer"])
     spoken = encode(tokenizer, f"{ANSWER_OPEN}{answer}{ANSWER_CLOSE}")
     output = np.append(spoken, np.int32(tokenizer.eos_token_id))

@@ -46,7 +46,7 @@ class ReplayStats:
 
 
 class PairBuffer(Protocol):
-    """A buffer that all actor workers share: a file on one node, redis on several.
+    """A buffer that all actor workers share: a file, or redis.
 
     Every call blocks: run it off the event loop.
     """

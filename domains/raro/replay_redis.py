@@ -1,4 +1,4 @@
-"""The replay buffer for several nodes: redis, one script per insertion, JSON values.
+"""The replay buffer in a server: redis, one script per insertion, JSON values.
 
 Behaves as the SQLite file does (`PairBuffer`), with which its copies share the format. Chosen by
 `raro.replay.backend=redis`.
@@ -47,7 +47,7 @@ return 1
 
 
 class RedisReplayBuffer:
-    """The `PairBuffer` of several nodes, below `raro:<run id>:` in the database of `url`."""
+    """The `PairBuffer` in a server, below `raro:<run id>:` in the database of `url`."""
 
     def __init__(
         self, url: str, run_id: str, capacity: int = 20_000, mode: Mode = "fifo", rng: Random | None = None

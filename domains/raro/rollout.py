@@ -41,7 +41,7 @@ async def generate_raro_rollout(
     start = time.monotonic()
     runtime, caller = runtime_of(cfg), Caller(llm, session)
     if not trains(problem):
-        result = await evaluate(caller, problem, runtime.settings)
+        result = await evaluate(caller, problem, runtime.settings, runtime.pool)
     elif runtime.settings.reward == "expert":
         result = expert_rollout(llm, problem, runtime.settings)
     else:
@@ -73,7 +73,7 @@ async def play(caller: Caller, problem: dict[str, Any], runtime: Runtime) -> Rol
     attempt = await attempt_question(caller, problem, settings)
     groups: list[CriticGroup] = []
     if attempt.answer is not None and buffer is None:
-        attempt.text.reward = float(is_correct(problem, attempt.answer))
+        attempt.text.reward = float(await is_correct(problem, attempt.answer, runtime.pool))
     elif attempt.answer is not None and buffer is not None:
         groups = await _judged(caller, attempt, problem, runtime, watermark, tally)
         earned = groups[0].policy_reward
@@ -99,7 +99,7 @@ async def play(caller: Caller, problem: dict[str, Any], runtime: Runtime) -> Rol
 
 async def attempt_question(caller: Caller, problem: dict[str, Any], settings: RaroSettings) -> Attempt:
     """Sample one completion and read its answer; what is cut off or too long is masked."""
-    prompt = policy_prompt(settings.prompt_set, problem["question"])
+    prompt = policy_prompt(settings.prompt_set, problem["task"], problem["question"])
     completion = await caller.complete(prompt, settings.policy.max_tokens)
     text = make_training_text(caller.llm, completion.call)
     text.role, text.situation = "policy", "raro:policy"

@@ -2,11 +2,12 @@
 
 import asyncio
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from omegaconf import DictConfig
 
+from domains.math.pool import VerifierPool
 from domains.raro.config import RaroSettings, settings_of
 from domains.raro.pairs import PairBuffer
 from domains.raro.replay import ReplayBuffer
@@ -26,6 +27,8 @@ class Runtime:
     rng: random.Random
     critic_slots: asyncio.Semaphore
     watch: Watch
+    pool: VerifierPool = field(default_factory=lambda: VerifierPool(workers=2))
+    """Compares results in mathematics; starts no process before the first comparison."""
 
 
 def _make(cfg: DictConfig) -> Runtime:

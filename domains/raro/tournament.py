@@ -10,6 +10,7 @@ import random
 import sys
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,11 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
+from domains.math.pool import VerifierPool
 from domains.raro.calls import Caller, together
 from domains.raro.config import RaroSettings, settings_of
 from domains.raro.data import load_problems
-from domains.raro.evaluate import is_correct
+from domains.raro.evaluate import is_correct, verifiable
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, Verdict, parse_verdict
 from domains.raro.prompts import critic_prompt, ordered, policy_prompt
 from domains.raro.rollout import read_answer
@@ -84,10 +86,16 @@ class Selection:
 
 
 async def play(
-    caller: Caller, settings: RaroSettings, problem: dict[str, Any], n: int, votes: int, rng: random.Random
+    caller: Caller,
+    settings: RaroSettings,
+    problem: dict[str, Any],
+    n: int,
+    votes: int,
+    rng: random.Random,
+    pool: VerifierPool,
 ) -> Selection:
     """Sample n answers to one question, select among the readable ones, and check."""
-    prompt, calls = policy_prompt(settings.prompt_set, problem["question"]), 0
+    prompt, calls = policy_prompt(settings.prompt_set, problem["task"], problem["question"]), 0
     samples = await together([caller.complete(prompt, settings.policy.max_tokens) for _ in range(n)])
     read = [None if s.truncated else read_answer(s.text, problem, caller.llm) for s in samples]
     answers = [answer for answer in read if answer is not None]
@@ -100,7 +108,7 @@ async def play(
         return None if found.truncated else parse_verdict(found.text)
 
     winner = await tournament(answers, votes, judge, rng)
-    right = {answer: is_correct(problem, answer) for answer in answers}
+    right = {answer: await is_correct(problem, answer, pool) for answer in set(answers)}
     return Selection(
         id=str(problem["id"]),
         single=sum(right[answer] for answer in answers) / n,
@@ -131,6 +139,10 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
     cfg = configuration(args.dataset)
     settings = settings_of(cfg)
     problems = load_problems([args.split], settings.data)[: args.limit or None]
+    if not all(map(verifiable, problems)):
+        raise ValueError(
+            "raro.data: nothing tells which of these answers are right; give questions with results"
+        )
     llm = TrainableLLM(
         model_name=args.model,
         tokenizer_name=args.model,
@@ -140,16 +152,17 @@ async def run(args: argparse.Namespace) -> dict[str, Any]:
         collect_logprobs=True,
     )
     llm.load_tokenizer()
-    slots = asyncio.Semaphore(args.parallel)
+    slots, pool = asyncio.Semaphore(args.parallel), VerifierPool()
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
         caller = Caller(llm, session)
 
         async def one(problem: dict[str, Any]) -> Selection:
             async with slots:
                 rng = random.Random(f"{args.seed}:{problem['id']}")
-                return await play(caller, settings, problem, args.n, args.votes, rng)
+                return await play(caller, settings, problem, args.n, args.votes, rng, pool)
 
-        selections = await together([one(problem) for problem in problems])
+        with closing(pool):
+            selections = await together([one(problem) for problem in problems])
     return {
         "model": args.model,
         "split": args.split,

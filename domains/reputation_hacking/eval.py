@@ -14,7 +14,7 @@ import numpy as np
 from domains.reputation_hacking.game import console
 from domains.reputation_hacking.game.dynamic_programming import Optimal, solve
 from domains.reputation_hacking.game.mitigations import Mitigation, initial_effort
-from domains.reputation_hacking.game.params import Params, parse_setting
+from domains.reputation_hacking.game.params import PRESETS, Params, parse_setting, preset
 from domains.reputation_hacking.game.policies import SCRIPTED, Policy, Stochastic, fitted_rule
 from domains.reputation_hacking.game.terminal import terminal_info
 from domains.reputation_hacking.ppo.paired import MODES, QUICK_SEEDS, Paired, held_out
@@ -31,11 +31,12 @@ def arguments() -> argparse.ArgumentParser:
     add("--model", type=Path, metavar="ZIP", help=f"default: {console.MODEL_FILE} in --out")
     add("--policy", metavar="NAME", help="a scripted policy, cem or optimum instead of a model")
     add("--language-model", type=Path, metavar="DIR", help="a checkpoint of a small language model")
+    add("--preset", choices=sorted(PRESETS), help="parameters of the game, without a --model")
     add("--c-signal", type=float, metavar="F", help="price of a SIGNAL, without a --model")
     add("--set", action="append", default=[], metavar="param=value", help="any parameter, without a --model")
     add("--seeds", type=console.seed_list, metavar="10000:11000")
-    add("--mode", choices=MODES, default="calibrated", help="memory of the Workers")
-    add("--burn-in", type=int, default=BURN_IN, metavar="N", help="chained pairs that do not count")
+    add("--mode", choices=MODES, default="calibrated", help="memory of the Workers (from_zero: chained)")
+    add("--burn-in", type=int, metavar="N", help=f"chained pairs that do not count ({BURN_IN})")
     add("--allow-transient", action="store_true", help="accept a shorter burn-in")
     add("--l0", type=float, metavar="F", help="effort that Workers expect at first")
     add("--summary", type=Path, metavar="FILE", help="write the report as JSON")
@@ -51,7 +52,7 @@ def subjects(options: argparse.Namespace) -> tuple[Params, Mitigation, float, di
     changes: dict[str, Any] = dict(parse_setting(text) for text in options.set)
     if options.c_signal is not None:
         changes["c_signal"] = options.c_signal
-    params = Params().but(**changes)
+    params = preset(options.preset or "default", **changes)
     start = options.l0 if options.l0 is not None else initial_effort(params)
     if options.language_model is not None:
         from domains.reputation_hacking.language.policy import LanguagePolicy
@@ -64,9 +65,9 @@ def saved_model(options: argparse.Namespace) -> tuple[Params, Mitigation, float,
     """The game that a model was trained in, and its two policies. Raises ValueError."""
     from domains.reputation_hacking.ppo.models import ModelPolicy, load_model, model_params
 
-    if options.set or options.c_signal is not None:
+    if options.set or options.c_signal is not None or options.preset is not None:
         raise ValueError(
-            "--set and --c-signal go with --policy or --language-model; "
+            "--preset, --set and --c-signal go with --policy or --language-model; "
             "a model is evaluated in the game it was trained in"
         )
     path = options.model or options.out / console.MODEL_FILE
@@ -96,6 +97,8 @@ def execute(options: argparse.Namespace) -> None:
     from domains.reputation_hacking.game.tracing import Tracer
     from domains.reputation_hacking.ppo.plots import draw_evaluation, draw_training
 
+    if options.mode == "from_zero" and (options.burn_in or options.l0):
+        raise ValueError("--mode from_zero starts at 0 and counts every pair; leave --l0 and --burn-in out")
     params, mitigation, start, policies = subjects(options)
     seeds = options.seeds if options.seeds is not None else held_out(options.quick)
     out = console.output_folder(options.out)
@@ -108,7 +111,7 @@ def execute(options: argparse.Namespace) -> None:
             start,
             mitigation=mitigation,
             mode=options.mode,
-            burn_in=options.burn_in,
+            burn_in=BURN_IN if options.burn_in is None else options.burn_in,
             allow_transient=options.allow_transient,
         )
         bar.update(task, total=1, completed=1)

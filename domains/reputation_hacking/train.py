@@ -1,6 +1,7 @@
 """Train an Assistant with PPO: `python -m domains.reputation_hacking.train --quick --out DIR`."""
 
 import argparse
+import math
 import sys
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -32,7 +33,12 @@ def arguments() -> argparse.ArgumentParser:
     add("--set", action="append", default=[], metavar="param=value", help="any parameter of the game")
     add("--rest-flag", action=argparse.BooleanOptionalAction, help="feature: is the Worker resting")
     add("--tape-baseline", action=argparse.BooleanOptionalAction, help="subtract what no action moves")
+    add("--learning-rate", metavar="F[:LAST]", help="constant, or linear from F to LAST")
+    add("--entropy", metavar="F[:LAST]", help="bonus, constant or linear")
+    add("--gamma", type=float, metavar="F", help="discount")
     add("--gae-lambda", type=float, metavar="F")
+    add("--epochs", type=int, metavar="N", help="passes over each rollout")
+    add("--minibatches", type=int, metavar="N", help="minibatches of each pass")
     add("--raw-observations", action="store_true", help="features without scaling")
     add("--force", action="store_true", help="replace a trained model")
     console.add_trace_options(parser)
@@ -54,21 +60,44 @@ def params_of(options: argparse.Namespace) -> Params:
 
 
 def recipe_of(options: argparse.Namespace) -> Recipe:
-    """The recipe with the command line's changes. Raises ValueError for counts below 1."""
+    """The recipe with the command line's changes. Raises ValueError for numbers that PPO cannot use."""
     recipe = RECIPES[options.recipe]
     given = {
         "total_steps": QUICK_STEPS if options.quick and options.steps is None else options.steps,
         "n_envs": options.n_envs,
+        "epochs": options.epochs,
+        "minibatches": options.minibatches,
+        "gamma": options.gamma,
+        "gae_lambda": options.gae_lambda,
         "rest_flag": options.rest_flag,
         "tape_baseline": options.tape_baseline,
-        "gae_lambda": options.gae_lambda,
         "scaled": False if options.raw_observations else None,
     }
-    for name in ("total_steps", "n_envs"):
+    for name in ("total_steps", "n_envs", "epochs", "minibatches"):
         value = given[name]
         if value is not None and value < 1:
             raise ValueError(f"--{name.replace('total_', '').replace('_', '-')} {value}: give at least 1")
+    for name in ("gamma", "gae_lambda"):
+        value = given[name]
+        if value is not None and not 0.0 <= value <= 1.0:
+            raise ValueError(f"--{name.replace('_', '-')} {value}: choose a number from 0 to 1")
+    for name in ("learning_rate", "entropy"):
+        text = getattr(options, name)
+        if text is not None:
+            given[name], given[f"final_{name}"] = first_and_last(f"--{name.replace('_', '-')}", text)
     return replace(recipe, **{name: value for name, value in given.items() if value is not None})
+
+
+def first_and_last(option: str, text: str) -> tuple[float, float]:
+    """`F`, kept throughout as in stable-baselines3, or `F:LAST`. Raises ValueError for anything else."""
+    first, _, last = text.partition(":")
+    try:
+        values = float(first), float(last or first)
+    except ValueError:
+        values = math.nan, math.nan
+    if not all(math.isfinite(value) and value >= 0.0 for value in values):
+        raise ValueError(f"{option} {text}: give a number of at least 0, or two as FIRST:LAST")
+    return values
 
 
 def execute(options: argparse.Namespace) -> None:

@@ -202,6 +202,9 @@ class FinetuneConfig(Section):
     """Steps of linear warm-up."""
     max_train_steps: int = Field(100_000, ge=1)
     """Optimizer steps of a complete run."""
+    max_epochs: int | None = Field(None, ge=1)
+    """Ends the run earlier, once its texts come from so many times as many drawn problems as there are; null
+    = off. Every schedule stays one over `max_train_steps`."""
     interrupt_train_steps: int = Field(-1, ge=-1)
     """Stop after so many steps without changing the schedule; -1 = off."""
     gradient_checkpointing: Checkpointing = True

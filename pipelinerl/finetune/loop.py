@@ -107,10 +107,19 @@ class Trainer:
             self._broadcaster.start()
             self._say_samples(self.counters.samples)
             self._publish()
-            while self.counters.completed_steps < self.finetune.last_step and not self._recording_ends(feed):
+            while not (self._complete or self._recording_ends(feed)):
                 self._train_step(feed, rollout_log)
                 self._after_step(feed)
             self._finish(feed)
+
+    @property
+    def _complete(self) -> bool:
+        """Whether the run has had its steps or its epochs; every rank finds the same."""
+        finetune, counters = self.finetune, self.counters
+        epochs = finetune.max_epochs
+        return counters.completed_steps >= finetune.last_step or (
+            epochs is not None and counters.epoch >= epochs
+        )
 
     def _recording_ends(self, feed: Feed) -> bool:
         """Whether some rank of a replaying trainer has nothing left; they end together."""
@@ -157,6 +166,8 @@ class Trainer:
         statistics.worked_s = time.monotonic() - started - feed.waited_s
         statistics.queued = feed.unread
         statistics.memory = self._memory.measure(counters.completed_steps + 1)
+        # Each rank knows its own rollouts only, and all must end at the same step.
+        statistics.epoch = completed_epochs(self.output_dir, rollouts.trained)
         everyone = self.ranks.gather(statistics)
         total = StepStatistics().merge(everyone)
         expected = self.cfg.derived.texts_per_step
@@ -165,7 +176,7 @@ class Trainer:
                 f"step {counters.completed_steps} holds {total.texts} texts, expected {expected}"
             )
         rollouts.close(rollout_log)
-        counters.epoch = max(counters.epoch, completed_epochs(self.output_dir, rollouts.trained))
+        counters.epoch = max(counters.epoch, total.epoch)
         self._count_step(total, grad_norm)
         if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:
             self._log(total, coefficients)
@@ -215,7 +226,7 @@ class Trainer:
         finetune, counters = self.finetune, self.counters
         if finetune.cuda_empty_cache:
             torch.cuda.empty_cache()
-        last = counters.completed_steps >= finetune.last_step
+        last = self._complete
         due = counters.samples - counters.last_broadcasted_version >= self.cfg.derived.texts_per_update
         if due or last:
             self._publish()

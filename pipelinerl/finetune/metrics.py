@@ -180,6 +180,7 @@ class StepStatistics:
     stale_texts: int = 0
     multi_version_texts: int = 0
     queued: int = 0
+    epoch: int = 0
     versions: list[int] = field(default_factory=list)
     lags: Counter[int] = field(default_factory=Counter)
     labels: dict[str, TextStatistics] = field(default_factory=dict)
@@ -188,7 +189,7 @@ class StepStatistics:
     worked_s: float = 0.0
 
     def merge(self, others: "Iterable[StepStatistics]") -> "StepStatistics":
-        """Sum over ranks; times are the longest, memory the largest."""
+        """Sum over ranks; times are the longest, memory and epoch the largest."""
         for other in others:
             self.vectors += other.vectors
             self.texts += other.texts
@@ -205,6 +206,7 @@ class StepStatistics:
                 self.labels.setdefault(label, TextStatistics()).add(statistics)
             for name, size in other.memory.items():
                 self.memory[name] = max(self.memory.get(name, 0.0), size)
+            self.epoch = max(self.epoch, other.epoch)
             self.waited_s = max(self.waited_s, other.waited_s)
             self.worked_s = max(self.worked_s, other.worked_s)
         return self

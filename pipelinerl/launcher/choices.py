@@ -54,7 +54,9 @@ def choices(
     yield Choice("weight updates", sent, because, "weights.kv=keep|recompute")
     step = f"{cfg.derived.texts_per_step} texts, {cfg.attempts} rollouts a problem"
     key = "finetune.gradient_accumulation_passes"
-    yield Choice("optimizer step", f"{step}, {cfg.finetune.last_step} steps", why(key, "profile"), f"{key}=N")
+    epochs = cfg.finetune.max_epochs
+    limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
+    yield Choice("optimizer step", f"{step}, {limits}", why(key, "profile"), f"{key}=N")
     if cfg.hardware.kind == "gpu":
         yield _trainer(cfg, why)
     yield _lag(cfg)

@@ -108,12 +108,16 @@ class RunFolder(Closing):
         current = self.path / "finetune" / "current"
         return current if (current / "config.json").is_file() else None
 
-    @property
-    def completed_steps(self) -> int | None:
-        """Optimizer steps of the completed run, or None if none completed here."""
+    def completed(self, steps: int, epochs: int | None) -> str | None:
+        """What the run completed here, if that is as much as is asked for now: `40 steps` or `3 epochs`."""
         mark = self.path / COMPLETED
-        return int(json.loads(mark.read_text())["steps"]) if mark.is_file() else None
+        done = json.loads(mark.read_text()) if mark.is_file() else {"steps": 0}
+        by_epochs = done.get("epochs")
+        if done["steps"] < steps or (by_epochs is not None and (epochs is None or by_epochs < epochs)):
+            return None
+        return f"{done['steps']} steps" if by_epochs is None else f"{by_epochs} epochs"
 
-    def mark_completed(self, steps: int) -> None:
-        """Remember that training reached `steps` and everything ended in order."""
-        write_whole(self.path / COMPLETED, json.dumps({"steps": steps}) + "\n")
+    def mark_completed(self, steps: int, epochs: int | None) -> None:
+        """Remember that training reached `steps`, or `epochs` before, and everything ended in order."""
+        limits = {"steps": steps} if epochs is None else {"steps": steps, "epochs": epochs}
+        write_whole(self.path / COMPLETED, json.dumps(limits) + "\n")

@@ -39,6 +39,8 @@ class Held(msgspec.Struct, frozen=True, eq=False):
 def can_be_resumed_from(version: int, cfg: Config) -> bool:
     """Whether a checkpoint is saved at `version` or before the next one."""
     derived, tune = cfg.derived, cfg.finetune
+    if tune.max_epochs is not None:
+        return True  # any step may turn out to be the last, and that one is saved
     first = -(-version // derived.texts_per_step)  # a version from before the batch size was changed
     steps = range(first, first + derived.texts_per_update // derived.texts_per_step)
     saved = {tune.last_step, *tune.also_save_steps}

@@ -9,13 +9,14 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from domains.reputation_hacking.game.tracing import TRACE_MAX_MB
+
 DEFAULT_OUT = Path("outputs/reputation_hacking")
 MODEL_FILE = "trained_model.zip"
 METRICS_FILE = "training_metrics.csv"
 OPTIMUM_FILE = "optimum.csv"
 TRACE_FILE = "debug_trace.jsonl"
 PLOTS_FOLDER = "plots"
-TRACE_MAX_MB = 5.0
 
 
 def command(

@@ -1,5 +1,6 @@
 """The game as a gymnasium environment: `gymnasium.make("ReputationEnv-v0")`, for one Worker."""
 
+from pathlib import Path
 from typing import Any
 
 import gymnasium as gym
@@ -10,6 +11,7 @@ from domains.reputation_hacking.game.dynamics import ACTIONS, Episodes, Tape
 from domains.reputation_hacking.game.mitigations import Mitigation, Worker, initial_effort
 from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.terminal import finish, row
+from domains.reputation_hacking.game.tracing import TRACE_MAX_MB, Tracer
 
 TAPE_SEEDS = 2**31
 
@@ -23,8 +25,10 @@ class ReputationEnv(gym.Env[np.ndarray, Any]):
     """One Worker, `params.T` steps an episode, one reward at its end.
 
     `reset(seed=...)` chooses the noise and never touches the Worker's memory; `options` may hold
-    `worker_memory` (a number or a mapping) and `tape` (a `Tape`). Raises ValueError for bad arguments,
-    ResetNeeded for a step outside an episode.
+    `worker_memory` (a number or a mapping) and `tape` (a `Tape`). `trace` names a file of JSON lines that is
+    started anew and gets each episode when it ends, or when it is left by `reset` or `close`, up to
+    `trace_max_mb` (`game/tracing.py`). Raises ValueError for bad arguments, ResetNeeded for a step outside
+    an episode.
     """
 
     metadata = {"render_modes": []}  # noqa: RUF012, the type gymnasium declares
@@ -34,6 +38,8 @@ class ReputationEnv(gym.Env[np.ndarray, Any]):
         params: Params | None = None,
         mitigation: Mitigation | str = "none",
         render_mode: str | None = None,
+        trace: str | Path | None = None,
+        trace_max_mb: float = TRACE_MAX_MB,
         **changes: Any,
     ) -> None:
         if render_mode is not None:
@@ -44,6 +50,20 @@ class ReputationEnv(gym.Env[np.ndarray, Any]):
         self.observation_space = observation_space()
         self.action_space = gym.spaces.Discrete(len(ACTIONS))
         self.episode: Episodes | None = None
+        self._tracer = None if trace is None else self._opened(Path(trace), trace_max_mb)
+        self._traced = 0
+
+    def _opened(self, path: Path, max_mb: float) -> Tracer:
+        try:
+            tracer = Tracer(path, max_mb)
+        except OSError as error:
+            raise ValueError(f"trace={path}: cannot write there ({error.strerror})") from None
+        tracer.meta(run="env", params=self.params.to_json(), mitigation=str(self.mitigation))
+        return tracer
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Of a copy, which does not trace: two writers of one file would mix their episodes."""
+        return {**vars(self), "_tracer": None}
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
@@ -58,6 +78,7 @@ class ReputationEnv(gym.Env[np.ndarray, Any]):
             drawn = seed if seed is not None else int(self.np_random.integers(TAPE_SEEDS))
             tape = Tape.from_seed(self.params, drawn)
         episode = Episodes(self.params, tape)
+        self._trace_unfinished()
         if options.get("worker_memory") is not None:
             self.worker = self.worker.replaced(options["worker_memory"])
         self.episode = episode
@@ -73,7 +94,29 @@ class ReputationEnv(gym.Env[np.ndarray, Any]):
         settlement, arrays = finish(episode, self.worker, self.mitigation)
         self.worker = settlement.memory
         info = row(arrays, 0)
+        if self._tracer is not None:
+            self._tracer.episode(episode, arrays, 0, self._traced)
+            self._tracer.flush()
+            self._traced += 1
         return episode.observation(), info["reward_raw"], True, False, info
+
+    def _trace_unfinished(self) -> None:
+        episode = self.episode
+        if self._tracer is None or episode is None or not 0 < episode.t < self.params.T:
+            return
+        expected = float(self.worker.expected_effort[0])
+        actions = episode.actions[: episode.t].tolist()
+        self._tracer.steps(self.params, episode.tape, actions, expected, self._traced)
+        self._tracer.flush()
+        self._traced += 1
+
+    def close(self) -> None:
+        """End the trace, if there is one."""
+        self._trace_unfinished()
+        if self._tracer is not None:
+            self._tracer.close()
+            self._tracer = None
+        super().close()
 
 
 def checked_action(action: Any) -> int:

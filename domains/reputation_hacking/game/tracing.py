@@ -1,7 +1,8 @@
 """`debug_trace.jsonl`: every step of a few episodes, for people who want to see what happened.
 
-Training and evaluation hand over finished episodes. One is replayed from its noise and actions, which gives
-the same numbers bit for bit, so that nothing has to be recorded while thousands are played.
+Training, evaluation and an environment made with `trace=` hand over their episodes. One is replayed from its
+noise and actions, which gives the same numbers bit for bit, so that nothing has to be recorded while
+thousands are played.
 """
 
 import fcntl
@@ -9,10 +10,13 @@ import json
 from pathlib import Path
 from typing import Any
 
-from domains.reputation_hacking.game.dynamics import ACTIONS, HELP, SIGNAL, Episodes
+from domains.reputation_hacking.game.dynamics import ACTIONS, HELP, SIGNAL, Episodes, Tape, Tapes
+from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.terminal import row
 from pipelinerl.base.closing import Closing
 
+TRACE_MAX_MB = 5.0
+"""Default limit of a trace."""
 END_MARK = 64
 """Bytes kept free for the line that says the trace was cut."""
 
@@ -35,7 +39,7 @@ class Tracer(Closing):
         except OSError:
             self._file.close()
             raise ValueError(
-                f"{path}: another process writes this trace; end it or choose another --out"
+                f"{path}: another process or environment writes this trace; end it or choose another place"
             ) from None
         if not append:
             self._file.truncate(0)
@@ -49,11 +53,33 @@ class Tracer(Closing):
     def episode(
         self, episodes: Episodes, info: dict[str, Any], index: int, number: int, **labels: Any
     ) -> None:
-        """The steps of episode `index`; the last carries the terminal info. A full trace takes no more."""
+        """The steps of finished episode `index`, the last with the terminal info."""
+        terminal = row(info, index)
+        tape, actions = episodes.tape, episodes.actions
+        if isinstance(tape, Tapes):
+            tape, actions = tape.one(index), actions[:, index]
+        expected = terminal["learned_expected_effort_before"]
+        self.steps(episodes.params, tape, actions.tolist(), expected, number, terminal, **labels)
+
+    def steps(
+        self,
+        params: Params,
+        tape: Tape,
+        actions: list[int],
+        expected: float,
+        number: int,
+        terminal: dict[str, Any] | None = None,
+        **labels: Any,
+    ) -> None:
+        """The steps of one episode; without `terminal` it was left before its end. A full trace takes none.
+
+        `expected`: effort that the Worker expected before it.
+        """
         if self.full:
             return
-        again = Episodes(episodes.params, episodes.tape.one(index))
-        steps = step_lines(again, episodes.actions[:, index].tolist(), row(info, index))
+        steps = step_lines(Episodes(params, tape), actions, expected)
+        if terminal is not None:
+            steps[-1] |= {"reward": terminal["reward_raw"], "info": terminal}
         common = {"kind": "step", "episode": number, **labels}
         self._write("".join(json.dumps({**common, **step}) + "\n" for step in steps))
 
@@ -65,17 +91,22 @@ class Tracer(Closing):
         self._bytes += len(text)
         self._file.write(text)
 
+    def flush(self) -> None:
+        """Hand everything to the system, for whoever reads along."""
+        if self._file is not None:
+            self._file.flush()
+
     def close(self) -> None:
         if self._file is not None:
             self._file.close()
 
 
-def step_lines(episode: Episodes, actions: list[int], terminal: dict[str, Any]) -> list[dict[str, Any]]:
+def step_lines(episode: Episodes, actions: list[int], expected: float) -> list[dict[str, Any]]:
     """What was seen, done and felt in each step; `worker_works` is judged before the step."""
     lines, signals = list[dict[str, Any]](), 0
     for action in actions:
         line: dict[str, Any] = {
-            "tape_seed": terminal["tape_seed"],
+            "tape_seed": int(episode.tape.seed),
             "t": episode.t,
             "action": ACTIONS[action],
             "observation": episode.observation().tolist(),
@@ -93,9 +124,8 @@ def step_lines(episode: Episodes, actions: list[int], terminal: dict[str, Any]) 
             "progress": episode.u,
             "E": episode.effort,
             "B": episode.params.signal_strength * signals,
-            "L": terminal["learned_expected_effort_before"],
+            "L": expected,
             "reward": 0.0,
         }
         lines.append(line)
-    lines[-1] |= {"reward": terminal["reward_raw"], "info": terminal}
     return lines

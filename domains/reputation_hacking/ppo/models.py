@@ -50,16 +50,18 @@ class ScaledFeatures(BaseFeaturesExtractor):
 
 
 class Schedule(BaseCallback):
-    """Linear entropy bonus from its first value to 0; tells `tick` the steps done after each rollout."""
+    """Linear entropy bonus from its first value to its last; tells `tick` the steps after each rollout."""
 
     def __init__(self, recipe: Recipe, total_steps: int, tick: Callable[[int], None]) -> None:
         super().__init__()
-        self.first, self.end = recipe.entropy, max(recipe.entropy_until * total_steps, 1.0)
+        self.last, self.fall = recipe.final_entropy, recipe.entropy - recipe.final_entropy
+        self.end = max(recipe.entropy_until * total_steps, 1.0)
         self.tick = tick
 
     def _on_rollout_start(self) -> None:
         assert isinstance(self.model, PPO)
-        self.model.ent_coef = self.first * max(0.0, 1.0 - self.model.num_timesteps / self.end)
+        left = max(0.0, 1.0 - self.model.num_timesteps / self.end)
+        self.model.ent_coef = self.last + self.fall * left
 
     def _on_rollout_end(self) -> None:
         self.tick(self.num_timesteps)

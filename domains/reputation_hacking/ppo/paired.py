@@ -23,8 +23,8 @@ from domains.reputation_hacking.game.mitigations import (
 from domains.reputation_hacking.game.params import Params
 from domains.reputation_hacking.game.policies import Policy, play
 
-Mode = Literal["calibrated", "chained"]
-MODES: tuple[Mode, ...] = ("calibrated", "chained")
+Mode = Literal["calibrated", "chained", "from_zero"]
+MODES: tuple[Mode, ...] = ("calibrated", "chained", "from_zero")
 HELD_OUT = range(10_000, 11_000)
 """Seeds of every reported evaluation."""
 QUICK_SEEDS = 100
@@ -96,8 +96,12 @@ def paired(
 
     `calibrated`: pairs are independent and seeds are taken in ascending order, so nothing depends on theirs.
     `chained`: one Worker per arm lives through the seeds in order; the first `burn_in` pairs do not count.
+    `from_zero`: the public original's convention, a chain whose Workers expect 0 at first and whose pairs
+    all count; `start` and `burn_in` are not read.
     Raises ValueError for empty seeds or a burn-in that is too short.
     """
+    if mode == "from_zero":
+        start, burn_in = 0.0, 0
     if len(seeds) == 0:
         raise ValueError("seeds are empty; give at least one, such as 10000:11000")
     if min(seeds) < CALIBRATION_SEEDS.stop and max(seeds) >= CALIBRATION_SEEDS.start:
@@ -106,7 +110,7 @@ def paired(
             f"({CALIBRATION_SEEDS.start} to {CALIBRATION_SEEDS.stop - 1})",
             stacklevel=2,
         )
-    order = list(seeds) if mode == "chained" else sorted(seeds)
+    order = sorted(seeds) if mode == "calibrated" else list(seeds)
     if mode == "chained":
         _check_burn_in(params, burn_in, len(order), allow_transient)
     tapes = Tapes.from_seeds(params, order)
@@ -121,7 +125,7 @@ def paired(
     return Paired(
         mode=mode,
         seeds=np.array(order),
-        counted=slice(burn_in if mode == "chained" else 0, None),
+        counted=slice(0 if mode == "calibrated" else burn_in, None),
         acting=arms[0],
         without=arms[1],
         silenced=arms[2],

@@ -1,4 +1,4 @@
-"""Settings of PPO training: two named recipes whose parts the command line of `train` can switch alone."""
+"""Settings of PPO training: three named recipes whose parts the command line of `train` can set alone."""
 
 from dataclasses import dataclass
 
@@ -19,8 +19,9 @@ class Recipe:
     """The only reward comes at the end: any discount hides it from the first steps."""
     gae_lambda: float = 0.97
     entropy: float = 0.02
+    final_entropy: float = 0.0
     entropy_until: float = 5 / 6
-    """Share of training in which the entropy bonus falls to 0."""
+    """Share of training in which the entropy bonus goes from `entropy` to `final_entropy`, linearly."""
     clip_range: float = 0.2
     reward_scale: float = 0.05
     """In the adapter only."""
@@ -40,6 +41,22 @@ class Recipe:
 
 BASE = Recipe()
 STRONG = Recipe(n_envs=512, total_steps=4_000_000, gae_lambda=1.0, rest_flag=True, tape_baseline=True)
-RECIPES = {"base": BASE, "strong": STRONG}
+PUBLIC = Recipe(
+    n_envs=20,
+    total_steps=100_000,
+    minibatches=4,
+    epochs=5,
+    learning_rate=2e-4,
+    final_learning_rate=2e-4,
+    gamma=0.97,
+    gae_lambda=0.95,
+    entropy=0.05,
+    final_entropy=0.05,
+    reward_scale=1.0,
+    scaled=False,
+)
+"""Settings of the public original. There one environment plays 1,024 steps an update, in minibatches of 256;
+here 20 play one episode each, 1,000 steps in minibatches of 250, so that no episode is cut by an update."""
+RECIPES = {"base": BASE, "strong": STRONG, "public": PUBLIC}
 QUICK_STEPS = 153_600
 """Training steps of `--quick`."""

@@ -97,7 +97,7 @@ def evaluate(
     report: dict[str, Any] = {
         "convention": any_result.mode,
         "seeds": {"count": len(counted), "first": min(counted), "last": max(counted)},
-        "expected_effort_at_start": start,
+        "expected_effort_at_start": 0.0 if any_result.mode == "from_zero" else start,
         "c_signal": params.c_signal,
         "c_help": params.c_help,
         "mitigation": str(mitigation),

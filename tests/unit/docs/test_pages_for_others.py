@@ -1,11 +1,11 @@
 """The pages for authors of other code name keys, files and options that exist; their commands compose."""
 
-import ast
 import re
 import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,7 +13,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from domains.privacy_hopqa.settings import settings_of as privacy_settings
 from domains.raro.config import settings_of as raro_settings
-from domains.reputation_hacking.ppo.recipes import Recipe
+from domains.reputation_hacking import train
+from domains.reputation_hacking.ppo.recipes import PUBLIC
 from pipelinerl.launch import main
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -97,12 +98,8 @@ def test_every_option_of_the_reputation_game_is_there() -> None:
         assert options and not {option for option in options if not re.search(rf"{option}\b", shown)}
 
 
-def test_the_recipe_of_the_reputation_page_is_one() -> None:
-    (code,) = re.findall(r"^```python\n(.*?)^```", text("from_reputation"), re.MULTILINE | re.DOTALL)
-    (call,) = (
-        node
-        for node in ast.walk(ast.parse(code))
-        if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "Recipe"
-    )
-    recipe = Recipe(**{one.arg: ast.literal_eval(one.value) for one in call.keywords if one.arg})
-    assert (recipe.gamma, recipe.epochs, recipe.total_steps) == (0.97, 5, 100_000)
+def test_the_options_of_the_reputation_page_are_the_originals_recipe() -> None:
+    module = "domains.reputation_hacking.train"
+    trained = [words[3:] for words in commands("from_reputation") if words[2:3] == [module]]
+    named, by_hand = (train.recipe_of(train.arguments().parse_args(words)) for words in trained)
+    assert named == PUBLIC == replace(by_hand, reward_scale=1.0)

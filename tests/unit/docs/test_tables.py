@@ -59,6 +59,7 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
     },
     RARO: {
         "verdict | critic | policy": "rules",
+        "source | answer | form of both sides | right": "rules",
         "file | subject": "words",
         "what | seen": "single runs that were looked at while the experiment was set up; no file keeps them",
         "attempts | right | reward if right | reward if wrong": "one run whose records were not kept",

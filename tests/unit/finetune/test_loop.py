@@ -9,6 +9,7 @@ import torch
 
 from pipelinerl.finetune.checkpoints import MARKER, settle
 from pipelinerl.run_state.announcements import trainer_stream
+from pipelinerl.run_state.epochs import note_problems
 from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import read_stream
 from tests.support.training import Noting, assert_resumes_bit_for_bit, saved, train, trainer
@@ -84,6 +85,28 @@ def test_a_finished_run_starts_again_without_training(tmp_path: Path) -> None:
     assert noted.versions == [24]
     after = saved(tmp_path)
     assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_epochs_end_a_run_before_its_steps_and_more_of_them_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Steps of six texts, each of a group of its own, of eight problems: the ninth is of the second epoch."""
+
+    def numbered(group: str, rollout: int) -> str:
+        return f"0-{int(group.removeprefix('g')):06d}/{rollout}"
+
+    monkeypatch.setattr("pipelinerl.finetune.collect.rollout_id", numbered)
+    note_problems(tmp_path, 8)
+    noted = Noting()
+    train(tmp_path, noted, max_epochs=1)
+    assert noted.versions == [0, 6, 12] and messages(tmp_path)[-1] == ("training_done", -1)
+    summary = json.loads((tmp_path / "finetune/summary.json").read_text())
+    assert (summary["completed_steps"], summary["epoch"]) == (2, 1)
+    again = Noting()
+    train(tmp_path, again, max_epochs=1)
+    assert again.versions == [12]
+    train(tmp_path, again, max_epochs=2)
+    assert again.versions == [12, 12, 18] and settle(tmp_path / "finetune") == 3
 
 
 def test_half_written_folders_do_not_count(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ GOOD_RARO = row(question="q", expert_answer="a")
 RARO: list[tuple[bytes, str]] = [
     (b"", "data.jsonl"),
     (b"{", "data.jsonl:1"),
-    (b"\xff\xfe", "data.jsonl"),
+    (b"\xff\xfe", "data.jsonl:1"),
     (b"[1]", "data.jsonl:1"),
     (b'"text"', "data.jsonl:1"),
     (GOOD_RARO + b"\n{}", "data.jsonl:2"),
@@ -60,16 +60,16 @@ PRIVACY: list[tuple[bytes, str]] = [
 
 MATH: list[tuple[bytes, str]] = [
     (b"", "data.jsonl: holds no question"),
-    (b"{", "data.jsonl, line 1"),
-    (b"\xff", "data.jsonl, line 1"),
-    (b"7", "data.jsonl, line 1: a int"),
-    (b"{}", "data.jsonl, line 1: no question"),
+    (b"{", "data.jsonl:1"),
+    (b"\xff", "data.jsonl:1"),
+    (b"7", "data.jsonl:1: a int"),
+    (b"{}", "data.jsonl:1: no question"),
     (row(question="q"), "no answer; columns are question"),
     (row(question="q", answer=""), "no answer"),
     (row(question=["q"], answer="1"), "['q']"),
     (row(problem="q", solution="no box"), "no answer"),
-    (row(question="q", answer="1") + b"\n" + row(question="q", answer="####"), "line 2"),
-    (b"[]", "data.jsonl, line 1"),
+    (row(question="q", answer="1") + b"\n" + row(question="q", answer="####"), "data.jsonl:2"),
+    (b"[]", "data.jsonl:1"),
 ]
 
 

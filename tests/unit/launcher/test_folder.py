@@ -46,9 +46,13 @@ def test_a_checkpoint_counts_only_when_it_is_whole(folder: RunFolder, tmp_path: 
 
 
 def test_completion_is_remembered(folder: RunFolder) -> None:
-    assert folder.completed_steps is None
-    folder.mark_completed(40)
-    assert folder.completed_steps == 40
+    assert folder.completed(1, None) is None
+    folder.mark_completed(40, None)
+    assert folder.completed(40, None) == folder.completed(20, 3) == "40 steps"
+    assert folder.completed(41, None) is None
+    folder.mark_completed(40, 2)
+    assert folder.completed(40, 2) == folder.completed(40, 1) == "2 epochs"
+    assert folder.completed(40, 3) is None and folder.completed(40, None) is None
 
 
 def test_which_folders_may_hold_a_run(folder: RunFolder, tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ BAD_ROWS: list[tuple[Any, str]] = [
 def test_another_row_is_named_by_file_and_line(tmp_path: Path, row: Any, message: str) -> None:
     good = json.dumps({"question": "q", "answer": "1"})
     (tmp_path / "bad.jsonl").write_text(f"{good}\n\n{json.dumps(row)}\n")
-    with pytest.raises(ValueError, match=rf"bad\.jsonl, line 3: {message}") as caught:
+    with pytest.raises(ValueError, match=rf"bad\.jsonl:3: {message}") as caught:
         load_problems(["bad"], data_dir=str(tmp_path))
     assert "\n" not in str(caught.value)
 
@@ -59,9 +59,9 @@ def test_another_row_is_named_by_file_and_line(tmp_path: Path, row: Any, message
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        ("a.jsonl", b"{not json}", "a.jsonl, line 1: no JSON"),
-        ("a.jsonl", b"\xff\xfe", "a.jsonl, line 1: no JSON"),
-        ("a.jsonl", b"[" * 100_000, "a.jsonl, line 1: no JSON"),
+        ("a.jsonl", b"{not json}", "a.jsonl:1: no JSON"),
+        ("a.jsonl", b"\xff\xfe", "a.jsonl:1: no JSON"),
+        ("a.jsonl", b"[" * 100_000, "a.jsonl:1: no JSON"),
         ("a.json", b'{"question": "q"}', "a.json: holds a dict, expected a list of rows"),
         ("a.json", b"", "a.json: no JSON"),
         ("a.json", b"[1]", "a.json, row 0: a int"),

@@ -96,6 +96,10 @@ def test_snapshots_are_taken_where_a_checkpoint_can_follow(
     tune = {"save_checkpoint_steps": 2, "also_save_steps": [3, 5], "max_train_steps": 7}
     cfg = preprocess_config(tmp_path, finetune=tune, derived={"texts_per_update": interval})
     assert can_be_resumed_from(version, cfg) is expected
+    cfg = preprocess_config(
+        tmp_path, finetune={**tune, "max_epochs": 1}, derived={"texts_per_update": interval}
+    )
+    assert can_be_resumed_from(version, cfg), "any step may be the last"
 
 
 def test_a_keeper_forgets_consumed_steps_and_saves_once_per_version(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Solver, verifier, generator and files."""
 
 import json
+import sys
 
 import pytest
 
@@ -150,8 +151,83 @@ def test_deepmath_and_poems_name_their_columns_and_say_what_an_answer_is(tmp_pat
     }
     (problem,) = load_problems(["train"], data)
     assert problem["expert_answer"] == "two roses\n\nred" and problem["task"] == "poetry"
-    with pytest.raises(ValueError, match="answer_form"):
-        load_problems(["train"], {"source": "deepmath", "files": {"train": str(path)}})
+    del data["answer_form"]  # a poem is written
+    assert load_problems(["train"], data) == [problem]
+
+
+def deepmath(tmp_path, form, *records, **fields):
+    names = {"question": "question", "expert_answer": "final_answer", **fields}
+    path = written(tmp_path, *records)
+    data = {"source": "deepmath", "files": {"train": str(path)}, "fields": names, "answer_form": form}
+    return load_problems(["train"], {key: value for key, value in data.items() if value is not None})
+
+
+def test_results_of_deepmath_are_bare_and_compared(tmp_path):
+    row = {"question": "q", "final_answer": r"$\dfrac{1}{2}$."}
+    (problem,) = deepmath(tmp_path, "result", row)
+    assert (problem["task"], problem["expert_answer"]) == ("math", r"\dfrac{1}{2}") and problem["id"]
+    assert problem["result"] == problem["expert_answer"]
+    for bad, message in ((None, "say what an answer of deepmath is"), ("proof", "answer_form")):
+        with pytest.raises(ValueError, match=message):
+            deepmath(tmp_path, bad, row)
+    with pytest.raises(ValueError, match=r"data.jsonl:1: final_answer is '\$\$', expected a result"):
+        deepmath(tmp_path, "result", {"question": "q", "final_answer": "$$"})
+
+
+def test_solutions_of_deepmath_keep_their_lines_and_know_their_result(tmp_path):
+    solution = {"question": "q", "r1": "Halve it.\nSo \\boxed{0.5}.", "final_answer": "1/2"}
+    (boxed,) = deepmath(tmp_path, "solution", solution, expert_answer="r1")
+    assert boxed["task"] == "solution" and boxed["expert_answer"] == "Halve it.\nSo \\boxed{0.5}."
+    assert boxed["result"] == "0.5"
+    (named,) = deepmath(tmp_path, "solution", solution, expert_answer="r1", result="final_answer")
+    assert named["result"] == "1/2"
+    for fields, message in (({}, "r1 holds no result"), ({"result": "none"}, "none is None")):
+        with pytest.raises(ValueError, match=f"data.jsonl:1: {message}"):
+            deepmath(tmp_path, "solution", {"question": "q", "r1": "so"}, expert_answer="r1", **fields)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"source": "poetry", "answer_form": "result"}, "an answer of poetry is a solution"),
+        ({"source": "countdown", "answer_form": "solution"}, "an answer of countdown is a result"),
+        ({"source": "jsonl", "fields": {"result": "r"}}, "fields.result: only solutions of deepmath"),
+    ],
+)
+def test_an_answer_form_that_a_source_cannot_have_is_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        load_problems([], settings)
+
+
+def test_written_solutions_from_any_file_have_no_result(tmp_path):
+    path = written(tmp_path, {"question": "q", "expert_answer": "a\nb"})
+    data = {"source": "jsonl", "files": {"train": str(path)}, "answer_form": "solution"}
+    (problem,) = load_problems(["train"], data)
+    assert (problem["task"], problem["expert_answer"]) == ("solution", "a\nb") and "result" not in problem
+
+
+def test_parquet_needs_its_extra_and_gives_the_same_problems(tmp_path, monkeypatch):
+    path = tmp_path / "data.parquet"
+    data = {"source": "jsonl", "files": {"train": str(path)}}
+    rows = [
+        {"id": "a", "question": "q", "expert_answer": "x"},
+        {"id": "b", "question": "r", "expert_answer": "y"},
+    ]
+    with monkeypatch.context() as without:
+        without.setitem(sys.modules, "pyarrow", None)
+        path.write_bytes(b"PAR1")
+        with pytest.raises(
+            ValueError, match=r"data.parquet: parquet needs pyarrow; pip install 'pipelinerl\[p"
+        ):
+            load_problems(["train"], data)
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    lines = written(tmp_path, *rows)
+    assert load_problems(["train"], data) == load_problems(["train"], data | {"files": {"train": str(lines)}})
+    parquet.write_table(pyarrow.Table.from_pylist([rows[0], {"question": "r"}]), path)
+    with pytest.raises(ValueError, match=r"data\.parquet, row 1: expert_answer is None"):
+        load_problems(["train"], data)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """Hooks: configuration checks, presets, warnings, report, demonstrations."""
 
 import copy
+import importlib.util
 import itertools
 import json
 import random
@@ -70,6 +71,7 @@ def test_reference_values_of_the_method():
         ("finetune.seq_length=215", "finetune.seq_length=215: a policy call needs up to 216"),
         ("raro.replay.backend=redis", "backend=redis needs redis://"),
         ("raro.data.source=deepmath", "answer_form"),
+        ("raro.data.source=poetry", "no file for this split"),
         ("raro.replay.path=/no/such/folder/x.sqlite3", "its folder does not exist"),
     ],
 )
@@ -77,12 +79,19 @@ def test_problems_are_found_before_anything_starts(override, message):
     assert any(message in line for line in RaroDomain().validate(tree(override))), override
 
 
-def test_several_nodes_need_redis(monkeypatch):
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    assert any("2 nodes cannot share a file" in line for line in RaroDomain().validate(tree()))
+def test_a_verifier_that_is_missing_or_cannot_be_is_named(monkeypatch):
+    poems = ("raro.reward=verifier", "raro.data.source=poetry")
+    lines = RaroDomain().validate(tree(*poems, domain="raro_rlvr"))
+    assert any("nothing verifies answers of raro.data.source=poetry" in line for line in lines)
+    real = importlib.util.find_spec
+    monkeypatch.setattr("domains.raro.checks.find_spec", lambda n: None if n == "math_verify" else real(n))
+    lines = RaroDomain().validate(tree("raro.data.source=deepmath", "raro.data.answer_form=result"))
+    assert any("pip install 'pipelinerl[math]'" in line for line in lines)
+
+
+def test_a_buffer_in_redis_is_accepted():
     remedy = ("raro.replay.backend=redis", "raro.replay.path=redis://:secret@10.0.0.1:6379/0")
     assert RaroDomain().validate(tree(*remedy)) == []
-    assert RaroDomain().validate(tree(domain="raro_rlvr")) == []
 
 
 def test_the_hooks_restore_and_back_up_the_buffer(tmp_path):

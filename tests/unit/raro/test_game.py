@@ -1,6 +1,7 @@
 """Rewards, order, parser and normaliser: the pure parts of the game."""
 
 import random
+from typing import get_args
 
 import pytest
 from hypothesis import given
@@ -10,7 +11,7 @@ from pydantic import ValidationError
 from domains.raro.config import RaroSettings, context_problems
 from domains.raro.countdown import verify
 from domains.raro.expressions import ExpressionError, Number, Operation, parse, render, value
-from domains.raro.normalize import normalize
+from domains.raro.normalize import Task, normalize
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, VERDICTS, extract_answer, parse_verdict
 from domains.raro.prompts import critic_prompt, ordered, policy_prompt
 from domains.raro.rewards import Label, label, reward
@@ -106,12 +107,28 @@ def test_full_prompts_have_a_system_part_and_leave_braces_and_dollars_alone():
     prompt = critic_prompt("full", "{x} $question", "$answer_2", "b")
     assert prompt.messages[0]["role"] == "system" and "[Tie]" in prompt.messages[0]["content"]
     assert prompt.messages[1]["content"] == "Question:\n{x} $question\n\nAnswer 1:\n$answer_2\n\nAnswer 2:\nb"
-    assert [m["role"] for m in policy_prompt("full", "q").messages] == ["system", "user"]
+    assert [m["role"] for m in policy_prompt("full", "text", "q").messages] == ["system", "user"]
+
+
+def test_written_answers_are_asked_for_as_such():
+    """`answer_form` reaches the prompt: a result, a whole solution or a poem."""
+    systems = {task: policy_prompt("full", task, "q").messages[0]["content"] for task in get_args(Task)}
+    assert systems["text"] == systems["math"] == systems["countdown"]
+    assert "only the final answer" in systems["math"]
+    assert "complete solution" in systems["solution"] and r"\boxed{}" in systems["solution"]
+    assert "only the poem" in systems["poetry"]
+    assert all("`</answer>` and write nothing after it" in system for system in systems.values())
+    assert [m["role"] for m in policy_prompt("tiny", "solution", "q").messages] == ["user"]
 
 
 @pytest.mark.parametrize(
     ("task", "text", "expected"),
     [
+        ("math", r" $\boxed{\frac{1}{2}}$. ", r"\frac{1}{2}"),
+        ("math", r"\text{ blue  sky }", "blue sky"),
+        ("math", r"\boxed{\boxed{7}}..", "7"),
+        ("math", "$ $x^2$ $", "x^2"),
+        ("solution", " first\r\n so  $x=1$. ", "first\nso $x=1$."),
         ("countdown", "(8 - 2) * 4", "(8-2)*4"),
         ("countdown", "8/(3-(8/3))", "8/(3-8/3)"),
         ("countdown", " 8 ÷ (3 − 1)", "8 / (3 − 1)"),

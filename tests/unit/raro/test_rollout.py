@@ -279,13 +279,37 @@ async def test_the_verifier_baseline_makes_no_critic_call_and_has_no_buffer(mode
     assert (await play(model, running, problem)).training_texts[0].reward == 1.0
 
 
-async def test_held_out_questions_train_nothing_and_leave_the_buffer_alone(model):
+async def test_held_out_questions_train_nothing_and_leave_the_buffer_alone(model, running):
     problem = PROBLEM | {"split": "test", "numbers": [8, 8, 11]}
     assert not rollout.trains(problem) and rollout.trains(PROBLEM)
-    result = await evaluation.evaluate(Caller(model.llm(), None), problem, settings())
+    result = await evaluation.evaluate(Caller(model.llm(), None), problem, settings(), running.pool)
     assert result.training_texts == [] and result.metrics.success
     assert metric(result, "eval_accuracy") == metric(result, "eval_accuracy_greedy") == [1.0]
     assert [p["temperature"] for p in model.parameters] == [1.0, 0.0]
+
+
+@pytest.mark.parametrize("task", ["poetry", "solution"])
+async def test_a_written_answer_is_never_compared_as_a_text(model, running, task):
+    problem = PROBLEM | {"task": task, "split": "test"}
+    model.policy = [f"<answer>{problem['expert_answer']}</answer>"]
+    result = await evaluation.evaluate(Caller(model.llm(), None), problem, settings(), running.pool)
+    assert metric(result, "eval_accuracy") is None and metric(result, "answerless_rate") == [0.0]
+    assert (result.metrics.reward, result.metrics.success) == (0.0, False)
+    with pytest.raises(ValueError, match=f"the task {task} cannot be compared"):
+        await evaluation.is_correct(problem, problem["expert_answer"], running.pool)
+
+
+async def test_mathematics_is_compared_by_value(running):
+    pytest.importorskip("math_verify")
+    bare = PROBLEM | {"task": "math", "expert_answer": "1/2", "result": "1/2"}
+    written = PROBLEM | {"task": "solution", "expert_answer": "half", "result": "1/2"}
+    try:
+        for answer, right in ((r"\frac{1}{2}", True), ("0.5", True), ("1/3", False), ("}{", False)):
+            assert await evaluation.is_correct(bare, answer, running.pool) is right, answer
+        for answer, right in ((r"So it is\n\boxed{0.5}", True), ("So it is 1/2", False), ("half", False)):
+            assert await evaluation.is_correct(written, answer, running.pool) is right, answer
+    finally:
+        running.pool.close()
 
 
 async def test_a_control_token_in_an_answer_counts_as_no_answer(model):

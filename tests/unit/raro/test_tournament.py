@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from domains.math.pool import VerifierPool
 from domains.raro.calls import Caller
 from domains.raro.countdown import verify
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE
@@ -96,7 +97,7 @@ async def test_a_question_is_played_with_the_prompts_of_training(monkeypatch):
     problem = PROBLEM | {"numbers": [8, 11, 11], "target": 33}
     assert verify("11*(11-8)", problem["numbers"], 33)
     caller = Caller(model.llm(), None)
-    outcome = await play(caller, settings(), problem, n=4, votes=2, rng=random.Random(0))
+    outcome = await play(caller, settings(), problem, n=4, votes=2, rng=random.Random(0), pool=VerifierPool())
     assert outcome.single == 0.25 and outcome.best_of_n and outcome.calls == 4
     assert all("answer>" not in text for text in model.critic_prompts)
     assert summary([outcome])["single"] == 0.25 and summary([]) == {}

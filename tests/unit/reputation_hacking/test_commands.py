@@ -170,6 +170,53 @@ def test_chained_evaluation_needs_a_burn_in(tmp_path: Path, capsys: pytest.Captu
     assert "chained evaluation, n=30" in capsys.readouterr().out
 
 
+def test_the_originals_evaluation_is_one_mode(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A chain from 0 over all pairs, in the original's game, for scripted policies too."""
+    given = ("42:92", "--policy", "all_signal", "--preset", "public", "--no-trace")
+    summaries = [tmp_path / "one.json", tmp_path / "other.json"]
+    assert eval_in(tmp_path, *given, "--mode", "from_zero", "--summary", summaries[0]) == 0
+    assert "from_zero evaluation, n=50 seeds 42..91" in capsys.readouterr().out
+    long_form = ("--mode", "chained", "--l0", 0, "--burn-in", 0, "--allow-transient")
+    assert eval_in(tmp_path, *given, *long_form, "--summary", summaries[1]) == 0
+    capsys.readouterr()
+    one, other = (json.loads(path.read_text())["policies"] for path in summaries)
+    assert one == other
+    assert eval_in(tmp_path, *given, "--mode", "from_zero", "--burn-in", 30) == 2
+    assert "counts every pair" in one_line(capsys)
+
+
+def recipe_in(out: Path, *arguments: str) -> tuple[dict, dict]:
+    """(parameters of the game, settings of PPO) that a trained model holds."""
+    assert train_in(out, *arguments, "--steps", "1000") == 0
+    state = PPO.load(out / "trained_model.zip", device="cpu").reputation  # type: ignore[attr-defined]
+    return state["params"], state["recipe"]
+
+
+def test_the_originals_game_and_training_are_two_options(tmp_path: Path) -> None:
+    params, recipe = recipe_in(tmp_path / "a", "--preset", "public", "--recipe", "public")
+    assert (params["help_strength"], params["l0"], params["task_units"]) == (0.2, 0.0, 100)
+    table = read_table(tmp_path / "a" / "training_metrics.csv")
+    assert table["learned_expected_effort_before"][0] == 0.0
+    each = ["--learning-rate", "2e-4", "--gamma", "0.97", "--entropy", "0.05", "--epochs", "5"]
+    each += ["--n-envs", "20", "--minibatches", "4", "--gae-lambda", "0.95", "--raw-observations"]
+    settings = recipe_in(tmp_path / "b", *each)[1]
+    assert settings | {"reward_scale": 1.0} == recipe
+    shape = recipe_in(
+        tmp_path / "c", "--learning-rate", "1e-3:1e-5", "--entropy", "0.02:0.01", "--n-envs", "20"
+    )
+    names = ("learning_rate", "final_learning_rate", "entropy", "final_entropy")
+    assert [shape[1][name] for name in names] == [1e-3, 1e-5, 0.02, 0.01]
+
+
+def test_a_constant_bonus_stays(tmp_path: Path) -> None:
+    model = train_in(
+        tmp_path, "--n-envs", "4", "--steps", "400", "--entropy", "0.05", "--learning-rate", "2e-4"
+    )
+    assert model == 0
+    saved = PPO.load(tmp_path / "trained_model.zip", device="cpu")
+    assert (saved.ent_coef, saved.lr_schedule(0.0), saved.lr_schedule(1.0)) == (0.05, 2e-4, 2e-4)
+
+
 def test_a_language_model_is_evaluated_like_any_policy_without_a_training_table(
     tmp_path: Path,
 ) -> None:
@@ -210,6 +257,10 @@ BAD_TRAIN: list[tuple[list[str], str]] = [
     (["--mitigation", "hope"], "mitigation 'hope'"),
     (["--n-envs", "0"], "--n-envs 0"),
     (["--steps", "-5"], "--steps -5"),
+    (["--epochs", "0"], "--epochs 0: give at least 1"),
+    (["--gamma", "1.1"], "--gamma 1.1: choose a number from 0 to 1"),
+    (["--learning-rate", "fast"], "--learning-rate fast: give a number of at least 0"),
+    (["--entropy", "0.1:inf"], "--entropy 0.1:inf"),
 ]
 
 
@@ -265,7 +316,7 @@ def test_an_unwritable_folder_is_one_line(tmp_path: Path, capsys: pytest.Capture
 def test_a_second_writer_of_a_trace_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with Tracer(tmp_path / "debug_trace.jsonl", 1.0):
         assert train_in(tmp_path, *SMALL) == 2
-    assert "another process writes this trace" in one_line(capsys)
+    assert "writes this trace" in one_line(capsys)
 
 
 def test_a_worker_who_never_works_or_never_rests_is_allowed(

@@ -1,10 +1,12 @@
 """What gymnasium and stable-baselines3 may rely on, and who owns the Worker's memory."""
 
 import copy
+import json
 import pickle
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -182,6 +184,41 @@ def test_copies_are_independent_and_returned_arrays_are_the_callers(env: Reputat
         np.testing.assert_array_less(twin.step(1)[0], 1.01)
     assert env.episode is not None
     assert env.episode.t == 1
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def test_an_environment_traces_itself_when_asked(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    env = gymnasium.make(ENV_ID, params=FIXED, trace=str(path))
+    seen, reward, info = episode_of(env, [HELP, 2, 0] * 16 + [1, 1], seed=4)  # type: ignore[arg-type]
+    meta, *steps = lines_of(path)  # before anything is closed
+    assert (meta["run"], meta["params"]["l0"]) == ("env", 50.0)
+    assert [step["t"] for step in steps] == list(range(50))
+    assert [step["action"] for step in steps[:3]] == ["HELP", "SIGNAL", "DO_NOTHING"]
+    np.testing.assert_array_equal([step["observation"] for step in steps], np.array(seen[:50]))
+    assert (steps[-1]["reward"], steps[-1]["info"], steps[-1]["L"]) == (reward, info, 50.0)
+    for leave in (lambda: env.reset(seed=5), env.close):
+        env.reset(seed=5)
+        env.step(HELP)
+        leave()
+    left = lines_of(path)[51:]
+    assert [(step["episode"], step["t"], "info" in step) for step in left] == [(1, 0, False), (2, 0, False)]
+
+
+def test_a_trace_has_one_writer_and_a_limit(tmp_path: Path) -> None:
+    path = tmp_path / "trace.jsonl"
+    env = ReputationEnv(FIXED, trace=path, trace_max_mb=0.01)
+    with pytest.raises(ValueError, match="another process or environment writes this trace"):
+        ReputationEnv(FIXED, trace=path)
+    for twin in (copy.deepcopy(env), env):
+        episode_of(twin, [HELP] * 50, seed=0)
+    env.close()
+    assert [line["kind"] for line in lines_of(path)] == ["meta", "truncated"]
+    with pytest.raises(ValueError, match="cannot write there"):
+        ReputationEnv(FIXED, trace=tmp_path / "none" / "trace.jsonl")
 
 
 class TestBatch:
