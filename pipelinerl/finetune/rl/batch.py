@@ -13,6 +13,7 @@ import numpy as np
 from pipelinerl.finetune.rl.packing import balance, pack
 from pipelinerl.finetune.rl.sample import UNSAMPLED, Sample
 from pipelinerl.rollouts import MASKED_TOKEN_ID
+from pipelinerl.situations import present_name
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class PipelineBatchEncoding:
             batch = cls(**values)
         except TypeError as error:
             raise ValueError(f"a training_data record is incomplete: {error}") from error
+        batch.situations = [present_name(situation) for situation in batch.situations]
         batch.check()
         return batch
 
@@ -98,7 +100,7 @@ class PipelineBatchEncoding:
 TOKEN_COLUMNS = tuple(
     f.name
     for f in fields(PipelineBatchEncoding)
-    if f.type == "np.ndarray" and f.name not in ("input_ids", "seq_boundaries")
+    if f.type is np.ndarray and f.name not in ("input_ids", "seq_boundaries")
 )
 """Columns that have the shape of `input_ids`."""
 SENTINEL_TOKENS = 8

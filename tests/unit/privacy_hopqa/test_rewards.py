@@ -242,7 +242,7 @@ async def test_choices_without_gold_only_give_a_malformed_one_its_siblings():
     bad = Script(plan=say.plan("others"), choose=say.choose("garbage"))
     result = await chunk_of(*good, bad, found={"others": OTHERS})
     trained = [text for text in ready(result) if "choose" in text[0]]
-    assert trained == [("1:stage:choose:gold_absent", -1.0, -1.0)]
+    assert trained == [("1:stage:doc_choose:gold_absent", -1.0, -1.0)]
     assert [reason for _, reason in result.dropped] == ["baseline_only", "baseline_only"]
 
 
