@@ -3,9 +3,9 @@
 Of the library are the parameters, the document lengths, what an occurrence weighs in a document, and for
 small corpora (a task's documents) counting and scoring. Replaced are
 
-- its idf, ln((N - df + 0.5) / (df + 0.5)), in both classes here. It is 0 for a term that half of the documents
-  hold and negative beyond; such a term gets a quarter of the mean idf, which in a corpus of a few documents
-  can be negative as well, so that a document is found by nothing or below those without the term.
+- its idf, ln((N - df + 0.5) / (df + 0.5)), in both classes here. It is 0 for a term that half of the
+  documents hold and negative beyond; such a term gets a quarter of the mean idf, which in a corpus of a few
+  documents can be negative as well, so that a document is found by nothing or below those without the term.
   `ranking.py` has the idf that is used, always above 0 and the same for every back end.
 - in larger corpora its dictionary per document and its `get_scores`, which visits every document for each
   query term: 350 ms a query over 100,000 documents, 0.7 with the postings of `BM25Index`
