@@ -162,6 +162,10 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         shown = "share of the texts per seed: " + ", ".join(f"{share:.2f}" for share in shares)
         found["O3 situational needs fewer texts, every seed"] = max(shares) < 1, shown
         found["O3 goal: a third of the texts"] = float(np.mean(shares)) <= 1 / 3, shown
+    if {"padded", "situational"} <= runs.keys():
+        for metric in ("success", "leak"):
+            change, shown = against(runs, "padded", "situational", metric)
+            found[f"padding raises {metric}"] = change.low > 0, shown
     if "penalty" in runs:
         change, shown = against(runs, "penalty", None, "leak")
         found["O4 penalty lowers leakage"] = change.high < 0, shown

@@ -31,6 +31,13 @@ def test_padding_is_an_arm_on_demand_and_differs_from_situational_in_one_key() -
     assert len(ARMS["padded"]) == len(ARMS["situational"]) + 1
 
 
+def test_padding_is_compared_with_the_same_rewards_without_it() -> None:
+    found = gates({"situational": {0: run(0.2, 0.4)}, "padded": {0: run(0.2, 0.8)}})
+    assert found["padding raises success"][0] is True
+    assert found["padding raises success"][1].endswith("by seed +0.400")
+    assert found["padding raises leak"][0] is False
+
+
 def test_texts_are_interpolated_and_never_reached_is_infinite() -> None:
     one = run(0.2, 0.4, 0.8)
     assert one.texts_to(0.6) == pytest.approx(150) and one.texts_to(0.1) == 0
