@@ -7,9 +7,10 @@
 
 `outcome` gives every plan and choice the reward of the whole rollout and compares whole rollouts;
 `situational` rewards each decision and compares it with decisions of the same situation; `penalty` also
-takes off what a plan's queries leak. All start from the bundled model, train on equally many texts (`--steps`
-of `--batch`) and are evaluated on the same `--chains` held-out chains per seed, before, `--evaluations` times
-on the way and after. `--patterns` are hop patterns, one L (private) or W (web) per hop; none: the world's.
+takes off what a plan's queries leak. `padded`, which runs only when it is named, is `situational` with
+`pad_step_rewards_for_advantage`. All start from the bundled model, train on equally many texts (`--steps` of
+`--batch`) and are evaluated on the same `--chains` held-out chains per seed, before, `--evaluations` times on
+the way and after. `--patterns` are hop patterns, one L (private) or W (web) per hop; none: the world's.
 `--parallel` runs at a time keep two cores busy each. Finished runs are not repeated, so the command can be
 stopped and started again; `--report` starts nothing and reports what runs that are not at their end have in
 common: evaluations up to the fewest texts that a run was last evaluated at. arms.json and arms.png go to
@@ -50,6 +51,11 @@ ARMS: Mapping[str, Sequence[str]] = {
     ),
     "situational": (*SITUATIONAL, "privacy_hopqa.privacy_reward_weight=0"),
     "penalty": (*SITUATIONAL, "privacy_hopqa.privacy_reward_weight=1"),
+    "padded": (
+        *SITUATIONAL,
+        "privacy_hopqa.privacy_reward_weight=0",
+        "finetune.rl.pad_step_rewards_for_advantage=true",
+    ),
 }
 METRICS = ("success", "leak", "success_if_well_formed", "plan_gold_retrieved", "choose_correct")
 
@@ -156,6 +162,10 @@ def gates(runs: Runs) -> dict[str, tuple[bool, str]]:
         shown = "share of the texts per seed: " + ", ".join(f"{share:.2f}" for share in shares)
         found["O3 situational needs fewer texts, every seed"] = max(shares) < 1, shown
         found["O3 goal: a third of the texts"] = float(np.mean(shares)) <= 1 / 3, shown
+    if {"padded", "situational"} <= runs.keys():
+        for metric in ("success", "leak"):
+            change, shown = against(runs, "padded", "situational", metric)
+            found[f"padding raises {metric}"] = change.low > 0, shown
     if "penalty" in runs:
         change, shown = against(runs, "penalty", None, "leak")
         found["O4 penalty lowers leakage"] = change.high < 0, shown

@@ -25,13 +25,12 @@ from pathlib import Path
 import aiohttp
 import numpy as np
 import psutil
-from rank_bm25 import BM25Okapi
 
 from benchmarks._figures import Figure, at_least, at_most, command_line, report
 from benchmarks._processes import Server, started
 from pipelinerl.launcher.ports import is_free
 from retrieval_server.backends import default_index
-from retrieval_server.ranking import inverse_document_frequency
+from retrieval_server.bm25 import OkapiIndex
 from retrieval_server.store import Store
 from retrieval_server.tokens import query_terms, tokens
 from retrieval_server.webfile import WebScan
@@ -81,12 +80,9 @@ def in_server(store: Store, queries: Sequence[str]) -> tuple[list[float], float]
 
 def library_ms(web: Path, queries: Sequence[str]) -> float:
     """Milliseconds of one `get_scores` of the library's class with only its idf replaced."""
-
-    class Okapi(BM25Okapi):
-        def _calc_idf(self, nd: dict[str, int]) -> None:
-            self.idf = {term: inverse_document_frequency(df, self.corpus_size) for term, df in nd.items()}
-
-    index = Okapi(map(tokens, WebScan(web).texts()))
+    found = WebScan(web)
+    token_lists = map(tokens, found.texts())  # fills found.docids while it is consumed
+    index = OkapiIndex(found.docids, token_lists)
     begun = time.perf_counter()
     for query in queries:
         index.get_scores(query_terms(query))

@@ -1,12 +1,22 @@
-"""The back end for small corpora: `rank_bm25`'s Okapi class over postings in memory.
+"""The back end for small corpora: `rank_bm25`'s Okapi class, as it is wherever its formula is the one wanted.
 
-The library supplies the parameters and the interface. Its idf can be negative and its `get_scores` visits
-every document once per query term, so both are replaced here.
+Of the library are the parameters, the document lengths, what an occurrence weighs in a document, and for
+small corpora (a task's documents) counting and scoring. Replaced are
+
+- its idf, ln((N - df + 0.5) / (df + 0.5)), in both classes here. It is 0 for a term that half of the
+  documents hold and negative beyond; such a term gets a quarter of the mean idf, which in a corpus of a few
+  documents can be negative as well, so that a document is found by nothing or below those without the term.
+  `ranking.py` has the idf that is used, always above 0 and the same for every back end.
+- in larger corpora its dictionary per document and its `get_scores`, which visits every document for each
+  query term: 350 ms a query over 100,000 documents, 0.7 with the postings of `BM25Index`
+  (`benchmarks/results/retrieval.json`). The scores have the same bits.
+- its `get_top_n`, which returns documents of score zero and leaves the order of equal scores open.
 """
 
 from array import array
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,16 +25,18 @@ from rank_bm25 import BM25Okapi
 from retrieval_server.ranking import K1, B, best, id_ranks, impacts, inverse_document_frequency, length_norms
 from retrieval_server.tokens import query_terms, tokens
 
-__all__ = ["BM25Index", "query_terms", "tokens"]
+__all__ = ["BM25Index", "OkapiIndex", "index_of", "query_terms", "tokens"]
 
+LIBRARY_DOCUMENTS = 256
+"""Up to so many the library's own scoring is fast enough: 2.1 ms a query at 1,200 documents."""
 _DENSE_SHARE = 0.25  # terms in more than this share of the documents are kept as dense vectors
 
 
-class BM25Index(BM25Okapi):
-    """An immutable index over `doc_ids[i]` with tokens `token_lists[i]`; an empty corpus is allowed.
+class OkapiIndex(BM25Okapi):
+    """The library's index with the project's idf, over `doc_ids[i]` with tokens `token_lists[i]`.
 
-    `token_lists` is consumed once and never kept, so a corpus can be streamed through it. It must yield
-    exactly one list per document id; `doc_ids` is read after it. Raises `ValueError` for repeated ids.
+    At least one document. `token_lists` is consumed once. It must yield exactly one list per document id;
+    `doc_ids` is read after it. Raises `ValueError` for repeated ids.
     """
 
     backend = "rank_bm25"
@@ -46,10 +58,26 @@ class BM25Index(BM25Okapi):
         return int(self.corpus_size)
 
     @classmethod
-    def from_texts(cls, documents: Iterable[tuple[str, str]]) -> "BM25Index":
+    def from_texts(cls, documents: Iterable[tuple[str, str]]) -> Self:
         """Index `(doc_id, text)` pairs."""
         pairs = list(documents)
         return cls([doc_id for doc_id, _ in pairs], (tokens(text) for _, text in pairs))
+
+    def _calc_idf(self, nd: dict[str, int]) -> None:
+        self.idf = {term: inverse_document_frequency(df, self.corpus_size) for term, df in nd.items()}
+
+    def search(self, query: str, k: int, threshold: float = 0.0) -> list[tuple[int, float]]:
+        """As `Ranker.search` says; positions are those of `doc_ids`."""
+        # The library divides by the average length, which is 0 where no document has a term.
+        known = [term for term in query_terms(query) if term in self.idf]
+        return best(self.get_scores(known), self._ranks, k, threshold) if known else []
+
+
+class BM25Index(OkapiIndex):
+    """The same over postings in memory, for many documents; an empty corpus is allowed.
+
+    `token_lists` is never kept, so a corpus can be streamed through it.
+    """
 
     def _initialize(self, corpus: Iterable[Sequence[str]]) -> dict[str, int]:
         """Build term-major postings; replaces one dictionary per document in the library."""
@@ -74,9 +102,9 @@ class BM25Index(BM25Okapi):
         return {term: int(frequencies[i]) for term, i in vocabulary.items()}
 
     def _calc_idf(self, nd: dict[str, int]) -> None:
-        """Never-negative idf, then every posting's finished contribution to a score."""
+        """The idf, then every posting's finished contribution to a score."""
+        super()._calc_idf(nd)
         n = self.corpus_size
-        self.idf = {term: inverse_document_frequency(df, n) for term, df in nd.items()}
         idf_of_posting = np.repeat(np.array(list(self.idf.values())), np.diff(self._offsets))
         norms = length_norms(self.doc_len, self.avgdl, self.k1, self.b)
         self._impacts = impacts(idf_of_posting, self._counts, norms[self._docs], self.k1)
@@ -107,6 +135,8 @@ class BM25Index(BM25Okapi):
         """Scores of the documents at the given positions."""
         return self.get_scores(query)[list(doc_ids)].tolist()
 
-    def search(self, query: str, k: int, threshold: float = 0.0) -> list[tuple[int, float]]:
-        """As `Ranker.search` says; positions are those of `doc_ids`."""
-        return best(self.get_scores(query_terms(query)), self._ranks, k, threshold)
+
+def index_of(documents: Sequence[tuple[str, str]]) -> OkapiIndex:
+    """An index of `(doc_id, text)` pairs: the library's own where it is fast enough."""
+    small = 0 < len(documents) <= LIBRARY_DOCUMENTS
+    return (OkapiIndex if small else BM25Index).from_texts(documents)

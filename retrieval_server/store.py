@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from retrieval_server.bm25 import BM25Index
+from retrieval_server.bm25 import index_of
 from retrieval_server.corpus import LocalDocument, WebDocument, find_tasks, read_task
 from retrieval_server.identity import aliases, shared_aliases
 from retrieval_server.webcorpus import WebCorpus
@@ -31,7 +31,7 @@ class TaskCorpus:
         self.task_id = task_id
         self.documents = sorted(documents, key=lambda document: document.doc_id)
         self._metadata = [document.metadata() for document in self.documents]
-        self._index = BM25Index.from_texts((document.doc_id, document.text) for document in self.documents)
+        self._index = index_of([(document.doc_id, document.text) for document in self.documents])
         self._mark_ambiguous_aliases()
 
     def _mark_ambiguous_aliases(self) -> None:

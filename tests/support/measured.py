@@ -21,6 +21,7 @@ UNKNOWN = None
 Value = float | None
 Cells = Sequence[str]
 
+GPU = "docs/gpu.md"
 PRIVACY, RARO = "domains/privacy_hopqa/README.md", "domains/raro/README.md"
 REPUTATION = "domains/reputation_hacking/README.md"
 
@@ -151,3 +152,105 @@ def language(row: Cells) -> list[Value]:
     shares = [one["share_of_margin"] for one in (likeliest, drawn)]
     keys = ("help", "signal", "nothing", "true_impact", "manipulation_score")
     return [*shares, *(likeliest[key] for key in keys), best["J"] - likeliest["J"]]
+
+
+def figure(file: str, name: str) -> float:
+    return float(result(file)["figures"][name]["value"])
+
+
+def gpu_trainer(row: Cells) -> list[Value]:
+    way = {
+        "plain sketch, `sdpa`": "sdpa",
+        "sketch, variable-length attention, blocks": "varlen+chunked",
+        "eager (earlier, on a loaded host)": "trainer/eager",
+        "compiled": "trainer/compiled",
+        "compiled, texts of mixed lengths": "trainer/compiled",
+    }[row[1]]
+    if way.startswith("trainer"):
+        recomputed = {"all": "full", "`selective`": "selective", "every second": "every-2", "none": "none"}
+        way += f"/{recomputed[row[2]]}" + "/mixed" * ("mixed" in row[1])
+    return [figure("gpu_trainer", f"{row[0]} {way}: {what}") for what in ("tokens", "MFU", "peak memory")]
+
+
+def _paused(name: str) -> list[Value]:
+    """Milliseconds an engine stood still for an update: as shown, the shortest and the longest."""
+    (update,) = (one for one in result("gpu_engine")["rows"]["update"] if one["name"] == name)
+    return [update["paused_ms"], min(update["paused_ms_all"]), max(update["paused_ms_all"])]
+
+
+_AHEAD, _DURING = "ahead, 2 packets of 256 MiB", "received in the pause"
+_GOAL_MS, _GOAL_SHARE = 100.0, 0.95
+
+
+def _engine(*names: str) -> list[Value]:
+    return [figure("gpu_engine", name) for name in names]
+
+
+def _several(what: str) -> list[Value]:
+    return [figure("gpu_several", f"{way}: {what}") for way in ("two_engines", "tensor_parallel")]
+
+
+def gpu_engine(row: Cells) -> list[Value]:
+    """By the beginning of the row's first cell."""
+    steps = ("pause", "finish", "resume")
+    one = "client, 256 always in flight, API servers 1, nccl_ahead"
+    waves = [
+        f"{name}{size}{unit}"
+        for name, unit in (
+            ("client, ", " requests"),
+            ("client / offline, ", ""),
+            ("offline engine, ", " requests"),
+        )
+        for size in (256, 512)
+    ]
+    tokens_one = "client, 256 requests, API servers 1, nccl_ahead"
+    found: dict[str, list[Value]] = {
+        "Qwen3-1.7B": [
+            *_paused(_AHEAD),
+            *_engine(*(f"  {_AHEAD}: of it {step}" for step in steps), f"  {_AHEAD}: send"),
+            _GOAL_MS,
+        ],
+        "the same back-end": [*_paused(_DURING), _GOAL_MS],
+        "the same, received ahead": [
+            figure("gpu_engine", "paused: idle, 0 in flight"),
+            *_engine(*(f"  idle: of it {step}" for step in steps)),
+        ],
+        "through the client": [*_engine(*waves), _GOAL_SHARE],
+        "the same with one HTTP process": _engine(
+            tokens_one, "client / offline, 256, API servers 1, nccl_ahead"
+        ),
+        "256 always in flight": [
+            figure("gpu_engine", "client, 256 always in flight"),
+            4,
+            figure("gpu_engine", one),
+            100 * figure("gpu_engine", "  client, 256 always in flight: EngineCore, busiest"),
+        ],
+        "engine stopped": [*_engine("stopped engine named after"), UNKNOWN],
+        "engine killed": [
+            figure("gpu_killed", "from the kill to the next trained step"),
+            figure("gpu_killed", "paused by an update, median"),
+            figure("gpu_killed", "paused by an update, longest"),
+        ],
+        "Qwen3-0.6B": [
+            *_several("generated"),
+            *_several("paused by an update through files"),
+            *_several("|delta| to the trainer, mean"),
+        ],
+        "weights through files on one shared card": [UNKNOWN],
+        "log-probabilities of 28": _engine(
+            *(f"|delta| of {pair}, mean" for pair in ("engine and trainer", "engine and float32")),
+            "|delta| of trainer and float32, mean",
+        ),
+        "`tests/contract` on a card": [UNKNOWN] * 4,
+        "`tests/gpu/test_vllm.py`": [UNKNOWN],
+        "steps per second": [
+            figure("async_sync_gpu", "asynchronous / synchronous, steps per second"),
+            figure("async_sync_gpu", "asynchronous: a step"),
+            figure("async_sync_gpu", "synchronous: a step"),
+            UNKNOWN,
+            UNKNOWN,
+            2.0,
+        ],
+    }
+    (begins,) = (begins for begins in found if row[0].startswith(begins))
+    return found[begins]

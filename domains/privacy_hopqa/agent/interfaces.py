@@ -12,7 +12,7 @@ from domains.privacy_hopqa.data.chains import Source
 
 
 class Stage(StrEnum):
-    """The four kinds of calls; the values name settings and situations."""
+    """The four kinds of calls; the values name settings."""
 
     PLAN = "hop_plan"
     CHOOSE = "doc_choose"

@@ -25,7 +25,13 @@ GOLD_RETRIEVED = 1.0
 STOPPED_RIGHTLY = 1.0
 GOLD_SELECTED = 1.0
 
-_STAGE_NAMES = {Stage.PLAN: "plan", Stage.CHOOSE: "choose", Stage.READ: "read", Stage.RESOLVE: "resolve"}
+_STAGE_NAMES = {
+    Stage.PLAN: "plan",
+    Stage.CHOOSE: "doc_choose",
+    Stage.READ: "read",
+    Stage.RESOLVE: "resolve",
+}
+"""Stages as situations name them. `pipelinerl/situations.py` maps what they were called before."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ import numpy as np
 from pipelinerl.finetune.rl.packing import balance, pack
 from pipelinerl.finetune.rl.sample import UNSAMPLED, Sample
 from pipelinerl.rollouts import MASKED_TOKEN_ID
+from pipelinerl.situations import present_name
 
 
 @dataclass(slots=True)
@@ -76,6 +77,7 @@ class PipelineBatchEncoding:
             batch = cls(**values)
         except TypeError as error:
             raise ValueError(f"a training_data record is incomplete: {error}") from error
+        batch.situations = [present_name(situation) for situation in batch.situations]
         batch.check()
         return batch
 

@@ -6,7 +6,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.support.measured import NUMBER, PRIVACY, RARO, REPUTATION, ROOT, is_shown, result
+from tests.support.measured import GPU, NUMBER, PRIVACY, RARO, REPUTATION, ROOT, figure, is_shown, result
 
 ENDS = ("before", "after")
 
@@ -15,10 +15,6 @@ def raro_ends() -> list[float]:
     """The policy's reward, mean over seeds of the first five and the last five steps."""
     runs = [list(run["game"]["policy reward"].values()) for run in result("raro")["runs"] if run["game"]]
     return [float(np.mean([run[:5] for run in runs])), *(float(np.mean(run[-5:])) for run in runs)]
-
-
-def figure(name: str, key: str) -> float:
-    return float(result(name)["figures"][key]["value"])
 
 
 def gate(name: str) -> list[float]:
@@ -46,6 +42,90 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
             ),
             figure("gpu_privacy_rl", "rl: from the first to the last record"),
         ],
+    ),
+    "57M, how the model was made": (
+        GPU,
+        r"(\S+) million tokens in (\S+) s on one card.*?, (\S+)k tokens/s, an MFU of (\S+) % .*?"
+        r"\(`read_yes` (\S+), `choose_first` (\S+), `choose_other` (\S+), `resolve_yes` (\S+)\)",
+        lambda: [
+            figure("gpu_privacy_bootstrap", f"bootstrap: {name}") / unit
+            for name, unit in (
+                *(("tokens", 1), ("everything", 1), ("training rate", 1000), ("MFU", 1)),
+                *(
+                    (f"{kind} right", 1)
+                    for kind in ("read_yes", "choose_first", "choose_other", "resolve_yes")
+                ),
+            )
+        ],
+    ),
+    "57M, how it was trained": (
+        GPU,
+        r"(\d+) steps of 256 texts in (\d+) s \((\d+) texts/s,.*?"
+        r"Tokens are (\S+) texts old on average, the\s+importance ratio is (\S+), "
+        r"engine and trainer are (\S+) nats apart .*?"
+        r"pauses the engine\s+for (\d+) ms .*?, (\S+) % of the time at",
+        lambda: [
+            figure("gpu_privacy_rl", f"rl: {name}") * unit
+            for name, unit in (
+                ("optimizer steps", 1),
+                ("from the first to the last record", 1),
+                ("trained texts", 1),
+                ("age of trained tokens, mean", 1),
+                ("importance ratio, mean", 1),
+                ("parity_mean_abs, largest", 1),
+                ("engine paused by an update, median", 1),
+                ("share of the time paused", 100),
+            )
+        ],
+    ),
+    "4B over two cards": (
+        GPU,
+        r"trains at (\S+) tokens/s on each \(MFU (\S+) %, (\d+) % of one card alone\) in (\S+) GB instead of "
+        r"(\S+), and needs (\d+) ms to\s+gather",
+        lambda: [
+            figure("gpu_sharded", "tokens of each GPU"),
+            figure("gpu_sharded", "MFU"),
+            100
+            * figure("gpu_sharded", "tokens of each GPU")
+            / figure("gpu_trainer", "4B trainer/compiled/full: tokens"),
+            figure("gpu_sharded", "peak memory of a GPU"),
+            figure("gpu_trainer", "4B trainer/compiled/full: peak memory"),
+            figure("gpu_sharded", "gathering weights for engines"),
+        ],
+    ),
+    "memory of log-probabilities": (
+        GPU,
+        r"Log-probabilities take (\S+) to (\S+) GB",
+        lambda: [figure("gpu_trainer", f"{size} loss: peak memory") for size in ("0.6B", "4B")],
+    ),
+    "vLLM's HTTP side": (
+        GPU,
+        r"core that is still (\d+) us .*? and (\S+) ms for a call of 100 .*?"
+        r"occupy a process for (\S+) s\..*?they would occupy it for (\S+) s, "
+        r"but a short call would cost (\d+) % more",
+        lambda: [
+            figure("vllm_front", "0.26, 1 process, client: a token of 512"),
+            figure("vllm_front", "0.26, 1 process, client: a short call") / 1000,
+            *(
+                figure(
+                    "vllm_front",
+                    f"0.26, 1 process, {way}: 64 answers of 512 that end together, until the last",
+                )
+                / 1000
+                for way in ("client", "streamed")
+            ),
+            100
+            * (
+                figure("vllm_front", "0.26, 1 process, streamed: a short call")
+                / figure("vllm_front", "0.26, 1 process, client: a short call")
+                - 1
+            ),
+        ],
+    ),
+    "turns and no turns on a CPU": (
+        GPU,
+        r"tail: (\S+) times the steps per second on two CPU cores",
+        lambda: [figure("async_sync_cpu", "asynchronous / synchronous, steps per second")],
     ),
     "four hops, leakage": (
         PRIVACY,
@@ -124,7 +204,7 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
 @pytest.mark.parametrize("name", list(SENTENCES))
 def test_claims_in_sentences_are_those_of_their_json(name: str) -> None:
     page, pattern, values = SENTENCES[name]
-    (found,) = re.findall(pattern, (ROOT / page).read_text(encoding="utf-8"))
+    (found,) = re.findall(pattern, (ROOT / page).read_text(encoding="utf-8"), re.DOTALL)
     written = [found] if isinstance(found, str) else list(found)
     wanted = values()
     assert len(written) == len(wanted)

@@ -12,6 +12,7 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.measured import (
+    GPU,
     NUMBER,
     PRIVACY,
     RARO,
@@ -22,6 +23,8 @@ from tests.support.measured import (
     arms,
     credit,
     from_scratch,
+    gpu_engine,
+    gpu_trainer,
     is_shown,
     language,
     learning,
@@ -32,7 +35,8 @@ from tests.support.measured import (
     tier,
 )
 
-PAGES = ["README.md", *sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("domains/*/README.md"))]
+DOMAINS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("domains/*/README.md"))
+PAGES = ["README.md", GPU, *DOMAINS]
 NEVER = ("not reached", "no gain by outcome")
 """What a cell says where the JSON has infinity."""
 
@@ -74,6 +78,8 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
 
 
 MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
+    (GPU, "Qwen3 architecture | way | recomputed | tokens/s | MFU | peak memory"): (3, gpu_trainer),
+    (GPU, "|"): (1, gpu_engine),
     (PRIVACY, "skill | before | after | asked for"): (1, skill),
     (PRIVACY, "world | figure | before | after | difference"): (2, learning),
     (PRIVACY, "figure | before | after | difference"): (1, from_scratch),
@@ -153,7 +159,7 @@ def test_every_number_of_a_measured_table_is_that_of_its_json(table: Table) -> N
             assert value is None or is_shown(one, value, slack), f"{row[0]}: {one}, in the JSON {value:.5g}"
 
 
-@pytest.mark.parametrize("page", PAGES[1:])
+@pytest.mark.parametrize("page", DOMAINS)
 def test_each_domain_says_last_what_has_not_been_shown(page: str) -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[-1] == "Not shown yet"

@@ -5,8 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import arms
+from benchmarks._figures import command_line
 from benchmarks._runs import launch
-from benchmarks.arms import METRICS, Run, gates
+from benchmarks.arms import ARMS, METRICS, Run, gates
 
 CHAINS = 40
 
@@ -19,6 +21,21 @@ def run(*success: float, leak: float = 0.0) -> Run:
         leaks = [float(i < leak * CHAINS) for i in range(CHAINS)]
         values.append(dict.fromkeys(METRICS, right) | {"leak": leaks})
     return Run([100 * i for i in range(len(success))], values)
+
+
+def test_padding_is_an_arm_on_demand_and_differs_from_situational_in_one_key() -> None:
+    named = command_line(arms.__doc__, ["--arms", "situational", "padded"], arms=ARMS).arms
+    assert named == ["situational", "padded"] and "padded" not in command_line(arms.__doc__, []).arms
+    key = "finetune.rl.pad_step_rewards_for_advantage=true"
+    assert {*ARMS["padded"]} - {*ARMS["situational"]} == {key}
+    assert len(ARMS["padded"]) == len(ARMS["situational"]) + 1
+
+
+def test_padding_is_compared_with_the_same_rewards_without_it() -> None:
+    found = gates({"situational": {0: run(0.2, 0.4)}, "padded": {0: run(0.2, 0.8)}})
+    assert found["padding raises success"][0] is True
+    assert found["padding raises success"][1].endswith("by seed +0.400")
+    assert found["padding raises leak"][0] is False
 
 
 def test_texts_are_interpolated_and_never_reached_is_infinite() -> None:

@@ -207,12 +207,12 @@ def samples(episode, rollout):
     return samples_of(texts, RolloutOrigin("g", rollout, 0, training=True))
 
 
-async def chunk_of(*scripts, found):
+async def chunk_of(*scripts, found, rl=RL, max_iterations=1):
     played = []
     for rollout, script in enumerate(scripts):
-        episode = await play(script, found, TWO_HOPS, max_iterations=1)
+        episode = await play(script, found, TWO_HOPS, max_iterations=max_iterations)
         played += samples(episode, rollout)
-    return process_chunk(played, RL)
+    return process_chunk(played, rl)
 
 
 def ready(result):
@@ -237,12 +237,30 @@ async def test_malformed_plans_are_compared_with_good_ones_of_the_same_situation
     ]
 
 
+@pytest.mark.parametrize(("pad", "first"), [(False, 0.0), (True, -1.0)])
+async def test_padding_compares_an_early_plan_with_rollouts_that_needed_fewer(pad, first):
+    """The first of two plans is alone at its place, unless a rollout that found gold at once stands there."""
+    result = await chunk_of(
+        Script(plan=[say.local("gold"), "[]"]),
+        Script(plan=[say.local("nothing"), say.local("gold")]),
+        found={"gold": [AUDIT]},
+        rl=RLConfig(step_reward_advantages=True, pad_step_rewards_for_advantage=pad),
+        max_iterations=2,
+    )
+    searching = [
+        text for text in result.ready if text.situation.endswith("1:stage:plan:gold_not_yet_retrieved")
+    ]
+    assert [(t.rollout_index, t.reward) for t in searching] == [(0, 1.25), (1, 0.25), (1, 1.25)]
+    assert [round(t.advantage, 6) for t in searching] == [0.0, first, 0.0]
+    assert result.advantages.padding_rows == int(pad)
+
+
 async def test_choices_without_gold_only_give_a_malformed_one_its_siblings():
     good = [Script(plan=say.plan("others"), choose=say.choose(f"d{n}")) for n in (1, 2)]
     bad = Script(plan=say.plan("others"), choose=say.choose("garbage"))
     result = await chunk_of(*good, bad, found={"others": OTHERS})
     trained = [text for text in ready(result) if "choose" in text[0]]
-    assert trained == [("1:stage:choose:gold_absent", -1.0, -1.0)]
+    assert trained == [("1:stage:doc_choose:gold_absent", -1.0, -1.0)]
     assert [reason for _, reason in result.dropped] == ["baseline_only", "baseline_only"]
 
 

@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rank_bm25 import BM25, BM25Okapi
 
-from retrieval_server.bm25 import BM25Index
+from retrieval_server.bm25 import LIBRARY_DOCUMENTS, BM25Index, OkapiIndex, index_of
 from retrieval_server.index import build
 from retrieval_server.mapped import MappedIndex
 from retrieval_server.ranking import best
@@ -25,6 +26,12 @@ DOCUMENTS = {
     "D3": "Password policy for remote staff",
 }
 Search = Callable[..., list[tuple[str, float]]]
+
+
+def of_the_library(documents: dict[str, str], _folder: Path) -> Search:
+    """What a task's documents are searched with; more of them than a task may have are, too, here."""
+    index = OkapiIndex.from_texts(documents.items()) if documents else index_of([])
+    return lambda *arguments: [(index.doc_ids[i], score) for i, score in index.search(*arguments)]
 
 
 def in_memory(documents: dict[str, str], _folder: Path) -> Search:
@@ -43,7 +50,9 @@ def mapped(documents: dict[str, str], folder: Path) -> Search:
     return lambda *arguments: [(ids[i], score) for i, score in index.search(*arguments)]
 
 
-BACKENDS = pytest.mark.parametrize("backend", [in_memory, mapped], ids=["rank_bm25", "bm25s"])
+BACKENDS = pytest.mark.parametrize(
+    "backend", [of_the_library, in_memory, mapped], ids=["library", "rank_bm25", "bm25s"]
+)
 
 
 @BACKENDS
@@ -161,3 +170,20 @@ def test_library_interface_still_answers() -> None:
     index = BM25Index.from_texts(DOCUMENTS.items())
     scores = index.get_scores(["market", "market"])
     assert index.get_batch_scores(["market"], [1, 2]) == [scores[1], 0.0]
+
+
+def test_small_corpora_are_scored_by_the_library_with_another_idf_only() -> None:
+    replaced = {name for name in vars(BM25Okapi) | vars(BM25) if name in vars(OkapiIndex)}
+    assert replaced - {"__module__", "__doc__", "__dict__", "__weakref__"} == {"__init__", "_calc_idf"}
+    for count, expected in ((0, BM25Index), (1, OkapiIndex), (LIBRARY_DOCUMENTS + 1, BM25Index)):
+        assert type(index_of([(str(i), "text") for i in range(count)])) is expected
+
+
+def test_every_term_of_a_small_corpus_finds_its_documents() -> None:
+    """Why the idf is replaced: `in` stands in all six documents, `audit` in three."""
+    corpus = {str(i): "in audit" if i < 3 else "in store" for i in range(6)}
+    index = OkapiIndex.from_texts(corpus.items())
+    library = BM25Okapi([tokens(text) for text in corpus.values()])
+    assert library.idf["audit"] == 0 and library.idf["in"] < 0
+    assert index.idf["audit"] > index.idf["in"] > 0
+    assert [position for position, _ in index.search("audit", 5)] == [0, 1, 2]

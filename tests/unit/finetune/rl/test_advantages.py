@@ -266,7 +266,7 @@ def test_module_needs_neither_torch_nor_pandas() -> None:
     code = (
         "import sys; import pipelinerl.finetune.rl.advantages, pipelinerl.finetune.rl.loss_scale, "
         "pipelinerl.finetune.rl.batch, pipelinerl.finetune.types, "
-        "pipelinerl.finetune.data, pipelinerl.finetune.rl; "
+        "pipelinerl.finetune.data; from pipelinerl.finetune.rl import RLConfig, populate_rl_data; "
         "assert not {'torch', 'pandas', 'transformers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
