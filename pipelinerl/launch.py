@@ -20,6 +20,7 @@ from pipelinerl.config.compose import Composition, compose
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, parse
+from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.choices import print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
 from pipelinerl.launcher.plan import fix_output_dir, make_plan, usable_devices
@@ -84,6 +85,8 @@ def launch(argv: Sequence[str]) -> int:
     cfg = checked(composition.tree, domain, len(devices), dry_run, composition.user_keys)
     check_writable(output_dir)
     if cfg.validate_:
+        if unusable := imports.check(cfg):
+            raise ConfigError(unusable)
         print(f"the configuration is valid; output_dir={output_dir}")
         return COMPLETED
     with RunFolder(output_dir) as folder, ReservedPorts() as ports:

@@ -10,7 +10,7 @@ from typing import Any
 
 from omegaconf import DictConfig
 
-from domains.guessing import narrow, question
+from domains.guessing.stepwise import narrow, question
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.domain import BaseDomain
 

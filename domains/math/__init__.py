@@ -1,9 +1,11 @@
 """Mathematics with checked answers: one question, one completion, math-verify as the judge.
 
-Names below load on first use, so that loaders and rewards can be imported without the verifier.
+Names below load on first use, so that loaders and rewards can be imported without the verifier. All but
+`load_datasets`: its module has the same name, and whichever is imported last would own it.
 """
 
 from domains.lazy import lazy
+from domains.math.load_datasets import load_datasets
 
 _EXPORTS = {
     "MathDomain": "domain",
@@ -13,11 +15,10 @@ _EXPORTS = {
     "generate_math_rollout": "rollouts",
     "get_reward": "rewards",
     "length_penalty": "rewards",
-    "load_datasets": "data",
     "load_problems": "data",
     "verify_answer": "answers",
     "verify_answer_rpc": "client",
 }
 
-__all__ = list(_EXPORTS)
+__all__ = ["load_datasets", *_EXPORTS]
 __getattr__ = lazy(__name__, _EXPORTS)

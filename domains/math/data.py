@@ -47,9 +47,6 @@ def load_problems(
     return problems
 
 
-load_datasets = load_problems
-
-
 def arithmetic(name: str, highest: int) -> Iterator[tuple[str, str]]:
     """Sums, differences, products and exact quotients; the same for the same name."""
     if highest < 2:

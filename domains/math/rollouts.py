@@ -10,13 +10,16 @@ from omegaconf import DictConfig
 from domains.math.client import verify_answer_rpc
 from domains.math.environment import MathEnvironment
 from domains.math.pool import VerifierPool
-from domains.math.rewards import rollout_reward
+from domains.math.rewards import RewardTable, get_reward, length_penalty, rollout_reward
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.config.environments import environment_specs
 from pipelinerl.launcher.environment_server import make_environment
 from pipelinerl.llm import Prompt, TrainableLLM
 from pipelinerl.rollouts import BaseMetrics, RolloutResult
 from pipelinerl.utils import PerTree, get_environment_jobs, resolve_environment_key
+
+__all__ = ["MathMetrics", "RewardTable", "generate_math_rollout", "get_reward", "length_penalty"]
+"""The rewards stand in `rewards.py`; rollout policies written for upstream import them from here."""
 
 KEY = "math"
 

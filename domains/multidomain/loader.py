@@ -1,10 +1,10 @@
 """Problems of several domains in one list.
 
 dataset_loader: pipelinerl.domains.multidomain.loader.load_datasets
-train_dataset_names: [math::train.jsonl, guessing::numbers@train]
-test_dataset_names: [math::test.jsonl, guessing::numbers@test]
+train_dataset_names: [math::train.jsonl, guessing::train]
+test_dataset_names: [math::test.jsonl, guessing::test]
 dataset_loader_params:
-  per_domain_params: {guessing: {highest: 50}}
+  per_domain_params: {math: {data_dir: questions}}
 """
 
 import inspect

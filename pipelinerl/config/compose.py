@@ -40,7 +40,7 @@ class Composition:
     datasets_named: bool = True
     """Whether the command line, a domain or a user's file names datasets."""
     notices: list[str] = field(default_factory=list)
-    """One line per key of a file that no longer exists and was left out."""
+    """One line per key of a file that was left out, and per name that might have meant something else."""
 
 
 def compose(
@@ -56,7 +56,8 @@ def compose(
     if not roots[0].is_dir():
         raise ConfigError(f"--config-dir {roots[0]}: no such folder")
     overrides = _parse(given)
-    config_name, domain = _names(config_name, overrides, roots)
+    asked_for = (config_name or BASE).removesuffix(".yaml")
+    config_name, domain = _names(asked_for, overrides, roots)
     devices = visible_devices()
     wanted = next((o.value() for o in overrides if o.key_or_group == "hardware"), None)
     hardware = str(wanted) if wanted else "gpu" if devices else "cpu"
@@ -79,6 +80,11 @@ def compose(
         if groups and layers:
             _keep_user_overlays(tree, roots, config_name, [f"hardware={hardware}"], groups)
         notices = settle(tree)
+    if config_name != asked_for:
+        notices.append(
+            f"--config-name={domain}: taken as +domain={domain}, the domain of that name here; "
+            "a file of upstream is found with --config-dir FOLDER"
+        )
     apply(tree, values, brought)
     with open_dict(tree):
         tree.domain_name = tree.get("domain_name") or domain
@@ -109,11 +115,8 @@ def _parse(texts: Sequence[str]) -> list[Override]:
     return parsed
 
 
-def _names(
-    config_name: str | None, overrides: Sequence[Override], roots: Sequence[Path]
-) -> tuple[str, str | None]:
+def _names(config_name: str, overrides: Sequence[Override], roots: Sequence[Path]) -> tuple[str, str | None]:
     """The primary configuration and the domain, which `--config-name` may name instead of `+domain`."""
-    config_name = (config_name or BASE).removesuffix(".yaml")
     domain = _domain_of(overrides, roots)
     if config_name == BASE or _config_file(roots, "", config_name):
         return config_name, domain

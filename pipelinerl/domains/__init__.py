@@ -21,8 +21,8 @@ CANONICAL = "domains."
 class _AliasLoader(importlib.abc.Loader):
     """Yields the canonical module instead of executing anything."""
 
-    def __init__(self, canonical: ModuleType) -> None:
-        self.canonical = canonical
+    def __init__(self, canonical: ModuleType, alias: str) -> None:
+        self.canonical, self.alias = canonical, alias
         self.spec = canonical.__spec__
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
@@ -34,6 +34,11 @@ class _AliasLoader(importlib.abc.Loader):
         module.__spec__ = self.spec
         module.__loader__ = self.spec.loader
         module.__package__ = self.spec.parent
+        # What the package has imported of itself is known under both names at once. Imported later by its
+        # alias, a module would replace a function of its name in the package, such as math.load_datasets.
+        below = self.spec.name + "."
+        for name in [name for name in sys.modules if name.startswith(below)]:
+            sys.modules.setdefault(self.alias + name.removeprefix(self.spec.name), sys.modules[name])
 
 
 def _canonical(name: str) -> str:
@@ -58,7 +63,7 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
             return None
         canonical = importlib.import_module(canonical_name)
         return importlib.machinery.ModuleSpec(
-            fullname, _AliasLoader(canonical), is_package=hasattr(canonical, "__path__")
+            fullname, _AliasLoader(canonical, fullname), is_package=hasattr(canonical, "__path__")
         )
 
 

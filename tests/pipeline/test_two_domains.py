@@ -24,6 +24,7 @@ BOTH = """
 # @package _global_
 dataset_loader: pipelinerl.domains.multidomain.loader.load_datasets
 dataset_loader_params:
+  domain_loaders: {guessing: domains.guessing.stepwise.load_problems}
   per_domain_params:
     guessing: {count: 40, highest: 20, max_guesses: 2}
     math: {max_problems: 40, highest: 9}
@@ -40,6 +41,7 @@ max_lag: 64
 eval_every_n_versions: 1000000
 actor:
   rollout_policy: pipelinerl.domains.dispatcher.generate_multidomain_rollout
+  domain_rollouts: {guessing: domains.guessing.stepwise.generate_guessing_rollout}
   domain_mix: {guessing: 3, math: 1}
 finetune:
   max_train_steps: 5

@@ -16,9 +16,9 @@ TEMPLATE = (
 SPECIAL = ["<e>", "<u>", "<a>", "<s>", "<unk>"]
 
 
-def build_tokenizer() -> PreTrainedTokenizerFast:
-    """One token per character, and a chat template."""
-    characters = sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 -?.:\n"))
+def build_tokenizer(more: str = "") -> PreTrainedTokenizerFast:
+    """One token per character, those of `more` too, and a chat template."""
+    characters = sorted(set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789 -?.:\n" + more))
     vocabulary = {token: index for index, token in enumerate([*SPECIAL, *characters])}
     backend = Tokenizer(models.WordLevel(vocabulary, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.Split("", "isolated")
@@ -33,9 +33,9 @@ def build_tokenizer() -> PreTrainedTokenizerFast:
     return tokenizer
 
 
-def save_model(folder: Path) -> Path:
+def save_model(folder: Path, more: str = "") -> Path:
     """A model folder with a tokeniser and without weights."""
-    build_tokenizer().save_pretrained(str(folder))
+    build_tokenizer(more).save_pretrained(str(folder))
     return folder
 
 

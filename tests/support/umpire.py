@@ -6,7 +6,7 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
-from domains.guessing import generate_guessing_rollout
+from domains.guessing.stepwise import generate_guessing_rollout
 from pipelinerl.llm import TrainableLLM
 from pipelinerl.rollouts import RolloutResult
 

@@ -1,5 +1,6 @@
 """What several checks need: values as a configuration writes them, dotted paths without an import."""
 
+import ast
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -31,5 +32,15 @@ def dotted(key: str, path: str | None, what: str) -> Iterator[str]:
         return
     source = Path(spec.origin).read_text() if spec.origin and spec.origin.endswith(".py") else None
     if source is not None and not re.search(rf"\b{re.escape(name)}\b", source):
-        defined = re.findall(r"^(?:async )?def (\w+)", source, re.MULTILINE)
-        yield f"{key}={path}: {module_name} has no {name}; {suggestion(name, defined)}"
+        yield f"{key}={path}: {module_name} has no {name}; {suggestion(name, _offered(source))}"
+
+
+def _offered(source: str) -> list[str]:
+    """Functions that a module defines or passes on from another one."""
+    names = []
+    for node in ast.parse(source).body:
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            names.append(node.name)
+        elif isinstance(node, ast.ImportFrom):
+            names += [alias.asname or alias.name for alias in node.names]
+    return names

@@ -13,7 +13,7 @@ HOP = re.compile(
     r"^\d+\. `(?P<path>[\w/]+\.py)::(?P<name>\w+)`(?: → (?P<calls>`\w+`(?:,\s+`\w+`)*))?", re.MULTILINE
 )
 MOST_FILES = 30
-FIRST = "domains/guessing/__init__.py"
+FIRST = "domains/guessing/stepwise.py"
 BY_NAME = {
     "generate_guessing_rollout": "conf/domain/guessing.yaml",
     "situation": "pipelinerl/config/finetune.py",

@@ -1,4 +1,4 @@
-"""The guessing game, played by scripts behind a fake engine."""
+"""The guessing game of `+domain=guessing`, played by scripts behind a fake engine."""
 
 import re
 
@@ -6,8 +6,8 @@ import pytest
 
 import domains.guessing
 import pipelinerl.domains.guessing
-from domains.guessing import generate_guessing_rollout, load_problems, narrow, question, worth
 from domains.guessing.demonstrations import GuessingDomain, demonstrations
+from domains.guessing.stepwise import generate_guessing_rollout, load_problems, narrow, question, worth
 from pipelinerl.domain import resolve_dotted
 from tests.support.fake_engine import FakeEngine, rolled_out
 from tests.support.tiny_model import build_tokenizer, save_model
@@ -93,4 +93,5 @@ def test_the_bootstrap_recipe_gets_them_with_the_configured_range():
 
 def test_both_dotted_paths_lead_to_the_same_functions():
     assert pipelinerl.domains.guessing is domains.guessing
-    assert resolve_dotted("pipelinerl.domains.guessing.load_problems", "dataset_loader") is load_problems
+    path = "pipelinerl.domains.guessing.stepwise.load_problems"
+    assert resolve_dotted(path, "dataset_loader") is load_problems

@@ -27,6 +27,18 @@ def test_the_alias_may_come_first_and_names_the_real_module() -> None:
     assert answer.returncode == 0, answer.stderr
 
 
+def test_a_module_leaves_the_function_of_its_name_to_the_package() -> None:
+    for first, second in (("pipelinerl.", ""), ("", "pipelinerl."), ("pipelinerl.", "pipelinerl.")):
+        code = (
+            f"from {first}domains.math.load_datasets import load_datasets as a;"
+            f"from {second}domains.math import load_datasets as b;"
+            f"import {second}domains.math.load_datasets;"
+            f"from {first}domains.math import load_datasets as c; assert a is b is c"
+        )
+        answer = python("-c", code)
+        assert answer.returncode == 0, answer.stderr
+
+
 def test_the_published_dotted_paths_resolve() -> None:
     from pipelinerl.domain import resolve_dotted
 

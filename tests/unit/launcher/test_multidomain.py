@@ -67,12 +67,15 @@ def test_an_entry_without_domain_or_dataset_is_refused_with_itself(entry: str) -
 
 def test_problems_of_all_domains_carry_their_labels_and_arguments() -> None:
     problems = load_datasets(
-        ["guessing::numbers", "letters::a"],
-        per_domain_params={"guessing": {"count": 3, "highest": 9}, "letters": {"count": 2}},
-        domain_loaders={"letters": "tests.support.toy_domain.load"},
+        ["numbers::small", "letters::a"],
+        per_domain_params={"numbers": {"count": 3, "highest": 9}, "letters": {"count": 2}},
+        domain_loaders={
+            "numbers": "domains.guessing.stepwise.load_problems",
+            "letters": "tests.support.toy_domain.load",
+        },
     )
-    assert [problem["domain"] for problem in problems] == ["guessing"] * 3 + ["letters"] * 2
-    assert [problem["dataset"] for problem in problems] == ["numbers"] * 3 + ["a"] * 2
+    assert [problem["domain"] for problem in problems] == ["numbers"] * 3 + ["letters"] * 2
+    assert [problem["dataset"] for problem in problems] == ["small"] * 3 + ["a"] * 2
     assert all(problem["highest"] == 9 for problem in problems[:3])
 
 
@@ -99,7 +102,7 @@ def test_parts_of_a_dataset_are_disjoint_complete_and_the_same_every_time() -> N
             {"domain_loaders": {"x": "domains.guessing.load"}},
             "domains.guessing has no load; allowed here",
         ),
-        (["x::a"], {"domain_loaders": {"x": "domains.guessing.random"}}, "a module is no function"),
+        (["x::a"], {"domain_loaders": {"x": "domains.guessing.guessing"}}, "a module is no function"),
         (["x::a"], {"domain_loaders": {"x": lambda names: 5}}, "dataset x::a: its loader returned no list"),
         (["reputation_hacking::a"], {}, "has no load_problems or load_datasets; set dataset_loader_params"),
     ],
@@ -147,10 +150,10 @@ async def test_a_policy_that_returns_something_else_is_named_with_its_domain() -
 MULTI = (
     "dataset_loader=pipelinerl.domains.multidomain.loader.load_datasets",
     "actor.rollout_policy=pipelinerl.domains.dispatcher.generate_multidomain_rollout",
-    "+dataset_loader_params.per_domain_params={guessing: {count: 4}}",
+    "+dataset_loader_params.domain_loaders={guessing: domains.guessing.load_problems}",
     "actor.domain_mix={guessing: 1}",
-    "train_dataset_names=['guessing::a@train']",
-    "test_dataset_names=['guessing::a@test']",
+    "train_dataset_names=['guessing::train@train']",
+    "test_dataset_names=['guessing::test@test']",
     "validate=true",
 )
 
@@ -169,7 +172,7 @@ def test_a_run_of_several_domains_is_composed(dry_run: DryRun) -> None:
         ),
         ("train_dataset_names=[numbers]", "dataset numbers: names no domain; write <domain>::<dataset>"),
         (
-            "dataset_loader_params.per_domain_params={maths: {a: 1}}",
+            "+dataset_loader_params.per_domain_params={maths: {a: 1}}",
             "per_domain_params.maths: no dataset is of that domain",
         ),
     ],

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from domains.math.data import load_problems, read_row
+from domains.math.load_datasets import load_datasets
 
 FORMS = {
     "gsm8k": ({"question": "q", "answer": "1 + 1 = <<1+1=2>>2\n#### 1,200"}, ("q", "1200")),
@@ -103,3 +104,11 @@ def test_generated_arithmetic_is_right_and_the_same_every_time() -> None:
         assert eval(question) == int(problem["answer"])
     with pytest.raises(ValueError, match="highest=1: numbers of generated arithmetic"):
         load_problems(["arithmetic_train"], highest=1)
+
+
+def test_upstreams_callers_may_give_one_name_none_or_a_seed() -> None:
+    plain = load_problems(["arithmetic_a"], max_problems=20)
+    assert load_datasets("arithmetic_a", max_problems=20) == plain and load_datasets(None, seed=1) == []
+    shuffled = load_datasets(["arithmetic_a", "arithmetic_b"], seed=1, max_problems=20)
+    assert shuffled == load_datasets(["arithmetic_a", "arithmetic_b"], seed=1, max_problems=20)
+    assert shuffled[:20] != plain and sorted(p["id"] for p in shuffled[:20]) == sorted(p["id"] for p in plain)

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from domains.guessing import GuessingMetrics
+from domains.guessing.stepwise import GuessingMetrics
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.reward.evaluate import evaluate_episode
 from domains.privacy_hopqa.reward.scoring import score_here

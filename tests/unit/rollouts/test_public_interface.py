@@ -200,7 +200,11 @@ NAMES = {
     "pipelinerl.streams": ["set_streams_backend", "read_stream"],
     "pipelinerl.state": ["TrainerState"],
     "pipelinerl.world": ["Job"],
-    "pipelinerl.domains.math": ["load_datasets"],
+    "pipelinerl.domains.math": ["load_datasets", "MathEnvironment", "RewardTable", "verify_answer_rpc"],
+    "pipelinerl.domains.math.rollouts": ["RewardTable", "length_penalty", "get_reward"],
+    "pipelinerl.domains.math.load_datasets": ["load_datasets"],
+    "pipelinerl.domains.guessing.guessing": ["load_problems", "generate_guessing_rollout"],
+    "pipelinerl.utils": ["get_environment_jobs", "resolve_environment_key"],
 }
 
 

@@ -1,0 +1,97 @@
+"""Whether the functions that a run will call can be imported, and take what they will be given.
+
+The checks before a start read source and import nothing, because the launcher stays without torch and
+domains may need it. `validate=true` looks closer: it runs this file in a process of its own.
+"""
+
+import contextlib
+import inspect
+import json
+import subprocess
+import sys
+from collections.abc import Iterator, Sequence
+
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.environments import OWN_KEYS, located_specs
+from pipelinerl.config.tree import Config
+from pipelinerl.domain import resolve_dotted
+
+DEADLINE_S = 300.0
+"""Importing torch from a cold network disk takes a minute."""
+POLICY = ("cfg", "llm", "problem", "session")
+"""What a rollout policy is given, in this order."""
+
+LOADER = ("dataset_names",)
+_BOTH = "dataset_loader, actor.rollout_policy"
+
+Call = tuple[str, str, Sequence[str], Sequence[str]]
+"""Key, dotted path, and the arguments that a run gives: the ones by position, and the names of the others."""
+
+
+def check(cfg: Config) -> list[str]:
+    """One line per function that cannot be imported or would refuse its arguments; imports nothing here."""
+    command = [sys.executable, "-m", __name__]
+    given = json.dumps(list(calls(cfg)))
+    try:
+        done = subprocess.run(
+            command, input=given, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+        )
+    except subprocess.TimeoutExpired:
+        return [f"{_BOTH}: importing them took more than {DEADLINE_S:.0f} s"]
+    if done.returncode != 0:
+        last = " ".join(done.stderr.split())[-200:]
+        return [f"{_BOTH}: importing them ended their process with status {done.returncode}: {last}"]
+    found: list[str] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def calls(cfg: Config) -> Iterator[Call]:
+    """The functions of domains that this run calls."""
+    if "actor" not in cfg.debug.roles:
+        return
+    params = cfg.dataset_loader_params
+    own = params.get("per_domain_params") or {}
+    yield "dataset_loader", cfg.dataset_loader or "", LOADER, list(params)
+    for domain, path in (params.get("domain_loaders") or {}).items():
+        key = f"dataset_loader_params.domain_loaders.{domain}"
+        yield key, str(path), LOADER, list(own.get(domain) or {})
+    yield "actor.rollout_policy", cfg.actor.rollout_policy or "", POLICY, []
+    for domain, path in cfg.actor.domain_rollouts.items():
+        yield f"actor.domain_rollouts.{domain}", path, POLICY, []
+    for where, _, spec in located_specs(cfg):
+        arguments = [key for key in spec if key not in {"_target_", *OWN_KEYS}]
+        yield f"{where}._target_", str(spec["_target_"]), [], arguments
+
+
+def problem(key: str, path: str, positional: Sequence[str], named: Sequence[str]) -> str | None:
+    """Why a run could not call what stands at `path`, or None. Imports it."""
+    try:
+        function = resolve_dotted(path, key)
+    except ConfigError as error:
+        return str(error)
+    except Exception as error:  # whatever the module does while it is imported
+        return f"{key}={path}: importing it failed: {type(error).__name__}: {error}"
+    if not callable(function):
+        return f"{key}={path}: a {type(function).__name__} is no function"
+    try:
+        signature = inspect.signature(function)
+    except (TypeError, ValueError):  # some builtins have none
+        return None
+    try:
+        signature.bind(*positional, **dict.fromkeys(named))
+    except TypeError as error:
+        called = ", ".join([*positional, *(f"{name}=..." for name in named)])
+        return f"{key}={path}: is called with ({called}) and takes {signature}: {error}"
+    return None
+
+
+def main() -> None:
+    """Read calls from stdin, print the problems as the last line."""
+    asked = json.load(sys.stdin)
+    with contextlib.redirect_stdout(sys.stderr):
+        found = [problem(*call) for call in asked]
+    print(json.dumps([" ".join(line.split()) for line in found if line is not None]))
+
+
+if __name__ == "__main__":
+    main()
