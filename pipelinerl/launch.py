@@ -22,7 +22,7 @@ from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.choices import print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
-from pipelinerl.launcher.plan import fix_output_dir, make_plan, usable_devices
+from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, usable_devices
 from pipelinerl.launcher.ports import ReservedPorts
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.sharing import share_one_device
@@ -100,15 +100,16 @@ def _run(
     dry_run: bool,
 ) -> int:
     print(f"output_dir={folder.path}", flush=True)
-    if cfg.force_restart and not dry_run:
-        folder.start_over(domain.folders)
-    steps, last = folder.completed_steps, cfg.finetune.last_step
+    steps, last = None if cfg.force_restart else folder.completed_steps, cfg.finetune.last_step
     if steps is not None and steps >= last and not dry_run:
         print(f"this run completed its {steps} steps; force_restart=true starts over", flush=True)
         report_run(folder.path, domain)
         return COMPLETED
+    named = asked_services(composition.tree, domain, dry_run)  # before anything of an earlier run is removed
+    if cfg.force_restart and not dry_run:
+        folder.start_over(domain.folders)
     setup_logging(folder.path, "launcher", "launcher_0")
-    plan = make_plan(composition, domain, folder, devices, ports.take, dry_run)
+    plan = make_plan(composition, domain, folder, devices, ports.take, dry_run, named)
     print_choices(plan.rows)
     if dry_run:
         print(

@@ -40,7 +40,7 @@ class BM25Index(BM25Okapi):
         self.doc_ids = list(doc_ids)
         if len(self.doc_ids) != self.corpus_size:
             raise ValueError(f"{len(self.doc_ids)} document ids for {self.corpus_size} token lists")
-        self._ranks = id_ranks(self.doc_ids)
+        self.ranks = id_ranks(self.doc_ids)
 
     def __len__(self) -> int:
         return int(self.corpus_size)
@@ -109,4 +109,4 @@ class BM25Index(BM25Okapi):
 
     def search(self, query: str, k: int, threshold: float = 0.0) -> list[tuple[int, float]]:
         """As `Ranker.search` says; positions are those of `doc_ids`."""
-        return best(self.get_scores(query_terms(query)), self._ranks, k, threshold)
+        return best(self.get_scores(query_terms(query)), self.ranks, k, threshold)

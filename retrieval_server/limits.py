@@ -81,6 +81,17 @@ def parse_web_search(fields: dict[str, Any]) -> WebSearch:
     return WebSearch(_query(fields), _k(fields), max_chars)
 
 
+def parse_known(fields: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Task ids and page ids whose presence is asked for. Raises `RequestError` 400."""
+    found = []
+    for name in ("tasks", "pages"):
+        ids = fields.get(name, [])
+        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+            raise wrong_type(name, ids, "a list of strings")
+        found.append(ids)
+    return found[0], found[1]
+
+
 def _query(fields: dict[str, Any]) -> str:
     query = string_field(fields, "query")
     if not 1 <= len(query) <= MAX_QUERY_CHARS:

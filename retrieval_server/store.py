@@ -115,6 +115,15 @@ class Store:
     def task_ids(self) -> list[str]:
         return list(self._tasks)
 
+    def missing_tasks(self, task_ids: Iterable[str]) -> list[str]:
+        """Those of the ids that no loaded task has."""
+        return [task_id for task_id in task_ids if task_id not in self._tasks]
+
+    def missing_pages(self, docids: Iterable[str]) -> list[str]:
+        """Those of the ids, with or without `web/`, that no page of the web corpus has."""
+        bare = {docid.removeprefix("web/"): docid for docid in docids}
+        return [bare[docid] for docid in self._web.missing(bare)]
+
     def search_web(
         self, query: str, k: int = 5, max_chars: int | None = None, threshold: float = 0.0
     ) -> list[dict[str, Any]]:

@@ -56,6 +56,8 @@ class PrivacyHopQASettings(Block):
 
     # Services. A null address starts the embedded one.
     helper_service_url: str | None = None
+    """A retrieval service that runs already, `http://HOST:PORT`; it is asked for the chains' tasks and pages
+    before a run starts. Its token is the environment's RETRIEVAL_TOKEN."""
     privacy_reward_service_url: str | None = None
     helper_timeout_s: PositiveFloat = 180.0
     retrieval_workers: PositiveInt = 1

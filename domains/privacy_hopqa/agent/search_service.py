@@ -36,7 +36,7 @@ class HttpSearcher:
             # Retried here and not by the client: each attempt is a request that leaves, so each is audited.
             return await with_retries(lambda: self._web_once(search, body), self.client.retries)
         except RequestRefused as error:
-            raise SearchActionError(str(error)) from None
+            raise SearchActionError(str(error), error.of_request) from None
 
     async def _web_once(self, search: Search, body: Mapping[str, Any]) -> list[Hit]:
         with self.audit.attempt(search) as attempt:
@@ -51,8 +51,8 @@ def helper_headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {token.strip()}"} if token else {}
 
 
-async def check_fingerprint(client: JsonClient, expected: str | None) -> None:
-    """Compare the fingerprint of the service's world with that of the data, if both have one.
+async def check_fingerprint(client: JsonClient, expected: str | None) -> Mapping[str, Any]:
+    """What the service says of itself, once its world's fingerprint is that of the data, if both have one.
 
     Raises ValueError if they differ and for a service that asks for another token: its refusals would look
     like searches that found nothing. Raises TransportFailure if the service does not get ready.
@@ -69,6 +69,7 @@ async def check_fingerprint(client: JsonClient, expected: str | None) -> None:
             f"the retrieval service at {client.base_url} serves world {served}, the chains belong to "
             f"{expected}; restart it on privacy_hopqa.task_data_root"
         )
+    return health
 
 
 async def _health(client: JsonClient) -> Mapping[str, Any]:

@@ -21,6 +21,15 @@ T = TypeVar("T")
 class RequestRefused(Exception):
     """The service will not answer this request (3xx, 4xx but 429, no JSON); trying again is useless."""
 
+    def __init__(self, message: str, status: int = 200) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def of_request(self) -> bool:
+        """Whether the body is at fault (a query that is too long), and not what the service serves."""
+        return self.status in (400, 413, 422)
+
 
 class Unavailable(Exception):
     """This attempt failed for a reason that may pass; `retry_after_s` is what the service asked for."""
@@ -104,7 +113,7 @@ class JsonClient:
             raise Unavailable(f"{url} answered {response.status}", _retry_after_s(response))
         if response.status != 200:
             text = f": {(await response.text())[:200]}" if self._quote_refusals else ""
-            raise RequestRefused(f"{url} answered {response.status}{text}")
+            raise RequestRefused(f"{url} answered {response.status}{text}", response.status)
         try:
             return await response.json(content_type=None)
         except (ValueError, RecursionError):

@@ -85,6 +85,9 @@ def test_it_is_a_domain():
             "anchor_stages=true needs training_reward_mode=hop_step_situational",
         ),
         ("finetune.rl.role_weights.policy=1", "only with privacy_hopqa.anchor_stages=true"),
+        ("helper_service_url=localhost:8700", "helper_service_url=localhost:8700: no address of a service"),
+        ("helper_service_url=http://h:x", "helper_service_url=http://h:x: no address"),
+        ("privacy_reward_service_url=ftp://h", "privacy_reward_service_url=ftp://h: no address of a service"),
         ("final_dataset_path=/gone", "final_dataset_path=/gone: no such file"),
     ],
 )

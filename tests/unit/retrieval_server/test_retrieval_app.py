@@ -92,6 +92,8 @@ async def test_a_task_id_does_not_change_web_results(client: TestClient) -> None
         ),
         (LOCAL, b'{"query":"x","task_id":"DR90001","threshold":NaN}', 400, "out_of_range", "threshold"),
         (LOCAL, {"query": "x", "task_id": "DR90001", "threshold": 10**400}, 400, "out_of_range", "threshold"),
+        ("/known", {"tasks": "DR90001"}, 400, "wrong_type", "tasks is a str; send a list of strings"),
+        ("/known", {"pages": [7]}, 400, "wrong_type", "pages is a list; send a list of strings"),
         ("/nothing", {}, 404, "unknown_path", "no such path"),
         ("/health", {}, 405, "method_not_allowed", "POST is not allowed"),
         (WEB, b" " * (MAX_BODY_BYTES + 1), 413, "too_large", str(MAX_BODY_BYTES)),
@@ -102,6 +104,13 @@ async def test_errors(client: TestClient, path: str, body: Any, status: int, cod
     found, answer = await post(client, path, body)
     assert (found, answer["error"]["code"]) == (status, code)
     check_one_line(answer["error"]["message"], said)
+
+
+async def test_what_is_not_served_is_told(client: TestClient) -> None:
+    asked = {"tasks": ["DR90001", "../x"], "pages": ["web/10", "9", "7", "web/1"]}  # 7 is without text
+    missing = {"missing_tasks": ["../x"], "missing_pages": ["7", "web/1"]}
+    assert await post(client, "/known", asked) == (200, missing)
+    assert await post(client, "/known", {}) == (200, {"missing_tasks": [], "missing_pages": []})
 
 
 async def test_a_large_body_of_unknown_length_is_refused(client: TestClient) -> None:

@@ -48,6 +48,8 @@ def test_an_index_gives_the_hits_of_postings_in_memory(web: Path, tmp_path: Path
     assert (mapped.web_docs, mapped.skipped_web_docs) == (memory.web_docs, memory.skipped_web_docs) == (53, 7)
     for query in ("shared", "topic w3 page17", "page5 page6", "nothing"):
         assert mapped.search_web(query, 50) == memory.search_web(query, 50)
+    asked = ["web/d0", "d59", "d4", "d100", "", "web/D0"]  # d4 is without text
+    assert mapped.missing_pages(asked) == memory.missing_pages(asked) == ["d4", "d100", "", "web/D0"]
     assert made == Manifest.read(tmp_path / "index")
     assert not list(tmp_path.glob("*.building"))
 
