@@ -49,6 +49,11 @@ def test_keys_leave_out_company_stopwords_and_digits():
     assert keys("Harlow's 2023 IN002 supplier's rate", COMPANY) == {"suppli"}
 
 
+def test_keys_in_other_scripts():
+    assert keys("Выручка компании Ромашка", "Ромашка") == {"выручк", "компан"}
+    assert keys("花園の売上高", "花園") == {"園の", "の売", "売上", "上高"}
+
+
 def test_the_worst_fact_counts_and_no_facts_is_zero():
     other = Fact("Which vendor runs payroll?", "Blue Fern Systems")
     assert score(COMPANY, ["blue fern"], [other]) == pytest.approx(0.30 * 2 / 3)

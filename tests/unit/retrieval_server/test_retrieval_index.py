@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval_server import manifest
+from retrieval_server import manifest, tokens
 from retrieval_server.corpus import CorpusError
 from retrieval_server.index import build, main
 from retrieval_server.manifest import IndexMismatch, Manifest
@@ -22,6 +22,7 @@ from retrieval_server.mapped import MappedIndex
 from retrieval_server.merge import FILES
 from retrieval_server.progress import lines
 from retrieval_server.store import Store
+from tests.support.one_line import check_one_line
 
 
 def write_corpus(path: Path, rows: int, word: str = "topic") -> Path:
@@ -199,6 +200,18 @@ def test_an_index_of_another_version_is_refused_by_name(
     with pytest.raises(IndexMismatch, match=rf"half\.building has {name.lower()}=.*--replace"):
         build(web, tmp_path / "half")
     build(web, tmp_path / "half", replace=True)
+
+
+def test_an_index_of_ascii_words_is_refused_with_the_command_that_replaces_it(
+    web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(tokens, "VERSION", 1)
+        build(web, tmp_path / "index")
+    with pytest.raises(IndexMismatch) as error:
+        MappedIndex(tmp_path / "index", web)
+    said = "has tokens=1, this program uses 2; build it again: python -m retrieval_server.index --index"
+    check_one_line(str(error.value), said)
 
 
 def test_a_half_build_of_another_corpus_is_refused(web: Path, tmp_path: Path) -> None:
