@@ -96,6 +96,8 @@ class RetrievalService:
             "web_docs_skipped_empty": store.skipped_web_docs if store else 0,
             "tasks": len(store.task_ids) if store else 0,
             "index": store.backend if store else None,
+            "max_hit_chars": store.bounds.hit_chars if store else None,
+            "max_answer_chars": store.bounds.answer_chars if store else None,
             "uptime_s": round(time.monotonic() - self._started, 3),
             "waiting": self.board.waiting,
             "requests": self.board.requests(),
@@ -108,7 +110,13 @@ class RetrievalService:
         search = parse_local_search(parse_object(await read_body(request, MAX_BODY_BYTES)))
         try:
             return await self._answer(
-                store.search_local, search.task_id, search.query, search.k, search.threshold
+                store.search_local,
+                search.task_id,
+                search.query,
+                search.k,
+                search.threshold,
+                search.max_chars,
+                search.max_answer_chars,
             )
         except UnknownTask as error:
             raise RequestError(404, "unknown_task", f"no task {search.task_id!r} is loaded") from error
@@ -117,7 +125,8 @@ class RetrievalService:
         """`POST /browsecomp/search`: the public corpus."""
         store = self._loaded_store()
         search = parse_web_search(parse_object(await read_body(request, MAX_BODY_BYTES)))
-        return await self._answer(store.search_web, search.query, search.k, search.max_chars)
+        chars = search.max_chars, 0.0, search.max_answer_chars
+        return await self._answer(store.search_web, search.query, search.k, *chars)
 
     async def known(self, request: web.Request) -> web.Response:
         """`POST /known`: which of the named tasks and pages are not served, asked before a run starts."""

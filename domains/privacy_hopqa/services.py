@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import aiohttp
@@ -26,6 +27,7 @@ from domains.privacy_hopqa.world.config import manifest_of
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.domain import ServiceSpec
 from retrieval_server.backends import choose, describe, start_deadline_s
+from retrieval_server.bounds import ANSWER_CHARS, HIT_CHARS
 from retrieval_server.identity import normalise, strip_extensions
 
 KEY = "privacy_hopqa"
@@ -51,6 +53,10 @@ def retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
         argv += ["--fingerprint", str(fingerprint)]
     if settings.retrieval_workers > 1:
         argv += ["--workers", str(settings.retrieval_workers)]
+    if (of_hit := settings.retrieval_source_chars) > HIT_CHARS:
+        argv += ["--max-hit-chars", str(of_hit)]
+    if (of_answer := settings.retrieval_answer_chars or of_hit) > ANSWER_CHARS:
+        argv += ["--max-answer-chars", str(of_answer)]
     return ServiceSpec(
         name="retrieval",
         argv=argv,
@@ -143,7 +149,7 @@ async def _ask(settings: PrivacyHopQASettings, wanted: Wanted) -> tuple[list[str
         client = JsonClient(str(settings.helper_service_url), session, timeout_s, headers=helper_headers())
         served = await check_fingerprint(client, manifest_of(settings.task_data_root).get("fingerprint"))
         tasks, pages = await _missing(client, wanted)
-    problems = []
+    problems = [*_bound_problems(settings, served)]
     if tasks:
         root = settings.task_data_root or "TASKS"
         problems.append(
@@ -160,6 +166,17 @@ async def _ask(settings: PrivacyHopQASettings, wanted: Wanted) -> tuple[list[str
         said += f"; all {len(wanted.tasks)} tasks of the chains"
         said += ", gold pages not asked for" if pages is None else f" and {len(wanted.pages)} gold pages"
     return problems, said
+
+
+def _bound_problems(settings: PrivacyHopQASettings, served: Mapping[str, Any]) -> Iterator[str]:
+    """Characters that the run asks for and our server would cut; other services do not tell."""
+    for name, bound in (("source", "max_hit_chars"), ("answer", "max_answer_chars")):
+        wanted, given = getattr(settings, f"retrieval_{name}_chars"), served.get(bound)
+        if isinstance(given, int) and wanted > given:
+            yield (
+                f"gives {given} characters, {KEY}.retrieval_{name}_chars={wanted} asks for more; "
+                f"raise its --{bound.replace('_', '-')}"
+            )
 
 
 def _some(ids: Sequence[str], of: int, what: str) -> str:

@@ -27,12 +27,17 @@ class HttpSearcher:
 
     async def search(self, search: Search) -> Sequence[Hit]:
         """Hits, best first. Raises SearchActionError, TransportFailure or AuditFailure."""
+        settings = self.settings
         body = {"query": search.query, "k": search.k, "task_id": search.task_id}
+        if settings.retrieval_answer_chars:
+            body["max_answer_chars"] = settings.retrieval_answer_chars
         try:
             if search.source == "local":
-                body["threshold"] = self.settings.local_search_threshold
+                if settings.retrieval_source_chars:
+                    body["max_chars"] = settings.retrieval_source_chars
+                body["threshold"] = settings.local_search_threshold
                 return parse_local(await self.client.post("/local/search", body))
-            body["max_chars"] = self.settings.retrieval_source_chars
+            body["max_chars"] = settings.retrieval_source_chars
             # Retried here and not by the client: each attempt is a request that leaves, so each is audited.
             return await with_retries(lambda: self._web_once(search, body), self.client.retries)
         except RequestRefused as error:

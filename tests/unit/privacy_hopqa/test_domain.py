@@ -128,6 +128,13 @@ def test_the_world_is_made_once_and_served(tmp_path):
     assert manifest.stat().st_mtime_ns == before
 
 
+def test_the_server_of_a_run_gives_what_the_run_asks_for():
+    (bounded,) = DOMAIN.services(config("retrieval_source_chars=2000000"))
+    assert bounded.argv[-4:] == ["--max-hit-chars", "2000000", "--max-answer-chars", "2000000"]
+    (default,) = DOMAIN.services(config("retrieval_source_chars=4000"))
+    assert "--max-hit-chars" not in default.argv
+
+
 @pytest.mark.parametrize(
     ("key", "says"),
     [

@@ -11,8 +11,9 @@ from aiohttp.test_utils import TestServer
 from domains.privacy_hopqa import rollouts
 from domains.privacy_hopqa.agent import llm as engine
 from domains.privacy_hopqa.agent.errors import AuditFailure, TransportFailure
+from domains.privacy_hopqa.agent.search_service import HttpSearcher
 from domains.privacy_hopqa.agent.traces import sampled
-from domains.privacy_hopqa.agent.transport import JsonClient
+from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin
 from retrieval_server.app import RetrievalService, build_app
@@ -139,6 +140,18 @@ async def test_a_query_that_no_service_takes_is_the_policy_s_own_fault(run, monk
         result, _ = await run()
     assert result.failed is None
     assert result.metrics.model_extra["errors_search_failed"] > 0
+
+
+async def test_searches_survive_the_outage_of_the_settings(run, monkeypatch):
+    made = []
+
+    def searcher(client, *others):
+        made.append(client)
+        return HttpSearcher(client, *others)
+
+    monkeypatch.setattr(rollouts, "HttpSearcher", searcher)
+    await run(helper_outage_s=7)
+    assert [client.retries for client in made] == [Retries(outage_s=7)]
 
 
 async def test_by_default_a_rollout_leaves_nothing_but_its_lines_in_the_audit_log(run):

@@ -96,6 +96,15 @@ async def test_a_missing_and_a_wrong_token_are_one_line(chains, monkeypatch):
         assert "all 1 tasks" in await asked(url, chains)
 
 
+async def test_characters_that_the_service_would_cut_are_one_line(chains):
+    async with ours(task("DR90001")) as url:
+        message = (
+            "gives 200000 characters, privacy_hopqa.retrieval_source_chars=300000 asks for more; raise its"
+        )
+        with pytest.raises(ConfigError, match=f"{message} --max-hit-chars"):
+            await asked(url, chains, retrieval_source_chars=300_000)
+
+
 async def test_nobody_there_is_one_line(chains, unused_tcp_port, monkeypatch):
     monkeypatch.setattr("domains.privacy_hopqa.agent.transport.Retries.wait_s", lambda *_: 0.0)
     with pytest.raises(ConfigError) as error:

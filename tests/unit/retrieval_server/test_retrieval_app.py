@@ -51,6 +51,15 @@ async def test_searches_answer_as_the_store_does(client: TestClient, data: Path)
     assert (status, found) == (200, {"hits": []})
 
 
+@pytest.mark.parametrize(("path", "field"), [(LOCAL, "content"), (WEB, "text")])
+async def test_an_answer_tells_what_was_cut(client: TestClient, path: str, field: str) -> None:
+    body = {"query": "cold", "task_id": "DR90001"}
+    for bound in ({"max_chars": 7}, {"max_chars": 0, "max_answer_chars": 14}):
+        _, found = await post(client, path, body | bound)
+        assert all(hit["truncated"] and len(hit[field]) < hit["text_chars"] for hit in found["hits"])
+        assert 0 < sum(len(hit[field]) for hit in found["hits"]) <= 14
+
+
 async def test_a_task_id_does_not_change_web_results(client: TestClient) -> None:
     plain = await post(client, WEB, {"query": "cold shared"})
     assert await post(client, WEB, {"query": "cold shared", "task_id": "DR90001"}) == plain
@@ -78,6 +87,8 @@ async def test_a_task_id_does_not_change_web_results(client: TestClient) -> None
         (WEB, {"query": "x", "max_chars": -1}, 400, "out_of_range", "max_chars=-1"),
         (WEB, {"query": "x", "max_chars": "1"}, 400, "wrong_type", "max_chars is a str"),
         (WEB, {"query": "x", "task_id": 5}, 400, "wrong_type", "task_id is a int"),
+        (LOCAL, {"query": "x", "task_id": "DR90001", "max_chars": -1}, 400, "out_of_range", "max_chars=-1"),
+        (WEB, {"query": "x", "max_answer_chars": "1"}, 400, "wrong_type", "max_answer_chars is a str"),
         (LOCAL, {"query": "x"}, 400, "missing", "task_id is missing"),
         (LOCAL, {"query": "x", "task_id": "../DR90001"}, 400, "out_of_range", "task_id"),
         (LOCAL, {"query": "x", "task_id": "DR90001/files"}, 400, "out_of_range", "task_id"),
