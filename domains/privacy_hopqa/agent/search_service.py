@@ -60,7 +60,8 @@ async def check_fingerprint(client: JsonClient, expected: str | None) -> Mapping
     """What the service says of itself, once its world's fingerprint is that of the data, if both have one.
 
     Raises ValueError if they differ and for a service that asks for another token: its refusals would look
-    like searches that found nothing. Raises TransportFailure if the service does not get ready.
+    like searches that found nothing, and no later try would do better. Raises TransportFailure if the
+    service does not get ready.
     """
     health = await with_retries(lambda: _health(client), client.retries)
     if health.get("authorized") is False:
@@ -80,8 +81,10 @@ async def check_fingerprint(client: JsonClient, expected: str | None) -> Mapping
 async def _health(client: JsonClient) -> Mapping[str, Any]:
     try:
         body = await client.once("GET", "/health")
-    except RequestRefused as error:  # a server that comes up may refuse for a moment
-        raise Unavailable(str(error)) from None
+    except RequestRefused as error:
+        if error.status in (401, 403):
+            raise ValueError(f"{error}; set {TOKEN_VARIABLE} to the server's own token") from None
+        raise Unavailable(str(error)) from None  # one that comes up may refuse for a moment
     if not isinstance(body, dict) or body.get("status") != "ok":
         raise Unavailable(f"{client.base_url}/health: not ready")
     return body

@@ -204,6 +204,17 @@ async def test_the_token_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPa
             await check_fingerprint(client(), "another")
 
 
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_token_is_not_tried_again(status: int) -> None:
+    service = Service(status)
+    async with service.client() as client:
+        with pytest.raises(
+            ValueError, match=f"answered {status}; set RETRIEVAL_TOKEN to the server's own token"
+        ):
+            await check_fingerprint(client, "f")
+    assert len(service.requests) == 1
+
+
 async def test_a_service_that_is_not_ready_is_asked_again() -> None:
     loading = web.json_response({"status": "loading"}, status=503)
     service = Service(loading, 404, {"status": "ok", "fingerprint": "f"})

@@ -11,6 +11,7 @@ from domains.privacy_hopqa.leakage import section
 from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import Domain
+from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa.leakage import audit_line, write_lines
 
 DOMAIN = PrivacyHopQADomain()
@@ -209,6 +210,23 @@ def evaluation(chain, version, *queries):
     yield audit_line(name, version, event="rollout", **who)
     for query in queries:
         yield audit_line(name, version, query=query, **who)
+
+
+@pytest.mark.parametrize(
+    ("log", "said"), [(None, None), ('{"event": \n{}\n', "not known, the audit log is damaged: ")]
+)
+def test_a_run_without_an_audit_log_or_with_a_damaged_one_has_a_report(tmp_path, monkeypatch, log, said):
+    """A replay of recorded streams (`debug.mode=finetune+preprocessor`) plays no rollouts, so has no log."""
+    monkeypatch.setattr(section, "load_tree", lambda output_dir: config())
+    if log is not None:
+        (tmp_path / "audit").mkdir()
+        (tmp_path / "audit" / "1.jsonl").write_text(log)
+    sections = DOMAIN.report(tmp_path)
+    if said is None:
+        assert sections == []
+    else:
+        (found,) = sections
+        check_one_line(found.text, f"{said}{tmp_path / 'audit' / '1.jsonl'}:1: not JSON")
 
 
 def test_the_report_compares_leakage_of_the_first_and_the_last_evaluation(tmp_path, monkeypatch):

@@ -273,8 +273,8 @@ def test_a_path_that_leads_to_no_classifier_is_one_line(monkeypatch, path, argum
 
 
 def test_the_command_refuses_what_it_cannot_serve(tmp_path, capsys):
-    assert main(["--classifier", "no_such_package.x"]) == 1
-    assert main(["--model", str(tmp_path)]) == 1
+    assert main(["--classifier", "no_such_package.x"]) == 2  # the supervisor makes no further start
+    assert main(["--model", str(tmp_path)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert "holds no config.json" in lines[1]

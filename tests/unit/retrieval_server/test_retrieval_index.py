@@ -321,7 +321,7 @@ def test_the_command_tells_what_it_made(
     assert "web.jsonl.bm25s: 53 documents (7 without text left out)" in told.out
     assert "counting terms: 100%" in told.err
     web.write_text("{\n", encoding="utf-8")
-    assert main(["--web", str(web), "--replace", "--quiet"]) == 1
+    assert main(["--web", str(web), "--replace", "--quiet"]) == 2
     assert capsys.readouterr().err.startswith(f"retrieval_server.index: {web}:1: not a JSON object")
 
 
