@@ -5,7 +5,7 @@ A domain subclasses `BaseDomain`, overrides what it needs and names the object i
 """
 
 import importlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,21 @@ class ServiceSpec:
     """Environment variables added to the launcher's."""
     note: str = ""
     """What was chosen for it, shown behind its address in the table of choices."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class NamedService:
+    """A server that the configuration names, so that the launcher starts none."""
+
+    name: str
+    """Name in messages."""
+    url_key: str
+    """Dotted configuration key that holds its address."""
+    url: str
+    """Its address."""
+    ask: Callable[[], str]
+    """Asks it whether it has what the run needs: what it serves, in a phrase for the table of choices. Raises
+    ConfigError with one line for each thing that is wrong."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -86,6 +101,10 @@ class BaseDomain:
 
     def services(self, cfg: DictConfig) -> list[ServiceSpec]:
         """Servers to start. A service whose address is configured is left out."""
+        return []
+
+    def named_services(self, cfg: DictConfig) -> list[NamedService]:
+        """Servers whose address is configured. They are asked right before a run with rollouts starts."""
         return []
 
     def validate(self, cfg: DictConfig) -> list[str]:
@@ -179,6 +198,9 @@ class CombinedDomain(BaseDomain):
 
     def services(self, cfg: DictConfig) -> list[ServiceSpec]:
         return [spec for part in self.parts.values() for spec in part.services(cfg)]
+
+    def named_services(self, cfg: DictConfig) -> list[NamedService]:
+        return [service for part in self.parts.values() for service in part.named_services(cfg)]
 
     def validate(self, cfg: DictConfig) -> list[str]:
         return [problem for part in self.parts.values() for problem in part.validate(cfg)]

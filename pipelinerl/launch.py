@@ -23,7 +23,7 @@ from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.choices import print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
-from pipelinerl.launcher.plan import fix_output_dir, make_plan, usable_devices
+from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, usable_devices
 from pipelinerl.launcher.ports import ReservedPorts
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.sharing import share_one_device
@@ -103,16 +103,17 @@ def _run(
     dry_run: bool,
 ) -> int:
     print(f"output_dir={folder.path}", flush=True)
-    if cfg.force_restart and not dry_run:
-        folder.start_over(domain.folders)
     limits = cfg.finetune.last_step, cfg.finetune.max_epochs
-    completed = folder.completed(*limits)
+    completed = None if cfg.force_restart else folder.completed(*limits)
     if completed is not None and not dry_run:
         print(f"this run completed its {completed}; force_restart=true starts over", flush=True)
         report_run(folder.path, domain)
         return COMPLETED
+    named = asked_services(composition.tree, domain, dry_run)  # before anything of an earlier run is removed
+    if cfg.force_restart and not dry_run:
+        folder.start_over(domain.folders)
     setup_logging(folder.path, "launcher", "launcher_0")
-    plan = make_plan(composition, domain, folder, devices, ports.take, dry_run)
+    plan = make_plan(composition, domain, folder, devices, ports.take, dry_run, named)
     print_choices(plan.rows)
     if dry_run:
         print(

@@ -9,7 +9,8 @@ from retrieval_server.arguments import Arguments, parse_arguments
 from retrieval_server.board import Board
 from retrieval_server.manifest import Manifest
 from retrieval_server.serve import serve
-from retrieval_server.workers import REFUSED, Group, ServerEnded, listeners
+from retrieval_server.status import FAILED, REFUSED, exit_status
+from retrieval_server.workers import Group, ServerEnded, ServerRefused, listeners
 
 
 async def _run(arguments: Arguments, argv: list[str]) -> None:
@@ -31,14 +32,19 @@ async def _run(arguments: Arguments, argv: list[str]) -> None:
 
 
 def main(argv: list[str]) -> int:
+    """Serve until a signal; the exit status, with one last line on stderr when it is not 0 (`status.py`)."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    arguments = None
     try:
         arguments = parse_arguments(argv)
         asyncio.run(_run(arguments, argv))
-    except (OSError, ValueError, ServerEnded) as error:
+    except ServerRefused:
+        return REFUSED
+    except ServerEnded as error:
         print(f"retrieval_server: {error}", file=sys.stderr)
-        return REFUSED if arguments and arguments.worker else 1
+        return FAILED
+    except (OSError, ValueError) as error:
+        print(f"retrieval_server: {error}", file=sys.stderr)
+        return exit_status(error)
     return 0
 
 

@@ -21,6 +21,7 @@ from retrieval_server.limits import (
     MAX_BODY_BYTES,
     RequestError,
     SearchQueue,
+    parse_known,
     parse_local_search,
     parse_object,
     parse_web_search,
@@ -29,7 +30,8 @@ from retrieval_server.store import Store, UnknownTask
 
 LOCAL_ROUTE, WEB_ROUTE, _ = ROUTES
 OPEN_ROUTES = ("/health", "/ready")  # supervisors ask without a token
-PATHS = f"/health, {LOCAL_ROUTE} or {WEB_ROUTE}"
+KNOWN_ROUTE = "/known"
+PATHS = f"/health, {KNOWN_ROUTE}, {LOCAL_ROUTE} or {WEB_ROUTE}"
 
 
 class RetrievalService:
@@ -94,6 +96,8 @@ class RetrievalService:
             "web_docs_skipped_empty": store.skipped_web_docs if store else 0,
             "tasks": len(store.task_ids) if store else 0,
             "index": store.backend if store else None,
+            "max_hit_chars": store.bounds.hit_chars if store else None,
+            "max_answer_chars": store.bounds.answer_chars if store else None,
             "uptime_s": round(time.monotonic() - self._started, 3),
             "waiting": self.board.waiting,
             "requests": self.board.requests(),
@@ -106,7 +110,13 @@ class RetrievalService:
         search = parse_local_search(parse_object(await read_body(request, MAX_BODY_BYTES)))
         try:
             return await self._answer(
-                store.search_local, search.task_id, search.query, search.k, search.threshold
+                store.search_local,
+                search.task_id,
+                search.query,
+                search.k,
+                search.threshold,
+                search.max_chars,
+                search.max_answer_chars,
             )
         except UnknownTask as error:
             raise RequestError(404, "unknown_task", f"no task {search.task_id!r} is loaded") from error
@@ -115,7 +125,20 @@ class RetrievalService:
         """`POST /browsecomp/search`: the public corpus."""
         store = self._loaded_store()
         search = parse_web_search(parse_object(await read_body(request, MAX_BODY_BYTES)))
-        return await self._answer(store.search_web, search.query, search.k, search.max_chars)
+        chars = search.max_chars, 0.0, search.max_answer_chars
+        return await self._answer(store.search_web, search.query, search.k, *chars)
+
+    async def known(self, request: web.Request) -> web.Response:
+        """`POST /known`: which of the named tasks and pages are not served, asked before a run starts."""
+        store = self._loaded_store()
+        tasks, pages = parse_known(parse_object(await read_body(request, MAX_BODY_BYTES)))
+
+        def missing() -> dict[str, list[str]]:
+            return {"missing_tasks": store.missing_tasks(tasks), "missing_pages": store.missing_pages(pages)}
+
+        async with self.queue.slot():
+            body = await asyncio.get_running_loop().run_in_executor(self._threads, missing)
+        return web.json_response(body)
 
     def _loaded_store(self) -> Store:
         if self.store is None:
@@ -160,6 +183,7 @@ def build_app(service: RetrievalService) -> web.Application:
     app = web.Application(middlewares=[service.errors_as_json], client_max_size=MAX_BODY_BYTES)
     app.router.add_get("/health", service.health)
     app.router.add_get("/ready", service.ready)
+    app.router.add_post(KNOWN_ROUTE, service.known)
     app.router.add_post(LOCAL_ROUTE, service.search_local)
     app.router.add_post(WEB_ROUTE, service.search_web)
     app.on_cleanup.append(service.close)

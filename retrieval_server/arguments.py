@@ -6,6 +6,7 @@ from pathlib import Path
 
 from retrieval_server.access import check_binding, read_token
 from retrieval_server.backends import ASKED, Asked, Backend, choose, default_index
+from retrieval_server.bounds import ANSWER_CHARS, HIT_CHARS, Bounds
 from retrieval_server.limits import DEFAULT_MAX_WAITING
 
 
@@ -24,6 +25,7 @@ class Arguments:
     workers: int
     threads: int
     max_waiting: int
+    bounds: Bounds
     worker: tuple[int, int, int, int] | None
     """For a process of several: its number and the inherited descriptors of socket, board and parent."""
 
@@ -39,7 +41,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
         parser.error(f"--tasks {given.tasks} is not a directory")
     if given.web is not None and not given.web.is_file():
         parser.error(f"--web {given.web} is not a file")
-    for name in ("workers", "threads", "max_waiting"):
+    for name in ("workers", "threads", "max_waiting", "max_hit_chars", "max_answer_chars"):
         if getattr(given, name) < 1:
             parser.error(f"--{name.replace('_', '-')} {getattr(given, name)} is not at least 1")
     if not 0 <= given.port <= 65535:
@@ -64,6 +66,7 @@ def parse_arguments(argv: list[str]) -> Arguments:
         workers=given.workers,
         threads=given.threads,
         max_waiting=given.max_waiting,
+        bounds=Bounds(given.max_hit_chars, given.max_answer_chars),
         worker=tuple(given.worker) if given.worker else None,
     )
 
@@ -82,5 +85,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--workers", type=int, default=1, help="processes over one index and one port")
     parser.add_argument("--threads", type=int, default=2, help="searches at a time in each process")
     parser.add_argument("--max-waiting", type=int, default=DEFAULT_MAX_WAITING, help="searches; then 429")
+    parser.add_argument("--max-hit-chars", type=int, default=HIT_CHARS, help="a longer text is cut")
+    parser.add_argument("--max-answer-chars", type=int, default=ANSWER_CHARS, help="of all hits together")
     parser.add_argument("--worker", type=int, nargs=4, help=argparse.SUPPRESS)
     return parser

@@ -52,7 +52,7 @@ class OkapiIndex(BM25Okapi):
         self.doc_ids = list(doc_ids)
         if len(self.doc_ids) != self.corpus_size:
             raise ValueError(f"{len(self.doc_ids)} document ids for {self.corpus_size} token lists")
-        self._ranks = id_ranks(self.doc_ids)
+        self.ranks = id_ranks(self.doc_ids)
 
     def __len__(self) -> int:
         return int(self.corpus_size)
@@ -70,7 +70,7 @@ class OkapiIndex(BM25Okapi):
         """As `Ranker.search` says; positions are those of `doc_ids`."""
         # The library divides by the average length, which is 0 where no document has a term.
         known = [term for term in query_terms(query) if term in self.idf]
-        return best(self.get_scores(known), self._ranks, k, threshold) if known else []
+        return best(self.get_scores(known), self.ranks, k, threshold) if known else []
 
 
 class BM25Index(OkapiIndex):

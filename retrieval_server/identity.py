@@ -4,6 +4,7 @@ Pure and without dependencies; the server uses it to find ambiguous aliases, cli
 """
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -11,7 +12,7 @@ KNOWN_EXTENSIONS = (".csv", ".docx", ".html", ".jsonl", ".md", ".pdf", ".pptx", 
 _TASK_FILES = re.compile(r"(?:^|/)([a-z0-9_-]{1,64})/files/(.+)$")
 _TASK_LOCAL = re.compile(r"^local/([a-z0-9_-]{1,64})/(.+)$")
 _QUARTER = re.compile(r"quarter(?=\d)")
-_NOT_COMPACT = re.compile(r"[^a-z0-9]+")
+_NOT_COMPACT = re.compile(r"[\W_]+")
 
 
 def strip_extensions(name: str) -> str:
@@ -26,8 +27,8 @@ def strip_extensions(name: str) -> str:
 
 
 def normalise(value: str) -> str:
-    """Lower-case path without window suffix, query string, fragment and trailing slash."""
-    path = value.strip().replace("\\", "/").lower()
+    """Lower-case path without window suffix, query string, fragment and trailing slash; accents composed."""
+    path = unicodedata.normalize("NFC", value).strip().replace("\\", "/").lower()
     return path.split("#", 1)[0].split("?", 1)[0].rstrip("/")
 
 

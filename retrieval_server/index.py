@@ -25,6 +25,7 @@ from retrieval_server.manifest import Corpus, IndexMismatch, Manifest, check_par
 from retrieval_server.merge import FILES, merge
 from retrieval_server.progress import Progress, shown, silent
 from retrieval_server.segments import POSTINGS_AT_A_TIME, Counts, make_segments
+from retrieval_server.status import exit_status
 
 _PLAN = "build.json"
 _LOCK_POLL_S = 0.2
@@ -202,7 +203,7 @@ def main(argv: list[str]) -> int:
         made = build(arguments.web, arguments.index, arguments.replace, progress, wait_s=arguments.wait_s)
     except (OSError, ValueError) as error:
         print(f"retrieval_server.index: {error}", file=sys.stderr)
-        return 1
+        return exit_status(error)
     print(
         f"{arguments.index}: {made.documents} documents ({made.skipped_empty} without text left out), "
         f"{made.terms} terms, {made.postings} postings, fingerprint {made.fingerprint[:16]}"

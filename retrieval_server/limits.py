@@ -36,15 +36,18 @@ class LocalSearch:
     query: str
     k: int
     threshold: float
+    max_chars: int
+    max_answer_chars: int
 
 
 @dataclass(frozen=True, slots=True)
 class WebSearch:
-    """A search of the public corpus; `max_chars` None means the server's default, 0 the full text."""
+    """A search of the public corpus; `max_chars` None means 8,000, 0 as much as the server gives."""
 
     query: str
     k: int
     max_chars: int | None
+    max_answer_chars: int
 
 
 def parse_object(body: bytes) -> dict[str, Any]:
@@ -68,17 +71,27 @@ def parse_local_search(fields: dict[str, Any]) -> LocalSearch:
         raise wrong_type("threshold", threshold, "a number")
     if not abs(threshold) <= sys.float_info.max:  # also true of NaN, and of integers that no double holds
         raise RequestError(400, "out_of_range", "threshold must be a finite double")
-    return LocalSearch(task_id, _query(fields), _k(fields), float(threshold))
+    chars = _chars(fields, "max_chars"), _chars(fields, "max_answer_chars")
+    return LocalSearch(task_id, _query(fields), _k(fields), float(threshold), *chars)
 
 
 def parse_web_search(fields: dict[str, Any]) -> WebSearch:
     """Raises `RequestError` 400. `task_id` is checked and has no effect: all tasks share the web index."""
     if fields.get("task_id") is not None:
         string_field(fields, "task_id")
-    max_chars = fields.get("max_chars")
-    if max_chars is not None:
-        max_chars = _integer("max_chars", max_chars, 0, None)
-    return WebSearch(_query(fields), _k(fields), max_chars)
+    max_chars = None if fields.get("max_chars") is None else _chars(fields, "max_chars")
+    return WebSearch(_query(fields), _k(fields), max_chars, _chars(fields, "max_answer_chars"))
+
+
+def parse_known(fields: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """Task ids and page ids whose presence is asked for. Raises `RequestError` 400."""
+    found = []
+    for name in ("tasks", "pages"):
+        ids = fields.get(name, [])
+        if not isinstance(ids, list) or not all(isinstance(one, str) for one in ids):
+            raise wrong_type(name, ids, "a list of strings")
+        found.append(ids)
+    return found[0], found[1]
 
 
 def _query(fields: dict[str, Any]) -> str:
@@ -92,6 +105,11 @@ def _query(fields: dict[str, Any]) -> str:
 
 def _k(fields: dict[str, Any]) -> int:
     return _integer("k", fields.get("k", DEFAULT_K), 1, MAX_K)
+
+
+def _chars(fields: dict[str, Any], name: str) -> int:
+    value = fields.get(name)
+    return 0 if value is None else _integer(name, value, 0, None)
 
 
 def string_field(fields: Mapping[str, Any], name: str, where: str = "") -> str:

@@ -51,7 +51,7 @@ class MappedIndex:
         self.manifest = Manifest.read(folder)
         self.manifest.check(folder, corpus)
         self._terms = MappedTerms(folder)
-        self._ranks = map_array(folder / "id_ranks.npy")
+        self.ranks = map_array(folder / "id_ranks.npy")
         stored = bm25s.BM25.load(folder, mmap=True, load_vocab=False, show_progress=False).scores
         self._impacts, self._docs, self._indptr = (
             np.asarray(stored[name]) for name in ("data", "indices", "indptr")
@@ -79,7 +79,7 @@ class MappedIndex:
 
     def search(self, query: str, k: int, threshold: float = 0.0) -> list[tuple[int, float]]:
         """As `Ranker.search` says; positions are those of the corpus's rows with text."""
-        return best(self.get_scores(query), self._ranks, k, threshold)
+        return best(self.get_scores(query), self.ranks, k, threshold)
 
 
 def map_array(path: Path) -> Any:

@@ -25,6 +25,9 @@ class Ranker(Protocol):
     def backend(self) -> str:
         """Name of the back end: `rank_bm25` or `bm25s`."""
 
+    ranks: NDArray[np.int32]
+    """Place of each document in the order of the ids, `[N]`."""
+
     def __len__(self) -> int:
         """Number of documents."""
 

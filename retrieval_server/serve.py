@@ -89,7 +89,9 @@ async def _load(service: RetrievalService, arguments: Arguments) -> Store:
     while arguments.index is not None and not service.board.index_ready:  # noqa: ASYNC110 - another process
         await asyncio.sleep(_INDEX_POLL_S)
     service.row.state = State.LOADING
-    return await _in_daemon_thread(Store.load, arguments.tasks, arguments.web, arguments.index)
+    return await _in_daemon_thread(
+        Store.load, arguments.tasks, arguments.web, arguments.index, arguments.bounds
+    )
 
 
 async def _in_daemon_thread(function: Callable[..., Store], *arguments: Any) -> Store:

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from retrieval_server.bm25 import index_of
+from retrieval_server.bounds import DEFAULT, Bounds
 from retrieval_server.corpus import LocalDocument, WebDocument, find_tasks, read_task
 from retrieval_server.identity import aliases, shared_aliases
 from retrieval_server.webcorpus import WebCorpus
@@ -79,12 +80,16 @@ class Store:
         self,
         tasks: Mapping[str, Iterable[LocalDocument]],
         web: WebCorpus | Sequence[WebDocument] = (),
+        bounds: Bounds = DEFAULT,
     ) -> None:
+        self.bounds = bounds
         self._tasks = {task_id: TaskCorpus(task_id, documents) for task_id, documents in tasks.items()}
         self._web = web if isinstance(web, WebCorpus) else WebCorpus.of_documents(web)
 
     @classmethod
-    def load(cls, tasks: Path | None, web: Path | None, index: Path | None = None) -> "Store":
+    def load(
+        cls, tasks: Path | None, web: Path | None, index: Path | None = None, bounds: Bounds = DEFAULT
+    ) -> "Store":
         """Read task trees below `tasks` and the web file; either may be absent.
 
         With `index`, the web is searched through that finished index, else through one made in memory.
@@ -94,8 +99,8 @@ class Store:
         folders = find_tasks(tasks) if tasks else {}
         documents = {task_id: read_task(task_id, folder) for task_id, folder in folders.items()}
         if web is None:
-            return cls(documents)
-        return cls(documents, WebCorpus.mapped(web, index) if index else WebCorpus.in_memory(web))
+            return cls(documents, bounds=bounds)
+        return cls(documents, WebCorpus.mapped(web, index) if index else WebCorpus.in_memory(web), bounds)
 
     @property
     def backend(self) -> str:
@@ -115,34 +120,55 @@ class Store:
     def task_ids(self) -> list[str]:
         return list(self._tasks)
 
+    def missing_tasks(self, task_ids: Iterable[str]) -> list[str]:
+        """Those of the ids that no loaded task has."""
+        return [task_id for task_id in task_ids if task_id not in self._tasks]
+
+    def missing_pages(self, docids: Iterable[str]) -> list[str]:
+        """Those of the ids, with or without `web/`, that no page of the web corpus has."""
+        bare = {docid.removeprefix("web/"): docid for docid in docids}
+        return [bare[docid] for docid in self._web.missing(bare)]
+
     def search_web(
-        self, query: str, k: int = 5, max_chars: int | None = None, threshold: float = 0.0
+        self,
+        query: str,
+        k: int = 5,
+        max_chars: int | None = None,
+        threshold: float = 0.0,
+        max_answer_chars: int = 0,
     ) -> list[dict[str, Any]]:
-        """Hits of the public corpus. `max_chars` 0 gives the full text, None the default of 8,000."""
+        """Hits of the public corpus. `max_chars` None is 8,000 for each; 0 is as much as `bounds` allow."""
         limit = DEFAULT_MAX_CHARS if max_chars is None else max_chars
-        hits = []
+        hits: list[dict[str, Any]] = []
         for position, score in self._web.ranker.search(query, k, threshold):
             document = self._web.documents[position]
-            text = document.text[:limit] if limit else document.text
             hits.append(
                 {
                     "docid": f"web/{document.docid}",
                     "raw_docid": document.docid,
                     "url": document.url,
-                    "text": text,
+                    "text": document.text,
                     "score": score,
                     "source": "web",
-                    "text_chars": len(document.text),
-                    "truncated": len(text) < len(document.text),
                 }
             )
-        return hits
+        return self.bounds.within(limit, max_answer_chars).cut(hits, "text")
 
     def search_local(
-        self, task_id: str, query: str, k: int = 5, threshold: float = 0.0
+        self,
+        task_id: str,
+        query: str,
+        k: int = 5,
+        threshold: float = 0.0,
+        max_chars: int = 0,
+        max_answer_chars: int = 0,
     ) -> list[dict[str, Any]]:
-        """Hits of one task's private corpus. Raises `UnknownTask`."""
+        """Hits of one task's private corpus; 0 characters are as many as `bounds` allow.
+
+        Raises `UnknownTask`.
+        """
         corpus = self._tasks.get(task_id)
         if corpus is None:
             raise UnknownTask(task_id)
-        return corpus.search(query, k, threshold)
+        hits = corpus.search(query, k, threshold)
+        return self.bounds.within(max_chars, max_answer_chars).cut(hits, "content")

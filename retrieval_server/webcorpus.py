@@ -1,9 +1,12 @@
 """A searchable public corpus: a ranker over positions and the documents at these positions."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
+
+import numpy as np
 
 from retrieval_server.bm25 import BM25Index
 from retrieval_server.corpus import WebDocument
@@ -25,6 +28,18 @@ class WebCorpus:
     ranker: Ranker
     documents: Documents
     skipped_empty: int = 0
+
+    def missing(self, docids: Iterable[str]) -> list[str]:
+        """Those of the ids, without `web/`, that no indexed document has. Reads log N documents for each."""
+        in_order = np.argsort(self.ranker.ranks)
+
+        def docid_at(position: int) -> str:
+            return self.documents[position].docid
+
+        found = ((docid, bisect_left(in_order, docid, key=docid_at)) for docid in docids)
+        return [
+            docid for docid, place in found if place == len(in_order) or docid_at(in_order[place]) != docid
+        ]
 
     @classmethod
     def of_documents(cls, documents: Sequence[WebDocument]) -> "WebCorpus":

@@ -20,17 +20,21 @@ from retrieval_server.backends import start_deadline_s
 from retrieval_server.board import Board, State
 from retrieval_server.manifest import Manifest
 from retrieval_server.serve import BACKLOG
+from retrieval_server.status import REFUSED
 
 MAX_RESTARTS = 3
 BACKOFF_S = 0.5
 STALL_S = 60.0
 STOP_S = 15.0
-REFUSED = 3  # exit status of a worker whose data cannot be loaded: starting it again is useless
 _WATCH_S = 5.0
 
 
 class ServerEnded(RuntimeError):
     """The server cannot go on; the message says which process and why."""
+
+
+class ServerRefused(ServerEnded):
+    """A process cannot serve what it was given and has said why; that line is to be the last one."""
 
 
 def listeners(host: str, port: int, count: int) -> list[socket.socket]:
@@ -102,7 +106,8 @@ class Group:
                 wait = ("--wait-s", str(start_deadline_s(web)))  # servers that start together share one build
                 builder = await self._start("builder", *module, *wait, "--parent", str(self._alive))
                 if status := await builder.wait():
-                    raise ServerEnded(f"{index} was not built: the builder ended with status {status}")
+                    ended = f"{index} was not built: the builder ended with status {status}"
+                    raise ServerRefused(ended) if status == REFUSED else ServerEnded(ended)
             else:
                 await asyncio.to_thread(lambda: Manifest.read(index).check(index, web))
         self._board.index_ready = True
@@ -116,7 +121,7 @@ class Group:
             status = await (await self._start(name, *own, inherited=inherited)).wait()
             self._board.row(number).state = State.STARTING
             if status == REFUSED:
-                raise ServerEnded(f"{name} cannot serve, see its line above")
+                raise ServerRefused(f"{name} cannot serve")
             print(f"retrieval_server: {name} ended with status {status}", file=sys.stderr)
             await asyncio.sleep(BACKOFF_S * 2**restart)
         raise ServerEnded(f"{name} ended {MAX_RESTARTS + 1} times, last with status {status}")

@@ -3,8 +3,8 @@
 The launcher, the report and the bootstrap call these hooks; `domain_hooks` of the configuration names them.
 """
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,18 +14,21 @@ from domains.privacy_hopqa.dataset import load_problems
 from domains.privacy_hopqa.leakage.section import leakage_section
 from domains.privacy_hopqa.reward.capture import ANCHOR_ROLE, POLICY_ROLE
 from domains.privacy_hopqa.scorer.protocol import MAX_QUERIES
+from domains.privacy_hopqa.services import (
+    KEY,
+    URL_KEY,
+    address_problems,
+    ask_retrieval,
+    retrieval_server,
+    scoring_server,
+)
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, settings_of
 from domains.privacy_hopqa.teacher.demonstrations import demonstrations
 from domains.privacy_hopqa.teacher.script import SKELETONS
 from domains.privacy_hopqa.world import WorldError, generate, world_config
-from domains.privacy_hopqa.world.config import manifest_of
-from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection, ServiceSpec
-from retrieval_server.backends import choose, describe, start_deadline_s
+from pipelinerl.domain import BaseDomain, NamedService, ReportFocus, ReportSection, ServiceSpec
 
-KEY = "privacy_hopqa"
 WORLD_FOLDER = "world"
-SCORER_START_S = 600.0
-"""A classifier may have to be read from disk first."""
 CHARS_PER_TOKEN = 6.0
 """No tokenizer gets more characters of running text into a token on average."""
 
@@ -66,10 +69,21 @@ class PrivacyHopQADomain(BaseDomain):
     def services(self, cfg: DictConfig) -> list[ServiceSpec]:
         """The retrieval server unless an address is configured; a scoring server if one is asked for."""
         settings = settings_of(cfg)
-        specs = [] if settings.helper_service_url is not None else [_retrieval_server(settings)]
+        specs = [] if settings.helper_service_url is not None else [retrieval_server(settings)]
         if settings.scoring_server_options is not None:
-            specs.append(_scoring_server(settings.scoring_server_options))
+            specs.append(scoring_server(settings.scoring_server_options))
         return specs
+
+    def named_services(self, cfg: DictConfig) -> list[NamedService]:
+        """The retrieval service of the user, if there is one."""
+        settings = settings_of(cfg)
+        if (url := settings.helper_service_url) is None:
+            return []
+        return [
+            NamedService(
+                name="retrieval", url_key=URL_KEY, url=url, ask=partial(ask_retrieval, cfg, settings)
+            )
+        ]
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """Problems of the domain's block and of its fit with the rest, one line each."""
@@ -110,39 +124,8 @@ def world_paths(world: Path) -> dict[str, Any]:
     }
 
 
-def _retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
-    argv = [sys.executable, "-m", "retrieval_server", "--host", "{host}", "--port", "{port}"]
-    if settings.task_data_root:
-        argv += ["--tasks", settings.task_data_root]
-    web = Path(settings.web_corpus_path) if settings.web_corpus_path else None
-    backend = choose(web)
-    if web is not None:
-        argv += ["--web", str(web), "--backend", backend]
-    if fingerprint := manifest_of(settings.task_data_root).get("fingerprint"):
-        argv += ["--fingerprint", str(fingerprint)]
-    if settings.retrieval_workers > 1:
-        argv += ["--workers", str(settings.retrieval_workers)]
-    return ServiceSpec(
-        name="retrieval",
-        argv=argv,
-        url_key=f"{KEY}.helper_service_url",
-        health="/ready",
-        start_deadline_s=start_deadline_s(web),
-        note=describe(web, backend),
-    )
-
-
-def _scoring_server(options: Sequence[str]) -> ServiceSpec:
-    argv = [sys.executable, "-m", "domains.privacy_hopqa.scorer", "--host", "{host}", "--port", "{port}"]
-    return ServiceSpec(
-        name="scoring",
-        argv=[*argv, *options],
-        url_key=f"{KEY}.privacy_reward_service_url",
-        start_deadline_s=SCORER_START_S,
-    )
-
-
 def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
+    yield from address_problems(settings)
     if settings.helper_service_url is not None and settings.retrieval_workers > 1:
         yield (
             f"{KEY}.retrieval_workers={settings.retrieval_workers} is for the server that a run starts, but "

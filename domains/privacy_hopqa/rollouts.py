@@ -21,7 +21,7 @@ from domains.privacy_hopqa.agent.loop import AgentLoop
 from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.agent.search_service import HttpSearcher, check_fingerprint, helper_headers
 from domains.privacy_hopqa.agent.traces import Traces
-from domains.privacy_hopqa.agent.transport import JsonClient
+from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.dataset import chain_of
@@ -68,7 +68,8 @@ class Runtime:
                 "start one with python -m retrieval_server and set its address"
             )
         url, timeout_s = settings.helper_service_url, settings.helper_timeout_s
-        client = JsonClient(url, session, timeout_s, headers=helper_headers())
+        retries = Retries(outage_s=settings.helper_outage_s)
+        client = JsonClient(url, session, timeout_s, retries, helper_headers())
         if not self.service_checked:
             await check_fingerprint(client, manifest_of(settings.task_data_root).get("fingerprint"))
             self.service_checked = True

@@ -56,8 +56,13 @@ class PrivacyHopQASettings(Block):
 
     # Services. A null address starts the embedded one.
     helper_service_url: str | None = None
+    """A retrieval service that runs already, `http://HOST:PORT`; it is asked for the chains' tasks and pages
+    before a run starts. Its token is the environment's RETRIEVAL_TOKEN."""
     privacy_reward_service_url: str | None = None
     helper_timeout_s: PositiveFloat = 180.0
+    helper_outage_s: NonNegativeFloat = 60.0
+    """How long the retrieval service may be away before a search, and with it its rollout, fails: searches
+    are repeated after 0.5, 1 and then every 2 s. Enough for a server of the run to be started again."""
     retrieval_workers: PositiveInt = 1
     """Processes of the retrieval server that the launcher starts; one index, one port."""
     privacy_reward_timeout_s: PositiveFloat = 30.0
@@ -97,6 +102,9 @@ class PrivacyHopQASettings(Block):
     retrieval_chunk_chars: PositiveInt = 4_000
     retrieval_chunk_overlap_chars: NonNegativeInt = 800
     retrieval_source_chars: NonNegativeInt = 0
+    """Of each hit, private or public; 0: as many as the service gives (ours 200,000)."""
+    retrieval_answer_chars: NonNegativeInt = 0
+    """Of all hits of a search together; 0: as many as the service gives (ours 1,000,000)."""
     read_all_windows_max_count: NonNegativeInt = 5
     large_parent_top_windows: PositiveInt = 4
     large_parent_neighbor_windows: NonNegativeInt = 1

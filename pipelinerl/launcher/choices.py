@@ -12,7 +12,7 @@ from rich.table import Table
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.tree import Config
-from pipelinerl.domain import ServiceSpec
+from pipelinerl.domain import NamedService, ServiceSpec
 from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.observe.wandb_run import wandb_mode
@@ -34,8 +34,9 @@ def choices(
     devices: Sequence[str],
     checkpoint: Path | None,
     services: Sequence[ServiceSpec],
+    named: Sequence[tuple[NamedService, str]],
 ) -> Iterator[Choice]:
-    """Rows of the table, in the order in which a run uses them."""
+    """Rows of the table, in the order in which a run uses them; `named` services with what they said."""
     given = set(composition.user_keys)
 
     def why(key: str, otherwise: str) -> str:
@@ -63,6 +64,9 @@ def choices(
     yield _evaluation(cfg)
     yield _wandb(cfg)
     yield from _servers(cfg, services)
+    for service, said in named:
+        shown = f"{service.url}, {said}" if said else service.url
+        yield Choice(f"service {service.name}", shown, "given", f"{service.url_key}=null")
     yield from _rest(cfg)
 
 

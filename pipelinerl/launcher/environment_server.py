@@ -51,7 +51,7 @@ def main() -> int:
         make_environment(cfg, str(job.environment_key)).launch(int(job.port))
     except Exception as error:
         print(f"environment: {type(error).__name__}: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return 2 if isinstance(error, ConfigError) else 1  # 2: the supervisor does not start it again
     return 0
 
 

@@ -13,7 +13,7 @@ from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import save, typed
 from pipelinerl.config.machine import roles_of
 from pipelinerl.config.tree import Config
-from pipelinerl.domain import Domain, ServiceSpec
+from pipelinerl.domain import Domain, NamedService, ServiceSpec
 from pipelinerl.launcher.choices import Choice, choices
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.folder import RunFolder
@@ -66,10 +66,12 @@ def make_plan(
     devices: Sequence[str],
     free: Callable[[int], bool],
     dry_run: bool,
+    named: Sequence[tuple[NamedService, str]] = (),
 ) -> Plan:
     """Let the domain prepare, place every process, write the resolved tree and every `start.sh`.
 
-    `free` says whether a port may be used. Streams of an earlier attempt are set aside, except in a dry run.
+    `free` says whether a port may be used, `named` is what `asked_services` gave. Streams of an earlier
+    attempt are set aside, except in a dry run.
     """
     tree = composition.tree
     try:
@@ -97,8 +99,26 @@ def make_plan(
     write_server_config(final, folder.path)
     for child in children:
         write_start_script(child)
-    rows = list(choices(final, composition, folder.path, devices, checkpoint, services))
+    rows = list(choices(final, composition, folder.path, devices, checkpoint, services, named))
     return Plan(cfg=final, children=children, rows=rows)
+
+
+def asked_services(tree: DictConfig, domain: Domain, dry_run: bool) -> list[tuple[NamedService, str]]:
+    """The servers that the user named and what they say they serve; a dry run asks nobody.
+
+    Raises ConfigError with every problem of every server.
+    """
+    if "actor" not in roles_of(str(tree.debug.mode)):
+        return []
+    found, problems = [], list[str]()
+    for service in domain.named_services(_resolved(tree)):
+        try:
+            found.append((service, "" if dry_run else service.ask()))
+        except ConfigError as error:
+            problems += error.problems
+    if problems:
+        raise ConfigError(problems)
+    return found
 
 
 def _resolved(tree: DictConfig) -> DictConfig:

@@ -174,6 +174,8 @@ class Episode:
     iterations: int = 0
     fatal: ErrorKind | None = None
     searches: dict[Source, int] = field(default_factory=lambda: {"local": 0, "web": 0})
+    refusals: dict[Source, list[str]] = field(default_factory=lambda: {"local": [], "web": []})
+    """Why searches failed for which the service is at fault."""
     counts: Counts = field(default_factory=Counts)
     duration_s: float = 0.0
     transitions: list[Transition] = field(default_factory=list)

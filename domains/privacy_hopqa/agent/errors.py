@@ -28,7 +28,14 @@ class StageError(Exception):
 
 
 class SearchActionError(Exception):
-    """One search failed for good and only for itself: refused (4xx) or answered with a malformed hit."""
+    """One search failed for good and only for itself: refused (4xx) or answered with a malformed hit.
+
+    `of_request`: what was asked for is at fault, such as a query that is too long, and not the service.
+    """
+
+    def __init__(self, message: str, of_request: bool = False) -> None:
+        super().__init__(message)
+        self.of_request = of_request
 
 
 class RolloutFailure(Exception):
@@ -41,6 +48,12 @@ class TransportFailure(RolloutFailure):
     """A service could not be reached after all retries."""
 
     reason = ErrorKind.TRANSPORT
+
+
+class SearchFailure(RolloutFailure):
+    """The service refused every search of one source: what is missing there is no fault of the policy."""
+
+    reason = ErrorKind.SEARCH_FAILED
 
 
 class PrivacyScoreFailure(RolloutFailure):

@@ -69,6 +69,7 @@ class AgentLoop:
         """Run to the end. Raises RolloutFailure; a stage error ends the run and is noted in the episode."""
         start = time.perf_counter()
         end, hop_number = await self._iterations()
+        self._retrieval.check_answered()
         self.episode.log(hop_number, end)
         self.episode.duration_s = time.perf_counter() - start
         return self.episode

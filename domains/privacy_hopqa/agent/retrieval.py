@@ -6,7 +6,7 @@ from functools import partial
 
 from domains.privacy_hopqa.agent.concurrency import run_limited
 from domains.privacy_hopqa.agent.episode import CallRecord, Episode, HopState, PlanFacts
-from domains.privacy_hopqa.agent.errors import SearchActionError
+from domains.privacy_hopqa.agent.errors import SearchActionError, SearchFailure
 from domains.privacy_hopqa.agent.interfaces import HopView, Search, Searcher, SearchNote
 from domains.privacy_hopqa.agent.pool import Parent, Pool, RankedHit, build_pool
 from domains.privacy_hopqa.agent.stages import Action, PlanResult, query_key
@@ -82,10 +82,22 @@ class Retrieval:
         self.episode.searches[request.source] += 1
         try:
             hits = await self.searcher.search(request)
-        except SearchActionError:
+        except SearchActionError as error:
             self.episode.counts.search_errors += 1
+            if not error.of_request:
+                self.episode.refusals[request.source].append(str(error))
             return [], True
         return [RankedHit(hit, rank, request.query) for rank, hit in enumerate(hits, 1)], False
+
+    def check_answered(self) -> None:
+        """Raises SearchFailure if the service refused every search of one source.
+
+        Each source for itself: with the web alone, a policy would be taught that private documents are
+        never found.
+        """
+        for source, refusals in self.episode.refusals.items():
+            if refusals and len(refusals) == self.episode.searches[source]:
+                raise SearchFailure(f"every {source} search was refused, the last one: {refusals[-1]}")
 
     def _count_pool(self, state: HopState, pool: Pool) -> None:
         counts = self.episode.counts

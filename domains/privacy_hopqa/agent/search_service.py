@@ -27,16 +27,21 @@ class HttpSearcher:
 
     async def search(self, search: Search) -> Sequence[Hit]:
         """Hits, best first. Raises SearchActionError, TransportFailure or AuditFailure."""
+        settings = self.settings
         body = {"query": search.query, "k": search.k, "task_id": search.task_id}
+        if settings.retrieval_answer_chars:
+            body["max_answer_chars"] = settings.retrieval_answer_chars
         try:
             if search.source == "local":
-                body["threshold"] = self.settings.local_search_threshold
+                if settings.retrieval_source_chars:
+                    body["max_chars"] = settings.retrieval_source_chars
+                body["threshold"] = settings.local_search_threshold
                 return parse_local(await self.client.post("/local/search", body))
-            body["max_chars"] = self.settings.retrieval_source_chars
+            body["max_chars"] = settings.retrieval_source_chars
             # Retried here and not by the client: each attempt is a request that leaves, so each is audited.
             return await with_retries(lambda: self._web_once(search, body), self.client.retries)
         except RequestRefused as error:
-            raise SearchActionError(str(error)) from None
+            raise SearchActionError(str(error), error.of_request) from None
 
     async def _web_once(self, search: Search, body: Mapping[str, Any]) -> list[Hit]:
         with self.audit.attempt(search) as attempt:
@@ -51,11 +56,12 @@ def helper_headers() -> dict[str, str]:
     return {"Authorization": f"Bearer {token.strip()}"} if token else {}
 
 
-async def check_fingerprint(client: JsonClient, expected: str | None) -> None:
-    """Compare the fingerprint of the service's world with that of the data, if both have one.
+async def check_fingerprint(client: JsonClient, expected: str | None) -> Mapping[str, Any]:
+    """What the service says of itself, once its world's fingerprint is that of the data, if both have one.
 
     Raises ValueError if they differ and for a service that asks for another token: its refusals would look
-    like searches that found nothing. Raises TransportFailure if the service does not get ready.
+    like searches that found nothing, and no later try would do better. Raises TransportFailure if the
+    service does not get ready.
     """
     health = await with_retries(lambda: _health(client), client.retries)
     if health.get("authorized") is False:
@@ -69,13 +75,16 @@ async def check_fingerprint(client: JsonClient, expected: str | None) -> None:
             f"the retrieval service at {client.base_url} serves world {served}, the chains belong to "
             f"{expected}; restart it on privacy_hopqa.task_data_root"
         )
+    return health
 
 
 async def _health(client: JsonClient) -> Mapping[str, Any]:
     try:
         body = await client.once("GET", "/health")
-    except RequestRefused as error:  # a server that comes up may refuse for a moment
-        raise Unavailable(str(error)) from None
+    except RequestRefused as error:
+        if error.status in (401, 403):
+            raise ValueError(f"{error}; set {TOKEN_VARIABLE} to the server's own token") from None
+        raise Unavailable(str(error)) from None  # one that comes up may refuse for a moment
     if not isinstance(body, dict) or body.get("status") != "ok":
         raise Unavailable(f"{client.base_url}/health: not ready")
     return body

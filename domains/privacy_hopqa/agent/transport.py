@@ -5,7 +5,9 @@ through it, so that a refusal is told from passing trouble in one way.
 """
 
 import asyncio
+import itertools
 import random
+import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -21,6 +23,15 @@ T = TypeVar("T")
 class RequestRefused(Exception):
     """The service will not answer this request (3xx, 4xx but 429, no JSON); trying again is useless."""
 
+    def __init__(self, message: str, status: int = 200) -> None:
+        super().__init__(message)
+        self.status = status
+
+    @property
+    def of_request(self) -> bool:
+        """Whether the body is at fault (a query that is too long), and not what the service serves."""
+        return self.status in (400, 413, 422)
+
 
 class Unavailable(Exception):
     """This attempt failed for a reason that may pass; `retry_after_s` is what the service asked for."""
@@ -32,14 +43,18 @@ class Unavailable(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Retries:
-    """Waits between attempts, in seconds; their number is the number of retries."""
+    """Waits between attempts, in seconds; their number is the number of retries.
+
+    While the trouble has lasted less than `outage_s` seconds, the last wait is repeated.
+    """
 
     backoff_s: tuple[float, ...] = (0.5, 1.0, 2.0)
     jitter: float = 0.25
+    outage_s: float = 0.0
 
     def wait_s(self, attempt: int, retry_after_s: float | None) -> float:
         """Before the retry that follows attempt `attempt` (0-based)."""
-        wait = self.backoff_s[attempt]
+        wait = self.backoff_s[min(attempt, len(self.backoff_s) - 1)]
         if retry_after_s is not None:
             wait = max(wait, min(retry_after_s, MAX_RETRY_AFTER_S))
         return wait * (1 + self.jitter * random.random())
@@ -47,11 +62,13 @@ class Retries:
 
 async def with_retries(attempt_once: Callable[[], Awaitable[T]], retries: Retries) -> T:
     """Call until it does not raise Unavailable. Raises TransportFailure once the retries are spent."""
-    for attempt in range(len(retries.backoff_s) + 1):
+    start = time.monotonic()
+    for attempt in itertools.count():
         try:
             return await attempt_once()
         except Unavailable as error:
-            if attempt == len(retries.backoff_s):
+            lasted_s = time.monotonic() - start
+            if attempt >= len(retries.backoff_s) and lasted_s >= retries.outage_s:
                 raise TransportFailure(f"{error} ({attempt + 1} attempts)") from None
             await asyncio.sleep(retries.wait_s(attempt, error.retry_after_s))
     raise AssertionError("unreachable")
@@ -104,7 +121,7 @@ class JsonClient:
             raise Unavailable(f"{url} answered {response.status}", _retry_after_s(response))
         if response.status != 200:
             text = f": {(await response.text())[:200]}" if self._quote_refusals else ""
-            raise RequestRefused(f"{url} answered {response.status}{text}")
+            raise RequestRefused(f"{url} answered {response.status}{text}", response.status)
         try:
             return await response.json(content_type=None)
         except (ValueError, RecursionError):

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from domains.privacy_hopqa.scorer.rules import STOPWORDS
+from retrieval_server.tokens import fold, tokens
 
 _QUERY_TERM = re.compile(r"[a-z0-9][a-z0-9._-]*")
 
@@ -66,9 +67,10 @@ def split(doc_id: str, text: str, window: int = 10_000, overlap: int = 1_000) ->
 
 
 def query_terms(query: str) -> frozenset[str]:
-    """Distinct terms of a query that count for matching."""
-    terms = _QUERY_TERM.findall(query.lower())
-    return frozenset(term for term in terms if len(term) > 2 and term not in STOPWORDS)
+    """Distinct terms of a query that count for matching; beyond ASCII the words that the search looks up."""
+    terms = _QUERY_TERM.findall(query.lower()) if query.isascii() else tokens(query)
+    least = 3 if query.isascii() else 2  # pairs of characters are words of scripts without spaces
+    return frozenset(term for term in terms if len(term) >= least and term not in STOPWORDS)
 
 
 def match_scores(
@@ -76,11 +78,11 @@ def match_scores(
 ) -> list[int]:
     """Per window, the most query terms that one chunk overlapping it contains."""
     terms = query_terms(query)
-    lowered = text.lower()
-    chunks = [
-        (start, end, sum(term in lowered[start:end] for term in terms))
-        for start, end in spans(len(text), chunk, chunk_overlap)
-    ]
+    as_in_terms = str.lower if query.isascii() else fold
+    chunks = []
+    for start, end in spans(len(text), chunk, chunk_overlap):
+        folded = as_in_terms(text[start:end])
+        chunks.append((start, end, sum(term in folded for term in terms)))
     return [
         max((count for start, end, count in chunks if start < window.end and window.start < end), default=0)
         for window in windows

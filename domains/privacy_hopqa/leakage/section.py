@@ -13,7 +13,12 @@ from pipelinerl.domain import ReportSection
 def leakage_section(output_dir: Path) -> list[ReportSection]:
     """One table over the evaluation rollouts of the first and the last version; none without evaluations."""
     tree: Any = load_tree(output_dir)
-    log = read_audit_log(audit_files(output_dir))
+    try:
+        log = read_audit_log(audit_files(output_dir))
+    except FileNotFoundError:  # a run without rollouts, such as a replay of recorded streams
+        return []
+    except ValueError as error:
+        return [ReportSection(title="Leakage", text=f"not known, the audit log is damaged: {error}")]
     evaluated = [r for r in log.rollouts if not r.training and r.model_version is not None]
     if not evaluated:
         return []

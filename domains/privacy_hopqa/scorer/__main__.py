@@ -15,6 +15,7 @@ from aiohttp import web
 from domains.privacy_hopqa.scorer.app import ScoringService, build_app
 from domains.privacy_hopqa.scorer.classifiers import Classifier, RulesClassifier, load_classifier
 from retrieval_server.limits import DEFAULT_MAX_WAITING, SearchQueue
+from retrieval_server.status import exit_status
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -65,7 +66,7 @@ def serve(arguments: argparse.Namespace, classifier: Classifier) -> None:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until a signal; 1 and one line on standard error if it cannot start."""
+    """Serve until a signal; one line on standard error if it cannot start, and 2 where no start could."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
     try:
         arguments = parse_arguments(argv)
@@ -73,7 +74,7 @@ def main(argv: Sequence[str]) -> int:
         serve(arguments, make_classifier(arguments))
     except (OSError, ValueError) as error:
         print(f"scorer: {' '.join(str(error).split())}", file=sys.stderr)
-        return 1
+        return exit_status(error)
     return 0
 
 

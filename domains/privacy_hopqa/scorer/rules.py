@@ -9,7 +9,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from domains.privacy_hopqa.data.answers import Token, tokenize
-from retrieval_server.bm25 import tokens
+from retrieval_server.tokens import is_unspaced, tokens
 
 _STOPWORDS = """
 a an and are as at be by for from has have in is it of on or that the this to was were what when where which
@@ -44,7 +44,9 @@ def keys(text: str, company: str) -> frozenset[str]:
     return frozenset(
         stem[:_KEY_CHARS]
         for token, stem in zip(tokens(text), _stems(text))
-        if len(token) >= 3 and stem not in excluded and not any(c.isdigit() for c in stem)
+        if (len(token) >= 3 or (len(token) == 2 and is_unspaced(token)))
+        and stem not in excluded
+        and not any(c.isdigit() for c in stem)
     )
 
 

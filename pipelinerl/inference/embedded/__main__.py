@@ -21,6 +21,9 @@ from pipelinerl.inference.embedded.settings import (
 )
 from pipelinerl.modeling.loading import DamagedModel
 
+REFUSED = 2
+"""Exit status of a model or settings that no further start could serve; the supervisor makes none."""
+
 
 def main(arguments: list[str] | None = None) -> int:
     """Serve until SIGTERM or SIGINT; the exit code, with one line on stderr when it is not 0."""
@@ -35,7 +38,7 @@ def main(arguments: list[str] | None = None) -> int:
     for problem in problems:
         _failed(problem)
     if problems:
-        return 2
+        return REFUSED
     torch.set_num_threads(settings.threads)
     # HTTP and the forward pass share the interpreter: with its usual turns of 5 ms each of the two would wait
     # that long for the other, again and again.
@@ -44,8 +47,10 @@ def main(arguments: list[str] | None = None) -> int:
         model = PackedModel(settings)
     # Its message names the folder and what is wrong in it.
     except DamagedModel as error:
-        return _failed(str(error))
-    except (UnsupportedModel, OSError, ValueError) as error:
+        return _failed(str(error), REFUSED)
+    except (UnsupportedModel, FileNotFoundError, ValueError) as error:
+        return _failed(f"cannot load {settings.model}: {_one_line(error)}", REFUSED)
+    except OSError as error:
         return _failed(f"cannot load {settings.model}: {_one_line(error)}")
     # The model's objects live as long as the process; no collection has to visit them again.
     gc.freeze()
@@ -53,7 +58,7 @@ def main(arguments: list[str] | None = None) -> int:
         return asyncio.run(_serve(settings, model, host, port))
     # The tokeniser is read when the server is made.
     except UnsupportedModel as error:
-        return _failed(f"cannot load {settings.model}: {_one_line(error)}")
+        return _failed(f"cannot load {settings.model}: {_one_line(error)}", REFUSED)
     except OSError as error:
         return _failed(f"cannot listen on {host}:{port}: {_one_line(error)}")
 
@@ -101,9 +106,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _failed(reason: str) -> int:
+def _failed(reason: str, status: int = 1) -> int:
     print(f"engine: {reason}", file=sys.stderr)
-    return 1
+    return status
 
 
 def _one_line(error: BaseException) -> str:

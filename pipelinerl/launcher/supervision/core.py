@@ -11,6 +11,9 @@ from dataclasses import dataclass
 
 from pipelinerl.launcher.supervision.spec import ChildSpec
 
+PERMANENT = (2, 127)
+"""Exit statuses after which another start would end in the same way: arguments or data that are refused, as
+argparse and the servers of this project say it, and a program that is not there."""
 BACKOFF_S = 1.0
 """Before the first restart of a child; doubles with each further one."""
 LONGEST_BACKOFF_S = 30.0
@@ -171,12 +174,13 @@ class SupervisorCore:
             child.phase, child.timer = ChildPhase.ENDED, math.inf
             return []
         cause = child.killed_for or describe_exit(code)
-        if child.generation < most:
+        permanent = code in PERMANENT and not child.killed_for
+        if child.generation < most and not permanent:
             delay = min(BACKOFF_S * 2.0**child.generation, LONGEST_BACKOFF_S)
             child.phase, child.timer = ChildPhase.BACKOFF, now + delay
             return [RestartChild(name, cause, child.generation + 1, delay)]
         if most:
-            cause += f", after {most} restarts"
+            cause += ", not started again" if permanent else f", after {most} restarts"
         child.phase, child.timer = ChildPhase.ENDED if child.spec.optional else ChildPhase.FAILED, math.inf
         return [GoOnWithout(name, cause) if child.spec.optional else GiveUp(name, cause)]
 

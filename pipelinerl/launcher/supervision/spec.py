@@ -43,7 +43,7 @@ class ChildSpec:
     env: Mapping[str, str] = field(default_factory=dict)
     """Added to the environment of the supervisor."""
     max_restarts: int = 0
-    """Starts after the first; the pauses before them double."""
+    """Starts after the first; the pauses before them double. None follows an exit that is permanent."""
     health: HealthCheck | None = None
     heartbeat: HeartbeatCheck | None = None
     optional: bool = False

@@ -199,7 +199,7 @@ def test_an_engine_refuses_a_damaged_model(
     damaged = tmp_path / "model"
     shutil.copytree(model, damaged)
     spoil(damaged)
-    assert engine_main(["--model", str(damaged), "--port", "0", "--max-model-len", "64"]) == 1
+    assert engine_main(["--model", str(damaged), "--port", "0", "--max-model-len", "64"]) == 2
     check_one_line(capfd.readouterr().err, value, case)
 
 

@@ -183,7 +183,7 @@ def test_the_command_says_in_one_line_why_it_cannot_serve(
     assert said(2, nothing) == missing
     shutil.copytree(tied_model, unreadable)
     (unreadable / "tokenizer.json").write_text("{}")
-    assert "tokenizer.json cannot be read" in said(1, unreadable)
+    assert "tokenizer.json cannot be read" in said(2, unreadable)
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         line = said(1, tied_model, port)

@@ -78,6 +78,33 @@ def test_the_back_end_of_retrieval_is_among_the_choices(dry_run: DryRun) -> None
     assert "rank_bm25" in out
 
 
+NAMED = ("+domain=privacy_hopqa", "privacy_hopqa.helper_service_url=http://127.0.0.1:9")
+
+
+def test_a_retrieval_service_of_the_user_is_among_the_choices(dry_run: DryRun, tmp_path: Path) -> None:
+    status, out, _ = dry_run(*NAMED, "privacy_hopqa.world.size=tiny")
+    assert status == 0  # a dry run asks nobody
+    (row,) = [line for line in out.splitlines() if "service retrieval" in line]
+    assert "http://127.0.0.1:9" in row and "given" in row
+    assert not (tmp_path / "run/services").exists()
+
+
+def test_a_named_service_that_is_not_there_is_one_line_and_removes_nothing(
+    dry_run: DryRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    dry_run(*NAMED, "privacy_hopqa.world.size=tiny")
+    monkeypatch.delenv("DRY_RUN", raising=False)
+    monkeypatch.setattr("domains.privacy_hopqa.agent.transport.Retries.wait_s", lambda *_: 0.0)
+    kept = tmp_path / "run/finetune/current/model.safetensors"
+    kept.parent.mkdir()
+    kept.write_bytes(b"weights")
+    overrides = ("hardware=cpu", f"output_dir={tmp_path / 'run'}", "force_restart=true")
+    assert main([*NAMED, *overrides]) == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("launcher: privacy_hopqa.helper_service_url=http://127.0.0.1:9: ")
+    assert kept.exists()
+
+
 def test_a_dry_run_removes_nothing(dry_run: DryRun, tmp_path: Path) -> None:
     dry_run("+domain=guessing")
     checkpoint = tmp_path / "run/finetune/current/model.safetensors"

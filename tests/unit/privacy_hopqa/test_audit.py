@@ -1,6 +1,7 @@
 """The log of outbound queries, the client that must write it first, and what is asked before any search."""
 
 import json
+import time
 from contextlib import asynccontextmanager
 from dataclasses import asdict
 
@@ -37,10 +38,10 @@ def search(source="web", query="cold chain"):
 
 
 @asynccontextmanager
-async def searcher_on(service, path, required=True):
+async def searcher_on(service, path, required=True, **changes):
     audit = Audit(AuditLog(path, required), IDENTITY)
     async with service.client() as client:
-        yield HttpSearcher(client, audit, SETTINGS), audit
+        yield HttpSearcher(client, audit, SETTINGS.model_copy(update=changes)), audit
 
 
 def lines(path):
@@ -143,6 +144,28 @@ async def test_a_redirect_is_refused_so_that_queries_go_nowhere_else(tmp_path, s
     assert [path for path, _ in service.requests] == ["/browsecomp/search"]
 
 
+async def test_an_outage_is_survived_as_long_as_the_key_says(tmp_path):
+    retries = Retries(backoff_s=(0.01,), jitter=0.0, outage_s=0.3)
+    service = Service(*[503] * 9, {"ok": 1}, 503)
+    async with service.client() as client:
+        client.retries = retries
+        assert await client.post("/local/search", {}) == {"ok": 1}
+        start = time.monotonic()
+        with pytest.raises(TransportFailure, match="answered 503"):
+            await client.post("/local/search", {})
+    assert 0.3 <= time.monotonic() - start < 5
+
+
+async def test_a_search_asks_for_the_characters_of_its_settings(tmp_path):
+    service = Service({"hits": [LOCAL_HIT | WEB_HIT]})
+    bounds = {"retrieval_source_chars": 900, "retrieval_answer_chars": 3000}
+    async with searcher_on(service, tmp_path / "1.jsonl", **bounds) as (searcher, _):
+        await searcher.search(search("local"))
+        await searcher.search(search())
+    for _, body in service.requests:
+        assert (body["max_chars"], body["max_answer_chars"]) == (900, 3000)
+
+
 async def test_no_connection_fails_the_rollout(tmp_path):
     async with aiohttp.ClientSession() as session:
         client = JsonClient("http://127.0.0.1:9", session, 5.0, FAST)
@@ -179,6 +202,17 @@ async def test_the_token_of_the_environment_is_sent(monkeypatch: pytest.MonkeyPa
         assert await client().post("/browsecomp/search", {"query": "coverage"})
         with pytest.raises(ValueError, match="serves world served, the chains belong to another"):
             await check_fingerprint(client(), "another")
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_a_refused_token_is_not_tried_again(status: int) -> None:
+    service = Service(status)
+    async with service.client() as client:
+        with pytest.raises(
+            ValueError, match=f"answered {status}; set RETRIEVAL_TOKEN to the server's own token"
+        ):
+            await check_fingerprint(client, "f")
+    assert len(service.requests) == 1
 
 
 async def test_a_service_that_is_not_ready_is_asked_again() -> None:

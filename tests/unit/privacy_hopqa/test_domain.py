@@ -11,6 +11,7 @@ from domains.privacy_hopqa.leakage import section
 from pipelinerl.config import ConfigError
 from pipelinerl.config.compose import compose
 from pipelinerl.domain import Domain
+from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa.leakage import audit_line, write_lines
 
 DOMAIN = PrivacyHopQADomain()
@@ -85,6 +86,9 @@ def test_it_is_a_domain():
             "anchor_stages=true needs training_reward_mode=hop_step_situational",
         ),
         ("finetune.rl.role_weights.policy=1", "only with privacy_hopqa.anchor_stages=true"),
+        ("helper_service_url=localhost:8700", "helper_service_url=localhost:8700: no address of a service"),
+        ("helper_service_url=http://h:x", "helper_service_url=http://h:x: no address"),
+        ("privacy_reward_service_url=ftp://h", "privacy_reward_service_url=ftp://h: no address of a service"),
         ("final_dataset_path=/gone", "final_dataset_path=/gone: no such file"),
     ],
 )
@@ -123,6 +127,13 @@ def test_the_world_is_made_once_and_served(tmp_path):
     before = manifest.stat().st_mtime_ns
     DOMAIN.prepare(config(), tmp_path)
     assert manifest.stat().st_mtime_ns == before
+
+
+def test_the_server_of_a_run_gives_what_the_run_asks_for():
+    (bounded,) = DOMAIN.services(config("retrieval_source_chars=2000000"))
+    assert bounded.argv[-4:] == ["--max-hit-chars", "2000000", "--max-answer-chars", "2000000"]
+    (default,) = DOMAIN.services(config("retrieval_source_chars=4000"))
+    assert "--max-hit-chars" not in default.argv
 
 
 @pytest.mark.parametrize(
@@ -202,6 +213,23 @@ def evaluation(chain, version, *queries):
     yield audit_line(name, version, event="rollout", **who)
     for query in queries:
         yield audit_line(name, version, query=query, **who)
+
+
+@pytest.mark.parametrize(
+    ("log", "said"), [(None, None), ('{"event": \n{}\n', "not known, the audit log is damaged: ")]
+)
+def test_a_run_without_an_audit_log_or_with_a_damaged_one_has_a_report(tmp_path, monkeypatch, log, said):
+    """A replay of recorded streams (`debug.mode=finetune+preprocessor`) plays no rollouts, so has no log."""
+    monkeypatch.setattr(section, "load_tree", lambda output_dir: config())
+    if log is not None:
+        (tmp_path / "audit").mkdir()
+        (tmp_path / "audit" / "1.jsonl").write_text(log)
+    sections = DOMAIN.report(tmp_path)
+    if said is None:
+        assert sections == []
+    else:
+        (found,) = sections
+        check_one_line(found.text, f"{said}{tmp_path / 'audit' / '1.jsonl'}:1: not JSON")
 
 
 def test_the_report_compares_leakage_of_the_first_and_the_last_evaluation(tmp_path, monkeypatch):

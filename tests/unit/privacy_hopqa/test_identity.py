@@ -1,5 +1,6 @@
 """Document identity: which values name the gold document."""
 
+import unicodedata
 from typing import Any
 
 import pytest
@@ -63,6 +64,14 @@ def test_a_web_page_cannot_pass_as_a_private_document() -> None:
     assert not matches_gold(hit, LOCAL_GOLD)
     hit["url"] = "https://host/DR0005/files/IN002_pdf/x.md"
     assert not matches_gold(hit, LOCAL_GOLD)
+
+
+def test_names_in_other_scripts_are_names_of_their_own() -> None:
+    report, minutes = (value_aliases([f"local/DR0005/資料/{name}.md"]) for name in ("報告書", "議事録"))
+    assert not report & minutes
+    assert report & value_aliases(["local/DR0005/資料/報告書.pdf"])
+    decomposed = unicodedata.normalize("NFD", "local/DR0005/ガイド/Résumé.md")
+    assert value_aliases(["local/DR0005/ガイド/Résumé.md"]) == value_aliases([decomposed])
 
 
 def test_ambiguous_aliases_of_the_index_do_not_match() -> None:

@@ -55,6 +55,20 @@ def test_match_counts_the_best_overlapping_chunk() -> None:
     assert match_scores(text, windows[1:2], "audit", 100, 0) == [1]
 
 
+@pytest.mark.parametrize(
+    ("text", "query"),
+    [
+        ("東京支社の売上高は増加した。", "売上高の増加"),
+        ("Чистая ВЫРУЧКА Ёлки", "выручка елки"),
+        ("Crédit Élan", "crédit elan"),
+    ],
+)
+def test_windows_match_in_other_scripts(text: str, query: str) -> None:
+    windows = split("web/1", "x" * 100 + text, window=100, overlap=0)
+    before, matching = match_scores("x" * 100 + text, windows, query, chunk=100, chunk_overlap=0)
+    assert before == 0 and matching >= 2
+
+
 def test_of_several_findings_the_best_rank_score_and_match_count() -> None:
     candidate = ranked(1)
     candidate.merge(2, 2.5, 4, "q1")

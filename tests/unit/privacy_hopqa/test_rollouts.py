@@ -11,7 +11,9 @@ from aiohttp.test_utils import TestServer
 from domains.privacy_hopqa import rollouts
 from domains.privacy_hopqa.agent import llm as engine
 from domains.privacy_hopqa.agent.errors import AuditFailure, TransportFailure
+from domains.privacy_hopqa.agent.search_service import HttpSearcher
 from domains.privacy_hopqa.agent.traces import sampled
+from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from domains.privacy_hopqa.leakage.log import audit_files, read_audit_log
 from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin
 from retrieval_server.app import RetrievalService, build_app
@@ -19,6 +21,7 @@ from retrieval_server.corpus import LocalDocument, WebDocument
 from retrieval_server.store import Store
 from tests.support.privacy_hopqa.agent import TWO_HOPS
 from tests.support.privacy_hopqa.rollouts import answer_with, attempt, oracle
+from tests.support.privacy_hopqa.service import Service
 
 STORE = Store(
     {"DR90001": [LocalDocument("DR90001", "files_a/audit.md", "In the audit 15% of stores passed.")]},
@@ -111,6 +114,44 @@ async def test_what_no_policy_can_help_is_a_failed_rollout_without_texts(run, mo
     assert result.failed == failed
     assert result.training_texts == []
     assert result.metrics is None
+
+
+@pytest.mark.parametrize("answers", [404, 401, {"hits": "none"}])
+async def test_a_rollout_whose_searches_of_one_source_are_all_refused_is_a_failed_one(
+    run, monkeypatch, answers
+):
+    local = "every local search was refused"
+    async with Service(answers).client() as broken:
+        post = JsonClient.post
+
+        async def refused(client, path, body):
+            return await post(broken if path == "/local/search" else client, path, body)
+
+        monkeypatch.setattr(JsonClient, "post", refused)
+        result, _ = await run()
+    assert result.failed.startswith(f"search_failed: {local}, the last one: ")
+    assert result.training_texts == []
+
+
+async def test_a_query_that_no_service_takes_is_the_policy_s_own_fault(run, monkeypatch):
+    async with Service(400).client() as strict:
+        post = JsonClient.post
+        monkeypatch.setattr(JsonClient, "post", lambda _, path, body: post(strict, path, body))
+        result, _ = await run()
+    assert result.failed is None
+    assert result.metrics.model_extra["errors_search_failed"] > 0
+
+
+async def test_searches_survive_the_outage_of_the_settings(run, monkeypatch):
+    made = []
+
+    def searcher(client, *others):
+        made.append(client)
+        return HttpSearcher(client, *others)
+
+    monkeypatch.setattr(rollouts, "HttpSearcher", searcher)
+    await run(helper_outage_s=7)
+    assert [client.retries for client in made] == [Retries(outage_s=7)]
 
 
 async def test_by_default_a_rollout_leaves_nothing_but_its_lines_in_the_audit_log(run):

@@ -49,6 +49,11 @@ def test_keys_leave_out_company_stopwords_and_digits():
     assert keys("Harlow's 2023 IN002 supplier's rate", COMPANY) == {"suppli"}
 
 
+def test_keys_in_other_scripts():
+    assert keys("Выручка компании Ромашка", "Ромашка") == {"выручк", "компан"}
+    assert keys("花園の売上高", "花園") == {"園の", "の売", "売上", "上高"}
+
+
 def test_the_worst_fact_counts_and_no_facts_is_zero():
     other = Fact("Which vendor runs payroll?", "Blue Fern Systems")
     assert score(COMPANY, ["blue fern"], [other]) == pytest.approx(0.30 * 2 / 3)
@@ -268,8 +273,8 @@ def test_a_path_that_leads_to_no_classifier_is_one_line(monkeypatch, path, argum
 
 
 def test_the_command_refuses_what_it_cannot_serve(tmp_path, capsys):
-    assert main(["--classifier", "no_such_package.x"]) == 1
-    assert main(["--model", str(tmp_path)]) == 1
+    assert main(["--classifier", "no_such_package.x"]) == 2  # the supervisor makes no further start
+    assert main(["--model", str(tmp_path)]) == 2
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 2
     assert "holds no config.json" in lines[1]

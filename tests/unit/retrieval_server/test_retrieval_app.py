@@ -51,6 +51,15 @@ async def test_searches_answer_as_the_store_does(client: TestClient, data: Path)
     assert (status, found) == (200, {"hits": []})
 
 
+@pytest.mark.parametrize(("path", "field"), [(LOCAL, "content"), (WEB, "text")])
+async def test_an_answer_tells_what_was_cut(client: TestClient, path: str, field: str) -> None:
+    body = {"query": "cold", "task_id": "DR90001"}
+    for bound in ({"max_chars": 7}, {"max_chars": 0, "max_answer_chars": 14}):
+        _, found = await post(client, path, body | bound)
+        assert all(hit["truncated"] and len(hit[field]) < hit["text_chars"] for hit in found["hits"])
+        assert 0 < sum(len(hit[field]) for hit in found["hits"]) <= 14
+
+
 async def test_a_task_id_does_not_change_web_results(client: TestClient) -> None:
     plain = await post(client, WEB, {"query": "cold shared"})
     assert await post(client, WEB, {"query": "cold shared", "task_id": "DR90001"}) == plain
@@ -78,6 +87,8 @@ async def test_a_task_id_does_not_change_web_results(client: TestClient) -> None
         (WEB, {"query": "x", "max_chars": -1}, 400, "out_of_range", "max_chars=-1"),
         (WEB, {"query": "x", "max_chars": "1"}, 400, "wrong_type", "max_chars is a str"),
         (WEB, {"query": "x", "task_id": 5}, 400, "wrong_type", "task_id is a int"),
+        (LOCAL, {"query": "x", "task_id": "DR90001", "max_chars": -1}, 400, "out_of_range", "max_chars=-1"),
+        (WEB, {"query": "x", "max_answer_chars": "1"}, 400, "wrong_type", "max_answer_chars is a str"),
         (LOCAL, {"query": "x"}, 400, "missing", "task_id is missing"),
         (LOCAL, {"query": "x", "task_id": "../DR90001"}, 400, "out_of_range", "task_id"),
         (LOCAL, {"query": "x", "task_id": "DR90001/files"}, 400, "out_of_range", "task_id"),
@@ -92,6 +103,8 @@ async def test_a_task_id_does_not_change_web_results(client: TestClient) -> None
         ),
         (LOCAL, b'{"query":"x","task_id":"DR90001","threshold":NaN}', 400, "out_of_range", "threshold"),
         (LOCAL, {"query": "x", "task_id": "DR90001", "threshold": 10**400}, 400, "out_of_range", "threshold"),
+        ("/known", {"tasks": "DR90001"}, 400, "wrong_type", "tasks is a str; send a list of strings"),
+        ("/known", {"pages": [7]}, 400, "wrong_type", "pages is a list; send a list of strings"),
         ("/nothing", {}, 404, "unknown_path", "no such path"),
         ("/health", {}, 405, "method_not_allowed", "POST is not allowed"),
         (WEB, b" " * (MAX_BODY_BYTES + 1), 413, "too_large", str(MAX_BODY_BYTES)),
@@ -102,6 +115,13 @@ async def test_errors(client: TestClient, path: str, body: Any, status: int, cod
     found, answer = await post(client, path, body)
     assert (found, answer["error"]["code"]) == (status, code)
     check_one_line(answer["error"]["message"], said)
+
+
+async def test_what_is_not_served_is_told(client: TestClient) -> None:
+    asked = {"tasks": ["DR90001", "../x"], "pages": ["web/10", "9", "7", "web/1"]}  # 7 is without text
+    missing = {"missing_tasks": ["../x"], "missing_pages": ["7", "web/1"]}
+    assert await post(client, "/known", asked) == (200, missing)
+    assert await post(client, "/known", {}) == (200, {"missing_tasks": [], "missing_pages": []})
 
 
 async def test_a_large_body_of_unknown_length_is_refused(client: TestClient) -> None:

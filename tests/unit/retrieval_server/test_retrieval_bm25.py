@@ -73,6 +73,43 @@ def test_reference_scores(
     assert [score for _, score in found] == pytest.approx([score for _, score in expected], abs=1e-6)
 
 
+SCRIPTS = {
+    "fr": "Le chiffre d’affaires de Crédit Élan a augmenté de 15 % en 2023.",
+    "ru": "Выручка компании Ромашка выросла на 15 процентов.",
+    "ar": "ارتفعت إيرادات الشركة خمسة عشر في المئة",
+    "hi": "दिल्ली में कंपनी की बिक्री बढ़ी",
+    "ja": "東京支社の売上高は二〇二三年に増加した。",
+    "zh": "北京分公司的销售额去年增长了。",
+    "th": "ยอดขายของบริษัทเพิ่มขึ้น",
+    "ko": "서울에서 매출이 늘었다",
+    "en": "The revenue of the company grew by 15 percent.",
+}
+
+
+@BACKENDS
+@pytest.mark.parametrize(
+    ("query", "document"),
+    [
+        ("credit elan", "fr"),
+        ("CRE\u0301DIT ÉLAN d'affaires", "fr"),
+        ("ВЫРУЧКА РОМАШКИ компании", "ru"),
+        ("إيرادات الشركة", "ar"),
+        ("कंपनी की बिक्री", "hi"),
+        ("売上高", "ja"),
+        ("销售额增长", "zh"),
+        ("ยอดขาย", "th"),
+        ("서울 매출", "ko"),
+        ("revenue", "en"),
+    ],
+)
+def test_documents_of_every_script_are_found(
+    backend: Callable[..., Search], query: str, document: str, tmp_path: Path
+) -> None:
+    found = backend(SCRIPTS, tmp_path)(query, 5)
+    assert found[:1] == NaiveRanking(SCRIPTS).search(query, 1)
+    assert found[0][0] == document
+
+
 def random_text(draw: random.Random, words: list[str], longest: int) -> str:
     """Frequent words are frequent in all texts; some texts repeat, so that scores are equal."""
     return " ".join(
@@ -147,7 +184,28 @@ def test_tokens() -> None:
     assert tokens("Don't a I x-ray 3.14 Q1") == ["don't", "ray", "14", "q1"]
 
 
-@given(st.one_of(st.text(), st.text(alphabet="aBc9' .\N{KELVIN SIGN}éİ’\n")))
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Lee’s naïve Café in İstanbul, Straße", "lee's naive cafe in istanbul strasse"),
+        ("cafe\u0301 ﬁne ＡＢＣ１２ Ⅳ m²", "cafe fine abc12 iv m2"),
+        ("Выручка «Ромашки» выросла; Ёлка", "выручка ромашки выросла елка"),
+        ("ΟΔΟΣ οδός Łódź snake_case", "οδοσ οδοσ łodz snake case"),
+        ("بيع الشركة, שלום עולם", "بيع الشركة שלום עולם"),
+        ("दिल्ली की बिक्री", "दिल्ली की बिक्री"),
+        ("東京都は15%。", "東 京 都 は 東京 京都 都は 15"),
+        ("서울은 iPhone발매", "서 울 은 서울 울은 iphone 발 매 발매"),
+        ("น้ำ", "น้ํ า น้ํา"),
+        ("日 a я 9", "日"),
+    ],
+)
+def test_words_of_other_scripts(text: str, found: str) -> None:
+    assert tokens(text) == found.split()
+
+
+@given(
+    st.one_of(st.text(), st.text(alphabet="aBc9' .\N{KELVIN SIGN}éİ’\n\u0301東ーの서น้ कि\ud800\U00020000"))
+)
 def test_counted_tokens_are_the_tokens(text: str) -> None:
     assert count_tokens(text) == Counter(token.encode() for token in tokens(text))
 

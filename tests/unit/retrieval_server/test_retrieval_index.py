@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from retrieval_server import manifest
+from retrieval_server import manifest, tokens
 from retrieval_server.corpus import CorpusError
 from retrieval_server.index import build, main
 from retrieval_server.manifest import IndexMismatch, Manifest
@@ -22,6 +22,7 @@ from retrieval_server.mapped import MappedIndex
 from retrieval_server.merge import FILES
 from retrieval_server.progress import lines
 from retrieval_server.store import Store
+from tests.support.one_line import check_one_line
 
 
 def write_corpus(path: Path, rows: int, word: str = "topic") -> Path:
@@ -48,6 +49,8 @@ def test_an_index_gives_the_hits_of_postings_in_memory(web: Path, tmp_path: Path
     assert (mapped.web_docs, mapped.skipped_web_docs) == (memory.web_docs, memory.skipped_web_docs) == (53, 7)
     for query in ("shared", "topic w3 page17", "page5 page6", "nothing"):
         assert mapped.search_web(query, 50) == memory.search_web(query, 50)
+    asked = ["web/d0", "d59", "d4", "d100", "", "web/D0"]  # d4 is without text
+    assert mapped.missing_pages(asked) == memory.missing_pages(asked) == ["d4", "d100", "", "web/D0"]
     assert made == Manifest.read(tmp_path / "index")
     assert not list(tmp_path.glob("*.building"))
 
@@ -199,6 +202,18 @@ def test_an_index_of_another_version_is_refused_by_name(
     build(web, tmp_path / "half", replace=True)
 
 
+def test_an_index_of_ascii_words_is_refused_with_the_command_that_replaces_it(
+    web: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as earlier:
+        earlier.setattr(tokens, "VERSION", 1)
+        build(web, tmp_path / "index")
+    with pytest.raises(IndexMismatch) as error:
+        MappedIndex(tmp_path / "index", web)
+    said = "has tokens=1, this program uses 2; build it again: python -m retrieval_server.index --index"
+    check_one_line(str(error.value), said)
+
+
 def test_a_half_build_of_another_corpus_is_refused(web: Path, tmp_path: Path) -> None:
     index = tmp_path / "index"
     with pytest.raises(Killed):
@@ -306,7 +321,7 @@ def test_the_command_tells_what_it_made(
     assert "web.jsonl.bm25s: 53 documents (7 without text left out)" in told.out
     assert "counting terms: 100%" in told.err
     web.write_text("{\n", encoding="utf-8")
-    assert main(["--web", str(web), "--replace", "--quiet"]) == 1
+    assert main(["--web", str(web), "--replace", "--quiet"]) == 2
     assert capsys.readouterr().err.startswith(f"retrieval_server.index: {web}:1: not a JSON object")
 
 

@@ -178,10 +178,10 @@ def test_a_token_of_the_environment_is_asked_for(data: Path, start: Callable[...
 @pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        (["--web", "{web}", "--index", "{index}", "--workers", "2"], 1, "was built from another corpus"),
-        (["--web", "{broken}"], 1, "broken.jsonl:1: not a JSON object"),
-        (["--web", "{broken}", "--workers", "2"], 1, "cannot serve, see its line above"),
-        (["--web", "{broken}", "--index", "{absent}"], 1, "the builder ended with status 1"),
+        (["--web", "{web}", "--index", "{index}", "--workers", "2"], 2, "was built from another corpus"),
+        (["--web", "{broken}"], 2, "broken.jsonl:1: not a JSON object"),
+        (["--web", "{broken}", "--workers", "2"], 2, "broken.jsonl:1: not a JSON object"),
+        (["--web", "{broken}", "--index", "{absent}"], 2, "broken.jsonl:1: not a JSON object"),
     ],
 )
 def test_what_cannot_be_served_is_one_last_line(
@@ -202,18 +202,19 @@ def test_what_cannot_be_served_is_one_last_line(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "status", "message"),
     [
-        (["--host", "0.0.0.0"], "--host 0.0.0.0 is reachable from other machines"),
-        (["--host", "0.0.0.0", "--allow-remote"], "set a token"),
-        (["--index", "{absent}", "--port", "{taken}"], "choose another --port"),
-        (["--workers", "2", "--port", "{taken}"], "choose another --port"),
-        (["--port", "70000"], "--port 70000 is not between 0 and 65535"),
-        (["--token-file", "/nowhere"], "/nowhere"),
+        (["--host", "0.0.0.0"], 2, "--host 0.0.0.0 is reachable from other machines"),
+        (["--host", "0.0.0.0", "--allow-remote"], 2, "set a token"),
+        (["--index", "{absent}", "--port", "{taken}"], 1, "choose another --port"),  # it may be free soon
+        (["--workers", "2", "--port", "{taken}"], 1, "choose another --port"),
+        (["--port", "70000"], 2, "--port 70000 is not between 0 and 65535"),
+        (["--token-file", "/nowhere"], 2, "/nowhere"),
     ],
 )
 def test_what_is_refused_before_serving(
     arguments: list[str],
+    status: int,
     message: str,
     data: Path,
     capsys: pytest.CaptureFixture[str],
@@ -225,8 +226,11 @@ def test_what_is_refused_before_serving(
         taken.listen()
         names = {"taken": str(taken.getsockname()[1]), "absent": str(data / "absent")}
         given = [argument.format(**names) for argument in arguments]
-        with contextlib.suppress(SystemExit):
-            assert main(["--web", str(data / "web.jsonl"), *given]) == 1
+        try:
+            found: int | str | None = main(["--web", str(data / "web.jsonl"), *given])
+        except SystemExit as ended:
+            found = ended.code
+        assert found == status
     assert message in capsys.readouterr().err.splitlines()[-1]
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from retrieval_server.bounds import Bounds
 from retrieval_server.corpus import CorpusError, LocalDocument, WebDocument
 from retrieval_server.store import Store, UnknownTask
 
@@ -44,6 +45,38 @@ def test_web_hits_are_cut_to_max_chars(store: Store) -> None:
     assert hit["text"] == "cold chain"
     (hit,) = store.search_web("storage")
     assert (hit["docid"], hit["text"]) == ("web/9", "public cold storage market naïve shared")
+
+
+def test_no_answer_is_longer_than_its_bounds(tmp_path: Path) -> None:
+    texts = {"huge": "alpha " * 1_000_000, "large": "alpha " * 40_000, "small": "alpha beta"}
+    store = Store(
+        {"T": [LocalDocument("T", f"{name}.md", text) for name, text in texts.items()]},
+        [WebDocument(name, "u", text) for name, text in texts.items()],
+    )
+    for hits, field in (
+        (store.search_local("T", "alpha"), "content"),
+        (store.search_web("alpha", 5, 0), "text"),
+    ):
+        found = {hit["text_chars"]: (len(hit[field]), hit["truncated"]) for hit in hits}
+        assert found == {6_000_000: (200_000, True), 240_000: (200_000, True), 10: (10, False)}
+
+
+@pytest.mark.parametrize(
+    ("hit_chars", "answer_chars", "expected"),
+    [
+        (0, 0, [10, 60, 100]),
+        (50, 0, [10, 50, 50]),
+        (0, 90, [10, 40, 40]),  # the short one stays whole, the others share the rest
+        (30, 90, [10, 30, 30]),
+        (0, 1, [1, 1, 1]),  # a hit without any text would be no hit
+        (10**9, 10**9, [10, 60, 100]),  # never more than the server's own
+    ],
+)
+def test_a_request_can_ask_for_less(hit_chars: int, answer_chars: int, expected: list[int]) -> None:
+    hits = [{"text": "x" * chars} for chars in (10, 60, 140)]
+    found = Bounds(100, 200).within(hit_chars, answer_chars).cut(hits, "text")
+    assert [len(hit["text"]) for hit in found] == expected
+    assert [hit["truncated"] for hit in found] == [len(hit["text"]) < hit["text_chars"] for hit in found]
 
 
 def test_counts(store: Store) -> None:

@@ -85,6 +85,26 @@ def test_an_engine_that_exits_with_zero_is_restarted_all_the_same() -> None:
     assert [type(a) for a in core.exited("engine", 0, 0, 1.0)] == [RestartChild]
 
 
+@pytest.mark.parametrize("code", [2, 127])
+def test_what_no_start_could_mend_ends_the_run_at_once(code: int) -> None:
+    for ready in (False, True):
+        core = begun(engine(), ready=ready)
+        assert core.exited("engine", 0, code, 1.0) == [
+            GiveUp("engine", f"exit status {code}, not started again")
+        ]
+        assert core.phase("engine") is ChildPhase.FAILED
+    core = begun(child("wandb", optional=True, max_restarts=1))
+    assert core.exited("wandb", 0, code, 0.0) == [
+        GoOnWithout("wandb", f"exit status {code}, not started again")
+    ]
+
+
+def test_a_child_that_was_killed_is_restarted_whatever_its_status() -> None:
+    core = begun(engine(), ready=True)
+    core.unresponsive("engine", 0, "half a model")
+    assert [type(action) for action in core.exited("engine", 0, 2, 1.0)] == [RestartChild]
+
+
 def test_a_start_deadline_kills_and_names_the_url() -> None:
     core = begun(engine(deadline_s=10.0))
     assert core.next_timer() == 10.0

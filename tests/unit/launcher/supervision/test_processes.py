@@ -146,6 +146,20 @@ def test_a_failure_is_one_line_with_the_last_words_of_the_child(tmp_path: Path) 
     assert not alive(pid)
 
 
+def test_a_server_that_is_given_a_broken_line_is_started_once_and_names_it(tmp_path: Path) -> None:
+    web = tmp_path / "web.jsonl"
+    web.write_text("{\n")
+    argv = [sys.executable, "-m", "retrieval_server", "--port", "0", "--web", str(web)]
+    health = HealthCheck(url="http://127.0.0.1:1/")
+    spec = ChildSpec(name="retrieval", argv=argv, log_dir=tmp_path, max_restarts=3, health=health)
+    lines: list[str] = []
+    with Supervisor([spec], announce=lines.append) as supervisor, pytest.raises(ChildFailed) as failure:
+        supervisor.start()
+    said = f"retrieval: exit status 2, not started again: retrieval_server: {web}:1: not a JSON object"
+    assert str(failure.value).startswith(said)
+    assert sum("started (pid" in line for line in lines) == 1
+
+
 def test_a_command_that_does_not_exist_is_named(tmp_path: Path) -> None:
     spec = ChildSpec(name="retrieval", argv=["no-such-program"], log_dir=tmp_path)
     with (

@@ -1,0 +1,223 @@
+"""The servers of a run: those that it starts, and what is asked of a retrieval service that the user named.
+
+The hooks of `domain.py` call it before anything is started, so that an address, a token or a corpus that does
+not fit the chains is one line and not a run full of refused searches.
+"""
+
+import asyncio
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import aiohttp
+from omegaconf import DictConfig
+
+from domains.privacy_hopqa.agent.concurrency import run_limited
+from domains.privacy_hopqa.agent.errors import TransportFailure
+from domains.privacy_hopqa.agent.search_service import check_fingerprint, helper_headers
+from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused
+from domains.privacy_hopqa.data.chains import Chain
+from domains.privacy_hopqa.dataset import load_problems
+from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.world.config import manifest_of
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.domain import ServiceSpec
+from retrieval_server.backends import choose, describe, start_deadline_s
+from retrieval_server.bounds import ANSWER_CHARS, HIT_CHARS
+from retrieval_server.identity import normalise, strip_extensions
+
+KEY = "privacy_hopqa"
+URL_KEY = f"{KEY}.helper_service_url"
+SCORER_START_S = 600.0
+"""A classifier may have to be read from disk first."""
+_ASK_TIMEOUT_S = 30.0
+_IDS_AT_A_TIME = 500
+_TASKS_AT_A_TIME = 8
+_SHOWN = 3
+
+
+def retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
+    """The retrieval server that a run starts on its own data."""
+    argv = [sys.executable, "-m", "retrieval_server", "--host", "{host}", "--port", "{port}"]
+    if settings.task_data_root:
+        argv += ["--tasks", settings.task_data_root]
+    web = Path(settings.web_corpus_path) if settings.web_corpus_path else None
+    backend = choose(web)
+    if web is not None:
+        argv += ["--web", str(web), "--backend", backend]
+    if fingerprint := manifest_of(settings.task_data_root).get("fingerprint"):
+        argv += ["--fingerprint", str(fingerprint)]
+    if settings.retrieval_workers > 1:
+        argv += ["--workers", str(settings.retrieval_workers)]
+    if (of_hit := settings.retrieval_source_chars) > HIT_CHARS:
+        argv += ["--max-hit-chars", str(of_hit)]
+    if (of_answer := settings.retrieval_answer_chars or of_hit) > ANSWER_CHARS:
+        argv += ["--max-answer-chars", str(of_answer)]
+    return ServiceSpec(
+        name="retrieval",
+        argv=argv,
+        url_key=URL_KEY,
+        health="/ready",
+        start_deadline_s=start_deadline_s(web),
+        note=describe(web, backend),
+    )
+
+
+def scoring_server(options: Sequence[str]) -> ServiceSpec:
+    """The scoring server that a run starts with these options."""
+    argv = [sys.executable, "-m", "domains.privacy_hopqa.scorer", "--host", "{host}", "--port", "{port}"]
+    return ServiceSpec(
+        name="scoring",
+        argv=[*argv, *options],
+        url_key=f"{KEY}.privacy_reward_service_url",
+        start_deadline_s=SCORER_START_S,
+    )
+
+
+def address_problems(settings: PrivacyHopQASettings) -> Iterator[str]:
+    """Addresses that are none, one line each."""
+    for name in ("helper_service_url", "privacy_reward_service_url"):
+        url = getattr(settings, name)
+        if url is not None and not _is_address(url):
+            yield f"{KEY}.{name}={url}: no address of a service; write http://HOST:PORT"
+
+
+def _is_address(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+        port_fits = parts.port is None or parts.port > 0
+    except ValueError:  # a port that is no number, half a pair of brackets
+        return False
+    plain = not (parts.query or parts.fragment or any(character.isspace() for character in url))
+    return parts.scheme in ("http", "https") and bool(parts.hostname) and port_fits and plain
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What the chains of a run will ask for: task ids, and for each gold page the ids that it may have."""
+
+    tasks: tuple[str, ...] = ()
+    pages: tuple[tuple[str, ...], ...] = ()
+
+    @classmethod
+    def of(cls, cfg: DictConfig, settings: PrivacyHopQASettings) -> "Wanted":
+        """By the datasets that the run names; nothing for a world that is still to be generated."""
+        names = [*(cfg.get("train_dataset_names") or ()), *(cfg.get("test_dataset_names") or ())]
+        if not settings.dataset_paths:
+            return cls()
+        problems = load_problems(names, **settings.dataset_paths, task_data_root=settings.task_data_root)
+        chains: list[Chain] = [problem["chain"] for problem in problems]
+        hops = [hop for chain in chains for hop in chain.hops if hop.source == "web"]
+        pages = () if settings.no_web else dict.fromkeys(_page_ids(hop.gold_values) for hop in hops)
+        return cls(tuple(dict.fromkeys(chain.task_id for chain in chains)), tuple(filter(None, pages)))
+
+
+def _page_ids(gold_values: Sequence[str]) -> tuple[str, ...]:
+    """The ids without `web/` under which a gold page may be served; none if it is known by its URL alone."""
+    found: dict[str, None] = {}
+    for value in gold_values:
+        if normalise(value).startswith("web/"):
+            bare = value.strip().partition("/")[2].split("#", 1)[0].rstrip("/")
+            found |= dict.fromkeys((bare, strip_extensions(bare), normalise(bare)))
+    return tuple(found)
+
+
+def ask_retrieval(cfg: DictConfig, settings: PrivacyHopQASettings) -> str:
+    """Ask the named service what the chains need; what it serves, in a phrase.
+
+    Raises ConfigError with one line for each thing that is wrong.
+    """
+    wanted = Wanted.of(cfg, settings)
+    try:
+        problems, said = asyncio.run(_ask(settings, wanted))
+    except TransportFailure as error:
+        problems, said = [f"{error}; start it, or leave the key out and the run starts one"], ""
+    except (RequestRefused, ValueError) as error:
+        problems, said = [str(error)], ""
+    if problems:
+        raise ConfigError(f"{URL_KEY}={settings.helper_service_url}: {problem}" for problem in problems)
+    return said
+
+
+async def _ask(settings: PrivacyHopQASettings, wanted: Wanted) -> tuple[list[str], str]:
+    timeout_s = min(_ASK_TIMEOUT_S, settings.helper_timeout_s)
+    async with aiohttp.ClientSession() as session:
+        client = JsonClient(str(settings.helper_service_url), session, timeout_s, headers=helper_headers())
+        served = await check_fingerprint(client, manifest_of(settings.task_data_root).get("fingerprint"))
+        tasks, pages = await _missing(client, wanted)
+    problems = [*_bound_problems(settings, served)]
+    if tasks:
+        root = settings.task_data_root or "TASKS"
+        problems.append(
+            f"{_some(tasks, len(wanted.tasks), 'tasks')} of the chains are not served; "
+            f"start the service with --tasks {root}"
+        )
+    if pages:
+        problems.append(
+            f"{_some(pages, len(wanted.pages), 'gold pages')} of the chains are not served; "
+            f"start the service with --web {settings.web_corpus_path or 'FILE'}, or set {KEY}.no_web=true"
+        )
+    said = f"{served.get('tasks', '?')} tasks, {served.get('web_docs', '?')} pages"
+    if wanted.tasks:
+        said += f"; all {len(wanted.tasks)} tasks of the chains"
+        said += ", gold pages not asked for" if pages is None else f" and {len(wanted.pages)} gold pages"
+    return problems, said
+
+
+def _bound_problems(settings: PrivacyHopQASettings, served: Mapping[str, Any]) -> Iterator[str]:
+    """Characters that the run asks for and our server would cut; other services do not tell."""
+    for name, bound in (("source", "max_hit_chars"), ("answer", "max_answer_chars")):
+        wanted, given = getattr(settings, f"retrieval_{name}_chars"), served.get(bound)
+        if isinstance(given, int) and wanted > given:
+            yield (
+                f"gives {given} characters, {KEY}.retrieval_{name}_chars={wanted} asks for more; "
+                f"raise its --{bound.replace('_', '-')}"
+            )
+
+
+def _some(ids: Sequence[str], of: int, what: str) -> str:
+    shown = ", ".join(ids[:_SHOWN]) + (", ..." if len(ids) > _SHOWN else "")
+    return f"{len(ids)} of {of} {what} ({shown})"
+
+
+async def _missing(client: JsonClient, wanted: Wanted) -> tuple[list[str], list[str] | None]:
+    """Tasks and pages that are not served; None for pages if the service cannot say.
+
+    A service of another make is asked by a search in each task. Its pages are not asked for: a query that
+    finds one would have to tell what is researched.
+    """
+    try:
+        tasks = await _unknown(client, "tasks", wanted.tasks)
+        pages = await _unknown(client, "pages", [one for ids in wanted.pages for one in ids])
+    except RequestRefused as error:
+        if error.status not in (404, 405):
+            raise
+        refusals = await run_limited(
+            [partial(_refuses, client, task) for task in wanted.tasks], _TASKS_AT_A_TIME
+        )
+        return [task for task, refused in zip(wanted.tasks, refusals) if refused], None
+    return sorted(tasks), [f"web/{ids[0]}" for ids in wanted.pages if pages.issuperset(ids)]
+
+
+async def _unknown(client: JsonClient, name: str, ids: Sequence[str]) -> set[str]:
+    """Those of the ids that `/known` says it does not have; asked at least once, so that a refusal shows."""
+    found: set[str] = set()
+    for start in range(0, max(len(ids), 1), _IDS_AT_A_TIME):
+        answer = await client.post("/known", {name: list(ids[start : start + _IDS_AT_A_TIME])})
+        missing = answer.get(f"missing_{name}") if isinstance(answer, Mapping) else None
+        if not isinstance(missing, list):
+            raise RequestRefused(f"{client.base_url}/known answered without missing_{name}")
+        found.update(missing)
+    return found
+
+
+async def _refuses(client: JsonClient, task_id: str) -> bool:
+    try:
+        await client.post("/local/search", {"task_id": task_id, "query": task_id, "k": 1})
+    except RequestRefused:
+        return True
+    return False

@@ -1,0 +1,138 @@
+"""A retrieval service that the user named: asked before the start, told in one line, shown with its sizes."""
+
+import asyncio
+import json
+from contextlib import asynccontextmanager
+
+import pytest
+from aiohttp import web
+from aiohttp.test_utils import TestServer
+from omegaconf import OmegaConf
+
+from domains.privacy_hopqa.domain import PrivacyHopQADomain
+from pipelinerl.config import ConfigError
+from retrieval_server.app import RetrievalService, build_app
+from retrieval_server.corpus import LocalDocument, WebDocument
+from retrieval_server.store import Store
+from tests.support.one_line import check_one_line
+from tests.support.privacy_hopqa.agent import hop
+
+PAGES = [WebDocument("7", "u", "Region Northmere reports 15% coverage."), WebDocument("10", "u", "other")]
+TOKEN = "a-token-of-enough-characters"
+
+
+def task(task_id):
+    return {task_id: [LocalDocument(task_id, "a/audit.md", "In the audit 15% of stores passed.")]}
+
+
+@pytest.fixture
+def chains(tmp_path):
+    """One chain of task DR90001 that ends at the page `web/7`."""
+    hops = [hop(1, "q?", "15%", "local/DR90001/a/audit.md"), hop(2, "(1)?", "Northmere", "web/7#w01of02")]
+    row = {"task_id": "DR90001", "chain_id": "c1", "company": "Harlow Foods", "hops": hops}
+    path = tmp_path / "chains_train.jsonl"
+    path.write_text(json.dumps(row) + "\n")
+    return path
+
+
+async def asked(url, chains, **settings):
+    """What the launcher shows of the service. Raises ConfigError."""
+    block = {"helper_service_url": url, "final_train_dataset_path": str(chains)} | settings
+    tree = OmegaConf.create({"train_dataset_names": ["train"], "privacy_hopqa": block})
+    (service,) = PrivacyHopQADomain().named_services(tree)
+    assert (service.url_key, service.url) == ("privacy_hopqa.helper_service_url", url)
+    return await asyncio.to_thread(service.ask)
+
+
+@asynccontextmanager
+async def serving(app):
+    async with TestServer(app) as server:
+        yield str(server.make_url("")).rstrip("/")
+
+
+def ours(tasks, pages=PAGES, token=None):
+    return serving(build_app(RetrievalService(Store(tasks, pages), token=token)))
+
+
+async def test_a_service_that_has_everything_is_shown_with_its_sizes(chains):
+    async with ours(task("DR90001") | task("DR90002")) as url:
+        said = "2 tasks, 2 pages; all 1 tasks of the chains and 1 gold pages"
+        assert await asked(url, chains) == said
+
+
+@pytest.mark.parametrize(
+    ("tasks", "pages", "message"),
+    [
+        (
+            task("DR90002"),
+            PAGES,
+            "1 of 1 tasks (DR90001) of the chains are not served; start the service with",
+        ),
+        (task("DR90001"), PAGES[1:], "1 of 1 gold pages (web/7) of the chains are not served; start the"),
+        (task("DR90001"), [], "1 of 1 gold pages (web/7) of the chains are not served; start the service"),
+    ],
+)
+async def test_what_the_chains_need_and_the_service_lacks_is_one_line(chains, tasks, pages, message):
+    async with ours(tasks, pages) as url:
+        with pytest.raises(ConfigError) as error:
+            await asked(url, chains)
+    (line,) = error.value.problems
+    check_one_line(line, f"privacy_hopqa.helper_service_url={url}: {message}")
+
+
+async def test_pages_are_not_asked_for_without_the_web(chains):
+    async with ours(task("DR90001"), []) as url:
+        assert "0 gold pages" in await asked(url, chains, no_web=True)
+
+
+async def test_a_missing_and_a_wrong_token_are_one_line(chains, monkeypatch):
+    async with ours(task("DR90001"), token=TOKEN) as url:
+        for given in (None, "another-token-of-enough-characters"):
+            if given:
+                monkeypatch.setenv("RETRIEVAL_TOKEN", given)
+            with pytest.raises(ConfigError, match="asks for a token; set RETRIEVAL_TOKEN"):
+                await asked(url, chains)
+        monkeypatch.setenv("RETRIEVAL_TOKEN", TOKEN)
+        assert "all 1 tasks" in await asked(url, chains)
+
+
+async def test_characters_that_the_service_would_cut_are_one_line(chains):
+    async with ours(task("DR90001")) as url:
+        message = (
+            "gives 200000 characters, privacy_hopqa.retrieval_source_chars=300000 asks for more; raise its"
+        )
+        with pytest.raises(ConfigError, match=f"{message} --max-hit-chars"):
+            await asked(url, chains, retrieval_source_chars=300_000)
+
+
+async def test_nobody_there_is_one_line(chains, unused_tcp_port, monkeypatch):
+    monkeypatch.setattr("domains.privacy_hopqa.agent.transport.Retries.wait_s", lambda *_: 0.0)
+    with pytest.raises(ConfigError) as error:
+        await asked(f"http://127.0.0.1:{unused_tcp_port}", chains)
+    check_one_line(str(error.value), "start it, or leave the key out and the run starts one")
+
+
+@pytest.mark.parametrize(("status", "error"), [(200, None), (404, "1 of 1 tasks (DR90001) of the chains")])
+async def test_a_service_of_another_make_is_asked_by_a_search_in_each_task(chains, status, error):
+    """It knows the two searches and /health, as the published helper service."""
+    queries = []
+
+    async def health(_):
+        return web.json_response({"status": "ok"})
+
+    async def search(request):
+        queries.append(await request.json())
+        return web.json_response({"hits": []}, status=status)
+
+    app = web.Application()
+    app.router.add_get("/health", health)
+    app.router.add_post("/local/search", search)
+    async with serving(app) as url:
+        if error is None:
+            said = await asked(url, chains)
+            assert said == "? tasks, ? pages; all 1 tasks of the chains, gold pages not asked for"
+        else:
+            with pytest.raises(ConfigError) as refused:
+                await asked(url, chains)
+            assert error in str(refused.value)
+    assert queries == [{"task_id": "DR90001", "query": "DR90001", "k": 1}]  # nothing that is researched
