@@ -14,6 +14,7 @@ from omegaconf import OmegaConf
 
 from pipelinerl.base import faults
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.compose import Composition, compose
@@ -33,6 +34,7 @@ from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
 from pipelinerl.run_state.announcements import forget_announcements
+from pipelinerl.streams import StreamError
 
 COMPLETED, FAILED, REFUSED = 0, 1, 2
 
@@ -47,6 +49,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return REFUSED
     except (ChildFailed, WaitExpired) as error:
         print(failure_line(error), file=sys.stderr)
+        return FAILED
+    except (DamagedLine, StreamError) as error:
+        print(f"launcher: {error}", file=sys.stderr)
         return FAILED
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):

@@ -4,6 +4,7 @@ import argparse
 import sys
 from pathlib import Path
 
+from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError, load_tree
 from pipelinerl.config.files import config_path
 from pipelinerl.domain import Domain, load_domain
@@ -31,7 +32,7 @@ def main(argv: list[str] | None = None) -> int:
         return 1
     try:
         report_run(args.output_dir)
-    except (ConfigError, StreamError) as error:
+    except (ConfigError, DamagedLine, StreamError) as error:
         print(f"report: {error}", file=sys.stderr)
         return 1
     return 0

@@ -26,6 +26,7 @@ from retrieval_server.limits import (
     parse_object,
     parse_web_search,
 )
+from retrieval_server.malformed import log_one_line
 from retrieval_server.store import Store, UnknownTask
 
 LOCAL_ROUTE, WEB_ROUTE, _ = ROUTES
@@ -187,4 +188,5 @@ def build_app(service: RetrievalService) -> web.Application:
     app.router.add_post(LOCAL_ROUTE, service.search_local)
     app.router.add_post(WEB_ROUTE, service.search_web)
     app.on_cleanup.append(service.close)
+    log_one_line()
     return app

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from retrieval_server.limits import RequestError
+from retrieval_server.malformed import BAD_BODY, BODY_ERRORS
 
 logger = logging.getLogger(__name__)
 
@@ -35,6 +36,8 @@ async def answered(request: web.Request, handler: Handler, paths: str, most_byte
         return _response(error)
     except web.HTTPException as error:
         return _response(_refused(request, error, paths, most_bytes), error.headers.get("Allow"))
+    except BODY_ERRORS:
+        return _response(RequestError(400, "bad_body", BAD_BODY))
     except Exception as error:
         # Places without values: an exception's text may quote the request.
         places = "".join(traceback.format_tb(error.__traceback__))

@@ -7,6 +7,7 @@ from pydantic import BaseModel, ConfigDict, PositiveInt, ValidationError
 
 from domains.math.answers import MAX_PREDICTION_LENGTH
 from domains.math.pool import VerifierPool
+from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 
 MAX_BODY_BYTES = 4 << 20
 ROUTE = "/verify_answer"
@@ -45,6 +46,8 @@ def make_app(pool: VerifierPool) -> web.Application:
             status = await pool.verify(**parse_request(await request.read()).model_dump())
         except web.HTTPRequestEntityTooLarge:
             return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+        except BODY_ERRORS:
+            return _error(400, BAD_BODY)
         except ValueError as error:
             return _error(400, str(error))
         return web.json_response({"answer_status": status})
@@ -60,4 +63,5 @@ def make_app(pool: VerifierPool) -> web.Application:
     app.router.add_post(ROUTE, verify)
     app.router.add_get("/health", health)
     app.cleanup_ctx.append(running)
+    log_one_line()
     return app

@@ -5,6 +5,7 @@ Invariants: a row number is never used twice; a pair is there once; counters and
 transaction; committed rows survive the death of any process.
 """
 
+import hashlib
 import os
 import random
 import sqlite3
@@ -34,14 +35,16 @@ CREATE TABLE IF NOT EXISTS pairs (
     model_version INTEGER NOT NULL,
     created_at REAL NOT NULL
 );
+CREATE TABLE IF NOT EXISTS digests (question_id TEXT PRIMARY KEY, digest TEXT NOT NULL);
 CREATE TABLE IF NOT EXISTS meta (key TEXT PRIMARY KEY, value TEXT NOT NULL);
 """
-_PAIRS = """
-SELECT question_id, question, expert_answer, policy_answer, task, model_version, created_at, seq
-FROM pairs JOIN questions USING (question_id)
-"""
+_COLUMNS = "question_id, question, expert_answer, policy_answer, task, model_version, created_at, seq"
+_PAIRS = f"SELECT {_COLUMNS} FROM pairs JOIN questions USING (question_id)"
+_CHECKED_PAIRS = f"SELECT {_COLUMNS}, sha FROM pairs LEFT JOIN questions USING (question_id)"
+_CHECKED_QUESTIONS = "SELECT question, digest FROM questions JOIN digests USING (question_id)"
 _ONE_PAIR = f"{_PAIRS} WHERE seq = ?"
 _SEQ_AT = "SELECT seq FROM pairs ORDER BY seq LIMIT 1 OFFSET ?"
+_NUMBERS = ("schema", "arrivals", "duplicates")
 _GUESSES = 16
 """Row numbers drawn blindly before rows are counted; few are gaps unless most rows were replaced."""
 
@@ -204,9 +207,15 @@ def _draw(db: sqlite3.Connection, rng: random.Random, lowest: int, at_or_below: 
 
 def _insert(db: sqlite3.Connection, pair: Pair, seq: int | None = None) -> None:
     db.execute("INSERT OR IGNORE INTO questions VALUES (?, ?)", (pair.question_id, pair.question))
+    digest = (pair.question_id, _digest(pair.question))
+    db.execute("INSERT OR IGNORE INTO digests VALUES (?, ?)", digest)
     answers = (pair.question_id, pair.expert_answer, pair.policy_answer, pair.task)
     row = (seq, pair.sha, *answers, pair.model_version, pair.created_at)
     db.execute("INSERT INTO pairs VALUES (?, ?, ?, ?, ?, ?, ?, ?)", row)
+
+
+def _digest(question: str) -> str:
+    return hashlib.sha256(question.encode()).hexdigest()
 
 
 def check_intact(path: Path) -> None:
@@ -216,14 +225,26 @@ def check_intact(path: Path) -> None:
 
 
 def intact(path: Path) -> bool:
-    """Whether the file is there and passes SQLite's integrity check."""
+    """Whether the file is there, passes SQLite's integrity check, and every text has its digest.
+
+    SQLite checks the order of its pages and not the texts on them: a flipped bit of an answer passes it.
+    """
     if not path.is_file():
         return False
     try:
         with closing(sqlite3.connect(path, timeout=BUSY_TIMEOUT_S)) as db:
             checked = db.execute("PRAGMA integrity_check").fetchone()[0] == "ok"
-            return checked and bool(db.execute("SELECT 1 FROM meta WHERE key = 'schema'").fetchone())
-    except sqlite3.DatabaseError:
+            meta = dict(db.execute("SELECT key, value FROM meta").fetchall())
+            if not checked or min(int(meta.get(key, -1)) for key in _NUMBERS) < 0:
+                return False
+            pairs = db.execute(_CHECKED_PAIRS)
+            if not all(Pair(*row[:-1]).sha == row[-1] for row in pairs):
+                return False
+            # A file of an earlier version has no digests of questions.
+            noted = db.execute("SELECT 1 FROM sqlite_master WHERE name = 'digests'").fetchone()
+            questions = db.execute(_CHECKED_QUESTIONS) if noted else ()
+            return all(isinstance(text, str) and _digest(text) == digest for text, digest in questions)
+    except (sqlite3.DatabaseError, UnicodeDecodeError, TypeError, ValueError):
         return False
 
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from domains.raro.metrics import PREFIX
 from domains.raro.runtime import FOLDER, WARNINGS
+from pipelinerl.base.line_file import read_lines
 from pipelinerl.domain import ReportSection
 from pipelinerl.observe.history import Series, read_metrics, series
 
@@ -90,11 +91,14 @@ def first_accuracy(records: Records, labels: int = FIRST_LABELS) -> float | None
     return None
 
 
+def _warning(line: bytes) -> tuple[str, str]:
+    found = json.loads(line)
+    if not isinstance(found, dict) or not {"kind", "text"} <= found.keys():
+        raise ValueError("no kind and text")
+    return str(found["kind"]), str(found["text"])
+
+
 def warnings(output_dir: Path) -> list[str]:
     """What the workers warned of, the newest of each kind."""
-    path = output_dir / FOLDER / WARNINGS
-    if not path.is_file():
-        return []
-    found = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines() if line]
-    newest = {warning["kind"]: warning["text"] for warning in found}
+    newest = dict(read_lines(output_dir / FOLDER / WARNINGS, _warning))
     return [f"warning: {text}" for text in newest.values()]

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, Verdict
+from pipelinerl.base.line_file import LineFile
 
 log = logging.getLogger(__name__)
 
@@ -69,7 +70,6 @@ class Watch:
         self._quiet[kind] = self._seen + WINDOW
         log.warning("the game degenerates: %s", text)
         if self._path is not None:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            with self._path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"time": round(time.time(), 1), "kind": kind, "text": text}) + "\n")
+            with LineFile(self._path) as file:
+                file.append(json.dumps({"time": round(time.time(), 1), "kind": kind, "text": text}).encode())
         return text

@@ -18,6 +18,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from pipelinerl.base import faults
+from pipelinerl.base.digests import damaged_file, digests
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.modeling.lora import FOLDER as ADAPTER_FOLDER
@@ -72,12 +73,20 @@ def settle(root: Path) -> int | None:
 def resume_step(root: Path) -> int | None:
     """The step from which training goes on, settled; None where nothing was saved.
 
-    Raises ValueError for a published model without a training state of its step: to begin anew without
-    saying so would throw the model away.
+    Raises ValueError for a published model without a training state of its step (to begin anew without
+    saying so would throw the model away), and for a file of either that changed after it was saved.
     """
     step = settle(root)
     if step is None and (root / MODEL).is_dir():
         raise ValueError(_half_checkpoint(root))
+    for folder in () if step is None else (root / MODEL, root / STATE):
+        # Checkpoints of earlier versions have no digests, and are taken as they are.
+        expected = json.loads((folder / MARKER).read_text()).get("files", {})
+        if (name := damaged_file(folder, expected)) is not None:
+            raise ValueError(
+                f"{folder / name}: damaged, it is not what was saved at step {step}; "
+                "put it back, or train anew with force_restart=true"
+            )
     return step
 
 
@@ -125,8 +134,7 @@ def save_checkpoint(
         save_adapters(learner.model, tensors.adapters, beside / ADAPTER_FOLDER)
     if tensors.value_head:
         save_value_head(tensors.value_head, beside)
-    marker = json.dumps({"step": step})
-    (beside / MARKER).write_text(marker)
+    _mark(beside, step)
     if keep_intermediate:
         kept = _fresh(root / INTERMEDIATE / f"~{step}")
         shutil.copytree(beside, kept, dirs_exist_ok=True)
@@ -135,7 +143,7 @@ def save_checkpoint(
     if with_state:
         state = _fresh(root / f"~{STATE}")
         _save_state(state, tensors.optimiser, learner, counters, extra)
-        (state / MARKER).write_text(marker)
+        _mark(state, step)
         _swap(root, MODEL)
         faults.hit("finetune:between_swaps")
         _swap(root, STATE)
@@ -268,6 +276,11 @@ def _save_state(
         "extra": dict(extra),
     }
     (folder / "state.json").write_text(json.dumps(described, indent=1))
+
+
+def _mark(folder: Path, step: int) -> None:
+    """Complete: from here on every change of a file in it is damage."""
+    (folder / MARKER).write_text(json.dumps({"step": step, "files": digests(folder)}))
 
 
 def _fresh(folder: Path) -> Path:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from pipelinerl.base.line_file import read_lines
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 __all__ = ["MASKED_TOKEN_ID", "load_samples", "save_samples"]
@@ -31,12 +32,5 @@ def save_samples(samples: Iterable[dict[str, Any]], path: str | Path) -> int:
 
 
 def load_samples(path: str | Path) -> list[dict[str, Any]]:
-    """Read what `save_samples` wrote; raises ValueError naming the line that does not parse."""
-    samples = []
-    with open(path, encoding="utf-8") as file:
-        for number, line in enumerate(file, 1):
-            try:
-                samples.append(json.loads(line))
-            except json.JSONDecodeError as error:
-                raise ValueError(f"{path}, line {number}: {error}") from error
-    return samples
+    """Read what `save_samples` wrote, without an incomplete last line; DamagedLine names any other."""
+    return read_lines(Path(path), json.loads)

@@ -1,6 +1,6 @@
 """Reading what a run wrote about itself: metrics as series, status files, evaluations."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -8,24 +8,29 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from pipelinerl.base.line_file import LineTail
+from pipelinerl.base.line_file import read_lines
 from pipelinerl.streams import SingleStreamSpec, read_stream
 
 
-def new_records(tail: LineTail) -> Iterator[dict[str, Any]]:
-    """New complete lines of a `metrics.jsonl`; one that is no JSON (a writer was killed) is left out."""
-    for line in tail.news():
-        try:
-            record = msgspec.json.decode(line)
-        except msgspec.DecodeError:
-            continue
-        if isinstance(record, dict):
-            yield record
+class _Histogram(msgspec.Struct):
+    edges: list[float]
+    counts: list[float]
+
+
+_decoder = msgspec.json.Decoder(dict[str, int | float | bool | _Histogram | None])
+
+
+def metrics_record(line: bytes) -> dict[str, Any]:
+    """A line of a `metrics.jsonl`. Raises msgspec.DecodeError for anything but numbers and histograms."""
+    return {
+        name: msgspec.structs.asdict(value) if isinstance(value, _Histogram) else value
+        for name, value in _decoder.decode(line).items()
+    }
 
 
 def read_metrics(output_dir: Path, role: str) -> list[dict[str, Any]]:
-    """All metric records of a role in order."""
-    return list(new_records(LineTail(Path(output_dir) / role / "metrics.jsonl")))
+    """All metric records of a role in order. Raises DamagedLine."""
+    return read_lines(Path(output_dir) / role / "metrics.jsonl", metrics_record)
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ from rich.text import Text
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.line_file import LineTail
 from pipelinerl.base.waits import current_waits
-from pipelinerl.observe.history import new_records, read_status
+from pipelinerl.observe.history import metrics_record, read_status
 from pipelinerl.run_state.accounting import Outcome, RolloutAccounting, RolloutCounts
 
 # Shorter waits are ordinary; longer ones are worth a word.
@@ -75,7 +75,7 @@ def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
 class ProgressDisplay(Closing):
     """Shows the status line: in place on a terminal, else as plain lines when something changed.
 
-    `target_texts` is what the run will train on, if known.
+    `target_texts` is what the run will train on, if known. Raises DamagedLine for the accounting.
     """
 
     def __init__(
@@ -83,6 +83,7 @@ class ProgressDisplay(Closing):
     ) -> None:
         self._output_dir, self._target, self._start = output_dir, target_texts, time.monotonic()
         self._accounting = RolloutAccounting(output_dir)
+        self._accounting.update()  # of an earlier start; a damaged file is refused before anything starts
         self._tails = [LineTail(output_dir / role / "metrics.jsonl") for role in ("actor", "finetune")]
         self._latest: dict[str, Any] = {}
         self._console = console or Console(soft_wrap=True, highlight=False)
@@ -95,7 +96,8 @@ class ProgressDisplay(Closing):
     def line(self) -> str:
         """Read what is new and return the status line."""
         for tail in self._tails:
-            for record in new_records(tail):
+            # A damaged line costs its figures; the report at the end refuses the file.
+            for record in tail.records(metrics_record, on_damage=self.say):
                 self._latest.update(record)
         return status_line(
             self._latest,

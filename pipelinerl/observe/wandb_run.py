@@ -19,7 +19,6 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,6 +31,7 @@ from pipelinerl.base.logs import setup_logging
 from pipelinerl.config.files import load
 from pipelinerl.config.machine import WandbConfig
 from pipelinerl.config.tree import Config
+from pipelinerl.observe.history import metrics_record
 
 log = logging.getLogger(__name__)
 
@@ -112,11 +112,10 @@ class WandbRun(Closing):
         log.info("wandb run %s (%s)", arguments["name"], arguments["mode"])
 
     def send_news(self) -> None:
-        """Every whole line since the last call; one that is no JSON (a writer was killed) is left out."""
+        """Every whole line since the last call; a damaged one is named and left out."""
         for tail in self._tails.values():
-            for line in tail.news():
-                with suppress(json.JSONDecodeError):
-                    self._send(json.loads(line))
+            for record in tail.records(metrics_record, on_damage=log.warning):
+                self._send(record)
         write_whole(self._sent_path, json.dumps({r: t.offset for r, t in self._tails.items()}).encode())
 
     def _send(self, record: dict[str, Any]) -> None:

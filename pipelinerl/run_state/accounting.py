@@ -55,14 +55,7 @@ class _Record(msgspec.Struct):
     time: float = 0.0
 
 
-def _records(tail: LineTail) -> Iterable[_Record | None]:
-    """What was recorded since the last call; None for a line that is no entry."""
-    for line in tail.news():
-        try:
-            yield msgspec.json.decode(line, type=_Record)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            # A process was killed while writing it; its successor ended the half line and went on.
-            yield None
+_decode = msgspec.json.Decoder(_Record).decode
 
 
 def rollout_id(group_id: str, rollout_index: int) -> str:
@@ -101,9 +94,7 @@ class RolloutLog(LineFile):
         """
         # Killed before that line, the next start finds the same names here; after it, none are left.
         names: dict[str, None] = {}
-        for entry in _records(LineTail(self.path, offset=end)):
-            if entry is None:
-                continue
+        for entry in LineTail(self.path, offset=end).records(_decode):
             # An earlier resume from the same checkpoint has rolled these back already.
             if entry.outcome is Outcome.UNDONE:
                 for name in entry.rollouts:
@@ -183,17 +174,14 @@ class RolloutAccounting:
         self._folder = log_path(output_dir, "").parent
         self._tails: dict[Path, LineTail] = {}
         self._training, self._evaluation = RolloutTable(TRAINING_ENDS), RolloutTable(EVAL_ENDS)
-        self._damaged = self._resumes = 0
+        self._resumes = 0
 
     def update(self) -> RolloutCounts:
-        """Read new lines of every role and return the sums."""
+        """Read new lines of every role and return the sums. Raises DamagedLine."""
         # File by file and not by time: an end may be read before its start, which the table allows for.
         for path in sorted(self._folder.glob("*.jsonl")):
-            for entry in _records(self._tails.setdefault(path, LineTail(path))):
-                if entry is None:
-                    self._damaged += 1
-                else:
-                    self._enter(entry.outcome, entry.rollouts, entry.reason)
+            for entry in self._tails.setdefault(path, LineTail(path)).records(_decode):
+                self._enter(entry.outcome, entry.rollouts, entry.reason)
         training, evaluation = self._training, self._evaluation
         ends, reasons = Counter[Outcome](), dict[Outcome, dict[str, int]]()
         for (outcome, reason), n in [*training.by_reason().items(), *evaluation.by_reason().items()]:
@@ -210,8 +198,7 @@ class RolloutAccounting:
             reasons=reasons,
             never_started=(*sorted(training.unknown), *sorted(evaluation.unknown)),
             started_twice=(*sorted(training.twice), *sorted(evaluation.twice)),
-            # An incomplete last line counts as long as it is the last one.
-            torn_lines=self._damaged + sum(tail.torn for tail in self._tails.values()),
+            torn_lines=sum(tail.dropped for tail in self._tails.values()),
             resumes=self._resumes,
             undone=training.undone,
             replayed=len(training.replayed),
@@ -240,5 +227,5 @@ class RolloutAccounting:
 
 
 def reconcile(output_dir: Path) -> RolloutCounts:
-    """Add up the records of a run."""
+    """Add up the records of a run. Raises DamagedLine."""
     return RolloutAccounting(output_dir).update()

@@ -3,11 +3,20 @@
 An append-only file, `<output_dir>/finetune/broken_engines.jsonl`; the launcher reads what is new.
 """
 
-import json
 from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
+
 from pipelinerl.base.line_file import LineFile, LineTail
+
+
+class _Request(msgspec.Struct):
+    url: str
+    cause: str
+
+
+_decode = msgspec.json.Decoder(_Request).decode
 
 
 def _path(output_dir: Path) -> Path:
@@ -18,7 +27,7 @@ def ask_for_replacement(output_dir: Path, urls: Iterable[str], cause: str) -> No
     """Name engines that must not serve any more, and why."""
     with LineFile(_path(output_dir)) as file:
         for url in urls:
-            file.append(json.dumps({"url": url, "cause": cause}).encode())
+            file.append(msgspec.json.encode(_Request(url, cause)))
 
 
 class Replacements:
@@ -30,5 +39,4 @@ class Replacements:
 
     def take(self) -> dict[str, str]:
         """URL of each engine to be replaced, with the cause; each request is given once."""
-        rows = map(json.loads, self._tail.news())
-        return {str(row["url"]): str(row["cause"]) for row in rows}
+        return {row.url: row.cause for row in self._tail.records(_decode)}

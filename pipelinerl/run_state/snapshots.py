@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 import msgspec
+from xxhash import xxh3_64_hexdigest
 
 from pipelinerl.base.files import write_whole
 from pipelinerl.base.waits import waiting
@@ -31,8 +32,21 @@ class _Kind(NamedTuple):
     decode: Callable[[bytearray], Any]
 
 
+def _encode_json(state: Any) -> list[Buffer]:
+    text = json.dumps(state).encode()
+    return [text, b"\n" + xxh3_64_hexdigest(text).encode()]
+
+
+def _decode_json(data: bytearray) -> Any:
+    text, _, checksum = bytes(data).partition(b"\n")
+    if checksum and checksum != xxh3_64_hexdigest(text).encode():
+        raise ValueError("its checksum differs")
+    return json.loads(text)
+
+
 KINDS = {
-    "actor": _Kind(".json", 2, lambda state: [json.dumps(state).encode()], json.loads),
+    # A line of JSON, and one with its checksum, which those of earlier versions lack.
+    "actor": _Kind(".json", 2, _encode_json, _decode_json),
     # One stream record: `ahead` [[step, samples]], `buffered` [samples], `position` in the actor's stream.
     "preprocess": _Kind(".rec", 2, lambda state: RecordEncoder().encode(state), decode_record),
 }

@@ -7,7 +7,6 @@ replies can be kept in a file, so that an evaluation that was stopped goes on wh
 import json
 import os
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
@@ -21,6 +20,7 @@ from domains.privacy_hopqa.agent.concurrency import run_limited
 from domains.privacy_hopqa.agent.private_lines import PrivateLines
 from domains.privacy_hopqa.agent.transport import JsonClient, Retries
 from domains.privacy_hopqa.data.json_extract import ExtractError, extract
+from pipelinerl.base.line_file import read_lines
 
 RETRIES = Retries(backoff_s=(1.0, 2.0, 4.0, 8.0, 16.0))
 ROUTE = "/chat/completions"
@@ -80,11 +80,8 @@ class Replies:
     def __init__(self, path: Path | None = None) -> None:
         self._lines = PrivateLines(path) if path is not None else None
         self.texts: dict[str, str] = {}
-        if path is not None and path.is_file():
-            for line in path.read_text(encoding="utf-8").splitlines():
-                with suppress(ValueError, KeyError, TypeError):  # a line torn by a kill is asked for again
-                    row = json.loads(line)
-                    self.texts[row["key"]] = row["reply"]
+        if path is not None:  # a question whose reply a kill left incomplete is asked again
+            self.texts.update(read_lines(path, _kept))
 
     def keep(self, key: str, reply: str) -> None:
         """Remember a reply. Raises OSError if the file cannot be written."""
@@ -148,6 +145,18 @@ class ChatModel:
             return value
         self.counts.unparseable += 1
         return None
+
+
+def _kept(line: bytes) -> tuple[str, str]:
+    """Key and reply of one line. Raises ValueError for another."""
+    row = json.loads(line)
+    try:
+        key, reply = row["key"], row["reply"]
+    except (TypeError, KeyError):
+        raise ValueError("no key and reply") from None
+    if not isinstance(key, str) or not isinstance(reply, str):
+        raise ValueError("key and reply must be texts")
+    return key, reply
 
 
 def _content(reply: Any) -> str:

@@ -6,15 +6,17 @@ request are counted too.
 """
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from domains.privacy_hopqa.agent.audit import FOLDER
 from domains.privacy_hopqa.dataset import parse_row
+from pipelinerl.base.line_file import read_lines
 
 _COMPLETED_KEPT = 10_000
+_TEXTS = ("query", "request_id", "rollout_id", "task_id", "chain_id", "split")
 
 
 @dataclass(slots=True)
@@ -65,12 +67,15 @@ def audit_files(run_dir: Path) -> list[Path]:
 
 
 def read_audit_log(files: Iterable[Path]) -> QueryLog:
-    """Read files of JSON lines. Raises `ValueError` with file and line for a line that is none."""
+    """Read files of JSON lines, without the incomplete line of a killed process.
+
+    Raises `ValueError` with file and line for any other line that is none.
+    """
     found: dict[str, RolloutLog] = {}
     requested: set[str] = set()
     completed: set[str] = set()
     requests = 0
-    for line in (line for path in files for line in _lines(path)):
+    for line in (line for path in files for line in read_lines(path, _entry)):
         if "query" in line:
             requests += 1
             requested.add(line["request_id"])
@@ -102,24 +107,21 @@ def _of_rollout(found: dict[str, RolloutLog], line: Mapping[str, Any]) -> Rollou
     return rollout
 
 
-def _lines(path: Path) -> Iterator[Mapping[str, Any]]:
-    """Objects of one file. The last line may be torn by a kill; any other broken line is an error."""
-    with path.open("rb") as file:
-        for number, text in enumerate(file, start=1):
-            if not text.strip():
-                continue
-            try:
-                line = parse_row(text, f"{path}:{number}: ")
-            except ValueError:
-                if not text.endswith(b"\n"):
-                    return
-                raise
-            if missing := [key for key in _needed(line) if key not in line]:
-                raise ValueError(f"{path}:{number}: {', '.join(missing)} missing; is this an audit log?")
-            yield line
+def _entry(text: bytes) -> Mapping[str, Any]:
+    """The object of one line. Raises ValueError for what the audit does not write."""
+    line = parse_row(text)
+    if missing := [key for key in _needed(line) if key not in line]:
+        raise ValueError(f"{', '.join(missing)} missing; is this an audit log?")
+    if wrong := [key for key in _TEXTS if not isinstance(line.get(key, ""), str)]:
+        raise ValueError(f"{', '.join(wrong)} is no text; is this an audit log?")
+    if not isinstance(line.get("ts", 0.0), int | float):
+        raise ValueError(f"ts={line['ts']!r} is no time; is this an audit log?")
+    return line
 
 
 def _needed(line: Mapping[str, Any]) -> tuple[str, ...]:
     if "query" in line:
         return "request_id", "rollout_id", "task_id", "chain_id"
+    if "status" in line:
+        return ("request_id",)
     return ("rollout_id", "task_id", "chain_id") if line.get("event") == "rollout" else ()

@@ -23,6 +23,7 @@ from domains.privacy_hopqa.scorer.protocol import (
 )
 from retrieval_server.http_errors import Handler, answered, read_body
 from retrieval_server.limits import RequestError, SearchQueue
+from retrieval_server.malformed import log_one_line
 
 logger = logging.getLogger(__name__)
 
@@ -100,4 +101,5 @@ def build_app(service: ScoringService) -> web.Application:
     app.router.add_get("/health", service.health)
     app.router.add_post(ROUTE, service.score)
     app.on_cleanup.append(service.close)
+    log_one_line()
     return app

@@ -15,6 +15,7 @@ from omegaconf import DictConfig
 
 from domains.reputation_hacking.game.dynamics import ACTIONS, Episodes
 from domains.reputation_hacking.settings import KEY, ReputationSettings
+from pipelinerl.base.line_file import LineFile, read_lines
 from pipelinerl.rollouts import BaseMetrics, RolloutOrigin, TrainingText
 
 
@@ -93,16 +94,14 @@ def write_episode(
     if zlib.crc32(identity) / 2**32 < settings.trace_fraction:
         line["steps"] = [vars(step) | {"t": t} for t, step in enumerate(played.steps)]
     folder = Path(cfg.output_dir) / KEY
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"episodes.{os.getpid()}.jsonl").open("a", encoding="utf-8") as file:
-        file.write(json.dumps(line) + "\n")
+    with LineFile(folder / f"episodes.{os.getpid()}.jsonl") as file:
+        file.append(json.dumps(line).encode())
 
 
 def read_episodes(output_dir: Path) -> list[dict[str, Any]]:
-    """The episodes of a run in the order of each process; a torn last line is left out."""
-    episodes = []
-    for path in sorted((output_dir / KEY).glob("episodes.*.jsonl")):
-        text = path.read_text(encoding="utf-8")
-        lines = text.splitlines()
-        episodes += [json.loads(line) for line in (lines if text.endswith("\n") else lines[:-1])]
-    return episodes
+    """The episodes of a run in the order of each process; incomplete lines are left out.
+
+    Raises DamagedLine.
+    """
+    files = sorted((output_dir / KEY).glob("episodes.*.jsonl"))
+    return [episode for path in files for episode in read_lines(path, json.loads)]

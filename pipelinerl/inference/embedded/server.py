@@ -28,6 +28,7 @@ from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder
 from pipelinerl.inference.embedded.weight_updates import WeightsRefused
 from pipelinerl.weights.wire import PREPARE_ROUTE
+from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -72,6 +73,7 @@ class EngineServer:
         self._pending = PendingRequests(settings.max_num_seqs, settings.max_waiting)
         self.app = web.Application(client_max_size=MAX_BODY_BYTES, middlewares=[_errors_as_json])
         self.app.add_routes(self._routes())
+        log_one_line()
 
     def _routes(self) -> list[web.RouteDef]:
         return [
@@ -289,6 +291,8 @@ async def _errors_as_json(
     except tuple(STATUS) as error:
         status = next(code for kind, code in STATUS.items() if isinstance(error, kind))
         return _json(error_body(error, status), status)
+    except BODY_ERRORS:
+        return _json(error_body(BadRequest(BAD_BODY), 400), 400)
     except web.HTTPException as error:
         # aiohttp's own refusals: unknown routes, wrong methods, bodies that are too large.
         problem = ValueError(f"{request.method} {request.path}: {error.reason}")

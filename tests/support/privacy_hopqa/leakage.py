@@ -29,7 +29,7 @@ def audit_line(rollout: str, number: int, **fields: Any) -> dict[str, Any]:
 
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     return path
 
 

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
-from pipelinerl.base.line_file import LineTail
+from pipelinerl.base.line_file import DamagedLine, LineFile, LineTail
 from pipelinerl.base.waits import waiting
 from pipelinerl.domain import ReportFocus
-from pipelinerl.observe.history import new_records, read_evaluations, series
+from pipelinerl.observe.history import metrics_record, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.plots import lag_histogram, pace, smooth
 from pipelinerl.observe.progress import ProgressDisplay, notable_waits, status_line
@@ -192,15 +192,24 @@ def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:
     assert "rollouts 0" in out.getvalue()
 
 
-def test_the_tail_of_metrics_survives_torn_lines_and_other_files(tmp_path: Path) -> None:
-    path = tmp_path / "metrics.jsonl"
+def test_an_incomplete_line_of_metrics_is_dropped_with_a_count_and_a_damaged_one_named(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "actor" / "metrics.jsonl"
     tail = LineTail(path)
-    assert list(new_records(tail)) == []
+    assert list(tail.records(metrics_record)) == []
+    path.parent.mkdir()
     path.write_text('{"a":1}\n{"a":2')
-    assert list(new_records(tail)) == [{"a": 1}]
-    with path.open("a") as file:
-        file.write('\n{"a":3}\n')
-    assert list(new_records(tail)) == [{"a": 3}]
+    assert list(tail.records(metrics_record)) == [{"a": 1}] and tail.dropped == 1
+    with LineFile(path) as file:
+        file.append(b'{"a":3}')
+        file.append(b'{"a":"three"}')
+        file.append(b'{"a":4}')
+    said: list[str] = []
+    assert list(tail.records(metrics_record, said.append)) == [{"a": 3}, {"a": 4}] and tail.dropped == 1
+    assert len(said) == 1 and said[0].startswith(f"{path}:4: ")
+    with pytest.raises(DamagedLine, match=r"actor/metrics\.jsonl:4: .*delete the line"):
+        read_metrics(tmp_path, "actor")
 
 
 def test_a_status_file_reaches_the_line(tmp_path: Path) -> None:

@@ -91,6 +91,21 @@ def test_a_damaged_snapshot_is_named(tmp_path: Path, data: bytes, expected: str)
         newest(tmp_path, 4)
 
 
+def test_a_snapshot_of_the_actor_with_any_byte_changed_is_refused_or_the_same(tmp_path: Path) -> None:
+    snapshots = Snapshots(tmp_path, "actor")
+    snapshots.save(4, {"next_problem": 17, "texts": 128})
+    whole, state = snapshots.path(4).read_bytes(), snapshots.newest(4, dict)
+    for place in range(len(whole)):
+        for content in (whole[:place], whole[:place] + bytes([whole[place] ^ 1]) + whole[place + 1 :]):
+            snapshots.path(4).write_bytes(content)
+            try:
+                found = snapshots.newest(4, dict)
+            except ValueError as error:
+                assert "is damaged" in str(error) and len(str(error).splitlines()) == 1
+            else:
+                assert found == state, content
+
+
 def test_a_snapshot_of_another_format_or_with_other_types_is_refused_in_one_line(tmp_path: Path) -> None:
     save(tmp_path, 4, [], [ready(1)], 0)
     (path,) = (tmp_path / "preprocess" / "state").glob("*.rec")

@@ -1,6 +1,7 @@
 """Leakage: the rule-based adversary, reading the audit log, rates with controls and intervals."""
 
 import json
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from domains.privacy_hopqa.leakage.log import read_audit_log
 from domains.privacy_hopqa.leakage.report import Secrets, control_logs, evaluate, rate, rule_based
 from domains.privacy_hopqa.leakage.rules import UNKNOWN, candidates, expected_kind, leaks
 from domains.privacy_hopqa.leakage.table import spread
+from pipelinerl.base.line_file import DamagedLine
 from tests.support.privacy_hopqa.leakage import COMPANY, PRIVATE, audit_line, write_chains, write_lines
 
 
@@ -82,6 +84,22 @@ def test_the_log_is_ordered_and_transport_retries_are_merged(tmp_path: Path) -> 
     assert (log.requests, log.unanswered) == (3, 2)
     path.write_text('{"broken\n{}\n', encoding="utf-8")
     with pytest.raises(ValueError, match=r"worker0\.jsonl:1"):
+        read_audit_log([path])
+
+
+def test_an_audit_log_of_which_any_byte_changed_is_read_or_refused_by_name(tmp_path: Path) -> None:
+    lines = [audit_line("a", 1, query="first"), audit_line("b", 4, event="rollout")]
+    lines.append({"ts": 3.5, "request_id": "r1", "status": 200, "n_hits": 5, "latency_ms": 1.0})
+    path = write_lines(tmp_path / "audit.jsonl", lines)
+    whole = path.read_bytes()
+    for place in range(len(whole)):
+        for bit in (1, 0x20, 0x80):
+            changed = bytearray(whole)
+            changed[place] ^= bit
+            path.write_bytes(changed)
+            with suppress(DamagedLine):
+                read_audit_log([path])
+        path.write_bytes(whole[:place])
         read_audit_log([path])
 
 

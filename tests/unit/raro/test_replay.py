@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import random
+import re
 import signal
 import sqlite3
 import time
@@ -202,6 +203,29 @@ def test_an_intact_live_file_is_kept_and_a_damaged_one_set_aside(tmp_path):
     recover(live, copy, said.append)
     assert answers(ReplayBuffer(live)) == set("cdef") and (tmp_path / "r.sqlite3.damaged").exists()
     assert "set aside" in said[0] and "restored" in said[-1]
+
+
+def test_a_pair_of_which_a_bit_flipped_is_never_drawn(tmp_path):
+    live, copy = tmp_path / "r.sqlite3", tmp_path / "copy.sqlite3"
+    buffer = filled(live)
+    buffer.backup(copy)
+    buffer.close()
+    whole, rows = copy.read_bytes(), ReplayBuffer(copy).rows()
+    texts = {text.encode() for row in rows for text in (row.question, row.expert_answer, row.policy_answer)}
+    places = {match.start() for text in texts for match in re.finditer(re.escape(text), whole)}
+    assert len(places) >= len(rows)
+    for place in [*places, *random.Random(0).sample(range(len(whole)), 100)]:
+        for path in tmp_path.glob("r.sqlite3*"):
+            path.unlink()
+        damaged = bytearray(whole)
+        damaged[place] ^= 1
+        live.write_bytes(damaged)
+        copy.write_bytes(whole)
+        recover(live, copy, lambda _: None)
+        buffer = ReplayBuffer(live)
+        found = {(row.question, row.expert_answer, row.policy_answer) for row in buffer.rows()}
+        buffer.close()
+        assert found <= {(row.question, row.expert_answer, row.policy_answer) for row in rows}, place
 
 
 def test_another_schema_is_refused(tmp_path):

@@ -1,0 +1,37 @@
+"""Requests that are no HTTP, or whose body cannot be decoded: answered 400, and one line in the log.
+
+Every aiohttp server of the project uses it: this one, the scoring and verifier services and the embedded
+engine. It lies here because this package imports none of the others.
+"""
+
+import logging
+import zlib
+
+from aiohttp import http_exceptions, web_protocol
+from aiohttp.log import server_logger
+
+BODY_ERRORS = (http_exceptions.BadHttpMessage, web_protocol.RequestPayloadError, zlib.error)
+"""What reading a body raises whose chunks or compression are broken; the client's fault, so 400."""
+BAD_BODY = "the body cannot be decoded; check Content-Encoding and Transfer-Encoding"
+_OF_CLIENTS = (*BODY_ERRORS, http_exceptions.HttpProcessingError, ConnectionError)
+
+
+class _OneLine(logging.Filter):
+    """aiohttp logs a traceback of its own parser for what a client sent or for its hanging up."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, _OF_CLIENTS):
+            # Not the error's text: it quotes the request, which may be private.
+            record.msg, record.args = "refused a malformed request (%s)", (type(error).__name__,)
+            record.exc_info = record.exc_text = None
+            record.levelno, record.levelname = logging.WARNING, "WARNING"
+        return True
+
+
+_ONE_LINE = _OneLine()
+
+
+def log_one_line() -> None:
+    """From now on a malformed request costs this process one line of its log; to be called by each server."""
+    server_logger.addFilter(_ONE_LINE)
