@@ -30,11 +30,9 @@ def main(argv: list[str]) -> int:
         if arguments.show:
             print(OmegaConf.to_yaml(tree), end="")
             return 0
+        if tree.domain_hooks is None or not tree.bootstrap.phases:
+            raise ConfigError(_no_recipe(str(tree.hardware.kind)))
         cfg = typed(tree)
-        if cfg.domain_hooks is None or not cfg.bootstrap.phases:
-            raise ConfigError(
-                "bootstrap needs a domain with demonstrations: +domain=NAME with bootstrap.phases"
-            )
     except ConfigError as error:
         print(f"bootstrap: {error}", file=sys.stderr)
         return 2
@@ -43,7 +41,14 @@ def main(argv: list[str]) -> int:
         print(f"the recipe is valid; bootstrap.out={out}")
         return 0
     plain = cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
-    return _run(cfg, partial(demonstrations_of, cfg.domain_hooks, plain), out)
+    return _run(cfg, partial(demonstrations_of, plain["domain_hooks"], plain), out)
+
+
+def _no_recipe(kind: str) -> str:
+    said = "bootstrap needs a domain with demonstrations: +domain=NAME with bootstrap.phases"
+    if kind == "cpu":
+        return said
+    return f"{said}; the recipes of bundled models belong to hardware=cpu (which trains on a GPU it finds)"
 
 
 def _run(cfg: Config, source: Source, out: Path) -> int:

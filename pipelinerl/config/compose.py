@@ -63,6 +63,7 @@ def compose(
     hardware = str(wanted) if wanted else "gpu" if devices else "cpu"
     _check_choice(roots, "hardware", hardware, f"hardware={hardware}: no such profile")
     groups, values = _split(overrides, roots)
+    _check_kind(groups, hardware, roots)
 
     layers = [f"+domain={domain}"] if domain else []
     if _config_file(roots, ON_HARDWARE, f"{domain}_{hardware}"):
@@ -168,6 +169,22 @@ def _split(overrides: Sequence[Override], roots: Sequence[Path]) -> tuple[list[s
 def _check_choice(roots: Sequence[Path], group: str, name: str, refusal: str) -> None:
     if not _config_file(roots, group, name):
         raise ConfigError(f"{refusal}; {suggestion(name, _options(roots, group))}")
+
+
+def _check_kind(groups: Sequence[str], hardware: str, roots: Sequence[Path]) -> None:
+    """A chosen file that sets `hardware.kind` is for that kind only. Raises ConfigError on the other."""
+    profile = _config_file(roots, "hardware", hardware)
+    assert profile is not None
+    kind = OmegaConf.select(_load(profile), "hardware.kind")
+    for choice in groups:
+        group, _, name = choice.lstrip("+").partition("=")
+        file = _config_file(roots, group, name)
+        wanted = None if file is None else OmegaConf.select(_load(file), "hardware.kind")
+        if wanted not in (None, kind):
+            raise ConfigError(
+                f"{choice}: made for hardware={wanted}, this is hardware={hardware}; "
+                f"set hardware={wanted} or leave {choice} out"
+            )
 
 
 def _config_file(roots: Sequence[Path], group: str, name: str) -> Path | None:

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from pipelinerl.base.errors import ConfigError, explain
 from pipelinerl.config.files import typed
+from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.keys import leaves
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
@@ -35,12 +36,23 @@ def checked(
     missing = sorted(key for key, value in leaves(tree).items() if value == MISSING)
     if missing:  # what a profile leaves to the user
         raise ConfigError([f"{key}: missing; set {key}=VALUE" for key in missing])
+    if tree.model_path is None:
+        raise ConfigError(_no_model(str(tree.hardware.kind), tree.get("domain_name")))
     cfg = typed(tree)
     found = [*problems(cfg, devices, dry_run), *domain_problems(tree, domain)]
     found += inert.check(cfg, given, domain)
     if found:
         raise ConfigError(dict.fromkeys(found))
     return cfg
+
+
+def _no_model(kind: str, domain: str | None) -> str:
+    """What a user without a model can do: bring one, make one, or play with the bundled one."""
+    said = f"model_path: missing on hardware={kind}; set model_path to a folder or a hub name (OWNER/MODEL)"
+    if domain is not None and (conf_dir() / "preset" / f"{domain}_from_scratch.yaml").is_file():
+        preset = f"+domain={domain} +preset={domain}_from_scratch"
+        said += f", or make one: python -m pipelinerl.bootstrap {preset}, then launch with this preset"
+    return f"{said}, or play with the bundled small model: hardware=cpu"
 
 
 def problems(cfg: Config, devices: int, dry_run: bool = False) -> Iterator[str]:

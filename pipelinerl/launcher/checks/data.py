@@ -93,7 +93,7 @@ def _positions(cfg: Config, path: Path) -> Iterator[str]:
     if isinstance(limit, int) and cfg.engine.max_model_len > limit:
         yield (
             f"engine.max_model_len={cfg.engine.max_model_len}: the model has {limit} positions; "
-            f"set engine.max_model_len={limit} or lower"
+            f"set engine.max_model_len={limit} or lower, or give a model with more"
         )
 
 

@@ -1,11 +1,13 @@
 """What the engine reports is what the model's own forward gives."""
 
 import asyncio
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from transformers import (
     BloomConfig,
     BloomForCausalLM,
@@ -16,6 +18,7 @@ from transformers import (
 )
 
 from pipelinerl.inference.client import Generation, SamplingParams
+from pipelinerl.inference.embedded import forwards
 from pipelinerl.inference.embedded import model as packed_model
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
 from pipelinerl.inference.embedded.settings import EngineSettings
@@ -119,6 +122,47 @@ def test_an_architecture_that_cannot_be_served_right_is_refused_at_start(tmp_pat
     BloomForCausalLM(config).save_pretrained(tmp_path / "bloom")
     with pytest.raises(UnsupportedModel, match=r"packed forward differs from the model.s own"):
         PackedModel(EngineSettings(model=tmp_path / "bloom"))
+
+
+@pytest.fixture
+def deep_model(tmp_path: Path) -> Path:
+    """60 layers, whose float32 rounding exceeds what the check allows without asking for its cause."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=32, intermediate_size=64, initializer_range=0.3, **SIZES | {"num_hidden_layers": 60}
+    )
+    LlamaForCausalLM(config).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_deep_model_is_served_although_its_rounding_exceeds_the_limit(
+    deep_model: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="pipelinerl.inference.embedded.model"):
+        PackedModel(EngineSettings(model=deep_model))
+    assert "nats from its forward in torch.float64" in caplog.text  # a limit alone would have refused it
+
+
+@pytest.mark.parametrize("fault", ["scaling", "position"])
+def test_a_deep_model_that_is_computed_wrongly_is_refused(
+    deep_model: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    right = packed_model.TransformersForward.__call__
+
+    def wrong(self: Any, batch: Any, rows: list[int]) -> torch.Tensor:
+        if fault == "position":
+            batch = replace(batch, positions=batch.positions + (batch.positions > 20))
+        return right(self, batch, rows)
+
+    def attend(query: torch.Tensor, layer: int, *rest: Any) -> torch.Tensor:
+        return right_attend(query * (1.001 if layer == 30 else 1.0), layer, *rest)
+
+    right_attend = forwards.attend
+    monkeypatch.setattr(packed_model.TransformersForward, "__call__", wrong)
+    if fault == "scaling":
+        monkeypatch.setattr(forwards, "attend", attend)
+    with pytest.raises(UnsupportedModel, match="rounding does not explain it"):
+        PackedModel(EngineSettings(model=deep_model))
 
 
 async def test_end_id_is_part_of_the_output(tied_model: Path) -> None:

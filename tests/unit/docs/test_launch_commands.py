@@ -1,0 +1,127 @@
+"""Every launch and bootstrap command of every page, and every preset, is what the launcher accepts.
+
+A command that names no `hardware` must do on both kinds. Nothing is started and no card is needed.
+"""
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import pytest
+
+from pipelinerl.bootstrap.__main__ import main as bootstrap
+from pipelinerl.config import compose as compose_module
+from pipelinerl.launch import main as launch
+from tests.support.one_line import check_one_line
+from tests.unit.config.conftest import remembered
+
+ROOT = Path(__file__).resolve().parents[3]
+EXAMPLES = ROOT / "domains/privacy_hopqa/examples"
+PAGES = sorted(
+    page
+    for pattern in ("README.md", "CONTRIBUTING.md", "docs/*.md", "domains/**/README.md", "*/README.md")
+    for page in ROOT.glob(pattern)
+)
+COMMAND = re.compile(r"python -m pipelinerl\.(launch|bootstrap)((?:\\\n|[^`\n])*)")
+KINDS = ("cpu", "gpu")
+PRESETS = {
+    "privacy_hopqa_compact": "privacy_hopqa",
+    "privacy_hopqa_from_scratch": "privacy_hopqa",
+    "privacy_hopqa_situational": "privacy_hopqa",
+}
+OF_OTHER_TESTS = ("--config-dir",)
+"""The README's own domain is executed by `tests/pipeline/test_readme.py`."""
+
+
+def commands() -> list[tuple[str, str, list[str]]]:
+    """Program, kind of hardware and overrides of each command that a page shows."""
+    found = []
+    for page in dict.fromkeys(PAGES):
+        for program, rest in COMMAND.findall(page.read_text(encoding="utf-8")):
+            words = shlex.split(rest.replace("\\\n", " "), comments=True)
+            if not words or any(word in words for word in OF_OTHER_TESTS):
+                continue
+            told = [word.partition("=")[2] for word in words if word.startswith("hardware=")]
+            found += [(program, kind, words) for kind in told or KINDS]
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A reader's folder with the files that the commands name; nothing in it is a whole model."""
+    for model in ("MODEL", "DIR", "results/small_model", "results/bootstrap/privacy_hopqa"):
+        (tmp_path / model).mkdir(parents=True)
+        (tmp_path / model / "config.json").write_text(json.dumps({"max_position_embeddings": 16384}))
+        (tmp_path / model / "tokenizer.json").write_text("{}")
+    (tmp_path / "domains").symlink_to(ROOT / "domains")
+    (tmp_path / "tasks").symlink_to(EXAMPLES / "tasks")
+    (tmp_path / "web.jsonl").symlink_to(EXAMPLES / "web.jsonl")
+    (tmp_path / "data").mkdir()
+    for split, chains in (("train", "train"), ("val", "val"), ("test", "val")):
+        # A row holds what each domain asks of one: a file of the reader's own may be for any of them.
+        rows = (EXAMPLES / f"chains_{chains}.jsonl").read_text(encoding="utf-8").splitlines()
+        own = {"question": f"{split}?", "expert_answer": "7", "answer": "#### 7"}
+        text = "\n".join(json.dumps(json.loads(row) | own) for row in rows)
+        for name in (split, f"chains_{split}", f"data/gsm8k_{split}"):
+            (tmp_path / f"{name}.jsonl").write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    monkeypatch.setenv("DRY_RUN", "1")
+    monkeypatch.setattr(compose_module, "_compose", remembered)
+    return tmp_path
+
+
+@pytest.mark.parametrize(("program", "kind", "words"), commands())
+def test_a_command_of_a_page_is_accepted(
+    program: str, kind: str, words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    main = launch if program == "launch" else bootstrap
+    options = [f"hardware={kind}", *(word for word in words if not word.startswith("hardware="))]
+    shows = "--cfg" in words or "validate=true" in words
+    status = main([*options, *([] if shows else ["validate=true"])])
+    assert status == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("preset", PRESETS)
+def test_a_preset_is_accepted_on_both_kinds_of_hardware(
+    preset: str, kind: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [f"+domain={PRESETS[preset]}", f"+preset={preset}", f"hardware={kind}", "model_path=MODEL"]
+    assert launch([*words, "validate=true"]) == 0, capsys.readouterr().err
+
+
+def test_every_preset_is_tried() -> None:
+    there = {path.stem for path in (ROOT / "conf/preset").glob("*.yaml")}
+    assert there == {*PRESETS, "vllm_cpu"}
+
+
+@pytest.mark.parametrize("domain", ["privacy_hopqa", "raro", "reputation_hacking"])
+def test_a_launch_on_gpus_without_a_model_says_what_to_add(
+    domain: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert launch([f"+domain={domain}", "hardware=gpu", "validate=true"]) == 2
+    said = capsys.readouterr().err
+    check_one_line(said, "launcher: model_path: missing on hardware=gpu", domain)
+    assert "a folder or a hub name (OWNER/MODEL)" in said and "hardware=cpu" in said
+    makes_one = re.search(r"python -m pipelinerl\.bootstrap (.+), then launch with this preset", said)
+    assert (makes_one is not None) is (domain == "privacy_hopqa")
+    if makes_one is not None:
+        assert bootstrap([*makes_one[1].split(), "hardware=gpu", "validate=true"]) == 0
+
+
+def test_a_recipe_on_gpus_is_that_of_the_cpu_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bootstrap(["+domain=raro", "hardware=gpu", "validate=true"]) == 2
+    assert "the recipes of bundled models belong to hardware=cpu" in capsys.readouterr().err
+
+
+def test_a_preset_for_cpus_says_so_on_gpus(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["+domain=guessing", "+preset=vllm_cpu", "model_path=MODEL", "validate=true"]
+    python = ["vllm_config.python=/opt/vllm/bin/python", "vllm_config.version=0.26.0"]
+    assert launch([*words, *python, "hardware=cpu"]) == 0, capsys.readouterr().err
+    assert launch([*words, *python, "hardware=gpu"]) == 2
+    assert capsys.readouterr().err == (
+        "launcher: +preset=vllm_cpu: made for hardware=cpu, this is hardware=gpu; "
+        "set hardware=cpu or leave +preset=vllm_cpu out\n"
+    )
