@@ -80,10 +80,14 @@ def from_scratch(row: Cells) -> list[Value]:
     return [*ends, figures[change]["value"], float(low), float(high)]
 
 
-def arms(row: Cells) -> list[Value]:
-    found = result("arms")["table"][{"situational + penalty": "penalty"}.get(row[0], row[0])]
+def arms(row: Cells, file: str = "arms") -> list[Value]:
+    found = result(file)["table"][{"situational + penalty": "penalty"}.get(row[0], row[0])]
     exact = [*interval(found["success"]), *interval(found["leak"])]
     return [*exact, found["plan_gold_retrieved"]["mean"], found["choose_correct"]["mean"]]
+
+
+def padded(row: Cells) -> list[Value]:
+    return arms(row, "arms_padded")
 
 
 def credit(row: Cells) -> list[Value]:

@@ -17,9 +17,9 @@ def raro_ends() -> list[float]:
     return [float(np.mean([run[:5] for run in runs])), *(float(np.mean(run[-5:])) for run in runs)]
 
 
-def gate(name: str) -> list[float]:
-    """Difference, interval and differences by seed, as `arms.json` tells them."""
-    told = result("arms")["gates"][name]["figures"]
+def gate(name: str, file: str = "arms") -> list[float]:
+    """Difference, interval and differences by seed, as the file tells them."""
+    told = result(file)["gates"][name]["figures"]
     return [float(number) for number in NUMBER.findall(re.sub(r"n=\d+", "", told))]
 
 
@@ -164,6 +164,15 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
         lambda: [
             *gate("O2 outcome raises leakage")[-3:],
             *(-x for x in gate("O4 penalty lowers leakage")[-3:]),
+        ],
+    ),
+    "arms, padding": (
+        PRIVACY,
+        r"success is higher \((\S+) \[(\S+), (\S+)\], paired; by seed (\S+) and (\S+)\)\. "
+        r"Leakage\s+is, too \((\S+) \[(\S+), (\S+)\]\)",
+        lambda: [
+            *gate("padding raises success", "arms_padded"),
+            *gate("padding raises leak", "arms_padded")[:3],
         ],
     ),
     "reputation, speed": (

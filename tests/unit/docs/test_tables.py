@@ -28,6 +28,7 @@ from tests.support.measured import (
     is_shown,
     language,
     learning,
+    padded,
     ppo_prices,
     ppo_seeds,
     raro,
@@ -84,6 +85,7 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     (PRIVACY, "world | figure | before | after | difference"): (2, learning),
     (PRIVACY, "figure | before | after | difference"): (1, from_scratch),
     (PRIVACY, "policy | success | leakage (answer or full) | plan retrieves gold | choose right"): (1, arms),
+    (PRIVACY, "arm | success | leakage (answer or full) | plan retrieves gold | choose right"): (1, padded),
     (
         PRIVACY,
         "chains | texts | success: start | outcome | situational "
