@@ -44,7 +44,7 @@ def test_missing_packages_files_and_placeholders_are_one_line_each(
     bad = tmp_path / "bad.jsonl"
     bad.write_text(json.dumps({"question": "q"}) + "\n")
     cases = [
-        (f"train_dataset_names=[{bad}]", "bad.jsonl, line 1: no answer"),
+        (f"train_dataset_names=[{bad}]", "bad.jsonl:1: no answer"),
         ("train_dataset_names=[gsm8k_train]", "dataset 'gsm8k_train': no file gsm8k_train.jsonl"),
         ("actor.task_template='Solve it.'", "put {task} where the question goes"),
         ("dataset_loader_params.highest=1", "highest=1: numbers of generated arithmetic"),
