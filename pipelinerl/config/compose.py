@@ -115,7 +115,7 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> tuple[DictConfig, list[
     if own is not None:
         whole = whole_tree(own)
         if whole is None and (plain := _with_hardware(roots, asked)) is None:  # upstream's, with its own base
-            whole, choices = _files(roots, name, asked.groups), [asked.hardware, *asked.layers]
+            whole, choices = _files(roots, name, [*asked.groups, *asked.layers]), [asked.hardware]
         if whole is not None:
             notices, bundled = settle(whole, asked.given), [root for root in roots if not _has_base(root)]
             tree = _over(_compose([*bundled, conf_dir()], BASE, choices), whole, f"{own}: ")
@@ -124,8 +124,11 @@ def _from_files(roots: Sequence[Path], asked: _Asked) -> tuple[DictConfig, list[
     if asked.groups and asked.layers:
         _keep_user_overlays(tree, roots, asked)
     notices = settle(tree, asked.given)
-    names_domain = plain is not None and (plain.get("dataset_loader") or plain.actor.get("rollout_policy"))
-    return tree, brought_keys(tree, own) if own is not None and names_domain else [], notices
+    named = plain is not None and any(
+        OmegaConf.select(plain, key, throw_on_resolution_failure=False)
+        for key in ("dataset_loader", "actor.rollout_policy")
+    )
+    return tree, brought_keys(tree, own) if own is not None and named else [], notices
 
 
 def _with_hardware(roots: Sequence[Path], asked: _Asked) -> DictConfig | None:

@@ -171,13 +171,16 @@ def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
 def _of_features_that_are_off(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
     for section, model in SWITCHED.items():
         node = OmegaConf.select(tree, section, throw_on_resolution_failure=False)
-        if not isinstance(node, DictConfig) or node.get("enabled", False) or f"{section}.enabled" in given:
+        switch = f"{section}.enabled"
+        if not isinstance(node, DictConfig) or switch in given:
+            continue
+        if OmegaConf.select(tree, switch, throw_on_resolution_failure=False):
             continue
         known = model.keys()
         for name in [str(name) for name in node if name not in known]:
             gone, value = REMOVED.get(f"{section}.{name}", _NO_EFFECT), _taken_out(node, name)
             if not gone.is_said_already(tree, value):
-                yield f"{section}.{name}={value}: left out, {section}.enabled is false"
+                yield f"{section}.{name}={value}: left out, {switch} is false"
 
 
 def _taken_out(node: DictConfig, name: str) -> Any:

@@ -159,6 +159,27 @@ def test_a_group_of_upstreams_folder_and_one_of_ours_are_chosen(composed: Compos
     assert (tree.finetune.learning_rate, tree.streams.backend) == (0.25, "redis")
 
 
+def test_a_bundled_domain_is_played_with_upstreams_defaults(composed: Compose, conf: Path) -> None:
+    made = composed("+domain=math", "hardware=gpu", "model_path=a/b", config_dir=conf)
+    check(made)
+    cfg = typed(made.tree)
+    assert cfg.environment is not None and cfg.domain_name == "math" and cfg.use_deepspeed
+    assert (cfg.finetune.seq_length, cfg.domain_keys) == (12000, ["mm_processor_kwargs"])
+
+
+def test_a_broken_interpolation_is_one_line(composed: Compose, conf: Path) -> None:
+    for key in ("finetune.lora.enabled", "finetune.seed", "dataset_loader"):
+        file = OmegaConf.create(GUESSING)
+        OmegaConf.update(file, key, "${nowhere}", force_add=True)
+        OmegaConf.save(file, conf / "broken.yaml")
+        if key == "finetune.seed":  # it is left out
+            composed("hardware=gpu", config_dir=conf, config_name="broken")
+            continue
+        with pytest.raises(ConfigError, match="nowhere") as refused:
+            composed("hardware=gpu", config_dir=conf, config_name="broken")
+        assert len(refused.value.problems) == 1
+
+
 def written_by_upstream(conf: Path, *overrides: str) -> DictConfig:
     """The tree of a run there, which its launcher saves with or without its interpolations."""
     with initialize_config_dir(str(conf), version_base="1.3"):
