@@ -68,19 +68,11 @@ def compose(
     layers = [f"+domain={domain}"] if domain else []
     if _config_file(roots, ON_HARDWARE, f"{domain}_{hardware}"):
         layers.append(f"+{ON_HARDWARE}={domain}_{hardware}")
-    files = [f"hardware={hardware}", *groups, *layers]
     domain_file = _config_file(roots, "domain", domain) if domain else None
     brought = brought_keys(_load(domain_file), domain_file) if domain_file else []
-    own_file = _config_file(roots, "", config_name) if config_name != BASE else None
-    if own_file is not None and (whole := whole_tree(own_file)) is not None:
-        notices = settle(whole)
-        brought += [key for key in brought_keys(whole, own_file) if key not in brought]
-        tree = _over(_compose(roots, BASE, files), whole, f"{own_file}: ")
-    else:
-        tree = _compose(roots, config_name, files)
-        if groups and layers:
-            _keep_user_overlays(tree, roots, config_name, [f"hardware={hardware}"], groups)
-        notices = settle(tree)
+    asked = _Asked(config_name, f"hardware={hardware}", groups, layers, [o.key_or_group for o in values])
+    tree, of_file, notices = _from_files(roots, asked)
+    brought += [key for key in of_file if key not in brought]
     if config_name != asked_for:
         notices.append(
             f"--config-name={domain}: taken as +domain={domain}, the domain of that name here; "
@@ -101,6 +93,60 @@ def compose(
         datasets_named=named,
         notices=notices,
     )
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """What chooses the files of a composition."""
+
+    config_name: str
+    hardware: str
+    """The profile, as an override."""
+    groups: list[str]
+    """Further choices, as overrides."""
+    layers: list[str]
+    """The domain, and the domain on this hardware, as overrides."""
+    given: list[str]
+    """Keys that the command line sets."""
+
+
+def _from_files(roots: Sequence[Path], asked: _Asked) -> tuple[DictConfig, list[str], list[str]]:
+    """The tree of all files, the keys that the user's own file brings as a domain's, and what is left out."""
+    name, choices = asked.config_name, [asked.hardware, *asked.groups, *asked.layers]
+    primary = _config_file(roots, "", name)
+    own = None if primary is None or primary.is_relative_to(conf_dir()) else primary
+    plain = None
+    if own is not None:
+        whole = whole_tree(own)
+        if whole is None and (plain := _with_hardware(roots, asked)) is None:  # upstream's, with its own base
+            whole, choices = _files(roots, name, [*asked.groups, *asked.layers]), [asked.hardware]
+        if whole is not None:
+            notices, bundled = settle(whole, asked.given), [root for root in roots if not _has_base(root)]
+            tree = _over(_compose([*bundled, conf_dir()], BASE, choices), whole, f"{own}: ")
+            return tree, brought_keys(whole, own), notices
+    tree = _compose(roots, name, choices)
+    if asked.groups and asked.layers:
+        _keep_user_overlays(tree, roots, asked)
+    notices = settle(tree, asked.given)
+    named = plain is not None and any(
+        OmegaConf.select(plain, key, throw_on_resolution_failure=False)
+        for key in ("dataset_loader", "actor.rollout_policy")
+    )
+    return tree, brought_keys(tree, own) if own is not None and named else [], notices
+
+
+def _with_hardware(roots: Sequence[Path], asked: _Asked) -> DictConfig | None:
+    """The primary file alone; None if it is not composed of our base: upstream's has no `hardware`."""
+    try:
+        return _compose(roots, asked.config_name, [asked.hardware])
+    except ConfigError as error:
+        if "Could not override 'hardware'" not in str(error):
+            raise
+        return None
+
+
+def _has_base(root: Path) -> bool:
+    return (root / f"{BASE}.yaml").is_file()
 
 
 def _parse(texts: Sequence[str]) -> list[Override]:
@@ -203,7 +249,12 @@ def _load(path: Path) -> DictConfig:
 
 
 def _compose(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
-    """hydra's part: the files, over the defaults of the schema."""
+    """The files over the defaults of the schema."""
+    return _over(OmegaConf.create(Config.defaults()), _files(roots, config_name, overrides))
+
+
+def _files(roots: Sequence[Path], config_name: str, overrides: list[str]) -> DictConfig:
+    """hydra's part: one tree from files and their lists of defaults."""
     search = create_config_search_path(str(roots[-1].resolve()))
     # hydra.searchpath adds folders only behind the one of the primary file; the user's are searched before.
     for root in reversed(roots[:-1]):
@@ -212,12 +263,11 @@ def _compose(roots: Sequence[Path], config_name: str, overrides: list[str]) -> D
     try:
         version.setbase("1.3")
         Hydra.create_main_hydra2("pipelinerl", search)
-        files = hydra_compose(config_name, overrides=overrides)
+        return hydra_compose(config_name, overrides=overrides)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(first_line(error)) from None
     finally:
         GlobalHydra.instance().hydra = before
-    return _over(OmegaConf.create(Config.defaults()), files)
 
 
 def _over(tree: DictConfig, above: DictConfig, source: str = "") -> DictConfig:
@@ -233,12 +283,11 @@ def _over(tree: DictConfig, above: DictConfig, source: str = "") -> DictConfig:
     return merged
 
 
-def _keep_user_overlays(
-    tree: DictConfig, roots: Sequence[Path], config_name: str, hardware: list[str], groups: list[str]
-) -> None:
+def _keep_user_overlays(tree: DictConfig, roots: Sequence[Path], asked: _Asked) -> None:
     """Let what a chosen group (`finetune=grpo`) changes win over the domain's files."""
-    plain = leaves(_compose(roots, config_name, hardware))
-    for key, value in leaves(_compose(roots, config_name, [*hardware, *groups])).items():
+    plain = leaves(_compose(roots, asked.config_name, [asked.hardware]))
+    chosen = leaves(_compose(roots, asked.config_name, [asked.hardware, *asked.groups]))
+    for key, value in chosen.items():
         if key not in plain or plain[key] != value:
             OmegaConf.update(tree, key, value, force_add=True)
 

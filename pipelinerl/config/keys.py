@@ -36,7 +36,8 @@ def apply(tree: DictConfig, overrides: Sequence[Override], brought: list[str]) -
     """
     for override in overrides:
         key = override.key_or_group
-        if (remedy := remedy_for(key)) is not None:
+        value = None if override.is_delete() else override.value()
+        if (remedy := remedy_for(key, value)) is not None:
             raise ConfigError(f"{key}: {remedy}")
         if key == "hardware.kind":
             raise ConfigError(

@@ -1,69 +1,132 @@
-"""Configuration files of earlier versions and of upstream: what is taken, and what is said about the rest."""
+"""Configuration files of earlier versions and of upstream: what is taken, and what is said about the rest.
 
+`compose` asks about the files, `keys.apply` about the command line. A remedy that is named here is a key that
+the same composition takes.
+"""
+
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from omegaconf import DictConfig, OmegaConf, open_dict
+from omegaconf.errors import OmegaConfBaseException
 
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.base import Section
+from pipelinerl.config.finetune import LoraConfig, MemoryDebugConfig
+from pipelinerl.config.roles import DifficultyPenaltyConfig
 
 WRITTEN_BY_LAUNCHERS = ("jobs", "derived", "me", "attempt", "hydra")
 """What a launcher puts into the tree of a run; a new run gets its own."""
 
-_NOT_NEEDED = "no longer exists and nothing replaces it; remove it"
-WITHOUT_EFFECT: dict[str, str] = {
-    "actor.log_each_n_secs": _NOT_NEEDED,
-    "actor.task_prompt": "no longer exists; use actor.task_template",
-    "actor.ensure_boxed_answers": "no longer exists; say it in actor.system_prompt",
-    "actor.shared_memory_entry_size": _NOT_NEEDED,
-    "preprocess.pop_old_data": "no longer exists; use pop_old_data at the top level",
-    "preprocess.shared_memory_entry_size": _NOT_NEEDED,
-    "finetune.data": _NOT_NEEDED,
-    "finetune.attn_implementation": "no longer exists; use finetune.use_flash_attention",
-    "finetune.resume_dataloader": _NOT_NEEDED,
-    "finetune.valid_batch_size": _NOT_NEEDED,
-    "finetune.max_eval_steps": _NOT_NEEDED,
-    "finetune.sft_config_name": _NOT_NEEDED,
-    "finetune.n_examples": _NOT_NEEDED,
-    "finetune.objective": _NOT_NEEDED,
-    "finetune.queue_size": "no longer exists; use preprocess.output_queue_size",
-    "finetune.pop_old_data": "no longer exists; use pop_old_data at the top level",
-    "finetune.eval_callback": "no longer exists; use eval_every_n_versions",
-    "finetune.auto_device_map": _NOT_NEEDED,
-    "finetune.rl.reward_minus_kl_coef": "no longer exists; use finetune.rl.kl_coef",
-    "wandb.wandb_name": "no longer exists; run names are the role folders",
-    "wandb.wandb_use_basename": _NOT_NEEDED,
+
+@dataclass(frozen=True, kw_only=True)
+class Gone:
+    """A key that has no counterpart of the same name here."""
+
+    why: str = "no longer exists and nothing replaces it"
+    """What became of it."""
+    instead: str = ""
+    """What to set instead, as an override; `{value}` is the key's value, `VALUE` one of another meaning."""
+    usual: Any = None
+    """The value that says what happens here anyway. Null is one for every key."""
+    matters: bool = False
+    """Any other value would change results: a file that has one is refused. Otherwise it is left out."""
+
+    def remedy(self, value: object) -> str:
+        """What to do, for one value of the key."""
+        instead = self.instead.format(value=_written(value))
+        return f"{self.why}; {f'use {instead}' if instead else 'remove it'}"
+
+    @property
+    def instead_of_it(self) -> str:
+        """The key that is set instead, empty without one."""
+        return self.instead.partition("=")[0].removeprefix("+")
+
+    def is_said_already(self, tree: DictConfig, value: object) -> bool:
+        """Whether the tree says the same without the key: its usual value, or what is set instead of it."""
+        if value is None or value == self.usual:
+            return True
+        wanted = self.instead.partition("=")[2].format(value=_written(value))
+        if not wanted:
+            return False
+        set_instead = OmegaConf.select(tree, self.instead_of_it, throw_on_resolution_failure=False)
+        return _written(set_instead) == wanted
+
+
+_GONE, _NO_EFFECT = "no longer exists", Gone()
+_COPY = "stands at the top level"
+_BASE_TYPE = "is not available; the base stays in finetune.load_as_bf16's type"
+_FP32_HEAD = Gone(why=_GONE, instead="fp32_layer_prefix=lm_head", usual=False, matters=True)
+REMOVED: dict[str, Gone] = {
+    "actor.log_each_n_secs": _NO_EFFECT,
+    "actor.task_prompt": Gone(why=_GONE, instead="actor.task_template=VALUE"),
+    "actor.ensure_boxed_answers": Gone(
+        why="no longer exists; say it in the prompt", instead="actor.system_prompt=VALUE"
+    ),
+    "actor.shared_memory_entry_size": _NO_EFFECT,
+    "actor.max_stream_size": Gone(why="no longer exists; unread records are never dropped"),
+    "preprocess.pop_old_data": Gone(why=_COPY, instead="pop_old_data={value}"),
+    "preprocess.shared_memory_entry_size": _NO_EFFECT,
+    "preprocess.max_stream_size": Gone(why="no longer exists; unread records are never dropped"),
+    "finetune.data": _NO_EFFECT,
+    "finetune.attn_implementation": Gone(why=_GONE, instead="finetune.use_flash_attention=VALUE"),
+    "finetune.resume_dataloader": _NO_EFFECT,
+    "finetune.valid_batch_size": _NO_EFFECT,
+    "finetune.max_eval_steps": _NO_EFFECT,
+    "finetune.sft_config_name": _NO_EFFECT,
+    "finetune.n_examples": _NO_EFFECT,
+    "finetune.objective": _NO_EFFECT,
+    "finetune.queue_size": _NO_EFFECT,
+    "finetune.output_dir": Gone(why="no longer exists; the trainer writes below output_dir"),
+    "finetune.pop_old_data": Gone(why=_COPY, instead="pop_old_data={value}"),
+    "finetune.eval_callback": Gone(why=_GONE, instead="eval_every_n_versions=VALUE"),
+    "finetune.auto_device_map": _NO_EFFECT,
+    "finetune.rl.reward_minus_kl_coef": Gone(why=_GONE, instead="finetune.rl.kl_coef=VALUE"),
+    "wandb.wandb_name": Gone(why="no longer exists; run names are the role folders"),
+    "wandb.wandb_use_basename": _NO_EFFECT,
+    "vllm_config.use_v1": Gone(
+        why="no longer exists; the stock server of vllm_config.version is used", usual=False
+    ),
+    "finetune.seed": Gone(why=_COPY, instead="seed={value}", matters=True),
+    "finetune.force_restart": Gone(why=_COPY, instead="force_restart={value}", matters=True),
+    "finetune.fp32_layer_prefix": Gone(why=_COPY, instead="fp32_layer_prefix={value}", matters=True),
+    "finetune.max_lag": Gone(why=_COPY, instead="max_lag={value}", matters=True),
+    "finetune.lora.base_model_8bit": Gone(why=_BASE_TYPE, usual=False, matters=True),
+    "finetune.lora.base_model_4bit": Gone(why=_BASE_TYPE, usual=False, matters=True),
+    "finetune.lora.bias": Gone(why="is not available; biases stay as they are", usual="none", matters=True),
+    "finetune.lora.task_type": Gone(why="no longer exists; policies are causal language models"),
+    "finetune.rl.aggregate_loss": Gone(
+        why="no longer exists; losses are sums weighted by 1/batch size", usual="sum", matters=True
+    ),
+    "finetune.fp32_lm_head": _FP32_HEAD,
+    "fp32_lm_head": _FP32_HEAD,
+    "vllm_config.vllm_kwargs.num-scheduler-steps": Gone(why="is no flag of vLLM 0.26 or newer"),
+    "vllm_config.vllm_kwargs.disable-log-requests": Gone(why="is no flag of vLLM 0.26 or newer"),
+    "vllm_config.quantization": Gone(
+        why=_GONE, instead="+vllm_config.vllm_kwargs.quantization={value}", matters=True
+    ),
 }
-"""Keys that changed no result where they came from: a file may have them, the command line may not."""
+"""Keys of upstream and of earlier versions, with what to do instead."""
 
-REMOVED: dict[str, str] = WITHOUT_EFFECT | {
-    "finetune.lora.base_model_8bit": "is not available; the base stays in finetune.load_as_bf16's type",
-    "finetune.lora.base_model_4bit": "is not available; the base stays in finetune.load_as_bf16's type",
-    "finetune.lora.bias": "is not available; biases stay as they are",
-    "finetune.rl.aggregate_loss": "no longer exists; losses are sums weighted by 1/batch size",
-    "finetune.fp32_lm_head": "no longer exists; use fp32_layer_prefix=lm_head",
-    "fp32_lm_head": "no longer exists; use fp32_layer_prefix=lm_head",
-    "finetune.max_lag": "stands at the top level; use max_lag",
-    "vllm_config.use_v1": "no longer exists; the stock server of vllm_config.version is used",
-    "vllm_config.quantization": "no longer exists; use vllm_config.vllm_kwargs.quantization",
+SWITCHED: dict[str, type[Section]] = {
+    "finetune.lora": LoraConfig,
+    "finetune.memory_debug": MemoryDebugConfig,
+    "actor.difficulty_aware_penalty": DifficultyPenaltyConfig,
 }
-"""All keys that have no counterpart here, with what to do instead."""
-
-FORMER_DEFAULTS: dict[str, Any] = {
-    "finetune.rl.aggregate_loss": "sum",
-    "finetune.lora.base_model_8bit": False,
-    "finetune.lora.base_model_4bit": False,
-    "finetune.lora.bias": "none",
-    "finetune.fp32_lm_head": False,
-    "fp32_lm_head": False,
-    "vllm_config.use_v1": False,
-}
-"""Values that say what happens here anyway. Null is one for every key."""
+"""Sections with a switch `enabled`: while it is off, a file may have keys in them that do not exist here."""
 
 
-def remedy_for(key: str) -> str | None:
+def _written(value: object) -> str:
+    """A value as an override writes it."""
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def remedy_for(key: str, value: object) -> str | None:
     """What to do about a removed key or a key below it; None for any other."""
-    return next((text for old, text in REMOVED.items() if key == old or key.startswith(old + ".")), None)
+    gone = (entry for old, entry in REMOVED.items() if key == old or key.startswith(old + "."))
+    return next((entry.remedy(value) for entry in gone), None)
 
 
 def whole_tree(path: Path) -> DictConfig | None:
@@ -79,25 +142,53 @@ def whole_tree(path: Path) -> DictConfig | None:
     return content
 
 
-def settle(tree: DictConfig) -> list[str]:
-    """Take keys that no longer exist out of a tree made of files; one line for each that was set.
+def settle(tree: DictConfig, given: Collection[str] = ()) -> list[str]:
+    """Take keys that do not exist here out of a tree made of files; one line for each that said something.
 
-    Raises ConfigError for values that would change results: they cannot be left out in silence.
+    `given` are the keys of the command line. Raises ConfigError for values that would change results and that
+    no key of the command line stands in for: they cannot be left out in silence.
     """
-    notices, problems = [], []
-    for key, remedy in REMOVED.items():
+    notices, problems = list(_of_features_that_are_off(tree, given)), []
+    for key, gone in REMOVED.items():
         parent, _, name = key.rpartition(".")
         node = OmegaConf.select(tree, parent, throw_on_resolution_failure=False) if parent else tree
-        if not isinstance(node, DictConfig) or name not in node:
+        if not isinstance(node, DictConfig) or name not in list(node):
             continue
-        with open_dict(node):
-            value = node.pop(name)
-        if value is None or value == FORMER_DEFAULTS.get(key):
+        value = _taken_out(node, name)
+        if gone.is_said_already(tree, value):
             continue
-        if key in WITHOUT_EFFECT:
-            notices.append(f"{key}={value}: left out, no run depends on it; {remedy}")
+        if not gone.matters:
+            notices.append(f"{key}={value}: left out, no run depends on it; {gone.remedy(value)}")
+        elif gone.instead_of_it in given:
+            notices.append(f"{key}={value}: left out, {gone.instead_of_it} was given")
         else:
-            problems.append(f"{key}={value}: {remedy}")
+            problems.append(f"{key}={value}: {gone.remedy(value)}")
     if problems:
         raise ConfigError(problems)
     return notices
+
+
+def _of_features_that_are_off(tree: DictConfig, given: Collection[str]) -> Iterator[str]:
+    for section, model in SWITCHED.items():
+        node = OmegaConf.select(tree, section, throw_on_resolution_failure=False)
+        switch = f"{section}.enabled"
+        if not isinstance(node, DictConfig) or switch in given:
+            continue
+        if OmegaConf.select(tree, switch, throw_on_resolution_failure=False):
+            continue
+        known = model.keys()
+        for name in [str(name) for name in node if name not in known]:
+            gone, value = REMOVED.get(f"{section}.{name}", _NO_EFFECT), _taken_out(node, name)
+            if not gone.is_said_already(tree, value):
+                yield f"{section}.{name}={value}: left out, {switch} is false"
+
+
+def _taken_out(node: DictConfig, name: str) -> Any:
+    """The value of a key, which is gone afterwards; None where it is missing or repeats what is missing."""
+    try:
+        value = node[name]
+    except OmegaConfBaseException:
+        value = None
+    with open_dict(node):
+        del node[name]
+    return value

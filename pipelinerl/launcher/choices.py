@@ -166,7 +166,8 @@ def _rest(cfg: Config) -> Iterator[Choice]:
     """What few runs have."""
     if cfg.domain_keys:
         keys = ", ".join(cfg.domain_keys)
-        yield Choice("keys of the domain", keys, "brought by its file", f"+domain={cfg.domain_name}")
+        named = f"+domain={cfg.domain_name}" if cfg.domain_name else "--config-name=FILE"
+        yield Choice("keys of the domain", keys, "brought by its file", named)
     if unread := left_over(cfg):
         yield Choice("without effect", ", ".join(unread), "no run reads them", "leave them out")
     if cfg.attempt:

@@ -1,0 +1,78 @@
+"""What a refusal of a key that is gone says to do instead is taken, on the command line and in a file."""
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from omegaconf import OmegaConf
+
+from pipelinerl.config import ConfigError
+from pipelinerl.config.compose import Composition
+from pipelinerl.config.legacy import REMOVED
+from pipelinerl.domain import BaseDomain
+from pipelinerl.launcher.validate import checked
+from tests.unit.config.test_upstream_file import UPSTREAM
+
+Compose = Callable[..., Composition]
+
+VALUES = {
+    "finetune.seed": 9,
+    "finetune.force_restart": True,
+    "finetune.fp32_layer_prefix": "model.norm",
+    "finetune.max_lag": 512,
+    "finetune.pop_old_data": False,
+    "preprocess.pop_old_data": False,
+    "finetune.fp32_lm_head": True,
+    "fp32_lm_head": True,
+    "vllm_config.quantization": "fp8",
+}
+"""Another value than upstream's default, of the key's own type; any other key gets a word."""
+MEANT = {
+    "actor.task_template": "ask",
+    "actor.system_prompt": "speak",
+    "finetune.use_flash_attention": "false",
+    "eval_every_n_versions": "1000",
+    "finetune.rl.kl_coef": "0.1",
+}
+"""What a user writes where a remedy says `VALUE`."""
+
+
+def remedy(refusal: ConfigError) -> str | None:
+    """The override that a refusal asks for; None where it says to remove the key."""
+    (line,) = refusal.problems
+    assert line.endswith("; remove it") or "; use " in line, line
+    wanted = line.partition("; use ")[2]
+    return wanted.replace("VALUE", MEANT.get(wanted.partition("=")[0], "VALUE")) or None
+
+
+@pytest.mark.parametrize("key", sorted(REMOVED))
+def test_the_remedy_of_a_key_is_never_refused_next(composed: Compose, tmp_path: Path, key: str) -> None:
+    file, value = copy.deepcopy(UPSTREAM), VALUES.get(key, "word")
+    file.test_llm.parameters.max_tokens = 64
+    file.fp32_layer_prefix = None
+
+    def passes(*overrides: str) -> None:
+        OmegaConf.save(file, tmp_path / "exp_config.yaml")
+        made = composed("hardware=gpu", *overrides, config_dir=tmp_path, config_name="exp_config")
+        given = [override.partition("=")[0].removeprefix("+") for override in overrides]
+        checked(made.tree, BaseDomain(), devices=2, dry_run=True, given=given)
+
+    with pytest.raises(ConfigError) as on_the_command_line:
+        passes(f"{key}={str(value).lower()}")
+    if (wanted := remedy(on_the_command_line.value)) is not None:
+        passes(wanted)
+
+    OmegaConf.update(file, key, value, force_add=True)
+    if ".lora." in key:
+        file.finetune.lora.enabled = True
+    try:
+        passes()
+        assert not REMOVED[key].matters
+    except ConfigError as refusal:
+        wanted = remedy(refusal)
+    if REMOVED[key].matters and wanted is not None:
+        passes(wanted)
+        name, _, meant = wanted.removeprefix("+").partition("=")
+        OmegaConf.update(file, name, meant if "head" in key else value, force_add=True)
+        passes()

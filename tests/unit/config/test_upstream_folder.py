@@ -1,0 +1,240 @@
+"""Upstream's folder of configurations, and the `exp_config.yaml` that its launcher writes, are taken.
+
+The folder is made of keys and defaults that both sides share, and of the keys that exist there only.
+"""
+
+import copy
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from hydra import compose as hydra_compose
+from hydra import initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from pipelinerl.config import ConfigError, typed
+from pipelinerl.config.compose import Composition
+from pipelinerl.config.legacy import REMOVED
+from pipelinerl.domain import BaseDomain
+from pipelinerl.launcher.validate import checked
+from tests.unit.config.conftest import DEFAULTS
+
+Compose = Callable[..., Composition]
+
+ONLY_IN_BASE = """
+defaults: [finetune: base, rewards: pure_success, streams: files, _self_]
+fp32_lm_head: false
+mm_processor_kwargs: {}
+output_dir: ???
+use_deepspeed: true
+jobs: []
+me: {job_idx: null}
+hydra: {run: {dir: "${output_dir}"}}
+attempts: ${finetune.attempts}
+finetune: {seed: "${..seed}"}
+actor: {log_each_n_secs: 0, shared_memory_entry_size: 10000000, max_stream_size: 1000000}
+preprocess: {pop_old_data: "${..pop_old_data}", shared_memory_entry_size: 100000000}
+vllm_config: {use_v1: false, quantization: null, vllm_kwargs: {max-num-seqs: "${actor.llm_max_rollouts}",
+  num-scheduler-steps: 1, disable-log-requests: ""}}
+wandb: {wandb_name: null, wandb_use_basename: true}
+"""
+ONLY_IN_FINETUNE = """
+data: null
+config_name: ${..model_path}
+fp32_lm_head: ${..fp32_lm_head}
+fp32_layer_prefix: ${..fp32_layer_prefix}
+attn_implementation: flash_attention_2
+auto_device_map: false
+lora: {enabled: false, task_type: CAUSAL_LM, base_model_8bit: true, base_model_4bit: false, r: 16, bias: none}
+memory_debug: {enabled: false, every_n_steps: 1, snapshot_dir: results, top_n: 10}
+force_restart: ${..force_restart}
+valid_batch_size: 4
+max_eval_steps: -1
+output_dir: ${..output_dir}/finetune
+seed: 42
+objective: rl
+queue_size: 32
+max_lag: ${..max_lag}
+pop_old_data: ${..pop_old_data}
+eval_callback: {_target_: pipelinerl.finetune.utils.dummy_eval_callback, config_name: ""}
+rl: {final_kl_coef: "${..rl.kl_coef}", temperature: "${...llm.parameters.temperature}", aggregate_loss: sum,
+  reward_minus_kl_coef: 0.0}
+"""
+GUESSING = """
+defaults: [base, _self_]
+finetune: {seq_length: 4000, gradient_accumulation_passes: 1024}
+llm: {parameters: {max_tokens: 500}}
+test_llm: {parameters: {max_tokens: 500}}
+vllm_config: {vllm_kwargs: {max_model_len: 4000}}
+actor: {rollout_policy: pipelinerl.domains.guessing.generate_guessing_rollout}
+dataset_loader: pipelinerl.domains.guessing.load_problems
+train_dataset_names: [train]
+test_dataset_names: [test]
+world: {actor_fraction: 1, finetune_fraction: 1}
+model_path: owner/model
+"""
+OWN_KEYS = """
+defaults: [base, _self_]
+dataset_loader: pipelinerl.domains.guessing.load_problems
+actor: {rollout_policy: pipelinerl.domains.guessing.generate_guessing_rollout, ifeval_partial_credit: true}
+sandbox_endpoint: http://127.0.0.1:8080
+"""
+
+
+@pytest.fixture
+def conf(tmp_path: Path) -> Path:
+    """A folder with upstream's layout."""
+    folder, base = tmp_path / "conf", copy.deepcopy(DEFAULTS)
+    for group, name, more in (
+        ("finetune", "base", ONLY_IN_FINETUNE),
+        ("rewards", "pure_success", "{}"),
+        ("streams", "files", "{}"),
+    ):
+        (folder / group).mkdir(parents=True)
+        OmegaConf.save(
+            OmegaConf.merge(base.pop(group), OmegaConf.create(more)), folder / group / f"{name}.yaml"
+        )
+    OmegaConf.save(OmegaConf.merge(base, OmegaConf.create(ONLY_IN_BASE)), folder / "base.yaml")
+    (folder / "guessing.yaml").write_text(GUESSING)
+    (folder / "own_keys.yaml").write_text(OWN_KEYS)
+    return folder
+
+
+def check(made: Composition, *given: str) -> None:
+    checked(made.tree, BaseDomain(), devices=2, dry_run=True, given=given)
+
+
+def said(made: Composition) -> set[str]:
+    assert all("\n" not in notice for notice in made.notices)
+    return {notice.partition("=")[0] for notice in made.notices}
+
+
+LEFT_OUT = {
+    "actor.log_each_n_secs",
+    "actor.max_stream_size",
+    "actor.shared_memory_entry_size",
+    "preprocess.shared_memory_entry_size",
+    "vllm_config.vllm_kwargs.num-scheduler-steps",
+    "vllm_config.vllm_kwargs.disable-log-requests",
+    "finetune.attn_implementation",
+    "finetune.auto_device_map",
+    "finetune.lora.task_type",
+    "finetune.lora.base_model_8bit",
+    "finetune.memory_debug.snapshot_dir",
+    "finetune.memory_debug.top_n",
+    "finetune.valid_batch_size",
+    "finetune.max_eval_steps",
+    "finetune.objective",
+    "finetune.queue_size",
+    "finetune.eval_callback",
+    "finetune.rl.reward_minus_kl_coef",
+    "wandb.wandb_use_basename",
+}
+
+
+@pytest.mark.parametrize("hardware", ["gpu", "cpu"])
+def test_a_configuration_of_upstreams_folder_composes(composed: Compose, conf: Path, hardware: str) -> None:
+    sharding = [] if hardware == "gpu" else ["use_deepspeed=false"]
+    made = composed(f"hardware={hardware}", *sharding, "seed=7", config_dir=conf, config_name="guessing")
+    check(made, "seed")
+    cfg = typed(made.tree)
+    assert (cfg.hardware.kind, cfg.seed, cfg.finetune.seq_length) == (hardware, 7, 4000)
+    assert (cfg.output_dir, cfg.llm.parameters.max_tokens, cfg.jobs) == (None, 500, [])
+    assert cfg.dataset_loader == "pipelinerl.domains.guessing.load_problems"
+    assert said(made) == LEFT_OUT and cfg.domain_keys == ["mm_processor_kwargs"]
+
+
+def test_what_hardware_upstreams_base_does_not_fit_is_said(composed: Compose, conf: Path) -> None:
+    made = composed("hardware=cpu", config_dir=conf, config_name="guessing")
+    with pytest.raises(ConfigError, match="set use_deepspeed=false on a CPU"):
+        check(made)
+
+
+def test_a_group_of_upstreams_folder_and_one_of_ours_are_chosen(composed: Compose, conf: Path) -> None:
+    (conf / "finetune/mine.yaml").write_text("defaults: [base]\nlearning_rate: 0.25\n")
+    options = {"config_dir": conf, "config_name": "guessing"}
+    tree = composed("hardware=gpu", "finetune=mine", "streams=redis", **options).tree
+    assert (tree.finetune.learning_rate, tree.streams.backend) == (0.25, "redis")
+
+
+def test_a_bundled_domain_is_played_with_upstreams_defaults(composed: Compose, conf: Path) -> None:
+    made = composed("+domain=math", "hardware=gpu", "model_path=a/b", config_dir=conf)
+    check(made)
+    cfg = typed(made.tree)
+    assert cfg.environment is not None and cfg.domain_name == "math" and cfg.use_deepspeed
+    assert (cfg.finetune.seq_length, cfg.domain_keys) == (12000, ["mm_processor_kwargs"])
+
+
+def test_a_broken_interpolation_is_one_line(composed: Compose, conf: Path) -> None:
+    for key in ("finetune.lora.enabled", "finetune.seed", "dataset_loader"):
+        file = OmegaConf.create(GUESSING)
+        OmegaConf.update(file, key, "${nowhere}", force_add=True)
+        OmegaConf.save(file, conf / "broken.yaml")
+        if key == "finetune.seed":  # it is left out
+            composed("hardware=gpu", config_dir=conf, config_name="broken")
+            continue
+        with pytest.raises(ConfigError, match="nowhere") as refused:
+            composed("hardware=gpu", config_dir=conf, config_name="broken")
+        assert len(refused.value.problems) == 1
+
+
+def written_by_upstream(conf: Path, *overrides: str) -> DictConfig:
+    """The tree of a run there, which its launcher saves with or without its interpolations."""
+    with initialize_config_dir(str(conf), version_base="1.3"):
+        return hydra_compose("guessing", overrides=["output_dir=results/theirs", *overrides])
+
+
+@pytest.mark.parametrize("resolved", [True, False])
+def test_the_file_that_upstreams_launcher_writes_is_taken(
+    composed: Compose, conf: Path, tmp_path: Path, resolved: bool
+) -> None:
+    tree = written_by_upstream(conf, "max_lag=1024", "seed=3")
+    if resolved:
+        OmegaConf.resolve(tree)
+    OmegaConf.save(tree, tmp_path / "exp_config.yaml")
+    made = composed("hardware=gpu", "output_dir=there", config_dir=tmp_path, config_name="exp_config")
+    check(made, "output_dir")
+    cfg = typed(made.tree)
+    assert (cfg.seed, cfg.max_lag, cfg.finetune.rl.final_kl_coef, cfg.output_dir) == (3, 1024, 0, "there")
+    assert said(made) == LEFT_OUT | {"finetune.output_dir"}
+
+
+def test_keys_of_a_domain_come_from_the_file_that_names_it(
+    composed: Compose, conf: Path, tmp_path: Path
+) -> None:
+    for folder, others in ((conf, ["mm_processor_kwargs"]), (tmp_path, [])):
+        (folder / "own_keys.yaml").write_text(OWN_KEYS)
+        options = {"config_dir": folder, "config_name": "own_keys"}
+        made = composed("hardware=gpu", "sandbox_endpoint=http://other:1", **options)
+        assert made.tree.sandbox_endpoint == "http://other:1" and made.tree.actor.ifeval_partial_credit
+        keys = {"sandbox_endpoint", "actor.ifeval_partial_credit", *others}
+        assert set(typed(made.tree).domain_keys) == keys
+        (folder / "own_keys.yaml").write_text(OWN_KEYS + "environment_kye: a\n")
+        with pytest.raises(ConfigError, match="environment_kye: unknown key; did you mean environment_key"):
+            composed("hardware=gpu", **options)
+    (tmp_path / "nameless.yaml").write_text("defaults: [base, _self_]\nsandbox_endpoint: a\n")
+    with pytest.raises(ConfigError, match="sandbox_endpoint: unknown key"):
+        composed("hardware=gpu", config_dir=tmp_path, config_name="nameless")
+
+
+PAGE = (Path(__file__).resolve().parents[3] / "docs" / "from_upstream.md").read_text(encoding="utf-8")
+
+
+def test_the_commands_of_the_page_compose(composed: Compose, conf: Path) -> None:
+    OmegaConf.save(written_by_upstream(conf), conf / "exp_config.yaml")
+    commands = re.findall(r"^python -m pipelinerl\.launch (.*)$", PAGE, re.MULTILINE)
+    for command in commands:
+        _, _, _, name, *overrides = shlex.split(command)
+        made = composed("hardware=gpu", *overrides, config_dir=conf, config_name=name)
+        check(made, "output_dir")
+        assert made.tree.output_dir == "results/mine"
+    assert len(commands) == 2
+
+
+def test_every_key_of_the_page_is_there_or_has_its_line(composed: Compose) -> None:
+    tree = composed("hardware=gpu").tree
+    for key in re.findall(r"`((?:finetune|actor)\.[\w.]+?)(?:\.\*)?(?:=\w+)?`", PAGE):
+        known = key in REMOVED or OmegaConf.select(tree, key) is not None
+        assert known or key.removeprefix("actor.") in OWN_KEYS, key
