@@ -13,14 +13,16 @@ from aiohttp.log import server_logger
 BODY_ERRORS = (http_exceptions.BadHttpMessage, web_protocol.RequestPayloadError, zlib.error)
 """What reading a body raises whose chunks or compression are broken; the client's fault, so 400."""
 BAD_BODY = "the body cannot be decoded; check Content-Encoding and Transfer-Encoding"
-_OF_CLIENTS = (*BODY_ERRORS, http_exceptions.HttpProcessingError, ConnectionError)
+_OF_CLIENTS = (*BODY_ERRORS, http_exceptions.HttpProcessingError)
 
 
 class _OneLine(logging.Filter):
-    """aiohttp logs a traceback of its own parser for what a client sent or for its hanging up."""
+    """aiohttp logs a traceback of its own code for what a client sent, and for a client that hangs up."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, ConnectionError):  # a client that hangs up is nobody's error
+            return False
         if isinstance(error, _OF_CLIENTS):
             # Not the error's text: it quotes the request, which may be private.
             record.msg, record.args = "refused a malformed request (%s)", (type(error).__name__,)

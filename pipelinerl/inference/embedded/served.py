@@ -42,8 +42,9 @@ class Served:
         return self._tokenizer
 
     def check_model(self, name: str | None) -> None:
-        """Raises UnknownModel for any name but the one that is served."""
-        if name not in (None, self.name):
+        """Raises UnknownModel for any name but the one that is served and the path that `--model` got."""
+        # vLLM calls a model by its path unless told otherwise, so clients written for it send the path.
+        if name not in (None, self.name) and Path(name) != self._settings.model:
             raise UnknownModel(f"model {name!r} is not served; this is {self.name!r}")
 
     def request(
@@ -58,10 +59,17 @@ class Served:
         max_model_len = self._settings.max_model_len
         room = max_model_len - len(prompt)
         max_tokens = room if sampling.max_tokens is None else sampling.max_tokens
-        if max_tokens < 1 or max_tokens > room:
+        context = f"the context of {max_model_len} tokens (--max-model-len)"
+        if room < 1:
             raise BadRequest(
-                f"{len(prompt)} prompt tokens and max_tokens {max_tokens} "
-                f"do not fit max_model_len {max_model_len}"
+                f"{len(prompt)} prompt tokens leave no room for an answer in {context}; shorten the prompt"
+            )
+        if max_tokens < 1:
+            raise BadRequest(f"max_tokens {max_tokens} asks for no token; ask for 1 to {room}")
+        if max_tokens > room:
+            raise BadRequest(
+                f"{len(prompt)} prompt tokens and max_tokens {max_tokens} do not fit {context}; "
+                f"ask for at most {room} tokens, or shorten the prompt"
             )
         self._check_sampling(sampling, max_tokens)
         return Request(
@@ -89,7 +97,8 @@ class Served:
                 0 <= fields.min_tokens <= max_tokens,
                 f"min_tokens {fields.min_tokens} is not in [0, {max_tokens}]",
             ),
-            (fields.logprobs in (None, 0), f"logprobs {fields.logprobs} is not supported; send 0 or null"),
+            # 1 is what clients of vLLM's token route send; the answer holds the sampled token's alone.
+            (fields.logprobs in (None, 0, 1), f"logprobs {fields.logprobs} is not supported; send 0 or 1"),
             (
                 fields.prompt_logprobs in (None, 0),
                 f"prompt_logprobs {fields.prompt_logprobs} is not supported; send 0 or null",

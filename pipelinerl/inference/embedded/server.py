@@ -62,6 +62,7 @@ class EngineServer:
         self.failed = asyncio.Event()
         self._loop = asyncio.get_running_loop()
         self._model = model
+        self._created = int(time.time())
         self._served = Served(settings, model)
         self.engine = Engine(
             settings,
@@ -80,6 +81,7 @@ class EngineServer:
             web.get("/health", self.health),
             web.get("/metrics", self.metrics),
             web.get("/v1/models", self.models),
+            web.get("/v1/models/{name:.+}", self.model),  # a path has slashes
             web.get("/get_world_size", self.world_size),
             web.post("/inference/v1/generate", self.generate),
             *OpenAIRoutes(self.engine, self._pending, self._served).routes(),
@@ -109,9 +111,23 @@ class EngineServer:
 
     async def models(self, _: web.Request) -> web.Response:
         """The one model, with its context length."""
-        name = self.settings.served_model_name
-        card = {"id": name, "object": "model", "root": name, "max_model_len": self.settings.max_model_len}
-        return _json({"object": "list", "data": [card]})
+        return _json({"object": "list", "data": [self._card(self._served.name)]})
+
+    async def model(self, http: web.Request) -> web.Response:
+        """The same by one of its names, which is its `id` then."""
+        name = http.match_info["name"]
+        self._served.check_model(name)
+        return _json(self._card(name))
+
+    def _card(self, name: str) -> dict[str, Any]:
+        return {
+            "id": name,
+            "object": "model",
+            "created": self._created,
+            "owned_by": "pipelinerl",
+            "root": self._served.name,
+            "max_model_len": self.settings.max_model_len,
+        }
 
     async def world_size(self, _: web.Request) -> web.Response:
         """One process holds the whole model."""
@@ -306,7 +322,8 @@ def _json(value: Any, status: int = 200) -> web.Response:
 def _choice(piece: Piece, logprobs: bool) -> dict[str, Any]:
     """A choice of the token route; ids are repeated so that a client can check the pairing."""
     pairs = zip(piece.token_ids, piece.logprobs, strict=True)
-    content = [{"token_id": token, "logprob": value} for token, value in pairs]
+    # vLLM 0.26 names the id as a text, later versions as a number; clients of either find theirs.
+    content = [{"token": f"token_id:{token}", "token_id": token, "logprob": value} for token, value in pairs]
     return {
         "index": piece.index,
         "token_ids": piece.token_ids,

@@ -2,13 +2,17 @@
 
 import asyncio
 import json
+import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import aiohttp
+import httpx
 import openai
 import pytest
+from aiohttp import web
 
 from pipelinerl.inference.client import EngineRequestError, SamplingParams
 from pipelinerl.inference.embedded.openai_chat import read_tool_calls
@@ -295,6 +299,87 @@ async def test_bad_requests_are_one_line_in_openais_shape(folder: Path) -> None:
             )
         assert engine.server.engine.metrics.generation_tokens == 0
         assert [one.id async for one in client.models.list()] == ["model"]
+
+
+async def test_the_path_given_at_the_start_is_a_name_of_the_model(folder: Path) -> None:
+    async with asked(folder) as (engine, client):
+        for name in (str(folder), f"{folder}/", "model"):
+            answer = await client.completions.create(model=name, prompt="Once", max_tokens=1)
+            assert len(answer.choices) == 1
+            card = await client.models.retrieve(name)
+            assert (card.id, card.object) == (name, "model")
+            assert card.max_model_len == engine.server.settings.max_model_len  # type: ignore[attr-defined]
+        for name in ("gpt", str(folder.parent)):
+            with pytest.raises(openai.NotFoundError, match="is not served; this is 'model'"):
+                await client.models.retrieve(name)
+
+
+async def test_the_token_route_takes_and_returns_what_clients_of_vllm_expect(folder: Path) -> None:
+    async with asked(folder) as (engine, _):
+        for logprobs in (0, 1):
+            sampling = {"max_tokens": 4, "logprobs": logprobs, "seed": 1}
+            body = {"model": str(folder), "token_ids": ids_of("Once"), "sampling_params": sampling}
+            (choice,) = (await engine.post("/inference/v1/generate", body))["choices"]
+            entries = choice["logprobs"]["content"]
+            assert [one["token"] for one in entries] == [f"token_id:{id_}" for id_ in choice["token_ids"]]
+            assert [one["token_id"] for one in entries] == choice["token_ids"]
+            assert all(one["logprob"] <= 0 for one in entries)
+
+
+async def test_prompts_that_are_too_long_and_answers_of_no_token_are_refused_in_words(folder: Path) -> None:
+    async with asked(folder, max_model_len=64) as (_, client):
+        for prompt, max_tokens, expected in (
+            ("a" * 70, 1, "70 prompt tokens leave no room for an answer in the context of 64 tokens"),
+            ("a" * 64, None, "64 prompt tokens leave no room .*; shorten the prompt"),
+            ("a", 0, "max_tokens 0 asks for no token; ask for 1 to 63"),
+            ("a" * 60, 5, "60 prompt tokens and max_tokens 5 do not fit .*; ask for at most 4 tokens"),
+        ):
+            with pytest.raises(openai.BadRequestError, match=expected):
+                await client.completions.create(model="model", prompt=prompt, max_tokens=max_tokens)
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_a_client_that_hangs_up_leaves_nothing_in_the_log(
+    folder: Path, caplog: pytest.LogCaptureFixture, stream: bool
+) -> None:
+    async with asked(folder) as (engine, client):
+        metrics = engine.server.engine.metrics
+        body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": stream}
+        data = json.dumps(body).encode()
+        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
+        port = int(engine.url.rpartition(":")[2])
+        for wait_s in (0.0, 0.01, 0.05, 0.1, 0.2):
+            for end in (len(data), len(data) // 2, 0):  # in the answer, in the body, before the body
+                for leave in ("abort", "close"):
+                    _, writer = await asyncio.open_connection("127.0.0.1", port)
+                    writer.write(head + data[:end])
+                    await writer.drain()
+                    await asyncio.sleep(wait_s)
+                    getattr(writer.transport, leave)()
+        await until(lambda: metrics.running == metrics.waiting == 0)
+        answer = await client.completions.create(model="model", prompt="Once", max_tokens=1)
+        assert len(answer.choices) == 1
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []
+
+
+async def test_a_connection_that_closes_between_two_writes_leaves_nothing_in_the_log(
+    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with asked(folder) as (engine, client):
+        write, seen = web.StreamResponse.write, list[int]()
+
+        async def closing(self: web.StreamResponse, data: Any) -> None:
+            seen.append(len(data))
+            if len(seen) == 2:  # aiohttp says so where the handler is not cancelled yet
+                raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
+            await write(self, data)
+
+        monkeypatch.setattr(web.StreamResponse, "write", closing)
+        stream = await client.completions.create(model="model", prompt="Once", max_tokens=100, stream=True)
+        with pytest.raises((httpx.RemoteProtocolError, openai.APIConnectionError)):
+            _ = [one async for one in stream]
+        await until(lambda: engine.server.engine.metrics.running == 0)
+    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []
 
 
 async def test_a_model_without_a_tokeniser_says_so(tied_model: Path) -> None:
