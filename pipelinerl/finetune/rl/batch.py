@@ -98,7 +98,7 @@ class PipelineBatchEncoding:
 TOKEN_COLUMNS = tuple(
     f.name
     for f in fields(PipelineBatchEncoding)
-    if f.type == "np.ndarray" and f.name not in ("input_ids", "seq_boundaries")
+    if f.type is np.ndarray and f.name not in ("input_ids", "seq_boundaries")
 )
 """Columns that have the shape of `input_ids`."""
 SENTINEL_TOKENS = 8
