@@ -63,7 +63,7 @@ SIZES = {
         longest=1500,
         context=1536,
         overrides="vllm_config.vllm_kwargs.max_model_len=1536 finetune.gradient_checkpointing=false "
-        "vllm_config.vllm_kwargs.max-num-batched-tokens=8192 weights.parity_mean_abs=0.2",
+        "vllm_config.vllm_kwargs.max-num-batched-tokens=8192",
     ),
 }
 

@@ -33,7 +33,6 @@ finetune.save_checkpoint_steps=20 preprocess.ring_buffer_size=512 preprocess.max
 ON_GPU = shlex.split("""
 vllm_config.vllm_kwargs.max_model_len=256 vllm_config.vllm_kwargs.gpu-memory-utilization=0.2
 +vllm_config.vllm_kwargs.kv-cache-memory-bytes=4000000000 +vllm_config.vllm_kwargs.enforce-eager=
-weights.parity_mean_abs=0.2
 """)
 
 

@@ -29,7 +29,6 @@ from pipelinerl.finetune.ranks import join_ranks
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.modeling.model import prepare_model
-from pipelinerl.weights.send.parity import probe_ids
 
 
 def main() -> int:
@@ -54,7 +53,7 @@ def main() -> int:
     whole()
     torch.cuda.reset_peak_memory_stats()
     micro, both = timed(step, 4), timed(whole, 3)
-    publishing = timed(lambda: learner.prepare_publishing(probe_ids(1000)), 3)
+    publishing = timed(lambda: learner.prepare_publishing(), 3)
     figures = [
         Figure("tokens of each GPU", TOKENS / micro, "tok/s"),
         Figure("tokens of each GPU, optimizer included", TOKENS / both, "tok/s"),

@@ -12,7 +12,7 @@ from pipelinerl.finetune.step import Learner
 from pipelinerl.run_state.replacements import ask_for_replacement
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.nccl_transport import NcclTransport
-from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
+from pipelinerl.weights.send.parity import ParityLimits, check_parity, mean_limit
 from pipelinerl.weights.send.publisher import Publisher
 from pipelinerl.weights.send.transport import Transport
 from pipelinerl.weights.send.version_update import UpdateReport, WeightUpdateError
@@ -102,17 +102,19 @@ class EngineBroadcaster(Broadcaster):
         if not self._unchecked and not (every and self._updates % every == 0) and not asked.exists():
             return {}
         asked.unlink(missing_ok=True)
+        weights, learner = self._cfg.weights, self._learner
         # Only float32 on both sides can be compared token by token; bfloat16 rounds each token differently.
-        limits = ParityLimits(
-            self._cfg.weights.parity_max_abs if self._exact else None,
-            None if self._exact else self._cfg.weights.parity_mean_abs,
-        )
-        vocabulary = int(self._learner.model.config.vocab_size)
-        results = check_parity(self._publisher, probe_ids(vocabulary), self._learner.score_rows, limits)
+        if self._exact:
+            limits = ParityLimits(weights.parity_max_abs, None)
+        else:
+            limits = ParityLimits(None, weights.parity_mean_abs or mean_limit(learner.probe_rounding()))
+        results = check_parity(self._publisher, learner.probe_ids(), learner.score_rows, limits)
         self._unchecked = max(0, self._unchecked - 1)
         worst = max(result.max_abs for result in results)
         mean = max(result.mean_abs for result in results)
-        log.info("parity of engine and trainer: |delta| %.2g at most, %.2g on average", worst, mean)
+        log.info(
+            "parity of engine and trainer: |delta| %.2g at most, %.2g on average; %s", worst, mean, limits
+        )
         return {"weights/parity_max_abs": worst, "weights/parity_mean_abs": mean}
 
 

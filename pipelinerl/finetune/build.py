@@ -68,4 +68,6 @@ def learner_of(
     )
     masters = MasterWeights(model) if finetune.load_as_bf16 and sharding is None else None
     threshold = finetune.gradient_clipping_threshold
-    return Learner(policy, optimiser, scheduler, finetune.rl, ranks, masters, threshold)
+    return Learner(
+        policy, optimiser, scheduler, finetune.rl, ranks, masters, threshold, finetune.load_as_bf16
+    )

@@ -36,7 +36,6 @@ from pipelinerl.run_state.epochs import completed_epochs
 from pipelinerl.run_state.resume_point import ResumePoint, stream_end
 from pipelinerl.run_state.snapshots import KINDS, replayed_texts, wait_for_snapshots
 from pipelinerl.streams import SingleStreamSpec
-from pipelinerl.weights.send.parity import probe_ids
 
 log = logging.getLogger(__name__)
 _SUMMARY_ONLY = ("train_loss", "last_broadcasted_version", "total_time")
@@ -238,7 +237,7 @@ class Trainer:
     def _publish(self) -> None:
         """Move the weights, then announce; nothing is announced when moving them fails."""
         version = self.counters.samples
-        self.learner.prepare_publishing(probe_ids(int(self.learner.model.config.vocab_size)))
+        self.learner.prepare_publishing()
         if self.ranks.is_main:
             self._update_metrics = self._broadcaster.publish(version)
         self.ranks.gather(version)

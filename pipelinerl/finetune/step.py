@@ -23,6 +23,8 @@ from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.segments import Segments
 from pipelinerl.modeling.sharding import gathered_weights, is_sharded, reshard, whole
 from pipelinerl.modeling.tensors import to_device
+from pipelinerl.modeling.upcast import Float32Activations
+from pipelinerl.weights.send.parity import PROBE_PIECE, probe_starts
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,13 @@ class Learner:
     ranks: Ranks
     masters: MasterWeights | None = None
     gradient_clipping_threshold: float | None = None
+    bfloat16: bool = False
+    """Whether the policy computes in bfloat16."""
 
+    probe: np.ndarray | None = None
+    """Ids on which engines and this policy are compared, int32 `[N, P]`; drawn at the first use."""
     _gathered: list[tuple[str, torch.Tensor]] = field(default_factory=list, init=False)
+    _rounding: float | None = field(default=None, init=False)
     _scored: dict[bytes, np.ndarray] = field(default_factory=dict, init=False)
 
     @property
@@ -118,8 +125,10 @@ class Learner:
         """Numbers that `weights` holds."""
         return sum(p.numel() for name, p in self.model.named_parameters() if not is_adapter(name))
 
-    def prepare_publishing(self, probe: np.ndarray) -> None:
-        """Collective, before the main rank calls `weights` or `score_rows(probe)`; no effect unless sharded.
+    def prepare_publishing(self) -> None:
+        """Collective, before the main rank calls `weights`, `score_rows` of the probe or `probe_rounding`.
+
+        No effect unless sharded.
 
         The main rank keeps a whole copy of the weights, so that it can publish the same version again.
         """
@@ -127,11 +136,47 @@ class Learner:
             return
         main, self._gathered = self.ranks.is_main, []
         self._gathered = [(name, tensor) for name, tensor in gathered_weights(self.policy) if main]
-        self._scored = {probe.tobytes(): self._score_rows(probe)}
+        probe = self.probe_ids()
+        self._scored, self._rounding = {probe.tobytes(): self._score_rows(probe)}, None
+        self._rounding = self.probe_rounding()
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names and tensors that an engine has to receive, in the type that the trainer computes with."""
         return iter(self._gathered) if self.sharded else distinct_parameters(self.model)
+
+    def probe_ids(self) -> np.ndarray:
+        """Ids that this policy would say, int32 `[4, 64]`; the first call draws them (collective if sharded).
+
+        Not random ids: those are so unlikely to a trained model that rounding alone moves them far.
+        """
+        if self.probe is None:
+            self.probe = self._drawn(probe_starts(int(self.model.config.vocab_size)))
+        return self.probe
+
+    def probe_rounding(self) -> float:
+        """How far bfloat16 moves the probe's log-probabilities from float32 activations, mean in nats."""
+        if self._rounding is not None:
+            return self._rounding
+        ids, kind = self.probe_ids(), self.device.type
+        own = self.score_rows(ids)
+        with Float32Activations() if self.bfloat16 else torch.autocast(kind, torch.bfloat16):
+            other = self._score_rows(ids)
+        return float(np.abs(own.astype(np.float64) - other).mean())
+
+    @torch.no_grad()
+    def _drawn(self, starts: np.ndarray) -> np.ndarray:
+        """Rows of pieces, each of which the policy continues from one of `starts` int32 `[N, pieces]`."""
+        generator = np.random.default_rng(21)
+        shape = starts.size, int(self.model.config.vocab_size)
+        rows = torch.as_tensor(starts.reshape(-1, 1), dtype=torch.int64, device=self.device)
+        self.model.eval()
+        with torch.compiler.set_stance("force_eager"):
+            while rows.shape[1] < PROBE_PIECE:
+                noise = torch.as_tensor(generator.gumbel(size=shape), dtype=torch.float32, device=self.device)
+                rows = torch.cat((rows, self.policy.next_tokens(rows, noise)[:, None]), 1)
+        self.model.train()
+        reshard(self.policy)
+        return rows.reshape(len(starts), -1).to(torch.int32).cpu().numpy()
 
     def score_rows(self, ids: np.ndarray) -> np.ndarray:
         """Log-probabilities at temperature 1 of tokens 1.. of equal-length rows: `[N, P]` to `[N, P - 1]`."""

@@ -39,3 +39,14 @@ class Policy(nn.Module):
             return scores, None
         head = self.value_head  # in float32 whatever it was loaded as
         return scores, nn.functional.linear(chosen.float(), head.weight.float(), head.bias.float())[:, 0]
+
+    def next_tokens(self, input_ids: torch.Tensor, noise: torch.Tensor) -> torch.Tensor:
+        """One token behind each row, int64 `[B]`, of input_ids int64 `[B, L]`.
+
+        noise float32 `[B, V]` is added to the logits: Gumbel noise draws from the model's own distribution.
+        """
+        position_ids = torch.arange(input_ids.shape[1], device=input_ids.device).expand_as(input_ids)
+        hidden = hidden_states(self.model, input_ids, position_ids, None)[:, -1]
+        weight, bias = output_head(self.model)
+        logits = nn.functional.linear(hidden.to(weight.dtype), weight, bias)
+        return (logits.float() + noise).argmax(-1)

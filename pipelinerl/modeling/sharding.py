@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard
+from torch.distributed.fsdp import FSDPModule, MixedPrecisionPolicy, fully_shard, register_fsdp_forward_method
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from pipelinerl.config.finetune import Sharding
@@ -32,6 +32,7 @@ def shard_policy(policy: Policy, sharding: Sharding, bfloat16: bool) -> None:
     for layer in decoder_layers(policy.model):
         fully_shard(layer, mesh=mesh, mp_policy=computing, reshard_after_forward=not sharding.keep_gathered)
     fully_shard(policy, mesh=mesh, mp_policy=computing)
+    register_fsdp_forward_method(policy, "next_tokens")
 
 
 def reshard(policy: Policy) -> None:

@@ -15,11 +15,12 @@ class Recorder(Broadcaster):
 
     def __init__(self, learner: Learner, folder: Path) -> None:
         self._learner, self._folder = learner, folder
+        # Random ids: what the policy draws depends on where a run was resumed.
+        learner.probe = probe_ids(int(learner.model.config.vocab_size))
 
     def publish(self, version: int) -> dict[str, float]:
         tensors = {name: tensor.clone() for name, tensor in self._learner.weights()}
         assert sum(tensor.numel() for tensor in tensors.values()) == self._learner.elements
         save_file(tensors, self._folder / "published.safetensors")
-        probe = probe_ids(int(self._learner.model.config.vocab_size))
-        np.save(self._folder / "scores.npy", self._learner.score_rows(probe))
+        np.save(self._folder / "scores.npy", self._learner.score_rows(self._learner.probe_ids()))
         return {}

@@ -25,6 +25,8 @@ if __name__ == "__main__":
     for end in ends:
         chosen: dict[str, Any] = fields | {"interrupt_train_steps": end}
         trainer = Trainer(trainer_config(folder, tiny_model(), **chosen), ranks)
+        drawn = [ids.tolist() for ids in ranks.gather(trainer.learner.probe_ids())]
+        assert drawn[0] == drawn[1] and len(drawn[0]) == 4
         trainer._broadcaster = Recorder(trainer.learner, folder)
         trainer.run()
     ranks.close()

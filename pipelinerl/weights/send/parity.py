@@ -1,4 +1,4 @@
-"""Do engine and trainer give the same log-probabilities? A fixed probe, scored on both sides."""
+"""Do engine and trainer give the same log-probabilities? A probe, scored on both sides."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -10,6 +10,12 @@ from pipelinerl.weights.send.version_update import WeightUpdateError
 
 PROBE_SEQUENCES = 4
 PROBE_LENGTH = 64
+PROBE_PIECE = 16
+"""Tokens that the trainer's policy draws in one go; a row of the probe is several such pieces."""
+ROUNDING_FACTOR = 3.0
+"""Two sound bfloat16 forwards differ by about 1.4 times what rounding does to one of them."""
+LEAST_MEAN_LIMIT = 0.01
+"""Nats; below it differences do not matter to training, whatever rounding explains."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +35,18 @@ class ParityResult:
     mean_abs: float
 
 
+def mean_limit(rounding: float) -> float:
+    """Largest sound mean difference, in nats, where bfloat16 moves the trainer's own scores by `rounding`."""
+    return max(LEAST_MEAN_LIMIT, ROUNDING_FACTOR * rounding)
+
+
+def probe_starts(vocab_size: int) -> np.ndarray:
+    """int32 [4, pieces]: the ids with which the pieces of a probe begin."""
+    return probe_ids(vocab_size, PROBE_LENGTH // PROBE_PIECE)
+
+
 def probe_ids(vocab_size: int, length: int = PROBE_LENGTH) -> np.ndarray:
-    """int32 [4, length]: the same ids in every run."""
+    """int32 [4, length]: random ids, the same in every run."""
     generator = np.random.default_rng(20)
     return generator.integers(0, vocab_size, (PROBE_SEQUENCES, length), dtype=np.int32)
 

@@ -14,7 +14,7 @@ from pipelinerl.finetune import broadcast
 from pipelinerl.finetune.broadcast import PARITY_REQUEST, EngineBroadcaster, build_transport
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.send.nccl_transport import NcclTransport
-from pipelinerl.weights.send.parity import ParityResult
+from pipelinerl.weights.send.parity import ParityLimits, ParityResult
 from pipelinerl.weights.send.version_update import UpdateReport
 
 OPTIONS: dict[str, Any] = {
@@ -82,6 +82,7 @@ def parts(
         model=SimpleNamespace(config=SimpleNamespace(vocab_size=9)),
         weights=lambda: iter(()),
         score_rows=lambda ids: np.zeros(0),
+        probe_ids=lambda: np.zeros((4, 64), np.int32),
     )
     cfg = config(tmp_path, directory=str(tmp_path / "weights"))
     (tmp_path / "finetune").mkdir()
@@ -127,6 +128,31 @@ def test_only_engines_that_were_started_again_make_a_refresh(parts: Parts) -> No
     publisher.stale = ["http://e"]
     assert made.refresh() is True
     assert publisher.version == 3 and compared == [3, 3]
+
+
+@pytest.mark.parametrize(
+    ("given", "rounding", "allowed"), [(None, 0.02, 0.06), (None, 1e-4, 0.01), (0.5, 0.02, 0.5)]
+)
+def test_in_bfloat16_the_limit_is_what_rounding_explains_unless_it_is_set(
+    parts: Parts,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    given: float | None,
+    rounding: float,
+    allowed: float,
+) -> None:
+    made, _, _ = parts
+    limits: list[ParityLimits] = []
+
+    def check_parity(*arguments: Any) -> list[ParityResult]:
+        limits.append(arguments[-1])
+        return [ParityResult("http://e", 0.0, 0.0)]
+
+    monkeypatch.setattr(broadcast, "check_parity", check_parity)
+    made._exact, made._cfg = False, config(tmp_path, parity_mean_abs=given)
+    made._learner.probe_rounding = lambda: rounding  # type: ignore[method-assign]
+    made.publish(0)
+    assert limits == [ParityLimits(None, pytest.approx(allowed))]
 
 
 def test_an_update_reports_what_it_cost(parts: Parts) -> None:

@@ -129,6 +129,7 @@ def training(folder: Path, engine: FakeEmbedded) -> Iterator[EngineBroadcaster]:
         model=policy,
         device=torch.device("cpu"),
         score_rows=score,
+        probe_ids=lambda: probe_ids(50),
         elements=10,
         weights=lambda: list(policy.named_parameters()),
     )

@@ -1,0 +1,161 @@
+"""The comparison of engine and trainer lets sound bfloat16 models pass and refuses wrong ones, by default."""
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedModel
+
+from pipelinerl.config import RLConfig
+from pipelinerl.finetune.ranks import Ranks
+from pipelinerl.finetune.step import Learner
+from pipelinerl.modeling.masters import MasterWeights
+from pipelinerl.modeling.model import prepare_model
+from pipelinerl.modeling.policy import Policy
+from pipelinerl.modeling.upcast import Float32Activations
+from pipelinerl.weights.send.parity import ParityLimits, ParityResult, check_parity, mean_limit, probe_ids
+from pipelinerl.weights.send.version_update import WeightUpdateError
+from tests.support.tiny_model import causal_lm
+
+DOMAINS = Path(__file__).resolve().parents[3] / "domains"
+TRAINED = ("guessing", "privacy_hopqa", "raro", "reputation_hacking")
+Fault = Callable[[Any], None]
+
+
+def trainer(model: PreTrainedModel, bfloat16: bool = True) -> Learner:
+    """A trainer that only scores."""
+    model = prepare_model(model)
+    masters = MasterWeights(model) if bfloat16 else None
+    optimiser: Any = None
+    return Learner(Policy(model), optimiser, optimiser, RLConfig(), Ranks(), masters, None, bfloat16)
+
+
+def compare(model: Any, learner: Learner) -> ParityResult:
+    """What a run does by default, with an engine that serves `model`: bfloat16, a head in float32."""
+    head = model.get_output_embeddings()
+    head.forward = lambda hidden: torch.nn.functional.linear(hidden.float(), head.weight.float())
+
+    @torch.no_grad()
+    def prompt_logprobs(row: np.ndarray) -> dict[str, np.ndarray]:
+        ids = torch.from_numpy(row.astype(np.int64))[None]
+        scores = model(ids, use_cache=False).logits[0, :-1].log_softmax(-1)
+        return {"engine": scores.gather(1, ids[0, 1:, None])[:, 0].numpy()}
+
+    publisher: Any = SimpleNamespace(prompt_logprobs=prompt_logprobs, mark_broken=lambda engine: None)
+    limits = ParityLimits(None, mean_limit(learner.probe_rounding()))
+    (result,) = check_parity(publisher, learner.probe_ids(), learner.score_rows, limits)
+    return result
+
+
+def served(folder: Path) -> Any:
+    """Another implementation of the forward than the trainer's: each product rounds, attention as well."""
+    return AutoModelForCausalLM.from_pretrained(
+        folder, dtype=torch.bfloat16, attn_implementation="eager"
+    ).eval()
+
+
+def middle(model: Any) -> Any:
+    return model.model.layers[len(model.model.layers) // 2]
+
+
+def missing_layer(model: Any) -> None:
+    model.model.layers = torch.nn.ModuleList(list(model.model.layers)[:-1])
+
+
+def wrong_tensor(model: Any) -> None:
+    weight = middle(model).mlp.down_proj.weight
+    weight.copy_(torch.randn_like(weight.float()) * weight.float().std())
+
+
+def tensor_of_another_layer(model: Any) -> None:
+    middle(model).self_attn.o_proj.weight.copy_(model.model.layers[0].self_attn.o_proj.weight)
+
+
+def swapped_heads(model: Any) -> None:
+    weight, size = middle(model).self_attn.q_proj.weight, model.config.head_dim
+    weight[: 2 * size] = weight[: 2 * size].roll(size, 0)
+
+
+def shifted_output_head(model: Any) -> None:
+    head = model.get_output_embeddings()
+    head.weight = torch.nn.Parameter(head.weight.roll(1, 0))  # a tied embedding stays as it is
+
+
+@pytest.fixture(scope="module", params=TRAINED)
+def trained(request: pytest.FixtureRequest) -> tuple[Path, Learner]:
+    folder = DOMAINS / request.param / "checkpoint"
+    return folder, trainer(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32))
+
+
+def test_a_sound_engine_passes(trained: tuple[Path, Learner]) -> None:
+    folder, learner = trained
+    assert compare(served(folder), learner).mean_abs < 2 * learner.probe_rounding()
+
+
+@pytest.mark.parametrize(
+    "fault", [missing_layer, wrong_tensor, tensor_of_another_layer, swapped_heads, shifted_output_head]
+)
+def test_a_wrong_engine_is_refused(trained: tuple[Path, Learner], fault: Fault) -> None:
+    folder, learner = trained
+    model = served(folder)
+    torch.manual_seed(0)
+    with torch.no_grad():
+        fault(model)
+    with pytest.raises(WeightUpdateError, match="log-probabilities differ"):
+        compare(model, learner)
+
+
+@pytest.fixture
+def sharp(tmp_path: Path) -> Path:
+    """A model that bfloat16 moves by more than the 0.02 nats that once were the limit of every model."""
+    causal_lm(64, hidden=64, spread=0.4).save_pretrained(tmp_path)
+    return tmp_path
+
+
+def test_a_sharp_model_passes_by_default(sharp: Path) -> None:
+    learner = trainer(AutoModelForCausalLM.from_pretrained(sharp, dtype=torch.float32))
+    assert compare(served(sharp), learner).mean_abs > 0.02
+
+
+def test_the_probe_is_what_the_policy_would_say_and_the_same_each_time(
+    trained: tuple[Path, Learner],
+) -> None:
+    folder, learner = trained
+    drawn = learner.probe_ids()
+    again = trainer(AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)).probe_ids()
+    assert drawn.dtype == np.int32 and drawn.shape == (4, 64) and (drawn == again).all()
+    random = probe_ids(int(learner.model.config.vocab_size))
+    assert learner.score_rows(drawn).mean() > learner.score_rows(random).mean() + 3
+
+
+def test_float32_activations_leave_out_what_bfloat16_rounds() -> None:
+    exact = causal_lm(64, hidden=64)
+    for parameter in exact.parameters():
+        parameter.data = parameter.data.bfloat16().float()
+    ids = probe_ids(64)
+    expected = trainer(exact, bfloat16=False).score_rows(ids)
+    learner = trainer(causal_lm(64, hidden=64))
+    with Float32Activations():
+        np.testing.assert_allclose(learner.score_rows(ids), expected, atol=1e-4)
+    learner.probe = ids
+    assert learner.probe_rounding() == pytest.approx(np.abs(learner.score_rows(ids) - expected).mean(), 1e-2)
+
+
+def test_an_operation_without_a_kernel_for_float32_rounds() -> None:
+    def multiply(one: torch.Tensor, other: torch.Tensor) -> torch.Tensor:
+        if torch.float32 in (one.dtype, other.dtype):
+            raise RuntimeError("expected bfloat16")
+        return one * other
+
+    mode = Float32Activations()
+    found = mode.__torch_function__(multiply, (), (torch.ones(2), torch.ones(2, dtype=torch.bfloat16)))
+    assert found.dtype == torch.float32
+
+
+def test_a_float32_trainer_knows_what_an_engine_in_bfloat16_rounds() -> None:
+    learner = trainer(causal_lm(64, hidden=64), bfloat16=False)
+    assert 1e-3 < learner.probe_rounding() < 0.5
