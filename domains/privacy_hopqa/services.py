@@ -117,8 +117,10 @@ class Wanted:
 
 
 def _page_ids(gold_values: Sequence[str]) -> tuple[str, ...]:
-    """The ids without `web/` under which a gold page may be served; none if it is known by its URL alone."""
+    """The ids without `web/` under which a gold page may be served; none if it may be known by its URL."""
     found: dict[str, None] = {}
+    if any("://" in value for value in gold_values):
+        return ()
     for value in gold_values:
         if normalise(value).startswith("web/"):
             bare = value.strip().partition("/")[2].split("#", 1)[0].rstrip("/")

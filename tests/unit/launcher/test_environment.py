@@ -7,8 +7,10 @@ from omegaconf import DictConfig, OmegaConf
 
 from pipelinerl.config import Config, ConfigError, load_tree
 from pipelinerl.config.environments import replicas
+from pipelinerl.launcher import environment_server
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.environment_server import make_environment
+from pipelinerl.launcher.supervision.core import PERMANENT
 from pipelinerl.utils import PerTree, get_environment_jobs, resolve_environment_key
 from tests.unit.launcher.conftest import Placed
 
@@ -57,6 +59,18 @@ def test_what_cannot_be_made_is_named_in_one_line(target: str, key: str, message
     with pytest.raises(ConfigError, match=message) as caught:
         make_environment(tree(environments={"a": {"_target_": target}}), key)
     assert len(caught.value.problems) == 1
+
+
+def test_what_cannot_be_made_is_not_started_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = {"idx": 3, "name": "environment_3", "environment_key": "a", "port": 1}
+    cfg = tree(environments={"a": {"_target_": "nothing.at.All"}}, jobs=[job])
+    monkeypatch.setattr(environment_server, "load_tree", lambda *_: cfg)
+    monkeypatch.setattr(environment_server, "setup_logging", lambda *_: None)
+    monkeypatch.setattr("sys.argv", ["environment_server", str(tmp_path), "--job", "3"])
+    assert environment_server.main() in PERMANENT
+    assert "nothing" in capsys.readouterr().err
 
 
 PAIR = {"math": {"_target_": TARGET}, "maze": {"_target_": TARGET, "replicas_per_actor": 3}}

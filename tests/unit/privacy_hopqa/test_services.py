@@ -85,6 +85,14 @@ async def test_pages_are_not_asked_for_without_the_web(chains):
         assert "0 gold pages" in await asked(url, chains, no_web=True)
 
 
+async def test_a_page_that_may_be_known_by_its_url_is_not_asked_for(chains):
+    row = json.loads(chains.read_text())
+    row["hops"][1]["doc_ref"] = "https://a.example/7"
+    chains.write_text(json.dumps(row) + "\n")
+    async with ours(task("DR90001"), []) as url:
+        assert "0 gold pages" in await asked(url, chains)
+
+
 async def test_a_missing_and_a_wrong_token_are_one_line(chains, monkeypatch):
     async with ours(task("DR90001"), token=TOKEN) as url:
         for given in (None, "another-token-of-enough-characters"):
