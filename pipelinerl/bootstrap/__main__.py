@@ -33,6 +33,7 @@ def main(argv: list[str]) -> int:
         if tree.domain_hooks is None or not tree.bootstrap.phases:
             raise ConfigError(_no_recipe(str(tree.hardware.kind)))
         cfg = typed(tree)
+        assert cfg.domain_hooks is not None
     except ConfigError as error:
         print(f"bootstrap: {error}", file=sys.stderr)
         return 2

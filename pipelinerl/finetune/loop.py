@@ -28,6 +28,7 @@ from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.types import TrainingMetrics
+from pipelinerl.modeling.compiling import named_compilations
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.run_state.accounting import RolloutLog, log_size
@@ -92,6 +93,7 @@ class Trainer:
         deadline_s = self.cfg.watchdog.input_deadline_s
         feed = Feed(spec, offset, deadline_s, self._refresh, name, self._recording is not None)
         with ExitStack() as stack:
+            stack.enter_context(named_compilations())
             stack.callback(self._broadcaster.close)
             stack.callback(feed.close)
             rollout_log = stack.enter_context(RolloutLog(self.output_dir, "finetune"))

@@ -10,6 +10,7 @@ from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selectiv
 from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import Checkpointing
+from pipelinerl.modeling.compiling import compiled
 
 _KEPT = ("_varlen_attn", "_flash_attention_forward", "_scaled_dot_product")
 
@@ -46,7 +47,7 @@ def compile_layers(model: PreTrainedModel, dynamic: bool | None = True) -> None:
     """Compile the decoder layers, in place and after `checkpoint_layers`; all share one piece of code."""
     for layer in decoder_layers(model):
         # Of the forward alone: hooks of the module, such as those that gather its shards, stay outside.
-        layer.forward = torch.compile(layer.forward, dynamic=dynamic)
+        layer.forward = compiled(layer.forward, dynamic)
 
 
 def _checkpointed(forward: Callable[..., Any], options: dict[str, Any]) -> Callable[..., Any]:

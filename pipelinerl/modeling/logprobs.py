@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+from pipelinerl.modeling.compiling import compiled
+
 CHUNK_ELEMENTS = 1 << 24
 """Most logits held at a time on the CPU (64 MiB in float32)."""
 CUDA_CHUNK_ELEMENTS = 96 << 20
@@ -154,7 +156,7 @@ def _block_gradient(
 @lru_cache(maxsize=1)
 def _fused() -> tuple[Callable[..., Any], Callable[..., Any]]:
     """The two block functions as one kernel each."""
-    return torch.compile(_block_sums, dynamic=True), torch.compile(_block_gradient, dynamic=True)
+    return compiled(_block_sums), compiled(_block_gradient)
 
 
 def _block_functions(weight: torch.Tensor) -> tuple[Callable[..., Any], Callable[..., Any]]:

@@ -1,0 +1,68 @@
+"""One compilation serves rows of all sizes, and the time that it takes has a name."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from pipelinerl.base.waits import current_waits
+from pipelinerl.modeling import compiling
+from pipelinerl.modeling.activations import compile_layers
+from pipelinerl.modeling.compiling import compiled, named_compilations
+from pipelinerl.modeling.logprobs import _block_gradient, _block_sums
+from pipelinerl.modeling.model import hidden_states, prepare_model
+from tests.support.tiny_model import causal_lm
+
+WIDTH = 16
+
+
+@pytest.fixture
+def waits(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """Names of the waits during each compilation, which makes no code and so takes no compiler."""
+    seen: list[list[str]] = []
+
+    def backend(graph: torch.fx.GraphModule, _: object) -> object:
+        seen.append([wait["name"] for wait in current_waits()])
+        return graph.forward
+
+    real: Callable[..., Any] = torch.compile
+    monkeypatch.setattr(
+        compiling.torch, "compile", lambda *args, **named: real(*args, **named, backend=backend)
+    )
+    torch._dynamo.reset()
+    yield seen
+    torch._dynamo.reset()
+
+
+@pytest.mark.parametrize("first", [WIDTH, WIDTH // 2, 5], ids=["width", "head", "neither"])
+def test_a_first_row_as_long_as_another_size_is_compiled_for_all_lengths(
+    waits: list[list[str]], first: int
+) -> None:
+    model = prepare_model(causal_lm(31, hidden=WIDTH))
+    compile_layers(model)
+    for length in (first, 7, 9, 12):
+        ids = torch.arange(length)[None]
+        hidden_states(model, ids, ids, None).sum().backward()
+    assert len(waits) == 1
+
+
+def test_logits_that_happen_to_be_square_are_compiled_for_all_shapes(waits: list[list[str]]) -> None:
+    sums, gradient = compiled(_block_sums), compiled(_block_gradient)
+    for rows, columns in ((8, 8), (5, 9), (12, 7)):
+        ids, one = torch.arange(rows) % columns, torch.ones(rows)
+        sums(torch.randn(rows, columns), ids)
+        gradient(torch.randn(rows, columns), ids, one, one, one, None, 1.0, torch.float32)
+    assert len(waits) == 2
+
+
+def test_a_compilation_is_a_wait_with_a_name(
+    waits: list[list[str]], caplog: pytest.LogCaptureFixture
+) -> None:
+    with named_compilations(), caplog.at_level("INFO", logger="pipelinerl.modeling.compiling"):
+        compiled(torch.sin)(torch.ones(3))
+        assert current_waits() == []
+    compiled(torch.cos)(torch.ones(3))
+    assert waits == [["torch.compile"], []]
+    said = [record.message for record in caplog.records if record.name == compiling.__name__]
+    assert len(said) == 1 and said[0].startswith("torch.compile took ")
