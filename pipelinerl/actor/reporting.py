@@ -8,7 +8,7 @@ from pipelinerl.actor.evaluation import EvaluationPass
 from pipelinerl.actor.groups import Group
 from pipelinerl.actor.messages import Pulse
 from pipelinerl.actor.scheduler import Scheduler
-from pipelinerl.actor.stats import GroupStats, LoopLagStats, Throughput, domain_mix
+from pipelinerl.actor.stats import GroupStats, LoopLagStats, RecentGroups, Throughput, domain_mix
 from pipelinerl.config import Config
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
@@ -20,7 +20,7 @@ class Reporter:
 
     def __init__(self, output_dir: Path, cfg: Config, version: int):
         self.start_s = time.monotonic()
-        self._stats, self._lags = GroupStats(), LoopLagStats()
+        self._stats, self._recent, self._lags = GroupStats(), RecentGroups(), LoopLagStats()
         self._throughput = Throughput(cfg.actor.throughput_window_size, self.start_s)
         self._requests: dict[int, dict[str, float]] = {}
         self._metrics = MetricsWriter(output_dir, "actor")
@@ -32,6 +32,8 @@ class Reporter:
 
     def finished_group(self, group: Group) -> None:
         self._stats.add_group(group.finished.values())
+        self._recent.add_group(group.finished.values())
+        self._status.set(**self._recent.means())
         self._throughput.add_group(group.finished.values(), time.monotonic())
 
     def pulse(self, pulse: Pulse) -> None:

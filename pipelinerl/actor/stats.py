@@ -11,7 +11,9 @@ import numpy as np
 
 from pipelinerl.actor.messages import Ending, FinishedRollout
 
-SUCCESS, OVERLONG = "success", "overlong"
+SUCCESS, REWARD, OVERLONG = "success", "reward", "overlong"
+RECENT_GROUPS = 20
+"""Groups that the progress line looks back on: with four rollouts each, success is known to about 0.05."""
 LAGS_KEPT = 100_000
 """Delays of event loops between two records: a quarter of an hour of one worker, a minute of sixteen."""
 
@@ -118,6 +120,35 @@ class GroupStats:
         record[f"{prefix}inexact_version_texts"] = float(self._inexact)
         self._reset()
         return record
+
+
+class RecentGroups:
+    """Success and reward of the last groups: what the launcher shows while they finish.
+
+    A record is written once per version, of few groups where the machine is slow: its mean jumps between 0
+    and 1, and says nothing of how the run is doing.
+    """
+
+    def __init__(self, window: int = RECENT_GROUPS) -> None:
+        self._groups: deque[dict[str, float]] = deque(maxlen=window)
+        """Means over the rollouts of each group, by metric."""
+
+    def add_group(self, rollouts: Iterable[FinishedRollout]) -> None:
+        """A group of which nothing was measured, such as one that failed whole, is left out."""
+        pool = _Pool()
+        for rollout in rollouts:
+            if rollout.ending in (Ending.DONE, Ending.EMPTY):
+                pool.add(rollout)
+        if means := {name: float(np.mean(pool[name])) for name in (SUCCESS, REWARD) if pool[name]}:
+            self._groups.append(means)
+
+    def means(self) -> dict[str, float]:
+        """`recent_success` and `recent_reward` over `recent_groups` groups; empty before the first."""
+        described: dict[str, float] = {"recent_groups": len(self._groups)} if self._groups else {}
+        for name in (SUCCESS, REWARD):
+            if values := [means[name] for means in self._groups if name in means]:
+                described[f"recent_{name}"] = float(np.mean(values))
+        return described
 
 
 class Throughput:

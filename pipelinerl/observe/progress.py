@@ -22,8 +22,6 @@ from pipelinerl.run_state.accounting import Outcome, RolloutAccounting, RolloutC
 _NOTABLE_WAIT_S = 5.0
 _LONGEST_WAITS = 3
 _SHOWN = {
-    "actor/success_mean": "success {:.2f}",
-    "actor/reward_mean": "reward {:.2f}",
     "actor/test_success_mean": "test success {:.2f}",
     "actor/output_tokens_per_second": "{:.0f} tok/s",
     "stats/lag": "lag {:.0f}",
@@ -46,6 +44,7 @@ def status_line(
     if (step := metrics.get("stats/completed_steps")) is not None:
         parts.append(f"step {step:.0f}")
     parts.append(_rollouts(counts))
+    parts += _recent(status.get("actor", {}))
     parts += [form.format(metrics[name]) for name, form in _SHOWN.items() if name in metrics]
     line = " | ".join(parts)
     waits = notable_waits(status)
@@ -59,6 +58,16 @@ def _rollouts(counts: RolloutCounts) -> str:
     if counts.eval_started:
         line += f"; evaluated {counts[Outcome.EVAL_DONE]} of {counts.eval_started}"
     return line
+
+
+def _recent(actor: dict[str, Any]) -> list[str]:
+    """Means over the last groups; the actor renews them with each group, its metrics only with a version."""
+    shown = [
+        f"{name} {actor[key]:.2f}" for name in ("success", "reward") if (key := f"recent_{name}") in actor
+    ]
+    groups = actor.get("recent_groups", 0)
+    over = "1 group" if groups == 1 else f"last {groups:.0f} groups"
+    return [f"{', '.join(shown)} ({over})"] if shown else []
 
 
 def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:

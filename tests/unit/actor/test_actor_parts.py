@@ -17,7 +17,7 @@ from pipelinerl.actor.publishing import StreamWriterThread
 from pipelinerl.actor.retries import backoff_s, retryable
 from pipelinerl.actor.runner import metric_values
 from pipelinerl.actor.sampler import ProblemSampler
-from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, Throughput
+from pipelinerl.actor.stats import LAGS_KEPT, GroupStats, LoopLagStats, RecentGroups, Throughput
 from pipelinerl.async_llm import RetryableAbortedCompletionError
 from pipelinerl.config import Config
 from pipelinerl.domain_sampling import DomainWeightedSampler
@@ -118,6 +118,22 @@ def test_evaluation_records_have_a_prefix_but_for_datasets():
     stats.add_group([rollout(1.0)])
     record = stats.take("test_")
     assert record["test_reward_mean"] == 1 and record["d/reward_mean"] == 1 and "test_latency_mean" in record
+
+
+def test_recent_means_look_back_on_a_number_of_groups_and_not_on_a_version():
+    recent = RecentGroups(3)
+    assert recent.means() == {}
+    recent.add_group([FinishedRollout(key=0, ending=Ending.FAILED, reason="bug")])
+    assert recent.means() == {}, "nothing was measured"
+    recent.add_group([rollout(1.0), rollout(0.0), FinishedRollout(key=0, ending=Ending.FAILED, reason="bug")])
+    assert recent.means()["recent_groups"] == 1 and recent.means()["recent_reward"] == 0.5
+    for value in (0.0, 0.0, 1.0, 1.0):
+        recent.add_group([rollout(value), rollout(value)])
+    assert recent.means() == {
+        "recent_groups": 3,
+        "recent_success": pytest.approx(2 / 3),
+        "recent_reward": pytest.approx(2 / 3),
+    }
 
 
 def test_rates_are_over_the_window():

@@ -17,6 +17,7 @@ from pipelinerl.base.waits import waiting
 from pipelinerl.domain import ReportFocus
 from pipelinerl.observe.history import metrics_record, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
+from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.plots import lag_histogram, pace, smooth
 from pipelinerl.observe.progress import ProgressDisplay, notable_waits, status_line
 from pipelinerl.observe.report import write_report
@@ -165,8 +166,30 @@ def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
         "finetune": {"waits": [{"name": "texts", "waited_s": 1.0, "deadline_s": 60.0}]},
     }
     assert notable_waits(status) == ["actor for an engine with room (12 of 60 s)"]
+    assert "success" not in line, "the metrics are of the groups since the last version, however few"
     empty = status_line({}, RolloutCounts(), status, None, 61.0)
     assert empty == "1:01 | rollouts 0: 0 open | waiting: actor for an engine with room (12 of 60 s)"
+
+
+@pytest.mark.parametrize(
+    ("recent", "shown"),
+    [
+        (
+            {"recent_groups": 20, "recent_success": 0.425, "recent_reward": -0.5},
+            "success 0.42, reward -0.50 (last 20 groups)",
+        ),
+        ({"recent_groups": 1, "recent_reward": 1.0}, "reward 1.00 (1 group)"),
+    ],
+)
+def test_the_status_line_shows_means_over_recent_groups_with_their_number(
+    tmp_path: Path, recent: dict[str, float], shown: str
+) -> None:
+    with MetricsWriter(tmp_path, "actor") as actor, StatusFile(tmp_path, "actor") as status:
+        actor.log({"actor/success_mean": 1.0, "actor/reward_mean": 7.0}, step=16)  # of the last group alone
+        status.set(**recent)
+        status.write()
+        line = ProgressDisplay(tmp_path).line()
+    assert f" | {shown}" in line and "7.00" not in line
 
 
 def test_plain_output_repeats_nothing(tmp_path: Path) -> None:
