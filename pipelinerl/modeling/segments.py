@@ -10,7 +10,9 @@ from pipelinerl.modeling.tensors import to_device
 MAX_LENGTH_GRANULARITY = 64
 
 
-@dataclass(frozen=True, slots=True)
+# Not frozen: of a frozen dataclass the compiler reads every field, and so compiled the layers anew for each
+# number of texts in a row, until its limit of eight; from then on nothing was compiled any more.
+@dataclass(eq=False)
 class Segments:
     """Where each sequence of a packed row `[1, L]` starts and ends.
 

@@ -3,15 +3,17 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from pipelinerl.base.waits import current_waits
-from pipelinerl.modeling import compiling
+from pipelinerl.modeling import attention, compiling
 from pipelinerl.modeling.activations import compile_layers
 from pipelinerl.modeling.compiling import compiled, named_compilations
 from pipelinerl.modeling.logprobs import _block_gradient, _block_sums
 from pipelinerl.modeling.model import hidden_states, prepare_model
+from pipelinerl.modeling.segments import Segments
 from tests.support.tiny_model import causal_lm
 
 WIDTH = 16
@@ -44,6 +46,28 @@ def test_a_first_row_as_long_as_another_size_is_compiled_for_all_lengths(
     for length in (first, 7, 9, 12):
         ids = torch.arange(length)[None]
         hidden_states(model, ids, ids, None).sum().backward()
+    assert len(waits) == 1
+
+
+@pytest.mark.parametrize("checkpointing", [True, False])
+def test_rows_of_any_number_of_texts_share_a_compilation(
+    waits: list[list[str]], monkeypatch: pytest.MonkeyPatch, checkpointing: bool
+) -> None:
+    """With the kernel of a GPU, which reads offsets and the longest length; here it is a sum of values."""
+
+    def kernel(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *bounds: Any) -> torch.Tensor:
+        offsets, _, longest, _ = bounds
+        return query + key + value + offsets[-1] + longest
+
+    monkeypatch.setattr(attention, "_has_varlen_kernel", lambda query, value: True)
+    monkeypatch.setattr(attention, "varlen_attn", lambda *tensors, **_: kernel(*tensors))
+    model = prepare_model(causal_lm(31, hidden=WIDTH), gradient_checkpointing=checkpointing)
+    compile_layers(model)
+    for lengths in ([9, 3], [4], [3, 8, 5], [2, 2, 2, 2, 7], [6, 1, 3, 3]):
+        length = sum(lengths)
+        ids = torch.arange(length)[None]
+        segments = Segments.from_offsets(np.cumsum([0, *lengths]))
+        hidden_states(model, ids, ids, segments).sum().backward()
     assert len(waits) == 1
 
 
