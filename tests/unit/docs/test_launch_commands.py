@@ -13,6 +13,7 @@ import pytest
 from pipelinerl.bootstrap.__main__ import main as bootstrap
 from pipelinerl.config import compose as compose_module
 from pipelinerl.launch import main as launch
+from pipelinerl.launcher.checks import imports
 from tests.support.one_line import check_one_line
 from tests.unit.config.conftest import remembered
 
@@ -29,6 +30,7 @@ PRESETS = {
     "privacy_hopqa_compact": "privacy_hopqa",
     "privacy_hopqa_from_scratch": "privacy_hopqa",
     "privacy_hopqa_situational": "privacy_hopqa",
+    "privacy_hopqa_situational_padded": "privacy_hopqa",
 }
 OF_OTHER_TESTS = ("--config-dir",)
 """The README's own domain is executed by `tests/pipeline/test_readme.py`."""
@@ -69,6 +71,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("DRY_RUN", "1")
     monkeypatch.setattr(compose_module, "_compose", remembered)
+    # A process for each command would take a second; tests/unit/launcher/test_validated_imports.py has it.
+    monkeypatch.setattr(imports, "check", lambda cfg: [])
     return tmp_path
 
 
@@ -76,6 +80,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_command_of_a_page_is_accepted(
     program: str, kind: str, words: list[str], folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    if any(".parquet" in word for word in words):
+        table = pytest.importorskip("pyarrow").table({"question": ["1+1?"], "final_answer": ["2"]})
+        for split in ("train", "test"):
+            pytest.importorskip("pyarrow.parquet").write_table(table, folder / f"{split}.parquet")
     main = launch if program == "launch" else bootstrap
     options = [f"hardware={kind}", *(word for word in words if not word.startswith("hardware="))]
     shows = "--cfg" in words or "validate=true" in words
