@@ -142,9 +142,10 @@ class RunningChild:
 
     def terminate(self) -> None:
         """SIGTERM to the child itself, which stops its own workers; one that was stopped goes on for that."""
-        if not self._gone.is_set():
-            self._process.terminate()
-            self._process.send_signal(signal.SIGCONT)
+        # Not by Popen, which would wait for a child that has just ended: its zombie keeps the pid until `reap`.
+        for number in (signal.SIGTERM, signal.SIGCONT) if not self._gone.is_set() else ():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
     def kill(self) -> None:
         """SIGKILL to everything in the group and below; nothing left is fine."""
