@@ -142,7 +142,7 @@ class RunningChild:
 
     def terminate(self) -> None:
         """SIGTERM to the child itself, which stops its own workers; one that was stopped goes on for that."""
-        # Not by Popen, which would wait for a child that has just ended: its zombie keeps the pid until `reap`.
+        # Not by Popen, which would wait for one that has just ended: its zombie keeps the pid until `reap`.
         for number in (signal.SIGTERM, signal.SIGCONT) if not self._gone.is_set() else ():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, number)
