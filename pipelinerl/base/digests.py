@@ -3,13 +3,12 @@
 The trainer notes it in each half of a checkpoint and compares it before it goes on from one.
 """
 
+import hashlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from xxhash import xxh3_64
-
-_CHUNK = 1 << 20
 
 
 def digests(folder: Path) -> dict[str, str]:
@@ -29,8 +28,5 @@ def damaged_file(folder: Path, expected: Mapping[str, Any]) -> str | None:
 
 
 def _digest(path: Path) -> str:
-    found = xxh3_64()
     with path.open("rb") as file:
-        while chunk := file.read(_CHUNK):
-            found.update(chunk)
-    return found.hexdigest()
+        return hashlib.file_digest(file, xxh3_64).hexdigest()

@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
         print(f"the recipe is valid; bootstrap.out={out}")
         return 0
     plain = cast(dict[str, Any], OmegaConf.to_container(tree, resolve=True))
-    return _run(cfg, partial(demonstrations_of, plain["domain_hooks"], plain), out)
+    return _run(cfg, partial(demonstrations_of, cfg.domain_hooks, plain), out)
 
 
 def _no_recipe(kind: str) -> str:

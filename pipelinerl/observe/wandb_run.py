@@ -91,9 +91,12 @@ class WandbRun(Closing):
         self._wandb = wandb
         self._output_dir = output_dir
         self._sent_path = output_dir / ROLE / "sent.json"
-        sent = json.loads(self._sent_path.read_text()) if self._sent_path.exists() else {}
+        self._sent: dict[str, int] = (
+            json.loads(self._sent_path.read_text()) if self._sent_path.exists() else {}
+        )
         self._tails = {
-            role: LineTail(output_dir / role / "metrics.jsonl", offset=sent.get(role, 0)) for role in SENDERS
+            role: LineTail(output_dir / role / "metrics.jsonl", offset=self._sent.get(role, 0))
+            for role in SENDERS
         }
         settings = wandb.Settings(
             silent=True,
@@ -116,7 +119,9 @@ class WandbRun(Closing):
         for tail in self._tails.values():
             for record in tail.records(metrics_record, on_damage=log.warning):
                 self._send(record)
-        write_whole(self._sent_path, json.dumps({r: t.offset for r, t in self._tails.items()}).encode())
+        if (sent := {role: tail.offset for role, tail in self._tails.items()}) != self._sent:
+            self._sent = sent
+            write_whole(self._sent_path, json.dumps(sent))
 
     def _send(self, record: dict[str, Any]) -> None:
         # wandb drops records whose own step goes back, which an evaluation that ends late would be.

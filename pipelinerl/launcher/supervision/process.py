@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 
 from pipelinerl.base import child as child_module
@@ -54,34 +54,26 @@ def group_members(pgid: int) -> list[int]:
     return [pid for pid, _, _, group in _living() if group == pgid]
 
 
-def _below(pid: int, parents: Mapping[int, Sequence[int]]) -> list[int]:
+def descendants(pid: int, processes: Iterable[tuple[int, str, int, int]] | None = None) -> list[int]:
+    """Pids of the living processes below one, whatever their groups; `processes` as `_living` gives them."""
+    children: dict[int, list[int]] = {}
+    for one, _, parent, _ in _living() if processes is None else processes:
+        children.setdefault(parent, []).append(one)
     found, look_below = list[int](), [pid]
     while look_below:
-        below = parents.get(look_below.pop(), [])
+        below = children.get(look_below.pop(), [])
         found += below
         look_below += below
     return found
 
 
-def descendants(pid: int) -> list[int]:
-    """Pids of the living processes below one, whatever their groups."""
-    children: dict[int, list[int]] = {}
-    for one, _, parent, _ in _living():
-        children.setdefault(parent, []).append(one)
-    return _below(pid, children)
-
-
 def stopped_processes(pids: Iterable[int]) -> dict[int, int]:
     """For each of these processes that was stopped (SIGSTOP), or one below it: the pid of the stopped one."""
-    children: dict[int, list[int]] = {}
-    stopped = set()
-    for one, state, parent, _ in _living():
-        children.setdefault(parent, []).append(one)
-        if state == "T":  # `t` is one that a debugger holds
-            stopped.add(one)
+    processes = list(_living())
+    stopped = {pid for pid, state, _, _ in processes if state == "T"}  # `t` is one that a debugger holds
     if not stopped:
         return {}
-    found = {pid: [one for one in (pid, *_below(pid, children)) if one in stopped] for pid in pids}
+    found = {pid: [one for one in (pid, *descendants(pid, processes)) if one in stopped] for pid in pids}
     return {pid: ones[0] for pid, ones in found.items() if ones}
 
 
