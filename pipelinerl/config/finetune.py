@@ -218,6 +218,8 @@ class FinetuneConfig(Section):
     """Tokens of one packed sequence."""
     seq_packing: bool = True
     """Pack several texts into one sequence."""
+    share_prefixes: bool = True
+    """Put texts that begin alike into the same rows and compute what they share once; with `seq_packing`."""
     seq_parallel: Literal[1] = 1
     """Sequence parallelism; only 1 is possible."""
     save_checkpoint_steps: int = Field(100, ge=1)
@@ -255,6 +257,11 @@ class FinetuneConfig(Section):
     def has_value_head(self) -> bool:
         """Whether the trainer puts a value head on the policy."""
         return self.model_class == "causal-language-modeling-with-value-head"
+
+    @property
+    def shares_prefixes(self) -> bool:
+        """Whether texts share tokens: a text alone in its row has none to share with."""
+        return self.share_prefixes and self.seq_packing
 
     @property
     def last_step(self) -> int:

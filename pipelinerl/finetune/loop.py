@@ -185,12 +185,13 @@ class Trainer:
     def _micro_batches(self, feed: Feed) -> Iterator[PipelineBatchEncoding]:
         """The step's; with a sharded policy a rank that is done goes on with sentinels until all are."""
         step, texts = self.counters.completed_steps, self.cfg.derived.texts_per_step
+        share = self.finetune.shares_prefixes
         batches = feed.step(step)
         if not self.learner.sharded:
             yield from batches
             return
         while any(self.ranks.gather((batch := next(batches, None)) is not None)):
-            yield sentinel_batch(step, texts) if batch is None else batch
+            yield sentinel_batch(step, texts, share) if batch is None else batch
 
     def _count_step(self, step: StepStatistics, grad_norm: float) -> None:
         counters = self.counters

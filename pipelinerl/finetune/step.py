@@ -15,12 +15,14 @@ from pipelinerl.finetune.metrics import text_means, token_statistics
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
+from pipelinerl.finetune.rl.prefixes import distinct_pairs
 from pipelinerl.finetune.rl.targets import Targets
 from pipelinerl.modeling.lora import is_adapter
 from pipelinerl.modeling.masters import MasterWeights
+from pipelinerl.modeling.logprobs import TokenScores
 from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.modeling.policy import Policy
-from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.row import Row
 from pipelinerl.modeling.sharding import gathered_weights, is_sharded, reshard, whole
 from pipelinerl.modeling.tensors import to_device
 from pipelinerl.modeling.upcast import Float32Activations
@@ -196,13 +198,22 @@ class Learner:
         return scores.logprobs.reshape(rows.shape[0], -1).cpu().numpy()
 
     def _loss_inputs(self, batch: PipelineBatchEncoding, targets: Targets) -> LossInputs:
-        input_ids = self._move(batch.input_ids.astype(np.int64))
-        position_ids = self._move(batch.position_ids.astype(np.int64))
-        segments = Segments.from_offsets(batch.seq_boundaries, self.device)
-        predictors, labels = self._move(targets.positions - 1), self._move(targets.labels)
+        row, terms = self._row(batch), None
+        predictors, labels = row.computed(targets.positions - 1), targets.labels
+        if row.prefixes is not None:  # samples that agree up to a label and on it have one score for it
+            predictors, labels, terms = distinct_pairs(predictors, labels)
         scores, values = self.policy(
-            input_ids, position_ids, segments, predictors, labels, self.rl.temperature
+            self._move(row.input_ids),
+            self._move(row.position_ids),
+            row.segments(self.device),
+            self._move(predictors),
+            self._move(labels),
+            self.rl.temperature,
         )
+        if terms is not None:
+            at = self._move(terms)
+            scores = TokenScores(*(one.index_select(0, at) for one in scores))
+            values = None if values is None else values.index_select(0, at)
         rewards = self._move(targets.rewards)
         advantages = self._move(targets.advantages) if values is None else rewards - values.detach()
         return LossInputs(
@@ -221,12 +232,16 @@ class Learner:
 
     def _take_part(self, batch: PipelineBatchEncoding) -> None:
         """A forward and backward whose gradients are 0."""
-        input_ids = self._move(batch.input_ids.astype(np.int64))
-        position_ids = self._move(batch.position_ids.astype(np.int64))
-        segments = Segments.from_offsets(batch.seq_boundaries, self.device)
+        row = self._row(batch)
+        input_ids, position_ids = self._move(row.input_ids), self._move(row.position_ids)
+        segments = row.segments(self.device)
         scores, values = self.policy(input_ids, position_ids, segments, position_ids[0, :2], input_ids[0, :2])
         loss = scores.logprobs.sum() if values is None else scores.logprobs.sum() + values.sum()
         (0.0 * loss).backward()
+
+    @staticmethod
+    def _row(batch: PipelineBatchEncoding) -> Row:
+        return Row.of(batch.input_ids[0], batch.position_ids[0], batch.seq_boundaries, batch.prefixes)
 
     def _move(self, array: np.ndarray) -> torch.Tensor:
         return to_device(array, self.device)

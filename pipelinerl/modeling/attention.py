@@ -1,7 +1,8 @@
 """Causal attention over packed rows without any L x L mask, registered with transformers.
 
 Select it with `attn_implementation=ATTENTION_NAME` and pass `segments=Segments(...)` to the model's
-forward; transformers hands unknown keyword arguments down to the attention function.
+forward; transformers hands unknown keyword arguments down to the attention function. Where sequences share
+prefixes, a segment attends to the whole sequence that it ends: keys and values are gathered from the row.
 """
 
 import inspect
@@ -13,7 +14,7 @@ import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.segments import Segments, SharedKeys
 
 ATTENTION_NAME = "pipelinerl_varlen"
 PER_TEXT_NAME = "pipelinerl_per_text"
@@ -32,7 +33,7 @@ def varlen_attention(
     use_kernel: bool = True,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """Attend causally inside each segment.
+    """Attend causally inside each segment, or in the sequence that it ends.
 
     query `[B, H, L, D]`, key and value `[B, H_kv, L, D]`; B must be 1 when `segments` is given. Without
     segments every row is one sequence, padded on the right at most (padding then only sees, and is never
@@ -40,6 +41,8 @@ def varlen_attention(
     Returns `[B, L, H, D]`. Raises ValueError for anything this attention cannot represent.
     """
     _refuse_unsupported(attention_mask, dropout, kwargs)
+    if segments is not None and segments.keys is not None:
+        key, value = (_GatherKeys.apply(one, segments.keys) for one in (key, value))
     if segments is None:
         out = _sdpa(query, key, value, scaling)
     elif use_kernel and _has_varlen_kernel(query, value):
@@ -59,20 +62,45 @@ def _refuse_unsupported(attention_mask: torch.Tensor | None, dropout: float, kwa
         raise ValueError(f"sliding-window attention is not supported by {ATTENTION_NAME}")
 
 
+class _GatherKeys(torch.autograd.Function):
+    """`[1, H_kv, L, D]` to `[1, H_kv, R, D]`, the rows of SharedKeys; shared tokens add up their gradients.
+
+    An index's own backward would add them in no fixed order, in the type that the model computes in.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, states: torch.Tensor, keys: SharedKeys) -> torch.Tensor:
+        ctx.keys = keys
+        # By token, as they lie behind the projection and as kernels want them.
+        return states.transpose(1, 2).index_select(1, keys.rows).transpose(1, 2)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        rows = gradient.transpose(1, 2).reshape(len(ctx.keys.rows), -1)
+        sums, *_ = torch.embedding_bag(rows, ctx.keys.order, ctx.keys.starts)
+        _, heads, _, size = gradient.shape
+        return sums.view(1, -1, heads, size).transpose(1, 2), None
+
+
 def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
     repeats = query.shape[1] // key.shape[1]
     if repeats > 1:
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     query, key = query.to(value.dtype), key.to(value.dtype)
-    return F.scaled_dot_product_attention(query, key, value, is_causal=True, scale=scaling)
+    new, known = query.shape[2], key.shape[2]
+    # torch aligns `is_causal` at the top left, where the last query would not see the last key.
+    mask = None if new == known else torch.ones(new, known, dtype=torch.bool, device=query.device).tril(known - new)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling
+    )
 
 
 def _per_segment(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scaling: float | None
 ) -> torch.Tensor:
     # `split` has one concatenation as its backward; slicing would add a full-size gradient per segment.
-    lengths = list(segments.lengths)
-    parts = zip(query.split(lengths, 2), key.split(lengths, 2), value.split(lengths, 2))
+    lengths = list((segments.keys or segments).lengths)
+    parts = zip(query.split(list(segments.lengths), 2), key.split(lengths, 2), value.split(lengths, 2))
     return torch.cat([_sdpa(q, k, v, scaling) for q, k, v in parts], dim=2)
 
 
@@ -99,8 +127,11 @@ def _cuda_varlen(
         options["scale"] = scaling
     dtype = value.dtype
     q, k, v = (t[0].transpose(0, 1).to(dtype).contiguous() for t in (query, key, value))
-    bound = segments.max_length
-    return varlen_attn(q, k, v, segments.offsets, segments.offsets, bound, bound, **options)[None]
+    known = segments.keys or segments
+    out = varlen_attn(
+        q, k, v, segments.offsets, known.offsets, segments.max_length, known.max_length, **options
+    )
+    return out[None]
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, varlen_attention)

@@ -207,7 +207,14 @@ class Preprocess:
         roles: dict[str, float] = {}
         if tune.rl.loss_scale_scope == "batch":
             roles = apply_scales(samples, tune.rl)
-        ranks = assemble_step(samples, self.step, tune.seq_length, derived.trainer_ranks, tune.seq_packing)
+        ranks = assemble_step(
+            samples,
+            self.step,
+            tune.seq_length,
+            derived.trainer_ranks,
+            tune.seq_packing,
+            tune.shares_prefixes,
+        )
         for rank, batches in enumerate(ranks):
             for batch in batches:
                 self._training_data.write(batch.to_record(), rank)
@@ -376,4 +383,5 @@ def reference_scorer(cfg: Config) -> Any:
         "cuda" if any(job.gpus for job in cfg.jobs_of("preprocessor")) else "cpu",
         tune.load_as_bf16,
         tune.use_flash_attention,
+        tune.shares_prefixes,
     )

@@ -7,11 +7,12 @@ import numpy as np
 import torch
 
 from pipelinerl.finetune.rl.packing import best_fit_decreasing
+from pipelinerl.finetune.rl.prefixes import Prefixes, pack_prefixes, shared_with_previous
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import load_model
 from pipelinerl.modeling.policy import Policy
-from pipelinerl.modeling.segments import Segments
+from pipelinerl.modeling.row import Row
 from pipelinerl.modeling.tensors import to_device
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
@@ -28,11 +29,13 @@ class ReferenceScorer:
         device: str = "cpu",
         bfloat16: bool = False,
         flash_attention: bool = True,
+        share_prefixes: bool = False,
     ) -> None:
         torch.set_num_threads(threads)
         model = load_model(model_path, device, flash_attention=flash_attention)
         self._policy = Policy(model.eval().requires_grad_(False))
         self._temperature, self._seq_length, self._device = temperature, seq_length, device
+        self._share = share_prefixes
         if bfloat16:
             MasterWeights(model)  # of frozen parameters it keeps none
 
@@ -40,10 +43,17 @@ class ReferenceScorer:
     def score(self, samples: Sequence[Sample]) -> list[np.ndarray | None]:
         """float32 `[labels]` per sample; a label on the first token, which nothing predicts, gets 0."""
         out: list[np.ndarray | None] = [np.zeros(0, np.float32)] * len(samples)
-        for row in best_fit_decreasing([len(sample.input_ids) for sample in samples], self._seq_length):
+        for row in self._rows(samples):
             for index, scores in zip(row, self._score_row([samples[i] for i in row])):
                 out[index] = scores
         return out
+
+    def _rows(self, samples: Sequence[Sample]) -> list[list[int]]:
+        """Indices of the samples of each row, as the trainer's are chosen."""
+        if not self._share:
+            return best_fit_decreasing([len(sample.input_ids) for sample in samples], self._seq_length)
+        learned = [len(sample.old_logprobs) for sample in samples]
+        return pack_prefixes([sample.input_ids for sample in samples], learned, self._seq_length)[0]
 
     def _score_row(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         lengths = np.array([len(sample.input_ids) for sample in samples])
@@ -52,12 +62,14 @@ class ReferenceScorer:
         positions = np.arange(len(labels)) - np.repeat(offsets[:-1], lengths)
         learned = labels != MASKED_TOKEN_ID
         at = np.flatnonzero(learned & (positions > 0))
-        ids = np.concatenate([sample.input_ids for sample in samples])
+        ids = [sample.input_ids for sample in samples]
+        prefixes = Prefixes(offsets, shared_with_previous(ids)) if self._share else None
+        row = Row.of(np.concatenate(ids), positions, offsets, prefixes)
         scores, _ = self._policy(
-            to_device(ids[None].astype(np.int64), self._device),
-            to_device(positions[None], self._device),
-            Segments.from_offsets(offsets, self._device),
-            to_device(at - 1, self._device),
+            to_device(row.input_ids, self._device),
+            to_device(row.position_ids, self._device),
+            row.segments(self._device),
+            to_device(row.computed(at - 1), self._device),
             to_device(labels[at].astype(np.int64), self._device),
             self._temperature,
         )

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from pipelinerl.finetune.rl.packing import balance, pack
+from pipelinerl.finetune.rl.prefixes import Prefixes, pack_prefixes, shared_with_previous
 from pipelinerl.finetune.rl.sample import UNSAMPLED, Sample
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.situations import present_name
@@ -24,7 +25,8 @@ class PipelineBatchEncoding:
     position_ids, segment_ids, attention_mask, token_versions (UNSAMPLED on prompts); float32: the rest.
     seq_boundaries int32 `[n + 1]`. text_ids holds [group_id, rollout_index, step_index] per text. `step`
     is the 0-based optimizer step, step_texts the texts of that step over all ranks (B); is_last marks the
-    last micro-batch of a step for its rank.
+    last micro-batch of a step for its rank. shared int32 `[n]`: the first tokens of each text that are those
+    of the text before it, which are computed once (0 for the first); None: every token is computed.
     """
 
     input_ids: np.ndarray
@@ -52,6 +54,7 @@ class PipelineBatchEncoding:
     sentinel: bool = False
     padding: int = 0
     is_packed: bool = True
+    shared: np.ndarray | None = None
     attention_mask: np.ndarray | None = None
     pixel_values: None = None
     image_grid_thw: None = None
@@ -63,6 +66,16 @@ class PipelineBatchEncoding:
     @property
     def n_tokens(self) -> int:
         return int(self.input_ids.shape[-1])
+
+    @property
+    def n_computed(self) -> int:
+        """Tokens that a forward pass computes: a token that texts share counts once."""
+        return self.n_tokens - (0 if self.shared is None else int(self.shared.sum()))
+
+    @property
+    def prefixes(self) -> Prefixes | None:
+        """Which tokens are computed; None: all."""
+        return None if self.shared is None else Prefixes(self.seq_boundaries, self.shared)
 
     def to_record(self) -> dict[str, Any]:
         """A tree of plain values and arrays for the `training_data` stream."""
@@ -95,6 +108,16 @@ class PipelineBatchEncoding:
                 f"seq_boundaries {self.seq_boundaries.tolist()[-3:]} do not cover {shape[-1]} tokens "
                 f"in {self.n_texts} texts"
             )
+        if self.shared is not None:
+            self._check_shared()
+
+    def _check_shared(self) -> None:
+        assert self.shared is not None
+        lengths = np.diff(self.seq_boundaries)
+        before = np.concatenate([[0], lengths[:-1]])
+        wrong = (self.shared < 0) | (self.shared > np.minimum(lengths, before))
+        if self.shared.shape != lengths.shape or wrong.any():
+            raise ValueError(f"training_data column shared {self.shared.tolist()[:8]} does not fit its texts")
 
 
 TOKEN_COLUMNS = tuple(
@@ -106,7 +129,7 @@ TOKEN_COLUMNS = tuple(
 SENTINEL_TOKENS = 8
 
 
-def sentinel_batch(step: int, step_texts: int) -> PipelineBatchEncoding:
+def sentinel_batch(step: int, step_texts: int, share: bool = False) -> PipelineBatchEncoding:
     """A micro-batch of 8 tokens without labels for a rank that has no text in this step."""
     zeros = np.zeros((1, SENTINEL_TOKENS), np.float32)
     ids = np.zeros((1, SENTINEL_TOKENS), np.int32)
@@ -127,32 +150,45 @@ def sentinel_batch(step: int, step_texts: int) -> PipelineBatchEncoding:
         step=step,
         step_texts=step_texts,
         sentinel=True,
+        shared=np.zeros(1, np.int32) if share else None,
     )
 
 
 def assemble_step(
-    samples: Sequence[Sample], step: int, seq_length: int, ranks: int = 1, packing: bool = True
+    samples: Sequence[Sample],
+    step: int,
+    seq_length: int,
+    ranks: int = 1,
+    packing: bool = True,
+    share: bool = False,
 ) -> list[list[PipelineBatchEncoding]]:
     """`[rank][micro-batch]`: best-fit-decreasing rows of at most `seq_length` tokens, balanced over ranks.
 
-    Without `packing` each sample is a row of its own. A rank without samples gets one sentinel.
+    With `share`, samples that begin alike lie in the same rows, and what they share counts once. Without
+    `packing` each sample is a row of its own. A rank without samples gets one sentinel.
     """
     lengths = [len(sample.input_ids) for sample in samples]
-    if packing:
+    share = share and packing
+    if share:
+        learned = [len(sample.old_logprobs) for sample in samples]
+        rows_of_ranks = pack_prefixes([sample.input_ids for sample in samples], learned, seq_length, ranks)
+    elif packing:
         rows_of_ranks = pack(lengths, seq_length, ranks)
     else:
         rows_of_ranks = [[[i] for i in chosen] for chosen in balance(lengths, ranks)]
     out = []
     for rows in rows_of_ranks:
-        batches = [encode([samples[i] for i in row], step, len(samples)) for row in rows]
-        batches = batches or [sentinel_batch(step, len(samples))]
+        batches = [encode([samples[i] for i in row], step, len(samples), share) for row in rows]
+        batches = batches or [sentinel_batch(step, len(samples), share)]
         for batch in batches[:-1]:
             batch.is_last = False
         out.append(batches)
     return out
 
 
-def encode(samples: Sequence[Sample], step: int, step_texts: int) -> PipelineBatchEncoding:
+def encode(
+    samples: Sequence[Sample], step: int, step_texts: int, share: bool = False
+) -> PipelineBatchEncoding:
     """One packed row; log-probabilities and versions are spread over the labelled tokens, 0 elsewhere."""
     lengths = np.array([len(sample.input_ids) for sample in samples], np.int64)
     boundaries = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
@@ -190,6 +226,7 @@ def encode(samples: Sequence[Sample], step: int, step_texts: int) -> PipelineBat
         step=step,
         step_texts=step_texts,
         model_version=int(sampled.min()) if len(sampled) else 0,
+        shared=shared_with_previous([sample.input_ids for sample in samples]) if share else None,
         **dict(zip(columns, expanded[:, None, :], strict=True)),
     )
 
