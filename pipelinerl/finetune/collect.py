@@ -68,6 +68,7 @@ def count_batch(statistics: StepStatistics, batch: PipelineBatchEncoding, target
     """Add one micro-batch's host-side counts."""
     statistics.texts += batch.n_texts
     statistics.tokens.append(batch.n_tokens)
+    statistics.computed += batch.n_computed
     statistics.sequences.append(batch.n_texts)
     statistics.padding += batch.padding
     statistics.stale_tokens += int(targets.stale.sum())

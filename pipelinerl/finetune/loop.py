@@ -22,7 +22,14 @@ from pipelinerl.finetune.checkpoints import MODEL, STATE, load_state, resume_ste
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepRollouts, count_batch, fetch
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.memory import MemoryDebug
-from pipelinerl.finetune.metrics import StepStatistics, lag_metrics, rl_metrics, throughput_metrics
+from pipelinerl.finetune.metrics import (
+    Hardware,
+    StepStatistics,
+    lag_metrics,
+    peak_flops,
+    rl_metrics,
+    throughput_metrics,
+)
 from pipelinerl.finetune.ranks import Ranks
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, sentinel_batch
 from pipelinerl.finetune.rl.losses import Coefficients
@@ -77,6 +84,8 @@ class Trainer:
             broadcaster = EngineBroadcaster(self.learner, cfg) if engines else Broadcaster()
         self._broadcaster = broadcaster
         self._memory = MemoryDebug(cfg.finetune.memory_debug, self.learner.device)
+        peak = peak_flops(self.learner.device, self.learner.bfloat16)
+        self._hardware = Hardware(cfg.finetune.seq_length, self.learner.elements, peak)
         self._last_rl: dict[str, Any] = {}
         self._update_metrics: dict[str, float] = {}
         self._announcements: TrainerAnnouncements | None = None
@@ -219,7 +228,7 @@ class Trainer:
         stats["stats/multi_version_share"] = step.multi_version_texts / max(step.texts, 1)
         self._last_rl = rl | {"completed_steps": counters.completed_steps}
         if self._writer is not None:
-            throughput = throughput_metrics(step, self.ranks.count)
+            throughput = throughput_metrics(step, self.ranks.count, self._hardware)
             values = stats | rl | throughput | lag_metrics(step.lags) | step.memory | self._update_metrics
             self._writer.log(values, counters.samples)
         self._update_metrics = {}

@@ -167,6 +167,31 @@ def token_statistics(
     return torch.cat([torch.stack([*means, *sums, *high, *low, *limits]), histogram])
 
 
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """What throughput is compared with: tokens that a row has room for, numbers in the model, and the
+    operations per second of one device in the type that the model computes in (None: not known)."""
+
+    row: int
+    parameters: int
+    peak_flops: float | None
+
+
+_PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12}
+"""Dense bfloat16 with float32 sums, by part of the device's name; from NVIDIA's data sheets."""
+
+
+def peak_flops(device: torch.device, bfloat16: bool) -> float | None:
+    """Operations per second of a device whose figure is known."""
+    if device.type != "cuda" or not bfloat16:
+        return None
+    name = torch.cuda.get_device_name(device)
+    # Longest first: H200 is no H20.
+    return next(
+        (peak for part, peak in sorted(_PEAKS.items(), key=lambda p: -len(p[0])) if part in name), None
+    )
+
+
 @dataclass(slots=True)
 class StepStatistics:
     """One rank's sums of one step; plain values, so that ranks exchange them in a single gather."""
@@ -174,6 +199,7 @@ class StepStatistics:
     vectors: list[list[float]] = field(default_factory=list)
     texts: int = 0
     tokens: list[int] = field(default_factory=list)
+    computed: int = 0
     sequences: list[int] = field(default_factory=list)
     padding: int = 0
     stale_tokens: int = 0
@@ -194,6 +220,7 @@ class StepStatistics:
             self.vectors += other.vectors
             self.texts += other.texts
             self.tokens += other.tokens
+            self.computed += other.computed
             self.sequences += other.sequences
             self.padding += other.padding
             self.stale_tokens += other.stale_tokens
@@ -245,12 +272,15 @@ def rl_metrics(step: StepStatistics, coefficients: Coefficients) -> dict[str, fl
     return out
 
 
-def throughput_metrics(step: StepStatistics, ranks: int) -> dict[str, float]:
-    """The `throughput/` metrics of a step; rates count the whole step, waiting included."""
-    seconds = max(step.waited_s + step.worked_s, 1e-9)
+def throughput_metrics(step: StepStatistics, ranks: int, hardware: Hardware) -> dict[str, float]:
+    """The `throughput/` metrics of a step; rates count the whole step, waiting included, MFU does not."""
+    seconds, worked = max(step.waited_s + step.worked_s, 1e-9), max(step.worked_s, 1e-9)
     tokens, batches = float(sum(step.tokens)), len(step.tokens)
     out = {
         "tokens_per_step": tokens,
+        "unique_tokens_per_step": step.computed,
+        "tokens_per_unique_token": tokens / max(step.computed, 1),
+        "row_fill": step.computed / max(batches, 1) / hardware.row,
         "micro_batches_per_step": batches,
         "tokens_per_sec": tokens / seconds,
         "tokens_perGPU_per_sec": tokens / seconds / ranks,
@@ -259,8 +289,12 @@ def throughput_metrics(step: StepStatistics, ranks: int) -> dict[str, float]:
         "steps_per_sec": 1 / seconds,
         "sec_per_step": seconds,
         "sec_per_pass": step.worked_s / max(batches, 1) * ranks,
-        "working_tokens_per_sec": tokens / max(step.worked_s, 1e-9),
+        "working_tokens_per_sec": tokens / worked,
     }
+    if hardware.peak_flops is not None:
+        # Forward and backward of a token (Kaplan et al. 2020), whatever is computed twice.
+        share = 6 * hardware.parameters / (worked * ranks * hardware.peak_flops)
+        out |= {"mfu": share * tokens, "mfu_unique": share * step.computed}
     for name, values in (("tokens", step.tokens), ("sequences", step.sequences)):
         if values:
             out[f"{name}_per_micro_batch"] = sum(values) / batches

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from pipelinerl.modeling.segments import Segments, SharedKeys
+from pipelinerl.modeling.segments import Segments
 
 ATTENTION_NAME = "pipelinerl_varlen"
 PER_TEXT_NAME = "pipelinerl_per_text"
@@ -42,7 +42,9 @@ def varlen_attention(
     """
     _refuse_unsupported(attention_mask, dropout, kwargs)
     if segments is not None and segments.keys is not None:
-        key, value = (_GatherKeys.apply(one, segments.keys) for one in (key, value))
+        known = segments.keys
+        key = _GatherKeys.apply(key, known.rows, known.order, known.starts)
+        value = _GatherKeys.apply(value, known.rows, known.order, known.starts)
     if segments is None:
         out = _sdpa(query, key, value, scaling)
     elif use_kernel and _has_varlen_kernel(query, value):
@@ -63,23 +65,27 @@ def _refuse_unsupported(attention_mask: torch.Tensor | None, dropout: float, kwa
 
 
 class _GatherKeys(torch.autograd.Function):
-    """`[1, H_kv, L, D]` to `[1, H_kv, R, D]`, the rows of SharedKeys; shared tokens add up their gradients.
+    """`[1, H_kv, L, D]` to `[1, H_kv, R, D]`, by the fields of SharedKeys.
 
-    An index's own backward would add them in no fixed order, in the type that the model computes in.
+    The gradient of a shared token is the sum over its readers, in float32 and in their order: an index's own
+    backward would add them in the type that the model computes in, and on a GPU in any order.
     """
 
     @staticmethod
-    def forward(ctx: Any, states: torch.Tensor, keys: SharedKeys) -> torch.Tensor:
-        ctx.keys = keys
+    def forward(
+        ctx: Any, states: torch.Tensor, rows: torch.Tensor, order: torch.Tensor, starts: torch.Tensor
+    ) -> torch.Tensor:
+        ctx.save_for_backward(order, starts)
         # By token, as they lie behind the projection and as kernels want them.
-        return states.transpose(1, 2).index_select(1, keys.rows).transpose(1, 2)
+        return states.transpose(1, 2).index_select(1, rows).transpose(1, 2)
 
     @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
-        rows = gradient.transpose(1, 2).reshape(len(ctx.keys.rows), -1)
-        sums, *_ = torch.embedding_bag(rows, ctx.keys.order, ctx.keys.starts)
-        _, heads, _, size = gradient.shape
-        return sums.view(1, -1, heads, size).transpose(1, 2), None
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        order, starts = ctx.saved_tensors
+        _, heads, readers, size = gradient.shape
+        by_token = gradient.transpose(1, 2).reshape(readers, heads * size)
+        sums = torch.embedding_bag(by_token, order, starts)[0]
+        return sums.view(1, -1, heads, size).transpose(1, 2), None, None, None
 
 
 def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: float | None) -> torch.Tensor:
@@ -89,7 +95,9 @@ def _sdpa(query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, scaling: 
     query, key = query.to(value.dtype), key.to(value.dtype)
     new, known = query.shape[2], key.shape[2]
     # torch aligns `is_causal` at the top left, where the last query would not see the last key.
-    mask = None if new == known else torch.ones(new, known, dtype=torch.bool, device=query.device).tril(known - new)
+    mask = None
+    if new < known:
+        mask = torch.ones(new, known, dtype=torch.bool, device=query.device).tril(known - new)
     return F.scaled_dot_product_attention(
         query, key, value, attn_mask=mask, is_causal=mask is None, scale=scaling
     )

@@ -48,6 +48,7 @@ stats/{epoch,min_actor_version,max_actor_version,time_waiting_for_data,lag}
 stats/queue/batches
 throughput/{tokens_perGPU_per_sec,tokens_per_step,micro_batches_per_step,tokens_per_sec}
 throughput/{real_tokens_per_sec,sec_per_pass,steps_per_sec,samples_per_sec,sec_per_step}
+throughput/{unique_tokens_per_step,tokens_per_unique_token,row_fill}
 throughput/{,min_,max_}{tokens,sequences}_per_micro_batch
 rl/{,max_,min_}{loss,reward,advantage,kl,token_weight}
 rl/{entropy,old_logprobs,new_logprobs,ref_logprobs,kl_new_old,mean_abs_log_ratio_new_old}
