@@ -17,9 +17,9 @@ from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.finetune.rl.losses import Coefficients, LossInputs, total_loss
 from pipelinerl.finetune.rl.prefixes import distinct_pairs
 from pipelinerl.finetune.rl.targets import Targets
+from pipelinerl.modeling.logprobs import TokenScores
 from pipelinerl.modeling.lora import is_adapter
 from pipelinerl.modeling.masters import MasterWeights
-from pipelinerl.modeling.logprobs import TokenScores
 from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.modeling.policy import Policy
 from pipelinerl.modeling.row import Row

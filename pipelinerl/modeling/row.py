@@ -11,7 +11,7 @@ from pipelinerl.modeling.segments import Segments
 
 @dataclass(frozen=True)
 class Row:
-    """What a forward pass gets for samples that lie one behind the other, R tokens in all, U of them computed.
+    """What a forward pass gets for samples one behind the other, R tokens in all, U of them computed.
 
     input_ids and position_ids int64 `[1, U]`; boundaries int `[n + 1]`, of the samples among the R.
     """

@@ -14,7 +14,7 @@ MAX_LENGTH_GRANULARITY = 64
 # number of texts in a row, until its limit of eight; from then on nothing was compiled any more.
 @dataclass(eq=False)
 class SharedKeys:
-    """Keys of the segments of a row in which sequences share prefixes: all tokens of each sequence, one by one.
+    """Keys of a row in which sequences share prefixes: all tokens of each segment's sequence, R in all.
 
     rows: int64 `[R]` on the model's device, the row's token behind each of them; order int64 `[R]`: the R
     sorted by that token, starts int64 `[L]`: where each token's begin in `order`. offsets, lengths and

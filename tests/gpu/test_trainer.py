@@ -13,7 +13,7 @@ from pipelinerl.config.finetune import Checkpointing, RLConfig
 from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
-from pipelinerl.finetune.rl.batch import encode
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, encode
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
@@ -21,6 +21,7 @@ from pipelinerl.modeling.attention import varlen_attention
 from pipelinerl.modeling.logprobs import token_scores
 from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.segments import Segments
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 from tests.support.builders import ready, trainer_config, write_steps
 from tests.support.policy import VOCAB, tiny_model
 from tests.support.tiny_model import causal_lm
@@ -47,8 +48,22 @@ def learner(folder: Path, model: PreTrainedModel, **fields: object) -> Learner:
     return learner_of(model, trainer_config(folder, model, rl=RL, **fields), Ranks())
 
 
-def gradient(one: Learner) -> torch.Tensor:
-    batch = encode([ready(i, (-1.0) ** i) for i in range(12)], 0, 12)
+def stages(share: bool) -> PipelineBatchEncoding:
+    """Twelve texts that begin alike in threes, and another that goes through one of them."""
+    samples = []
+    for i in range(13):
+        first, own = ready(100 + i // 3), ready(i)
+        ids = np.concatenate([first.input_ids, own.input_ids])
+        masked = np.full(len(first.input_ids), MASKED_TOKEN_ID, np.int32)
+        samples.append(ready(i, (-1.0) ** i, input_ids=ids, labels=np.concatenate([masked, own.labels])))
+    (batch,) = assemble_step(samples, 0, 1024, share=share)[0]
+    assert (batch.n_computed < batch.n_tokens) == share
+    return batch
+
+
+def gradient(one: Learner, batch: PipelineBatchEncoding | None = None) -> torch.Tensor:
+    if batch is None:
+        batch = encode([ready(i, (-1.0) ** i) for i in range(12)], 0, 12)
     one.accumulate(batch, targets_of(batch, one.rl), Coefficients(0.1, 0.01))
     parameters = [p for group in one.optimiser.param_groups for p in group["params"]]
     return torch.cat([p.grad.flatten().float().cpu() for p in parameters if p.grad is not None])
@@ -73,6 +88,25 @@ def test_gradients_match_float32_on_the_cpu(
     fast = prepare_model(model, "cuda", mode, compile=compiled)
     found = gradient(learner(tmp_path, fast, load_as_bf16=bfloat16, hardware={"kind": "gpu"}))
     assert distance(found, expected) < tolerance
+
+
+@pytest.mark.parametrize(
+    ("bfloat16", "mode", "compiled", "tolerance"),
+    [
+        (False, False, False, 1e-3),
+        (True, False, False, 0.05),
+        (True, False, True, 0.05),
+        (True, True, True, 0.05),
+    ],
+)
+def test_gradients_of_shared_prefixes_match_float32_on_the_cpu(
+    tmp_path: Path, bfloat16: bool, mode: Checkpointing, compiled: bool, tolerance: float
+) -> None:
+    model = small_model()
+    expected = gradient(learner(tmp_path, prepare_model(copy.deepcopy(model))), stages(share=False))
+    fast = prepare_model(model, "cuda", mode, compile=compiled)
+    one = learner(tmp_path, fast, load_as_bf16=bfloat16, hardware={"kind": "gpu"})
+    assert distance(gradient(one, stages(share=True)), expected) < tolerance
 
 
 def test_gradients_without_the_attention_kernel_match_too(tmp_path: Path) -> None:
@@ -146,12 +180,13 @@ def test_packed_attention_matches_float32_and_its_gradients(kv_heads: int) -> No
         assert distance(ours.grad, theirs.grad) < 0.02
 
 
-def test_a_micro_batch_never_waits_for_the_device(tmp_path: Path) -> None:
+@pytest.mark.parametrize("share", [False, True])
+def test_a_micro_batch_never_waits_for_the_device(tmp_path: Path, share: bool) -> None:
     one = learner(
         tmp_path, prepare_model(small_model(), "cuda", True), load_as_bf16=True, hardware={"kind": "gpu"}
     )
-    gradient(one)
-    batch = encode([ready(i, (-1.0) ** i) for i in range(12)], 0, 12)
+    batch = stages(share)
+    gradient(one, batch)
     targets = targets_of(batch, one.rl)
     torch.cuda.set_sync_debug_mode("error")
     try:

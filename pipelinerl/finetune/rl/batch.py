@@ -114,9 +114,9 @@ class PipelineBatchEncoding:
     def _check_shared(self) -> None:
         assert self.shared is not None
         lengths = np.diff(self.seq_boundaries)
-        before = np.concatenate([[0], lengths[:-1]])
-        wrong = (self.shared < 0) | (self.shared > np.minimum(lengths, before))
-        if self.shared.shape != lengths.shape or wrong.any():
+        limits = np.minimum(lengths, np.concatenate([[0], lengths[:-1]]))
+        fits = self.shared.shape == lengths.shape and ((self.shared >= 0) & (self.shared <= limits)).all()
+        if not fits:
             raise ValueError(f"training_data column shared {self.shared.tolist()[:8]} does not fit its texts")
 
 

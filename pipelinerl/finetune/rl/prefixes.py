@@ -1,8 +1,8 @@
 """Samples that begin alike share a row and are computed once from there on. Pure numpy.
 
-A row of samples in the order of their ids is a trie (Fredkin 1960): each sample shares its first tokens with the
-one before it and adds the rest. `pack_prefixes` chooses the rows for `assemble_step`; `Prefixes` is a row as
-trainer and reference compute it.
+A row of samples in the order of their ids is a trie (Fredkin 1960): each sample shares its first tokens with
+the one before it and adds the rest. `pack_prefixes` chooses the rows for `assemble_step`; `Prefixes` is a row
+as trainer and reference compute it.
 """
 
 import itertools
@@ -69,8 +69,8 @@ def pack_prefixes(
     """Samples of one optimizer step to `[rank][micro-batch][sample index]`; a rank may stay empty.
 
     As `packing.pack`, but a row holds at most `capacity` tokens of which none is counted twice, at most
-    `capacity` of the `learned` tokens (per sample), and samples are in the order of their ids. Samples with the
-    longest common prefixes are put together first. Raises ValueError for a sample longer than a row.
+    `capacity` of the `learned` tokens (per sample), and samples are in the order of their ids. Samples with
+    the longest common prefixes are put together first. Raises ValueError for a sample longer than a row.
     """
     if not ids:
         return [[] for _ in range(ranks)]
