@@ -30,25 +30,37 @@ def learner_for(
 def random_texts(lengths: Sequence[int], vocab: int, prompt: int) -> list[Sample]:
     """One text per length; all but `prompt` tokens (at most half) is trained on, advantages alternate."""
     rng = np.random.default_rng(0)
-    texts = []
-    for index, length in enumerate(lengths):
-        ids = rng.integers(0, vocab, length).astype(np.int32)
-        labels = ids.copy()
-        labels[: min(prompt, length // 2)] = MASKED_TOKEN_ID
-        sampled = length - min(prompt, length // 2)
-        texts.append(
-            Sample(
-                group_id="g",
-                rollout_index=index,
-                step_index=0,
-                input_ids=ids,
-                labels=labels,
-                old_logprobs=np.full(sampled, -np.log(vocab), np.float32),
-                ref_logprobs=np.full(sampled, -np.log(vocab), np.float32),
-                weight_versions=[(0, 0, sampled)],
-                reward=float(index % 2),
-                advantage=1.0 if index % 2 else -1.0,
-                group_tokens=float(sum(lengths)),
-            )
-        )
-    return texts
+    ids = [rng.integers(0, vocab, length).astype(np.int32) for length in lengths]
+    total = float(sum(lengths))
+    return [_text("g", i, one, min(prompt, len(one) // 2), vocab, total) for i, one in enumerate(ids)]
+
+
+def random_groups(groups: int, texts: int, prompt: int, sampled: int, vocab: int) -> list[Sample]:
+    """`groups` of `texts` completions: `sampled` tokens that are trained on, behind a prompt they share."""
+    rng = np.random.default_rng(0)
+    found = []
+    for group in range(groups):
+        start = rng.integers(0, vocab, prompt).astype(np.int32)
+        for index in range(texts):
+            ids = np.concatenate([start, rng.integers(0, vocab, sampled).astype(np.int32)])
+            found.append(_text(f"g{group}", index, ids, prompt, vocab, float(texts * len(ids))))
+    return found
+
+
+def _text(group: str, index: int, ids: np.ndarray, prompt: int, vocab: int, group_tokens: float) -> Sample:
+    labels = ids.copy()
+    labels[:prompt] = MASKED_TOKEN_ID
+    sampled = len(ids) - prompt
+    return Sample(
+        group_id=group,
+        rollout_index=index,
+        step_index=0,
+        input_ids=ids,
+        labels=labels,
+        old_logprobs=np.full(sampled, -np.log(vocab), np.float32),
+        ref_logprobs=np.full(sampled, -np.log(vocab), np.float32),
+        weight_versions=[(0, 0, sampled)],
+        reward=float(index % 2),
+        advantage=1.0 if index % 2 else -1.0,
+        group_tokens=group_tokens,
+    )

@@ -22,7 +22,7 @@ import gc
 import statistics
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -183,7 +183,7 @@ def measure(size: str, name: str, repeats: int) -> Row:
     return row
 
 
-def profile_step(step: Callable[[], Any]) -> dict[str, Any]:
+def profile_step(step: Callable[[], Any], kinds: Mapping[str, tuple[str, ...]] = KERNELS) -> dict[str, Any]:
     """Milliseconds of a step's kernels by kind, by their names, and of the longest; `idle`: without one."""
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -193,10 +193,10 @@ def profile_step(step: Callable[[], Any]) -> dict[str, Any]:
         wall_ms = 1e3 * (time.perf_counter() - started)
     rows = sorted(profiler.key_averages(), key=lambda row: -row.self_device_time_total)
     kernels = {row.key: row.self_device_time_total / 1e3 for row in rows if row.self_device_time_total > 0}
-    spent = dict.fromkeys([*KERNELS, "other"], 0.0)
+    spent = dict.fromkeys([*kinds, "other"], 0.0)
     for name, ms in kernels.items():
-        kinds = (kind for kind, parts in KERNELS.items() if any(part in name.lower() for part in parts))
-        spent[next(kinds, "other")] += ms
+        fitting = (kind for kind, parts in kinds.items() if any(part in name.lower() for part in parts))
+        spent[next(fitting, "other")] += ms
     longest = {name[:90]: round(ms, 3) for name, ms in list(kernels.items())[:25]}
     spent["idle"] = wall_ms - sum(spent.values())
     return {"wall_ms": round(wall_ms, 3), "ms": spent, "longest_ms": longest}
