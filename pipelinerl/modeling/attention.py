@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch.nn.attention.varlen import varlen_attn
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from pipelinerl.modeling.prefix_attention import prefix_attention
 from pipelinerl.modeling.segments import Segments
 
 ATTENTION_NAME = "pipelinerl_varlen"
@@ -41,16 +42,15 @@ def varlen_attention(
     Returns `[B, L, H, D]`. Raises ValueError for anything this attention cannot represent.
     """
     _refuse_unsupported(attention_mask, dropout, kwargs)
-    if segments is not None and segments.keys is not None:
-        known = segments.keys
-        key = _GatherKeys.apply(key, known.rows, known.order, known.starts)
-        value = _GatherKeys.apply(value, known.rows, known.order, known.starts)
     if segments is None:
         out = _sdpa(query, key, value, scaling)
     elif use_kernel and _has_varlen_kernel(query, value):
         out = _cuda_varlen(query, key, value, segments, scaling)
         return out, None
     else:
+        if (known := segments.keys) is not None:
+            key = _GatherKeys.apply(key, known.rows, known.order, known.starts)
+            value = _GatherKeys.apply(value, known.rows, known.order, known.starts)
         out = _per_segment(query, key, value, segments, scaling)
     return out.transpose(1, 2), None
 
@@ -125,6 +125,10 @@ _GROUPS_HEADS = "enable_gqa" in _NAMES
 def _cuda_varlen(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scaling: float | None
 ) -> torch.Tensor:
+    dtype = value.dtype
+    if segments.keys is not None:
+        q, k, v = (t[0].transpose(0, 1).to(dtype).contiguous() for t in (query, key, value))
+        return prefix_attention(q, k, v, segments, scaling)[None]
     repeats = query.shape[1] // key.shape[1]
     options = dict(_CAUSAL)
     if repeats > 1 and _GROUPS_HEADS:
@@ -133,13 +137,9 @@ def _cuda_varlen(
         key, value = key.repeat_interleave(repeats, dim=1), value.repeat_interleave(repeats, dim=1)
     if scaling is not None:
         options["scale"] = scaling
-    dtype = value.dtype
     q, k, v = (t[0].transpose(0, 1).to(dtype).contiguous() for t in (query, key, value))
-    known = segments.keys or segments
-    out = varlen_attn(
-        q, k, v, segments.offsets, known.offsets, segments.max_length, known.max_length, **options
-    )
-    return out[None]
+    bound = segments.max_length
+    return varlen_attn(q, k, v, segments.offsets, segments.offsets, bound, bound, **options)[None]
 
 
 ALL_ATTENTION_FUNCTIONS.register(ATTENTION_NAME, varlen_attention)

@@ -39,8 +39,7 @@ class Row:
         """Which token attends to which."""
         if self.prefixes is None:
             return Segments.from_offsets(self.boundaries, device)
-        new, lengths = self.prefixes.new, np.diff(self.boundaries)
-        return Segments.from_prefixes(new, lengths, self.prefixes.path, device)
+        return Segments.from_prefixes(self.prefixes, device)
 
     def computed(self, at: np.ndarray) -> np.ndarray:
         """Where the tokens at int64 `[N]` of the R lie among the U."""

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from pipelinerl.finetune.rl.prefixes import Prefixes
 from pipelinerl.modeling.tensors import to_device
 
 MAX_LENGTH_GRANULARITY = 64
+MOST_LEVELS = 4
+"""Of a trie: each is another pass over what lies below it."""
 
 
 # Not frozen: of a frozen dataclass the compiler reads every field, and so compiled the layers anew for each
@@ -30,20 +33,36 @@ class SharedKeys:
 
 
 @dataclass(eq=False)
+class Levels:
+    """The same row as levels of a trie, for `prefix_attention`; empty where it has too many of them.
+
+    Level 0 are all nodes, each reading itself; level d + 1 is what lies below the nodes of depth d and reads
+    them. parts int64 `[1 + MOST_LEVELS, 5]` on the host: nodes (0: no such level), queries, keys, longest
+    query, longest key; rows int64: of each level the row's tokens that read, then those that are read (of
+    level 0 neither); offsets int32: of each level those of its nodes, `[nodes + 1]` twice.
+    """
+
+    offsets: torch.Tensor
+    rows: torch.Tensor
+    parts: torch.Tensor
+
+
+@dataclass(eq=False)
 class Segments:
     """Where each sequence of a packed row `[1, L]` starts and ends.
 
     offsets: int32 `[n + 1]` on the model's device, first 0, last L (what variable-length kernels want).
     lengths: the same on the host, as Python ints, so that no kernel launch waits for the device.
     max_length: an upper bound of the lengths, rounded up so that compiled code sees few different values.
-    keys: None where a segment attends to itself only; else a segment is the end of its sequence, and what
-    comes before lies in other segments.
+    keys and levels: None where a segment attends to itself only; else a segment is the end of its sequence,
+    and what comes before lies in other segments.
     """
 
     offsets: torch.Tensor
     lengths: tuple[int, ...]
     max_length: int
     keys: SharedKeys | None = None
+    levels: Levels | None = None
 
     @classmethod
     def from_offsets(cls, offsets: np.ndarray, device: torch.device | str = "cpu") -> "Segments":
@@ -51,21 +70,41 @@ class Segments:
         return cls(*_spans(offsets, device))
 
     @classmethod
-    def from_prefixes(
-        cls, new: np.ndarray, lengths: np.ndarray, path: np.ndarray, device: torch.device | str = "cpu"
-    ) -> "Segments":
-        """Build for n sequences of int `[n]` `lengths` that add `new` tokens each to the row.
-
-        path int `[sum of lengths]`: the row's token for each token of each sequence. A sequence that adds
-        nothing is no segment.
-        """
+    def from_prefixes(cls, prefixes: Prefixes, device: torch.device | str = "cpu") -> "Segments":
+        """Build for the samples of a row; one that adds nothing to it is no segment."""
+        lengths, new = np.diff(prefixes.boundaries), prefixes.new
         adds = new > 0
-        kept = path[np.repeat(adds, lengths)]
+        kept = prefixes.path[np.repeat(adds, lengths)]
         row, keys = (np.concatenate([[0], np.cumsum(one[adds])]) for one in (new, lengths))
         order = np.argsort(kept, kind="stable")
         starts = np.searchsorted(kept[order], np.arange(row[-1]))
         gathered = (to_device(one.astype(np.int64), device) for one in (kept, order, starts))
-        return cls(*_spans(row, device), SharedKeys(*gathered, *_spans(keys, device)))
+        shared = SharedKeys(*gathered, *_spans(keys, device))
+        return cls(*_spans(row, device), shared, _levels(prefixes, device))
+
+
+def _levels(prefixes: Prefixes, device: torch.device | str) -> Levels:
+    nodes = prefixes.nodes
+    depths = int(nodes[nodes[:, 2] > nodes[:, 1], 3].max(initial=-1)) + 1
+    offsets, rows, parts = [], [], []
+    if depths <= MOST_LEVELS:
+        spans = np.concatenate([nodes[:, 0], nodes[-1:, 1]])
+        longest = int(np.diff(spans).max())
+        offsets, parts = [spans, spans], [(len(nodes), 0, 0, longest, longest)]
+        for depth in range(depths):
+            level = nodes[(nodes[:, 3] == depth) & (nodes[:, 2] > nodes[:, 1])]
+            begin, end, last = level[:, 0], level[:, 1], level[:, 2]
+            offsets += [np.concatenate([[0], np.cumsum(size)]) for size in (last - end, end - begin)]
+            rows += [np.arange(*span) for span in zip(end, last, strict=True)]
+            rows += [np.arange(*span) for span in zip(begin, end, strict=True)]
+            sizes = (last - end).sum(), (end - begin).sum(), (last - end).max(), (end - begin).max()
+            parts.append((len(level), *map(int, sizes)))
+    table = np.zeros((1 + MOST_LEVELS, 5), np.int64)
+    table[: len(parts)] = np.array(parts).reshape(-1, 5)
+    # Never empty: code that is compiled for a size of 0 is compiled for that alone.
+    filled = (np.concatenate([*one, np.zeros(2)]) for one in (offsets, rows))
+    spans, indices = (to_device(one.astype(kind), device) for one, kind in zip(filled, (np.int32, np.int64)))
+    return Levels(spans, indices, torch.from_numpy(table))
 
 
 def _spans(offsets: np.ndarray, device: torch.device | str) -> tuple[torch.Tensor, tuple[int, ...], int]:

@@ -165,6 +165,31 @@ class Prefixes:
                 path[here : here + count] = path[before : before + count]
         return path
 
+    @cached_property
+    def nodes(self) -> np.ndarray:
+        """int64 `[m, 4]`, the row's trie in depth-first order: tokens that the same samples share.
+
+        Of each node: where it begins and ends among the U, where what lies below it ends, and its depth.
+        """
+        lengths, shared = np.diff(self.boundaries), self.shared
+        ends = np.cumsum(self.new)
+        begins = ends - self.new
+        found: list[tuple[int, int, int, int]] = []
+        # Samples `low` to `high` share their first `known` tokens, which lie in nodes already.
+        todo = [(0, len(lengths), 0, 0)]
+        while todo:
+            low, high, known, depth = todo.pop()
+            common = int(min(lengths[low], shared[low + 1 : high].min(initial=lengths[low])))
+            if common > known:
+                begin = int(begins[low]) + known - int(shared[low])
+                found.append((begin, begin + common - known, int(ends[high - 1]), depth))
+            if high - low == 1:
+                continue
+            cuts = [low, *(low + 1 + np.flatnonzero(shared[low + 1 : high] == common)).tolist(), high]
+            below = depth + (common > known)
+            todo += [(*span, common, below) for span in reversed(list(itertools.pairwise(cuts)))]
+        return np.array(found, np.int64)
+
     @property
     def new(self) -> np.ndarray:
         """int64 `[n]`: tokens that each sample adds; 0 for one that equals its predecessor."""

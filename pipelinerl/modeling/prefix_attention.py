@@ -1,0 +1,225 @@
+"""Attention on a GPU over a row in which sequences share prefixes, with torch's variable-length kernel.
+
+A row is a trie in depth-first order, so what reads a node's keys lies right behind it. Each node attends to
+itself; then, level by level, everything below a node attends to it, and the two results are merged by their
+log-sum-exps (Dao et al. 2022, appendix B.3). The kernel takes the merged result and its log-sum-exp for each
+part of the backward, as in ring attention (Liu et al. 2023), so no key is copied for its
+readers. A trie of many levels is attended sequence by sequence instead, on gathered keys.
+
+One operation whatever the row, so that compiled layers have one graph.
+"""
+
+from functools import lru_cache
+from typing import Any
+
+import torch
+
+from pipelinerl.modeling.compiling import compiled
+from pipelinerl.modeling.segments import Segments
+
+_FORWARD, _BACKWARD = torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_backward
+NAME = "pipelinerl::prefix_attention"
+
+
+def prefix_attention(
+    query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, segments: Segments, scale: float | None
+) -> torch.Tensor:
+    """query `[L, H, D]`, key and value `[L, H_kv, D]`, bfloat16 or float16; returns `[L, H, D]`."""
+    keys, levels = segments.keys, segments.levels
+    assert keys is not None and levels is not None
+    out, _ = _attend(
+        query,
+        key,
+        value,
+        [segments.offsets, keys.offsets, keys.rows, keys.order, keys.starts],
+        segments.max_length,
+        keys.max_length,
+        [levels.offsets, levels.rows, levels.parts],
+        scale,
+    )
+    return out
+
+
+@torch.library.custom_op(NAME, mutates_args=())
+def _attend(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    whole: list[torch.Tensor],
+    longest: int,
+    longest_known: int,
+    levels: list[torch.Tensor],
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    if not (parts := _parts(levels)):
+        offsets, known, rows = whole[:3]
+        return _forward(query, key[rows], value[rows], offsets, known, longest, longest_known, True, scale)
+    own, *above = parts
+    out, total = _forward(query, key, value, own[2], own[3], own[4], own[5], True, scale)
+    for readers, read, *sizes in above:
+        more, other = _forward(query[readers], key[read], value[read], *sizes, False, scale)
+        merged, total[:, readers] = _merge()(out[readers], more, total[:, readers], other)
+        out.index_copy_(0, readers, merged)
+    return out, total
+
+
+@torch.library.custom_op(f"{NAME}_backward", mutates_args=())
+def _attend_backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    total: torch.Tensor,
+    whole: list[torch.Tensor],
+    longest: int,
+    longest_known: int,
+    levels: list[torch.Tensor],
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    if not (parts := _parts(levels)):
+        offsets, known, rows, order, starts = whole
+        of_query, *of_keys = _backward(
+            gradient,
+            query,
+            key[rows],
+            value[rows],
+            out,
+            total,
+            offsets,
+            known,
+            longest,
+            longest_known,
+            True,
+            scale,
+        )
+        summed = [torch.embedding_bag(one.flatten(1), order, starts)[0].view_as(key) for one in of_keys]
+        return of_query, summed[0], summed[1]
+    own, *above = parts
+    sums = _backward(gradient, query, key, value, out, total, own[2], own[3], own[4], own[5], True, scale)
+    for readers, read, *sizes in above:
+        found = _backward(
+            gradient[readers],
+            query[readers],
+            key[read],
+            value[read],
+            out[readers],
+            total[:, readers].contiguous(),
+            *sizes,
+            False,
+            scale,
+        )
+        for one, more, at in zip(sums, found, (readers, read, read), strict=True):
+            one.index_copy_(0, at, one[at] + more)  # no row is twice in a level
+    return sums
+
+
+@_attend.register_fake
+def _(query: torch.Tensor, key: Any, value: Any, *rest: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return torch.empty_like(query), query.new_empty((query.shape[1], query.shape[0]), dtype=torch.float32)
+
+
+@_attend_backward.register_fake
+def _(gradient: Any, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, *rest: Any) -> Any:
+    return torch.empty_like(query), torch.empty_like(key), torch.empty_like(value)
+
+
+def _save(ctx: Any, inputs: tuple[Any, ...], output: tuple[torch.Tensor, torch.Tensor]) -> None:
+    query, key, value, whole, longest, longest_known, levels, scale = inputs
+    ctx.save_for_backward(query, key, value, *output, *whole, *levels)
+    ctx.bounds, ctx.scale = (longest, longest_known), scale
+
+
+def _differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[Any, ...]:
+    query, key, value, out, total, *others = ctx.saved_tensors
+    whole, levels = others[:5], others[5:]
+    found = _attend_backward(
+        gradient.contiguous(), query, key, value, out, total, whole, *ctx.bounds, levels, ctx.scale
+    )
+    return *found, [None] * len(whole), None, None, [None] * len(levels), None
+
+
+_attend.register_autograd(_differentiate, setup_context=_save)
+
+
+def _parts(
+    levels: list[torch.Tensor],
+) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]]:
+    """Of each level: rows of the queries and of the keys, their offsets, and the longest of each."""
+    offsets, rows, table = levels
+    found, at, row = [], 0, 0
+    for count, readers, read, longest, longest_read in table[table[:, 0] > 0].tolist():  # on the host
+        spans = offsets[at : at + 2 * (count + 1)].view(2, -1)
+        indices = rows[row : row + readers], rows[row + readers : row + readers + read]
+        found.append((*indices, spans[0], spans[1], longest, longest_read))
+        at, row = at + 2 * (count + 1), row + readers + read
+    return found
+
+
+def _forward(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    offsets: torch.Tensor,
+    known: torch.Tensor,
+    longest: int,
+    longest_known: int,
+    causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Result `[n, H, D]` and float32 log-sum-exps `[H, n]`."""
+    found = _FORWARD(
+        query, key, value, offsets, known, longest, longest_known, 0.0, causal, False, scale=scale
+    )
+    return found[0], found[1]
+
+
+def _backward(
+    gradient: torch.Tensor,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    out: torch.Tensor,
+    total: torch.Tensor,
+    offsets: torch.Tensor,
+    known: torch.Tensor,
+    longest: int,
+    longest_known: int,
+    causal: bool,
+    scale: float | None,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Gradients of query, key and value; without dropout the kernel does not look at its random state."""
+    state = torch.empty(2, dtype=torch.uint64, device=query.device)
+    found = _BACKWARD(
+        gradient,
+        query,
+        key,
+        value,
+        out,
+        total,
+        offsets,
+        known,
+        longest,
+        longest_known,
+        0.0,
+        causal,
+        state,
+        torch.empty(0, device=query.device),
+        scale=scale,
+    )
+    return found[0], found[1], found[2]
+
+
+def _merged(
+    one: torch.Tensor, other: torch.Tensor, one_total: torch.Tensor, other_total: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Attention over the keys of both, `[n, H, D]`, and its log-sum-exps `[H, n]`."""
+    share = torch.sigmoid(other_total - one_total).T[..., None]
+    both = one.float() + share * (other.float() - one.float())
+    return both.to(one.dtype), torch.logaddexp(one_total, other_total)
+
+
+@lru_cache(maxsize=1)
+def _merge() -> Any:
+    """As one kernel where there is one."""
+    return compiled(_merged) if torch.cuda.is_available() else _merged
