@@ -44,7 +44,7 @@ PRIVACY = [
     "eval_every_n_versions=0",
     "eval_at_end=false",
     "wandb.use_wandb=false",
-    *(word for word in RUN if word.startswith(("engine.", "watchdog.", "actor."))),
+    *(word for word in RUN if word.startswith(("engine.", "watchdog.", "actor.rollout_deadline"))),
 ]
 SCENARIOS = {
     "plain": RUN,
@@ -174,6 +174,7 @@ class Chaos:
             finally:
                 everyone = family(run)
                 run.kill()
+            in_peace = struck >= MOST_STRIKES
             struck, resumed = struck + made, True
             last = self.strikes[-1] if self.strikes else None
             if status is None:
@@ -188,6 +189,7 @@ class Chaos:
                 else:
                     assert status in (1, -signal.SIGKILL), f"exit status {status}"
                     assert "Traceback" not in run.err, run.err[-2000:]
+                assert status == 0 or not in_peace, f"left in peace it ended: {run.err[-500:]}"
             except AssertionError as error:
                 self._fell_short(last, str(error)[:2000])
             if status == 0 or (last is not None and last.short):
