@@ -44,7 +44,7 @@ PRIVACY = [
     "eval_every_n_versions=0",
     "eval_at_end=false",
     "wandb.use_wandb=false",
-    *(word for word in RUN if word.startswith(("engine.", "watchdog.", "actor."))),
+    *(word for word in RUN if word.startswith(("engine.", "watchdog.", "actor.rollout_deadline"))),
 ]
 SCENARIOS = {
     "plain": RUN,
@@ -174,6 +174,7 @@ class Chaos:
             finally:
                 everyone = family(run)
                 run.kill()
+            in_peace = struck >= MOST_STRIKES
             struck, resumed = struck + made, True
             last = self.strikes[-1] if self.strikes else None
             if status is None:
@@ -188,6 +189,7 @@ class Chaos:
                 else:
                     assert status in (1, -signal.SIGKILL), f"exit status {status}"
                     assert "Traceback" not in run.err, run.err[-2000:]
+                assert status == 0 or not in_peace, f"left in peace it ended: {run.err[-500:]}"
             except AssertionError as error:
                 self._fell_short(last, str(error)[:2000])
             if status == 0 or (last is not None and last.short):
@@ -198,6 +200,7 @@ class Chaos:
     ) -> tuple[int | None, int]:
         """Exit status (None: it hangs) and how many were struck."""
         began, made = time.monotonic(), 0
+        self._stopped: list[str] = []
         while made < most and self._left > 0:
             if (status := run.ended(self._random.uniform(0.0, 20.0))) is not None:
                 return status, made
@@ -231,8 +234,10 @@ class Chaos:
                 victim.send_signal(signal.SIGKILL if kind == "kill" else signal.SIGSTOP)
         self._follow(strike, run, [v for v, kind in zip(victims, kinds) if kind == "pause"], before)
         strike.seconds = round(time.monotonic() - struck, 1)
+        # Who was stopped in an earlier strike may be named now: the others can go on for a while without it.
+        self._stopped += [name for name, kind in zip(strike.victims, kinds) if kind == "stop"]
         if strike.outcome == "named" and run.pid not in [v.pid for v in victims]:
-            self._check_words(strike, run)
+            self._check_words(strike, run, {*strike.victims, *self._stopped})
         with self._out.open("a", encoding="utf-8") as out:
             out.write(json.dumps(asdict(strike)) + "\n")
         print(f"{len(self.strikes):>3} {asdict(strike)}", flush=True)
@@ -248,8 +253,9 @@ class Chaos:
                     with contextlib.suppress(psutil.NoSuchProcess):
                         process.resume()
                 paused = []
-            if run.ended(0.2) is not None:
-                strike.outcome, lines = "named", run.err.strip().splitlines()
+            if (status := run.ended(0.2)) is not None:
+                strike.outcome = "complete" if status == 0 else "named"
+                lines = run.err.strip().splitlines()
                 strike.line = lines[-1] if lines else ""
                 return
             if not paused and progress(run.output_dir) != before and passed > 1.0:
@@ -259,11 +265,11 @@ class Chaos:
         self._fell_short(strike, f"neither an end nor progress within {limit:g} s")
 
     @staticmethod
-    def _check_words(strike: Strike, run: Launched) -> None:
+    def _check_words(strike: Strike, run: Launched, struck: set[str]) -> None:
         """The last line names one of those that were struck."""
         if "Traceback" in run.err:
             strike.short.append("a traceback on stderr")
-        names = [word for victim in strike.victims for word in NAMES.get(victim, ())]
+        names = [word for victim in struck for word in NAMES.get(victim, ())]
         if not any(word in strike.line for word in names):
             strike.short.append(f"blamed somebody else: {strike.line}")
 
