@@ -1,6 +1,6 @@
 """Samples trained per second on one card where samples share prefixes, computed once or for each of them.
 
-    python -m benchmarks.gpu.shared [--size 1.7B] [--works groups critic] [--modes full selective none]
+    python -m benchmarks.gpu.shared [--size 1.7B] [--works groups critic] [--modes none selective full]
                                     [--ways shared unshared] [--repeats 3] [--budget 480.0] [--eager] [--tiny]
                                     [--out FILE]
 
@@ -64,7 +64,7 @@ class Work:
 
 WORKS = {"groups": Work(32, 8, 512, 512), "critic": Work(10, 16, 1024, 128)}
 TINY = {"groups": Work(4, 4, 24, 24, row=256), "critic": Work(3, 8, 48, 8, row=256)}
-MODES = ("full", "selective", "none")
+MODES = ("none", "selective", "full")
 WAYS = ("shared", "unshared")
 
 

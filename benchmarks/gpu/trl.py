@@ -243,8 +243,8 @@ def cards() -> list[str]:
 
 def on_loopback() -> dict[str, str]:
     """The environment, such that nothing looks for a network."""
-    fixed = {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo", "TOKENIZERS_PARALLELISM": "false"}
-    return {**os.environ, **fixed, "PYTHONUNBUFFERED": "1"}
+    fixed = {"HF_HUB_OFFLINE": "1", "GLOO_SOCKET_IFNAME": "lo", "VLLM_HOST_IP": "127.0.0.1"}
+    return {**os.environ, **fixed, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
 
 
 def figures_of(found: Mapping[str, Mapping[str, Any]], gpu: bool) -> Iterator[Figure]:
@@ -275,7 +275,7 @@ def main() -> int:
     rows = {name: work / f"{name}.json" for name in ARMS}
     left = [name for name in options.only or ARMS if not rows[name].is_file()]
     end = time.monotonic() + options.limit
-    model = model_in(WORKLOADS[options.hardware], work / "model")
+    model = model_in(WORKLOADS[options.hardware], work / "model") if left else work
     while left:
         limit_s = (end - time.monotonic()) / len(left) - STOP_S
         name = left.pop(0)
