@@ -143,9 +143,9 @@ class Measured:
         found, batches = [], {}
         for way in ways:
             batches[way] = rows_of(self.works[work], self.vocab, way == "shared")
-            sizes = [sum(map(unique, batches[way])), sum(one.n_tokens for one in batches[way])]
+            computed, raw = sum(map(unique, batches[way])), sum(one.n_tokens for one in batches[way])
             samples = self.works[work].samples
-            found.append(Cell(work, self.mode, way, samples, len(batches[way]), *sizes))
+            found.append(Cell(work, self.mode, way, samples, len(batches[way]), computed, raw))
         for turn in range(WARM_UPS + repeats):
             for cell in found:
                 self._step(cell, batches[cell.way], turn >= WARM_UPS)

@@ -1,6 +1,6 @@
 """Samples trained per second, end to end: this project beside TRL's asynchronous trainer, on the same work.
 
-    python -m benchmarks.gpu.trl [--hardware gpu|cpu] [--only ARM ...] [--steps 16] [--limit 530.0]
+    python -m benchmarks.gpu.trl [--hardware gpu|cpu] [--only ARM ...] [--steps 12] [--limit 525.0]
                                  [--work results/gpu_trl] [--out FILE] [key=value ...]
 
 Two cards, one for the engine (vLLM on both sides) and one for the trainer; `trl_workload.py` has the work: a
@@ -148,7 +148,8 @@ class Trial:
             "work": asdict(self.work),
             "wanted_steps": self.wanted,
             "first_step_s": steps[0].at - begun if steps else None,
-            "all_steps": [asdict(one) for one in steps],
+            "all_steps": [[one.at - begun, one.texts, one.trainer_s] for one in steps],
+            "last_metrics": steps[-1].metrics if steps else {},
             "engine_looks": [] if self._watch is None else self._watch.looks,
             "total_s": ran.seconds,
             "machine": machine(),
