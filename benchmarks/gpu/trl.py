@@ -289,11 +289,10 @@ def main() -> int:
     found = {name: json.loads(path.read_text()) for name, path in rows.items() if path.is_file()}
     settings = {"hardware": options.hardware, **asdict(WORKLOADS[options.hardware])}
     missed = report("gpu_trl", figures_of(found, gpu), settings, out)
-    kept_rows = {
-        name: {"steady": row["steady"], "first_step_s": row["first_step_s"]} for name, row in found.items()
-    }
-    write_json(out.with_name(f"{out.stem}_rows.json"), kept_rows)
-    return min(missed, 1) if len(found) == len(ARMS) else 1
+    parts = ("steady", "first_step_s", "total_s", "all_steps", "last_metrics")
+    kept = {name: {part: row[part] for part in parts} for name, row in found.items()}
+    write_json(out.with_name(f"{out.stem}_rows.json"), kept)
+    return 1 if missed or not set(options.only or ARMS) <= set(found) else 0
 
 
 if __name__ == "__main__":
