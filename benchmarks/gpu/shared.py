@@ -208,11 +208,11 @@ def figures_of(rows: Sequence[Mapping[str, Any]], goals: bool) -> Iterator[Figur
 
 
 def tried(measure: Callable[[], list[Cell]], what: str) -> list[Cell]:
-    """What does not fit into the card's memory is said, and costs nothing beside it."""
+    """What does not fit into the card's memory, or cannot be compiled, is said and costs nothing beside it."""
     try:
         return measure()
-    except torch.OutOfMemoryError as error:
-        print(f"  {what}: {str(error)[:200]}", flush=True)
+    except RuntimeError as error:
+        print(f"  {what}: {type(error).__name__}: {str(error)[:600]}", flush=True)
         return []
 
 
@@ -236,8 +236,17 @@ def main() -> int:
             measured = measured or Measured(options, mode, works)
             cells = tried(partial(measured.cells, work, options.ways, options.repeats), f"{mode} {work}")
             rows += [cell.row_of(measured.parameters) for cell in cells]
+            if not cells:  # it holds gradients of half a step
+                measured = None
+                free()
             write_json(out.with_name(f"{out.stem}_rows.json"), {"rows": rows})
-            print(f"  {mode} {work}: {time.monotonic() - begun:.0f} s", flush=True)
+            for row in rows[len(rows) - len(cells) :]:
+                told = [
+                    row["way"],
+                    f"{row['samples_per_s']:.1f} samples/s, first step {row['warm_up_s'][0]} s",
+                ]
+                print(f"  {mode} {work} {' '.join(told)}: {row['profile'].get('ms')}", flush=True)
+            print(f"  {time.monotonic() - begun:.0f} s", flush=True)
         del measured
         free()
     settings: dict[str, Any] = {"size": "tiny" if options.tiny else options.size, "repeats": options.repeats}
