@@ -208,7 +208,7 @@ def figures_of(rows: Sequence[Mapping[str, Any]], goals: bool) -> Iterator[Figur
 
 
 def tried(measure: Callable[[], list[Cell]], what: str) -> list[Cell]:
-    """What does not fit into the card's memory, or cannot be compiled, is said and costs nothing beside it."""
+    """What does not fit into the card's memory, or cannot be compiled, is said; the others go on."""
     try:
         return measure()
     except RuntimeError as error:

@@ -50,7 +50,7 @@ STOP_S = 15.0
 """What an arm gets to end, of its share of the limit."""
 PORT = 18_100
 GOALS = {"trl": 3.5, "trl_tuned": 3.0}
-GOAL = 60.0
+GOAL, TRAINER_GOAL = 60.0, 1.8
 
 
 @dataclass(frozen=True)
@@ -264,8 +264,13 @@ def figures_of(found: Mapping[str, Mapping[str, Any]], gpu: bool) -> Iterator[Fi
     ours = found.get("ours")
     for name, row in found.items():
         if ours is not None and name != "ours":
-            ratio = ours["steady"]["samples_per_s"] / row["steady"]["samples_per_s"]
-            yield at_least(f"ours / {name}", ratio, "x", GOALS.get(name) if gpu else None)
+            whole, alone = (
+                ours["steady"][rate] / row["steady"][rate]
+                for rate in ("samples_per_s", "trainer_samples_per_s")
+            )
+            yield at_least(f"ours / {name}", whole, "x", GOALS.get(name) if gpu else None)
+            goal = TRAINER_GOAL if gpu and name in GOALS else None
+            yield at_least(f"ours / {name}, trainers alone", alone, "x", goal)
 
 
 def main() -> int:

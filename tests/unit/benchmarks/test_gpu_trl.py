@@ -64,8 +64,10 @@ def test_arms_are_compared_with_this_project_by_default() -> None:
         "trainer_s": 4.0,
         "steps": 12,
     }
-    found = {"ours": {"steady": row}, "trl": {"steady": row | {"samples_per_s": 15.0}}}
+    slower = row | {"samples_per_s": 15.0, "trainer_samples_per_s": 35.0}
+    found = {"ours": {"steady": row}, "trl": {"steady": slower}}
     figures = {one.name: one for one in figures_of(found, gpu=True)}
     assert figures["ours / trl"].value == 4.0 and figures["ours / trl"].met
+    assert figures["ours / trl, trainers alone"].value == 2.0
     assert figures["ours: samples trained"].met
     assert list(ARMS) == ["ours", "trl", "unshared", "trl_tuned"]
