@@ -1,6 +1,6 @@
 """Samples trained per second on one card where samples share prefixes, computed once or for each of them.
 
-    python -m benchmarks.gpu.shared [--size 1.7B] [--works groups critic] [--modes full selective none]
+    python -m benchmarks.gpu.shared [--size 1.7B] [--works groups critic] [--modes none selective full]
                                     [--ways shared unshared] [--repeats 3] [--budget 480.0] [--eager] [--tiny]
                                     [--out FILE]
 
@@ -64,7 +64,7 @@ class Work:
 
 WORKS = {"groups": Work(32, 8, 512, 512), "critic": Work(10, 16, 1024, 128)}
 TINY = {"groups": Work(4, 4, 24, 24, row=256), "critic": Work(3, 8, 48, 8, row=256)}
-MODES = ("full", "selective", "none")
+MODES = ("none", "selective", "full")
 WAYS = ("shared", "unshared")
 
 
@@ -143,9 +143,9 @@ class Measured:
         found, batches = [], {}
         for way in ways:
             batches[way] = rows_of(self.works[work], self.vocab, way == "shared")
-            sizes = [sum(map(unique, batches[way])), sum(one.n_tokens for one in batches[way])]
+            computed, raw = sum(map(unique, batches[way])), sum(one.n_tokens for one in batches[way])
             samples = self.works[work].samples
-            found.append(Cell(work, self.mode, way, samples, len(batches[way]), *sizes))
+            found.append(Cell(work, self.mode, way, samples, len(batches[way]), computed, raw))
         for turn in range(WARM_UPS + repeats):
             for cell in found:
                 self._step(cell, batches[cell.way], turn >= WARM_UPS)
@@ -208,11 +208,11 @@ def figures_of(rows: Sequence[Mapping[str, Any]], goals: bool) -> Iterator[Figur
 
 
 def tried(measure: Callable[[], list[Cell]], what: str) -> list[Cell]:
-    """What does not fit into the card's memory is said, and costs nothing beside it."""
+    """What does not fit into the card's memory, or cannot be compiled, is said; the others go on."""
     try:
         return measure()
-    except torch.OutOfMemoryError as error:
-        print(f"  {what}: {str(error)[:200]}", flush=True)
+    except RuntimeError as error:
+        print(f"  {what}: {type(error).__name__}: {str(error)[:600]}", flush=True)
         return []
 
 
@@ -236,8 +236,17 @@ def main() -> int:
             measured = measured or Measured(options, mode, works)
             cells = tried(partial(measured.cells, work, options.ways, options.repeats), f"{mode} {work}")
             rows += [cell.row_of(measured.parameters) for cell in cells]
+            if not cells:  # it holds gradients of half a step
+                measured = None
+                free()
             write_json(out.with_name(f"{out.stem}_rows.json"), {"rows": rows})
-            print(f"  {mode} {work}: {time.monotonic() - begun:.0f} s", flush=True)
+            for row in rows[len(rows) - len(cells) :]:
+                told = [
+                    row["way"],
+                    f"{row['samples_per_s']:.1f} samples/s, first step {row['warm_up_s'][0]} s",
+                ]
+                print(f"  {mode} {work} {' '.join(told)}: {row['profile'].get('ms')}", flush=True)
+            print(f"  {time.monotonic() - begun:.0f} s", flush=True)
         del measured
         free()
     settings: dict[str, Any] = {"size": "tiny" if options.tiny else options.size, "repeats": options.repeats}

@@ -7,7 +7,7 @@ import json
 import statistics
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -28,6 +28,8 @@ class Step:
     at: float
     texts: float
     trainer_s: float
+    metrics: dict[str, float]
+    """What the trainer itself says of it."""
 
 
 class EngineWatch(threading.Thread):
@@ -70,7 +72,7 @@ def our_steps(folder: Path) -> list[Step]:
         if "stats/completed_steps" in row and "throughput/sec_per_pass" in row:
             texts = row["stats/samples"]
             worked = row["throughput/sec_per_pass"] * row["throughput/micro_batches_per_step"]
-            steps.append(Step(row["time"], texts - before, worked))
+            steps.append(Step(row["time"], texts - before, worked, numbers(row)))
             before = texts
     return steps
 
@@ -83,8 +85,14 @@ def trl_steps(lines: Path, work: Workload) -> list[Step]:
         row = json.loads(line)
         if "batch/trained_tokens_per_step" in row:
             texts = row["batch/trained_tokens_per_step"] / work.sampled
-            steps.append(Step(row["time"], texts, row["perf/fwd_bwd_s"] + row["perf/optimizer_s"]))
+            worked = row["perf/fwd_bwd_s"] + row["perf/optimizer_s"]
+            steps.append(Step(row["time"], texts, worked, numbers(row)))
     return steps
+
+
+def numbers(row: Mapping[str, Any]) -> dict[str, float]:
+    """All but histograms."""
+    return {name: one for name, one in row.items() if isinstance(one, (int, float))}
 
 
 def steady(steps: Sequence[Step], skipped: int, watch: EngineWatch | None) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from pipelinerl.config.files import typed
 
 
 def test_a_steady_rate_is_that_of_all_texts_over_all_the_time_after_the_first_steps() -> None:
-    steps = [Step(at, 10.0, 1.0) for at in (5.0, 20.0, 21.0, 24.0)]
+    steps = [Step(at, 10.0, 1.0, {}) for at in (5.0, 20.0, 21.0, 24.0)]
     watch = EngineWatch("http://127.0.0.1:1")
     watch.looks = [(19.0, 0, 0), (20.0, 0, 100), (22.0, 4, 300), (24.0, 2, 500), (25.0, 9, 900)]
     found = steady(steps, 2, watch)
@@ -28,7 +28,7 @@ def test_a_steady_rate_is_that_of_all_texts_over_all_the_time_after_the_first_st
 
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="3 steps were made, the first 2 do not count"):
-        steady([Step(1.0, 1.0, 1.0)] * 3, 2, None)
+        steady([Step(1.0, 1.0, 1.0, {})] * 3, 2, None)
 
 
 def test_texts_of_trl_are_counted_by_their_trained_tokens(
@@ -39,7 +39,7 @@ def test_texts_of_trl_are_counted_by_their_trained_tokens(
     row = {"time": 7.0, "batch/trained_tokens_per_step": 6 * work.sampled}
     row |= {"perf/fwd_bwd_s": 1.5, "perf/optimizer_s": 0.5}
     lines.write_text(json.dumps({"time": 6.0}) + "\n" + json.dumps(row) + "\n" + '{"time": 8')
-    assert trl_steps(lines, work) == [Step(7.0, 6.0, 2.0)]
+    assert trl_steps(lines, work) == [Step(7.0, 6.0, 2.0, row)]
 
 
 def test_prompts_have_the_length_that_the_work_says() -> None:
@@ -64,8 +64,10 @@ def test_arms_are_compared_with_this_project_by_default() -> None:
         "trainer_s": 4.0,
         "steps": 12,
     }
-    found = {"ours": {"steady": row}, "trl": {"steady": row | {"samples_per_s": 15.0}}}
+    slower = row | {"samples_per_s": 15.0, "trainer_samples_per_s": 35.0}
+    found = {"ours": {"steady": row}, "trl": {"steady": slower}}
     figures = {one.name: one for one in figures_of(found, gpu=True)}
     assert figures["ours / trl"].value == 4.0 and figures["ours / trl"].met
+    assert figures["ours / trl, trainers alone"].value == 2.0
     assert figures["ours: samples trained"].met
     assert list(ARMS) == ["ours", "trl", "unshared", "trl_tuned"]
