@@ -51,6 +51,8 @@ class EngineState:
         self.last: Counters | None = None  # before the last update, if it took part
         self.joined: Counters | None = None  # at its rendezvous; None: it needs one before the next update
         self.broken = False  # it may hold half a model
+        self.served: int | None = None  # the version that this process confirmed last
+        self.vllm: str | None = None  # version of vLLM that it said at its rendezvous; None: another engine
         self.routes: PauseRoutes = pause_routes(None, clear_cache=False)
         self.can_prepare = False  # it reads a version ahead of its update through PREPARE_ROUTE
         self._deadline_s = deadline_s

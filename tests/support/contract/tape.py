@@ -27,6 +27,7 @@ METRICS = (
     *("vllm:num_requests_running{", "vllm:num_requests_waiting{", "vllm:num_preemptions_total{"),
     *("vllm:kv_cache_usage_perc{", "vllm:request_success_total{"),
     *("vllm:prompt_tokens_total{", "vllm:generation_tokens_total{"),
+    *("vllm:prefix_cache_queries_total{", "vllm:prefix_cache_hits_total{"),
 )
 """What is written down of the metrics."""
 TEMPORARY = re.compile(r"(?:/[\w.-]+)*/pytest-of-[^\s\"]*/")
