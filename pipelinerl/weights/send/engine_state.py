@@ -80,7 +80,8 @@ class EngineState:
             return False
         if self.weight_version is not None:
             return self.weight_version != str(published)
-        return self.has_restarted(published)
+        # vLLM before 0.32 does not say: it has what it confirmed last, as long as it is the same process.
+        return self.served != published or self.has_restarted(published)
 
     def health_problem(self) -> str:
         """Why the engine is not healthy; empty if it is."""

@@ -97,6 +97,18 @@ def test_a_cache_that_may_hold_other_weights_under_a_version_is_cleared(pair: Pa
     assert cleared(7) == [always, always]
 
 
+def test_an_engine_that_missed_a_version_is_stale_also_if_it_does_not_say_which_it_has(pair: Pair) -> None:
+    publisher, first = pair.ready(), pair.first
+    first.lacks = "/weight_info"
+    publisher.publish(1, TENSORS)
+    assert publisher.stale_engines() == []
+    first.faults["/pause"] = [0]
+    assert list(publisher.publish(2, TENSORS).excluded) == [pair.urls[0]]
+    assert publisher.stale_engines() == [pair.urls[0]]
+    publisher.publish(2, TENSORS)
+    assert publisher.stale_engines() == []
+
+
 @pytest.mark.parametrize("step", ["/pause", "/resume"])
 def test_pause_and_resume_are_tried_three_times(pair: Pair, step: str) -> None:
     publisher = pair.ready()
