@@ -82,7 +82,7 @@ def command_line(
 
 def _values(words: Sequence[str]) -> tuple[Callable[[str], Any], list[Any]]:
     """The type of an option, and its default values; none for words in capitals."""
-    if words[0].isupper():
+    if words[0].isupper() and words[0].isalpha():  # `1.7B` is upper case for Python
         return Path if words[0] in ("FILE", "DIR", "PYTHON") else str, []
     readers: list[Callable[[str], Any]] = [int, float, Path if "/" in words[0] else str]
     for read in readers:

@@ -6,7 +6,7 @@ answer; text is for people.
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import aiohttp
 import numpy as np
@@ -54,7 +54,7 @@ async def llm_async_generate(
     sampling = llm.sampling(len(ids), max_tokens_override)
     chat = None
     if not prompt.token_ids and (prompt.tools or prompt.response_format is not None):
-        chat = llm.chat_body(prompt, sampling)
+        chat = llm.chat_fields(prompt, sampling)
     for attempt in range(ABORTS_BEFORE_GIVING_UP):
         try:
             generation = await _ask(llm, ids, sampling, session, chat)
@@ -73,11 +73,11 @@ async def _ask(
     ids: np.ndarray,
     sampling: SamplingParams,
     session: aiohttp.ClientSession,
-    chat: bytes | None,
+    chat: dict[str, Any] | None,
 ) -> Generation:
     """Within a run the fleet retries elsewhere; outside, the engine is tried `max_retries` times more.
 
-    `chat`: body of a request to the chat route instead of ids and sampling.
+    `chat`: fields of a request to the chat route instead of ids and sampling.
     """
     if llm.fleet is not None and chat is not None:
         return await llm.fleet.chat(chat, prefer=llm.get_base_url())

@@ -23,10 +23,10 @@ def nccl_cards() -> int:
     return 1 if os.environ.get(SEVERAL_RANKS) == "1" else 2
 
 
-def kv_bytes(config: Qwen3Config, requests: int) -> int:
+def kv_bytes(config: Qwen3Config, requests: int, context: int = CONTEXT) -> int:
     """KV cache in bfloat16 of so many requests at their full length, and a little more for whole blocks."""
     per_token = 2 * 2 * config.num_hidden_layers * config.num_key_value_heads * config.head_dim
-    return int(1.03 * per_token * requests * CONTEXT)
+    return int(1.03 * per_token * requests * context)
 
 
 def engine_kwargs(options: argparse.Namespace, config: Qwen3Config) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class VllmConfig(Section):
         "max-num-seqs": 64,
         "max-num-batched-tokens": 1024,
         "logprobs-mode": "processed_logprobs",
-        "enable-prefix-caching": False,
+        "enable-prefix-caching": True,
         "async-scheduling": False,
         "enable-chunked-prefill": "",
         "return-tokens-as-token-ids": "",

@@ -8,7 +8,7 @@ import asyncio
 import itertools
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, contextmanager
 from typing import Any, TypeVar
 
@@ -31,6 +31,7 @@ from pipelinerl.inference.requests import (
     Deadlines,
     RequestCounts,
     SamplingParams,
+    cache_salt,
     encoded_sampling,
     scoring_body,
 )
@@ -68,7 +69,8 @@ class EngineClient:
     ) -> None:
         """`announced_version` is asked when a request is sent: no token of the answer may be older.
 
-        It stands in for the version of engines that report none.
+        It stands in for the version of engines that report none, and in a prefix cache the request finds
+        blocks of requests of the same version only.
         """
         self.base_url = base_url.rstrip("/")
         self.counts = counts if counts is not None else RequestCounts()
@@ -93,27 +95,28 @@ class EngineClient:
     ) -> Generation:
         """One continuation of the prompt. Raises EngineRequestError, EngineUnavailable, AbortedCompletion."""
         prompt = np.asarray(token_ids, dtype=np.int32)
-        body = self._body(prompt, sampling, request_id)
+        fields = self._fields(prompt, sampling, request_id)
 
         def read(answer: bytes, announced: int | None) -> Generation:
             return read_generation(answer, prompt, announced)
 
-        return await self._sampled(self._generate_url, body, deadline_s, read)
+        return await self._sampled(self._generate_url, fields, deadline_s, read)
 
-    async def chat(self, body: bytes, *, deadline_s: float | None = None) -> Generation:
-        """The answer to an `EngineLLM.chat_body`; errors as in `generate`."""
-        return await self._sampled(self._chat_url, body, deadline_s, read_chat)
+    async def chat(self, fields: Mapping[str, Any], *, deadline_s: float | None = None) -> Generation:
+        """The answer to an `EngineLLM.chat_fields`; errors as in `generate`."""
+        return await self._sampled(self._chat_url, fields, deadline_s, read_chat)
 
     async def _sampled(
         self,
         url: URL,
-        body: bytes,
+        fields: Mapping[str, Any],
         deadline_s: float | None,
         read: Callable[[bytes, int | None], Generation],
     ) -> Generation:
         # Before the request is sent: a version announced while it is under way is no reason to refuse tokens
         # that were sampled just before.
         announced, started = self._announced_version(), time.monotonic()
+        body = msgspec.json.encode({**fields, **cache_salt(announced)})
         with self._counted():
             answer = await self._post(url, body, deadline_s)
             generation = await self._checked(read, answer, announced)
@@ -194,7 +197,7 @@ class EngineClient:
         models = msgspec.json.decode(await self._get("/v1/models"))["data"]
         self.max_model_len = models[0].get("max_model_len") if models else None
 
-    def _body(self, prompt: np.ndarray, sampling: SamplingParams, request_id: str | None) -> bytes:
+    def _fields(self, prompt: np.ndarray, sampling: SamplingParams, request_id: str | None) -> dict[str, Any]:
         limit = self.max_model_len
         if limit is not None and len(prompt) + sampling.max_tokens > limit:
             raise EngineRequestError(
@@ -203,13 +206,12 @@ class EngineClient:
                 f"{len(prompt)} prompt tokens and max_tokens {sampling.max_tokens} "
                 f"exceed max_model_len {limit}",
             )
-        fields = {
+        return {
             "token_ids": prompt.tolist(),
             "sampling_params": encoded_sampling(sampling),
             "request_id": request_id or f"{self._name}-{next(self._numbers)}",
             "stream": False,
         }
-        return msgspec.json.encode(fields)
 
     async def _post(self, url: URL, body: bytes, deadline_s: float | None) -> bytes:
         total = self.deadlines.generate_s if deadline_s is None else deadline_s

@@ -53,6 +53,24 @@ class StartWatch:
         return metrics.get(STARTED, self._restarted_at)
 
 
+class CacheWatch:
+    """What an engine's prefix cache was asked for since the last look; it counts in tokens of prompts."""
+
+    def __init__(self) -> None:
+        self._seen: tuple[float, float] | None = None
+
+    def since_last(self, metrics: Mapping[str, float]) -> tuple[float, float]:
+        """Tokens looked for, and of these the ones found; (0, 0) at the first look."""
+        queries = metrics.get("vllm:prefix_cache_queries_total", 0.0)
+        hits = metrics.get("vllm:prefix_cache_hits_total", 0.0)
+        before = self._seen or (queries, hits)
+        self._seen = queries, hits
+        # Counters of a new process begin at 0.
+        if queries < before[0]:
+            before = (0.0, 0.0)
+        return queries - before[0], hits - before[1]
+
+
 class StallWatch(StallDetector):
     """Decides, from counters seen over time, whether an engine has stopped producing."""
 

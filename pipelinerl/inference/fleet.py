@@ -9,7 +9,7 @@ import asyncio
 import logging
 import math
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import Any
 
 import aiohttp
@@ -17,7 +17,7 @@ import numpy as np
 
 from pipelinerl.inference.answers import Generation
 from pipelinerl.inference.client import EngineClient
-from pipelinerl.inference.engine_metrics import StallWatch, StartWatch, running_and_tokens
+from pipelinerl.inference.engine_metrics import CacheWatch, StallWatch, StartWatch, running_and_tokens
 from pipelinerl.inference.errors import AbortedCompletion, EngineError, EngineUnavailable
 from pipelinerl.inference.requests import Deadlines, RequestCounts, SamplingParams
 
@@ -40,6 +40,7 @@ class _Member:
         self.given_up: set[asyncio.Task[Any]] = set()
         self.watch = StallWatch(client.deadlines.stall_s)
         self.start = StartWatch()
+        self.cache = CacheWatch()
         # Why it is out of rotation, for messages.
         self.problem = "not checked yet"
 
@@ -127,9 +128,9 @@ class Fleet:
             lambda client, left_s: client.generate(token_ids, sampling, deadline_s=left_s), prefer
         )
 
-    async def chat(self, body: bytes, *, prefer: str | None = None) -> Generation:
-        """The same for a request to the chat route (`EngineLLM.chat_body`)."""
-        return await self._ask(lambda client, left_s: client.chat(body, deadline_s=left_s), prefer)
+    async def chat(self, fields: Mapping[str, Any], *, prefer: str | None = None) -> Generation:
+        """The same for a request to the chat route (`EngineLLM.chat_fields`)."""
+        return await self._ask(lambda client, left_s: client.chat(fields, deadline_s=left_s), prefer)
 
     async def _ask(self, ask: Ask, prefer: str | None) -> Generation:
         """Errors and tries as `generate` says."""
@@ -245,6 +246,9 @@ class Fleet:
             return f"has weights {version}, announced are {announced}"
         metrics = await client.metrics()
         started_at = member.start.started_at(metrics, time.time())
+        queries, hits = member.cache.since_last(metrics)
+        self.counts.cache_queries += queries
+        self.counts.cache_hits += hits
         if version is None and announced is not None and started_at > self._announced_at():
             # Before 0.32 vLLM does not say which weights it has; a new process has those it loaded.
             return f"was started after version {announced} was announced"

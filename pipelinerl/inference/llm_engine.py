@@ -11,7 +11,6 @@ from dataclasses import dataclass, fields
 from typing import Any, Self, TypeVar
 
 import aiohttp
-import msgspec
 import numpy as np
 from pydantic import BaseModel, ConfigDict, Field, PrivateAttr
 
@@ -127,8 +126,8 @@ class EngineLLM(BaseModel):
             return np.array(prompt.token_ids, np.int32)
         return encode(self.load_tokenizer(), self.render(prompt))
 
-    def chat_body(self, prompt: Prompt, sampling: SamplingParams) -> bytes:
-        """JSON for an engine's chat route: what token ids cannot say (tools, a format of the answer).
+    def chat_fields(self, prompt: Prompt, sampling: SamplingParams) -> dict[str, Any]:
+        """A request to an engine's chat route: what token ids cannot say (tools, a format of the answer).
 
         The engine renders its own template. Ids and log-probabilities are asked for, so that the answer can
         be trained.
@@ -138,18 +137,16 @@ class EngineLLM(BaseModel):
             "response_format": prompt.response_format,
             "chat_template_kwargs": self.chat_template_kwargs or None,
         }
-        return msgspec.json.encode(
-            {
-                "messages": prompt.messages,
-                "logprobs": True,
-                "return_token_ids": True,
-                # vLLM then names each log-probability by the id, so that `answers` can check the pairing.
-                "return_tokens_as_token_ids": True,
-                "stream": False,
-                **sampling.fields(),
-                **{name: value for name, value in optional.items() if value is not None},
-            }
-        )
+        return {
+            "messages": prompt.messages,
+            "logprobs": True,
+            "return_token_ids": True,
+            # vLLM then names each log-probability by the id, so that `answers` can check the pairing.
+            "return_tokens_as_token_ids": True,
+            "stream": False,
+            **sampling.fields(),
+            **{name: value for name, value in optional.items() if value is not None},
+        }
 
     async def retried(self, ask: Callable[[], Awaitable[T]]) -> T:
         """The answer of `ask`, tried `max_retries` times more while the engine is away."""

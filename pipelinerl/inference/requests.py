@@ -66,8 +66,21 @@ def encoded_sampling(sampling: SamplingParams) -> msgspec.Raw:
     return msgspec.Raw(msgspec.json.encode({**sampling.fields(), **WHOLE_ANSWER, "detokenize": detokenize}))
 
 
+def cache_salt(announced: int | None) -> dict[str, str]:
+    """What keeps a request from keys and values that other weights computed, in an engine's prefix cache.
+
+    Engines serve a version before it is announced, and the first blocks of an announced version's requests
+    are computed by it, so nobody finds older ones there. A request that was sent before an update and starts
+    after it finds blocks of the old weights, as requests that run during an update keep theirs
+    (`weights.kv=keep`). Before the first announcement there is nothing to keep apart.
+    """
+    return {} if announced is None else {"cache_salt": str(announced)}
+
+
 def scoring_body(prompt: np.ndarray) -> dict[str, Any]:
     """A request to the token route for the log-probabilities of a prompt, int32 `[P]`, at temperature 1."""
+    # Without `cache_salt`: vLLM reads no prefix cache where a prompt is scored, since a block that is found
+    # there is not computed and has no log-probabilities.
     # Engines sample at least one token, also where only the prompt is to be scored; it is thrown away.
     sampling = {"max_tokens": 1, "temperature": 1.0, "prompt_logprobs": 0, "detokenize": False}
     return {"token_ids": prompt.tolist(), "sampling_params": sampling, "stream": False}
@@ -95,6 +108,10 @@ class RequestCounts:
     """How often an engine in rotation was looked at."""
     idle_checks: int = 0
     """Of these, how often no request was running on it."""
+    cache_queries: float = 0.0
+    """Prompt tokens that engines looked for in their prefix caches, whoever asked."""
+    cache_hits: float = 0.0
+    """Of these, how many they found."""
 
     def as_dict(self) -> dict[str, float]:
         """Flat numbers for a metrics record."""
@@ -103,4 +120,5 @@ class RequestCounts:
         flat["bytes_per_token"] = self.answer_bytes / max(1, self.tokens)
         flat["exact_versions"] = self.exact_tokens / max(1, self.tokens)
         flat["engine_idle_share"] = self.idle_checks / max(1, self.checks)
+        flat["prefix_cache_share"] = self.cache_hits / max(1, self.cache_queries)
         return flat

@@ -18,7 +18,7 @@ from pipelinerl.weights.send.parity import ParityLimits, check_parity, probe_ids
 from pipelinerl.weights.send.publisher import KvPolicy
 from pipelinerl.weights.send.transport import StagedUpdate
 from pipelinerl.weights.send.version_update import WeightUpdateError
-from tests.support.contract.engines import TOKENS, Engine, Held
+from tests.support.contract.engines import CACHE_HITS, CACHE_QUERIES, TOKENS, Engine, Held
 from tests.support.contract.models import VOCABULARY, logprobs_over_an_update, prompt, score_rows
 from tests.support.engine_harness import full_logprobs
 
@@ -47,7 +47,9 @@ async def cross(engine: Engine, version: int, kv: KvPolicy) -> Crossed:
     """Update from OLD to NEW while streams run; the transport holds the update until all have some tokens."""
     for attempt, length in enumerate(LENGTHS):
         first = version + 2 * attempt
-        await engine.publish(first, OLD, "recompute")
+        transport: Any = Held(engine.transport())
+        publisher = await engine.publisher(kv, transport)
+        await asyncio.to_thread(publisher.publish, first, engine.parameters(OLD))
         plain = await streams(engine, length, first)
         staged = threading.Event()
         enough = await engine.metric(TOKENS) + MORE_PER_STREAM * len(PROMPTS)
@@ -59,8 +61,7 @@ async def cross(engine: Engine, version: int, kv: KvPolicy) -> Crossed:
                 assert time.monotonic() < end, "the streams have no tokens"
                 time.sleep(0.002)
 
-        transport: Any = Held(engine.transport(), tokens_have_come)
-        publisher = await engine.publisher(kv, transport)
+        transport.wait = tokens_have_come
         update = asyncio.create_task(asyncio.to_thread(publisher.publish, first + 1, engine.parameters(NEW)))
         await asyncio.to_thread(staged.wait, 60)
         updated = await streams(engine, length, first)
@@ -134,6 +135,58 @@ async def test_parity_after_one_and_ten_updates(engine: Engine) -> None:
     labels = {40} if engine.facts.reports_versions else {None}
     assert await engine.client().weight_version() in labels
     publisher.close()
+
+
+async def found(engine: Engine, asked: Generation, before: float) -> int:
+    """How many of a prompt's tokens were in the prefix cache, by the engine's counter."""
+    hits = int(await engine.metric(CACHE_HITS) - before)
+    assert 0 <= hits < len(asked.prompt_ids)
+    return hits
+
+
+@pytest.mark.parametrize("kind", ["tied", "untied"])
+async def test_a_version_finds_no_blocks_of_earlier_weights(engine: Engine) -> None:
+    """A prompt asked again after an update that clears nothing is answered as by a fresh engine; the same
+    version finds the prompt, and what it sampled when a dialogue goes on."""
+    ids, greedy = prompt(600), SamplingParams(max_tokens=80, temperature=0.0, ignore_eos=True)
+    publisher = await engine.publisher("keep")
+    caches = await engine.metric(CACHE_QUERIES) > 0
+    for version, seed in ((70, OLD), (71, NEW)):
+        await asyncio.to_thread(publisher.publish, version, engine.parameters(seed))
+        client, asked = engine.client(version), list(ids)
+        hits = []
+        for _ in range(3):
+            before = await engine.metric(CACHE_HITS)
+            one = await client.generate(asked, greedy)
+            answered = [*asked, *one.token_ids.tolist()]
+            expected = full_logprobs(engine.model(seed), answered)[len(asked) - 1 :]
+            np.testing.assert_allclose(one.logprobs, expected, atol=1e-4)
+            hits.append(await found(engine, one, before))
+            asked = list(ids) if len(hits) == 1 else [*answered, *ids[:20]]
+        if caches:
+            assert hits[0] == 0 < hits[1] < len(ids) < hits[2], "prompt anew, prompt again, the dialogue"
+    publisher.close()
+
+
+async def test_a_request_that_comes_late_goes_on_from_its_own_version(engine: Engine) -> None:
+    """Sent before an update and begun after it: the new weights on keys and values of the old ones, as far as
+    these are in the cache, like a request that ran meanwhile."""
+    ids, short = prompt(600, seed=1), SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+    publisher = await engine.publisher("keep")
+    client = engine.client(75)
+    await asyncio.to_thread(publisher.publish, 75, engine.parameters(OLD))
+    await client.generate(ids, short)
+    await asyncio.to_thread(publisher.publish, 76, engine.parameters(NEW))
+    before = await engine.metric(CACHE_HITS)
+    late = await client.generate(ids, short)
+    publisher.close()
+    if await engine.metric(CACHE_QUERIES) == 0:
+        pytest.skip("this engine does not say what it found")
+    cut = await found(engine, late, before)
+    assert cut > 0 and late.versions == [(engine.facts.said(76, 75), 0, 12)]
+    answered = np.concatenate([late.prompt_ids, late.token_ids])
+    expected = logprobs_over_an_update(engine.model(OLD), engine.model(NEW), answered, cut)
+    np.testing.assert_allclose(late.logprobs, expected[len(ids) - cut - 1 :], atol=1e-4)
 
 
 @pytest.mark.parametrize("kind", ["tied", "untied"])

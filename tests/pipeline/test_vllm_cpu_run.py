@@ -40,5 +40,7 @@ def test_the_privacy_agent_trains_with_vllm_and_engine_and_trainer_agree(tmp_pat
     compared = values(read_metrics(out, "finetune"), "weights/parity_max_abs")
     assert len(compared) >= STEPS and max(compared) < 1e-4
     exact = VllmVersion.parse(installed_version(PYTHON) or "").reports_versions
-    assert read_metrics(out, "actor")[-1]["actor/requests/exact_versions"] == float(exact)
+    last = read_metrics(out, "actor")[-1]
+    assert last["actor/requests/exact_versions"] == float(exact)
+    assert last["actor/requests/prefix_cache_share"] > 0, "four attempts at each prompt"
     assert (out / "report" / "report.md").is_file()

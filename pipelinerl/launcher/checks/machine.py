@@ -91,11 +91,6 @@ def _vllm(cfg: Config, dry_run: bool) -> Iterator[str]:
             f"vllm_config.vllm_kwargs.logprobs-mode={kwargs['logprobs_mode']}: training needs "
             "probabilities after temperature; set processed_logprobs"
         )
-    if kwargs.get("enable_prefix_caching") and cfg.weights.kv == "keep":
-        yield (
-            "vllm_config.vllm_kwargs.enable-prefix-caching=true: blocks of old weights would be "
-            "reused; set false or weights.kv=recompute"
-        )
     if kwargs.get("dtype") not in ENGINE_DTYPES:
         yield (
             f"vllm_config.vllm_kwargs.dtype={kwargs.get('dtype')}: weights are sent in one known type; "

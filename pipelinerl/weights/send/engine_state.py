@@ -51,6 +51,8 @@ class EngineState:
         self.last: Counters | None = None  # before the last update, if it took part
         self.joined: Counters | None = None  # at its rendezvous; None: it needs one before the next update
         self.broken = False  # it may hold half a model
+        self.served: int | None = None  # the version that this process confirmed last
+        self.vllm: str | None = None  # version of vLLM that it said at its rendezvous; None: another engine
         self.routes: PauseRoutes = pause_routes(None, clear_cache=False)
         self.can_prepare = False  # it reads a version ahead of its update through PREPARE_ROUTE
         self._deadline_s = deadline_s
@@ -78,7 +80,8 @@ class EngineState:
             return False
         if self.weight_version is not None:
             return self.weight_version != str(published)
-        return self.has_restarted(published)
+        # vLLM before 0.32 does not say: it has what it confirmed last, as long as it is the same process.
+        return self.served != published or self.has_restarted(published)
 
     def health_problem(self) -> str:
         """Why the engine is not healthy; empty if it is."""

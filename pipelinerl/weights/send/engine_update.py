@@ -129,7 +129,7 @@ class EngineUpdate:
         # The label changes after the last tensor and before resume: a token carries the version that made it.
         label = encode({"weight_version": str(version)})
         if self._do("finish", "/finish_weight_update", self._deadlines.finish_s, label):
-            self.finished = True
+            self.finished, self._engine.served = True, version
             self.resume()
 
     def resume(self) -> None:

@@ -50,7 +50,7 @@ class Publisher:
         self.version: int | None = None
         """Last version that every participant confirmed."""
         self._transport = transport
-        self._clear_cache = kv == "recompute"
+        self._recompute = kv == "recompute"
         # Held during an update, and the version that it is to.
         self._updating, self._target = threading.Lock(), 0
         # Engines of the last rendezvous.
@@ -97,6 +97,7 @@ class Publisher:
         rates = {}
         for one in engines:
             rates[one.url], one.last = one.now.rate_since(one.last), one.now
+            one.routes = pause_routes(one.vllm, self._clears_cache(one))
         self._check_layout(staged)
         report.bytes = staged.bytes
         report.seconds["stage"] = time.perf_counter() - started
@@ -150,6 +151,8 @@ class Publisher:
             reason = f"no engine can take part ({reasons})"
             raise WeightUpdateError(next(iter(self.engines)), "health", reason)
         new = [one for one in engines if one.has_restarted(self.version)]
+        for one in new:
+            one.served = None
         # Ranks of a group are fixed: it is made anew for whoever came, and without whoever has gone.
         if self._transport.collective and (new or {one.url for one in engines} != self._group):
             new = engines
@@ -157,6 +160,15 @@ class Publisher:
             self._rendezvous(new)
         report.joined = [one.url for one in new]
         return engines
+
+    def _clears_cache(self, one: EngineState) -> bool:
+        """Whether the update must leave no keys and values of earlier weights in the engine.
+
+        Clients tell blocks of a prefix cache apart by the announced version (`requests.cache_salt`). That is
+        exact in an engine that serves what is announced. One that missed a version, was started again or
+        served an earlier run may hold blocks of other weights under the same number.
+        """
+        return self._recompute or one.served is None or one.served != self.version
 
     def _rendezvous(self, engines: list[EngineState]) -> None:
         """Engines and publisher agree on the transport, all at the same time: each waits for all others."""
@@ -185,7 +197,7 @@ class Publisher:
             raise WeightUpdateError((failed or late)[0], RENDEZVOUS, reason, stuck)
         self._group = {one.url for one in engines}
         for one, member in zip(engines, members, strict=True):
-            one.routes = pause_routes(member.version, self._clear_cache)
+            one.vllm = member.version
             one.can_prepare = offers_prepare(waits[one.url].result())
             one.joined, one.broken = one.counters(), False
 

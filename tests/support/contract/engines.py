@@ -35,6 +35,7 @@ LENGTHS = (200, 800, 1900)
 """Tokens of a request to be stopped: if it ends before that on a busy machine, a longer one is tried."""
 TOKENS = "vllm:generation_tokens_total"
 RUNNING = "vllm:num_requests_running"
+CACHE_QUERIES, CACHE_HITS = "vllm:prefix_cache_queries_total", "vllm:prefix_cache_hits_total"
 
 
 @dataclass(frozen=True)
@@ -135,15 +136,15 @@ class Engine:
 class Held:
     """A transport that waits after an update is staged, just before the engines are paused."""
 
-    def __init__(self, transport: Transport, wait: Callable[[], None]) -> None:
-        self._transport, self._wait = transport, wait
+    def __init__(self, transport: Transport, wait: Callable[[], None] = lambda: None) -> None:
+        self._transport, self.wait = transport, wait
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._transport, name)
 
     def stage(self, version: int, named: Any) -> StagedUpdate:
         staged = self._transport.stage(version, named)
-        self._wait()
+        self.wait()
         return staged
 
 

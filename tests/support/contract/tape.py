@@ -27,6 +27,7 @@ METRICS = (
     *("vllm:num_requests_running{", "vllm:num_requests_waiting{", "vllm:num_preemptions_total{"),
     *("vllm:kv_cache_usage_perc{", "vllm:request_success_total{"),
     *("vllm:prompt_tokens_total{", "vllm:generation_tokens_total{"),
+    *("vllm:prefix_cache_queries_total{", "vllm:prefix_cache_hits_total{"),
 )
 """What is written down of the metrics."""
 TEMPORARY = re.compile(r"(?:/[\w.-]+)*/pytest-of-[^\s\"]*/")
@@ -107,14 +108,16 @@ class Recorder:
                     request.method, self._target + request.path_qs, data=body or None, headers=headers
                 ) as answer,
             ):
-                content, one.status = await answer.read(), answer.status
+                content, status = await answer.read(), answer.status
         finally:
-            self._in_flight.remove(one)
+            # By identity: two questions that were asked alike are equal.
+            self._in_flight = [other for other in self._in_flight if other is not one]
         if request.path == "/metrics":
             lines = [line for line in content.decode().splitlines() if line.startswith(METRICS)]
             content = ("\n".join(lines) + "\n").encode()
-        one.answer = _decoded(content)
-        return web.Response(body=content, status=one.status, content_type="application/json")
+        # Together: a client that has gone meanwhile ends this method at an `await`.
+        one.answer, one.status = _decoded(content), status
+        return web.Response(body=content, status=status, content_type="application/json")
 
 
 class Player:

@@ -9,7 +9,8 @@ from benchmarks._figures import command_line
 USAGE = """What it measures.
 
     python -m benchmarks.it [--texts 1024] [--seconds 5.0] [--out FILE] [--work results/it] [--seeds 0 1]
-                            [--names NAME ...] [--cpu] [--hardware gpu|cpu] [key=value ...]
+                            [--names NAME ...] [--cpu] [--hardware gpu|cpu] [--size 1.7B]
+                            [key=value ...]
 
 The words [beside] it are no options.
 """
@@ -26,6 +27,7 @@ def test_defaults_and_types_are_read_off_the_usage() -> None:
         "names": [],
         "cpu": False,
         "hardware": "gpu",
+        "size": "1.7B",
         "overrides": [],
     }
 

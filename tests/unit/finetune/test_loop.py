@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from pipelinerl.finetune.checkpoints import MARKER, settle
-from pipelinerl.run_state.announcements import trainer_stream
+from pipelinerl.run_state.announcements import AnnouncedVersion, trainer_stream
 from pipelinerl.run_state.epochs import note_problems
 from pipelinerl.run_state.resume_point import ResumePoint
 from pipelinerl.streams import read_stream
@@ -57,6 +57,20 @@ def test_a_run_announces_in_order_and_leaves_its_results(tmp_path: Path) -> None
     trained = lines(tmp_path / "accounting/finetune.jsonl")
     assert sum(len(entry["rollouts"]) for entry in trained if entry["outcome"] == "trained") == 24
     assert settle(tmp_path / "finetune") == 4
+
+
+def test_a_version_is_announced_only_when_the_engines_have_it(tmp_path: Path) -> None:
+    """Else a request of the new version would leave blocks of the old weights in a prefix cache."""
+    heard: list[int | None] = []
+
+    class Listening(Noting):
+        def publish(self, version: int) -> dict[str, float]:
+            with AnnouncedVersion(tmp_path) as announced:
+                heard.append(announced.newest())
+            return super().publish(version)
+
+    train(tmp_path, Listening())
+    assert heard == [None, 0, 6, 12, 18]
 
 
 def test_update_interval_spans_steps(tmp_path: Path) -> None:

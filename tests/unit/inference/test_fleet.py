@@ -38,6 +38,7 @@ class Engine(FakeEngine):
         self.healthy, self.started = True, 100.0
         self.requests: list[dict[str, Any]] = []
         self.running, self.generated, self.closed = 0, 9, 0
+        self.cache_queries, self.cache_hits = 0, 0
 
     async def sampled(self, finish_reason: str = "length", **changes: Any) -> web.Response:
         reply = self.reply([7, 8], finish_reason)
@@ -69,6 +70,8 @@ class Engine(FakeEngine):
         return web.Response(
             text=f"vllm:num_requests_running{label} {self.running}\n"
             f"vllm:generation_tokens_total{label} {self.generated}\n"
+            f"vllm:prefix_cache_queries_total{label} {self.cache_queries}\n"
+            f"vllm:prefix_cache_hits_total{label} {self.cache_hits}\n"
             f"process_start_time_seconds {self.started}\n"
         )
 
@@ -265,6 +268,38 @@ async def test_the_idle_share_counts_looks_at_engines_in_rotation() -> None:
         engine.running, engine.generated = 1, engine.generated + 1
         await fleet._check_all()
         assert fleet.counts.idle_checks == 2, "somebody else's request runs"
+
+
+async def test_requests_find_blocks_of_the_announced_version_only() -> None:
+    """Of the version that was announced when the request was sent, also when it is sent once more."""
+    heard: list[int | None] = [None]
+    async with fake_engine() as engine, aiohttp.ClientSession() as session:
+        fleet = Fleet([engine.url], session, QUICK, announced_version=lambda: heard[-1])
+        await fleet._check_all()
+        await fleet.generate([1], SAMPLING)
+        assert "cache_salt" not in engine.requests[-1], "the weights that engines were started with"
+
+        async def announcing() -> web.Response:
+            heard.append(6)
+            engine.version, engine.behaviour = "6", engine.sampled
+            return await engine.fail(503)()
+
+        heard.append(5)
+        engine.behaviour = announcing
+        await fleet.generate([1], SAMPLING)
+        await fleet.chat({"messages": []})
+        salts = [one.get("cache_salt") for one in [*engine.requests[1:], *engine.chats]]
+        assert salts == ["5", "6", "6"]
+
+
+async def test_the_share_found_in_prefix_caches_counts_what_came_since_the_last_look() -> None:
+    async with fake_engine() as engine, aiohttp.ClientSession() as session:
+        fleet = Fleet([engine.url], session, QUICK)
+        # What was asked for before this process looked is not counted; the last one is a new process.
+        for engine.cache_queries, engine.cache_hits in ((100, 90), (300, 140), (300, 140), (200, 50)):
+            await fleet._check_all()
+        assert (fleet.counts.cache_queries, fleet.counts.cache_hits) == (400, 100)
+        assert fleet.counts.as_dict()["prefix_cache_share"] == 0.25
 
 
 async def test_waiting_for_an_engine_ends_with_the_reason_of_each() -> None:

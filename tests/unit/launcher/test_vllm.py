@@ -85,7 +85,7 @@ def test_the_user_s_flags_win_and_appear_once() -> None:
     assert argv[argv.index("--max-model-len") + 1] == "2048"
     assert argv.count("--max-model-len") == argv.count("--logprobs-mode") == 1
     assert '{"head_dtype": "float32", "rope_theta": 1}' in argv
-    assert "--no-enable-prefix-caching" in argv and "--enable-chunked-prefill" in argv
+    assert "--enable-prefix-caching" in argv and "--enable-chunked-prefill" in argv
 
 
 def test_options_that_are_off_leave_no_flag() -> None:

@@ -27,6 +27,7 @@ from tests.unit.weights.test_vllm_updates import (
 )
 
 STEPS = ["/start_weight_update", "/update_weights", "/sleep", "/finish_weight_update", "/wake_up"]
+FIRST = [*STEPS[:2], "/pause", STEPS[3], "/resume"]
 
 
 @pytest.fixture(params=VERSIONS)
@@ -43,7 +44,7 @@ def test_engines_are_paused_only_when_everything_has_arrived(setup: Setup) -> No
             assert engine.label == (str(version) if engine.modern else "default")
         assert {"send", "start", "update", "pause", "finish", "resume"} <= report.seconds.keys()
         assert set(report.paused_s) == set(setup.urls)
-    assert setup.engines[0].calls == ["/init_weight_transfer_engine", *STEPS, *STEPS]
+    assert setup.engines[0].calls == ["/init_weight_transfer_engine", *FIRST, *STEPS]
 
 
 def test_a_slow_broadcast_pauses_nobody(setup: Setup, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -82,11 +83,12 @@ def test_a_failure_while_receiving_stops_every_engine_with_its_old_weights(setup
 @pytest.mark.parametrize("step", ["/sleep", "/finish_weight_update"])
 def test_a_failure_while_putting_into_place_costs_that_engine_alone(setup: Setup, step: str) -> None:
     first, second = setup.engines
+    setup.publish(1)
     first.faults[step] = [500] * 9
-    error = setup.fails(1, f"fault at {step}")
-    assert error.broken == [setup.urls[0]] and setup.publisher.version is None
+    error = setup.fails(2, f"fault at {step}")
+    assert error.broken == [setup.urls[0]] and setup.publisher.version == 1
     assert "/wake_up" not in first.calls
-    assert_serves(second, 1)
+    assert_serves(second, 2)
 
 
 def test_nobody_waits_until_an_engine_that_hangs_has_stopped(setup: Setup) -> None:
@@ -94,7 +96,7 @@ def test_nobody_waits_until_an_engine_that_hangs_has_stopped(setup: Setup) -> No
     first, second = setup.engines
     setup.publisher._deadlines = replace(DEADLINES, health_s=60.0)
     setup.hang_in_update(first)
-    first.hangs.add("/sleep")
+    first.hangs.add("/pause")
     setup.fails(1, r"update of .*no answer within 1 s")
     assert not first.paused and second.paused
     first.released.set()

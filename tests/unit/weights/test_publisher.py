@@ -71,10 +71,42 @@ def test_every_engine_goes_through_the_protocol_once(pair: Pair) -> None:
     assert not list(pair.folder.iterdir())
 
 
-@pytest.mark.parametrize(("kv", "clear"), [("keep", "false"), ("recompute", "true")])
-def test_clear_cache_is_always_sent(pair: Pair, kv: Any, clear: str) -> None:
-    pair.ready(kv=kv).publish(1, TENSORS)
-    assert pair.first.pause_query == f"mode=keep&clear_cache={clear}"
+@pytest.mark.parametrize("kv", ["keep", "recompute"])
+def test_a_cache_that_may_hold_other_weights_under_a_version_is_cleared(pair: Pair, kv: Any) -> None:
+    publisher, first, second = pair.ready(kv=kv), pair.first, pair.second
+    always = kv == "recompute"
+
+    def cleared(version: int) -> list[bool]:
+        publisher.publish(version, TENSORS)
+        queries = {f"mode=keep&clear_cache={'true' if clears else 'false'}": clears for clears in (0, 1)}
+        return [bool(queries[one.pause_query]) for one in (first, second)]
+
+    assert cleared(1) == [True, True], "what an engine has served before is not known"
+    assert cleared(2) == cleared(2) == [always, always]
+    second.faults["/health"] = [500]
+    assert list(publisher.publish(3, TENSORS).excluded) == [pair.urls[1]]
+    assert cleared(4) == [always, True], "it was asked for version 3 and has not had it"
+    assert cleared(5) == [always, always]
+    second.restart()
+    assert cleared(5) == [always, True], "it was asked for version 5 with the weights it was started with"
+    first.faults["/update_weights"] = [500]
+    with pytest.raises(WeightUpdateError):
+        publisher.publish(6, TENSORS)
+    first.restart()
+    assert cleared(6) == [True, True], "one is new, the other one had a version that was never announced"
+    assert cleared(7) == [always, always]
+
+
+def test_an_engine_that_missed_a_version_is_stale_also_if_it_does_not_say_which_it_has(pair: Pair) -> None:
+    publisher, first = pair.ready(), pair.first
+    first.lacks = "/weight_info"
+    publisher.publish(1, TENSORS)
+    assert publisher.stale_engines() == []
+    first.faults["/pause"] = [0]
+    assert list(publisher.publish(2, TENSORS).excluded) == [pair.urls[0]]
+    assert publisher.stale_engines() == [pair.urls[0]]
+    publisher.publish(2, TENSORS)
+    assert publisher.stale_engines() == []
 
 
 @pytest.mark.parametrize("step", ["/pause", "/resume"])
