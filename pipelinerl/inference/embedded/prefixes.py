@@ -1,8 +1,8 @@
-"""Which beginnings of sequences have their keys and values in the pool: the index of the prefix cache. No torch.
+"""The index of the prefix cache: which beginnings of sequences have their keys in the pool. No torch here.
 
 Used by the scheduler. The cache's tensors have a pool of rows behind the slots, cut into blocks of `BLOCK`
-tokens. A sequence's complete blocks are saved there once they are computed; one that begins likewise loads them
-into its own slot and computes the rest. All blocks are of the weights in use: a switch of weights clears them.
+tokens. A sequence's complete blocks are saved there once they are computed; one that begins likewise loads
+them into its own slot and computes the rest. All are of the weights in use: a switch of weights clears them.
 """
 
 from collections import OrderedDict
@@ -35,8 +35,8 @@ class _Block(NamedTuple):
     """The first of its rows."""
 
 
-# What a block continues (another block's number; for the first the salt) and the bytes of its tokens. A number
-# is never given twice: what stood behind an evicted block is not found behind the next one in its place.
+# What a block continues (another block's number; for the first the salt) and the bytes of its tokens. Numbers
+# are never given twice: what stood behind an evicted block is not found behind the next one in its place.
 _Key = tuple[int | str | None, bytes]
 
 

@@ -4,9 +4,9 @@ Invariants: a slot belongs to at most one sequence; a sequence is waiting, runni
 is offered again before the next step; every running sequence that needs one token gets it in every step,
 prompts share `max_prefill_tokens` in order of arrival.
 
-With a prefix cache a sequence loads what it begins with from the pool (`prefixes`). If an earlier running one is
-still computing a beginning of both, it waits for that. Who waits does so for an earlier one, and the first has
-nobody to wait for, so in every step somebody computes.
+With a prefix cache a sequence loads what it begins with from the pool (`prefixes`). If an earlier running one
+is still computing a beginning of both, it waits for that. Who waits does so for an earlier one, and the first
+has nobody to wait for, so in every step somebody computes.
 """
 
 import heapq
@@ -166,7 +166,7 @@ class Scheduler:
         sequence.leader, sequence.shared = self._leader(sequence, wanted)
 
     def _leader(self, sequence: Sequence, wanted: np.ndarray) -> tuple[Sequence | None, int]:
-        """The earlier sequence that is computing most of `wanted`, and how much; None if it is not worth it."""
+        """The earlier sequence that is computing most of `wanted`, and how much of it; None if nobody is."""
         leader, most = None, sequence.computed
         for other in self.running:
             if other is sequence:

@@ -29,11 +29,11 @@ class EngineSettings:
     threads: int = 1
     """Threads of one forward pass."""
     enable_prefix_caching: bool = True
-    """Keys and values of a beginning that several requests have are computed once, as long as the weights stay."""
+    """Beginnings that requests share are computed once, as long as the weights stay."""
 
     @property
     def pool_rows(self) -> int:
-        """Tokens that the prefix cache holds: half as many as the slots, so its memory is at most half theirs."""
+        """Tokens that the prefix cache holds, half as many as the slots; 0 without one."""
         return self.max_num_seqs * self.max_model_len // 2 if self.enable_prefix_caching else 0
 
     def problems(self) -> list[str]:
