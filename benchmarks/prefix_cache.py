@@ -2,14 +2,14 @@
 
     python -m benchmarks.prefix_cache [--seeds 0 1 2] [--steps 3] [--updates 128]
 
-Records what the agent of the quickstart asks an engine in a run of `--steps` steps (no weights are sent), once
-for each seed. The recording is then asked of engines without and with a prefix cache in turn, each request as
-soon as as many have ended as had when it came, with as many tokens to sample as it got. The same again with an
-update after every `--updates` requests (the quickstart's have 70 to 130 between two), and with requests that
-share nothing and are nearly all decoding.
+Records what the agent of the quickstart asks an engine in a run of `--steps` steps (no weights are sent),
+once for each seed. The recording is then asked of engines without and with a prefix cache in turn: each
+request once as many have ended as had when it came, with as many tokens to sample as it got. The same again
+with an update after every `--updates` requests (in the quickstart 70 to 130 lie between two), and with
+requests that share nothing and are nearly all decoding.
 
-An engine is asked without HTTP, and times are CPU seconds of this process, which other processes disturb least;
-the ratio is without cache to with it. The worst seed is what counts.
+An engine is asked without HTTP, and times are CPU seconds of this process, which others disturb least. The
+ratio is without cache to with it; the worst seed counts.
 """
 
 import asyncio
