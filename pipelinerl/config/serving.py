@@ -106,6 +106,8 @@ class EngineConfig(Section):
     """Prompt tokens that one embedded step may add, which bounds how long decoding waits."""
     max_waiting: int = Field(1024, ge=1)
     """Queued requests of an embedded engine before it answers 503."""
+    prefix_cache: bool | None = None
+    """Embedded: share what prompts begin with; null = except with `max_lag=0` and one rollout at a time."""
     start_deadline_s: float = Field(900, gt=0)
     """From process start to a healthy answer."""
     stall_deadline_s: float = Field(120, gt=0)

@@ -209,6 +209,17 @@ class Config(OpenSection):
         return can and self.weights.ahead
 
     @property
+    def prefix_cache(self) -> bool:
+        """Whether an embedded engine has one.
+
+        What is found in it decides which tokens are computed together, and so the last bits. A resumed run
+        starts with an empty one: where its samples are promised to be the same bits, there is none.
+        """
+        if self.engine.prefix_cache is not None:
+            return self.engine.prefix_cache
+        return not (self.max_lag == 0 and self.actor.llm_max_rollouts == 1)
+
+    @property
     def evaluates(self) -> bool:
         """Whether this run ever asks its test problems."""
         return bool(self.test_dataset_names and (self.eval_every_n_versions or self.eval_at_end))

@@ -93,6 +93,7 @@ def _engine(cfg: Config) -> Choice:
     size = f"{cfg.engine.max_num_seqs} requests of {cfg.engine.max_model_len} tokens"
     text = f"{engines} x {cfg.engine.kind}, {size}"
     if cfg.engine.kind == "embedded":
+        text += "" if cfg.prefix_cache else ", no prefix cache"
         return Choice("engines", text, f"hardware={cfg.hardware.kind}", "engine.count=N")
     version = cfg.vllm_config.version or installed_version(cfg.vllm_config.python)
     source, version = "installed" if version else "not installed", version or DEFAULT_VERSION

@@ -205,6 +205,7 @@ class _Run:
         argv = [sys.executable, "-m", "pipelinerl.inference.embedded"]
         for name, value in options.items():
             argv += [f"--{name}", str(value)]
+        argv.append(f"--{'' if self._cfg.prefix_cache else 'no-'}enable-prefix-caching")
         return argv
 
     def _vllm(self, job: Job, model: str) -> tuple[list[str], dict[str, str]]:

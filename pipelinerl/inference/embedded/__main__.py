@@ -101,6 +101,11 @@ def _parser() -> argparse.ArgumentParser:
         help=f"tokens of a prompt and its answer; default: {DEFAULT_MODEL_LEN}, or all the model has",
     )
     parser.add_argument("--dtype", help=" or ".join(DTYPES))
+    parser.add_argument(
+        "--enable-prefix-caching",
+        action=argparse.BooleanOptionalAction,
+        help="compute a beginning that several requests have once, as long as the weights stay",
+    )
     for name in ("--max-num-seqs", "--max-prefill-tokens", "--max-waiting", "--threads"):
         parser.add_argument(name, type=int)
     return parser

@@ -11,26 +11,49 @@ import numpy as np
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from pipelinerl.inference.embedded.prefixes import Copies
 from pipelinerl.inference.embedded.scheduler import Plan
 
 
 class SlotCache:
-    """Keys and values of all slots, allocated once: per layer two tensors [S, C, K, D]."""
+    """Keys and values of all slots, allocated once: per layer two tensors [S, C, K, D].
+
+    Behind the slots, in the same memory, lies the pool of the prefix cache: `pool` rows [K, D].
+    """
 
     def __init__(
-        self, layers: int, slots: int, capacity: int, heads: int, head_size: int, dtype: torch.dtype
+        self,
+        layers: int,
+        slots: int,
+        capacity: int,
+        heads: int,
+        head_size: int,
+        dtype: torch.dtype,
+        pool: int = 0,
     ) -> None:
         # Keys stored transposed or by head, huge pages and blocks of slots were tried: none gave 5 % of a
         # step (`docs/engine.md`).
         shape = (slots, capacity, heads, head_size)
+        rows = slots * capacity
         self.capacity = capacity
-        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(layers)]
+        # Zeros are pages that take memory only once they are written to.
+        self._rows = [torch.zeros((rows + pool, heads, head_size), dtype=dtype) for _ in range(2 * layers)]
+        self.keys = [one[:rows].view(shape) for one in self._rows[:layers]]
+        self.values = [one[:rows].view(shape) for one in self._rows[layers:]]
 
     def store(self, layer: int, places: torch.Tensor, keys: torch.Tensor, values: torch.Tensor) -> None:
         """Write `keys` and `values` [T, K, D] to `places` (slot * C + position, int64 [T])."""
         self.keys[layer].flatten(0, 1).index_copy_(0, places, keys)
         self.values[layer].flatten(0, 1).index_copy_(0, places, values)
+
+    def copy(self, copies: Copies) -> None:
+        """Copy rows, keys and values of all layers, between slots and pool."""
+        if not copies.sources:
+            return
+        sources = torch.from_numpy(np.concatenate(copies.sources))
+        targets = torch.from_numpy(np.concatenate(copies.targets))
+        for one in self._rows:
+            one.index_copy_(0, targets, one.index_select(0, sources))
 
 
 @dataclass(slots=True)

@@ -53,8 +53,12 @@ class Engine:
         self.failure: BaseException | None = None
         self._model = model
         # Takes new weights, from threads of the callers'.
-        self.weights = WeightUpdates(model.module, self.update, self._wait_between_steps)
-        self._scheduler = Scheduler(settings.max_num_seqs, settings.max_prefill_tokens)
+        self.weights = WeightUpdates(
+            model.module, self.update, self._wait_between_steps, lambda: self._scheduler.weights_changed()
+        )
+        self._scheduler = Scheduler(
+            settings.max_num_seqs, settings.max_prefill_tokens, settings.max_model_len, settings.pool_rows
+        )
         self._requests: dict[str, Request] = {}
         # Pauses of mode `wait` that are to be answered when the last running sequence has ended.
         self._draining: list[Future[None]] = []
@@ -91,6 +95,10 @@ class Engine:
     def pause(self, mode: str, clear_cache: bool) -> Future[Future[None]]:
         """Stop sampling. The inner future is done when the pause is complete (mode `wait`: drained)."""
         return self.between_steps(lambda: self._pause(mode, clear_cache))
+
+    def reset_prefix_cache(self) -> Future[None]:
+        """Empty the prefix cache; running requests keep what they have."""
+        return self.between_steps(self._scheduler.clear_prefixes)
 
     def resume(self) -> Future[None]:
         """Go on sampling."""
@@ -203,6 +211,8 @@ class Engine:
         logits = self._model.logits(plan, rows)
         for chunk in chunks:
             chunk.sequence.computed = chunk.end
+        for chunk in plan.prefills:
+            self._scheduler.save_prefix(chunk.sequence)
         self._score_prompts(scoring, targets, logits[len(sampling) :])
         return self._sample(sampling, logits[: len(sampling)])
 
@@ -280,6 +290,8 @@ class Engine:
 
     def _pause(self, mode: str, clear_cache: bool) -> Future[None]:
         done: Future[None] = Future()
+        if clear_cache:
+            self._scheduler.clear_prefixes()
         # In a pause already, nothing runs that could come to its end.
         if mode == "wait" and self.update.serving:
             self._draining.append(done)
@@ -313,6 +325,7 @@ class Engine:
         scheduler, metrics = self._scheduler, self.metrics
         metrics.running, metrics.waiting = len(scheduler.running), len(scheduler.waiting)
         metrics.preemptions = scheduler.preemptions
+        metrics.prefix_queries, metrics.prefix_hits = scheduler.prefix_queries, scheduler.prefix_hits
         used = sum(one.length for one in scheduler.running)
         metrics.kv_usage = used / (self.settings.max_num_seqs * self.settings.max_model_len)
 

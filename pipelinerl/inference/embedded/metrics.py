@@ -18,6 +18,10 @@ class EngineMetrics:
     prompt_tokens: int = 0
     generation_tokens: int = 0
     preemptions: int = 0
+    prefix_queries: int = 0
+    """Tokens looked up in the prefix cache, as vLLM counts them."""
+    prefix_hits: int = 0
+    """Of these, found and hence not computed."""
     steps: int = 0
     step_seconds: float = 0.0
     finished: Counter[str] = field(default_factory=Counter)
@@ -40,6 +44,8 @@ class EngineMetrics:
             ("vllm:prompt_tokens_total", "counter", label, self.prompt_tokens),
             ("vllm:generation_tokens_total", "counter", label, self.generation_tokens),
             ("vllm:num_preemptions_total", "counter", label, self.preemptions),
+            ("vllm:prefix_cache_queries_total", "counter", label, self.prefix_queries),
+            ("vllm:prefix_cache_hits_total", "counter", label, self.prefix_hits),
             ("pipelinerl:requests_received_total", "counter", label, self.requests_received),
             ("pipelinerl:engine_steps_total", "counter", label, self.steps),
             ("pipelinerl:engine_step_seconds_total", "counter", label, self.step_seconds),

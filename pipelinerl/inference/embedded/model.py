@@ -64,6 +64,7 @@ class PackedModel:
             heads,
             head_size,
             self.dtype,
+            settings.pool_rows,
         )
         self._check(min(24, settings.max_model_len), settings)
 
@@ -75,6 +76,9 @@ class PackedModel:
     @torch.inference_mode()
     def logits(self, plan: Plan, rows: SequenceOf[int]) -> torch.Tensor:
         """Run one step; float32 logits [len(rows), V] of the packed rows asked for."""
+        # In this order: a slot that is to be saved may be loaded into, and what is loaded may just be saved.
+        self.cache.copy(plan.saves)
+        self.cache.copy(plan.loads)
         return self._forward(pack(plan, self.cache), list(rows)).float()
 
     def _check(self, length: int, settings: EngineSettings) -> None:

@@ -26,6 +26,7 @@ class SharedFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     request_id: str | None = None
     cache_salt: str | None = None
     user: str | None = None
+    cache_salt: str | None = None
     max_tokens: int | None = None
     min_tokens: int = 0
     temperature: float | None = None

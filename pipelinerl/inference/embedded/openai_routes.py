@@ -155,7 +155,11 @@ class OpenAIRoutes:
         requests = [
             # The first prompt keeps the caller's id, by which `/abort_requests` finds it.
             self._served.request(
-                f"{name}-{index}" if index else name, prompt, sampling, streams=bool(fields.stream)
+                f"{name}-{index}" if index else name,
+                prompt,
+                sampling,
+                streams=bool(fields.stream),
+                cache_salt=fields.cache_salt,
             )
             for index, prompt in enumerate(prompts)
         ]

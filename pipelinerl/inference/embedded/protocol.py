@@ -58,8 +58,8 @@ class GenerateFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     sampling_params: SamplingFields
     model: str | None = None
     request_id: str | None = None
-    # vLLM's route takes it; without a prefix cache it changes nothing.
     cache_salt: str | None = None
+    """The prefix cache shares among requests of one salt only."""
     stream: bool = False
 
 

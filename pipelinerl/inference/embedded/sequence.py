@@ -47,6 +47,14 @@ class Sequence:
     computed: int = 0
     """Tokens whose keys and values are in the slot."""
     slot: int = NO_SLOT
+    shareable: bool = True
+    """Whether all keys in the slot are of the weights in use, so that others may have them."""
+    looked_up: bool = False
+    """Whether the prefix cache was asked for the sequence's beginning."""
+    leader: "Sequence | None" = None
+    """The sequence that computes a beginning of both; this one waits for it."""
+    shared: int = 0
+    """Tokens that the leader will have computed for this one."""
     logprobs: list[float] = field(default_factory=list)
     spans: list[list] = field(default_factory=list)
     """[version, start, end] over output positions."""
@@ -125,9 +133,14 @@ class Request:
         eos_ids: frozenset[int],
         tokenizer: Tokenizer | None = None,
         streams: bool = False,
+        cache_salt: str | None = None,
     ) -> None:
-        """A `tokenizer` makes the sequences collect their text; `streams` asks for an event per token."""
+        """A `tokenizer` makes the sequences collect their text; `streams` asks for an event per token.
+
+        Cached keys are shared among requests of one `cache_salt` only.
+        """
         self.request_id = request_id
+        self.cache_salt = cache_salt
         self.streams = streams
         self.sampling = sampling
         self.prompt_length = len(prompt)

@@ -48,7 +48,13 @@ class Served:
             raise UnknownModel(f"model {name!r} is not served; this is {self.name!r}")
 
     def request(
-        self, request_id: str, prompt: list[int], sampling: SamplingFields, *, streams: bool = False
+        self,
+        request_id: str,
+        prompt: list[int],
+        sampling: SamplingFields,
+        *,
+        streams: bool = False,
+        cache_salt: str | None = None,
     ) -> Request:
         """Raises BadRequest for ids and sampling values that this engine can never serve."""
         require((bool(prompt), "the prompt is empty; at least one token id is needed"))
@@ -80,6 +86,7 @@ class Served:
             eos_ids=self._eos_ids,
             tokenizer=self.tokenizer.backend_tokenizer if sampling.detokenize else None,
             streams=streams,
+            cache_salt=cache_salt,
         )
 
     def _check_sampling(self, fields: SamplingFields, max_tokens: int) -> None:

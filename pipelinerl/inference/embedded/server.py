@@ -147,7 +147,8 @@ class EngineServer:
             ),
         )
         name = fields.request_id or uuid.uuid4().hex
-        request = self._served.request(name, fields.token_ids, sampling)
+        salt = fields.cache_salt
+        request = self._served.request(name, fields.token_ids, sampling, cache_salt=salt)
         created = int(time.time())
         await self._pending.run(self.engine, [request])
         answer = {
@@ -190,8 +191,9 @@ class EngineServer:
         return _json({"status": "aborted", "aborted": count})
 
     async def reset_prefix_cache(self, http: web.Request) -> web.Response:
-        """There is no prefix cache, so there is never anything stale in it."""
+        """Empty it; running requests hold nothing of it, so there is nothing to reset them for."""
         _boolean(_query(http, "reset_running_requests"), "reset_running_requests", default=False)
+        await _engine_wait(self.engine.reset_prefix_cache(), "reset_prefix_cache")
         return _json({"success": True})
 
     async def init_transfer(self, http: web.Request) -> web.Response:

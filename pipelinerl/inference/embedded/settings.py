@@ -28,6 +28,13 @@ class EngineSettings:
     """Type of weights and KV cache; logits are float32 in any case."""
     threads: int = 1
     """Threads of one forward pass."""
+    enable_prefix_caching: bool = True
+    """Beginnings that requests share are computed once, as long as the weights stay."""
+
+    @property
+    def pool_rows(self) -> int:
+        """Tokens that the prefix cache holds, half as many as the slots; 0 without one."""
+        return self.max_num_seqs * self.max_model_len // 2 if self.enable_prefix_caching else 0
 
     def problems(self) -> list[str]:
         """One line for each value that cannot work."""

@@ -124,7 +124,15 @@ class WeightLoader:
 class WeightUpdates:
     """`prepare` and `update` block, for a thread of the caller's; the rest is for the engine thread."""
 
-    def __init__(self, module: torch.nn.Module, state: UpdateState, between_steps: BetweenSteps) -> None:
+    def __init__(
+        self,
+        module: torch.nn.Module,
+        state: UpdateState,
+        between_steps: BetweenSteps,
+        on_switch: Callable[[], None],
+    ) -> None:
+        """`on_switch` is called in the engine thread when other weights are in force."""
+        self._on_switch = on_switch
         self.loader = WeightLoader(module)
         self._state = state
         self._between_steps = between_steps
@@ -210,6 +218,7 @@ class WeightUpdates:
         except BaseException:
             self._state.loaded(State.BROKEN)
             raise
+        self._on_switch()
         self._state.loaded(State.LOADED)
 
 

@@ -50,7 +50,7 @@ CONDITIONAL = (
     Inert("vllm_config", _embedded, "the embedded engine reads engine.*"),
     *(
         Inert(f"engine.{name}", lambda c: not _embedded(c), "vLLM has its own; use vllm_config.vllm_kwargs")
-        for name in ("threads", "dtype", "max_prefill_tokens", "max_waiting")
+        for name in ("threads", "dtype", "max_prefill_tokens", "max_waiting", "prefix_cache")
     ),
     *(
         Inert(f"world.{name}", _on_cpu, "a CPU has no devices to share out; use engine.count")

@@ -131,7 +131,7 @@ class Updates:
         monkeypatch.setattr(self.module, "tie_weights", lambda: None, raising=False)
         self.state = UpdateState()
         self.state.init()
-        self.updates = WeightUpdates(self.module, self.state, lambda work: work())
+        self.updates = WeightUpdates(self.module, self.state, lambda work: work(), lambda: None)
         self.transport = FileTransport(folder)
         self.reading, self.go_on = threading.Event(), threading.Event()
         read = self.updates.loader.read

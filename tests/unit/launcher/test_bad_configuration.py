@@ -118,13 +118,16 @@ def test_the_launcher_refuses_it_in_one_line(validate: Validate, arguments: list
 
 def test_every_inert_key_of_the_tables_is_tried() -> None:
     tried = {argument.partition("=")[0] for arguments, _ in INERT for argument in arguments}
-    engines = {"engine.threads", "engine.dtype", "engine.max_prefill_tokens", "engine.max_waiting"}
+    names = ("threads", "dtype", "max_prefill_tokens", "max_waiting", "prefix_cache")
+    engines = {f"engine.{name}" for name in names}
     parents = {*UNREAD, *(inert.key for inert in CONDITIONAL)} - engines - {"accelerate_config"}
     untried = {key for key in parents if not any(k == key or k.startswith(f"{key}.") for k in tried)}
     assert not untried
 
 
-@pytest.mark.parametrize("key", ["threads=2", "dtype=bfloat16", "max_prefill_tokens=64", "max_waiting=9"])
+@pytest.mark.parametrize(
+    "key", ["threads=2", "dtype=bfloat16", "max_prefill_tokens=64", "max_waiting=9", "prefix_cache=true"]
+)
 def test_keys_of_the_embedded_engine_are_inert_on_a_gpu(
     validate: Validate, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
