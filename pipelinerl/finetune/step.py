@@ -91,7 +91,7 @@ class Learner:
         """
         if len(targets.positions) == 0:
             if self.sharded:
-                self._take_part(batch)
+                self.take_part(batch)
             return None
         inputs = self._loss_inputs(batch, targets)
         loss = total_loss(inputs, self.rl, coefficients)
@@ -219,8 +219,8 @@ class Learner:
             values_N=values,
         )
 
-    def _take_part(self, batch: PipelineBatchEncoding) -> None:
-        """A forward and backward whose gradients are 0."""
+    def take_part(self, batch: PipelineBatchEncoding) -> None:
+        """A forward and backward whose gradients are 0 (collective if sharded)."""
         input_ids = self._move(batch.input_ids.astype(np.int64))
         position_ids = self._move(batch.position_ids.astype(np.int64))
         segments = Segments.from_offsets(batch.seq_boundaries, self.device)

@@ -126,7 +126,7 @@ finetune:
   num_warmup_steps: 50
   max_train_steps: 100000
   interrupt_train_steps: -1
-  gradient_checkpointing: true
+  gradient_checkpointing: auto
   reentrant_checkpointing: false
   seq_length: 12000
   seq_packing: true
