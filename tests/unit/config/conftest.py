@@ -106,8 +106,8 @@ preprocess: {input: actor, output: training_data, n_workers: 8, chunk_n_groups: 
 llm: {parameters: {max_tokens: 8192, temperature: 1.0}}
 test_llm: {parameters: {max_tokens: 8192, temperature: 1.0, top_p: 0.95, top_k: 50}}
 vllm_config:
-  vllm_kwargs: {dtype: bfloat16, gpu-memory-utilization: 0.9, max-num-seqs: 64, max-num-batched-tokens: 1024,
-    logprobs-mode: processed_logprobs, enable-prefix-caching: false, async-scheduling: false,
+  vllm_kwargs: {dtype: bfloat16, gpu-memory-utilization: 0.9, max-num-seqs: 64, max-num-batched-tokens: 8192,
+    logprobs-mode: processed_logprobs, enable-prefix-caching: false, async-scheduling: true,
     enable-chunked-prefill: "", return-tokens-as-token-ids: "", tensor-parallel-size: 1,
     pipeline-parallel-size: 1, generation-config: vllm, max_model_len: 10000}
 world: {actor_fraction: 4, preprocessor_fraction: 0, finetune_fraction: 4, env_replicas: 1,
