@@ -30,6 +30,7 @@ from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.sharing import share_one_device
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.launcher.validate import checked
+from pipelinerl.observe.balance import BalanceWatch
 from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
@@ -128,14 +129,20 @@ def _run(
     if plan.cfg.streams.backend == "files":
         forget_announcements(folder.path)
     log = logging.getLogger("pipelinerl.launch")
+    balance = BalanceWatch(plan.cfg)
     with ProgressDisplay(folder.path, plan.cfg.total_texts) as display:
 
         def say(line: str) -> None:
             log.info(line)
             display.say(line)
 
+        def tick() -> None:
+            display.tick()
+            if (line := balance.line()) is not None:
+                say(line)
+
         try:
-            supervise(plan, say, display.tick)
+            supervise(plan, say, tick)
         except (ChildFailed, WaitExpired, Interrupted):
             for line in reconcile(folder.path).lines():  # where every rollout went, although it ends early
                 print(line, flush=True)
