@@ -14,7 +14,8 @@ from pipelinerl.base.line_file import LineTail
 from pipelinerl.config.tree import Config
 from pipelinerl.observe.history import metrics_record
 
-STEPS = 10
+STEPS, STEPS_S = 10, 10.0
+"""The first steps of a start that are spoken of, and the seconds that they have to span."""
 NOTABLE = 0.2
 """A side that does nothing for less than this share of the time keeps the other one waiting."""
 PAUSE_S, PAUSE_STEPS = 10.0, 3
@@ -89,7 +90,7 @@ def _idle(actor: Sequence[dict[str, Any]]) -> float | None:
         return None
     starts = [at for at, (one, other) in enumerate(pairwise(looks), 1) if other[0] < one[0]]
     (began, idle_then), (now, idle) = looks[starts[-1] if starts else 0], looks[-1]
-    if now <= began:
+    if now - began < STEPS_S:  # too few looks for a difference
         return float(idle)
     return min(1.0, max(0.0, (idle * now - idle_then * began) / (now - began)))
 
@@ -186,7 +187,7 @@ class BalanceWatch:
         steps = after_last_pause(finetune)
         if len(steps) < 2 or (found := balance(steps, _since(actor, steps[0]["time"]))) is None:
             return None
-        if found.steps + 1 < STEPS:
+        if found.steps + 1 < STEPS or steps[-1]["time"] - steps[0]["time"] < STEPS_S:
             return None
         self._said = True
         self._records.clear()

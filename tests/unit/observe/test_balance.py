@@ -166,7 +166,7 @@ def test_the_launcher_says_it_once_after_ten_steps_of_this_start(tmp_path: Path)
 def test_a_pause_to_compile_does_not_count(tmp_path: Path) -> None:
     watch = BalanceWatch(config(output_dir=str(tmp_path)))
     write(tmp_path, "finetune", list(trained(5, 3.0)))
-    behind = list(trained(10, 0.0, first=6, start=220.0))
+    behind = list(trained(10, 0.0, 1.2, first=6, start=220.0))
     write(tmp_path, "finetune", behind[:9])
     assert watch.line() is None
     write(tmp_path, "finetune", behind[9:])
