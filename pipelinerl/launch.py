@@ -24,6 +24,7 @@ from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.choices import print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
+from pipelinerl.launcher.in_flight import choose_in_flight
 from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, usable_devices
 from pipelinerl.launcher.ports import ReservedPorts
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
@@ -87,6 +88,7 @@ def launch(argv: Sequence[str]) -> int:
     output_dir = fix_output_dir(composition.tree)
     devices = usable_devices(composition, dry_run)
     share_one_device(composition, devices, dry_run)
+    choose_in_flight(composition, devices, dry_run)
     domain = load_domain(composition.tree.domain_hooks)
     cfg = checked(composition.tree, domain, len(devices), dry_run, composition.user_keys)
     check_writable(output_dir)

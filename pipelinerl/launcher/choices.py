@@ -52,6 +52,8 @@ def choices(
     yield Choice("model", model, because, "model_path=DIR")
     yield _datasets(cfg, composition)
     yield _engine(cfg)
+    key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
+    yield Choice("rollouts at once", in_flight, why(key, composition.reasons.get(key, "profile")), f"{key}=N")
     ahead = ", received ahead" if cfg.weights_ahead else ""
     sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
     because = why("weights.transport", f"engine.kind={cfg.engine.kind}")

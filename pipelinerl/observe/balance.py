@@ -135,7 +135,8 @@ def _for_the_engines(cfg: Config) -> Iterator[str]:
     if cfg.engine.kind == "embedded":
         if cfg.engine.threads == 1 and _cores() >= SPARE_CORES:
             yield "engine.threads=2"
-    elif cfg.hardware.kind == "gpu":
+        return  # more requests together are no faster on a CPU
+    if cfg.hardware.kind == "gpu":
         kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
         if int(kwargs.get("max-num-batched-tokens") or 8192) < 8192:
             yield "vllm_config.vllm_kwargs.max-num-batched-tokens=8192"

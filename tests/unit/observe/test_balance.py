@@ -105,7 +105,7 @@ CPU = {
         ("trainer", TWO_ENGINES, "a larger world.finetune_fraction (4)"),
         ("trainer", {"hardware": {"devices": 2}}, "more GPUs for the trainer, hardware.devices (2)"),
         ("trainer", CPU, "hardware.threads_per_process=2"),
-        ("engines", CPU, "engine.threads=2, more actor.llm_max_rollouts (64)"),
+        ("engines", CPU, "engine.threads=2"),
         ("engines", TWO_TRAINERS, "a larger world.actor_fraction (4), more actor.llm_max_rollouts (64)"),
         ("engines", {"max_lag": 16}, "max_lag=24"),
         ("engines", {"max_lag": 128}, "more actor.llm_max_rollouts (64)"),
