@@ -12,7 +12,7 @@ from pipelinerl.config.finetune import COMPILE_WORTH_S, Checkpointing
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.decoder_shape import decoder_shape, has_experts, model_config
 from pipelinerl.launcher.sharing import CardMemory, card_memory
-from pipelinerl.launcher.trainer_memory import least_recomputed, state_bytes
+from pipelinerl.launcher.trainer_memory import least_recomputed, reference_bytes, state_bytes
 
 ROOM = 0.85
 """Share of a card's free memory that is planned with: allocators leave gaps, texts of a row may be many."""
@@ -91,6 +91,8 @@ def _checkpointing(
         return True, True, f"{unknown} cannot be read"
     ranks = cfg.derived.trainer_ranks
     state = state_bytes(shape, tune, ranks, cfg.sharding)
+    if any(job.gpus for job in cfg.jobs_of("preprocessor")):  # scores a reference on the trainer's last card
+        state += reference_bytes(shape)
     plain, compiled = (
         least_recomputed(shape, compiled, tune.seq_length, state, room) for compiled in (False, True)
     )

@@ -25,6 +25,11 @@ def state_bytes(shape: DecoderShape, tune: FinetuneConfig, ranks: int, sharding:
     return exact * size / ranks + kept + 2.0 * size
 
 
+def reference_bytes(shape: DecoderShape) -> float:
+    """What a reference policy, in float32 while it loads, takes beside the trainer."""
+    return 4.0 * shape.parameters + 2 * OTHER
+
+
 def kept_bytes(shape: DecoderShape, mode: Checkpointing, compiled: bool) -> float:
     """Activations of a token in one layer that are kept until the backward pass.
 

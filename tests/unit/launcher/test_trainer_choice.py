@@ -72,6 +72,8 @@ def choose(tmp_path: Path) -> Choose:
             Job(kind="actor_llm", idx=0, gpus=top.pop("engine_gpus", [0])),  # type: ignore[arg-type]
             Job(kind="finetune", idx=1, gpus=gpus),
         ]
+        if changes.pop("reference", False):
+            jobs.append(Job(kind="preprocessor", idx=2, gpus=gpus[-1:]))
         derived = {"trainer_ranks": trainers, "texts_per_step": 8, "texts_per_update": 8}
         finetune = {"seq_length": 16384} | changes
         tree = {"model_path": str(tmp_path), "finetune": finetune, "jobs": jobs, "derived": derived} | top
@@ -111,6 +113,11 @@ def test_shards_shorter_rows_and_adapters_leave_more_room(choose: Choose) -> Non
 def test_an_engine_on_the_trainer_s_card_takes_its_share(choose: Choose) -> None:
     assert choose("1.7B").compiled_checkpointing is False
     assert choose("1.7B", engine_gpus=[1]).compiled_checkpointing is True
+
+
+def test_a_reference_on_the_trainer_s_card_takes_its_share(choose: Choose) -> None:
+    assert choose("1.7B", H100).compiled_checkpointing is False
+    assert choose("1.7B", H100, reference=True).compiled_checkpointing == "selective"
 
 
 EXPERTS = json.dumps(described("1.7B") | {"num_experts": 8})
