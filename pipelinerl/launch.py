@@ -24,12 +24,14 @@ from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.choices import print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
+from pipelinerl.launcher.in_flight import choose_in_flight
 from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, usable_devices
 from pipelinerl.launcher.ports import ReservedPorts
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.sharing import share_one_device
 from pipelinerl.launcher.supervision import ChildFailed
 from pipelinerl.launcher.validate import checked
+from pipelinerl.observe.balance import BalanceWatch
 from pipelinerl.observe.progress import ProgressDisplay
 from pipelinerl.report import report_run
 from pipelinerl.run_state.accounting import reconcile
@@ -86,6 +88,7 @@ def launch(argv: Sequence[str]) -> int:
     output_dir = fix_output_dir(composition.tree)
     devices = usable_devices(composition, dry_run)
     share_one_device(composition, devices, dry_run)
+    choose_in_flight(composition, devices, dry_run)
     domain = load_domain(composition.tree.domain_hooks)
     cfg = checked(composition.tree, domain, len(devices), dry_run, composition.user_keys)
     check_writable(output_dir)
@@ -128,14 +131,20 @@ def _run(
     if plan.cfg.streams.backend == "files":
         forget_announcements(folder.path)
     log = logging.getLogger("pipelinerl.launch")
+    balance = BalanceWatch(plan.cfg)
     with ProgressDisplay(folder.path, plan.cfg.total_texts) as display:
 
         def say(line: str) -> None:
             log.info(line)
             display.say(line)
 
+        def tick() -> None:
+            display.tick()
+            if (line := balance.line()) is not None:
+                say(line)
+
         try:
-            supervise(plan, say, display.tick)
+            supervise(plan, say, tick)
         except (ChildFailed, WaitExpired, Interrupted):
             for line in reconcile(folder.path).lines():  # where every rollout went, although it ends early
                 print(line, flush=True)

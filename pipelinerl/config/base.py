@@ -2,7 +2,10 @@
 
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict
+
+NULL_IS_64 = BeforeValidator(lambda value: 64 if value is None else value)
+"""Of a number of requests that the launcher chooses where it is null, before it reads the tree for a run."""
 
 
 class Section(BaseModel):

@@ -41,6 +41,8 @@ class Composition:
     """Whether the command line, a domain or a user's file names datasets."""
     notices: list[str] = field(default_factory=list)
     """One line per key of a file that was left out, and per name that might have meant something else."""
+    reasons: dict[str, str] = field(default_factory=dict)
+    """Why keys have values that the launcher chose; it adds to them."""
 
 
 def compose(

@@ -125,6 +125,11 @@ Checkpointing = bool | Literal["selective"] | Annotated[int, Field(ge=2)]
 layer. "selective": keep attention and narrow matrix products, recompute the wide ones and what is cheap."""
 
 
+COMPILE_WORTH_S = 300.0
+"""Seconds of work that have to be left for `finetune.compile=auto` to compile. A third of them is saved at
+least, and a first compilation takes 94 s at most (`docs/gpu.md`)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sharding:
     """How several ranks share parameters, gradients and optimizer state."""
@@ -207,11 +212,12 @@ class FinetuneConfig(Section):
     = off. Every schedule stays one over `max_train_steps`."""
     interrupt_train_steps: int = Field(-1, ge=-1)
     """Stop after so many steps without changing the schedule; -1 = off."""
-    gradient_checkpointing: Checkpointing = True
+    gradient_checkpointing: Checkpointing | Literal["auto"] = "auto"
     """Recompute activations in the backward pass: of every layer, of every n-th (a number), or `selective`,
-    which keeps attention and the narrow matrix products of each layer."""
-    compile: bool = False
-    """Compile the decoder layers (GPU only; half a minute at the start)."""
+    which keeps attention and the narrow matrix products of each layer. `auto`: as little as the GPU's memory
+    allows; the launcher chooses."""
+    compile: bool | Literal["auto"] = "auto"
+    """Compile the decoder layers (GPU only). `auto`: once the steps that are left take minutes without."""
     reentrant_checkpointing: bool = False
     """Use torch's reentrant variant of it."""
     seq_length: int = Field(12_000, ge=8)

@@ -6,6 +6,7 @@ from pydantic import Field, SecretStr
 
 from pipelinerl.base.errors import ConfigError, suggestion
 from pipelinerl.config.base import Section
+from pipelinerl.config.finetune import Checkpointing
 
 JobKind = Literal[
     "actor_llm", "preprocessor_llm", "actor", "preprocessor", "environment", "finetune", "service"
@@ -90,6 +91,12 @@ class DerivedConfig(Section):
     """B: samples of one optimizer step, rounded up to a multiple of the ranks."""
     texts_per_update: int = Field(ge=1)
     """Samples between two published weight versions: `weight_update_interval` rounded up to whole steps."""
+    compile: bool | Literal["later"] = False
+    """Whether the trainer compiles the layers: at its start, or `later`, as soon as that will pay."""
+    gradient_checkpointing: Checkpointing = False
+    """What the trainer recomputes while its layers are not compiled, or if they never are."""
+    compiled_checkpointing: Checkpointing = False
+    """What it recomputes in compiled layers."""
 
 
 class StreamsConfig(Section):

@@ -1,10 +1,10 @@
 """Configuration of the actor and preprocess roles, and of the reward table."""
 
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipelinerl.config.base import OpenSection, Section
+from pipelinerl.config.base import NULL_IS_64, OpenSection, Section
 
 
 class DifficultyPenaltyConfig(Section):
@@ -23,8 +23,8 @@ class ActorConfig(OpenSection):
 
     rollout_policy: str | None = None
     """Dotted path of `async f(cfg, llm, problem, session) -> RolloutResult`."""
-    llm_max_rollouts: int = Field(64, ge=1)
-    """Most active rollouts per engine."""
+    llm_max_rollouts: Annotated[int, NULL_IS_64] = Field(64, ge=1)
+    """Most active rollouts per engine; null, the default on GPUs: the launcher chooses (docs/gpu.md)."""
     rollout_workers: int = Field(1, ge=1)
     """Processes that run rollouts."""
     discount_factor: float = Field(1.0, ge=0, le=1)

@@ -1,11 +1,11 @@
 """Configuration of sampling, engines and weight updates."""
 
 import math
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from pipelinerl.config.base import Section
+from pipelinerl.config.base import NULL_IS_64, Section
 
 
 class SamplingParameters(Section):
@@ -67,11 +67,11 @@ class VllmConfig(Section):
     vllm_kwargs: dict[str, Any] = {
         "dtype": "bfloat16",
         "gpu-memory-utilization": 0.9,
-        "max-num-seqs": 64,
-        "max-num-batched-tokens": 1024,
+        "max-num-seqs": None,
+        "max-num-batched-tokens": 8192,
         "logprobs-mode": "processed_logprobs",
         "enable-prefix-caching": True,
-        "async-scheduling": False,
+        "async-scheduling": True,
         "enable-chunked-prefill": "",
         "return-tokens-as-token-ids": "",
         "tensor-parallel-size": 1,
@@ -98,7 +98,7 @@ class EngineConfig(Section):
     """Threads of an embedded engine's forward pass."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """Weights and cache of an embedded engine."""
-    max_num_seqs: int = Field(64, ge=1)
+    max_num_seqs: Annotated[int, NULL_IS_64] = Field(64, ge=1)
     """Requests that decode together."""
     max_model_len: int = Field(10000, ge=1)
     """Prompt and completion of one request, in tokens."""

@@ -31,14 +31,15 @@ def build_learner(cfg: Config, ranks: Ranks, model_path: str | Path) -> Learner:
 
     Adapters go onto the model that the configuration names, a checkpoint brings only themselves.
     """
-    finetune = cfg.finetune
+    finetune, derived = cfg.finetune, cfg.derived
+    compiled = derived.compile is True
     model = load_model(
         cfg.policy_path if finetune.lora.enabled else model_path,
         torch.device("cuda", ranks.index) if cfg.trainer_on_gpu else torch.device("cpu"),
         finetune.trust_remote_code,
-        gradient_checkpointing=finetune.gradient_checkpointing,
+        gradient_checkpointing=derived.compiled_checkpointing if compiled else derived.gradient_checkpointing,
         reentrant_checkpointing=finetune.reentrant_checkpointing,
-        compile=finetune.compile and cfg.trainer_on_gpu,
+        compile=compiled,
         flash_attention=finetune.use_flash_attention,
     )
     if finetune.lora.enabled:

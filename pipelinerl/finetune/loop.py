@@ -20,6 +20,7 @@ from pipelinerl.finetune.broadcast import Broadcaster, EngineBroadcaster
 from pipelinerl.finetune.build import build_learner
 from pipelinerl.finetune.checkpoints import MODEL, STATE, load_state, resume_step, save_checkpoint
 from pipelinerl.finetune.collect import Measured, StaleInQueue, StepRollouts, count_batch, fetch
+from pipelinerl.finetune.compile_later import LaterCompilation
 from pipelinerl.finetune.feed import Feed
 from pipelinerl.finetune.memory import MemoryDebug
 from pipelinerl.finetune.metrics import (
@@ -83,6 +84,7 @@ class Trainer:
             engines = cfg.updates_engines and cfg.jobs_of("actor_llm") and ranks.is_main
             broadcaster = EngineBroadcaster(self.learner, cfg) if engines else Broadcaster()
         self._broadcaster = broadcaster
+        self._compilation = LaterCompilation(self.learner, cfg)
         self._memory = MemoryDebug(cfg.finetune.memory_debug, self.learner.device)
         peak = peak_flops(self.learner.device, self.learner.bfloat16)
         self._hardware = Hardware(cfg.finetune.seq_length, self.learner.elements, peak)
@@ -118,8 +120,11 @@ class Trainer:
             self._say_samples(self.counters.samples)
             self._publish()
             while not (self._complete or self._recording_ends(feed)):
-                self._train_step(feed, rollout_log)
+                worked_s, batch = self._train_step(feed, rollout_log)
                 self._after_step(feed)
+                # Behind the update of the engines, which go on meanwhile.
+                left = self.finetune.last_step - self.counters.completed_steps
+                self._compilation.after_step(worked_s, left, batch)
             self._finish(feed)
 
     @property
@@ -153,8 +158,11 @@ class Trainer:
             log.info("%d micro-batches after the checkpoint are not trained on", offset - saved)
         return offset
 
-    def _train_step(self, feed: Feed, rollout_log: RolloutLog) -> None:
-        """One optimizer step over exactly B texts of all ranks."""
+    def _train_step(self, feed: Feed, rollout_log: RolloutLog) -> tuple[float, PipelineBatchEncoding]:
+        """One optimizer step over exactly B texts of all ranks.
+
+        Gives the seconds that the slowest rank worked, and a micro-batch of this one.
+        """
         counters, rl = self.counters, self.finetune.rl
         if self._status is not None:
             self._status.set(step=counters.completed_steps, version=counters.samples)
@@ -190,6 +198,7 @@ class Trainer:
         self._count_step(total, grad_norm)
         if self.ranks.is_main and counters.completed_steps % self.finetune.log_each_n_steps == 0:
             self._log(total, coefficients)
+        return total.worked_s, batch
 
     def _micro_batches(self, feed: Feed) -> Iterator[PipelineBatchEncoding]:
         """The step's; with a sharded policy a rank that is done goes on with sentinels until all are."""

@@ -93,7 +93,7 @@ class Learner:
         """
         if len(targets.positions) == 0:
             if self.sharded:
-                self._take_part(batch)
+                self.take_part(batch)
             return None
         inputs = self._loss_inputs(batch, targets)
         loss = total_loss(inputs, self.rl, coefficients)
@@ -230,8 +230,8 @@ class Learner:
             values_N=values,
         )
 
-    def _take_part(self, batch: PipelineBatchEncoding) -> None:
-        """A forward and backward whose gradients are 0."""
+    def take_part(self, batch: PipelineBatchEncoding) -> None:
+        """A forward and backward whose gradients are 0 (collective if sharded)."""
         row = self._row(batch)
         input_ids, position_ids = self._move(row.input_ids), self._move(row.position_ids)
         segments = row.segments(self.device)

@@ -11,10 +11,12 @@ from rich.table import Table
 
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import environment_specs
+from pipelinerl.config.finetune import Checkpointing
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import NamedService, ServiceSpec
 from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
 from pipelinerl.launcher.checks.inert import left_over
+from pipelinerl.launcher.trainer_choice import TrainerChoice
 from pipelinerl.observe.wandb_run import wandb_mode
 
 
@@ -35,6 +37,7 @@ def choices(
     checkpoint: Path | None,
     services: Sequence[ServiceSpec],
     named: Sequence[tuple[NamedService, str]],
+    trainer: TrainerChoice,
 ) -> Iterator[Choice]:
     """Rows of the table, in the order in which a run uses them; `named` services with what they said."""
     given = set(composition.user_keys)
@@ -49,6 +52,8 @@ def choices(
     yield Choice("model", model, because, "model_path=DIR")
     yield _datasets(cfg, composition)
     yield _engine(cfg)
+    key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
+    yield Choice("rollouts at once", in_flight, why(key, composition.reasons.get(key, "profile")), f"{key}=N")
     ahead = ", received ahead" if cfg.weights_ahead else ""
     sent = f"{cfg.weights.transport}{ahead}, KV cache {cfg.weights.kv}"
     because = why("weights.transport", f"engine.kind={cfg.engine.kind}")
@@ -58,8 +63,9 @@ def choices(
     epochs = cfg.finetune.max_epochs
     limits = f"{cfg.finetune.last_step} steps" + (f" or {epochs} epochs" if epochs is not None else "")
     yield Choice("optimizer step", f"{step}, {limits}", why(key, "profile"), f"{key}=N")
-    if cfg.hardware.kind == "gpu":
+    if cfg.trainer_on_gpu:
         yield _trainer(cfg, why)
+        yield from _layers(trainer, why)
     yield _lag(cfg)
     yield _evaluation(cfg)
     yield _wandb(cfg)
@@ -107,16 +113,36 @@ def _engine(cfg: Config) -> Choice:
 
 
 def _trainer(cfg: Config, why: Callable[[str, str], str]) -> Choice:
-    """What is sharded and recomputed; a CPU has no such choice."""
+    """What is sharded; a CPU has no such choice."""
     gpus, sharding = sum(len(job.gpus) for job in cfg.jobs_of("finetune")), cfg.sharding
     if sharding is None:
         shared = "nothing sharded"
     else:
         shared = "all but weights sharded" if sharding.keep_gathered else "all sharded"
     because = f"deepspeed_config={cfg.deepspeed_config}" if cfg.use_deepspeed else why("use_fsdp", "default")
-    recomputed = f"recomputed: {str(cfg.finetune.gradient_checkpointing).lower()}"
-    compiled = "compiled" if cfg.finetune.compile else "not compiled"
-    return Choice("trainer", f"{gpus} GPUs, {shared}; {recomputed}; {compiled}", because, "use_fsdp=true")
+    return Choice("trainer", f"{gpus} GPUs, {shared}", because, "use_fsdp=true")
+
+
+def _layers(trainer: TrainerChoice, why: Callable[[str, str], str]) -> Iterator[Choice]:
+    """What is compiled and what is recomputed."""
+    shown = {True: "from the start", False: "no", "later": "later"}[trainer.compile]
+    because = trainer.because_compile or why("finetune.compile", "profile")
+    yield Choice("compilation", shown, because, "finetune.compile=BOOL")
+    plain, compiled = _recomputed(trainer.gradient_checkpointing), _recomputed(trainer.compiled_checkpointing)
+    shown = compiled if trainer.compile is True else plain
+    if trainer.compile == "later" and plain != compiled:
+        shown += f"; once compiled {compiled}"
+    key = "finetune.gradient_checkpointing"
+    because = trainer.because_checkpointing or why(key, "profile")
+    yield Choice("recomputation", shown, because, f"{key}=WAY")
+
+
+def _recomputed(mode: Checkpointing) -> str:
+    if mode == "selective":
+        return "selective"
+    if isinstance(mode, bool):
+        return "all" if mode else "none"
+    return f"one in {mode}"
 
 
 def _lag(cfg: Config) -> Choice:
@@ -183,4 +209,4 @@ def print_choices(rows: Sequence[Choice]) -> None:
         table.add_column(column, overflow="fold")
     for row in rows:
         table.add_row(*row)
-    Console(width=None if os.isatty(1) else 140).print(table)
+    Console(width=None if os.isatty(1) else 144).print(table)

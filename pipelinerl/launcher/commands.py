@@ -72,6 +72,19 @@ def commands(
     return made
 
 
+def compiler_caches() -> dict[str, str]:
+    """Where torch's compilers keep what they made, so that the next run need not compile it again.
+
+    Their own default is a folder for temporary files. What the user has set stays, and so does the default
+    where the user's cache cannot be written.
+    """
+    user = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser()
+    there = next(path for path in (user, *user.parents) if path.exists())
+    folders = {"TORCHINDUCTOR_CACHE_DIR": "inductor", "TRITON_CACHE_DIR": "triton"}
+    ours = {name: str(user / "pipelinerl" / folder) for name, folder in folders.items()}
+    return {name: path for name, path in ours.items() if name not in os.environ and os.access(there, os.W_OK)}
+
+
 class _Run:
     """Commands of one run; `jobs` are those that the launcher starts."""
 
@@ -142,7 +155,9 @@ class _Run:
                 argv += ["--config_file", cfg.accelerate_config]
             argv += ["-m"]
         argv += [ROLE_MODULES[job.kind], str(output_dir), "--job", str(job.idx)]
-        env = {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus(job))} if cfg.hardware.kind == "gpu" else {}
+        env = {}
+        if cfg.hardware.kind == "gpu":
+            env = {"CUDA_VISIBLE_DEVICES": ",".join(self._gpus(job)), **compiler_caches()}
         if job.kind == "environment":
             return self._server(job, argv, env)
         # The trainer loads its model while the engines load theirs; only rollouts need every server. On a GPU

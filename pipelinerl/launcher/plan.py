@@ -20,6 +20,7 @@ from pipelinerl.launcher.folder import RunFolder
 from pipelinerl.launcher.placement import STREAMS_SERVICE, derive, place
 from pipelinerl.launcher.streams_server import forget_earlier_records, write_server_config
 from pipelinerl.launcher.supervision import ChildSpec, write_start_script
+from pipelinerl.launcher.trainer_choice import choose_trainer
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,9 @@ def make_plan(
         tree.attempt = attempt
         tree.jobs = [job.model_dump() for job in jobs]
         tree.derived = derive(cfg, jobs).model_dump()
+    trainer = choose_trainer(typed(tree), devices, dry_run)
+    with open_dict(tree):
+        tree.derived.update(trainer.derived)
     final, checkpoint = typed(tree), folder.checkpoint
     children = commands(final, folder.path, services, devices, checkpoint)
     if not dry_run:
@@ -99,7 +103,7 @@ def make_plan(
     write_server_config(final, folder.path)
     for child in children:
         write_start_script(child)
-    rows = list(choices(final, composition, folder.path, devices, checkpoint, services, named))
+    rows = list(choices(final, composition, folder.path, devices, checkpoint, services, named, trainer))
     return Plan(cfg=final, children=children, rows=rows)
 
 

@@ -43,6 +43,12 @@ def checkpoint_layers(model: PreTrainedModel, mode: Checkpointing, reentrant: bo
         layer.forward = _checkpointed(layer.forward, options)
 
 
+def bare_layers(model: PreTrainedModel) -> None:
+    """Undo `checkpoint_layers` and `compile_layers`, in place."""
+    for layer in decoder_layers(model):
+        vars(layer).pop("forward", None)
+
+
 def compile_layers(model: PreTrainedModel, dynamic: bool | None = True) -> None:
     """Compile the decoder layers, in place and after `checkpoint_layers`; all share one piece of code."""
     for layer in decoder_layers(model):

@@ -11,6 +11,7 @@ from rich.table import Table
 
 from pipelinerl.base.files import write_whole
 from pipelinerl.domain import ReportFocus, ReportSection
+from pipelinerl.observe.balance import Balance
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
 from pipelinerl.observe.summary import Summary, summarise
@@ -62,6 +63,11 @@ def rate_rows(summary: Summary) -> list[tuple[str, ...]]:
     return [("figure", "value"), *shown]
 
 
+def balance_line(balance: Balance) -> str:
+    """Which side limited the run."""
+    return f"Over {balance.steps} steps {balance}."
+
+
 def _print_table(console: Console, title: str, rows: Sequence[Sequence[str]]) -> None:
     if len(rows) < 2:
         return
@@ -92,6 +98,8 @@ def print_report(
         console.print(line, markup=False, soft_wrap=True)
     console.print()
     _print_table(console, "Throughput and staleness", rate_rows(summary))
+    if summary.balance is not None:
+        console.print(f"{balance_line(summary.balance)}\n", markup=False, soft_wrap=True)
     console.print(f"Report and figures: {report_dir}", markup=False, soft_wrap=True)
 
 
@@ -120,6 +128,8 @@ def markdown(summary: Summary, sections: Sequence[ReportSection], figures: dict[
         lines += [section.text, ""] if section.text else []
     lines += ["## Rollouts by outcome", "", *(f"- {line}" for line in summary.counts.lines()), ""]
     lines += ["## Throughput and staleness", "", *_markdown_table(rate_rows(summary))]
+    if summary.balance is not None:
+        lines += [balance_line(summary.balance), ""]
     if figures:
         lines += ["## Figures", ""]
         for title, path in figures.items():

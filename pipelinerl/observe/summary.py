@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from pipelinerl.domain import ReportFocus
+from pipelinerl.observe.balance import Balance, balance
 from pipelinerl.observe.history import Evaluation, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import Interval, is_share, known, mean_interval, paired_difference
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
@@ -33,6 +34,8 @@ class Summary:
     counts: RolloutCounts
     rates: dict[str, float]
     """Throughput and staleness by name; what the run did not record is absent."""
+    balance: Balance | None
+    """How trainer and engines spent the run, None if it was not recorded."""
 
     @property
     def versions(self) -> list[int]:
@@ -54,6 +57,7 @@ class Summary:
             "evaluations": curves,
             "rollouts": asdict(self.counts) | {"adds_up": self.counts.adds_up},
             "rates": self.rates,
+            "balance": None if self.balance is None else asdict(self.balance) | {"limit": self.balance.side},
         }
 
 
@@ -135,10 +139,12 @@ def run_rates(actor: list[dict[str, Any]], finetune: list[dict[str, Any]]) -> di
 def summarise(output_dir: Path, focus: ReportFocus | None = None) -> Summary:
     """Everything the report says about the run in `output_dir`."""
     evaluations = read_evaluations(output_dir)
+    actor, finetune = read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")
     return Summary(
         evaluations=evaluations,
         comparisons=compare(evaluations),
         headline=headline_metrics(evaluations, focus.headline if focus else ()),
         counts=reconcile(output_dir),
-        rates=run_rates(read_metrics(output_dir, "actor"), read_metrics(output_dir, "finetune")),
+        rates=run_rates(actor, finetune),
+        balance=balance(finetune, actor),
     )

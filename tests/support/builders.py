@@ -163,7 +163,7 @@ def trainer_config(output_dir: Path, model: PreTrainedModel, **fields: Any) -> C
         "load_as_bf16": False,
         "gradient_checkpointing": False,
     }
-    derived = {"trainer_ranks": 1, "texts_per_step": 6, "texts_per_update": 1}
+    derived: dict[str, Any] = {"trainer_ranks": 1, "texts_per_step": 6, "texts_per_update": 1}
     roles = fields.pop("roles", ("preprocess",) if fields.pop("follows_preprocess", False) else ())
     top: dict[str, Any] = {
         "output_dir": str(output_dir),
@@ -176,4 +176,7 @@ def trainer_config(output_dir: Path, model: PreTrainedModel, **fields: Any) -> C
     for name, value in fields.items():
         section = derived if name in derived else finetune if name in FinetuneConfig.model_fields else top
         section[name] = value
+    derived["compile"] = finetune.pop("compile", False)
+    for key in ("gradient_checkpointing", "compiled_checkpointing"):
+        derived[key] = finetune["gradient_checkpointing"]
     return Config.model_validate(top | {"finetune": finetune, "derived": derived})

@@ -81,7 +81,7 @@ def _vllm(cfg: Config, dry_run: bool) -> Iterator[str]:
         ("max_model_len", cfg.engine.max_model_len),
         ("max_num_seqs", cfg.engine.max_num_seqs),
     ):
-        if kwargs.get(name, value) != value:
+        if kwargs.get(name) not in (None, value):
             yield (
                 f"engine.{name}={value}: vllm_config.vllm_kwargs says {kwargs[name]}; "
                 "set the one in vllm_config.vllm_kwargs only"

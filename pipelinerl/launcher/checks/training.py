@@ -38,13 +38,15 @@ def _batches(cfg: Config) -> Iterator[str]:
         yield f"deepspeed_config={cfg.deepspeed_config}: names no stage; use one of stage1, stage2 or stage3"
     if tune.gradient_checkpointing == "selective" and tune.reentrant_checkpointing:
         yield "finetune.gradient_checkpointing=selective: needs finetune.reentrant_checkpointing=false"
-    if tune.lora.enabled and tune.gradient_checkpointing and tune.reentrant_checkpointing:
+    may_recompute = tune.gradient_checkpointing != "auto" or cfg.hardware.kind == "gpu"
+    recomputes = tune.gradient_checkpointing is not False and may_recompute
+    if tune.lora.enabled and recomputes and tune.reentrant_checkpointing:
         yield "finetune.reentrant_checkpointing=true: frozen layers pass no gradient on; set false with lora"
-    if tune.compile and cfg.hardware.kind == "cpu":
+    if tune.compile is True and cfg.hardware.kind == "cpu":
         yield "finetune.compile=true: layers are compiled for GPUs only; set finetune.compile=false on a CPU"
-    elif tune.compile and not tune.load_as_bf16:
+    elif tune.compile is True and not tune.load_as_bf16:
         yield "finetune.compile=true: float32 attention goes text by text; set finetune.load_as_bf16=true"
-    elif tune.compile and not tune.use_flash_attention:
+    elif tune.compile is True and not tune.use_flash_attention:
         yield "finetune.compile=true: would compile for each text; set finetune.use_flash_attention=true"
     for key in ("use_fsdp", "use_deepspeed"):
         if getattr(cfg, key) and cfg.hardware.kind == "cpu":

@@ -97,7 +97,7 @@ use_deepspeed: false
 deepspeed_config: deepspeed_stage3_bf16
 use_fsdp: false
 fsdp: {param_dtype: fp32, reduce_dtype: fp32, buffer_dtype: fp32}
-actor: {llm_max_rollouts: 64, rollout_workers: 1, discount_factor: 1, problem_queue_size: 64,
+actor: {llm_max_rollouts: null, rollout_workers: 1, discount_factor: 1, problem_queue_size: 64,
   result_queue_size: 64, throughput_window_size: 50, max_rollout_retries: 8, rollout_retry_initial_delay_s: 1,
   rollout_retry_max_delay_s: 30, rollout_deadline_s: 3600, on_rollout_error: drop_rollout}
 preprocess: {input: actor, output: training_data, n_workers: 8, chunk_n_groups: 2, raw_queue_size: 8,
@@ -106,8 +106,9 @@ preprocess: {input: actor, output: training_data, n_workers: 8, chunk_n_groups: 
 llm: {parameters: {max_tokens: 8192, temperature: 1.0}}
 test_llm: {parameters: {max_tokens: 8192, temperature: 1.0, top_p: 0.95, top_k: 50}}
 vllm_config:
-  vllm_kwargs: {dtype: bfloat16, gpu-memory-utilization: 0.9, max-num-seqs: 64, max-num-batched-tokens: 1024,
-    logprobs-mode: processed_logprobs, enable-prefix-caching: true, async-scheduling: false,
+  vllm_kwargs: {dtype: bfloat16, gpu-memory-utilization: 0.9, max-num-seqs: null,
+    max-num-batched-tokens: 8192, logprobs-mode: processed_logprobs, enable-prefix-caching: true,
+    async-scheduling: true,
     enable-chunked-prefill: "", return-tokens-as-token-ids: "", tensor-parallel-size: 1,
     pipeline-parallel-size: 1, generation-config: vllm, max_model_len: 10000}
 world: {actor_fraction: 4, preprocessor_fraction: 0, finetune_fraction: 4, env_replicas: 1,
@@ -126,7 +127,7 @@ finetune:
   num_warmup_steps: 50
   max_train_steps: 100000
   interrupt_train_steps: -1
-  gradient_checkpointing: true
+  gradient_checkpointing: auto
   reentrant_checkpointing: false
   seq_length: 12000
   seq_packing: true

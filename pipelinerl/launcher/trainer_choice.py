@@ -1,0 +1,114 @@
+"""What `auto` means for the trainer of this run: what is recomputed, what is compiled, and why.
+
+The launcher's plan asks once and writes the answer into section `derived`; the table of choices has the
+reasons.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from pipelinerl.config.finetune import COMPILE_WORTH_S, Checkpointing
+from pipelinerl.config.tree import Config
+from pipelinerl.launcher.decoder_shape import decoder_shape, has_experts, model_config
+from pipelinerl.launcher.sharing import CardMemory, card_memory
+from pipelinerl.launcher.trainer_memory import least_recomputed, reference_bytes, state_bytes
+
+ROOM = 0.85
+"""Share of a card's free memory that is planned with: allocators leave gaps, texts of a row may be many."""
+GB = 1e9
+
+
+@dataclass(frozen=True)
+class TrainerChoice:
+    """Values of section `derived`, and why; no reason where a key says so."""
+
+    compile: bool | Literal["later"]
+    gradient_checkpointing: Checkpointing
+    compiled_checkpointing: Checkpointing
+    because_compile: str
+    because_checkpointing: str
+
+    @property
+    def derived(self) -> dict[str, Any]:
+        return {
+            "compile": self.compile,
+            "gradient_checkpointing": self.gradient_checkpointing,
+            "compiled_checkpointing": self.compiled_checkpointing,
+        }
+
+
+def choose_trainer(
+    cfg: Config,
+    devices: Sequence[str],
+    dry_run: bool,
+    memory_of: Callable[[str], CardMemory | None] = card_memory,
+) -> TrainerChoice:
+    """What the trainer of a placed run does; `devices` are the ids that `job.gpus` counts.
+
+    A dry run, perhaps on another machine, asks neither a hub for the model's sizes nor a card for its memory
+    unless they are there.
+    """
+    config = model_config(cfg.policy_path, ask_hub=not dry_run) if cfg.trainer_on_gpu else None
+    compiles, because_compile = _compile(cfg, config)
+    eager, compiled, because = _checkpointing(cfg, config, devices, memory_of)
+    return TrainerChoice(compiles, eager, compiled, because_compile, because)
+
+
+def _compile(cfg: Config, config: dict[str, Any] | None) -> tuple[bool | Literal["later"], str]:
+    tune = cfg.finetune
+    if tune.compile != "auto":
+        return tune.compile, ""
+    if not cfg.trainer_on_gpu:
+        return False, "on a CPU"
+    if not (tune.load_as_bf16 and tune.use_flash_attention):
+        return False, "attention goes text by text"
+    if config is not None and has_experts(config):
+        return False, "layers with experts"
+    return "later", f"if {COMPILE_WORTH_S / 60:.0f} minutes of work are left after two steps"
+
+
+def _checkpointing(
+    cfg: Config,
+    config: dict[str, Any] | None,
+    devices: Sequence[str],
+    memory_of: Callable[[str], CardMemory | None],
+) -> tuple[Checkpointing, Checkpointing, str]:
+    """What is recomputed in layers as they are and in compiled ones, and why."""
+    tune = cfg.finetune
+    given = tune.gradient_checkpointing
+    if given != "auto":
+        return given, given, ""
+    if not cfg.trainer_on_gpu:
+        return False, False, "on a CPU"
+    if tune.reentrant_checkpointing:
+        return True, True, "finetune.reentrant_checkpointing=true"
+    shape, room = decoder_shape(config), _room(cfg, devices, memory_of)
+    if not tune.load_as_bf16 or not tune.use_flash_attention:
+        return True, True, "not measured for attention text by text"
+    if shape is None or room is None:
+        unknown = "the card's memory" if room is None else f"the sizes of {cfg.policy_path}"
+        return True, True, f"{unknown} cannot be read"
+    ranks = cfg.derived.trainer_ranks
+    state = state_bytes(shape, tune, ranks, cfg.sharding)
+    if any(job.gpus for job in cfg.jobs_of("preprocessor")):  # scores a reference on the trainer's last card
+        state += reference_bytes(shape)
+    plain, compiled = (
+        least_recomputed(shape, compiled, tune.seq_length, state, room) for compiled in (False, True)
+    )
+    return plain, compiled, f"{room / GB:.0f} GB for {state / GB:.0f} GB and rows of {tune.seq_length} tokens"
+
+
+def _room(cfg: Config, devices: Sequence[str], memory_of: Callable[[str], CardMemory | None]) -> float | None:
+    """Bytes that each rank may plan with, None if some card does not tell."""
+    (trainer,) = cfg.jobs_of("finetune")
+    found = [memory_of(devices[index]) if index < len(devices) else None for index in trainer.gpus]
+    cards = [card for card in found if card is not None]
+    if len(cards) < len(found):
+        return None
+    free = min(card.free for card in cards)
+    for job in cfg.jobs_of("actor_llm"):
+        if set(job.gpus) & set(trainer.gpus):
+            share = float(cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization") or 0.9)
+            free -= int(share * max(card.total for card in cards))
+    return ROOM * free

@@ -1,0 +1,209 @@
+"""Which side limits a run, trainer or engines, and which keys would change that.
+
+The launcher prints it once after the first steps; the report has it for the whole run.
+"""
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+from pipelinerl.base.line_file import LineTail
+from pipelinerl.config.tree import Config
+from pipelinerl.observe.history import metrics_record
+
+STEPS, STEPS_S = 10, 10.0
+"""The first steps of a start that are spoken of, and the seconds that they have to span."""
+NOTABLE = 0.2
+"""A side that does nothing for less than this share of the time keeps the other one waiting."""
+PAUSE_S, PAUSE_STEPS = 10.0, 3
+"""A pause between two steps, such as a compilation, is longer than both: texts pile up meanwhile, so that the
+steps before and after it tell nothing together."""
+SPARE_CORES = 4
+
+Side = Literal["trainer", "engines", "both", "neither"]
+_SENTENCES: dict[Side, str] = {
+    "trainer": "the trainer limits",
+    "engines": "the engines limit",
+    "both": "trainer and engines keep pace",
+    "neither": "neither trainer nor engines limit, but what lies between them",
+}
+
+
+@dataclass(frozen=True)
+class Balance:
+    """How trainer and engines spent some trained steps; shares are in [0, 1]."""
+
+    steps: int
+    trainer_waits: float
+    """Of the time of its steps, without updates of engines, checkpoints and compilations."""
+    engines_idle: float | None
+    """Looks at an engine at which no request was running on it; None if nobody looked."""
+
+    @property
+    def side(self) -> Side:
+        """Which side the other one waits for."""
+        waits, idle = self.trainer_waits >= NOTABLE, (self.engines_idle or 0.0) >= NOTABLE
+        if waits:
+            return "neither" if idle else "engines"
+        return "trainer" if idle or self.engines_idle is None else "both"
+
+    def __str__(self) -> str:
+        shares = [f"the trainer waited for texts {self.trainer_waits:.0%} of the time"]
+        if self.engines_idle is not None:
+            shares.append(f"engines without requests {self.engines_idle:.0%}")
+        return f"{_SENTENCES[self.side]} ({', '.join(shares)})"
+
+
+def balance(finetune: Sequence[dict[str, Any]], actor: Sequence[dict[str, Any]]) -> Balance | None:
+    """The balance of some metric records, from the first trained step on; None if they hold too little.
+
+    The first step itself is left out: its texts were waited for while engines started.
+    """
+    steps, waited, total = 0, 0.0, 0.0
+    for before, after in pairwise(record for record in finetune if _is_step(record)):
+        more = int(after["stats/completed_steps"] - before["stats/completed_steps"])
+        if more > 0:  # not a step that is made again after a resume
+            steps += more
+            waited += after["stats/time_waiting_for_data"] - before["stats/time_waiting_for_data"]
+            total += after["throughput/sec_per_step"] * more
+    if total <= 0:
+        return None
+    return Balance(steps, min(1.0, max(0.0, waited / total)), _idle(actor))
+
+
+def _is_step(record: dict[str, Any]) -> bool:
+    needed = {"stats/completed_steps", "stats/time_waiting_for_data", "throughput/sec_per_step"}
+    return needed <= record.keys()
+
+
+def _idle(actor: Sequence[dict[str, Any]]) -> float | None:
+    """Share of looks between the first and the last record of the actor's last start.
+
+    A record has the share since the actor began, which looks at each engine once a second.
+    """
+    share, since = "actor/requests/engine_idle_share", "actor/time_since_start"
+    looks = [(record[since], record[share]) for record in actor if {share, since} <= record.keys()]
+    if not looks:
+        return None
+    starts = [at for at, (one, other) in enumerate(pairwise(looks), 1) if other[0] < one[0]]
+    (began, idle_then), (now, idle) = looks[starts[-1] if starts else 0], looks[-1]
+    if now - began < STEPS_S:  # too few looks for a difference
+        return float(idle)
+    return min(1.0, max(0.0, (idle * now - idle_then * began) / (now - began)))
+
+
+def after_last_pause(finetune: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
+    """The records behind the last long pause between two steps."""
+    steps, first = [record for record in finetune if _is_step(record)], 0
+    for at, (before, after) in enumerate(pairwise(steps), 1):
+        step_s = after["throughput/sec_per_step"]
+        more = max(1, int(after["stats/completed_steps"] - before["stats/completed_steps"]))
+        if after["time"] - before["time"] - more * step_s > max(PAUSE_S, PAUSE_STEPS * step_s):
+            first = at
+    return steps[first:]
+
+
+def remedies(cfg: Config, side: Side) -> list[str]:
+    """Keys, with a value or a word, that would help the side that limits in this run."""
+    if side == "trainer":
+        return list(_for_the_trainer(cfg))
+    if side == "engines":
+        return list(_for_the_engines(cfg))
+    return list(_between(cfg)) if side == "neither" else []
+
+
+def _for_the_trainer(cfg: Config) -> Iterator[str]:
+    tune, engines = cfg.finetune, cfg.jobs_of("actor_llm")
+    if not cfg.trainer_on_gpu:
+        if cfg.hardware.threads_per_process == 1 and _cores() >= SPARE_CORES:
+            yield "hardware.threads_per_process=2"
+        return
+    if tune.gradient_checkpointing not in ("auto", False):
+        yield "finetune.gradient_checkpointing=auto"
+    if tune.compile is False and tune.load_as_bf16 and tune.use_flash_attention:
+        yield "finetune.compile=auto"
+    if len(engines) > 1:
+        yield f"a larger world.finetune_fraction ({cfg.world.finetune_fraction})"
+    elif cfg.hardware.devices:
+        yield f"more GPUs for the trainer, hardware.devices ({cfg.hardware.devices})"
+
+
+def _for_the_engines(cfg: Config) -> Iterator[str]:
+    if cfg.engine.kind == "embedded":
+        if cfg.engine.threads == 1 and _cores() >= SPARE_CORES:
+            yield "engine.threads=2"
+        return  # more requests together are no faster on a CPU
+    if cfg.hardware.kind == "gpu":
+        kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
+        if int(kwargs.get("max-num-batched-tokens") or 8192) < 8192:
+            yield "vllm_config.vllm_kwargs.max-num-batched-tokens=8192"
+        if kwargs.get("async-scheduling") is False:
+            yield "vllm_config.vllm_kwargs.async-scheduling=true"
+        if sum(len(job.gpus) for job in cfg.jobs_of("finetune")) > 1:
+            yield f"a larger world.actor_fraction ({cfg.world.actor_fraction})"
+    yield from _in_flight(cfg)
+
+
+def _between(cfg: Config) -> Iterator[str]:
+    yield from _in_flight(cfg)
+    if cfg.actor.rollout_workers < _cores() // 2:
+        yield f"more actor.rollout_workers ({cfg.actor.rollout_workers})"
+
+
+def _in_flight(cfg: Config) -> Iterator[str]:
+    """What holds back further rollouts: the lag bound, or the slots."""
+    slots = cfg.actor.llm_max_rollouts * len(cfg.jobs_of("actor_llm"))
+    update = cfg.derived.texts_per_update
+    if cfg.max_lag is not None and (cfg.max_lag // update + 1) * update <= slots:
+        yield f"max_lag={(cfg.max_lag // update + 1) * update}"
+    else:
+        yield f"more actor.llm_max_rollouts ({cfg.actor.llm_max_rollouts})"
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+class BalanceWatch:
+    """Says once, after the first `STEPS` trained steps of a start, which side limits and what to change."""
+
+    def __init__(self, cfg: Config) -> None:
+        self._cfg = cfg
+        folder = Path(str(cfg.output_dir))
+        # What is there already is of an earlier start.
+        self._tails = {
+            role: LineTail(folder / role / "metrics.jsonl", from_end=True) for role in ("finetune", "actor")
+        }
+        self._records: dict[str, list[dict[str, Any]]] = {role: [] for role in self._tails}
+        self._said = not cfg.jobs_of("finetune") or not cfg.jobs_of("actor")
+
+    def line(self) -> str | None:
+        """The sentence, the first time that enough is known; None before and afterwards."""
+        if self._said:
+            return None
+        finetune, actor = self._read("finetune"), self._read("actor")
+        steps = after_last_pause(finetune)
+        if len(steps) < 2 or (found := balance(steps, _since(actor, steps[0]["time"]))) is None:
+            return None
+        if found.steps + 1 < STEPS or steps[-1]["time"] - steps[0]["time"] < STEPS_S:
+            return None
+        self._said = True
+        self._records.clear()
+        advice = remedies(self._cfg, found.side)
+        change = f"; to change: {', or '.join(advice)}" if advice else ""
+        return f"after {steps[-1]['stats/completed_steps']:.0f} steps: {found}{change}"
+
+    def _read(self, role: str) -> list[dict[str, Any]]:
+        # A damaged line is said by the progress line, which reads the same file.
+        self._records[role] += self._tails[role].records(metrics_record, on_damage=lambda line: None)
+        return self._records[role]
+
+
+def _since(records: Iterable[dict[str, Any]], time: float) -> list[dict[str, Any]]:
+    """Records from the last one before a moment on."""
+    found = sorted(records, key=lambda record: record["time"])
+    before = sum(record["time"] <= time for record in found)
+    return found[max(0, before - 1) :]

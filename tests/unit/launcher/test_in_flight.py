@@ -1,0 +1,78 @@
+"""How many rollouts run at once where nobody said: what the lag admits and the cache holds, within bounds."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelinerl.config.compose import compose
+from pipelinerl.launcher.in_flight import KEY, choose_in_flight
+from pipelinerl.launcher.sharing import GIB, CardMemory
+from tests.unit.launcher.conftest import ON_GPUS, Placed
+
+BATCH, LENGTH = "finetune.gradient_accumulation_passes", "vllm_config.vllm_kwargs.max_model_len"
+H200, A10 = (CardMemory(total=n * GIB, free=n * GIB) for n in (140, 24))
+SIZES = {
+    "num_hidden_layers": 28,
+    "hidden_size": 2048,
+    "intermediate_size": 6144,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "vocab_size": 151936,
+    "tie_word_embeddings": True,
+}
+
+
+def chosen(
+    model: Path, *overrides: str, devices: int = 2, card: CardMemory | None = H200
+) -> tuple[int | None, str]:
+    (model / "config.json").write_text(json.dumps(SIZES))
+    made = compose(["+domain=guessing", "hardware=gpu", f"model_path={model}", f"{LENGTH}=2048", *overrides])
+    choose_in_flight(made, [str(index) for index in range(devices)], True, lambda device: card)
+    return made.tree.actor.llm_max_rollouts, made.reasons.get(KEY, "")
+
+
+@pytest.mark.parametrize(
+    ("overrides", "devices", "number", "because"),
+    [
+        ((f"{BATCH}=256",), 2, 256, "256 texts of an update for 1 engines"),
+        ((f"{BATCH}=256",), 8, 64, "256 texts of an update for 4 engines"),
+        ((f"{BATCH}=128", "max_lag=256"), 2, 384, "384 texts of max_lag=256 for 1 engines"),
+        (
+            (f"{BATCH}=256", "max_lag=1024"),
+            2,
+            512,
+            "1280 texts of max_lag=1024 for 1 engines, at most 512",
+        ),
+        ((f"{BATCH}=16", "max_lag=0"), 2, 64, "16 texts of max_lag=0 for 1 engines, at least 64"),
+        (("vllm_config.vllm_kwargs.max-num-seqs=100",), 2, 100, "vllm_config.vllm_kwargs.max-num-seqs"),
+        ((f"{KEY}=7",), 2, 7, ""),
+    ],
+)
+def test_as_many_as_the_next_update_takes_are_shared_out(
+    model: Path, overrides: tuple[str, ...], devices: int, number: int, because: str
+) -> None:
+    assert chosen(model, *overrides, devices=devices) == (number, because)
+
+
+def test_no_more_than_the_cache_of_an_engine_holds(model: Path) -> None:
+    number, because = chosen(model, f"{BATCH}=512", card=A10)
+    assert number is not None and 64 < number < 200 and because == "room for their keys and values"
+    assert chosen(model, f"{BATCH}=512", card=None)[0] == 512
+
+
+def test_engine_and_actor_get_the_same_number_and_the_table_says_why(placed: Placed, tmp_path: Path) -> None:
+    cfg, out = placed(*ON_GPUS, "hardware.devices=2", f"{BATCH}=256")
+    assert (cfg.actor.llm_max_rollouts, cfg.engine.max_num_seqs) == (256, 256)
+    assert "--max-num-seqs 256" in (tmp_path / "run/actor_vllm_0/start.sh").read_text()
+    assert "256 for each engine" in out and "256 texts of an update" in out
+
+
+def test_what_cannot_be_placed_is_left_to_the_checks(model: Path) -> None:
+    for wrong in ("vllm_config.vllm_kwargs.tensor-parallel-size=x", "world.actor_fraction=-1"):
+        assert chosen(model, wrong) == (None, "")
+
+
+def test_a_cpu_keeps_its_profile(placed: Placed) -> None:
+    assert placed()[0].actor.llm_max_rollouts == 64
