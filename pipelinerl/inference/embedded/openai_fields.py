@@ -24,7 +24,6 @@ class SharedFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
 
     model: str | None = None
     request_id: str | None = None
-    cache_salt: str | None = None
     user: str | None = None
     cache_salt: str | None = None
     max_tokens: int | None = None
