@@ -10,7 +10,7 @@ One operation whatever the row, so that compiled layers have one graph.
 """
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -19,6 +19,23 @@ from pipelinerl.modeling.segments import Segments
 
 _FORWARD, _BACKWARD = torch.ops.aten._flash_attention_forward, torch.ops.aten._flash_attention_backward
 NAME = "pipelinerl::prefix_attention"
+
+
+class Spans(NamedTuple):
+    """What the kernel is told of its sequences: int32 `[n + 1]` offsets and the longest, queries and keys."""
+
+    offsets: torch.Tensor
+    known: torch.Tensor
+    longest: int
+    longest_known: int
+
+
+class Level(NamedTuple):
+    """Tokens of the row that read, and those that they read, int64 each; of level 0 the whole row."""
+
+    readers: torch.Tensor
+    read: torch.Tensor
+    spans: Spans
 
 
 def prefix_attention(
@@ -51,13 +68,13 @@ def _attend(
     levels: list[torch.Tensor],
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    if not (parts := _parts(levels)):
-        offsets, known, rows = whole[:3]
-        return _forward(query, key[rows], value[rows], offsets, known, longest, longest_known, True, scale)
-    own, *above = parts
-    out, total = _forward(query, key, value, own[2], own[3], own[4], own[5], True, scale)
-    for readers, read, *sizes in above:
-        more, other = _forward(query[readers], key[read], value[read], *sizes, False, scale)
+    offsets, known, rows = whole[:3]
+    if not (parts := _levels(levels)):
+        spans = Spans(offsets, known, longest, longest_known)
+        return _forward(query, key[rows], value[rows], spans, True, scale)
+    out, total = _forward(query, key, value, parts[0].spans, True, scale)
+    for readers, read, spans in parts[1:]:
+        more, other = _forward(query[readers], key[read], value[read], spans, False, scale)
         merged, total[:, readers] = _merge()(out[readers], more, total[:, readers], other)
         out.index_copy_(0, readers, merged)
     return out, total
@@ -77,27 +94,16 @@ def _attend_backward(
     levels: list[torch.Tensor],
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    if not (parts := _parts(levels)):
-        offsets, known, rows, order, starts = whole
+    offsets, known, rows, order, starts = whole
+    if not (parts := _levels(levels)):
+        spans = Spans(offsets, known, longest, longest_known)
         of_query, *of_keys = _backward(
-            gradient,
-            query,
-            key[rows],
-            value[rows],
-            out,
-            total,
-            offsets,
-            known,
-            longest,
-            longest_known,
-            True,
-            scale,
+            gradient, query, key[rows], value[rows], out, total, spans, True, scale
         )
         summed = [torch.embedding_bag(one.flatten(1), order, starts)[0].view_as(key) for one in of_keys]
         return of_query, summed[0], summed[1]
-    own, *above = parts
-    sums = _backward(gradient, query, key, value, out, total, own[2], own[3], own[4], own[5], True, scale)
-    for readers, read, *sizes in above:
+    sums = _backward(gradient, query, key, value, out, total, parts[0].spans, True, scale)
+    for readers, read, spans in parts[1:]:
         found = _backward(
             gradient[readers],
             query[readers],
@@ -105,7 +111,7 @@ def _attend_backward(
             value[read],
             out[readers],
             total[:, readers].contiguous(),
-            *sizes,
+            spans,
             False,
             scale,
         )
@@ -142,17 +148,15 @@ def _differentiate(ctx: Any, gradient: torch.Tensor, _: torch.Tensor) -> tuple[A
 _attend.register_autograd(_differentiate, setup_context=_save)
 
 
-def _parts(
-    levels: list[torch.Tensor],
-) -> list[tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, int, int]]:
-    """Of each level: rows of the queries and of the keys, their offsets, and the longest of each."""
-    offsets, rows, table = levels
+def _levels(packed: list[torch.Tensor]) -> list[Level]:
+    """What `segments.Levels` holds, level by level; none where keys are gathered."""
+    offsets, rows, table = packed
     found, at, row = [], 0, 0
     for count, readers, read, longest, longest_read in table[table[:, 0] > 0].tolist():  # on the host
-        spans = offsets[at : at + 2 * (count + 1)].view(2, -1)
-        indices = rows[row : row + readers], rows[row + readers : row + readers + read]
-        found.append((*indices, spans[0], spans[1], longest, longest_read))
-        at, row = at + 2 * (count + 1), row + readers + read
+        known = at + count + 1
+        spans = Spans(offsets[at:known], offsets[known : known + count + 1], longest, longest_read)
+        found.append(Level(rows[row : row + readers], rows[row + readers : row + readers + read], spans))
+        at, row = known + count + 1, row + readers + read
     return found
 
 
@@ -160,17 +164,12 @@ def _forward(
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
-    offsets: torch.Tensor,
-    known: torch.Tensor,
-    longest: int,
-    longest_known: int,
+    spans: Spans,
     causal: bool,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Result `[n, H, D]` and float32 log-sum-exps `[H, n]`."""
-    found = _FORWARD(
-        query, key, value, offsets, known, longest, longest_known, 0.0, causal, False, scale=scale
-    )
+    found = _FORWARD(query, key, value, *spans, 0.0, causal, False, scale=scale)
     return found[0], found[1]
 
 
@@ -181,31 +180,15 @@ def _backward(
     value: torch.Tensor,
     out: torch.Tensor,
     total: torch.Tensor,
-    offsets: torch.Tensor,
-    known: torch.Tensor,
-    longest: int,
-    longest_known: int,
+    spans: Spans,
     causal: bool,
     scale: float | None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Gradients of query, key and value; without dropout the kernel does not look at its random state."""
     state = torch.empty(2, dtype=torch.uint64, device=query.device)
+    unused = torch.empty(0, device=query.device)
     found = _BACKWARD(
-        gradient,
-        query,
-        key,
-        value,
-        out,
-        total,
-        offsets,
-        known,
-        longest,
-        longest_known,
-        0.0,
-        causal,
-        state,
-        torch.empty(0, device=query.device),
-        scale=scale,
+        gradient, query, key, value, out, total, *spans, 0.0, causal, state, unused, scale=scale
     )
     return found[0], found[1], found[2]
 

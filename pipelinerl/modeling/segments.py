@@ -78,15 +78,21 @@ class Segments:
         row, keys = (np.concatenate([[0], np.cumsum(one[adds])]) for one in (new, lengths))
         order = np.argsort(kept, kind="stable")
         starts = np.searchsorted(kept[order], np.arange(row[-1]))
-        gathered = (to_device(one.astype(np.int64), device) for one in (kept, order, starts))
-        shared = SharedKeys(*gathered, *_spans(keys, device))
+        shared = SharedKeys(
+            to_device(kept.astype(np.int64), device),
+            to_device(order.astype(np.int64), device),
+            to_device(starts.astype(np.int64), device),
+            *_spans(keys, device),
+        )
         return cls(*_spans(row, device), shared, _levels(prefixes, device))
 
 
 def _levels(prefixes: Prefixes, device: torch.device | str) -> Levels:
     nodes = prefixes.nodes
     depths = int(nodes[nodes[:, 2] > nodes[:, 1], 3].max(initial=-1)) + 1
-    offsets, rows, parts = [], [], []
+    offsets: list[np.ndarray] = []
+    rows: list[np.ndarray] = []
+    parts: list[tuple[int, ...]] = []
     if depths <= MOST_LEVELS:
         spans = np.concatenate([nodes[:, 0], nodes[-1:, 1]])
         longest = int(np.diff(spans).max())
