@@ -46,6 +46,8 @@ class Facts:
     """Whether answers say which weights sampled each token; otherwise there is a lower bound."""
     out_of_order: int
     """Status of a call that does not fit the state of an update."""
+    keeps_blocks: bool
+    """Whether a prefix cache has blocks of the old weights after an update that was not to clear it."""
 
     def said(self, sampled: int, announced: int) -> int:
         """The version that tokens sampled by `sampled` are known by."""
@@ -58,10 +60,10 @@ class Facts:
 
     @classmethod
     def of_vllm(cls, version: str) -> "Facts":
-        return cls(VllmVersion.parse(version).reports_versions, 500)
+        return cls(VllmVersion.parse(version).reports_versions, 500, True)
 
 
-EMBEDDED = Facts(reports_versions=True, out_of_order=409)
+EMBEDDED = Facts(reports_versions=True, out_of_order=409, keeps_blocks=False)
 
 
 @dataclass
