@@ -50,8 +50,7 @@ class SlotCache:
         """Copy rows, keys and values of all layers, between slots and pool."""
         if not copies.sources:
             return
-        sources = torch.from_numpy(np.concatenate(copies.sources))
-        targets = torch.from_numpy(np.concatenate(copies.targets))
+        sources, targets = map(torch.from_numpy, copies.rows())
         for one in self._rows:
             one.index_copy_(0, targets, one.index_select(0, sources))
 

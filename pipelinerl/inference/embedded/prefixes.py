@@ -18,15 +18,16 @@ BLOCK = 8
 
 @dataclass(slots=True)
 class Copies:
-    """Rows of the cache's tensors that are copied in one go: no target is a source or comes twice."""
+    """Blocks that are copied in one go, by their first rows: no target is a source or comes twice."""
 
-    sources: list[np.ndarray] = field(default_factory=list)
-    targets: list[np.ndarray] = field(default_factory=list)
+    sources: list[int] = field(default_factory=list)
+    targets: list[int] = field(default_factory=list)
 
-    def add(self, source: int, target: int) -> None:
-        """The block that begins at row `source`, to `target`."""
-        self.sources.append(np.arange(source, source + BLOCK))
-        self.targets.append(np.arange(target, target + BLOCK))
+    def rows(self) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [rows] each: which are copied, and over which."""
+        offsets = np.arange(BLOCK)
+        sources, targets = (np.array(one)[:, None] + offsets for one in (self.sources, self.targets))
+        return sources.ravel(), targets.ravel()
 
 
 class _Block(NamedTuple):
@@ -78,9 +79,7 @@ class PrefixIndex:
 
     def take_saves(self) -> Copies:
         """What must be copied into the pool before anything is loaded and before a slot is written again."""
-        copies = Copies()
-        for target, source in self._saves.items():
-            copies.add(source, target)
+        copies = Copies(list(self._saves.values()), list(self._saves))
         self._saves.clear()
         return copies
 

@@ -159,7 +159,8 @@ class Scheduler:
         rows = index.find(wanted, request.cache_salt)
         slot = sequence.slot * self._capacity
         for number in range(sequence.computed // BLOCK, len(rows)):
-            loads.add(rows[number], slot + number * BLOCK)
+            loads.sources.append(rows[number])
+            loads.targets.append(slot + number * BLOCK)
         found = max(sequence.computed, len(rows) * BLOCK)
         self.prefix_hits += found - sequence.computed
         sequence.computed = found
