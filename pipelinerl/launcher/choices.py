@@ -16,6 +16,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.domain import NamedService, ServiceSpec
 from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
 from pipelinerl.launcher.checks.inert import left_over
+from pipelinerl.launcher.commands import http_processes
 from pipelinerl.launcher.trainer_choice import TrainerChoice
 from pipelinerl.observe.wandb_run import wandb_mode
 
@@ -52,6 +53,7 @@ def choices(
     yield Choice("model", model, because, "model_path=DIR")
     yield _datasets(cfg, composition)
     yield _engine(cfg)
+    yield from _http_processes(cfg, why)
     key, in_flight = "actor.llm_max_rollouts", f"{cfg.actor.llm_max_rollouts} for each engine"
     yield Choice("rollouts at once", in_flight, why(key, composition.reasons.get(key, "profile")), f"{key}=N")
     ahead = ", received ahead" if cfg.weights_ahead else ""
@@ -110,6 +112,15 @@ def _engine(cfg: Config) -> Choice:
         memory = cfg.vllm_config.vllm_kwargs.get("gpu-memory-utilization")
         text += f", {memory} of each card's memory"
     return Choice("engines", text, source, "vllm_config.version=V")
+
+
+def _http_processes(cfg: Config, why: Callable[[str, str], str]) -> Iterator[Choice]:
+    engine = next((job for job in cfg.jobs_of("actor_llm") if job.gpus), None)
+    if engine is None:
+        return
+    key, number = "vllm_config.api_server_count", http_processes(cfg, engine)
+    profile = "cores of this host" if cfg.vllm_config.api_server_count is None else "profile"
+    yield Choice("HTTP processes", f"{number} for each engine", why(key, profile), f"{key}=N")
 
 
 def _trainer(cfg: Config, why: Callable[[str, str], str]) -> Choice:

@@ -72,6 +72,14 @@ def commands(
     return made
 
 
+def http_processes(cfg: Config, job: Job) -> int:
+    """HTTP processes of a vLLM engine: as many as are given, or as this host has cores for."""
+    if cfg.vllm_config.api_server_count is not None or not job.gpus:
+        return cfg.vllm_config.api_server_count or 1
+    used = {gpu for one in cfg.jobs for gpu in one.gpus}
+    return api_servers(len(os.sched_getaffinity(0)), len(job.gpus), len(used))
+
+
 def compiler_caches() -> dict[str, str]:
     """Where torch's compilers keep what they made, so that the next run need not compile it again.
 
@@ -236,15 +244,11 @@ class _Run:
             version=VllmVersion.parse(vllm.version or installed_version(vllm.python) or DEFAULT_VERSION),
             kwargs=vllm.vllm_kwargs,
             fp32_head=bool(cfg.fp32_layer_prefix),
-            api_server_count=vllm.api_server_count or self._api_servers(job),
+            api_server_count=http_processes(cfg, job),
             trust_remote_code=cfg.finetune.trust_remote_code,
             python=vllm.python,
         )
         return serve_argv(options), serve_env(self._gpus(job))
-
-    def _api_servers(self, job: Job) -> int:
-        used = {gpu for one in self._cfg.jobs for gpu in one.gpus}
-        return api_servers(len(os.sched_getaffinity(0)), len(job.gpus), len(used)) if job.gpus else 1
 
     def _gpus(self, job: Job) -> list[str]:
         devices = self._devices

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +46,9 @@ def model_config(model: str, ask_hub: bool) -> dict[str, Any] | None:
     return content if isinstance(content, dict) else None
 
 
+@cache
 def _of_hub(name: str, ask: bool) -> str | None:
+    # Here, because most runs name a folder, and it takes half a second.
     from huggingface_hub import hf_hub_download, try_to_load_from_cache
 
     cached = try_to_load_from_cache(name, "config.json")

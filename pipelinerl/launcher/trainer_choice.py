@@ -96,7 +96,8 @@ def _checkpointing(
     plain, compiled = (
         least_recomputed(shape, compiled, tune.seq_length, state, room) for compiled in (False, True)
     )
-    return plain, compiled, f"{room / GB:.0f} GB for {state / GB:.0f} GB and rows of {tune.seq_length} tokens"
+    sizes = f"{room / GB:.0f} GB of a card, weights and optimizer {state / GB:.0f} GB"
+    return plain, compiled, f"{sizes}, rows of {tune.seq_length} tokens"
 
 
 def _room(cfg: Config, devices: Sequence[str], memory_of: Callable[[str], CardMemory | None]) -> float | None:

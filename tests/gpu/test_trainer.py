@@ -10,6 +10,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pipelinerl.config.finetune import Checkpointing, RLConfig
+from pipelinerl.finetune import compile_later
 from pipelinerl.finetune.build import learner_of
 from pipelinerl.finetune.loop import Trainer
 from pipelinerl.finetune.ranks import Ranks
@@ -205,3 +206,17 @@ def test_a_bfloat16_run_trains_and_resumes(tmp_path: Path, compiled: bool) -> No
     assert again.counters.completed_steps == 4
     assert again.learner.masters is not None
     assert all(master.dtype == torch.float32 for master in again.learner.masters.master_of().values())
+
+
+def test_layers_compiled_between_two_steps_train_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(compile_later, "COMPILE_WORTH_S", 0.0)
+    write_steps(tmp_path, 4, 6)
+    later: dict[str, Any] = {"compile": "later", "gradient_checkpointing": "selective"}
+    chosen = trainer_config(tmp_path, tiny_model(), hardware={"kind": "gpu"}, load_as_bf16=True, **later)
+    with caplog.at_level("INFO", logger="pipelinerl"):
+        Trainer(chosen, Ranks()).run()
+    said = [record.message for record in caplog.records]
+    assert len([line for line in said if line.startswith("compiling: the 2 steps left")]) == 1
+    assert not [line for line in said if line.startswith("the layers stay uncompiled")]

@@ -69,6 +69,16 @@ def test_engine_and_actor_get_the_same_number_and_the_table_says_why(placed: Pla
     assert "256 for each engine" in out and "256 texts of an update" in out
 
 
+@pytest.mark.parametrize(("given", "shown"), [((), 2), (("vllm_config.api_server_count=3",), 3)])
+def test_the_table_has_the_http_processes_of_the_command(
+    placed: Placed, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: tuple[str, ...], shown: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: range(16))
+    _, out = placed(*ON_GPUS, "hardware.devices=2", *given)
+    assert f"HTTP processes │ {shown} for each engine" in out
+    assert f"--api-server-count {shown}" in (tmp_path / "run/actor_vllm_0/start.sh").read_text()
+
+
 def test_what_cannot_be_placed_is_left_to_the_checks(model: Path) -> None:
     for wrong in ("vllm_config.vllm_kwargs.tensor-parallel-size=x", "world.actor_fraction=-1"):
         assert chosen(model, wrong) == (None, "")
