@@ -18,6 +18,7 @@ from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step, e
 from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.finetune.step import Learner
+from pipelinerl.modeling import segments
 from pipelinerl.modeling.attention import varlen_attention
 from pipelinerl.modeling.logprobs import token_scores
 from pipelinerl.modeling.model import prepare_model
@@ -100,9 +101,17 @@ def test_gradients_match_float32_on_the_cpu(
         (True, True, True, 0.05),
     ],
 )
+@pytest.mark.parametrize("by_levels", [True, False])
 def test_gradients_of_shared_prefixes_match_float32_on_the_cpu(
-    tmp_path: Path, bfloat16: bool, mode: Checkpointing, compiled: bool, tolerance: float
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    by_levels: bool,
+    bfloat16: bool,
+    mode: Checkpointing,
+    compiled: bool,
+    tolerance: float,
 ) -> None:
+    monkeypatch.setattr(segments, "LEVELS_FROM", 0.0 if by_levels else np.inf)
     model = small_model()
     expected = gradient(learner(tmp_path, prepare_model(copy.deepcopy(model))), stages(share=False))
     fast = prepare_model(model, "cuda", mode, compile=compiled)

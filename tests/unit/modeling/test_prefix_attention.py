@@ -12,6 +12,7 @@ from torch.fx.experimental import _config as symbolic_shapes
 
 from pipelinerl.finetune.rl.prefixes import Prefixes, SortedIds, shared_with_previous
 from pipelinerl.modeling import attention, prefix_attention
+from pipelinerl.modeling import segments as segments_module
 from pipelinerl.modeling.attention import varlen_attention
 from pipelinerl.modeling.segments import MOST_LEVELS, Segments
 
@@ -97,6 +98,7 @@ def backward(
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setattr(prefix_attention, "_FORWARD", forward)
     monkeypatch.setattr(prefix_attention, "_BACKWARD", backward)
+    monkeypatch.setattr(segments_module, "LEVELS_FROM", 0.0)
     yield
 
 
@@ -144,6 +146,16 @@ def test_levels_are_few_or_none() -> None:
         segments = Segments.from_prefixes(row_of(texts))
         for found, expected in zip(attended(segments, True, 2), attended(segments, False, 2)):
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+def test_keys_of_few_readers_are_gathered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.undo()
+    for texts, expected in (
+        ([[1, 1, 1, n] for n in range(9)], True),
+        ([[1, 1, 1, n] for n in range(3)], False),
+    ):
+        levels = Segments.from_prefixes(row_of(texts)).levels
+        assert levels is not None and bool(levels.parts.any()) == expected
 
 
 def test_one_operation_whatever_the_row(monkeypatch: pytest.MonkeyPatch) -> None:
