@@ -12,8 +12,8 @@ MAX_LENGTH_GRANULARITY = 64
 MOST_LEVELS = 4
 """Of a trie: each is another pass over what lies below it."""
 LEVELS_FROM = 3.0
-"""Tokens of the samples for each computed one, from which levels are taken. At 6 (verdicts of 128 tokens behind
-1,024) they are faster than gathering keys, at 1.8 (512 behind 512) 3 % slower (one H200)."""
+"""Tokens of the samples for each computed one, from which levels are taken. At 6 (verdicts of 128 tokens
+behind 1,024) they are faster than gathering keys, at 1.8 (512 behind 512) 3 % slower (one H200)."""
 
 
 # Not frozen: of a frozen dataclass the compiler reads every field, and so compiled the layers anew for each
