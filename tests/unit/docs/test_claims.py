@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,57 @@ def speed(*keys: str) -> float:
     return float(found)
 
 
+def shared_row(work: str, way: str, file: str = "gpu_shared_rows") -> dict[str, Any]:
+    """What `benchmarks.gpu.shared` kept of one way of one work, nothing recomputed."""
+    wanted = (work, "none", way)
+    (row,) = (r for r in result(file)["rows"] if (r["work"], r["mode"], r["way"]) == wanted)
+    return dict(row)
+
+
+def spent(row: dict[str, Any], *kinds: str) -> float:
+    """Milliseconds of a step that kernels of these kinds take, by the profile of some of its rows."""
+    return float(sum(row["profile"]["ms"][kind] for kind in kinds) * row["rows"] / row["profile"]["rows"])
+
+
+def critic_profile() -> list[float]:
+    """In the order of the list in docs/gpu.md."""
+    shared, unshared = (shared_row("critic", way) for way in ("shared", "unshared"))
+    levels = shared_row("critic", "shared", "gpu_shared_levels_rows")
+    elementwise = ("compiled", "other", "copies")
+    steps = [float(np.mean(row["steps_s"])) * 1e3 for row in (shared, unshared)]
+    lost = spent(shared, "gathering"), spent(shared, "idle")
+    told = re.findall(r"=(\d+)", result("gpu_shared")["settings"]["critic"])
+    groups, texts, _, sampled, _ = map(int, told)
+    return [
+        shared["raw_tokens"],
+        shared["unique_tokens"],
+        shared["raw_tokens"] / shared["unique_tokens"],
+        shared["profile"]["wall_ms"],
+        spent(shared, "matmul"),
+        spent(unshared, "matmul") / spent(shared, "matmul"),
+        groups * texts * sampled,
+        spent(shared, "attention"),
+        spent(unshared, "attention") / spent(shared, "attention"),
+        spent(shared, *elementwise),
+        spent(unshared, *elementwise) / spent(shared, *elementwise),
+        lost[0],
+        spent(levels, "gathering"),
+        spent(levels, "other") - spent(shared, "other"),
+        lost[1],
+        steps[0] - 1e3 * float(np.mean(shared["passes_s"])),
+        steps[1] / (steps[0] - sum(lost)),
+    ]
+
+
+def groups_profile() -> list[float]:
+    """Tokens for each computed one; per sample, unshared over shared: matrix products and attention."""
+    shared, unshared = (shared_row("groups", way) for way in ("shared", "unshared"))
+    return [
+        shared["raw_tokens"] / shared["unique_tokens"],
+        *(spent(unshared, kind) / spent(shared, kind) for kind in ("matmul", "attention")),
+    ]
+
+
 SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
     "57M, success and leakage": (
         "README.md",
@@ -41,6 +93,29 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
                 for when in ENDS
             ),
             figure("gpu_privacy_rl", "rl: from the first to the last record"),
+        ],
+    ),
+    "quickstart, shared prefixes": (
+        "README.md",
+        r"seeds 0 and 1,.*?trains (\S+) times as many texts a second as one that shares\s+nothing, and (\S+) times"
+        r".*?higher by (\S+) \[(\S+), (\S+)\].*?leakage differs by\s+(\S+) \[(\S+), (\S+)\]",
+        lambda: [
+            figure("sharing", "shared / nothing"),
+            figure("sharing", "shared / trainer"),
+            *(
+                figure("sharing", f"{metric} after, shared - nothing{end}")
+                for metric in ("success", "leak")
+                for end in ("", ", lower end", ", upper end")
+            ),
+        ],
+    ),
+    "GPU, shared prefixes": (
+        "README.md",
+        r"took (\S+) samples a second instead of (\S+)\s+where groups of 8 .*?and (\S+) instead of (\S+) where",
+        lambda: [
+            figure("gpu_shared", f"{work}: fastest {way}")
+            for work in ("groups", "critic")
+            for way in ("shared", "unshared")
         ],
     ),
     "57M, how the model was made": (
@@ -97,6 +172,21 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
         GPU,
         r"Log-probabilities take (\S+) to (\S+) GB",
         lambda: [figure("gpu_trainer", f"{size} loss: peak memory") for size in ("0.6B", "4B")],
+    ),
+    "shared prefixes of a critic": (
+        GPU,
+        r"Of their (\S+) tokens (\S+) are computed, (\S+) times fewer.*?gathered keys, (\d+) ms\).*?"
+        r"products\*\*, (\d+) ms, fall (\S+) times: .*? the (\S+) sampled.*?"
+        r"Attention\*\*, (\d+) ms, falls (\S+) times: .*?work\*\*, (\d+) ms, falls (\S+) times\..*?"
+        r"Gathering\*\*, (\d+) ms, is new.*?need (\d+) ms for it, and (\d+) ms more.*?"
+        r"Nothing\*\*, (\d+) ms, and the \*\*optimizer\*\*, (\d+) ms.*?would be (\d+\.\d+)\.",
+        critic_profile,
+    ),
+    "shared prefixes of groups of 8": (
+        GPU,
+        r"samples have (\S+) tokens for each\s+computed one; per sample matrix products fall (\S+) times and "
+        r"attention (\S+) times",
+        groups_profile,
     ),
     "vLLM's HTTP side": (
         GPU,

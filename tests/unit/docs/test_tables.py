@@ -24,6 +24,7 @@ from tests.support.measured import (
     credit,
     from_scratch,
     gpu_engine,
+    gpu_shared,
     gpu_trainer,
     is_shown,
     language,
@@ -80,6 +81,10 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
 
 MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     (GPU, "Qwen3 architecture | way | recomputed | tokens/s | MFU | peak memory"): (3, gpu_trainer),
+    (
+        GPU,
+        "samples of a step | attention | recomputed | samples/s | unshared | ratio | peak memory | unshared",
+    ): (3, gpu_shared),
     (GPU, "|"): (1, gpu_engine),
     (PRIVACY, "skill | before | after | asked for"): (1, skill),
     (PRIVACY, "world | figure | before | after | difference"): (2, learning),
