@@ -97,8 +97,8 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
     ),
     "quickstart, shared prefixes": (
         "README.md",
-        r"seeds 0 and 1,.*?trains (\S+) times as many texts a second as one that shares\s+nothing, and (\S+) times"
-        r".*?higher by (\S+) \[(\S+), (\S+)\].*?leakage differs by\s+(\S+) \[(\S+), (\S+)\]",
+        r"seeds 0 and 1,.*?trains (\S+) times as many texts a second as one that shares\s+nothing, "
+        r"and (\S+) times.*?higher by (\S+) \[(\S+), (\S+)\].*?leakage differs by\s+(\S+) \[(\S+), (\S+)\]",
         lambda: [
             figure("sharing", "shared / nothing"),
             figure("sharing", "shared / trainer"),
@@ -111,7 +111,8 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
     ),
     "GPU, shared prefixes": (
         "README.md",
-        r"took (\S+) samples a second instead of (\S+)\s+where groups of 8 .*?and (\S+) instead of (\S+) where",
+        r"took (\S+) samples a second instead of (\S+)\s+where groups of 8 .*?"
+        r"and (\S+) instead of (\S+) where",
         lambda: [
             figure("gpu_shared", f"{work}: fastest {way}")
             for work in ("groups", "critic")
@@ -175,11 +176,11 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
     ),
     "shared prefixes of a critic": (
         GPU,
-        r"Of their (\S+) tokens (\S+) are computed, (\S+) times fewer.*?gathered keys, (\d+) ms\).*?"
+        r"Of the (\S+) tokens of those groups (\S+) are computed, (\S+) times fewer.*?gathered keys, (\d+) ms\).*?"
         r"products\*\*, (\d+) ms, fall (\S+) times: .*? the (\S+) sampled.*?"
         r"Attention\*\*, (\d+) ms, falls (\S+) times: .*?work\*\*, (\d+) ms, falls (\S+) times\..*?"
         r"Gathering\*\*, (\d+) ms, is new.*?need (\d+) ms for it, and (\d+) ms more.*?"
-        r"Nothing\*\*, (\d+) ms, and the \*\*optimizer\*\*, (\d+) ms.*?would be (\d+\.\d+)\.",
+        r"Idle time\*\*, (\d+) ms, and the \*\*optimizer\*\*, (\d+) ms.*?would be (\d+\.\d+)\.",
         critic_profile,
     ),
     "shared prefixes of groups of 8": (
