@@ -68,6 +68,7 @@ def critic_profile() -> list[float]:
         spent(levels, "gathering"),
         spent(levels, "other") - spent(shared, "other"),
         lost[1],
+        spent(unshared, "idle") / lost[1],
         steps[0] - 1e3 * float(np.mean(shared["passes_s"])),
         steps[1] / (steps[0] - sum(lost)),
     ]
@@ -176,11 +177,13 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
     ),
     "shared prefixes of a critic": (
         GPU,
-        r"Of the (\S+) tokens of those groups (\S+) are computed, (\S+) times fewer.*?gathered keys, (\d+) ms\).*?"
+        r"Of the (\S+) tokens of those groups (\S+) are computed, (\S+)\s+times fewer.*?"
+        r"gathered keys, (\d+) ms\).*?"
         r"products\*\*, (\d+) ms, fall (\S+) times: .*? the (\S+) sampled.*?"
         r"Attention\*\*, (\d+) ms, falls (\S+) times: .*?work\*\*, (\d+) ms, falls (\S+) times\..*?"
         r"Gathering\*\*, (\d+) ms, is new.*?need (\d+) ms for it, and (\d+) ms more.*?"
-        r"Idle time\*\*, (\d+) ms, and the \*\*optimizer\*\*, (\d+) ms.*?would be (\d+\.\d+)\.",
+        r"Idle time\*\*, (\d+) ms, falls (\S+) times, and the \*\*optimizer\*\*, (\d+) ms.*?"
+        r"would be (\d+\.\d+)\.",
         critic_profile,
     ),
     "shared prefixes of groups of 8": (
