@@ -83,7 +83,23 @@ def groups_profile() -> list[float]:
     ]
 
 
+def chaos() -> list[float]:
+    """Random faults in a row: how many, in how many strikes, how they ended and the longest time."""
+    found = result("chaos")
+    strikes, outcomes = found["strikes"], [strike["outcome"] for strike in found["strikes"]]
+    faults = sum(len(strike["kinds"]) for strike in strikes)
+    ends = [outcomes.count(name) for name in ("went on", "named", "complete")]
+    assert sum(ends) == len(strikes) and len(found["fell_short"]) == 1
+    return [faults, len(strikes), *ends, max(strike["seconds"] for strike in strikes)]
+
+
 SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
+    "random faults": (
+        "docs/faults.md",
+        r"of (\d+) faults in (\d+) strikes .*?: (\d+) times the run went on, (\d+) times it ended by name, "
+        r"(\d+) times it was complete by then; the longest took (\S+) s",
+        chaos,
+    ),
     "57M, success and leakage": (
         "README.md",
         r"went from\s+(\S+) to (\S+) success and from (\S+) to (\S+) leakage in (\d+) seconds",
