@@ -59,6 +59,12 @@ def test_each_token_finds_the_tokens_before_it(ids: list[np.ndarray]) -> None:
     whole = {tuple(path[: n + 1].tolist()) for path in paths for n in range(len(path))}
     assert len(whole) == len(prefixes.computed)  # one past for each token, whoever reads it
     np.testing.assert_array_equal(prefixes.new, [len(one) for one in ordered] - prefixes.shared)
+    nodes = prefixes.nodes
+    assert nodes[:, 0].tolist() == [0, *nodes[:-1, 1].tolist()] and nodes[-1, 1] == len(prefixes.computed)
+    for begin, depth in nodes[:, [0, 3]].tolist():
+        above = nodes[(nodes[:, 0] <= begin) & (nodes[:, 2] > begin)]
+        assert above[:, 3].tolist() == list(range(depth + 1))
+        assert (*itertools.chain.from_iterable(itertools.starmap(range, above[:, :2].tolist())),) in whole
 
 
 @settings(max_examples=100, deadline=None)
