@@ -45,15 +45,35 @@ def prepare_model(
     """Give a freshly built causal LM packed attention and float32 weights, and move it.
 
     `compile` compiles the decoder layers for any length of row; it is for GPUs, where the attention of a row
-    is one operation whatever its segments. Without `flash_attention` that, too, goes text by text.
+    is one operation whatever its segments. Without `flash_attention` that, too, goes text by text. Raises
+    ValueError for layers that would not keep the texts of a row apart.
     """
-    model.set_attn_implementation(ATTENTION_NAME if flash_attention else PER_TEXT_NAME)
+    attention = ATTENTION_NAME if flash_attention else PER_TEXT_NAME
+    model.set_attn_implementation(attention)
+    _refuse_layers(model, attention)
     model.to(device=device, dtype=torch.float32)
     checkpoint_layers(model, gradient_checkpointing, reentrant_checkpointing)
     if compile:
         compile_layers(model)
     model.config.use_cache = False
     return model.train()
+
+
+def _refuse_layers(model: PreTrainedModel, attention: str) -> None:
+    """Whatever passes something on from token to token, other than full attention, would leak between texts."""
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or getattr(model, "_is_stateful", False):
+        others = ", ".join(sorted(kinds - {"full_attention"})) or "a recurrent kind"
+        raise ValueError(f"{name} has layers of {others}; only full_attention can be trained on packed rows")
+    if not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
+        window = config.sliding_window
+        raise ValueError(
+            f"{name} has layers of sliding_attention (sliding_window={window}); only full_attention can be "
+            "trained on packed rows"
+        )
+    if config._attn_implementation != attention:  # transformers only warns
+        raise ValueError(f"{name} cannot be given another attention, so it cannot be trained on packed rows")
 
 
 def hidden_states(
