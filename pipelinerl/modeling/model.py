@@ -60,18 +60,17 @@ def prepare_model(
 
 
 def _refuse_layers(model: PreTrainedModel, attention: str) -> None:
-    """Whatever passes something on from token to token, other than full attention, would leak between texts."""
+    """Whatever else passes something on from token to token would pass it on from text to text."""
     name, config = type(model).__name__, model.config.get_text_config(decoder=True)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(model, "_is_stateful", False):
-        others = ", ".join(sorted(kinds - {"full_attention"})) or "a recurrent kind"
-        raise ValueError(f"{name} has layers of {others}; only full_attention can be trained on packed rows")
-    if not getattr(config, "layer_types", None) and getattr(config, "sliding_window", None):
-        window = config.sliding_window
-        raise ValueError(
-            f"{name} has layers of sliding_attention (sliding_window={window}); only full_attention can be "
-            "trained on packed rows"
-        )
+    kinds = getattr(config, "layer_types", None)
+    others = sorted({*(kinds or ())} - {"full_attention"})
+    if kinds is None and getattr(config, "sliding_window", None):
+        others = [f"sliding_attention (sliding_window={config.sliding_window})"]
+    if not others and getattr(model, "_is_stateful", False):
+        others = ["a recurrent kind"]
+    if others:
+        said = ", ".join(others)
+        raise ValueError(f"{name} has layers of {said}; only full_attention can be trained on packed rows")
     if config._attn_implementation != attention:  # transformers only warns
         raise ValueError(f"{name} cannot be given another attention, so it cannot be trained on packed rows")
 

@@ -12,8 +12,8 @@ MAX_LENGTH_GRANULARITY = 64
 MOST_LEVELS = 4
 """Of a trie: each is another pass over what lies below it."""
 LEVELS_FROM = 3.0
-"""Tokens of the samples for each one computed, from which levels are taken: at 6 (verdicts of 128 tokens behind
-1,024) they are faster than gathering keys, at 1.8 (512 behind 512) slower by 3 % (one H200)."""
+"""Tokens of the samples for each one computed, from which levels are taken: at 6 (verdicts of 128 tokens
+behind 1,024) they are faster than gathering keys, at 1.8 (512 behind 512) slower by 3 % (one H200)."""
 
 
 # Not frozen: of a frozen dataclass the compiler reads every field, and so compiled the layers anew for each
@@ -113,7 +113,7 @@ def _levels(prefixes: Prefixes, device: torch.device | str) -> Levels:
     table[: len(parts)] = np.array(parts).reshape(-1, 5)
     # Never empty: code that is compiled for a size of 0 is compiled for that alone.
     filled = (np.concatenate([*one, np.zeros(2)]) for one in (offsets, rows))
-    spans, indices = (to_device(one.astype(kind, copy=False), device) for one, kind in zip(filled, (np.int32, np.int64)))
+    spans, indices = (to_device(one.astype(kind), device) for one, kind in zip(filled, (np.int32, np.int64)))
     return Levels(spans, indices, torch.from_numpy(table))
 
 

@@ -95,7 +95,7 @@ class PreprocessMetrics:
     def add_step(
         self, samples: Sequence[Sample], fill: float, split_rollouts: int, roles: Mapping[str, float]
     ) -> None:
-        """Count an optimizer step, the share of its rows that is filled, and what `apply_scales` said of it."""
+        """Count an optimizer step, `fill` the filled share of its rows, and what `apply_scales` said."""
         self.samples += len(samples)
         self.tokens += sum(len(sample.input_ids) for sample in samples)
         self.fill.append(fill)

@@ -174,8 +174,8 @@ class Prefixes:
         lengths, shared = np.diff(self.boundaries).tolist(), self.shared.tolist()
         ends = np.cumsum(self.new).tolist()
         found: list[tuple[int, int, int]] = []
-        # Prefixes of a sample that the samples behind it share less and less of, the longest last: its length,
-        # and the first sample that has no more of it.
+        # Prefixes of a sample that fewer and fewer of the samples behind it share, the longest last: its
+        # length, and the first sample that has no more of it.
         cuts = [(0, len(lengths))]
         for sample in range(len(lengths) - 1, -1, -1):
             known, upper = shared[sample], lengths[sample]

@@ -21,8 +21,9 @@ from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.value_head import build_value_head
 from pipelinerl.preprocess.reference import ReferenceScorer
 from pipelinerl.rollouts import MASKED_TOKEN_ID
-from tests.support.builders import ready
+from tests.support.builders import ready, write_steps
 from tests.support.policy import VOCAB, learner, tiny_model
+from tests.support.training import Deadly, Killed, saved, train
 
 ROW = 24
 NEWEST = 10
@@ -100,9 +101,7 @@ def trained(
         torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(2))
     one = learner(rl, model, value_head=head)
     coefficients = Coefficients(0.1, 0.02)
-    found = [
-        one.accumulate(batch, targets_of(batch, rl, NEWEST, max_lag), coefficients) for batch in batches
-    ]
+    found = [one.accumulate(batch, targets_of(batch, rl, NEWEST, max_lag), coefficients) for batch in batches]
     vectors = [measured.vector.numpy() for measured in found if measured is not None]
     gradients = {name: p.grad for name, p in one.policy.named_parameters() if p.grad is not None}
     return gradients, np.sum([vector[:20] for vector in vectors] or [np.zeros(20)], axis=0)
@@ -184,6 +183,20 @@ def test_a_shared_row_is_read_back_and_checked() -> None:
     for wrong in (batch.shared + 1, -batch.shared, batch.shared[:-1]):
         with pytest.raises(ValueError, match=r"column shared .* does not fit"):
             PipelineBatchEncoding.from_record(batch.to_record() | {"shared": wrong})
+
+
+def test_records_tell_what_is_shared_whatever_a_resumed_run_is_configured_for(tmp_path: Path) -> None:
+    begin, alone, straight, resumed = [1, 2, 3, 4, 5], *(tmp_path / name for name in "abc")
+    for folder in (alone, straight, resumed):
+        write_steps(folder, 4, 6, share=folder != alone, begin=begin)
+    train(alone, share_prefixes=False)
+    train(straight)
+    with pytest.raises(Killed):
+        train(resumed, Deadly(18))
+    train(resumed, share_prefixes=False)
+    for name, tensor in saved(straight).items():
+        torch.testing.assert_close(tensor, saved(alone)[name], atol=1e-4, rtol=1e-4)
+        assert torch.equal(tensor, saved(resumed)[name])
 
 
 def test_without_sharing_or_packing_every_token_is_computed() -> None:

@@ -116,6 +116,7 @@ def test_a_record_holds_every_known_name(bench: Bench, tmp_path: Path) -> None:
     assert names(PREPROCESS) <= set(json.loads(lines[1])) and names(PREPROCESS) <= set(found)
     assert "adv/scale_mean" not in empty and found["adv/scale_mean"] == 1.0
     assert {"preprocessor/packing_fill", "adv/frac_singleton_buckets", "adv/texts_per_rollout"} <= set(found)
+    assert 0 < found["preprocessor/packing_fill"] <= 1
     assert found["discarded/masked"] == found["preprocessor/total_filtered_out_samples"] == 4
 
 
