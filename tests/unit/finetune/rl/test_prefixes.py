@@ -106,6 +106,12 @@ def test_few_large_groups_are_divided_where_ranks_would_wait() -> None:
     assert max(loads) < 1.15 * sum(loads) / 2
 
 
+def test_equal_samples_fill_a_row_with_what_is_learned() -> None:
+    ids = [np.full(4, 1 + i // 4, np.int32) for i in range(8)]
+    assert sorted(pack_prefixes(ids, [4] * 8, ROW)[0]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert pack_prefixes(ids, [2] * 8, ROW) == [[[*range(8)]]]
+
+
 def test_a_sample_longer_than_a_row_is_named() -> None:
     with pytest.raises(ValueError, match="allowed are"):
         pack_prefixes([np.arange(9, dtype=np.int32)], [3], 8)
