@@ -6,7 +6,19 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from tests.support.measured import GPU, NUMBER, PRIVACY, RARO, REPUTATION, ROOT, figure, is_shown, result
+from tests.support.measured import (
+    ENGINE,
+    GPU,
+    NUMBER,
+    PRIVACY,
+    RARO,
+    REPUTATION,
+    RETRIEVAL,
+    ROOT,
+    figure,
+    is_shown,
+    result,
+)
 
 ENDS = ("before", "after")
 
@@ -28,6 +40,23 @@ def speed(*keys: str) -> float:
     for key in keys:
         found = found[key]
     return float(found)
+
+
+def prefix_cache(metric: str, what: str) -> list[float]:
+    """The smallest and the largest of what the recordings have under this name."""
+    figures = result("prefix_cache")["figures"]
+    found = [row["value"] for name, row in figures.items() if name.startswith(f"{metric}: {what}")]
+    return [min(found), max(found)]
+
+
+def decoding_rounds() -> list[float]:
+    figures = result("prefix_cache_decoding")["figures"]
+    return [row["value"] for name, row in figures.items() if "of round" in name]
+
+
+def recorded(what: str) -> list[int]:
+    found: list[int] = result("prefix_cache")["settings"][what]
+    return found
 
 
 SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
@@ -126,6 +155,51 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
         GPU,
         r"tail: (\S+) times the steps per second on two CPU cores",
         lambda: [figure("async_sync_cpu", "asynchronous / synchronous, steps per second")],
+    ),
+    "prefix cache, the recorded requests": (
+        ENGINE,
+        r"three runs of (\S+) to (\S+); (\d+) prompt and (\d+) sampled tokens each on average",
+        lambda: [
+            min(recorded("requests")),
+            max(recorded("requests")),
+            *(
+                sum(recorded(what)) / sum(recorded("requests"))
+                for what in ("prompt_tokens", "sampled_tokens")
+            ),
+        ],
+    ),
+    "prefix cache, what it gains": (
+        ENGINE,
+        r"take (\S+) to (\S+) times fewer seconds of a core with the cache; "
+        r"of the last run's prompt tokens (\d+) % are\s+found\. "
+        r"With an update after every (\d+) requests, .*?, it is (\S+) to (\S+) times, and (\d+) %",
+        lambda: [
+            *prefix_cache("recorded requests", "ratio of"),
+            figure("prefix_cache", "recorded requests: prompt tokens found, recording 2"),
+            float(result("prefix_cache")["settings"]["updates"]),
+            *prefix_cache("an update every 128", "ratio of"),
+            figure("prefix_cache", "an update every 128: prompt tokens found, recording 2"),
+        ],
+    ),
+    "prefix cache, decoding alone": (
+        ENGINE,
+        r"share nothing and decode (\d+)\s+tokens each take (\S+) times fewer, "
+        r"five rounds between (\S+) and (\S+): as fast",
+        lambda: [
+            float(result("prefix_cache_decoding")["settings"]["output"]),
+            figure("prefix_cache_decoding", "decoding: ratio, all rounds"),
+            min(decoding_rounds()),
+            max(decoding_rounds()),
+        ],
+    ),
+    "retrieval, building an index": (
+        RETRIEVAL,
+        r"ids: (\S+) MB and (\S+) s for 100,000 documents\s+of (\d+) words",
+        lambda: [
+            figure("retrieval", "100000 bm25s: memory of the build"),
+            figure("retrieval", "100000 bm25s: index built"),
+            float(result("retrieval")["settings"]["words"]),
+        ],
     ),
     "four hops, leakage": (
         PRIVACY,
