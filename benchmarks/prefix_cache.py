@@ -180,9 +180,13 @@ def compared(
         ratios.append(off.seconds / on.seconds)
         figures += [
             Figure(f"{name}: ratio of recording {number}", ratios[-1], "x"),
-            Figure(f"{name}: requests without the cache", len(calls) / off.seconds, "1/s/core"),
-            Figure(f"{name}: requests with it", len(calls) / on.seconds, "1/s/core"),
-            Figure(f"{name}: prompt tokens found", 100 * on.hit, "%"),
+            Figure(
+                f"{name}: requests without the cache, recording {number}",
+                len(calls) / off.seconds,
+                "1/s/core",
+            ),
+            Figure(f"{name}: requests with it, recording {number}", len(calls) / on.seconds, "1/s/core"),
+            Figure(f"{name}: prompt tokens found, recording {number}", 100 * on.hit, "%"),
         ]
     return [at_least(f"{name}: ratio, worst", min(ratios), "x", goal), *figures]
 

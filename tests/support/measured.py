@@ -21,7 +21,7 @@ UNKNOWN = None
 Value = float | None
 Cells = Sequence[str]
 
-GPU = "docs/gpu.md"
+GPU, ENGINE, RETRIEVAL = "docs/gpu.md", "docs/engine.md", "retrieval_server/README.md"
 PRIVACY, RARO = "domains/privacy_hopqa/README.md", "domains/raro/README.md"
 REPUTATION = "domains/reputation_hacking/README.md"
 

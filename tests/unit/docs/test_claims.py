@@ -7,15 +7,43 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.support.measured import GPU, NUMBER, PRIVACY, RARO, REPUTATION, ROOT, figure, is_shown, result
+from tests.support.measured import (
+    ENGINE,
+    GPU,
+    NUMBER,
+    PRIVACY,
+    RARO,
+    REPUTATION,
+    RETRIEVAL,
+    ROOT,
+    figure,
+    is_shown,
+    ppo,
+    result,
+)
 
 ENDS = ("before", "after")
 
 
+def raro_game(figure_of_game: str) -> tuple[list[float], list[float]]:
+    """By seed, the means of the first five and of the last five steps."""
+    runs = [list(run["game"][figure_of_game].values()) for run in result("raro")["runs"] if run["game"]]
+    return [float(np.mean(run[:5])) for run in runs], [float(np.mean(run[-5:])) for run in runs]
+
+
 def raro_ends() -> list[float]:
-    """The policy's reward, mean over seeds of the first five and the last five steps."""
-    runs = [list(run["game"]["policy reward"].values()) for run in result("raro")["runs"] if run["game"]]
-    return [float(np.mean([run[:5] for run in runs])), *(float(np.mean(run[-5:])) for run in runs)]
+    """The policy's reward at first, mean over seeds, and at last."""
+    first, last = raro_game("policy reward")
+    return [float(np.mean(first)), *last]
+
+
+def raro_curves(arm: str) -> list[list[float]]:
+    """Accuracy of sampled answers, version by version, of each seed."""
+    return [list(run["curve"].values()) for run in result("raro")["runs"] if run["arm"] == arm]
+
+
+def language_shares(drawn: bool) -> list[float]:
+    return [runs[drawn]["share_of_margin"] for runs in result("reputation_language")["seeds"].values()]
 
 
 def gate(name: str, file: str = "arms") -> list[float]:
@@ -91,6 +119,23 @@ def chaos() -> list[float]:
     ends = [outcomes.count(name) for name in ("went on", "named", "complete")]
     assert sum(ends) == len(strikes) and len(found["fell_short"]) == 1
     return [faults, len(strikes), *ends, max(strike["seconds"] for strike in strikes)]
+
+
+def prefix_cache(metric: str, what: str) -> list[float]:
+    """The smallest and the largest of what the recordings have under this name."""
+    figures = result("prefix_cache")["figures"]
+    found = [row["value"] for name, row in figures.items() if name.startswith(f"{metric}: {what}")]
+    return [min(found), max(found)]
+
+
+def decoding_rounds() -> list[float]:
+    figures = result("prefix_cache_decoding")["figures"]
+    return [row["value"] for name, row in figures.items() if "of round" in name]
+
+
+def recorded(what: str) -> list[int]:
+    found: list[int] = result("prefix_cache")["settings"][what]
+    return found
 
 
 SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
@@ -237,6 +282,51 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
         r"tail: (\S+) times the steps per second on two CPU cores",
         lambda: [figure("async_sync_cpu", "asynchronous / synchronous, steps per second")],
     ),
+    "prefix cache, the recorded requests": (
+        ENGINE,
+        r"three runs of (\S+) to (\S+); (\d+) prompt and (\d+) sampled tokens each on average",
+        lambda: [
+            min(recorded("requests")),
+            max(recorded("requests")),
+            *(
+                sum(recorded(what)) / sum(recorded("requests"))
+                for what in ("prompt_tokens", "sampled_tokens")
+            ),
+        ],
+    ),
+    "prefix cache, what it gains": (
+        ENGINE,
+        r"take (\S+) to (\S+) times fewer seconds of a core with the cache; "
+        r"of the last run's prompt tokens (\d+) % are\s+found\. "
+        r"With an update after every (\d+) requests, .*?, it is (\S+) to (\S+) times, and (\d+) %",
+        lambda: [
+            *prefix_cache("recorded requests", "ratio of"),
+            figure("prefix_cache", "recorded requests: prompt tokens found, recording 2"),
+            float(result("prefix_cache")["settings"]["updates"]),
+            *prefix_cache("an update every 128", "ratio of"),
+            figure("prefix_cache", "an update every 128: prompt tokens found, recording 2"),
+        ],
+    ),
+    "prefix cache, decoding alone": (
+        ENGINE,
+        r"share nothing and decode (\d+)\s+tokens each take (\S+) times fewer, "
+        r"five rounds between (\S+) and (\S+): as fast",
+        lambda: [
+            float(result("prefix_cache_decoding")["settings"]["output"]),
+            figure("prefix_cache_decoding", "decoding: ratio, all rounds"),
+            min(decoding_rounds()),
+            max(decoding_rounds()),
+        ],
+    ),
+    "retrieval, building an index": (
+        RETRIEVAL,
+        r"ids: (\S+) MB and (\S+) s for 100,000 documents\s+of (\d+) words",
+        lambda: [
+            figure("retrieval", "100000 bm25s: memory of the build"),
+            figure("retrieval", "100000 bm25s: index built"),
+            float(result("retrieval")["settings"]["words"]),
+        ],
+    ),
     "four hops, leakage": (
         PRIVACY,
         r"leakage\s+fell: (\S+) \[(\S+), (\S+)\] in some 2,000 texts, (\S+) \[(\S+), (\S+)\] in 640",
@@ -309,6 +399,83 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
         RARO,
         r"it goes from (\S+) \(mean of the first five steps\) to\s+(\S+), (\S+) and (\S+) \(last five\)",
         raro_ends,
+    ),
+    "arms, texts until the outcome arm's success": (
+        PRIVACY,
+        r"final success they took (\S+) and (\S+) of its texts with two\s+seeds and never reached it",
+        lambda: [
+            float(share)
+            for share in result("arms")["gates"]["O3 goal: a third of the texts"]["figures"]
+            .rpartition(":")[2]
+            .split(",")
+            if share.strip() != "inf"
+        ],
+    ),
+    "arms, leakage by texts": (
+        PRIVACY,
+        r"In (\S+) texts\s+`outcome` added (\S+) \[(\S+), (\S+)\] of leakage, in (\S+) (\S+)\. With",
+        lambda: [
+            result("arms_decisions")["texts"],
+            *gate("O2 outcome raises leakage", "arms_decisions")[:3],
+            result("arms")["texts"],
+            gate("O2 outcome raises leakage")[0],
+        ],
+    ),
+    "RARO, the critic": (
+        RARO,
+        r"right in (\S+) of its committed verdicts at\s+first and in (\S+) to (\S+) of them at the end",
+        lambda: [
+            float(np.mean(raro_game("critic accuracy")[0])),
+            min(raro_game("critic accuracy")[1]),
+            max(raro_game("critic accuracy")[1]),
+        ],
+    ),
+    "RARO, ties": (
+        RARO,
+        r"are (\d+) to (\d+) % of the verdicts in the first five steps and (\d+) to (\d+) % in the last",
+        lambda: [100 * end(steps) for steps in raro_game("ties") for end in (min, max)],
+    ),
+    "RARO, the goal": (
+        RARO,
+        r"of 0\.90 of the verifier's gain is missed \((\S+)\), .*? differ widely \((\S+) to\s+(\S+)\)",
+        lambda: [
+            result("raro")["table"]["sampled"]["gain ratio"]["ratio"],
+            *(
+                end(run["after"]["greedy"] for run in result("raro")["runs"] if run["arm"] == "raro")
+                for end in (min, max)
+            ),
+        ],
+    ),
+    "RARO, what more SFT became": (
+        RARO,
+        r"it fell from about (\d+) to (\d+) and ended at (\S+) to (\S+), so that",
+        lambda: [
+            float(np.mean([curve[0] for curve in raro_curves("sft")])),
+            float(np.mean([min(curve) for curve in raro_curves("sft")])),
+            min(curve[-1] for curve in raro_curves("sft")),
+            max(curve[-1] for curve in raro_curves("sft")),
+        ],
+    ),
+    "reputation, what was not reached": (
+        REPUTATION,
+        r"not met by any recipe \((\S+) to (\S+) with `strong`\), and at 0\.65 `base` learns\s+"
+        r"nothing \((\S+), (\S+) and (\S+)\)",
+        lambda: [
+            *(end(ppo("strong", 0.7, seed)["deterministic"] for seed in range(3)) for end in (min, max)),
+            *(ppo("base", 0.65, seed)["deterministic"] for seed in range(3)),
+        ],
+    ),
+    "reputation, the language model": (
+        REPUTATION,
+        r"holds on all three seeds\*\* \((\S+) to (\S+); drawn answers (\S+) to (\S+)\)",
+        lambda: [end(language_shares(drawn)) for drawn in (False, True) for end in (min, max)],
+    ),
+    "reputation, the ladder": (
+        REPUTATION,
+        r"random (\S+), all-HELP (\S+), all-SIGNAL (\S+), rule (\S+), fitted linear rule (\S+)\.\s",
+        lambda: [
+            one["share"] for one in result("reputation_language")["ladder"] if one["policy"] != "optimum"
+        ],
     ),
     "RARO, more SFT": (
         RARO,

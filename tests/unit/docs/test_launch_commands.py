@@ -16,6 +16,7 @@ from pipelinerl.launch import main as launch
 from pipelinerl.launcher.checks import imports
 from tests.support.one_line import check_one_line
 from tests.unit.config.conftest import remembered
+from tests.unit.docs.test_pages_for_others import commands as commands_of
 
 ROOT = Path(__file__).resolve().parents[3]
 EXAMPLES = ROOT / "domains/privacy_hopqa/examples"
@@ -89,6 +90,15 @@ def test_a_command_of_a_page_is_accepted(
     shows = "--cfg" in words or "validate=true" in words
     status = main([*options, *([] if shows else ["validate=true"])])
     assert status == 0, capsys.readouterr().err
+
+
+def test_keys_that_a_page_adds_to_its_command_are_accepted(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first, *more = [words[3:] for words in commands_of("from_pr146") if "--config-name" in words]
+    situational, penalty = (words[len(first) :] for words in more)
+    for added in (situational, [*situational, *penalty]):
+        assert launch([*first, *added, "validate=true"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -12,11 +12,13 @@ from collections.abc import Callable
 import pytest
 
 from tests.support.measured import (
+    ENGINE,
     GPU,
     NUMBER,
     PRIVACY,
     RARO,
     REPUTATION,
+    RETRIEVAL,
     ROOT,
     Cells,
     Value,
@@ -38,7 +40,7 @@ from tests.support.measured import (
 )
 
 DOMAINS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("domains/*/README.md"))
-PAGES = ["README.md", GPU, *DOMAINS]
+PAGES = ["README.md", GPU, ENGINE, RETRIEVAL, *DOMAINS]
 NEVER = ("not reached", "no gain by outcome")
 """What a cell says where the JSON has infinity."""
 
@@ -58,6 +60,18 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "`rewards=` | correct | wrong | no answer, unparsable": "settings of conf/rewards",
     },
     "domains/multidomain/README.md": {"key | meaning": "words"},
+    ENGINE: {
+        "route | what it does": "words",
+        "part of a decode step | 5M | 1M": "one profile whose records were not kept, as the page says",
+        "asked with | the answer holds": "words",
+    },
+    RETRIEVAL: {
+        "corpus | form": "words",
+        "back end | for | where the index is": "settings, in test_numbers_of_pages.py",
+        "file in `DIR` | content": "words",
+        "request | body | answer": "settings, in test_numbers_of_pages.py",
+        "status | when": "settings, in test_numbers_of_pages.py",
+    },
     PRIVACY: {
         "room | subject": "words",
         "what goes wrong | what follows": "rules",

@@ -1,6 +1,7 @@
 """Real processes: nothing survives, whatever kills what."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,8 +12,17 @@ from pathlib import Path
 import psutil
 import pytest
 
+from pipelinerl.base.heartbeat import heartbeat_path
 from pipelinerl.launcher.ports import is_free
-from pipelinerl.launcher.supervision import ChildFailed, ChildSpec, HealthCheck, Supervisor, core, run
+from pipelinerl.launcher.supervision import (
+    ChildFailed,
+    ChildSpec,
+    HealthCheck,
+    HeartbeatCheck,
+    Supervisor,
+    core,
+    run,
+)
 from tests.support.processes import DEADLINE_S, alive, free_port, until
 
 # A server with a worker that shares its group and one that asked to die with it.
@@ -195,18 +205,29 @@ def test_the_run_is_over_when_all_final_children_are_done(tmp_path: Path) -> Non
     assert len(ticks) >= 2
 
 
+@pytest.mark.parametrize(
+    ("code", "work_s", "cause"),
+    [
+        ("import sys; sys.exit('no room')", 1.5, r"exit status 1, after 1 restarts: no room; "),
+        (
+            "import os, signal; os.kill(os.getpid(), signal.SIGSTOP)",
+            8.0,
+            r"stopped \(SIGSTOP\) for \d s, after 1 restarts: ",
+        ),
+    ],
+)
 def test_a_run_goes_on_without_an_optional_child_and_says_so_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    code: str, work_s: float, cause: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(core, "BACKOFF_S", 0.05)
     lines: list[str] = []
-    dashboard = script("wandb", tmp_path, "import sys; sys.exit('no room')", max_restarts=1, optional=True)
-    work = script("finetune", tmp_path, "import time; time.sleep(1.5)")
-    with Supervisor([dashboard, work], announce=lines.append) as supervisor:
+    dashboard = script("wandb", tmp_path, code, max_restarts=1, optional=True)
+    work = script("finetune", tmp_path, f"import time; time.sleep({work_s})")
+    with Supervisor([dashboard, work], announce=lines.append, stopped_deadline_s=0.3) as supervisor:
         supervisor.start()
         supervisor.watch()
     given_up = [line for line in lines if "goes on without it" in line]
-    assert len(given_up) == 1 and given_up[0].startswith("wandb: exit status 1, after 1 restarts: no room; ")
+    assert len(given_up) == 1 and re.match("wandb: " + cause, given_up[0])
     assert "finetune is done" in lines and "wandb is done" not in lines
 
 
@@ -267,6 +288,42 @@ def test_a_process_that_is_stopped_while_it_starts_is_named(tmp_path: Path, work
         pytest.raises(ChildFailed, match=cause),
     ):
         supervisor.start(tick=stop, tick_s=0.1)
+
+
+WAITS = """
+    import sys, urllib.request
+    from pathlib import Path
+    from pipelinerl.base.heartbeat import start_heartbeat
+    start_heartbeat(Path(sys.argv[1]), "finetune", 0.05)
+    urllib.request.urlopen("http://127.0.0.1:" + sys.argv[2], timeout=600)
+"""
+SILENT = """
+    import os, signal, socket, sys
+    listening = socket.create_server(("127.0.0.1", int(sys.argv[1])))
+    connection = listening.accept()
+    os.kill(os.getpid(), signal.SIGSTOP)
+"""
+
+
+def test_who_waits_for_a_stopped_engine_is_not_named(tmp_path: Path) -> None:
+    """The trainer's wait outlasts its own silent deadline several times; its heartbeat goes on."""
+    port = free_port()
+    heartbeat = HeartbeatCheck(
+        path=heartbeat_path(tmp_path, "finetune"),
+        start_deadline_s=DEADLINE_S,
+        silent_deadline_s=0.5,
+        interval_s=0.1,
+    )
+    trainer = script("finetune", tmp_path, WAITS, heartbeat=heartbeat)
+    trainer.argv.extend([str(tmp_path), str(port)])
+    engine = script("engine", tmp_path, SILENT, max_restarts=0)
+    engine.argv.append(str(port))
+    with (
+        Supervisor([engine, trainer], stopped_deadline_s=2.0) as supervisor,
+        pytest.raises(ChildFailed, match=r"^engine: stopped \(SIGSTOP\) for \d s"),
+    ):
+        supervisor.start()
+        supervisor.watch()
 
 
 def test_a_child_that_is_continued_in_time_goes_on(tmp_path: Path) -> None:
