@@ -2,11 +2,24 @@
 
 import re
 from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.support.claims import (
+    chaos,
+    critic_profile,
+    decoding_rounds,
+    gate,
+    groups_profile,
+    language_shares,
+    prefix_cache,
+    raro_curves,
+    raro_ends,
+    raro_game,
+    recorded,
+    speed,
+)
 from tests.support.measured import (
     ENGINE,
     GPU,
@@ -23,120 +36,6 @@ from tests.support.measured import (
 )
 
 ENDS = ("before", "after")
-
-
-def raro_game(figure_of_game: str) -> tuple[list[float], list[float]]:
-    """By seed, the means of the first five and of the last five steps."""
-    runs = [list(run["game"][figure_of_game].values()) for run in result("raro")["runs"] if run["game"]]
-    return [float(np.mean(run[:5])) for run in runs], [float(np.mean(run[-5:])) for run in runs]
-
-
-def raro_ends() -> list[float]:
-    """The policy's reward at first, mean over seeds, and at last."""
-    first, last = raro_game("policy reward")
-    return [float(np.mean(first)), *last]
-
-
-def raro_curves(arm: str) -> list[list[float]]:
-    """Accuracy of sampled answers, version by version, of each seed."""
-    return [list(run["curve"].values()) for run in result("raro")["runs"] if run["arm"] == arm]
-
-
-def language_shares(drawn: bool) -> list[float]:
-    return [runs[drawn]["share_of_margin"] for runs in result("reputation_language")["seeds"].values()]
-
-
-def gate(name: str, file: str = "arms") -> list[float]:
-    """Difference, interval and differences by seed, as the file tells them."""
-    told = result(file)["gates"][name]["figures"]
-    return [float(number) for number in NUMBER.findall(re.sub(r"n=\d+", "", told))]
-
-
-def speed(*keys: str) -> float:
-    found = result("reputation")["speed"]
-    for key in keys:
-        found = found[key]
-    return float(found)
-
-
-def shared_row(work: str, way: str, file: str = "gpu_shared_rows") -> dict[str, Any]:
-    """What `benchmarks.gpu.shared` kept of one way of one work, nothing recomputed."""
-    wanted = (work, "none", way)
-    (row,) = (r for r in result(file)["rows"] if (r["work"], r["mode"], r["way"]) == wanted)
-    return dict(row)
-
-
-def spent(row: dict[str, Any], *kinds: str) -> float:
-    """Milliseconds of a step that kernels of these kinds take, by the profile of some of its rows."""
-    return float(sum(row["profile"]["ms"][kind] for kind in kinds) * row["rows"] / row["profile"]["rows"])
-
-
-def critic_profile() -> list[float]:
-    """In the order of the list in docs/gpu.md."""
-    shared, unshared = (shared_row("critic", way) for way in ("shared", "unshared"))
-    levels = shared_row("critic", "shared", "gpu_shared_levels_rows")
-    elementwise = ("compiled", "other", "copies")
-    steps = [float(np.mean(row["steps_s"])) * 1e3 for row in (shared, unshared)]
-    lost = spent(shared, "gathering"), spent(shared, "idle")
-    told = re.findall(r"=(\d+)", result("gpu_shared")["settings"]["critic"])
-    groups, texts, _, sampled, _ = map(int, told)
-    return [
-        shared["raw_tokens"],
-        shared["unique_tokens"],
-        shared["raw_tokens"] / shared["unique_tokens"],
-        shared["profile"]["wall_ms"],
-        spent(shared, "matmul"),
-        spent(unshared, "matmul") / spent(shared, "matmul"),
-        groups * texts * sampled,
-        spent(shared, "attention"),
-        spent(unshared, "attention") / spent(shared, "attention"),
-        spent(shared, *elementwise),
-        spent(unshared, *elementwise) / spent(shared, *elementwise),
-        lost[0],
-        spent(levels, "gathering"),
-        spent(levels, "other") - spent(shared, "other"),
-        lost[1],
-        spent(unshared, "idle") / lost[1],
-        steps[0] - 1e3 * float(np.mean(shared["passes_s"])),
-        steps[1] / (steps[0] - sum(lost)),
-    ]
-
-
-def groups_profile() -> list[float]:
-    """Tokens for each computed one; per sample, unshared over shared: matrix products and attention."""
-    shared, unshared = (shared_row("groups", way) for way in ("shared", "unshared"))
-    return [
-        shared["raw_tokens"] / shared["unique_tokens"],
-        *(spent(unshared, kind) / spent(shared, kind) for kind in ("matmul", "attention")),
-    ]
-
-
-def chaos() -> list[float]:
-    """Random faults in a row: how many, in how many strikes, how they ended and the longest time."""
-    found = result("chaos")
-    strikes, outcomes = found["strikes"], [strike["outcome"] for strike in found["strikes"]]
-    faults = sum(len(strike["kinds"]) for strike in strikes)
-    ends = [outcomes.count(name) for name in ("went on", "named", "complete")]
-    assert sum(ends) == len(strikes) and len(found["fell_short"]) == 1
-    return [faults, len(strikes), *ends, max(strike["seconds"] for strike in strikes)]
-
-
-def prefix_cache(metric: str, what: str) -> list[float]:
-    """The smallest and the largest of what the recordings have under this name."""
-    figures = result("prefix_cache")["figures"]
-    found = [row["value"] for name, row in figures.items() if name.startswith(f"{metric}: {what}")]
-    return [min(found), max(found)]
-
-
-def decoding_rounds() -> list[float]:
-    figures = result("prefix_cache_decoding")["figures"]
-    return [row["value"] for name, row in figures.items() if "of round" in name]
-
-
-def recorded(what: str) -> list[int]:
-    found: list[int] = result("prefix_cache")["settings"][what]
-    return found
-
 
 SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
     "random faults": (
@@ -496,10 +395,3 @@ def test_claims_in_sentences_are_those_of_their_json(name: str) -> None:
     assert len(written) == len(wanted)
     for one, value in zip(written, wanted):
         assert is_shown(one.rstrip(","), value), f"{one}, in the JSON {value:.5g}"
-
-
-def test_more_supervised_training_is_the_warm_model() -> None:
-    """As the raro page says: the best version by validation is the one before training, with every seed."""
-    runs = [run for run in result("raro")["runs"] if run["arm"] == "sft"]
-    assert runs and all(run["after"] == run["before"] for run in runs)
-    assert "version 0 with every seed" in (ROOT / RARO).read_text(encoding="utf-8")

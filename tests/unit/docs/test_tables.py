@@ -35,6 +35,7 @@ from tests.support.measured import (
     ppo_prices,
     ppo_seeds,
     raro,
+    result,
     skill,
     tier,
 )
@@ -184,3 +185,10 @@ def test_every_number_of_a_measured_table_is_that_of_its_json(table: Table) -> N
 def test_each_domain_says_last_what_has_not_been_shown(page: str) -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[-1] == "Not shown yet"
+
+
+def test_more_supervised_training_is_the_warm_model() -> None:
+    """As the raro page says: the best version by validation is the one before training, with every seed."""
+    runs = [run for run in result("raro")["runs"] if run["arm"] == "sft"]
+    assert runs and all(run["after"] == run["before"] for run in runs)
+    assert "version 0 with every seed" in (ROOT / RARO).read_text(encoding="utf-8")
