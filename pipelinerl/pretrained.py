@@ -21,7 +21,6 @@ from typing import Any
 
 from pipelinerl.base.digests import damaged_file, digests
 from pipelinerl.base.errors import ConfigError
-from pipelinerl.modeling.loading import DamagedModel, load_causal_lm
 
 SOURCE = "source.json"
 
@@ -118,11 +117,17 @@ def _save_weights(path: Path, folder: Path) -> tuple[int, int]:
     import transformers
     from safetensors.torch import save_file
 
+    # Here, because these take seconds to import, and a refusal needs none of them.
+    from pipelinerl.modeling.loading import DamagedModel, load_causal_lm
+
     options: dict[str, Any] = {"gguf_file": path.name, "dtype": torch.float32, "local_files_only": True}
     # From 5.19 on transformers can keep the weights packed, and does where it finds kernels for them.
     if hasattr(transformers, "GgufConfig"):
         options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    model = load_causal_lm(path.parent, **options)
+    try:
+        model = load_causal_lm(path.parent, **options)
+    except DamagedModel as error:
+        raise ConfigError(str(error)) from error
     # `save_pretrained` refuses a model that was quantised, although this one is no more.
     tensors = {name: one.detach().to(torch.bfloat16).contiguous() for name, one in model.named_parameters()}
     save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
@@ -165,7 +170,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{args.out} already holds {args.model}, complete")
             return 0
         parameters = make(model, args.out)
-    except (ConfigError, DamagedModel, OSError) as error:
+    except (ConfigError, OSError) as error:
         print(f"pretrained: {error}", file=sys.stderr)
         return 2
     print(

@@ -1,4 +1,4 @@
-"""Two ways to run one packed step: any architecture through transformers, and Qwen3 and Llama with less overhead.
+"""Two ways to run one packed step: any architecture through transformers, Qwen3 and Llama with less overhead.
 
 Both write keys and values into the slots and give the same logits; `model` proves it at start against the
 model's own forward. Shapes as in `attention`; V vocabulary, M model width.
@@ -16,7 +16,7 @@ from pipelinerl.inference.embedded.attention import StepBatch, attend, narrow
 ATTENTION_NAME = "pipelinerl_slots"
 # Keyword arguments of attention functions that change the result and that `attend` does not compute.
 _UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask")
-# What `FusedForward` computes, and whether its queries and keys are normalised: all that distinguishes the two.
+# What `FusedForward` computes, and whether queries and keys are normalised, which is all that differs.
 _NORMALISED = {"Qwen3ForCausalLM": True, "LlamaForCausalLM": False}
 # Kinds of rotation whose angles follow from the position alone; the others also look at how long a text is.
 _FIXED_ROTATIONS = ("default", "linear", "yarn", "llama3")

@@ -30,7 +30,21 @@ def speed(*keys: str) -> float:
     return float(found)
 
 
+def forwards(model: str) -> list[float]:
+    """Ratios of the embedded engine's two forwards."""
+    return [
+        figure("forwards", f"{model}: {kind}, ratio")
+        for kind in ("32 decodes", "one decode", "a prompt of 256")
+    ]
+
+
 SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
+    "fused forward of a Llama": (
+        "docs/engine.md",
+        r"a Llama of 5M this takes (\S+) times.*?, (\S+) times with one, and (\S+) times for a prompt of 256 "
+        r"tokens; for SmolLM2-135M (\S+) (\S+) and (\S+) times",
+        lambda: [*forwards("5M"), *forwards("smollm2")],
+    ),
     "57M, success and leakage": (
         "README.md",
         r"went from\s+(\S+) to (\S+) success and from (\S+) to (\S+) leakage in (\d+) seconds",
