@@ -17,7 +17,6 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Any
 
 from pipelinerl.base.digests import damaged_file, digests
 from pipelinerl.base.errors import ConfigError
@@ -99,61 +98,22 @@ def is_complete(out: Path, model: Wheel) -> bool:
 def make(model: Wheel, out: Path) -> int:
     """Write the folder, whole or not at all; returns the number of parameters."""
     path = find(model)
+    # Here, because it takes seconds to import, and a refusal does not need it.
+    from pipelinerl.modeling.gguf import save_unpacked
+    from pipelinerl.modeling.loading import DamagedModel
+
     out.parent.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix=f".{out.name}-", dir=out.parent) as beside:
         folder = Path(beside) / "model"
         folder.mkdir()
-        parameters, positions = _save_weights(path, folder)
-        _save_tokenizer(path, folder, positions)
+        try:
+            parameters = save_unpacked(path, folder)
+        except DamagedModel as error:
+            raise ConfigError(str(error)) from error
         source = asdict(model) | {"files": digests(folder)}
         (folder / SOURCE).write_text(json.dumps(source, indent=1) + "\n")
         folder.rename(out)
     return parameters
-
-
-def _save_weights(path: Path, folder: Path) -> tuple[int, int]:
-    """Weights, configuration and generation configuration; numbers of parameters and of positions."""
-    import torch
-    import transformers
-    from safetensors.torch import save_file
-
-    # Here, because these take seconds to import, and a refusal needs none of them.
-    from pipelinerl.modeling.loading import DamagedModel, load_causal_lm
-
-    options: dict[str, Any] = {"gguf_file": path.name, "dtype": torch.float32, "local_files_only": True}
-    # From 5.19 on transformers can keep the weights packed, and does where it finds kernels for them.
-    if hasattr(transformers, "GgufConfig"):
-        options["quantization_config"] = transformers.GgufConfig(dequantize=True)
-    try:
-        model = load_causal_lm(path.parent, **options)
-    except DamagedModel as error:
-        raise ConfigError(str(error)) from error
-    # `save_pretrained` refuses a model that was quantised, although this one is no more.
-    tensors = {name: one.detach().to(torch.bfloat16).contiguous() for name, one in model.named_parameters()}
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    config = model.config
-    for name in ("quantization_config", "_model_name_or_path"):
-        vars(config).pop(name, None)
-    config.architectures, config.dtype = [type(model).__name__], torch.bfloat16
-    config.save_pretrained(folder)
-    assert model.generation_config is not None
-    model.generation_config.save_pretrained(folder)
-    return sum(one.numel() for one in tensors.values()), config.max_position_embeddings
-
-
-def _save_tokenizer(path: Path, folder: Path, positions: int) -> None:
-    from tokenizers import pre_tokenizers
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
-    # SmolLM2 splits every digit off before anything else (`tokenizer.ggml.pre`), which transformers does not
-    # read: blank lines and blanks before a number would become other tokens than those it was trained on.
-    tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Digits(individual_digits=True), pre_tokenizers.ByteLevel(add_prefix_space=False)]
-    )
-    tokenizer.model_max_length = positions
-    tokenizer.init_kwargs.pop("is_local", None)  # of the file, and written out with the rest otherwise
-    tokenizer.save_pretrained(folder)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
