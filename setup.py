@@ -34,6 +34,7 @@ EXTRAS = {
     "dashboard": ["wandb-workspaces>=0.4"],
     "math": ["math-verify>=0.9"],
     "parquet": ["pyarrow>=18"],
+    "pretrained": ["gguf>=0.19"],
     "reputation": ["gymnasium>=1.1", "stable-baselines3>=2.6"],
     "dev": [
         "pytest>=8",

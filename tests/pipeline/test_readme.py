@@ -18,6 +18,7 @@ import pytest
 from omegaconf import OmegaConf
 
 from pipelinerl.config.compose import compose
+from pipelinerl.pretrained import MODELS
 from tests.pipeline.conftest import DEADLINE_S, ROOT, SMALL
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -93,6 +94,17 @@ def _bootstrap(words: list[str]) -> None:
     assert _main("pipelinerl.bootstrap.__main__", [*words[3:], "validate=true"]) == 0
 
 
+def _pip(words: list[str]) -> None:
+    assert " ".join(words) in [model.remedy for model in MODELS.values()]
+
+
+def _pretrained(words: list[str]) -> None:
+    """Makes the model or, where the wheel is not installed, refuses."""
+    out = Path(words[4])
+    assert _main("pipelinerl.pretrained", words[3:]) == (0 if (out / "source.json").exists() else 2)
+    assert words[3] in MODELS and len(words) == 5
+
+
 def _look(words: list[str]) -> None:
     """Looks at a run, which the test of the example does for those that suit any domain."""
     assert RUN in " ".join(words)
@@ -130,6 +142,8 @@ RULES: dict[tuple[str, ...], Rule] = {
     ("make",): _make,
     ("python", "-m", "pipelinerl.launch"): _launch,
     ("python", "-m", "pipelinerl.bootstrap"): _bootstrap,
+    ("pip", "install"): _pip,
+    ("python", "-m", "pipelinerl.pretrained"): _pretrained,
     ("python", "-m", "domains.privacy_hopqa.leakage"): _leakage,
     ("python", "-m", "pipelinerl.report"): _look,
     ("python", "-m", "pipelinerl.streams"): _look,

@@ -119,3 +119,11 @@ def decoding_rounds() -> list[float]:
 def recorded(what: str) -> list[int]:
     found: list[int] = result("prefix_cache")["settings"][what]
     return found
+
+
+def forwards(model: str) -> list[float]:
+    """Ratios of the embedded engine's two forwards."""
+    return [
+        figure("forwards", f"{model}: {kind}, ratio")
+        for kind in ("32 decodes", "one decode", "a prompt of 256")
+    ]

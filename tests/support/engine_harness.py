@@ -10,7 +10,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 
 from pipelinerl.inference.client import EngineClient
 from pipelinerl.inference.embedded.model import PackedModel
@@ -26,6 +26,20 @@ def build_model(folder: Path, *, tied: bool, seed: int = 0) -> Path:
     """Random Qwen3; weights large enough that its distributions are far from uniform."""
     shape: dict[str, Any] = {"hidden": 64, "heads": 4, "kv_heads": 2, "positions": 4096, "spread": 0.15}
     causal_lm(VOCAB, **shape, tied=tied, eos=EOS, seed=seed).save_pretrained(folder)
+    return folder
+
+
+def build_llama(folder: Path, *, seed: int = 0, **fields: Any) -> Path:
+    """A Llama as sharp as that, every weight random, those of norms and biases too."""
+    torch.manual_seed(seed)
+    shape: dict[str, Any] = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2}
+    shape |= {"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096}
+    ids = {"vocab_size": VOCAB, "eos_token_id": EOS, "bos_token_id": None}
+    model = LlamaForCausalLM(LlamaConfig(**shape, **ids, initializer_range=0.15, **fields))
+    for one in model.parameters():
+        if one.ndim == 1:
+            torch.nn.init.normal_(one, mean=1.0, std=0.15)
+    model.save_pretrained(folder)
     return folder
 
 

@@ -1,4 +1,4 @@
-"""Two ways to run one packed step: any architecture through transformers, and Qwen3 with half the overhead.
+"""Two ways to run one packed step: any architecture through transformers, Qwen3 and Llama with less overhead.
 
 Both write keys and values into the slots and give the same logits; `model` proves it at start against the
 model's own forward. Shapes as in `attention`; V vocabulary, M model width.
@@ -16,6 +16,10 @@ from pipelinerl.inference.embedded.attention import StepBatch, attend, narrow
 ATTENTION_NAME = "pipelinerl_slots"
 # Keyword arguments of attention functions that change the result and that `attend` does not compute.
 _UNSUPPORTED = ("softcap", "s_aux", "sinks", "head_mask")
+# What `FusedForward` computes, and whether queries and keys are normalised, which is all that differs.
+_NORMALISED = {"Qwen3ForCausalLM": True, "LlamaForCausalLM": False}
+# Kinds of rotation whose angles follow from the position alone; the others also look at how long a text is.
+_FIXED_ROTATIONS = ("default", "linear", "yarn", "llama3")
 
 # (step, packed rows) to logits [len(rows), V].
 Forward = Callable[[StepBatch, list[int]], torch.Tensor]
@@ -66,8 +70,8 @@ class TransformersForward:
         return output.logits[0]
 
 
-class Qwen3Forward:
-    """Qwen3 in float32 without the modules' overhead, on the modules' own weights.
+class FusedForward:
+    """Qwen3 and Llama in float32 without the modules' overhead, on the modules' own weights.
 
     Projections that read the same input become one matrix, stored input first, which multiplies a few rows a
     quarter faster. The parameters are made views of it, so that an in-place update of a parameter updates the
@@ -77,6 +81,7 @@ class Qwen3Forward:
     def __init__(self, module: Any, capacity: int) -> None:
         self._module = module
         config = module.config
+        self._normalised = _NORMALISED[type(module).__name__]
         self._heads, self._key_heads = config.num_attention_heads, config.num_key_value_heads
         self._size, self._eps = config.head_dim, config.rms_norm_eps
         self._fused = [_fuse_layer(layer) for layer in module.model.layers]
@@ -111,19 +116,22 @@ class Qwen3Forward:
     def _project(
         self, layer: Any, index: int, hidden: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-        """Normalised, rotated queries [T, H, D] and keys [T, K, D], and values [T, K, D]."""
-        attention, heads, half = layer.self_attn, self._heads, self._size // 2
+        """Rotated queries [T, H, D] and keys [T, K, D], of Qwen3 normalised before, and values [T, K, D]."""
+        heads, half = self._heads, self._size // 2
         joined = self._norm(hidden, layer.input_layernorm.weight) @ self._fused[index].query_key_value
         joined = joined.view(len(hidden), -1, self._size)
         turned = heads + self._key_heads
-        # Joined in every step and not once: an update changes the norms' weights in place.
-        scales = torch.cat(
-            (
-                attention.q_norm.weight.expand(heads, -1),
-                attention.k_norm.weight.expand(self._key_heads, -1),
+        both = joined[:, :turned]
+        if self._normalised:
+            attention = layer.self_attn
+            # Joined in every step and not once: an update changes the norms' weights in place.
+            scales = torch.cat(
+                (
+                    attention.q_norm.weight.expand(heads, -1),
+                    attention.k_norm.weight.expand(self._key_heads, -1),
+                )
             )
-        )
-        both = self._norm(joined[:, :turned], scales)
+            both = self._norm(both, scales)
         swapped = torch.cat((both[..., half:], both[..., :half]), -1)
         both = torch.addcmul(both * cos, swapped, sin)
         return both[:, :heads], both[:, heads:], joined[:, turned:]
@@ -141,13 +149,15 @@ class Qwen3Forward:
         return (values * scale).mul_(weight)
 
 
-def qwen3_forward_applies(module: Any) -> bool:
-    """Whether `Qwen3Forward` computes this model; everything else takes `TransformersForward`."""
+def fused_forward_applies(module: Any) -> bool:
+    """Whether `FusedForward` computes this model; everything else takes `TransformersForward`."""
     config = module.config
     return (
-        type(module).__name__ == "Qwen3ForCausalLM"
+        type(module).__name__ in _NORMALISED
         and config.hidden_act == "silu"
-        and not config.attention_bias
+        and config.rope_parameters["rope_type"] in _FIXED_ROTATIONS
+        # The fused matrices have no place for a bias.
+        and not any(name.endswith(".bias") for name, _ in module.named_parameters())
         and next(module.parameters()).dtype == torch.float32
     )
 

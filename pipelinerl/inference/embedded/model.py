@@ -15,9 +15,9 @@ import transformers
 from pipelinerl.inference.embedded.attention import SlotCache, pack
 from pipelinerl.inference.embedded.forwards import (
     Forward,
-    Qwen3Forward,
+    FusedForward,
     TransformersForward,
-    qwen3_forward_applies,
+    fused_forward_applies,
 )
 from pipelinerl.inference.embedded.protocol import SamplingFields
 from pipelinerl.inference.embedded.scheduler import Chunk, Plan
@@ -89,8 +89,8 @@ class PackedModel:
             # Before a forward is chosen: both change the module, one its attention, the other where weights
             # lie.
             expected = self.module(torch.tensor([prompt]), use_cache=False).logits[0].float()
-        if qwen3_forward_applies(self.module):
-            self._forward = Qwen3Forward(self.module, settings.max_model_len)
+        if fused_forward_applies(self.module):
+            self._forward = FusedForward(self.module, settings.max_model_len)
         else:
             self._forward = TransformersForward(self.module)
         cut, last = length // 2, length - 1

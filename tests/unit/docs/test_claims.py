@@ -10,6 +10,7 @@ from tests.support.claims import (
     chaos,
     critic_profile,
     decoding_rounds,
+    forwards,
     gate,
     groups_profile,
     language_shares,
@@ -43,6 +44,12 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
         r"of (\d+) faults in (\d+) strikes .*?: (\d+) times the run went on, (\d+) times it ended by name, "
         r"(\d+) times it was complete by then; the longest took (\S+) s",
         chaos,
+    ),
+    "fused forward of a Llama": (
+        "docs/engine.md",
+        r"a Llama of 5M this takes (\S+) times.*?, (\S+) times with one, and (\S+) times for a prompt of 256 "
+        r"tokens; for SmolLM2-135M (\S+) (\S+) and (\S+) times",
+        lambda: [*forwards("5M"), *forwards("smollm2")],
     ),
     "57M, success and leakage": (
         "README.md",

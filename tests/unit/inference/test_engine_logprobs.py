@@ -22,7 +22,15 @@ from pipelinerl.inference.embedded import forwards
 from pipelinerl.inference.embedded import model as packed_model
 from pipelinerl.inference.embedded.model import PackedModel, UnsupportedModel
 from pipelinerl.inference.embedded.settings import EngineSettings
-from tests.support.engine_harness import EOS, VOCAB, full_logprobs, random_prompt, reference, running_engine
+from tests.support.engine_harness import (
+    EOS,
+    VOCAB,
+    build_llama,
+    full_logprobs,
+    random_prompt,
+    reference,
+    running_engine,
+)
 
 TOLERANCE = 2e-5
 SIZES: dict[str, Any] = {"vocab_size": VOCAB, "num_hidden_layers": 2, "num_attention_heads": 4}
@@ -35,13 +43,20 @@ def difference(one: Generation, model: Any, temperature: float = 1.0) -> np.ndar
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.7])
-@pytest.mark.parametrize("forward", ["Qwen3Forward", "TransformersForward"])
+@pytest.mark.parametrize("forward", ["FusedForward", "TransformersForward"])
+@pytest.mark.parametrize("architecture", ["untied_model", "llama_model"])
 async def test_logprobs_equal_the_full_forward(
-    untied_model: Path, forward: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    architecture: str,
+    forward: str,
+    temperature: float,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(packed_model, "qwen3_forward_applies", lambda _: forward == "Qwen3Forward")
-    model = reference(untied_model)
-    async with running_engine(untied_model) as engine:
+    if forward != "FusedForward":  # which both architectures take by themselves
+        monkeypatch.setattr(packed_model, "fused_forward_applies", lambda _: False)
+    folder = request.getfixturevalue(architecture)
+    model = reference(folder)
+    async with running_engine(folder) as engine:
         assert engine.server._model.forward_name == forward
         lengths = [1, 2, 4, 63, 64, 65, 200, 350]
         generations = await asyncio.gather(
@@ -98,11 +113,33 @@ async def test_bfloat16_runs_with_a_float32_head(tied_model: Path) -> None:
     assert (np.abs(one.logprobs * 256 % 1) > 1e-3).any()
 
 
-async def test_another_architecture_takes_the_path_through_transformers(tmp_path: Path) -> None:
-    config = LlamaConfig(hidden_size=64, intermediate_size=96, initializer_range=0.15, **SIZES)
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
+def rotation(kind: str, **fields: Any) -> dict[str, Any]:
+    common = {"rope_theta": 10_000.0, "factor": 4.0, "original_max_position_embeddings": 64}
+    return {"rope_parameters": {"rope_type": kind, **common, **fields}}
+
+
+@pytest.mark.parametrize(
+    ("forward", "fields"),
+    [
+        ("TransformersForward", {"attention_bias": True}),
+        ("TransformersForward", {"mlp_bias": True}),
+        ("TransformersForward", {"hidden_act": "gelu"}),
+        # Its angles would follow from the longest text that the engine takes.
+        (
+            "TransformersForward",
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+        ),
+        ("FusedForward", rotation("llama3", low_freq_factor=1.0, high_freq_factor=4.0)),
+        ("FusedForward", rotation("yarn")),
+        ("FusedForward", {"head_dim": 32, "rms_norm_eps": 1e-2}),
+    ],
+)
+async def test_a_llama_is_fused_only_where_that_is_right(
+    tmp_path: Path, forward: str, fields: dict[str, Any]
+) -> None:
+    build_llama(tmp_path, **fields)
     async with running_engine(tmp_path) as engine:
-        assert engine.server._model.forward_name == "TransformersForward"
+        assert engine.server._model.forward_name == forward
         runs = await asyncio.gather(
             *(
                 engine.client.generate(random_prompt(length), SamplingParams(max_tokens=20, ignore_eos=True))
@@ -143,11 +180,14 @@ def test_a_deep_model_is_served_although_its_rounding_exceeds_the_limit(
     assert "nats from its forward in torch.float64" in caplog.text  # a limit alone would have refused it
 
 
+@pytest.mark.parametrize("forward", ["FusedForward", "TransformersForward"])
 @pytest.mark.parametrize("fault", ["scaling", "position"])
 def test_a_deep_model_that_is_computed_wrongly_is_refused(
-    deep_model: Path, fault: str, monkeypatch: pytest.MonkeyPatch
+    deep_model: Path, fault: str, forward: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    right = packed_model.TransformersForward.__call__
+    monkeypatch.setattr(packed_model, "fused_forward_applies", lambda _: forward == "FusedForward")
+    chosen = getattr(packed_model, forward)
+    right = chosen.__call__
 
     def wrong(self: Any, batch: Any, rows: list[int]) -> torch.Tensor:
         if fault == "position":
@@ -158,7 +198,7 @@ def test_a_deep_model_that_is_computed_wrongly_is_refused(
         return right_attend(query * (1.001 if layer == 30 else 1.0), layer, *rest)
 
     right_attend = forwards.attend
-    monkeypatch.setattr(packed_model.TransformersForward, "__call__", wrong)
+    monkeypatch.setattr(chosen, "__call__", wrong)
     if fault == "scaling":
         monkeypatch.setattr(forwards, "attend", attend)
     with pytest.raises(UnsupportedModel, match="rounding does not explain it"):

@@ -5,12 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
 from pipelinerl.inference.client import SamplingParams
 from pipelinerl.weights.send.file_transport import FileTransport
 from pipelinerl.weights.wire import checksum
-from tests.support.engine_harness import full_logprobs, random_prompt, reference, running_engine
+from tests.support.engine_harness import build_llama, full_logprobs, random_prompt, reference, running_engine
 
 
 async def test_calls_out_of_order_are_refused_and_generation_goes_on(
@@ -83,6 +84,22 @@ async def test_label_checksums_and_the_end_of_the_transport(
         await engine.post("/start_weight_update", expect=409)  # no transport any more
         await engine.post("/resume")
         assert await engine.get("/weight_info") == {"weight_version": "7", "state": "serving"}
+
+
+@pytest.mark.parametrize("tied", [True, False])
+async def test_an_update_reaches_the_fused_weights_of_a_llama(tmp_path: Path, tied: bool) -> None:
+    old = build_llama(tmp_path / "old", tie_word_embeddings=tied)
+    new = reference(build_llama(tmp_path / "new", tie_word_embeddings=tied, seed=1))
+    prompt = random_prompt(40)
+    async with running_engine(old) as engine:
+        assert engine.server._model.forward_name == "FusedForward"
+        before = await engine.client.prompt_logprobs(prompt)
+        np.testing.assert_allclose(before, full_logprobs(reference(old), prompt), atol=2e-5)
+        await engine.post("/init_weight_transfer_engine", {"init_info": {}})
+        await engine.update(FileTransport(tmp_path).stage(1, new.named_parameters()).info)
+        after = await engine.client.prompt_logprobs(prompt)
+    np.testing.assert_allclose(after, full_logprobs(new, prompt), atol=2e-5)
+    assert np.abs(after - before).max() > 1.0  # every tensor is another
 
 
 async def test_a_damaged_file_is_refused_before_any_tensor_changes(

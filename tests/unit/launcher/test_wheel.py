@@ -19,6 +19,7 @@ EXTRAS = [
     "math_verify",
     "peft",
     "wandb_workspaces",
+    "gguf",
 ]
 DRY_RUNS = """
 import importlib, os, sys
