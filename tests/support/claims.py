@@ -1,11 +1,15 @@
 """Values of the measured claims in sentences of documents; `tests/unit/docs/test_claims.py` compares them."""
 
 import re
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
-from tests.support.measured import NUMBER, result
+from tests.support.measured import NUMBER, figure, result
+
+Claim = tuple[str, str, Callable[[], list[float]]]
+"""A page, a pattern with a group for each number, and the numbers by their JSON."""
 
 
 def raro_game(figure_of_game: str) -> tuple[list[float], list[float]]:

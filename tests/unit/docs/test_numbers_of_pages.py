@@ -100,7 +100,8 @@ OTHERS: dict[str, dict[str, str]] = {
         r"less than (1e-5) nats": "held by tests/unit/inference/test_prefix_cache.py",
         r"(32) sequences of (356) tokens": "the profile that no file keeps, as the page says",
         r"^\|(?: [^|]* \|) (\d+)(?:M| %) \| (\d+)(?:M| %) \|$": "the same",
-        r"a step at (5)M": "the name of a model",
+        r"a step at (5)M|a Llama of (5)M|SmolLM2-(135)M": "names of models",
+        r"core with (32) sequences that\s+decode|a prompt of (256) tokens;": "parts of names of figures",
         r"none gave (5) % of a step": "timed once, as the page says",
     },
     RETRIEVAL: {
