@@ -181,6 +181,9 @@ class Chaos:
                 self._fell_short(last, f"not complete after {PEACE_S:g} s in peace")
                 return
             try:
+                if "guard.py" in self._stopped:
+                    # With the launcher gone as well, nobody was left to clear up: as after a power cut.
+                    subprocess.run([sys.executable, "-m", "pipelinerl.clean"], check=True, timeout=PEACE_S)
                 run.leaves_nothing(everyone)
                 if (output_dir / "accounting" / "actor.jsonl").exists():
                     run.counts()

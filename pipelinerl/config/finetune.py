@@ -221,7 +221,7 @@ class FinetuneConfig(Section):
     reentrant_checkpointing: bool = False
     """Use torch's reentrant variant of it."""
     seq_length: int = Field(12_000, ge=8)
-    """Tokens of one packed sequence."""
+    """Tokens of one packed row; with `share_prefixes` those that are computed."""
     seq_packing: bool = True
     """Pack several texts into one sequence."""
     share_prefixes: bool = True

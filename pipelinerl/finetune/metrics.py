@@ -177,7 +177,11 @@ class Hardware:
     peak_flops: float | None
 
 
-_PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12}
+_PEAKS = {"B200": 2250e12, "H200": 989e12, "H100": 989e12, "H20": 148e12, "A100": 312e12, "L40S": 362e12} | {
+    "H200 NVL": 835e12,
+    "H100 NVL": 835e12,
+    "H100 PCIe": 756e12,
+}
 """Dense bfloat16 with float32 sums, by part of the device's name; from NVIDIA's data sheets."""
 
 

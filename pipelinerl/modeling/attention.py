@@ -60,8 +60,9 @@ def _refuse_unsupported(attention_mask: torch.Tensor | None, dropout: float, kwa
         raise ValueError(f"{ATTENTION_NAME} takes segments, not an attention mask")
     if dropout:
         raise ValueError(f"attention dropout {dropout} is not supported by {ATTENTION_NAME}; set it to 0")
-    if kwargs.get("sliding_window") is not None:
-        raise ValueError(f"sliding-window attention is not supported by {ATTENTION_NAME}")
+    for option in ("sliding_window", "softcap", "s_aux"):
+        if kwargs.get(option) is not None:
+            raise ValueError(f"{option} is not supported by {ATTENTION_NAME}")
 
 
 class _GatherKeys(torch.autograd.Function):

@@ -45,15 +45,34 @@ def prepare_model(
     """Give a freshly built causal LM packed attention and float32 weights, and move it.
 
     `compile` compiles the decoder layers for any length of row; it is for GPUs, where the attention of a row
-    is one operation whatever its segments. Without `flash_attention` that, too, goes text by text.
+    is one operation whatever its segments. Without `flash_attention` that, too, goes text by text. Raises
+    ValueError for layers that would not keep the texts of a row apart.
     """
-    model.set_attn_implementation(ATTENTION_NAME if flash_attention else PER_TEXT_NAME)
+    attention = ATTENTION_NAME if flash_attention else PER_TEXT_NAME
+    model.set_attn_implementation(attention)
+    _refuse_layers(model, attention)
     model.to(device=device, dtype=torch.float32)
     checkpoint_layers(model, gradient_checkpointing, reentrant_checkpointing)
     if compile:
         compile_layers(model)
     model.config.use_cache = False
     return model.train()
+
+
+def _refuse_layers(model: PreTrainedModel, attention: str) -> None:
+    """Whatever else passes something on from token to token would pass it on from text to text."""
+    name, config = type(model).__name__, model.config.get_text_config(decoder=True)
+    kinds = getattr(config, "layer_types", None)
+    others = sorted({*(kinds or ())} - {"full_attention"})
+    if kinds is None and getattr(config, "sliding_window", None):
+        others = [f"sliding_attention (sliding_window={config.sliding_window})"]
+    if not others and getattr(model, "_is_stateful", False):
+        others = ["a recurrent kind"]
+    if others:
+        said = ", ".join(others)
+        raise ValueError(f"{name} has layers of {said}; only full_attention can be trained on packed rows")
+    if config._attn_implementation != attention:  # transformers only warns
+        raise ValueError(f"{name} cannot be given another attention, so it cannot be trained on packed rows")
 
 
 def hidden_states(

@@ -12,8 +12,8 @@ MAX_LENGTH_GRANULARITY = 64
 MOST_LEVELS = 4
 """Of a trie: each is another pass over what lies below it."""
 LEVELS_FROM = 3.0
-"""Tokens of the samples for each one computed, from which levels are taken: at 6 (verdicts of 128 tokens behind
-1,024) they are faster than gathering keys, at 1.8 (512 behind 512) slower by 3 % (one H200)."""
+"""Tokens of the samples for each computed one, from which levels are taken. At 6 (verdicts of 128 tokens
+behind 1,024) they are faster than gathering keys, at 1.8 (512 behind 512) 3 % slower (one H200)."""
 
 
 # Not frozen: of a frozen dataclass the compiler reads every field, and so compiled the layers anew for each
@@ -80,23 +80,24 @@ class Segments:
         kept = prefixes.path[np.repeat(adds, lengths)]
         row, keys = (np.concatenate([[0], np.cumsum(one[adds])]) for one in (new, lengths))
         order = np.argsort(kept, kind="stable")
-        starts = np.searchsorted(kept[order], np.arange(row[-1]))
+        readers = np.bincount(kept)
         shared = SharedKeys(
-            to_device(kept.astype(np.int64), device),
-            to_device(order.astype(np.int64), device),
-            to_device(starts.astype(np.int64), device),
+            to_device(kept, device),
+            to_device(order, device),
+            to_device(np.cumsum(readers) - readers, device),
             *_spans(keys, device),
         )
         return cls(*_spans(row, device), shared, _levels(prefixes, device))
 
 
 def _levels(prefixes: Prefixes, device: torch.device | str) -> Levels:
-    nodes = prefixes.nodes
-    depths = int(nodes[nodes[:, 2] > nodes[:, 1], 3].max(initial=-1)) + 1
     offsets: list[np.ndarray] = []
     rows: list[np.ndarray] = []
     parts: list[tuple[int, ...]] = []
-    if depths <= MOST_LEVELS and len(prefixes.path) >= LEVELS_FROM * len(prefixes.computed):
+    shares = len(prefixes.path) >= LEVELS_FROM * len(prefixes.computed)
+    nodes = prefixes.nodes if shares else np.zeros((0, 4), np.int64)
+    depths = int(nodes[nodes[:, 2] > nodes[:, 1], 3].max(initial=-1)) + 1
+    if shares and depths <= MOST_LEVELS:
         spans = np.concatenate([nodes[:, 0], nodes[-1:, 1]])
         longest = int(np.diff(spans).max())
         offsets, parts = [spans, spans], [(len(nodes), 0, 0, longest, longest)]

@@ -117,6 +117,8 @@ def remedies(cfg: Config, side: Side) -> list[str]:
 
 def _for_the_trainer(cfg: Config) -> Iterator[str]:
     tune, engines = cfg.finetune, cfg.jobs_of("actor_llm")
+    if not tune.shares_prefixes:
+        yield "finetune.share_prefixes=true" if tune.seq_packing else "finetune.seq_packing=true"
     if not cfg.trainer_on_gpu:
         if cfg.hardware.threads_per_process == 1 and _cores() >= SPARE_CORES:
             yield "hardware.threads_per_process=2"
@@ -133,6 +135,8 @@ def _for_the_trainer(cfg: Config) -> Iterator[str]:
 
 def _for_the_engines(cfg: Config) -> Iterator[str]:
     if cfg.engine.kind == "embedded":
+        if not cfg.prefix_cache and cfg.max_lag != 0:  # without, a synchronous run resumes bit for bit
+            yield "engine.prefix_cache=true"
         if cfg.engine.threads == 1 and _cores() >= SPARE_CORES:
             yield "engine.threads=2"
         return  # more requests together are no faster on a CPU
@@ -140,6 +144,8 @@ def _for_the_engines(cfg: Config) -> Iterator[str]:
         kwargs = {key.replace("_", "-"): value for key, value in cfg.vllm_config.vllm_kwargs.items()}
         if int(kwargs.get("max-num-batched-tokens") or 8192) < 8192:
             yield "vllm_config.vllm_kwargs.max-num-batched-tokens=8192"
+        if kwargs.get("enable-prefix-caching") is False:
+            yield "vllm_config.vllm_kwargs.enable-prefix-caching=true"
         if kwargs.get("async-scheduling") is False:
             yield "vllm_config.vllm_kwargs.async-scheduling=true"
         if sum(len(job.gpus) for job in cfg.jobs_of("finetune")) > 1:

@@ -224,7 +224,9 @@ class Preprocess:
         self._first = False
         self.step += 1
         self.published += len(samples)
-        self.metrics.add_step(samples, sum(map(len, ranks)) * tune.seq_length, split, roles)
+        rows = list(chain.from_iterable(ranks))
+        fill = sum(row.n_computed for row in rows if not row.sentinel) / (len(rows) * tune.seq_length)
+        self.metrics.add_step(samples, fill, split, roles)
         self._last_version = max(sample.newest_version for sample in samples)
 
     def gauges(self) -> dict[str, float]:

@@ -93,13 +93,12 @@ class PreprocessMetrics:
             _add_labels(self.roles, table.role_names, table.role, table, advantages)
 
     def add_step(
-        self, samples: Sequence[Sample], room: int, split_rollouts: int, roles: Mapping[str, float]
+        self, samples: Sequence[Sample], fill: float, split_rollouts: int, roles: Mapping[str, float]
     ) -> None:
-        """Count an optimizer step of rows with `room` tokens, and what `apply_scales` said of it."""
-        tokens = sum(len(sample.input_ids) for sample in samples)
+        """Count an optimizer step, `fill` the filled share of its rows, and what `apply_scales` said."""
         self.samples += len(samples)
-        self.tokens += tokens
-        self.fill.append(tokens / room)
+        self.tokens += sum(len(sample.input_ids) for sample in samples)
+        self.fill.append(fill)
         self.scale_sum += float(np.array([sample.loss_weight_scale for sample in samples]).sum())
         self.split_rollouts += split_rollouts
         for name, value in roles.items():

@@ -1,6 +1,6 @@
 """Groups, samples and settings for tests of trainer and preprocess."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -104,14 +104,24 @@ def ready(seed: int, advantage: float = 1.0, version: int = 0, **fields: Any) ->
 
 
 def write_steps(
-    output_dir: Path, steps: int, texts_per_step: int, seq_length: int = 24, ranks: int = 1
+    output_dir: Path,
+    steps: int,
+    texts_per_step: int,
+    seq_length: int = 24,
+    ranks: int = 1,
+    share: bool = False,
+    begin: Sequence[int] = (),
 ) -> None:
-    """Record a `training_data` stream of `steps` optimizer steps."""
+    """Record a `training_data` stream of `steps` optimizer steps; every text begins with the ids `begin`."""
     with write_to_streams(StreamRangeSpec(output_dir, "training_data", 0, (0, ranks))) as stream:
         for step in range(steps):
             first = step * texts_per_step
             chosen = [ready(first + i, (-1.0) ** i, first) for i in range(texts_per_step)]
-            for rank, batches in enumerate(assemble_step(chosen, step, seq_length, ranks)):
+            for sample in chosen:
+                sample.input_ids = np.concatenate([np.array(begin, np.int32), sample.input_ids])
+                masked = np.full(len(begin), MASKED_TOKEN_ID, np.int32)
+                sample.labels = np.concatenate([masked, sample.labels])
+            for rank, batches in enumerate(assemble_step(chosen, step, seq_length, ranks, share=share)):
                 for batch in batches:
                     stream.write(batch.to_record(), rank)
 

@@ -176,6 +176,17 @@ def gpu_trainer(row: Cells) -> list[Value]:
     return [figure("gpu_trainer", f"{row[0]} {way}: {what}") for what in ("tokens", "MFU", "peak memory")]
 
 
+def gpu_shared(row: Cells) -> list[Value]:
+    """By work, way of attention and what is recomputed."""
+    file = {"gathered keys": "gpu_shared", "levels": "gpu_shared_levels"}[row[1]]
+    work = f"{'critic' if 'critic' in row[0] else 'groups'}, {row[2].strip('`')}"
+    rates, memory = (
+        [figure(file, f"{work}, {way}: {what}") for way in ("shared", "unshared")]
+        for what in ("samples", "peak memory")
+    )
+    return [*rates, figure(file, f"{work}: shared / unshared"), *memory]
+
+
 def _paused(name: str) -> list[Value]:
     """Milliseconds an engine stood still for an update: as shown, the shortest and the longest."""
     (update,) = (one for one in result("gpu_engine")["rows"]["update"] if one["name"] == name)

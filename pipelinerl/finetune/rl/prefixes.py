@@ -149,14 +149,14 @@ class Prefixes:
     @cached_property
     def computed(self) -> np.ndarray:
         """int64 `[U]`: the tokens of the R that are computed, each sample's new ones in order."""
-        lengths = np.diff(self.boundaries)
-        position = np.arange(self.boundaries[-1]) - np.repeat(self.boundaries[:-1], lengths)
-        return np.flatnonzero(position >= np.repeat(self.shared, lengths))
+        new = self.new
+        skipped = np.cumsum(self.shared, dtype=np.int64)  # up to each sample's first new token
+        return np.arange(new.sum()) + np.repeat(skipped, new)
 
     @cached_property
     def path(self) -> np.ndarray:
         """int64 `[R]`: for each token of each sample the one of the U that stands for it."""
-        path = np.zeros(int(self.boundaries[-1]), np.int64)
+        path = np.empty(int(self.boundaries[-1]), np.int64)
         path[self.computed] = np.arange(len(self.computed))
         starts = self.boundaries.tolist()
         for sample, count in enumerate(self.shared.tolist()):
@@ -171,24 +171,31 @@ class Prefixes:
 
         Of each node: where it begins and ends among the U, where what lies below it ends, and its depth.
         """
-        lengths, shared = np.diff(self.boundaries), self.shared
-        ends = np.cumsum(self.new)
-        begins = ends - self.new
-        found: list[tuple[int, int, int, int]] = []
-        # Samples `low` to `high` share their first `known` tokens, which lie in nodes already.
-        todo = [(0, len(lengths), 0, 0)]
-        while todo:
-            low, high, known, depth = todo.pop()
-            common = int(min(lengths[low], shared[low + 1 : high].min(initial=lengths[low])))
-            if common > known:
-                begin = int(begins[low]) + known - int(shared[low])
-                found.append((begin, begin + common - known, int(ends[high - 1]), depth))
-            if high - low == 1:
-                continue
-            cuts = [low, *(low + 1 + np.flatnonzero(shared[low + 1 : high] == common)).tolist(), high]
-            below = depth + (common > known)
-            todo += [(*span, common, below) for span in reversed(list(itertools.pairwise(cuts)))]
-        return np.array(found, np.int64)
+        lengths, shared = np.diff(self.boundaries).tolist(), self.shared.tolist()
+        ends = np.cumsum(self.new).tolist()
+        found: list[tuple[int, int, int]] = []
+        # Prefixes of a sample that fewer and fewer of the samples behind it share, the longest last: its
+        # length, and the first sample that has no more of it.
+        cuts = [(0, len(lengths))]
+        for sample in range(len(lengths) - 1, -1, -1):
+            known, upper = shared[sample], lengths[sample]
+            first = ends[sample] - upper  # where token 0 would lie among the U
+            while upper > known:
+                cut, leaves = cuts[-1]
+                if cut > known:
+                    cuts.pop()
+                lower = max(cut, known)
+                if upper > lower:
+                    found.append((first + lower, first + upper, ends[leaves - 1]))
+                upper = lower
+            if cuts[-1][0] == known:
+                cuts.pop()
+            cuts.append((known, sample))
+        nodes = np.array(found[::-1], np.int64).reshape(-1, 3)
+        begins, lasts = nodes[:, 0], np.sort(nodes[:, 2])
+        # Of the nodes before one, those that end before it begins do not lead to it.
+        depths = np.arange(len(nodes)) - np.searchsorted(lasts, begins, side="right")
+        return np.column_stack([nodes, depths])
 
     @property
     def new(self) -> np.ndarray:

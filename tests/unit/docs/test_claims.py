@@ -6,6 +6,20 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
+from tests.support.claims import (
+    chaos,
+    critic_profile,
+    decoding_rounds,
+    gate,
+    groups_profile,
+    language_shares,
+    prefix_cache,
+    raro_curves,
+    raro_ends,
+    raro_game,
+    recorded,
+    speed,
+)
 from tests.support.measured import (
     ENGINE,
     GPU,
@@ -23,59 +37,13 @@ from tests.support.measured import (
 
 ENDS = ("before", "after")
 
-
-def raro_game(figure_of_game: str) -> tuple[list[float], list[float]]:
-    """By seed, the means of the first five and of the last five steps."""
-    runs = [list(run["game"][figure_of_game].values()) for run in result("raro")["runs"] if run["game"]]
-    return [float(np.mean(run[:5])) for run in runs], [float(np.mean(run[-5:])) for run in runs]
-
-
-def raro_ends() -> list[float]:
-    """The policy's reward at first, mean over seeds, and at last."""
-    first, last = raro_game("policy reward")
-    return [float(np.mean(first)), *last]
-
-
-def raro_curves(arm: str) -> list[list[float]]:
-    """Accuracy of sampled answers, version by version, of each seed."""
-    return [list(run["curve"].values()) for run in result("raro")["runs"] if run["arm"] == arm]
-
-
-def language_shares(drawn: bool) -> list[float]:
-    return [runs[drawn]["share_of_margin"] for runs in result("reputation_language")["seeds"].values()]
-
-
-def gate(name: str, file: str = "arms") -> list[float]:
-    """Difference, interval and differences by seed, as the file tells them."""
-    told = result(file)["gates"][name]["figures"]
-    return [float(number) for number in NUMBER.findall(re.sub(r"n=\d+", "", told))]
-
-
-def speed(*keys: str) -> float:
-    found = result("reputation")["speed"]
-    for key in keys:
-        found = found[key]
-    return float(found)
-
-
-def prefix_cache(metric: str, what: str) -> list[float]:
-    """The smallest and the largest of what the recordings have under this name."""
-    figures = result("prefix_cache")["figures"]
-    found = [row["value"] for name, row in figures.items() if name.startswith(f"{metric}: {what}")]
-    return [min(found), max(found)]
-
-
-def decoding_rounds() -> list[float]:
-    figures = result("prefix_cache_decoding")["figures"]
-    return [row["value"] for name, row in figures.items() if "of round" in name]
-
-
-def recorded(what: str) -> list[int]:
-    found: list[int] = result("prefix_cache")["settings"][what]
-    return found
-
-
 SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
+    "random faults": (
+        "docs/faults.md",
+        r"of (\d+) faults in (\d+) strikes .*?: (\d+) times the run went on, (\d+) times it ended by name, "
+        r"(\d+) times it was complete by then; the longest took (\S+) s",
+        chaos,
+    ),
     "57M, success and leakage": (
         "README.md",
         r"went from\s+(\S+) to (\S+) success and from (\S+) to (\S+) leakage in (\d+) seconds",
@@ -86,6 +54,30 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
                 for when in ENDS
             ),
             figure("gpu_privacy_rl", "rl: from the first to the last record"),
+        ],
+    ),
+    "quickstart, shared prefixes": (
+        "README.md",
+        r"seeds 0 and 1,.*?trains (\S+) times as many texts a second as one that shares\s+nothing, "
+        r"and (\S+) times.*?higher by (\S+) \[(\S+), (\S+)\].*?leakage differs by\s+(\S+) \[(\S+), (\S+)\]",
+        lambda: [
+            figure("sharing", "shared / nothing"),
+            figure("sharing", "shared / trainer"),
+            *(
+                figure("sharing", f"{metric} after, shared - nothing{end}")
+                for metric in ("success", "leak")
+                for end in ("", ", lower end", ", upper end")
+            ),
+        ],
+    ),
+    "GPU, shared prefixes": (
+        "README.md",
+        r"took (\S+) samples a second instead of (\S+)\s+where groups of 8 .*?"
+        r"and (\S+) instead of (\S+) where",
+        lambda: [
+            figure("gpu_shared", f"{work}: fastest {way}")
+            for work in ("groups", "critic")
+            for way in ("shared", "unshared")
         ],
     ),
     "57M, how the model was made": (
@@ -142,6 +134,23 @@ SENTENCES: dict[str, tuple[str, str, Callable[[], list[float]]]] = {
         GPU,
         r"Log-probabilities take (\S+) to (\S+) GB",
         lambda: [figure("gpu_trainer", f"{size} loss: peak memory") for size in ("0.6B", "4B")],
+    ),
+    "shared prefixes of a critic": (
+        GPU,
+        r"Of the (\S+) tokens of those groups (\S+) are computed, (\S+)\s+times fewer.*?"
+        r"gathered keys, (\d+) ms\).*?"
+        r"products\*\*, (\d+) ms, fall (\S+) times: .*? the (\S+) sampled.*?"
+        r"Attention\*\*, (\d+) ms, falls (\S+) times: .*?work\*\*, (\d+) ms, falls (\S+) times\..*?"
+        r"Gathering\*\*, (\d+) ms, is new.*?need (\d+) ms for it, and (\d+) ms more.*?"
+        r"Idle time\*\*, (\d+) ms, falls (\S+) times, and the \*\*optimizer\*\*, (\d+) ms.*?"
+        r"would be (\d+\.\d+)\.",
+        critic_profile,
+    ),
+    "shared prefixes of groups of 8": (
+        GPU,
+        r"samples have (\S+) tokens for each\s+computed one; per sample matrix products fall (\S+) times and "
+        r"attention (\S+) times",
+        groups_profile,
     ),
     "vLLM's HTTP side": (
         GPU,
@@ -386,10 +395,3 @@ def test_claims_in_sentences_are_those_of_their_json(name: str) -> None:
     assert len(written) == len(wanted)
     for one, value in zip(written, wanted):
         assert is_shown(one.rstrip(","), value), f"{one}, in the JSON {value:.5g}"
-
-
-def test_more_supervised_training_is_the_warm_model() -> None:
-    """As the raro page says: the best version by validation is the one before training, with every seed."""
-    runs = [run for run in result("raro")["runs"] if run["arm"] == "sft"]
-    assert runs and all(run["after"] == run["before"] for run in runs)
-    assert "version 0 with every seed" in (ROOT / RARO).read_text(encoding="utf-8")

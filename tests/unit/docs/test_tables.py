@@ -26,6 +26,7 @@ from tests.support.measured import (
     credit,
     from_scratch,
     gpu_engine,
+    gpu_shared,
     gpu_trainer,
     is_shown,
     language,
@@ -34,6 +35,7 @@ from tests.support.measured import (
     ppo_prices,
     ppo_seeds,
     raro,
+    result,
     skill,
     tier,
 )
@@ -94,6 +96,10 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
 
 MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     (GPU, "Qwen3 architecture | way | recomputed | tokens/s | MFU | peak memory"): (3, gpu_trainer),
+    (
+        GPU,
+        "samples of a step | attention | recomputed | samples/s | unshared | ratio | peak memory | unshared",
+    ): (3, gpu_shared),
     (GPU, "|"): (1, gpu_engine),
     (PRIVACY, "skill | before | after | asked for"): (1, skill),
     (PRIVACY, "world | figure | before | after | difference"): (2, learning),
@@ -179,3 +185,10 @@ def test_every_number_of_a_measured_table_is_that_of_its_json(table: Table) -> N
 def test_each_domain_says_last_what_has_not_been_shown(page: str) -> None:
     headings = re.findall(r"^## (.+)$", (ROOT / page).read_text(encoding="utf-8"), re.MULTILINE)
     assert headings[-1] == "Not shown yet"
+
+
+def test_more_supervised_training_is_the_warm_model() -> None:
+    """As the raro page says: the best version by validation is the one before training, with every seed."""
+    runs = [run for run in result("raro")["runs"] if run["arm"] == "sft"]
+    assert runs and all(run["after"] == run["before"] for run in runs)
+    assert "version 0 with every seed" in (ROOT / RARO).read_text(encoding="utf-8")

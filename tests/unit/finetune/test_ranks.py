@@ -62,9 +62,9 @@ def one_rank(folder: Path, **fields: Any) -> None:
     trainer.run()
 
 
-def prepare(folder: Path, ranks: int) -> Path:
+def prepare(folder: Path, ranks: int, **rows: Any) -> Path:
     folder.mkdir()
-    write_steps(folder, 4, 6, ranks=ranks)
+    write_steps(folder, 4, 6, ranks=ranks, **rows)
     tiny_model().save_pretrained(folder / "model")
     return folder
 
@@ -85,6 +85,7 @@ CASES: dict[str, dict[str, Any]] = {
     "sharded and resumed": SHARDED | {"ends": [2, 4]},
     "gradients sharded, bfloat16": SHARDED_GRADIENTS | {"load_as_bf16": True},
     "sharded, with a value head": SHARDED | {"model_class": VALUE_HEAD},
+    "sharded, with shared prefixes": SHARDED | {"begin": [1, 2, 3, 4, 5]},
     "sharded and resumed adapters": SHARDED | {"lora": {"enabled": True, "r": 4}, "ends": [2, 4]},
 }
 QUICK = ("sharded and resumed",)
@@ -96,7 +97,9 @@ QUICK = ("sharded and resumed",)
 )
 def test_two_ranks_equal_one(tmp_path: Path, case: str) -> None:
     fields = dict(CASES[case])
-    one, two = prepare(tmp_path / "one", 1), prepare(tmp_path / "two", 2)
+    begin = fields.pop("begin", [])
+    one = prepare(tmp_path / "one", 1, begin=begin)
+    two = prepare(tmp_path / "two", 2, begin=begin, share=bool(begin))
     alone = {
         name: value for name, value in fields.items() if name not in {*SHARDED_GRADIENTS, *SHARDED, "ends"}
     }

@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import PreTrainedModel
+from transformers import PreTrainedModel, Qwen3MoeConfig, Qwen3MoeForCausalLM
 
 from pipelinerl.config.finetune import LoraConfig, RLConfig
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding, assemble_step
@@ -17,13 +17,17 @@ from pipelinerl.finetune.rl.losses import Coefficients
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.finetune.rl.targets import targets_of
 from pipelinerl.modeling.lora import add_adapters, is_adapter
+from pipelinerl.modeling.model import prepare_model
 from pipelinerl.modeling.value_head import build_value_head
 from pipelinerl.preprocess.reference import ReferenceScorer
 from pipelinerl.rollouts import MASKED_TOKEN_ID
-from tests.support.builders import ready
-from tests.support.policy import learner, tiny_model
+from tests.support.builders import ready, write_steps
+from tests.support.policy import VOCAB, learner, tiny_model
+from tests.support.training import Deadly, Killed, saved, train
 
 ROW = 24
+NEWEST = 10
+"""The last announced version; the n-th sample is of version n."""
 # Two ids, so that samples agree for a while, equal each other and are prefixes of each other.
 IDS = st.lists(st.integers(1, 2), min_size=1, max_size=10)
 TEXTS = st.lists(st.tuples(IDS, st.integers(0, 10)), min_size=1, max_size=14)
@@ -54,15 +58,38 @@ def samples_of(texts: Sequence[tuple[list[int], int]]) -> list[Sample]:
     return [sample_of(number, ids, prompt) for number, (ids, prompt) in enumerate(texts)]
 
 
+def expert_lm() -> PreTrainedModel:
+    """Two of four experts for each token, in both layers."""
+    torch.manual_seed(0)
+    config = Qwen3MoeConfig(
+        vocab_size=VOCAB,
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        num_key_value_heads=1,
+        head_dim=8,
+        num_experts=4,
+        num_experts_per_tok=2,
+        moe_intermediate_size=16,
+        initializer_range=0.3,
+    )
+    return Qwen3MoeForCausalLM(config)
+
+
 def flat(ranks: list[list[PipelineBatchEncoding]]) -> list[PipelineBatchEncoding]:
     return [batch for rank in ranks for batch in rank]
 
 
 def trained(
-    batches: Sequence[PipelineBatchEncoding], rl: RLConfig, value_head: bool, lora: bool
+    batches: Sequence[PipelineBatchEncoding],
+    rl: RLConfig,
+    value_head: bool = False,
+    lora: bool = False,
+    experts: bool = False,
+    max_lag: int | None = None,
 ) -> tuple[dict[str, torch.Tensor], np.ndarray]:
     """Gradients of a step, and the sums of its statistics."""
-    model = tiny_model()
+    model = prepare_model(expert_lm()) if experts else tiny_model()
     if lora:
         add_adapters(model, LoraConfig(enabled=True, r=2))
         torch.manual_seed(1)
@@ -73,17 +100,18 @@ def trained(
     if head is not None:
         torch.nn.init.normal_(head.weight, generator=torch.Generator().manual_seed(2))
     one = learner(rl, model, value_head=head)
-    found = [one.accumulate(batch, targets_of(batch, rl), Coefficients(0.1, 0.02)) for batch in batches]
+    coefficients = Coefficients(0.1, 0.02)
+    found = [one.accumulate(batch, targets_of(batch, rl, NEWEST, max_lag), coefficients) for batch in batches]
     vectors = [measured.vector.numpy() for measured in found if measured is not None]
     gradients = {name: p.grad for name, p in one.policy.named_parameters() if p.grad is not None}
     return gradients, np.sum([vector[:20] for vector in vectors] or [np.zeros(20)], axis=0)
 
 
-def assert_equal(samples: list[Sample], rl: RLConfig, ranks: int = 1, **kind: bool) -> None:
+def assert_equal(samples: list[Sample], rl: RLConfig, ranks: int = 1, **kind: Any) -> None:
     plain = flat(assemble_step(samples, 0, ROW, ranks))
     shared = flat(assemble_step(samples, 0, ROW, ranks, share=True))
-    expected, statistics = trained(plain, rl, kind.get("value_head", False), kind.get("lora", False))
-    found, others = trained(shared, rl, kind.get("value_head", False), kind.get("lora", False))
+    expected, statistics = trained(plain, rl, **kind)
+    found, others = trained(shared, rl, **kind)
     assert found.keys() == expected.keys()
     for name, gradient in expected.items():
         size = max(1.0, float(gradient.abs().max()))
@@ -111,7 +139,7 @@ DIALOGUES = [
 
 
 @pytest.mark.parametrize("loss", LOSSES)
-@pytest.mark.parametrize("kind", ["plain", "value_head", "lora"])
+@pytest.mark.parametrize("kind", ["plain", "value_head", "lora", "experts"])
 def test_every_loss_with_stages_equals_unshared(loss: str, kind: str) -> None:
     if kind == "lora":
         pytest.importorskip("peft")
@@ -119,7 +147,29 @@ def test_every_loss_with_stages_equals_unshared(loss: str, kind: str) -> None:
     (batch,) = flat(assemble_step(samples, 0, 2 * ROW, share=True))
     assert batch.n_computed < 0.4 * batch.n_tokens
     rl = RLConfig(policy_loss=loss, epsilon_high=4.0, kl_coef=0.1, entropy_bonus=0.02, value_loss_coef=0.3)
-    assert_equal(samples, rl, **{kind: True})
+    assert_equal(samples, rl, **({} if kind == "plain" else {kind: True}))
+
+
+@pytest.mark.parametrize("loss", LOSSES)
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_stale_overlong_and_weighted_samples_equal_unshared(loss: str, ranks: int) -> None:
+    """Equal texts that differ in all that is not their ids, trained at a temperature, with everything on."""
+    pytest.importorskip("peft")
+    samples = samples_of([*DIALOGUES, *DIALOGUES])
+    for number, sample in enumerate(samples):
+        sample.overflow, sample.group_tokens = float(number % 5 == 0), 3.0 + number
+        sample.loss_weight_scale, sample.kl_weight_scale = 1.0 + number, 2.0 - number / 10
+    rl = RLConfig(
+        policy_loss=loss,
+        temperature=0.6,
+        group_normalization=True,
+        overlong_filtering=True,
+        value_loss_coef=0.3,
+    )
+    (batch, *_) = flat(assemble_step(samples, 0, 2 * ROW, share=True))
+    targets = targets_of(batch, rl, NEWEST, 6)
+    assert 0 < targets.stale.sum() < len(targets.stale)
+    assert_equal(samples, rl, ranks, value_head=True, lora=True, max_lag=6)
 
 
 def test_a_shared_row_is_read_back_and_checked() -> None:
@@ -133,6 +183,20 @@ def test_a_shared_row_is_read_back_and_checked() -> None:
     for wrong in (batch.shared + 1, -batch.shared, batch.shared[:-1]):
         with pytest.raises(ValueError, match=r"column shared .* does not fit"):
             PipelineBatchEncoding.from_record(batch.to_record() | {"shared": wrong})
+
+
+def test_records_tell_what_is_shared_whatever_a_resumed_run_is_configured_for(tmp_path: Path) -> None:
+    begin, alone, straight, resumed = [1, 2, 3, 4, 5], *(tmp_path / name for name in "abc")
+    for folder in (alone, straight, resumed):
+        write_steps(folder, 4, 6, share=folder != alone, begin=begin)
+    train(alone, share_prefixes=False)
+    train(straight)
+    with pytest.raises(Killed):
+        train(resumed, Deadly(18))
+    train(resumed, share_prefixes=False)
+    for name, tensor in saved(straight).items():
+        torch.testing.assert_close(tensor, saved(alone)[name], atol=1e-4, rtol=1e-4)
+        assert torch.equal(tensor, saved(resumed)[name])
 
 
 def test_without_sharing_or_packing_every_token_is_computed() -> None:

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from tests.support.engine_harness import build_model
+from tests.support.text_model import build_text_model
 
 torch.set_num_threads(1)
 
@@ -22,3 +23,9 @@ def untied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def other_tied_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Unrelated weights of the same shape."""
     return build_model(tmp_path_factory.mktemp("other"), tied=True, seed=1)
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A model with a tokenizer and a chat template."""
+    return build_text_model(tmp_path_factory.mktemp("text"))

@@ -1,43 +1,22 @@
 """The routes for users' own programs, asked by OpenAI's own client."""
 
-import asyncio
 import json
-import logging
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
-import httpx
 import openai
 import pytest
-from aiohttp import web
 
 from pipelinerl.inference.client import EngineRequestError, SamplingParams
 from pipelinerl.inference.embedded.openai_chat import read_tool_calls
-from tests.support.engine_harness import RunningEngine, running_engine, until
-from tests.support.text_model import build_text_model, byte_tokenizer
+from tests.support.openai_client import asked
+from tests.support.text_model import byte_tokenizer
 
 TOKENIZER = byte_tokenizer()
 MESSAGES: list[Any] = [{"role": "user", "content": "Say something."}]
 PROMPT = "<|start|>user\nSay something.<|end|><|start|>assistant\n"
 TOOL = {"type": "function", "function": {"name": "search", "parameters": {"type": "object"}}}
 IDS = {"return_token_ids": True}
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return build_text_model(tmp_path_factory.mktemp("text"))
-
-
-@asynccontextmanager
-async def asked(folder: Path, **settings: Any) -> AsyncIterator[tuple[RunningEngine, openai.AsyncOpenAI]]:
-    async with (
-        running_engine(folder, **settings) as engine,
-        openai.AsyncOpenAI(base_url=f"{engine.url}/v1", api_key="none", max_retries=0, timeout=60) as client,
-    ):
-        yield engine, client
 
 
 def ids_of(text: str) -> list[int]:
@@ -339,81 +318,9 @@ async def test_prompts_that_are_too_long_and_answers_of_no_token_are_refused_in_
                 await client.completions.create(model="model", prompt=prompt, max_tokens=max_tokens)
 
 
-@pytest.mark.parametrize("stream", [False, True])
-async def test_a_client_that_hangs_up_leaves_nothing_in_the_log(
-    folder: Path, caplog: pytest.LogCaptureFixture, stream: bool
-) -> None:
-    async with asked(folder) as (engine, client):
-        metrics = engine.server.engine.metrics
-        body = {"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "stream": stream}
-        data = json.dumps(body).encode()
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n".encode()
-        port = int(engine.url.rpartition(":")[2])
-        for wait_s in (0.0, 0.01, 0.05, 0.1, 0.2):
-            for end in (len(data), len(data) // 2, 0):  # in the answer, in the body, before the body
-                for leave in ("abort", "close"):
-                    _, writer = await asyncio.open_connection("127.0.0.1", port)
-                    writer.write(head + data[:end])
-                    await writer.drain()
-                    await asyncio.sleep(wait_s)
-                    getattr(writer.transport, leave)()
-        await until(lambda: metrics.running == metrics.waiting == 0)
-        answer = await client.completions.create(model="model", prompt="Once", max_tokens=1)
-        assert len(answer.choices) == 1
-    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []
-
-
-async def test_a_connection_that_closes_between_two_writes_leaves_nothing_in_the_log(
-    folder: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    async with asked(folder) as (engine, client):
-        write, seen = web.StreamResponse.write, list[int]()
-
-        async def closing(self: web.StreamResponse, data: Any) -> None:
-            seen.append(len(data))
-            if len(seen) == 2:  # aiohttp says so where the handler is not cancelled yet
-                raise aiohttp.ClientConnectionResetError("Cannot write to closing transport")
-            await write(self, data)
-
-        monkeypatch.setattr(web.StreamResponse, "write", closing)
-        stream = await client.completions.create(model="model", prompt="Once", max_tokens=100, stream=True)
-        with pytest.raises((httpx.RemoteProtocolError, openai.APIConnectionError)):
-            _ = [one async for one in stream]
-        await until(lambda: engine.server.engine.metrics.running == 0)
-    assert [one.getMessage() for one in caplog.records if one.levelno >= logging.WARNING] == []
-
-
 async def test_a_model_without_a_tokeniser_says_so(tied_model: Path) -> None:
     async with asked(tied_model) as (engine, client):
         with pytest.raises(openai.BadRequestError, match=r"no tokenizer\.json"):
             await client.completions.create(model="model", prompt=[1, 2])
         with pytest.raises(EngineRequestError, match=r"no tokenizer\.json"):
             await engine.client.generate([1], SamplingParams(max_tokens=1, stop=("a",)))
-
-
-async def test_leaving_a_stream_aborts_it_and_an_abort_ends_it(folder: Path) -> None:
-    async with asked(folder) as (engine, client):
-        metrics = engine.server.engine.metrics
-        kwargs: dict[str, Any] = {"model": "model", "prompt": "Once", "max_tokens": 500}
-        body = {"ignore_eos": True, "request_id": "mine"}
-        stream = await client.completions.create(stream=True, extra_body=body, **kwargs)
-        await anext(aiter(stream))
-        await stream.close()
-        await until(lambda: metrics.finished["abort"] == 1 and metrics.running == 0)
-        stream = await client.completions.create(stream=True, extra_body=body, **kwargs)
-        await anext(aiter(stream))
-        assert (await engine.post("/abort_requests", {"request_ids": ["mine"]}))["aborted"] == 1
-        reasons = [one.choices[0].finish_reason async for one in stream]
-        assert reasons[-1] == "abort" and set(reasons[:-1]) <= {None}
-
-
-async def test_an_engine_that_fails_in_a_stream_is_an_error_of_the_client(folder: Path) -> None:
-    async with asked(folder) as (engine, client):
-        stream = await client.completions.create(
-            model="model", prompt="a", max_tokens=500, stream=True, extra_body={"ignore_eos": True}
-        )
-        await anext(aiter(stream))
-        engine.server._model.module.model.norm.weight.data.fill_(float("nan"))
-        with pytest.raises(openai.APIError, match="log-probability nan"):
-            async with asyncio.timeout(60):
-                _ = [one async for one in stream]

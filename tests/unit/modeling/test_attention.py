@@ -1,8 +1,11 @@
 """Packed rows give what separate rows give."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
+import transformers
 from transformers import PreTrainedModel
 
 from pipelinerl.modeling import attention
@@ -75,3 +78,38 @@ def test_masks_dropout_and_broken_offsets_are_refused() -> None:
         varlen_attention(module, q, q, q, None, dropout=0.1)
     with pytest.raises(ValueError, match="ascend from 0"):
         Segments.from_offsets(np.array([0, 3, 3]))
+
+
+SMALL: dict[str, Any] = {
+    "vocab_size": 31,
+    "hidden_size": 16,
+    "num_hidden_layers": 2,
+    "num_attention_heads": 2,
+    "num_key_value_heads": 1,
+    "head_dim": 8,
+    "intermediate_size": 32,
+    "bos_token_id": None,
+    "eos_token_id": None,
+    "pad_token_id": None,
+}
+SSM: dict[str, Any] = {"num_heads": 4, "head_dim": 8, "state_size": 8, "n_groups": 1}
+
+
+@pytest.mark.parametrize(
+    ("family", "fields", "said"),
+    [
+        ("Qwen3Next", {"layer_types": ["linear_attention", "full_attention"]}, "layers of linear_attention"),
+        ("Gemma3", {"sliding_window": 4}, "layers of sliding_attention"),
+        ("Mistral", {"sliding_window": 4}, r"layers of sliding_attention \(sliding_window=4\)"),
+        ("Mamba2", SSM, "layers of linear_attention"),
+        ("Lfm2", {"layer_types": ["conv", "full_attention"]}, "layers of conv"),
+        ("Bloom", {"n_head": 2}, "cannot be given another attention"),
+    ],
+)
+def test_layers_that_would_mix_texts_are_refused(family: str, fields: dict[str, Any], said: str) -> None:
+    named = {"Gemma3": "Gemma3TextConfig"}.get(family, f"{family}Config")
+    config = getattr(transformers, named)(**SMALL | fields)
+    with pytest.raises(ValueError, match=f"^{family}ForCausalLM .*{said}.* packed rows$"):
+        prepare_model(getattr(transformers, f"{family}ForCausalLM")(config))
+    window = transformers.MistralConfig(**SMALL, sliding_window=None)
+    prepare_model(transformers.MistralForCausalLM(window))

@@ -15,6 +15,7 @@ from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.preprocess.chunk import process_chunk
 from pipelinerl.preprocess.loop import _Reporter
 from pipelinerl.preprocess.metrics import PreprocessMetrics
+from pipelinerl.rollouts import MASKED_TOKEN_ID
 from tests.support.builders import group, samples
 from tests.support.known_metrics import PREPROCESS, names
 from tests.unit.preprocess.conftest import Bench
@@ -116,7 +117,21 @@ def test_a_record_holds_every_known_name(bench: Bench, tmp_path: Path) -> None:
     assert names(PREPROCESS) <= set(json.loads(lines[1])) and names(PREPROCESS) <= set(found)
     assert "adv/scale_mean" not in empty and found["adv/scale_mean"] == 1.0
     assert {"preprocessor/packing_fill", "adv/frac_singleton_buckets", "adv/texts_per_rollout"} <= set(found)
+    assert 0 < found["preprocessor/packing_fill"] <= 1
     assert found["discarded/masked"] == found["preprocessor/total_filtered_out_samples"] == 4
+
+
+def test_rows_are_filled_with_tokens_that_are_computed(bench: Bench) -> None:
+    """Eight texts of eight tokens that all begin with the same seven lie in a row of 24."""
+    records = [one for number in range(2) for one in group(number)]
+    for last, one in enumerate(records):
+        one["input_ids"] = np.array([1, 2, 3, 4, 5, 6, 7, 8 + last], np.int32)
+        one["labels"] = np.where(np.arange(8) < 7, MASKED_TOKEN_ID, one["input_ids"])
+        one["logprobs"], one["weight_versions"] = np.zeros(1, np.float32) - 1, [[0, 0, 1]]
+    bench.preprocess.take_groups([records[:4], records[4:]])
+    bench.preprocess.write_steps()
+    found = bench.preprocess.metrics.record({})
+    assert found["preprocessor/packing_fill"] == pytest.approx(15 / 24)
 
 
 def test_nothing_is_said_of_labels_that_no_text_has() -> None:

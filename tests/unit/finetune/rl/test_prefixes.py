@@ -59,6 +59,12 @@ def test_each_token_finds_the_tokens_before_it(ids: list[np.ndarray]) -> None:
     whole = {tuple(path[: n + 1].tolist()) for path in paths for n in range(len(path))}
     assert len(whole) == len(prefixes.computed)  # one past for each token, whoever reads it
     np.testing.assert_array_equal(prefixes.new, [len(one) for one in ordered] - prefixes.shared)
+    nodes = prefixes.nodes
+    assert nodes[:, 0].tolist() == [0, *nodes[:-1, 1].tolist()] and nodes[-1, 1] == len(prefixes.computed)
+    for begin, depth in nodes[:, [0, 3]].tolist():
+        above = nodes[(nodes[:, 0] <= begin) & (nodes[:, 2] > begin)]
+        assert above[:, 3].tolist() == list(range(depth + 1))
+        assert (*itertools.chain.from_iterable(itertools.starmap(range, above[:, :2].tolist())),) in whole
 
 
 @settings(max_examples=100, deadline=None)
@@ -98,6 +104,12 @@ def test_few_large_groups_are_divided_where_ranks_would_wait() -> None:
     plan = pack_prefixes(ids, [len(one) - 200 for one in ids], 4096, 2)
     loads = [sum(trie_size([ids[i] for i in row]) for row in rank) for rank in plan]
     assert max(loads) < 1.15 * sum(loads) / 2
+
+
+def test_equal_samples_fill_a_row_with_what_is_learned() -> None:
+    ids = [np.full(4, 1 + i // 4, np.int32) for i in range(8)]
+    assert sorted(pack_prefixes(ids, [4] * 8, ROW)[0]) == [[0, 1, 2, 3], [4, 5, 6, 7]]
+    assert pack_prefixes(ids, [2] * 8, ROW) == [[[*range(8)]]]
 
 
 def test_a_sample_longer_than_a_row_is_named() -> None:

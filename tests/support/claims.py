@@ -1,0 +1,121 @@
+"""Values of the measured claims in sentences of documents; `tests/unit/docs/test_claims.py` compares them."""
+
+import re
+from typing import Any
+
+import numpy as np
+
+from tests.support.measured import NUMBER, result
+
+
+def raro_game(figure_of_game: str) -> tuple[list[float], list[float]]:
+    """By seed, the means of the first five and of the last five steps."""
+    runs = [list(run["game"][figure_of_game].values()) for run in result("raro")["runs"] if run["game"]]
+    return [float(np.mean(run[:5])) for run in runs], [float(np.mean(run[-5:])) for run in runs]
+
+
+def raro_ends() -> list[float]:
+    """The policy's reward at first, mean over seeds, and at last."""
+    first, last = raro_game("policy reward")
+    return [float(np.mean(first)), *last]
+
+
+def raro_curves(arm: str) -> list[list[float]]:
+    """Accuracy of sampled answers, version by version, of each seed."""
+    return [list(run["curve"].values()) for run in result("raro")["runs"] if run["arm"] == arm]
+
+
+def language_shares(drawn: bool) -> list[float]:
+    return [runs[drawn]["share_of_margin"] for runs in result("reputation_language")["seeds"].values()]
+
+
+def gate(name: str, file: str = "arms") -> list[float]:
+    """Difference, interval and differences by seed, as the file tells them."""
+    told = result(file)["gates"][name]["figures"]
+    return [float(number) for number in NUMBER.findall(re.sub(r"n=\d+", "", told))]
+
+
+def speed(*keys: str) -> float:
+    found = result("reputation")["speed"]
+    for key in keys:
+        found = found[key]
+    return float(found)
+
+
+def shared_row(work: str, way: str, file: str = "gpu_shared_rows") -> dict[str, Any]:
+    """What `benchmarks.gpu.shared` kept of one way of one work, nothing recomputed."""
+    wanted = (work, "none", way)
+    (row,) = (r for r in result(file)["rows"] if (r["work"], r["mode"], r["way"]) == wanted)
+    return dict(row)
+
+
+def spent(row: dict[str, Any], *kinds: str) -> float:
+    """Milliseconds of a step that kernels of these kinds take, by the profile of some of its rows."""
+    return float(sum(row["profile"]["ms"][kind] for kind in kinds) * row["rows"] / row["profile"]["rows"])
+
+
+def critic_profile() -> list[float]:
+    """In the order of the list in docs/gpu.md."""
+    shared, unshared = (shared_row("critic", way) for way in ("shared", "unshared"))
+    levels = shared_row("critic", "shared", "gpu_shared_levels_rows")
+    elementwise = ("compiled", "other", "copies")
+    steps = [float(np.mean(row["steps_s"])) * 1e3 for row in (shared, unshared)]
+    lost = spent(shared, "gathering"), spent(shared, "idle")
+    told = re.findall(r"=(\d+)", result("gpu_shared")["settings"]["critic"])
+    groups, texts, _, sampled, _ = map(int, told)
+    return [
+        shared["raw_tokens"],
+        shared["unique_tokens"],
+        shared["raw_tokens"] / shared["unique_tokens"],
+        shared["profile"]["wall_ms"],
+        spent(shared, "matmul"),
+        spent(unshared, "matmul") / spent(shared, "matmul"),
+        groups * texts * sampled,
+        spent(shared, "attention"),
+        spent(unshared, "attention") / spent(shared, "attention"),
+        spent(shared, *elementwise),
+        spent(unshared, *elementwise) / spent(shared, *elementwise),
+        lost[0],
+        spent(levels, "gathering"),
+        spent(levels, "other") - spent(shared, "other"),
+        lost[1],
+        spent(unshared, "idle") / lost[1],
+        steps[0] - 1e3 * float(np.mean(shared["passes_s"])),
+        steps[1] / (steps[0] - sum(lost)),
+    ]
+
+
+def groups_profile() -> list[float]:
+    """Tokens for each computed one; per sample, unshared over shared: matrix products and attention."""
+    shared, unshared = (shared_row("groups", way) for way in ("shared", "unshared"))
+    return [
+        shared["raw_tokens"] / shared["unique_tokens"],
+        *(spent(unshared, kind) / spent(shared, kind) for kind in ("matmul", "attention")),
+    ]
+
+
+def chaos() -> list[float]:
+    """Random faults in a row: how many, in how many strikes, how they ended and the longest time."""
+    found = result("chaos")
+    strikes, outcomes = found["strikes"], [strike["outcome"] for strike in found["strikes"]]
+    faults = sum(len(strike["kinds"]) for strike in strikes)
+    ends = [outcomes.count(name) for name in ("went on", "named", "complete")]
+    assert sum(ends) == len(strikes) and len(found["fell_short"]) == 1
+    return [faults, len(strikes), *ends, max(strike["seconds"] for strike in strikes)]
+
+
+def prefix_cache(metric: str, what: str) -> list[float]:
+    """The smallest and the largest of what the recordings have under this name."""
+    figures = result("prefix_cache")["figures"]
+    found = [row["value"] for name, row in figures.items() if name.startswith(f"{metric}: {what}")]
+    return [min(found), max(found)]
+
+
+def decoding_rounds() -> list[float]:
+    figures = result("prefix_cache_decoding")["figures"]
+    return [row["value"] for name, row in figures.items() if "of round" in name]
+
+
+def recorded(what: str) -> list[int]:
+    found: list[int] = result("prefix_cache")["settings"][what]
+    return found
