@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+import yaml
 from omegaconf import DictConfig, OmegaConf
 from pydantic import ValidationError
 
@@ -42,7 +43,7 @@ def save(tree: DictConfig, output_dir: str | Path) -> None:
 
 def load(output_dir: str | Path) -> Config:
     """The typed tree of the run in `output_dir`. Raises ConfigError if it is absent, invalid or unplaced."""
-    cfg = typed(_read(output_dir))
+    cfg = typed(read_tree(output_dir))
     if cfg.derived_ is None:
         raise ConfigError(
             f"{config_path(output_dir)}: has no section derived; start the run again with pipelinerl.launch"
@@ -52,7 +53,7 @@ def load(output_dir: str | Path) -> Config:
 
 def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:
     """The tree that rollout code gets: `cfg.jobs` and, with `job`, `cfg.me`: that process and the engines."""
-    tree = _read(output_dir)
+    tree = read_tree(output_dir)
     if job is None:
         return tree
     jobs = {int(entry.idx): entry for entry in tree.jobs}
@@ -66,11 +67,15 @@ def load_tree(output_dir: str | Path, job: int | None = None) -> DictConfig:
     return tree
 
 
-def _read(output_dir: str | Path) -> DictConfig:
+def read_tree(output_dir: str | Path) -> DictConfig:
+    """The resolved tree as it lies there. Raises ConfigError with one line if it is missing or damaged."""
     path = config_path(output_dir)
     if not path.is_file():
         raise ConfigError(f"{path}: not found; give the output_dir of a run started by pipelinerl.launch")
-    tree = OmegaConf.load(path)
+    try:
+        tree = OmegaConf.load(path)
+    except (yaml.YAMLError, ValueError, OSError) as error:  # OSError: also a file that holds a number
+        raise ConfigError(f"{path}: damaged; start the run again to rewrite it ({error})") from error
     if not isinstance(tree, DictConfig):
         raise ConfigError(f"{path}: not a mapping; start the run again to rewrite it")
     return tree

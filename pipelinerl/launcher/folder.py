@@ -2,6 +2,7 @@
 
 import fcntl
 import json
+import logging
 import os
 import shutil
 from collections.abc import Iterable
@@ -13,7 +14,9 @@ from omegaconf import OmegaConf
 from pipelinerl.base.closing import Closing
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.files import write_whole
-from pipelinerl.config.files import config_path
+from pipelinerl.config.files import config_path, read_tree
+
+log = logging.getLogger(__name__)
 
 MADE_BY_A_RUN = (
     "accounting",
@@ -83,9 +86,19 @@ class RunFolder(Closing):
             self._lock.close()
 
     def next_attempt(self) -> int:
-        """0 for a fresh folder, then one more at every start."""
-        path = config_path(self.path)
-        return int(OmegaConf.select(OmegaConf.load(path), "attempt", default=0)) + 1 if path.is_file() else 0
+        """0 for a fresh folder, then one more at every start.
+
+        A tree that is damaged, or cut off before it says so, is no reason to refuse a sound checkpoint, since
+        this start writes it anew: then the streams that earlier starts set aside are counted.
+        """
+        if not config_path(self.path).is_file():
+            return 0
+        try:
+            return int(OmegaConf.select(read_tree(self.path), "attempt")) + 1
+        except (ConfigError, ValueError, TypeError) as error:
+            aside = [int(path.name.removeprefix("streams_")) for path in self.path.glob("streams_[0-9]*")]
+            log.warning("damaged tree: starts are counted by the streams that were set aside: %s", error)
+            return max(aside, default=-1) + 2
 
     def set_streams_aside(self, attempt: int) -> None:
         """Keep what the previous attempt did not deliver, out of the way of this one."""

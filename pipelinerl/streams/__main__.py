@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 from omegaconf import OmegaConf
 
-from pipelinerl.config.files import config_path
+from pipelinerl.config.files import config_path, read_tree
 from pipelinerl.config.machine import StreamsConfig
 from pipelinerl.streams import (
     EARLIEST,
@@ -50,7 +50,7 @@ def backend_of(output_dir: Path) -> Iterator[None]:
     if not config_path(output_dir).is_file():
         yield
         return
-    streams = OmegaConf.select(OmegaConf.load(config_path(output_dir)), "streams")
+    streams = OmegaConf.select(read_tree(output_dir), "streams")
     settings = StreamsConfig.model_validate(OmegaConf.to_container(streams)).settings
     saved = output_dir / "streams" / "redis" / "dump.rdb"
     if settings["backend"] != "redis" or _has_run(settings, output_dir):

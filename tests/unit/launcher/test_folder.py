@@ -26,6 +26,17 @@ def test_attempts_are_counted(folder: RunFolder, tmp_path: Path) -> None:
     assert RunFolder(tmp_path / "fresh").next_attempt() == 0
 
 
+@pytest.mark.parametrize(
+    "damage", [b"attempt: 1\n" + bytes(20), b"attempt: [", b"attempt: x", b"seed: 1\n", b"7", b"\xff"]
+)
+def test_a_damaged_tree_does_not_stop_a_resume(
+    damage: bytes, folder: RunFolder, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config_path(tmp_path).write_bytes(damage)
+    assert folder.next_attempt() == 2
+    assert "counted by the streams that were set aside" in caplog.text and "\n" not in caplog.messages[0]
+
+
 def test_streams_of_the_last_attempt_are_set_aside(folder: RunFolder, tmp_path: Path) -> None:
     folder.set_streams_aside(2)
     assert (tmp_path / "streams_1/actor").is_dir() and not (tmp_path / "streams").exists()
