@@ -205,6 +205,12 @@ def _several(what: str) -> list[Value]:
     return [figure("gpu_several", f"{way}: {what}") for way in ("two_engines", "tensor_parallel")]
 
 
+_ONE_PROCESS = (
+    "client, 256 requests, API servers 1, nccl_ahead",
+    "client / offline, 256, API servers 1, nccl_ahead",
+)
+
+
 def gpu_engine(row: Cells) -> list[Value]:
     """By the beginning of the row's first cell."""
     steps = ("pause", "finish", "resume")
@@ -218,7 +224,6 @@ def gpu_engine(row: Cells) -> list[Value]:
         )
         for size in (256, 512)
     ]
-    tokens_one = "client, 256 requests, API servers 1, nccl_ahead"
     found: dict[str, list[Value]] = {
         "Qwen3-1.7B": [
             *_paused(_AHEAD),
@@ -231,9 +236,7 @@ def gpu_engine(row: Cells) -> list[Value]:
             *_engine(*(f"  idle: of it {step}" for step in steps)),
         ],
         "through the client": [*_engine(*waves), _GOAL_SHARE],
-        "the same with one HTTP process": _engine(
-            tokens_one, "client / offline, 256, API servers 1, nccl_ahead"
-        ),
+        "the same with one HTTP process": _engine(*_ONE_PROCESS),
         "256 always in flight": [
             figure("gpu_engine", "client, 256 always in flight"),
             4,

@@ -94,7 +94,9 @@ def reads(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[[str, Seq
     def run(module: str, options: Sequence[str]) -> None:
         monkeypatch.setattr(sys, "argv", [module, *options])
         for imported in (module, f"{module}.__main__"):  # which a second execution would warn about
-            monkeypatch.delitem(sys.modules, imported, raising=False)
+            # A package stays: imported anew it would have lost its modules, for every test behind this one.
+            if not hasattr(sys.modules.get(imported), "__path__"):
+                monkeypatch.delitem(sys.modules, imported, raising=False)
         with pytest.raises(Read):
             runpy.run_module(module, run_name="__main__", alter_sys=True)
 

@@ -39,13 +39,10 @@ def tokens() -> list[str]:
     return ["<unk>", "<s>", "</s>", *sorted(ByteLevel.alphabet()), *("".join(pair) for pair in MERGES)]
 
 
-def write_gguf(path: Path) -> LlamaForCausalLM:
-    """A random Llama of two layers in 4 and 8 bits; the model whose weights these are."""
-    gguf = pytest.importorskip("gguf", reason="the extra `pretrained` is not installed")
-    words = tokens()
+def random_llama() -> LlamaForCausalLM:
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=len(words),
+        vocab_size=len(tokens()),
         hidden_size=HIDDEN,
         intermediate_size=96,
         num_hidden_layers=LAYERS,
@@ -55,7 +52,13 @@ def write_gguf(path: Path) -> LlamaForCausalLM:
         tie_word_embeddings=True,
         initializer_range=0.15,
     )
-    model = LlamaForCausalLM(config)
+    return LlamaForCausalLM(config)
+
+
+def write_gguf(path: Path) -> LlamaForCausalLM:
+    """A random Llama of two layers in 4 and 8 bits; the model whose weights these are."""
+    gguf = pytest.importorskip("gguf", reason="the extra `pretrained` is not installed")
+    words, model = tokens(), random_llama()
     writer = gguf.GGUFWriter(path, "llama")
     writer.add_context_length(128)
     writer.add_embedding_length(HIDDEN)
@@ -63,7 +66,7 @@ def write_gguf(path: Path) -> LlamaForCausalLM:
     writer.add_feed_forward_length(96)
     writer.add_head_count(HEADS)
     writer.add_head_count_kv(KEY_HEADS)
-    writer.add_layer_norm_rms_eps(config.rms_norm_eps)
+    writer.add_layer_norm_rms_eps(model.config.rms_norm_eps)
     writer.add_rope_freq_base(10_000.0)
     writer.add_rope_dimension_count(HIDDEN // HEADS)
     writer.add_vocab_size(len(words))
