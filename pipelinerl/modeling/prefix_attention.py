@@ -3,8 +3,8 @@
 A row is a trie in depth-first order, so what reads a node's keys lies right behind it. Each node attends to
 itself; then, level by level, everything below a node attends to it, and the two results are merged by their
 log-sum-exps (Dao et al. 2022, appendix B.3). The kernel takes the merged result and its log-sum-exp for each
-part of the backward, as in ring attention (Liu et al. 2023), so no key is copied for its
-readers. A trie of many levels is attended sequence by sequence instead, on gathered keys.
+part of the backward, as in ring attention (Liu et al. 2023), so no key is copied for its readers. A trie of
+many levels, or one whose keys few tokens read, is attended sequence by sequence instead, on gathered keys.
 
 One operation whatever the row, so that compiled layers have one graph.
 """
