@@ -21,7 +21,7 @@ import numpy as np
 from benchmarks._figures import RESULTS, Figure, at_least, command_line, report, write_json
 from benchmarks._runs import evaluations, launch, paired
 from pipelinerl.observe.history import read_metrics, series
-from pipelinerl.observe.intervals import Interval
+from pipelinerl.observe.intervals import Interval, known
 
 ARMS: Mapping[str, Sequence[str]] = {
     "shared": (),
@@ -57,12 +57,9 @@ def row_of(run: Path) -> dict[str, Any]:
         "tokens_per_unique_token": float(np.mean(ratio)),
     }
     for metric in METRICS:
-        row |= {f"{metric}_before": mean(before[metric]), f"{metric}_after": mean(after[metric])}
+        for when, values in (("before", before), ("after", after)):
+            row[f"{metric}_{when}"] = float(known(values[metric]).mean())
     return row
-
-
-def mean(values: Sequence[float | None]) -> float:
-    return float(np.mean([value for value in values if value is not None]))
 
 
 def shown(name: str, interval: Interval) -> list[Figure]:

@@ -149,6 +149,8 @@ class Chaos:
         self._out: Path = options.out
         self._scenarios = options.only or ["guessing", "redis", "privacy_hopqa"]
         self.strikes: list[Strike] = []
+        self._stopped: list[str] = []
+        """Who was stopped since the last start."""
 
     def play(self) -> None:
         """Until `faults` were made, or the minutes are over. The folder of a run that fell short is kept."""
@@ -203,7 +205,7 @@ class Chaos:
     ) -> tuple[int | None, int]:
         """Exit status (None: it hangs) and how many were struck."""
         began, made = time.monotonic(), 0
-        self._stopped: list[str] = []
+        self._stopped.clear()
         while made < most and self._left > 0:
             if (status := run.ended(self._random.uniform(0.0, 20.0))) is not None:
                 return status, made

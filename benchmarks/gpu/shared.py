@@ -109,14 +109,7 @@ class Cell:
 def rows_of(work: Work, vocab: int, shared: bool) -> list[PipelineBatchEncoding]:
     """The micro-batches of a step."""
     texts = random_groups(work.groups, work.texts, work.prompt, work.sampled, vocab)
-    sharing: dict[str, Any] = {"share": True} if shared else {}
-    return assemble_step(texts, 0, work.row, **sharing)[0]
-
-
-def unique(batch: PipelineBatchEncoding) -> int:
-    """Tokens that are computed."""
-    shared = getattr(batch, "shared", None)
-    return batch.n_tokens - (0 if shared is None else int(shared.sum()))
+    return assemble_step(texts, 0, work.row, share=shared)[0]
 
 
 def build(size: str, mode: str, device: str, compiled: bool) -> PreTrainedModel:
@@ -143,7 +136,10 @@ class Measured:
         found, batches = [], {}
         for way in ways:
             batches[way] = rows_of(self.works[work], self.vocab, way == "shared")
-            computed, raw = sum(map(unique, batches[way])), sum(one.n_tokens for one in batches[way])
+            computed, raw = (
+                sum(one.n_computed for one in batches[way]),
+                sum(one.n_tokens for one in batches[way]),
+            )
             samples = self.works[work].samples
             found.append(Cell(work, self.mode, way, samples, len(batches[way]), computed, raw))
         for turn in range(WARM_UPS + repeats):

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 import torch
 
-from pipelinerl.finetune.rl.packing import best_fit_decreasing
-from pipelinerl.finetune.rl.prefixes import Prefixes, pack_prefixes, shared_with_previous
+from pipelinerl.finetune.rl.batch import packed_rows
+from pipelinerl.finetune.rl.prefixes import Prefixes, shared_with_previous
 from pipelinerl.finetune.rl.sample import Sample
 from pipelinerl.modeling.masters import MasterWeights
 from pipelinerl.modeling.model import load_model
@@ -43,17 +43,11 @@ class ReferenceScorer:
     def score(self, samples: Sequence[Sample]) -> list[np.ndarray | None]:
         """float32 `[labels]` per sample; a label on the first token, which nothing predicts, gets 0."""
         out: list[np.ndarray | None] = [np.zeros(0, np.float32)] * len(samples)
-        for row in self._rows(samples):
+        (rows,) = packed_rows(samples, self._seq_length, share=self._share)  # as the trainer's are chosen
+        for row in rows:
             for index, scores in zip(row, self._score_row([samples[i] for i in row])):
                 out[index] = scores
         return out
-
-    def _rows(self, samples: Sequence[Sample]) -> list[list[int]]:
-        """Indices of the samples of each row, as the trainer's are chosen."""
-        if not self._share:
-            return best_fit_decreasing([len(sample.input_ids) for sample in samples], self._seq_length)
-        learned = [len(sample.old_logprobs) for sample in samples]
-        return pack_prefixes([sample.input_ids for sample in samples], learned, self._seq_length)[0]
 
     def _score_row(self, samples: Sequence[Sample]) -> list[np.ndarray]:
         lengths = np.array([len(sample.input_ids) for sample in samples])

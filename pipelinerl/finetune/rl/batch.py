@@ -167,15 +167,12 @@ def assemble_step(
     With `share`, samples that begin alike lie in the same rows, and what they share counts once. Without
     `packing` each sample is a row of its own. A rank without samples gets one sentinel.
     """
-    lengths = [len(sample.input_ids) for sample in samples]
     share = share and packing
-    if share:
-        learned = [len(sample.old_logprobs) for sample in samples]
-        rows_of_ranks = pack_prefixes([sample.input_ids for sample in samples], learned, seq_length, ranks)
-    elif packing:
-        rows_of_ranks = pack(lengths, seq_length, ranks)
+    if packing:
+        rows_of_ranks = packed_rows(samples, seq_length, ranks, share)
     else:
-        rows_of_ranks = [[[i] for i in chosen] for chosen in balance(lengths, ranks)]
+        chosen = balance([len(sample.input_ids) for sample in samples], ranks)
+        rows_of_ranks = [[[i] for i in own] for own in chosen]
     out = []
     for rows in rows_of_ranks:
         batches = [encode([samples[i] for i in row], step, len(samples), share) for row in rows]
@@ -184,6 +181,16 @@ def assemble_step(
             batch.is_last = False
         out.append(batches)
     return out
+
+
+def packed_rows(
+    samples: Sequence[Sample], seq_length: int, ranks: int = 1, share: bool = False
+) -> list[list[list[int]]]:
+    """`[rank][row][sample index]`, for `assemble_step` and the reference; a rank may stay empty."""
+    ids = [sample.input_ids for sample in samples]
+    if share:
+        return pack_prefixes(ids, [len(sample.old_logprobs) for sample in samples], seq_length, ranks)
+    return pack([len(one) for one in ids], seq_length, ranks)
 
 
 def encode(
