@@ -102,7 +102,7 @@ def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
 
 
 def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
-    """Kinds of layers that the trainer would refuse after it has loaded the model; not every file names them."""
+    """Kinds of layers that the trainer refuses once it has loaded the model; not every file has them."""
     # A model of text and images has those of its text in a section of its own.
     text = config.get("text_config")
     kinds = (text if isinstance(text, dict) else config).get("layer_types")
