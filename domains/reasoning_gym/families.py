@@ -5,6 +5,7 @@ seed is deterministic, so a question travels as these and its index, and is made
 """
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import fields
 from functools import lru_cache
@@ -16,6 +17,10 @@ REMEDY = "pip install -e '.[reasoning-gym]'"
 OWN = {"seed": "it follows from the dataset's name", "size": "count says how many questions are used"}
 """Options that every family has and this domain decides."""
 NO_DATA = {"composite": "composite mixes other families, name those"}
+HASHED = frozenset(
+    {"isomorphic_strings", "knight_swap", "polynomial_multiplication", "ransom_note", "word_ladder"}
+)
+"""Families that run through sets of strings and so depend on Python's hash seed (found by comparing two)."""
 DRAWS = 10_000
 """Questions of one seed. Some families make so many, or an index of so many, when they are made."""
 
@@ -51,6 +56,11 @@ def make(task: str, options: Mapping[str, Any], seed: int) -> Any:
             raise FamilyError(
                 f"tasks.{task}.{option}: no such option; {suggestion(option, allowed - OWN.keys())}"
             )
+    if task in HASHED and not os.environ.get("PYTHONHASHSEED", "").isdecimal():
+        raise FamilyError(
+            f"tasks.{task}: makes other questions in each process unless strings have the same hashes; start "
+            "the run with PYTHONHASHSEED=0 in its environment"
+        )
     made, typed = families[task]
     try:
         return made(typed(**options, seed=seed, size=DRAWS))
@@ -66,5 +76,13 @@ def cached(task: str, options: str, seed: int) -> Any:
 
 @lru_cache(maxsize=1024)
 def entry(task: str, options: str, seed: int, index: int) -> dict[str, Any]:
-    """One question, kept for the other attempts of its group."""
-    return dict(cached(task, options, seed)[index])
+    """One question `{question, answer, metadata}`, kept for the other attempts of its group.
+
+    Raises FamilyError where the family cannot make it.
+    """
+    try:
+        return dict(cached(task, options, seed)[index])
+    except FamilyError:
+        raise
+    except Exception as error:  # found only by making it: an option that leaves nothing to choose from
+        raise FamilyError(f"tasks.{task}={options}: {first_line(error)}") from None

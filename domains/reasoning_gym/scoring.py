@@ -18,15 +18,15 @@ FIRST = ("chain_sum", "{}", 1, 0, None, "1", "text")
 
 def judge(
     task: str, options: str, seed: int, index: int, question: str | None, completion: str, form: AnswerFormat
-) -> tuple[float | None, bool]:
+) -> tuple[float | None, bool] | str:
     """Score from 0 to 1, and whether the completion has an answer in this form; without one the score is 0.
 
-    The score is None where the family's own verifier fails at the answer. Raises RuntimeError where the
-    family makes another question than the one that was asked.
+    The score is None where the family's own verifier fails at the answer. A text says why nothing can be
+    scored: the family makes another question here than the one that was asked.
     """
     item = entry(task, options, seed, index)
     if question is not None and item["question"] != question:
-        raise RuntimeError(f"family {task}: seed {seed}, index {index} is another question in each process")
+        return f"family {task}: seed {seed}, index {index} is another question in each process"
     answer = extract_answer(completion, form, item["answer"])
     if answer is None:
         return 0.0, False
@@ -46,7 +46,12 @@ def make_pool(workers: int, deadline_s: float, memory_mb: int) -> JudgePool:
 async def score(
     pool: JudgePool, problem: dict[str, Any], completion: str, form: AnswerFormat
 ) -> tuple[float | None, bool]:
-    """`judge` in one of the pool's processes; (None, True) where it was late or brought its process down."""
+    """`judge` in one of the pool's processes; (None, True) where it was late or brought its process down.
+
+    Raises ValueError where the process makes another question than the one that was asked.
+    """
     keys = ("task", "options", "seed", "index", "question")
     found = await pool.ask(*(problem[key] for key in keys), completion, form)
+    if isinstance(found, str):
+        raise ValueError(found)
     return (None, True) if found is None else (found[0], found[1])
