@@ -13,7 +13,7 @@ from typing import Any
 
 from pipelinerl.base.errors import first_line, suggestion
 
-REMEDY = "pip install -e '.[reasoning-gym]'"
+REMEDY = "pip install 'pipelinerl[reasoning-gym]'"
 OWN = {"seed": "it follows from the dataset's name", "size": "count says how many questions are used"}
 """Options that every family has and this domain decides."""
 NO_DATA = {"composite": "composite mixes other families, name those"}
