@@ -3,14 +3,21 @@
 `judge` is what the workers of `domains/pool.py` call, for the rollouts of one actor worker.
 """
 
-import logging
+import re
 from typing import Any
 
 from domains.pool import JudgePool
 from domains.reasoning_gym.answers import AnswerFormat, extract_answer
 from domains.reasoning_gym.families import cached, entry
 
-logger = logging.getLogger(__name__)
+PARSED = frozenset(
+    {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
+)
+"""Families that read answers with sympy's parser, which evaluates them as Python."""
+_EXPRESSION = re.compile(
+    r"(?:[\d\s+\-*/^().,=]|\b(?:[A-Za-z]|a?(?:sin|cos|tan)h?|exp|log|ln|sqrt|pi)\b)*", re.ASCII
+)
+"""What may reach that parser: no names but variables and functions of mathematics, no text, no brackets."""
 
 FIRST = ("chain_sum", "{}", 1, 0, None, "1", "text")
 """A question that is quickly scored, so that a worker has loaded the library before its first deadline."""
@@ -30,6 +37,8 @@ def judge(
     answer = extract_answer(completion, form, item["answer"])
     if answer is None:
         return 0.0, False
+    if task in PARSED and not _EXPRESSION.fullmatch(answer):
+        return 0.0, True
     try:
         score = float(cached(task, options, seed).score_answer(answer, item))
     except (Exception, RecursionError, MemoryError):  # whatever an odd answer brings down

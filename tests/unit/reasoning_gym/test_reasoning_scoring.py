@@ -53,6 +53,23 @@ def test_a_verifier_that_fails_at_an_answer_says_so() -> None:
     assert judge(*(problem[key] for key in keys), "blah", "text") == (None, True)
 
 
+HOSTILE = "__import__('os').system('touch {path}')"
+
+
+@pytest.mark.usefixtures("families")
+@pytest.mark.parametrize(
+    "task",
+    ["binary_matrix", "countdown", "n_queens", "puzzle24", "simple_integration", "spiral_matrix"],
+)
+def test_an_answer_is_not_run_as_a_program(task: str, tmp_path: Path) -> None:
+    problem, right = problem_and_answer(**{task: {}})
+    keys = ("task", "options", "seed", "index", "question")
+    for hostile in (HOSTILE, f"[{HOSTILE}]", "exec(chr(49))", "().__class__"):
+        found = judge(*(problem[key] for key in keys), hostile.replace("{path}", str(tmp_path / "x")), "text")
+        assert found[0] in (None, 0.0) and not (tmp_path / "x").exists(), hostile
+    assert judge(*(problem[key] for key in keys), right, "text") == (1.0, True)
+
+
 @pytest.fixture
 def ask(tmp_path: Path) -> Callable[..., Any]:
     """One rollout whose engine writes the given text."""
