@@ -15,7 +15,7 @@ PARSED = frozenset(
 )
 """Families that read answers with sympy's parser, which evaluates them as Python."""
 _EXPRESSION = re.compile(
-    r"(?:[\d\s+\-*/^().,=]|\b(?:[A-Za-z]|a?(?:sin|cos|tan)h?|exp|log|ln|sqrt|pi)\b)*", re.ASCII
+    r"(?:[\d\s+\-*/^().,=]|\b(?:[A-Za-z]|a?(?:sin|cos|tan)h?|exp|log|ln|sqrt|pi|Integral)\b)*", re.ASCII
 )
 """What may reach that parser: no names but variables and functions of mathematics, no text, no brackets."""
 
