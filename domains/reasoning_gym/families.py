@@ -38,8 +38,8 @@ EVALUATED = (
     "reasoning_gym.games.n_queens",
 )
 """Modules whose verifiers look for a list in an answer with `eval`, which would run what a model wrote."""
-DRAWS = 10_000
-"""Questions of one seed. Some families make so many, or an index of so many, when they are made."""
+DRAWS = 2_000
+"""Questions of one seed; `acre` makes them all at once, within the deadline of its first verdict."""
 
 
 class FamilyError(ValueError):
