@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any
 
-from domains.reasoning_gym.families import DRAWS, cached
+from domains.reasoning_gym.families import DRAWS, entry
 
 Problem = dict[str, Any]
 Tasks = Mapping[str, Mapping[str, Any] | None]
@@ -113,7 +113,6 @@ def _draws(name: str, task: str, options: str) -> Iterator[Problem]:
     for block in itertools.count():
         # Hashed: families add the index to the seed, so neighbouring seeds repeat each other's questions.
         seed = int.from_bytes(sha256(f"{name}/{task}/{block}".encode()).digest()[:4]) >> 1
-        dataset = cached(task, options, seed)
         for index in range(DRAWS):
             yield {
                 "id": f"{name}/{task}-{block * DRAWS + index}",
@@ -121,7 +120,7 @@ def _draws(name: str, task: str, options: str) -> Iterator[Problem]:
                 "options": options,
                 "seed": seed,
                 "index": index,
-                "question": dataset[index]["question"],
+                "question": entry(task, options, seed, index)["question"],
                 "dataset": f"{name}/{task}",
                 "domain": DOMAIN,
             }

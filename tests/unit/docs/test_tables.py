@@ -61,6 +61,10 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "`rewards=` | correct | wrong | no answer, unparsable": "settings of conf/rewards",
     },
     "domains/multidomain/README.md": {"key | meaning": "words"},
+    "domains/reasoning_gym/README.md": {
+        "key | meaning": "words",
+        "`reasoning_gym.answer_format` | the answer is": "words",
+    },
     ENGINE: {
         "route | what it does": "words",
         "part of a decode step | 5M | 1M": "one profile whose records were not kept, as the page says",
