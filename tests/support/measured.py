@@ -178,13 +178,22 @@ def gpu_trainer(row: Cells) -> list[Value]:
 
 def gpu_shared(row: Cells) -> list[Value]:
     """By work, way of attention and what is recomputed."""
-    file = {"gathered keys": "gpu_shared", "levels": "gpu_shared_levels"}[row[1]]
+    earlier = row[1].removesuffix(" in every row (earlier)")
+    file = {"gathered keys": "gpu_shared_gathered", "levels": "gpu_shared_levels"}[earlier]
+    if earlier == row[1]:
+        file = "gpu_shared"
     work = f"{'critic' if 'critic' in row[0] else 'groups'}, {row[2].strip('`')}"
     rates, memory = (
         [figure(file, f"{work}, {way}: {what}") for way in ("shared", "unshared")]
         for what in ("samples", "peak memory")
     )
     return [*rates, figure(file, f"{work}: shared / unshared"), *memory]
+
+
+def gpu_trl(row: Cells) -> list[Value]:
+    arm = "trl_tuned" if "TRL" in row[0] else "ours"
+    shown = ("samples trained", "trainer alone", "sampled", "steps that count")
+    return [figure("gpu_trl", f"{arm}: {what}") for what in shown]
 
 
 def _paused(name: str) -> list[Value]:

@@ -44,8 +44,8 @@ SENTENCES: dict[str, Claim] = MACHINES | {
     ),
     "quickstart, shared prefixes": (
         "README.md",
-        r"seeds 0 and 1,.*?trains (\S+) times as many texts a second as one that shares\s+nothing, "
-        r"and (\S+) times.*?higher by (\S+) \[(\S+), (\S+)\].*?leakage differs by\s+(\S+) \[(\S+), (\S+)\]",
+        r"seeds 0 to 3,.*?trains (\S+) times as many texts a second as one that shares\s+nothing, "
+        r"and (\S+) times.*?shared by (\S+) \[(\S+), (\S+)\] and leakage by\s+(\S+) \[(\S+), (\S+)\]",
         lambda: [
             figure("sharing", "shared / nothing"),
             figure("sharing", "shared / trainer"),
