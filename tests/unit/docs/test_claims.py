@@ -56,6 +56,23 @@ SENTENCES: dict[str, Claim] = MACHINES | {
             ),
         ],
     ),
+    "a pretrained model on two cores": (
+        "README.md",
+        r"It learns on two CPU cores: (\S+) optimizer.*? took (\S+) to (\S+) minutes.*?from "
+        r"(\S+) \[(\S+), (\S+)\] to (\S+) \[(\S+), (\S+)\];.*?that is \+(\S+) \[(\S+), (\S+)\]",
+        lambda: [
+            result("pretrained_cpu")["rows"][0]["steps"],
+            *(
+                extreme(row["training_s"] / 60 for row in result("pretrained_cpu")["rows"])
+                for extreme in (min, max)
+            ),
+            *(
+                result("pretrained_cpu")["table"]["all"][when][end]
+                for when in ("before", "after", "difference")
+                for end in ("mean", "low", "high")
+            ),
+        ],
+    ),
     "GPU, shared prefixes": (
         "README.md",
         r"took (\S+) samples a second instead of (\S+)\s+where groups of 8 .*?"
