@@ -157,8 +157,8 @@ def figures_of(rows: Sequence[Mapping[str, Any]], table: Mapping[str, Any], goal
     return figures
 
 
-def main() -> int:
-    options = command_line(__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    options = command_line(__doc__, argv)
     if options.model is None or not (options.model / "config.json").is_file():
         print(
             f"--model {options.model}: no model there; python -m pipelinerl.pretrained smollm2 FOLDER",
