@@ -3,10 +3,9 @@
 import random
 from typing import cast, get_args
 
-from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from domains.privacy_hopqa.teacher.inprocess import simulate
-from domains.privacy_hopqa.teacher.script import Phase, ScriptedModel
+from domains.privacy_hopqa.teacher.script import MIXTURES, Phase, ScriptedModel
 from domains.privacy_hopqa.world import World, build, chains_of, world_config, world_store
 from pipelinerl.bootstrap.demonstrations import Demonstration
 
@@ -38,10 +37,11 @@ def demonstrations(settings: PrivacyHopQASettings, seed: int, phase: str) -> lis
     if phase not in get_args(Phase):
         raise ValueError(f"bootstrap phase {phase!r} is unknown; allowed: {', '.join(get_args(Phase))}")
     world = training_world(seed)
-    store, prompts = world_store(world), PROMPT_SETS[settings.prompt_set]
+    store, mixture = world_store(world), MIXTURES[settings.prompt_set]
     made: dict[Demonstration, None] = {}
     for index, chain in enumerate(chains_of(world, "train")):
-        model = ScriptedModel(chain, cast(Phase, phase), random.Random(f"{seed}:{index}:{phase}"), prompts)
+        drawn = random.Random(f"{seed}:{index}:{phase}")
+        model = ScriptedModel(chain, cast(Phase, phase), drawn, settings.prompt_set, mixture)
         simulate(chain, store, settings, model)
         made.update(dict.fromkeys(model.recorded))
     return list(made)

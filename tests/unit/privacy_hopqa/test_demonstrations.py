@@ -10,7 +10,6 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import domains.privacy_hopqa
-from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.teacher.demonstrations import demonstrations, training_world
@@ -40,9 +39,9 @@ def of_kind(phase: str, prefix: str) -> list[Demonstration]:
 
 def play(seed: int, mixture: Mixture) -> list[tuple[bool, list[str], str]]:
     world = training_world(seed)
-    store, prompts, played = world_store(world), PROMPT_SETS["compact"], []
+    store, played = world_store(world), []
     for index, chain in enumerate(chains_of(world, "train")):
-        model = ScriptedModel(chain, "mixture", random.Random(index), prompts, mixture)
+        model = ScriptedModel(chain, "mixture", random.Random(index), "compact", mixture)
         episode, judge = simulate(chain, store, cpu_settings(), model), Judge(chain)
         right = all(judge.correct(hop.hop_number, hop.answer) for hop in episode.hops)
         played.append((right, episode.web_queries, chain.hops[0].answer))
