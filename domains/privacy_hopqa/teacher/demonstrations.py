@@ -4,11 +4,13 @@ import random
 from typing import cast, get_args
 
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.teacher.adversary import adversary_demonstrations
 from domains.privacy_hopqa.teacher.inprocess import simulate
 from domains.privacy_hopqa.teacher.script import MIXTURES, Phase, ScriptedModel
 from domains.privacy_hopqa.world import World, build, chains_of, world_config, world_store
 from pipelinerl.bootstrap.demonstrations import Demonstration
 
+ADVERSARY = "adversary"
 FIRST_TRAINING_SEED = 1_000_000
 CHAINS_PER_WORLD = 60
 
@@ -34,9 +36,12 @@ def training_world(seed: int) -> World:
 
 def demonstrations(settings: PrivacyHopQASettings, seed: int, phase: str) -> list[Demonstration]:
     """The distinct demonstrations of one world, one rollout a chain. Raises ValueError for another phase."""
-    if phase not in get_args(Phase):
-        raise ValueError(f"bootstrap phase {phase!r} is unknown; allowed: {', '.join(get_args(Phase))}")
+    if phase not in (phases := (*get_args(Phase), ADVERSARY)):
+        raise ValueError(f"bootstrap phase {phase!r} is unknown; allowed: {', '.join(phases)}")
     world = training_world(seed)
+    if phase == ADVERSARY:
+        drawn = random.Random(f"{seed}:{phase}")
+        return list(dict.fromkeys(adversary_demonstrations(world, settings, drawn)))
     store, mixture = world_store(world), MIXTURES[settings.prompt_set]
     made: dict[Demonstration, None] = {}
     for index, chain in enumerate(chains_of(world, "train")):

@@ -28,6 +28,7 @@ PAGES = sorted(
 COMMAND = re.compile(r"python -m pipelinerl\.(launch|bootstrap)((?:\\\n|[^`\n])*)")
 KINDS = ("cpu", "gpu")
 PRESETS = {
+    "privacy_hopqa_adversary": "privacy_hopqa",
     "privacy_hopqa_from_scratch": "privacy_hopqa",
     "privacy_hopqa_pretrained": "privacy_hopqa",
     "privacy_hopqa_situational": "privacy_hopqa",

@@ -56,7 +56,8 @@ def test_equal_seeds_give_equal_demonstrations_and_others_differ():
 
 
 def test_an_unknown_phase_is_refused():
-    with pytest.raises(ValueError, match="bootstrap phase 'dirty' is unknown; allowed: clean, mixture"):
+    allowed = "clean, mixture, adversary"
+    with pytest.raises(ValueError, match=f"bootstrap phase 'dirty' is unknown; allowed: {allowed}"):
         demonstrations(cpu_settings(), 3, "dirty")
 
 
