@@ -61,7 +61,9 @@ ON_GPU = (
 )
 """Of a run that has neighbours on its card and on the host's cores."""
 ON_CPU = (
-    "privacy_hopqa.world={seed:0,size:tiny}",
+    *("privacy_hopqa.world.companies=2", "privacy_hopqa.world.test_companies=1"),
+    *("privacy_hopqa.world.private_docs=24", "privacy_hopqa.world.web_docs=200"),
+    *("privacy_hopqa.world.train_chains=16", "privacy_hopqa.world.val_chains=0"),
     "actor.llm_max_rollouts=8",
     "actor.rollout_workers=1",
     "privacy_hopqa.retrieval_workers=1",
@@ -121,14 +123,14 @@ def run_overrides(options: argparse.Namespace, arm: str, seed: int) -> list[str]
     texts, gpu = TEXTS[options.hardware], options.hardware == "gpu"
     every = max(1, options.steps // (options.evaluations + 1)) * texts
     found = [*PRESET, f"hardware={options.hardware}", f"model_path={options.work / 'policy'}", f"seed={seed}"]
-    if gpu:
-        found += [f"privacy_hopqa.world.seed={seed}", f"privacy_hopqa.world.test_chains={options.chains}"]
+    found += [f"privacy_hopqa.world.seed={seed}", f"privacy_hopqa.world.test_chains={options.chains}"]
     found += ON_GPU if gpu else ON_CPU
-    found += [f"finetune.gradient_accumulation_passes={texts}", f"eval_every_n_versions={every}"]
+    found.append(f"finetune.gradient_accumulation_passes={texts}")
     if arm == "start":
-        return [*found, "finetune.max_train_steps=1", "eval_at_end=false", *options.overrides]
-    found += [f"finetune.max_train_steps={options.steps}", "finetune.save_checkpoint_steps=10"]
-    return [*found, *arms.ARMS[arm], *options.overrides]
+        once = ["finetune.max_train_steps=1", "eval_every_n_versions=1000000", "eval_at_end=false"]
+        return [*found, *once, *options.overrides]
+    found += [f"finetune.max_train_steps={options.steps}", f"eval_every_n_versions={every}"]
+    return [*found, "finetune.save_checkpoint_steps=10", *arms.ARMS[arm], *options.overrides]
 
 
 def run_tasks(place: Place, names: Sequence[str]) -> Iterator[Task]:
