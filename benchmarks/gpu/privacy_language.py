@@ -28,13 +28,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from benchmarks import arms
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
-from benchmarks._runs import Values, evaluations
+from benchmarks._runs import evaluations
 from benchmarks.gpu import runs
 from benchmarks.gpu.side_by_side import Task, run_all
 from benchmarks.gpu.trl import cards, on_loopback
-from pipelinerl.observe.intervals import bootstrap, known
+from pipelinerl.observe.intervals import Interval, bootstrap, known
 
 PRESET = ("+domain=privacy_hopqa", "+preset=privacy_hopqa_pretrained")
 STAGES = ("supervised", "start", "arms")
@@ -178,12 +180,13 @@ def figures_of(rows: dict[str, Any], options: argparse.Namespace) -> Iterator[Fi
             for gate in made["gates"]:
                 title = f"{name}: {gate['kind']} right"
                 yield at_least(title, gate["accuracy"], "share", gate["minimum"])
-    starts = [rows[f"start_{seed}"]["evaluations"][0][1] for seed in options.seeds if f"start_{seed}" in rows]
-    for metric, (low, high) in START_GOALS.items() if starts else ():
-        mean = pooled(starts, metric)
-        yield at_least(f"start: {metric}", mean, "share", low)
+    found = start_of(rows, options)
+    for metric, (low, high) in START_GOALS.items():
+        if metric not in found:
+            continue
+        yield at_least(f"start: {metric}", found[metric].mean, "share", low)
         if high is not None:
-            yield at_most(f"start: {metric}, not above", mean, "share", high)
+            yield at_most(f"start: {metric}, not above", found[metric].mean, "share", high)
     for name, row in rows.items():
         rate = (row.get("rates") or {}).get("trained_texts_per_second")
         if rate is not None and not name.startswith("start"):
@@ -191,9 +194,11 @@ def figures_of(rows: dict[str, Any], options: argparse.Namespace) -> Iterator[Fi
             yield Figure(f"{name}: first to last record", float(row["rates"]["elapsed_s"]), "s")
 
 
-def pooled(values: Sequence[Values], metric: str) -> float:
-    """Mean over the chains of all seeds."""
-    return float(bootstrap([one for found in values for one in known(found[metric])]).mean)
+def start_of(rows: dict[str, Any], options: argparse.Namespace) -> dict[str, Interval]:
+    """Every metric of the start over the chains of all seeds that were asked; empty before any was."""
+    asked = [rows[f"start_{seed}"]["evaluations"][0][1] for seed in options.seeds if f"start_{seed}" in rows]
+    pooled = {m: np.concatenate([known(values.get(m, [])) for values in asked]) for m in METRICS if asked}
+    return {metric: bootstrap(values) for metric, values in pooled.items() if len(values)}
 
 
 def compared(place: Place) -> dict[str, Any]:
@@ -251,7 +256,10 @@ def main() -> int:
     settings = {"hardware": options.hardware, "steps": options.steps, "chains": options.chains}
     settings["finished"] = ", ".join(rows)
     report("gpu_privacy_language", figures_of(rows, options), settings, options.out)
-    write_json(options.out, json.loads(options.out.read_text()) | compared(place))
+    more = {"start": {metric: one._asdict() for metric, one in start_of(rows, options).items()}}
+    write_json(options.out, json.loads(options.out.read_text()) | more)
+    with runs.survived("the table"):  # of runs in which a metric never applied
+        write_json(options.out, json.loads(options.out.read_text()) | compared(place))
     wanted = {task.name for stage in options.stages for task in tasks_of(place, stage)}
     print(f"not finished: {', '.join(sorted(wanted)) or 'nothing'}")
     return 1 if wanted else 0
