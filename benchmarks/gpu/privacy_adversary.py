@@ -174,8 +174,10 @@ async def ask(
     connector = aiohttp.TCPConnector(limit=0)
     timeout = aiohttp.ClientTimeout(total=None)
     async with aiohttp.ClientSession(timeout=timeout, connector=connector) as session:
-        models = [ChatModel(endpoint, session, Replies(replies), options.concurrency) for _ in range(2)]
-        evaluation = LanguageModelEvaluation(*models, Templates())
+        adversary, judge = (
+            ChatModel(endpoint, session, kept, options.concurrency) for kept in (Replies(replies),) * 2
+        )
+        evaluation = LanguageModelEvaluation(adversary, judge, Templates())
         jobs = [
             (tuple(queries), group.known(log))
             for group in groups.values()
