@@ -52,11 +52,12 @@ METRICS = (
 """Kept of each held-out chain."""
 SKILLS = {"policy": PRESET[1], "adversary": "+preset=privacy_hopqa_adversary"}
 """What is imitated, and the preset of it."""
-ENGINE = {"gpu-memory-utilization": 0.15, "kv-cache-memory-bytes": 14 * 2**30}
+KV_BYTES = 14 * 2**30
 """The cache has a size of its own, so that a neighbour on the card is not taken for the engine."""
 ON_GPU = (
     "world.share_device=true",
-    *(f"vllm_config.vllm_kwargs.{name}={value}" for name, value in ENGINE.items()),
+    "vllm_config.vllm_kwargs.gpu-memory-utilization=0.15",
+    f"+vllm_config.vllm_kwargs.kv-cache-memory-bytes={KV_BYTES}",
     "vllm_config.api_server_count=2",
     "actor.rollout_workers=3",
     "privacy_hopqa.retrieval_workers=2",
