@@ -53,11 +53,10 @@ from domains.privacy_hopqa.leakage.secrets import secrets_of_chains
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.teacher.adversary import stated
 from domains.privacy_hopqa.teacher.inprocess import simulate
-from domains.privacy_hopqa.teacher.script import Mixture, ScriptedModel, search_query
+from domains.privacy_hopqa.teacher.script import CAREFUL, ScriptedModel, search_query
 from domains.privacy_hopqa.world import build, chains_of, world_config, world_store
 from pipelinerl.config import load_tree
 
-CAREFUL = Mixture(web_leaky=0, web_weak=0, local_weak=0, wrong_source=0, first_card=0, any_card=0)
 PORT, CONTEXT, REPLY_TOKENS = 18_300, 4096, 400
 UNPARSEABLE, CONTROL = 0.01, 0.02
 NAME = "bench"

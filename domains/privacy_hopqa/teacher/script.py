@@ -66,7 +66,9 @@ class Mixture:
     """A choice of any card."""
 
 
-MIXTURES = {"compact": Mixture(), "full": Mixture(any_card=0.20)}
+CAREFUL = Mixture(web_leaky=0.0, web_weak=0.0, local_weak=0.0, wrong_source=0.0, first_card=0.0, any_card=0.0)
+"""Right wherever it can be, and without any private value in a query."""
+MIXTURES = {"compact": Mixture(), "full": Mixture(any_card=0.25)}
 """By prompt set, such that play succeeds in about half of the chains and leaks in about a third."""
 
 

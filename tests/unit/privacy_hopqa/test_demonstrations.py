@@ -14,7 +14,7 @@ from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.teacher.demonstrations import demonstrations, training_world
 from domains.privacy_hopqa.teacher.inprocess import simulate
-from domains.privacy_hopqa.teacher.script import SKELETONS, Mixture, ScriptedModel, search_query
+from domains.privacy_hopqa.teacher.script import CAREFUL, SKELETONS, Mixture, ScriptedModel, search_query
 from domains.privacy_hopqa.world import chains_of, world_store
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.config.compose import compose
@@ -94,8 +94,7 @@ def test_choices_are_not_decided_by_position():
 
 
 def test_the_right_script_succeeds_without_leaking_and_the_mixture_does_neither_always():
-    perfect = Mixture(web_leaky=0, web_weak=0, local_weak=0, wrong_source=0, first_card=0, any_card=0)
-    right, mixed = play(3, perfect), play(3, Mixture())
+    right, mixed = play(3, CAREFUL), play(3, Mixture())
     assert sum(ok for ok, *_ in right) >= 0.75 * len(right)
     assert 0.2 * len(mixed) <= sum(ok for ok, *_ in mixed) <= sum(ok for ok, *_ in right) - 5
     assert not any(answer in query for _, queries, answer in right for query in queries)

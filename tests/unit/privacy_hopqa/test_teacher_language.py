@@ -5,7 +5,8 @@ from functools import cache
 
 import pytest
 
-from domains.privacy_hopqa.agent.interfaces import Completion, Stage, StageRequest
+from benchmarks.privacy_prompts import Heard
+from domains.privacy_hopqa.agent.interfaces import Stage
 from domains.privacy_hopqa.agent.stages import parse_read, read_reply
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.leakage.report import Secrets, rule_based
@@ -50,27 +51,15 @@ def kinds(phase: str, prefix: str) -> list[Demonstration]:
     return [one for one in made(phase) if one.kind.startswith(prefix)]
 
 
-class Heard(ScriptedModel):
-    """Keeps every call beside its answer."""
-
-    calls: list[tuple[StageRequest, Completion]]
-
-    async def complete(self, request: StageRequest) -> Completion:
-        answer = await super().complete(request)
-        self.calls.append((request, answer))
-        return answer
-
-
 def test_every_answer_is_one_that_its_stage_accepts_without_an_error():
     store = world_store(world())
     errors, played = [], 0
     for index, chain in enumerate(chains_of(world(), "train")):
         model = Heard(chain, "mixture", random.Random(index), "full", MIXTURES["full"])
-        model.calls = []
         episode = simulate(chain, store, settings(), model)
         errors += [call.error for call in episode.calls if call.error is not None]
         for request, answer in model.calls:
-            value, path = read_reply(answer.text, request.stage)
+            value, path = read_reply(answer, request.stage)
             assert path == "clean"
             if request.stage is Stage.READ:
                 read = parse_read(value, min_confidence=settings().reader_min_answer_confidence)
