@@ -34,8 +34,10 @@ from tests.support.measured import (
     padded,
     ppo_prices,
     ppo_seeds,
+    prompts,
     raro,
     result,
+    scripts,
     skill,
     tier,
 )
@@ -102,6 +104,11 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     ): (3, gpu_shared),
     (GPU, "|"): (1, gpu_engine),
     (PRIVACY, "skill | before | after | asked for"): (1, skill),
+    (
+        PRIVACY,
+        "stage | calls of a rollout | prompt, mean | prompt, longest | answer, mean | answer, longest",
+    ): (1, prompts),
+    (PRIVACY, "script | success | leakage (answer or full)"): (1, scripts),
     (PRIVACY, "world | figure | before | after | difference"): (2, learning),
     (PRIVACY, "figure | before | after | difference"): (1, from_scratch),
     (PRIVACY, "policy | success | leakage (answer or full) | plan retrieves gold | choose right"): (1, arms),
