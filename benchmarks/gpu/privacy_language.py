@@ -234,9 +234,9 @@ def tasks_of(place: Place, stage: str) -> list[Task]:
 def slots_of(options: argparse.Namespace, stage: str) -> list[dict[str, str]]:
     """The environment of each place where a task can run: a card, or a share of one."""
     base = on_loopback()
-    if options.hardware == "cpu":
-        return [base | {"OMP_NUM_THREADS": "1"}]
     shares = 1 if stage == "supervised" else options.per_card
+    if options.hardware == "cpu":
+        return [base | {"OMP_NUM_THREADS": "1"}] * shares
     return [base | {"CUDA_VISIBLE_DEVICES": card} for _ in range(shares) for card in cards()]
 
 
