@@ -28,7 +28,7 @@ import psutil
 
 from benchmarks._figures import Figure, at_least, at_most, command_line, report
 from benchmarks._processes import Server, started
-from pipelinerl.launcher.ports import is_free
+from pipelinerl.base.ports import is_free
 from retrieval_server.backends import default_index
 from retrieval_server.bm25 import OkapiIndex
 from retrieval_server.store import Store

@@ -16,6 +16,7 @@ from pipelinerl.base import faults
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.base.logs import setup_logging
+from pipelinerl.base.ports import ReservedPorts
 from pipelinerl.base.waits import WaitExpired
 from pipelinerl.config.compose import Composition, compose
 from pipelinerl.config.tree import Config
@@ -26,7 +27,6 @@ from pipelinerl.launcher.choices import print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
 from pipelinerl.launcher.in_flight import choose_in_flight
 from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, usable_devices
-from pipelinerl.launcher.ports import ReservedPorts
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.sharing import share_one_device
 from pipelinerl.launcher.supervision import ChildFailed

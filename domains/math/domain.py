@@ -5,6 +5,7 @@ from importlib.util import find_spec
 from omegaconf import DictConfig
 
 from domains.math.data import load_problems
+from domains.prompts import template_problems
 from pipelinerl.domain import BaseDomain, ReportFocus
 
 LOADER = "math.load_problems"
@@ -22,10 +23,7 @@ class MathDomain(BaseDomain):
         problems = []
         if find_spec("math_verify") is None:
             problems.append("math-verify is not installed, it judges answers; pip install 'pipelinerl[math]'")
-        if cfg.actor.task_template and "{task}" not in cfg.actor.task_template:
-            problems.append(
-                f"actor.task_template={cfg.actor.task_template!r}: put {{task}} where the question goes"
-            )
+        problems += template_problems(cfg)
         if str(cfg.dataset_loader).endswith(LOADER):
             names = [*cfg.train_dataset_names, *cfg.test_dataset_names]
             try:

@@ -4,8 +4,9 @@ import logging
 
 from aiohttp import web
 
-from domains.math.pool import DEADLINE_S, MEMORY_MB, VerifierPool
+from domains.math.pool import VerifierPool
 from domains.math.service import make_app
+from domains.pool import DEADLINE_S, MEMORY_MB
 
 
 class MathEnvironment:

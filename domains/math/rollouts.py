@@ -11,6 +11,7 @@ from domains.math.client import verify_answer_rpc
 from domains.math.environment import MathEnvironment
 from domains.math.pool import VerifierPool
 from domains.math.rewards import RewardTable, get_reward, length_penalty, rollout_reward
+from domains.prompts import question_messages
 from pipelinerl.async_llm import llm_async_generate, make_training_text
 from pipelinerl.config.environments import environment_specs
 from pipelinerl.launcher.environment_server import make_environment
@@ -61,20 +62,12 @@ async def verdict(
     return await verify_answer_rpc(session, job.hostname, job.port, content, str(problem["answer"]))
 
 
-def messages(cfg: DictConfig, task: str) -> list[dict[str, Any]]:
-    """The prompt: `actor.system_prompt` if there is one, then `actor.task_template` with the task in it."""
-    system = str(cfg.actor.get("system_prompt") or "")
-    template = str(cfg.actor.get("task_template") or "{task}")
-    user = {"role": "user", "content": template.replace("{task}", task)}
-    return [{"role": "system", "content": system}, user] if system else [user]
-
-
 async def generate_math_rollout(
     cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
 ) -> RolloutResult:
     """Answer one question; the reward is that of `rewards`, discounted and shortened by its length."""
     started = time.monotonic()
-    call = await llm_async_generate(llm, Prompt(messages=messages(cfg, problem["task"])), session)
+    call = await llm_async_generate(llm, Prompt(messages=question_messages(cfg, problem["task"])), session)
     asked = time.monotonic()
     status = await verdict(cfg, problem, call.output.content or "", session)
     text = make_training_text(llm, call)

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pipelinerl.base.errors import ConfigError
+from pipelinerl.base.ports import LOOPBACK, is_free
 from pipelinerl.config.environments import replicas
 from pipelinerl.config.machine import DerivedConfig, Job, JobKind
 from pipelinerl.config.tree import Config
-from pipelinerl.launcher.ports import LOOPBACK, is_free
 
 STREAMS_SERVICE = "redis"
 """Name of the service that the core itself may start."""

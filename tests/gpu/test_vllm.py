@@ -20,8 +20,8 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from benchmarks.gpu.cards import nccl_cards
 from benchmarks.gpu.served import engine_argv, model_folder, serving
+from pipelinerl.base.ports import is_free
 from pipelinerl.inference.vllm import installed_version
-from pipelinerl.launcher.ports import is_free
 from pipelinerl.modeling.model import distinct_parameters
 from pipelinerl.weights.send.engine_update import PublishDeadlines
 from pipelinerl.weights.send.nccl_transport import NcclTransport

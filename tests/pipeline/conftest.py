@@ -15,8 +15,8 @@ from typing import Any
 import psutil
 import pytest
 
+from pipelinerl.base.ports import is_free
 from pipelinerl.config import load
-from pipelinerl.launcher.ports import is_free
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.run_state.accounting import RolloutCounts, reconcile
 from pipelinerl.streams import SingleStreamSpec, read_stream

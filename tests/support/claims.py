@@ -61,7 +61,7 @@ def spent(row: dict[str, Any], *kinds: str) -> float:
 def critic_profile() -> list[float]:
     """In the order of the list in docs/gpu.md."""
     shared, unshared = (shared_row("critic", way) for way in ("shared", "unshared"))
-    levels = shared_row("critic", "shared", "gpu_shared_levels_rows")
+    gathered = shared_row("critic", "shared", "gpu_shared_gathered_rows")
     elementwise = ("compiled", "other", "copies")
     steps = [float(np.mean(row["steps_s"])) * 1e3 for row in (shared, unshared)]
     lost = spent(shared, "gathering"), spent(shared, "idle")
@@ -80,8 +80,7 @@ def critic_profile() -> list[float]:
         spent(shared, *elementwise),
         spent(unshared, *elementwise) / spent(shared, *elementwise),
         lost[0],
-        spent(levels, "gathering"),
-        spent(levels, "other") - spent(shared, "other"),
+        spent(gathered, "gathering"),
         lost[1],
         spent(unshared, "idle") / lost[1],
         steps[0] - 1e3 * float(np.mean(shared["passes_s"])),

@@ -24,6 +24,7 @@ SERVICES = [ServiceSpec(name="service", argv=["serve"], url_key="url")]
 READERS = [
     *(path for path in (ROOT / "pipelinerl").rglob("*.py") if "checks" not in path.parts),
     ROOT / "domains/math/rollouts.py",
+    ROOT / "domains/prompts.py",
     ROOT / "domains/dispatcher.py",
 ]
 """Where keys are read. What only a check reads has no effect."""

@@ -91,13 +91,27 @@ MACHINES: dict[str, Claim] = {
         r"Log-probabilities take (\S+) to (\S+) GB",
         lambda: [figure("gpu_trainer", f"{size} loss: peak memory") for size in ("0.6B", "4B")],
     ),
+    "beside TRL": (
+        GPU,
+        r"That is (\S+) times TRL's samples and (\S+) times its trainer\..*?needs (\S+) us of that core.*?"
+        r"(\S+) cores at (\S+) tokens/s",
+        lambda: [
+            figure("gpu_trl", "ours / trl_tuned"),
+            figure("gpu_trl", "ours / trl_tuned, trainers alone"),
+            *(
+                figure("gpu_engine", f"  client, 256 always in flight: EngineCore, {what}")
+                for what in ("CPU per token", "busiest")
+            ),
+            figure("gpu_engine", "client, 256 always in flight"),
+        ],
+    ),
     "shared prefixes of a critic": (
         GPU,
         r"Of the (\S+) tokens of those groups (\S+) are computed, (\S+)\s+times fewer.*?"
-        r"gathered keys, (\d+) ms\).*?"
+        r"levels, (\d+) ms\).*?"
         r"products\*\*, (\d+) ms, fall (\S+) times: .*? the (\S+) sampled.*?"
-        r"Attention\*\*, (\d+) ms, falls (\S+) times: .*?work\*\*, (\d+) ms, falls (\S+) times\..*?"
-        r"Gathering\*\*, (\d+) ms, is new.*?need (\d+) ms for it, and (\d+) ms more.*?"
+        r"Attention\*\*, (\d+) ms, falls (\S+) times: .*?work\*\*, (\d+) ms, falls (\S+) times: .*?"
+        r"Gathering\*\*, (\d+) ms, is new.*?readers cost (\d+) ms.*?"
         r"Idle time\*\*, (\d+) ms, falls (\S+) times, and the \*\*optimizer\*\*, (\d+) ms.*?"
         r"would be (\d+\.\d+)\.",
         critic_profile,

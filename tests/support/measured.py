@@ -24,6 +24,7 @@ Cells = Sequence[str]
 GPU, ENGINE, RETRIEVAL = "docs/gpu.md", "docs/engine.md", "retrieval_server/README.md"
 PRIVACY, RARO = "domains/privacy_hopqa/README.md", "domains/raro/README.md"
 REPUTATION = "domains/reputation_hacking/README.md"
+GYM = "domains/reasoning_gym/README.md"
 
 
 def is_shown(written: str, value: float, slack: float = 0.0) -> bool:
@@ -190,13 +191,36 @@ def gpu_trainer(row: Cells) -> list[Value]:
 
 def gpu_shared(row: Cells) -> list[Value]:
     """By work, way of attention and what is recomputed."""
-    file = {"gathered keys": "gpu_shared", "levels": "gpu_shared_levels"}[row[1]]
+    earlier = row[1].removesuffix(" in every row (earlier)")
+    file = {"gathered keys": "gpu_shared_gathered", "levels": "gpu_shared_levels"}[earlier]
+    if earlier == row[1]:
+        file = "gpu_shared"
     work = f"{'critic' if 'critic' in row[0] else 'groups'}, {row[2].strip('`')}"
     rates, memory = (
         [figure(file, f"{work}, {way}: {what}") for way in ("shared", "unshared")]
         for what in ("samples", "peak memory")
     )
     return [*rates, figure(file, f"{work}: shared / unshared"), *memory]
+
+
+def gpu_trl(row: Cells) -> list[Value]:
+    arm = "trl_tuned" if "TRL" in row[0] else "ours"
+    shown = ("samples trained", "trainer alone", "sampled", "steps that count")
+    return [figure("gpu_trl", f"{arm}: {what}") for what in shown]
+
+
+def pretrained(row: Cells) -> list[Value]:
+    """By family; the row's first number is how many questions there are."""
+    family = re.match(r"`?(\w+)", row[0])
+    assert family is not None
+    table = result("pretrained_cpu")["table"][family[1]]
+    ends = [value for when in ("before", "after", "difference") for value in interval(table[when])]
+    return [table["before"]["n"], *ends]
+
+
+def pretrained_seed(row: Cells) -> list[Value]:
+    shown = ("success before", "success after", "optimizer steps", "trained", "training")
+    return [figure("pretrained_cpu", f"seed {row[0]}: {what}") for what in shown]
 
 
 def _paused(name: str) -> list[Value]:

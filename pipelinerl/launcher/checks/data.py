@@ -5,6 +5,7 @@ import os
 import re
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 from pipelinerl.base.errors import suggestion
 from pipelinerl.config.tree import Config
@@ -79,7 +80,10 @@ def model_problems(cfg: Config) -> Iterator[str]:
         damaged = list(damaged_files(path))
         yield from damaged
         if not damaged:
-            yield from _positions(cfg, path)
+            config = json.loads((path / "config.json").read_text())
+            yield from _positions(cfg, config)
+            if "finetune" in cfg.debug.roles:
+                yield from _layers(path, config)
     elif path.exists():
         yield f"model_path={path}: a file; give the folder that holds config.json"
     elif not HUB_NAME.match(cfg.model_path) or Path(path.parts[0]).is_dir():
@@ -88,12 +92,25 @@ def model_problems(cfg: Config) -> Iterator[str]:
         yield f"finetune.config_name={cfg.finetune.config_name}: differs from model_path; set model_path only"
 
 
-def _positions(cfg: Config, path: Path) -> Iterator[str]:
-    limit = json.loads((path / "config.json").read_text()).get("max_position_embeddings")
+def _positions(cfg: Config, config: dict[str, Any]) -> Iterator[str]:
+    limit = config.get("max_position_embeddings")
     if isinstance(limit, int) and cfg.engine.max_model_len > limit:
         yield (
             f"engine.max_model_len={cfg.engine.max_model_len}: the model has {limit} positions; "
             f"set engine.max_model_len={limit} or lower, or give a model with more"
+        )
+
+
+def _layers(path: Path, config: dict[str, Any]) -> Iterator[str]:
+    """Kinds of layers that the trainer refuses once it has loaded the model; not every file has them."""
+    # A model of text and images has those of its text in a section of its own.
+    text = config.get("text_config")
+    kinds = (text if isinstance(text, dict) else config).get("layer_types")
+    others = sorted({*map(str, kinds)} - {"full_attention"}) if isinstance(kinds, list) else []
+    if others:
+        yield (
+            f"model_path={path}: has layers of {', '.join(others)}; only full_attention can be trained on "
+            "packed rows; give a model that has no others"
         )
 
 

@@ -14,12 +14,12 @@ from typing import Any
 
 import torch
 
+from pipelinerl.base.ports import LOOPBACK, ReservedPorts
 from pipelinerl.inference.vllm import VllmVersion, packing, trainer_endpoint
 from pipelinerl.weights.send.transport import Member, NamedTensor, StagedUpdate, Transport, TransportError
 from pipelinerl.weights.wire import packets
 
 POLL_S = 0.0002
-LOOPBACK = "127.0.0.1"
 PORTS_TRIED = 200
 Connect = Callable[[dict[str, Any]], Any]
 """Joins the group as rank 0, given master_address, master_port and world_size; blocks until all have. Returns
@@ -46,6 +46,8 @@ class NcclTransport(Transport):
         self.device, self.dtype, self.ahead = device, dtype, ahead
         self._limit, self._buffers = buffer_bytes, buffers
         self._first_port, self._connect = first_port, connect
+        # Of several runs on a host more than one may look for a port at the same moment.
+        self._ports = ReservedPorts(free=_can_be_bound)
         self._rendezvous: dict[str, Any] = {}
         self._packed_at_init = False
         self._communicator: Any = None
@@ -61,7 +63,7 @@ class NcclTransport(Transport):
         self._packed_at_init = _packed_at_init(members)
         self._rendezvous = {
             "master_address": LOOPBACK,
-            "master_port": _free_port(self._first_port),
+            "master_port": self._take_port(),
             "world_size": 1 + sum(one.ranks for one in members),
         }
         agreed = packing(self._limit, self._buffers) if self._packed_at_init else {}
@@ -133,6 +135,18 @@ class NcclTransport(Transport):
     def close(self) -> None:
         self.abort()
         self._lanes.clear()
+        self._ports.close()
+
+    def _take_port(self) -> int:
+        """A port that no other run gets before the rendezvous has bound it."""
+        self._ports.close()
+        first = self._first_port
+        for port in range(first, min(first + PORTS_TRIED, 65536)):
+            if self._ports.take(port):
+                return port
+        raise TransportError(
+            f"world.actor_group_port={first}: {PORTS_TRIED} ports from here are taken; choose another"
+        )
 
     def _use_device(self) -> None:
         # CUDA's current device belongs to the thread, and each join and send runs in a new one.
@@ -186,13 +200,9 @@ def _packed_at_init(members: Sequence[Member]) -> bool:
     return places.pop()
 
 
-def _free_port(first: int) -> int:
-    """A port that can be bound now."""
+def _can_be_bound(port: int) -> bool:
     # Without SO_REUSEADDR: the store of the rendezvous before may linger at its port.
-    for port in range(first, min(first + PORTS_TRIED, 65536)):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind((LOOPBACK, port))
-            return port
-    raise TransportError(
-        f"world.actor_group_port={first}: {PORTS_TRIED} ports from here are taken; choose another"
-    )
+    with socket.socket() as probe, suppress(OSError):
+        probe.bind((LOOPBACK, port))
+        return True
+    return False

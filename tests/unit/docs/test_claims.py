@@ -44,8 +44,8 @@ SENTENCES: dict[str, Claim] = MACHINES | {
     ),
     "quickstart, shared prefixes": (
         "README.md",
-        r"seeds 0 and 1,.*?trains (\S+) times as many texts a second as one that shares\s+nothing, "
-        r"and (\S+) times.*?higher by (\S+) \[(\S+), (\S+)\].*?leakage differs by\s+(\S+) \[(\S+), (\S+)\]",
+        r"seeds 0 to 3,.*?trains (\S+) times as many texts a second as one that shares\s+nothing, "
+        r"and (\S+) times.*?shared by (\S+) \[(\S+), (\S+)\] and leakage by\s+(\S+) \[(\S+), (\S+)\]",
         lambda: [
             figure("sharing", "shared / nothing"),
             figure("sharing", "shared / trainer"),
@@ -53,6 +53,23 @@ SENTENCES: dict[str, Claim] = MACHINES | {
                 figure("sharing", f"{metric} after, shared - nothing{end}")
                 for metric in ("success", "leak")
                 for end in ("", ", lower end", ", upper end")
+            ),
+        ],
+    ),
+    "a pretrained model on two cores": (
+        "README.md",
+        r"It learns on two CPU cores: (\S+) optimizer.*? took (\S+) to (\S+) minutes.*?from "
+        r"(\S+) \[(\S+), (\S+)\] to (\S+) \[(\S+), (\S+)\];.*?that is \+(\S+) \[(\S+), (\S+)\]",
+        lambda: [
+            result("pretrained_cpu")["rows"][0]["steps"],
+            *(
+                extreme(row["training_s"] / 60 for row in result("pretrained_cpu")["rows"])
+                for extreme in (min, max)
+            ),
+            *(
+                result("pretrained_cpu")["table"]["all"][when][end]
+                for when in ("before", "after", "difference")
+                for end in ("mean", "low", "high")
             ),
         ],
     ),

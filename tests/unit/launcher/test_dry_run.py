@@ -1,5 +1,6 @@
 """What the launcher writes before it starts anything, and what it refuses."""
 
+import json
 import os
 import subprocess
 from pathlib import Path
@@ -165,6 +166,20 @@ def test_a_foreign_folder_is_not_written_to(refused: Refused, tmp_path: Path) ->
 def test_a_second_launcher_is_refused(refused: Refused, placed: Placed, tmp_path: Path) -> None:
     with RunFolder(tmp_path / "run"):
         assert f"in use by launcher process {os.getpid()}" in refused()
+    placed()
+
+
+@pytest.mark.parametrize("nested", [False, True])
+def test_layers_that_mix_texts_are_refused_before_an_engine_starts(
+    refused: Refused, placed: Placed, model: Path, nested: bool
+) -> None:
+    def write(*kinds: str) -> None:
+        text = {"layer_types": kinds}
+        (model / "config.json").write_text(json.dumps({"text_config": text} if nested else text))
+
+    write("linear_attention", "full_attention")
+    assert "layers of linear_attention; only full_attention" in refused()
+    write("full_attention")
     placed()
 
 

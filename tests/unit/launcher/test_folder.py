@@ -4,10 +4,10 @@ from pathlib import Path
 
 import pytest
 
+from pipelinerl.base.ports import ReservedPorts
 from pipelinerl.config import ConfigError
 from pipelinerl.config.files import config_path
 from pipelinerl.launcher.folder import RunFolder, check_writable
-from pipelinerl.launcher.ports import ReservedPorts
 
 
 @pytest.fixture

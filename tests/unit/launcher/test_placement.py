@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
+from pipelinerl.base.ports import is_free
 from pipelinerl.config import Config, ConfigError
 from pipelinerl.launcher.placement import place, split_devices
-from pipelinerl.launcher.ports import is_free
 
 
 def config(**groups: object) -> Config:

@@ -20,6 +20,7 @@ EXTRAS = [
     "peft",
     "wandb_workspaces",
     "gguf",
+    "reasoning_gym",
 ]
 DRY_RUNS = """
 import importlib, os, sys

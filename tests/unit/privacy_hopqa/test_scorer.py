@@ -17,7 +17,7 @@ from domains.privacy_hopqa.scorer.app import ScoringService, build_app, scored
 from domains.privacy_hopqa.scorer.classifiers import FunctionClassifier, RulesClassifier, load_classifier
 from domains.privacy_hopqa.scorer.protocol import MAX_BODY_BYTES, parse_request
 from domains.privacy_hopqa.scorer.rules import Fact, keys, score
-from pipelinerl.launcher.ports import is_free
+from pipelinerl.base.ports import is_free
 from tests.support.one_line import check_one_line
 from tests.support.privacy_hopqa.leakage import COMPANY, QUESTION
 

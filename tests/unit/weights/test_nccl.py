@@ -129,6 +129,15 @@ def test_a_new_rendezvous_leaves_the_former_group_and_takes_a_free_port() -> Non
         made.send(made.stage(1, [("w", torch.ones(2))]), 1.0)
 
 
+def test_two_runs_that_look_at_the_same_moment_take_different_ports() -> None:
+    (one, _), (other, _) = transport(), transport()
+    (first,), (second,) = one.init_info(members(1)), other.init_info(members(1))
+    assert first["master_port"] != second["master_port"]  # although neither is bound yet
+    one.close()
+    assert other.init_info(members(1))[0]["master_port"] == first["master_port"]
+    other.close()
+
+
 def test_a_send_that_hangs_ends_when_it_is_aborted() -> None:
     made, group = joined()
     group.hang = True

@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 from pipelinerl.base.heartbeat import heartbeat_path
-from pipelinerl.launcher.ports import is_free
+from pipelinerl.base.ports import is_free
 from pipelinerl.launcher.supervision import (
     ChildFailed,
     ChildSpec,

@@ -1,7 +1,8 @@
-"""Which ports are free, and kept from every other launcher until they are bound.
+"""Which ports are free, and kept from every other run on this host until they are bound.
 
-An engine binds its port only after it has loaded its model. Until then a second launcher would find the port
-free, and each would talk to the other's engine.
+An engine binds its port only after it has loaded its model, and a rendezvous of engines and trainer only when
+all of them have been told of it. Until then a second run would find the port free, and each would talk to the
+other's engine.
 """
 
 import contextlib
@@ -9,6 +10,7 @@ import fcntl
 import os
 import socket
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import IO
 
@@ -34,17 +36,18 @@ class ReservedPorts(Closing):
     The reservation is a lock on a file in the system's temporary folder.
     """
 
-    def __init__(self, folder: Path | None = None) -> None:
+    def __init__(self, folder: Path | None = None, free: Callable[[int], bool] = is_free) -> None:
         self._folder = folder or Path(tempfile.gettempdir()) / f"pipelinerl-ports-{os.getuid()}"
+        self._free = free
         self._held: list[IO[bytes]] = []
 
     def take(self, port: int) -> bool:
-        """Whether `port` is free here; then no other launcher gets it while this one lives."""
+        """Whether `port` is free here; then nobody else who asks gets it while this one lives."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         lock = (self._folder / str(port)).open("wb")
-        with contextlib.suppress(OSError):  # another launcher holds the lock
+        with contextlib.suppress(OSError):  # another run holds the lock
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if is_free(port):
+            if self._free(port):
                 self._held.append(lock)
                 return True
         lock.close()

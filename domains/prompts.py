@@ -1,0 +1,20 @@
+"""The prompt of domains with one question and one completion; called by their rollouts."""
+
+from typing import Any
+
+from omegaconf import DictConfig
+
+
+def question_messages(cfg: DictConfig, task: str) -> list[dict[str, Any]]:
+    """`actor.system_prompt` if there is one, then `actor.task_template` with the task in it."""
+    system = str(cfg.actor.get("system_prompt") or "")
+    template = str(cfg.actor.get("task_template") or "{task}")
+    user = {"role": "user", "content": template.replace("{task}", task)}
+    return [{"role": "system", "content": system}, user] if system else [user]
+
+
+def template_problems(cfg: DictConfig) -> list[str]:
+    """What is wrong with `actor.task_template`, one line each."""
+    if cfg.actor.task_template and "{task}" not in cfg.actor.task_template:
+        return [f"actor.task_template={cfg.actor.task_template!r}: put {{task}} where the question goes"]
+    return []

@@ -1,0 +1,40 @@
+"""Which part of a completion is the answer. Pure functions, called in the processes that score."""
+
+import re
+from typing import Literal, get_args
+
+AnswerFormat = Literal["auto", "tag", "last_number", "last_word", "text"]
+FORMATS: tuple[AnswerFormat, ...] = get_args(AnswerFormat)
+_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL)
+_NUMBER = re.compile(r"(?:(?<![\w.)\]])-)?\d+(?:,\d{3})*(?:\.\d+)?")
+"""A minus sign belongs to the number unless it stands between two operands, as in 7-5."""
+_WORD = re.compile(r"[^\W\d_]+")
+
+
+def extract_answer(completion: str, answer_format: AnswerFormat, right: str | None = None) -> str | None:
+    """The answer that a completion gives, or None if it gives none in this format.
+
+    `tag`: what stands between the last `<answer>` and `</answer>`. `last_number`, `last_word`: the last one
+    of the completion. `text`: all of it. `auto`: the tag; in a completion without one the last number where
+    the right answer is a number, the last word where it is a single word, else all of it.
+    """
+    if answer_format == "auto":
+        tagged = extract_answer(completion, "tag")
+        return extract_answer(completion, _like(right)) if tagged is None else tagged
+    if answer_format == "tag":
+        found = [part.strip() for part in _TAG.findall(completion)]
+    elif answer_format == "last_number":
+        found = [number.replace(",", "") for number in _NUMBER.findall(completion.replace("\u2212", "-"))]
+    elif answer_format == "last_word":
+        found = _WORD.findall(completion)
+    else:
+        found = [completion.strip()]
+    return found[-1] or None if found else None
+
+
+def _like(right: str | None) -> AnswerFormat:
+    if right is None:
+        return "text"
+    if _NUMBER.fullmatch(right.strip()):
+        return "last_number"
+    return "last_word" if _WORD.fullmatch(right.strip()) else "text"

@@ -1,0 +1,126 @@
+"""Questions of a mixture of families; training and evaluation never share the text of a question.
+
+The loader of `+domain=reasoning_gym`. A question belongs to the evaluation or to the training by a hash of
+its text alone, so that the two are disjoint whatever the seeds, the options and the names, also in a family
+that has only a hundred questions.
+"""
+
+import itertools
+import json
+import logging
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from typing import Any
+
+from domains.reasoning_gym.families import DRAWS, entry
+
+Problem = dict[str, Any]
+Tasks = Mapping[str, Mapping[str, Any] | None]
+DOMAIN = "reasoning_gym"
+PARTS = ("train", "test")
+PATIENCE = 2_000
+"""Draws without a new question after which a family is taken to have no more."""
+
+logger = logging.getLogger(__name__)
+
+
+def load_problems(
+    dataset_names: Sequence[str],
+    tasks: Tasks,
+    count: int = 1000,
+    test_count: int = 64,
+    held_out: float = 0.2,
+) -> list[Problem]:
+    """Problems `{id, task, options, seed, index, question, dataset, domain}`; `options` is JSON text.
+
+    A name begins with `train` or `test`; other endings mean other seeds (`train_2`). For each name and
+    family: `count` questions as the family draws them, which may repeat, or `test_count` different ones,
+    fewer if the family has no more. `held_out` is the share of a family's questions that only the evaluation
+    asks. A family whose options are null is left out. Raises ValueError in one line.
+    """
+    families = chosen(tasks)
+    if count < 1 or test_count < 1 or not 0.0 < held_out < 1.0:
+        raise ValueError(
+            f"count={count}, test_count={test_count}, held_out={held_out}: counts begin at 1, and the share "
+            "lies between 0 and 1"
+        )
+    problems: list[Problem] = []
+    for name in dataset_names:
+        part = next((part for part in PARTS if str(name).startswith(part)), None)
+        if part is None:
+            raise ValueError(f"dataset {name!r}: a name begins with {' or '.join(PARTS)}")
+        for task, options in families.items():
+            if part == "train":
+                problems += _training(name, task, options, count, held_out)
+            else:
+                problems += _evaluation(name, task, options, test_count, held_out)
+    return problems
+
+
+def chosen(tasks: Tasks) -> dict[str, str]:
+    """Families and their options as JSON text. Raises ValueError if none is left, or for no mapping."""
+    found = {}
+    for task, options in tasks.items():
+        if options is None:
+            continue
+        if not isinstance(options, Mapping):
+            raise ValueError(f"tasks.{task}={options!r}: options are a mapping; write {task}: {{}}")
+        found[task] = json.dumps(dict(options), sort_keys=True)
+    if not found:
+        raise ValueError("dataset_loader_params.tasks names no family; for instance {chain_sum: {}}")
+    return found
+
+
+def is_held_out(question: str, share: float) -> bool:
+    """Whether only the evaluation asks this question."""
+    return int.from_bytes(sha256(question.encode()).digest()[:8]) < share * 2**64
+
+
+def _training(name: str, task: str, options: str, count: int, share: float) -> Iterator[Problem]:
+    """`count` questions in the family's own distribution, those of the evaluation left out."""
+    found, since = 0, 0
+    for problem in _draws(name, task, options):
+        if since == PATIENCE:
+            raise ValueError(f"tasks.{task}: each of {PATIENCE} questions is held out; lower held_out")
+        since += 1
+        if not is_held_out(problem["question"], share):
+            yield problem
+            found, since = found + 1, 0
+        if found == count:
+            return
+
+
+def _evaluation(name: str, task: str, options: str, count: int, share: float) -> Iterator[Problem]:
+    """At most `count` different questions, all of those held out."""
+    seen, since = set[str](), 0
+    for problem in _draws(name, task, options):
+        since += 1
+        if is_held_out(problem["question"], share) and problem["question"] not in seen:
+            yield problem
+            seen.add(problem["question"])
+            since = 0
+        if len(seen) == count:
+            return
+        if since == PATIENCE:
+            break
+    if not seen:
+        raise ValueError(f"tasks.{task}: none of {PATIENCE} questions is held out; raise held_out")
+    logger.info("family %s: %d questions are held out, fewer than test_count=%d", task, len(seen), count)
+
+
+def _draws(name: str, task: str, options: str) -> Iterator[Problem]:
+    """Questions as the family draws them, without end; the same for the same arguments."""
+    for block in itertools.count():
+        # Hashed: families add the index to the seed, so neighbouring seeds repeat each other's questions.
+        seed = int.from_bytes(sha256(f"{name}/{task}/{block}".encode()).digest()[:4]) >> 1
+        for index in range(DRAWS):
+            yield {
+                "id": f"{name}/{task}-{block * DRAWS + index}",
+                "task": task,
+                "options": options,
+                "seed": seed,
+                "index": index,
+                "question": entry(task, options, seed, index)["question"],
+                "dataset": f"{name}/{task}",
+                "domain": DOMAIN,
+            }

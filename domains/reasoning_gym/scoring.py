@@ -1,0 +1,66 @@
+"""A completion as a score, in a process that may be killed: some families search, and some parse expressions.
+
+`judge` is what the workers of `domains/pool.py` call, for the rollouts of one actor worker.
+"""
+
+import re
+from typing import Any
+
+from domains.pool import JudgePool
+from domains.reasoning_gym.answers import AnswerFormat, extract_answer
+from domains.reasoning_gym.families import cached, entry
+
+PARSED = frozenset(
+    {"countdown", "intermediate_integration", "polynomial_multiplication", "puzzle24", "simple_integration"}
+)
+"""Families that read answers with sympy's parser, which evaluates them as Python."""
+_EXPRESSION = re.compile(
+    r"(?:[\d\s+\-*/^().,=]|\b(?:[A-Za-z]|a?(?:sin|cos|tan)h?|exp|log|ln|sqrt|pi|Integral)\b)*", re.ASCII
+)
+"""What may reach that parser: no names but variables and functions of mathematics, no text, no brackets."""
+
+FIRST = ("chain_sum", "{}", 1, 0, None, "1", "text")
+"""A question that is quickly scored, so that a worker has loaded the library before its first deadline."""
+
+
+def judge(
+    task: str, options: str, seed: int, index: int, question: str | None, completion: str, form: AnswerFormat
+) -> tuple[float | None, bool] | str:
+    """Score from 0 to 1, and whether the completion has an answer in this form; without one the score is 0.
+
+    The score is None where the family's own verifier fails at the answer. A text says why nothing can be
+    scored: the family makes another question here than the one that was asked.
+    """
+    item = entry(task, options, seed, index)
+    if question is not None and item["question"] != question:
+        return f"family {task}: seed {seed}, index {index} is another question in each process"
+    answer = extract_answer(completion, form, item["answer"])
+    if answer is None:
+        return 0.0, False
+    if task in PARSED and not _EXPRESSION.fullmatch(answer):
+        return 0.0, True
+    try:
+        score = float(cached(task, options, seed).score_answer(answer, item))
+    except (Exception, RecursionError, MemoryError):  # whatever an odd answer brings down
+        return None, True
+    return min(max(score, 0.0), 1.0), True
+
+
+def make_pool(workers: int, deadline_s: float, memory_mb: int) -> JudgePool:
+    """Processes that score."""
+    preload = ("reasoning_gym",)
+    return JudgePool(judge, FIRST, preload, workers=workers, deadline_s=deadline_s, memory_mb=memory_mb)
+
+
+async def score(
+    pool: JudgePool, problem: dict[str, Any], completion: str, form: AnswerFormat
+) -> tuple[float | None, bool]:
+    """`judge` in one of the pool's processes; (None, True) where it was late or brought its process down.
+
+    Raises ValueError where the process makes another question than the one that was asked.
+    """
+    keys = ("task", "options", "seed", "index", "question")
+    found = await pool.ask(*(problem[key] for key in keys), completion, form)
+    if isinstance(found, str):
+        raise ValueError(found)
+    return (None, True) if found is None else (found[0], found[1])

@@ -1,0 +1,107 @@
+"""Verdicts: in processes that are killed when they are late, as rewards and metrics of a rollout."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from omegaconf import OmegaConf
+
+from domains.pool import JudgePool
+from domains.reasoning_gym import generate_reasoning_gym_rollout, load_problems
+from domains.reasoning_gym.families import entry
+from domains.reasoning_gym.scoring import judge, make_pool, score
+from pipelinerl.config.compose import compose
+from pipelinerl.rollouts import RolloutResult
+from tests.support.fake_engine import FakeEngine, rolled_out
+from tests.support.tiny_model import build_tokenizer, save_model
+
+TASKS: dict[str, Any] = {"chain_sum": {"max_terms": 2, "max_digits": 1}}
+
+
+def problem_and_answer(**tasks: Any) -> tuple[dict[str, Any], str]:
+    (problem,) = load_problems(["train"], tasks or TASKS, count=1)
+    keys = ("task", "options", "seed", "index")
+    return problem, entry(*(problem[key] for key in keys))["answer"]
+
+
+@pytest.mark.timeout(120)
+async def test_a_judge_that_is_late_or_dies_is_replaced() -> None:
+    async with JudgePool(eval, ("1",), workers=1, deadline_s=0.5) as pool:
+        assert await pool.ask("1 + 1") == 2
+        assert await pool.ask("9**9**9**9") is None and pool.counts["timeouts"] == 1
+        assert await pool.ask("'a' * 2**31") is None and pool.counts["crashes"] == 1
+        assert await pool.ask("[2] * 3") == [2, 2, 2]
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("families")
+async def test_answers_are_scored_in_another_process() -> None:
+    problem, right = problem_and_answer()
+    async with make_pool(1, 20.0, 2048) as pool:
+        assert await score(pool, problem, f"It is {right}.", "auto") == (1.0, True)
+        assert await score(pool, problem, "It is 99.", "auto") == (0.0, True)
+        assert await score(pool, problem, "I do not know.", "auto") == (0.0, False)
+        with pytest.raises(ValueError, match=r"chain_sum: seed .* another question in each process"):
+            await score(pool, problem | {"question": "What is 0 + 0?"}, "0", "auto")
+
+
+@pytest.mark.usefixtures("families")
+def test_a_verifier_that_fails_at_an_answer_says_so() -> None:
+    problem, _ = problem_and_answer(prime_factorization={})
+    keys = ("task", "options", "seed", "index", "question")
+    assert judge(*(problem[key] for key in keys), "blah", "text") == (None, True)
+
+
+HOSTILE = "__import__('os').system('touch {path}')"
+
+
+@pytest.mark.usefixtures("families")
+@pytest.mark.parametrize(
+    "task",
+    ["binary_matrix", "countdown", "n_queens", "puzzle24", "simple_integration", "spiral_matrix"],
+)
+def test_an_answer_is_not_run_as_a_program(task: str, tmp_path: Path) -> None:
+    problem, right = problem_and_answer(**{task: {}})
+    keys = ("task", "options", "seed", "index", "question")
+    for hostile in (HOSTILE, f"[{HOSTILE}]", "exec(chr(49))", "().__class__"):
+        found = judge(*(problem[key] for key in keys), hostile.replace("{path}", str(tmp_path / "x")), "text")
+        assert found[0] in (None, 0.0) and not (tmp_path / "x").exists(), hostile
+    assert judge(*(problem[key] for key in keys), right, "text") == (1.0, True)
+
+
+@pytest.fixture
+def ask(tmp_path: Path) -> Callable[..., Any]:
+    """One rollout whose engine writes the given text."""
+    tokenizer = build_tokenizer()
+    tokenizer.add_tokens([*map(str, range(10)), "<answer>", "</answer>"])
+    tokenizer.save_pretrained(str(save_model(tmp_path)))
+
+    async def rollout(cfg: Any, problem: dict[str, Any], said: str) -> RolloutResult:
+        ids = tokenizer.encode(said, add_special_tokens=False)
+        with FakeEngine(lambda prompt: ids) as engine:
+            fields = {"parameters": {"max_tokens": 20}, "context_size": 4096}
+            return await rolled_out(generate_reasoning_gym_rollout, cfg, problem, engine, tmp_path, **fields)
+
+    return rollout
+
+
+@pytest.mark.timeout(120)
+@pytest.mark.usefixtures("families")
+async def test_a_score_is_the_reward_and_only_a_whole_one_is_success(ask: Callable[..., Any]) -> None:
+    cfg = compose(["+domain=reasoning_gym", "hardware=cpu", "reasoning_gym.deadline_s=20"]).tree
+    all_or_nothing = OmegaConf.merge(cfg, {"reasoning_gym": {"partial_credit": False}})
+    problem, right = problem_and_answer()
+    partly = f"{right}00"  # the library gives credit for an answer that contains the right one
+    for tree, said, reward, success in (
+        (cfg, right, 1.0, True),
+        (cfg, partly, len(right) / len(partly), False),
+        (all_or_nothing, partly, 0.0, False),
+        (all_or_nothing, f"<answer>{right}</answer>", 1.0, True),
+    ):
+        result = await ask(tree, problem, said)
+        (text,), metrics = result.training_texts, result.metrics
+        assert text.reward == pytest.approx(reward) and metrics.success == success and metrics.no_error
+        assert result.dataset_name == "train/chain_sum" and not metrics.no_answer
+    silent = await ask(cfg, problem, "the")
+    assert silent.metrics.no_answer and silent.training_texts[0].reward == 0.0
