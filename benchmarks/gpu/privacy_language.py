@@ -2,7 +2,7 @@
 
     python -m benchmarks.gpu.privacy_language [--model results/smollm2] [--hardware gpu|cpu] [--limit 560.0]
         [--stages supervised start arms] [--arms outcome situational penalty] [--seeds 0 1] [--steps 80]
-        [--evaluations 3] [--chains 344] [--per-card 2] [--work results/gpu_privacy_language] [--out FILE]
+        [--evaluations 2] [--chains 344] [--per-card 2] [--work results/gpu_privacy_language] [--out FILE]
         [key=value ...]
 
 `supervised` makes the policy: `--model` (a folder of `pipelinerl.pretrained smollm2`) imitates scripted play
