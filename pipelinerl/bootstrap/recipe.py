@@ -31,7 +31,8 @@ WARMUP_FRACTION = 0.02
 STATE = "training.pt"
 _REPORTS, _PROBES = 60, 10
 _SEEDS_OF_A_START = 100_000
-_VALIDATED = 300
+_VALIDATED = 100
+"""Held-out demonstrations that the validation loss is of."""
 
 
 @dataclass(frozen=True)
