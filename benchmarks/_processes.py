@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,6 +20,12 @@ from pipelinerl.base.http import CallFailed, call
 
 STOP_S = 20.0
 END_S = 30.0
+
+
+def launcher(out: Path, overrides: Sequence[str]) -> list[str]:
+    """Command line of a run in `out`."""
+    fixed = [f"output_dir={out}", "wandb.use_wandb=false"]
+    return [sys.executable, "-m", "pipelinerl.launch", *fixed, *overrides]
 
 
 def stop(*processes: subprocess.Popen[bytes], wait_s: float = STOP_S) -> None:

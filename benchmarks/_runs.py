@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.gpu.runs import launcher
+from benchmarks._processes import launcher
 from pipelinerl.observe.intervals import Interval, bootstrap
 from pipelinerl.streams import SingleStreamSpec, read_stream
 

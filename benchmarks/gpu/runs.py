@@ -5,7 +5,6 @@ import json
 import shutil
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -13,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks._processes import Logged, stop
+from benchmarks._processes import launcher as launcher  # the other half of LimitedRun(launcher(...), log)
 from pipelinerl.observe.history import read_metrics
 
 STOP_S = 30.0
@@ -85,12 +85,6 @@ class LimitedRun(Logged):
         """Nothing happens to one that has ended."""
         if self.process.poll() is None:
             stop(self.process, wait_s=wait_s)
-
-
-def launcher(out: Path, overrides: Sequence[str]) -> list[str]:
-    """Command line of a run in `out`."""
-    fixed = [f"output_dir={out}", "wandb.use_wandb=false"]
-    return [sys.executable, "-m", "pipelinerl.launch", *fixed, *overrides]
 
 
 def fresh(out: Path) -> Path:

@@ -5,8 +5,10 @@ and the ids that came back. A dialogue grows by appending ids (`continue_dialogu
 sampled is ever tokenised again.
 """
 
+import shutil
 from collections.abc import Sequence
 from functools import lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +18,7 @@ from transformers import PreTrainedTokenizerFast
 
 Message = dict[str, Any]
 
+_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja")
 _PLACEHOLDER = "zqxAssistantReplyxqz"
 
 
@@ -33,6 +36,12 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerFast:
     if folder.is_dir() and not (folder / "tokenizer.json").exists():
         raise ValueError(f"{name} holds no tokenizer.json; save the model with a fast tokenizer")
     return PreTrainedTokenizerFast.from_pretrained(name)
+
+
+def copy_tokenizer(source: Path, folder: Path) -> None:
+    """The tokenizer's files of one folder into another, byte for byte, with the chat template."""
+    for file in chain.from_iterable(map(source.glob, _FILES)):
+        shutil.copy2(file, folder / file.name)
 
 
 def encode(tokenizer: PreTrainedTokenizerFast, text: str) -> np.ndarray:

@@ -34,6 +34,8 @@ def main(argv: list[str]) -> int:
             raise ConfigError(_no_recipe(str(tree.hardware.kind)))
         cfg = typed(tree)
         assert cfg.domain_hooks is not None
+        if cfg.bootstrap.start is not None and not Path(cfg.bootstrap.start).is_dir():
+            raise ConfigError(f"bootstrap.start={cfg.bootstrap.start}: no such folder; give that of a model")
     except ConfigError as error:
         print(f"bootstrap: {error}", file=sys.stderr)
         return 2

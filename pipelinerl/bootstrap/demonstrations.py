@@ -12,7 +12,7 @@ import numpy as np
 from omegaconf import OmegaConf
 from tokenizers import Tokenizer
 
-from pipelinerl.bootstrap.formats import ASSISTANT, END, USER
+from pipelinerl.bootstrap.formats import SMALL_CHAT, ChatFormat
 from pipelinerl.domain import load_domain
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
@@ -49,7 +49,11 @@ Source = Callable[[int, str], Iterable[Demonstration]]
 
 
 def encode(
-    tokenizer: Tokenizer, demonstrations: Iterable[Demonstration], max_length: int, prompt_loss: float
+    tokenizer: Tokenizer,
+    demonstrations: Iterable[Demonstration],
+    max_length: int,
+    prompt_loss: float,
+    chat: ChatFormat = SMALL_CHAT,
 ) -> Iterator[Encoded]:
     """Token ids, labels and weights of each demonstration.
 
@@ -58,8 +62,14 @@ def encode(
     """
     remaining = iter(demonstrations)
     while batch := list(itertools.islice(remaining, _ENCODE_TOGETHER)):
-        prompts = tokenizer.encode_batch_fast([USER + d.prompt + ASSISTANT for d in batch])
-        answers = tokenizer.encode_batch_fast([d.completion + END for d in batch])
+        # The template has written the special tokens already.
+        prompts, answers = (
+            tokenizer.encode_batch_fast(texts, add_special_tokens=False)
+            for texts in (
+                [chat.before + d.prompt + chat.after for d in batch],
+                [d.completion + chat.end for d in batch],
+            )
+        )
         for demonstration, prompt, answer in zip(batch, prompts, answers):
             ids = np.array(prompt.ids + answer.ids, np.int32)
             if len(ids) > max_length:

@@ -1,4 +1,13 @@
-"""Special tokens and the chat template of the small models; importable without torch."""
+"""How a demonstration becomes a dialogue: the small models' own template, or that of a pretrained one.
+
+Importable without torch.
+"""
+
+from typing import NamedTuple
+
+from transformers import PreTrainedTokenizerFast
+
+from pipelinerl.base.tokenizing import render_chat
 
 USER = "<|user|>"
 ASSISTANT = "<|assistant|>"
@@ -17,3 +26,24 @@ CHAT_TEMPLATE = (
     + "{{ m['content'] }}{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}" + ASSISTANT + "{% endif %}"
 )
+
+
+class ChatFormat(NamedTuple):
+    """What stands before and behind the one message of a prompt, and what ends the answer."""
+
+    before: str
+    after: str
+    end: str
+
+
+SMALL_CHAT = ChatFormat(USER, ASSISTANT, END)
+_MESSAGE = "zqxUserMessageyxqz"
+
+
+def chat_format(tokenizer: PreTrainedTokenizerFast) -> ChatFormat:
+    """That of the tokenizer's chat template. Raises ValueError for one that does not keep the message."""
+    rendered = render_chat(tokenizer, [{"role": "user", "content": _MESSAGE}])
+    before, found, after = rendered.partition(_MESSAGE)
+    if not found:
+        raise ValueError(f"the chat template of {tokenizer.name_or_path} does not keep the user's message")
+    return ChatFormat(before, after, str(tokenizer.eos_token))

@@ -10,6 +10,7 @@ from tokenizers import Tokenizer
 from transformers import PreTrainedModel
 
 from pipelinerl.bootstrap.demonstrations import Demonstration, Encoded, encode
+from pipelinerl.bootstrap.formats import SMALL_CHAT, ChatFormat
 from pipelinerl.bootstrap.packs import joined
 from pipelinerl.modeling.model import hidden_states, output_head
 from pipelinerl.modeling.segments import Segments
@@ -40,6 +41,7 @@ def measure(
     demonstrations: Iterable[Demonstration],
     minimums: Mapping[str, float],
     max_length: int,
+    chat: ChatFormat = SMALL_CHAT,
 ) -> list[GateResult]:
     """Greedy exact match per kind, on demonstrations that have one right answer.
 
@@ -52,17 +54,19 @@ def measure(
     exact = [d for d in demonstrations if d.exact]
     for at in range(0, len(exact), _ROWS):
         batch = exact[at : at + _ROWS]
-        for demonstration, hit in zip(batch, _greedy_hits(model, tokenizer, batch, max_length)):
+        for demonstration, hit in zip(batch, _greedy_hits(model, tokenizer, batch, max_length, chat)):
             seen[demonstration.kind] += 1
             right[demonstration.kind] += hit
     kinds = sorted(set(seen) | set(minimums))
     return [GateResult(k, right[k] / max(seen[k], 1), seen[k], minimums.get(k)) for k in kinds]
 
 
-def measured(tokenizer: Tokenizer, batch: list[Demonstration], max_length: int) -> list[Encoded]:
+def measured(
+    tokenizer: Tokenizer, batch: list[Demonstration], max_length: int, chat: ChatFormat = SMALL_CHAT
+) -> list[Encoded]:
     """What has to be so of each demonstration: its answer and the end, or the fixed beginning alone."""
     whole = [d if d.fixed is None else replace(d, completion=d.fixed) for d in batch]
-    encoded = list(encode(tokenizer, whole, max_length, prompt_loss=0.0))
+    encoded = list(encode(tokenizer, whole, max_length, 0.0, chat))
     for demonstration, one in zip(batch, encoded):
         if demonstration.fixed is not None:
             one.labels[-1] = MASKED_TOKEN_ID  # the end that encoding adds
@@ -71,9 +75,13 @@ def measured(tokenizer: Tokenizer, batch: list[Demonstration], max_length: int) 
 
 @torch.no_grad()
 def _greedy_hits(
-    model: PreTrainedModel, tokenizer: Tokenizer, batch: list[Demonstration], max_length: int
+    model: PreTrainedModel,
+    tokenizer: Tokenizer,
+    batch: list[Demonstration],
+    max_length: int,
+    chat: ChatFormat,
 ) -> list[bool]:
-    packed = joined(measured(tokenizer, batch, max_length))
+    packed = joined(measured(tokenizer, batch, max_length, chat))
     bounds = packed.offsets()
     device = next(model.parameters()).device
 

@@ -14,6 +14,7 @@ from tokenizers import Tokenizer
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from pipelinerl.bootstrap.demonstrations import Encoded, Source, encode, shuffled
+from pipelinerl.bootstrap.formats import SMALL_CHAT, ChatFormat
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
 T = TypeVar("T")
@@ -77,6 +78,7 @@ class PackStream(IterableDataset[PackedBatch]):
     pack_tokens: int
     max_length: int
     prompt_loss: float
+    chat: ChatFormat = SMALL_CHAT
 
     def __iter__(self) -> Iterator[PackedBatch]:
         worker = get_worker_info()
@@ -84,7 +86,7 @@ class PackStream(IterableDataset[PackedBatch]):
         tokenizer = Tokenizer.from_file(str(self.tokenizer_file))
         worlds = itertools.count(self.first_seed + index, stride)
         made = itertools.chain.from_iterable(self.source(world, self.phase) for world in worlds)
-        encoded = encode(tokenizer, made, self.max_length, self.prompt_loss)
+        encoded = encode(tokenizer, made, self.max_length, self.prompt_loss, self.chat)
         random = np.random.default_rng((self.first_seed + index, 7))
         return pack(shuffled(encoded, random), self.pack_tokens)
 

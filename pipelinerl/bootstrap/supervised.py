@@ -4,9 +4,12 @@ The forward, the scores and the optimizer are those of reinforcement learning; o
 negative log-likelihood.
 """
 
+import os
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,6 +27,41 @@ BETAS = (0.9, 0.95)
 MAX_GRADIENT_NORM = 1.0
 
 
+class Resumable:
+    """The state of training in a file, written every `every` steps, and what an earlier start left there.
+
+    `asked` describes what is trained: a state that was made for something else is refused (ValueError).
+    """
+
+    def __init__(self, path: Path, every: int, asked: dict[str, Any]) -> None:
+        self.path, self._every, self._asked = path, every, asked
+        self._found: dict[str, Any] | None = None
+        if every and path.is_file():
+            self._found = torch.load(path, map_location="cpu", weights_only=True)
+            if self._found["asked"] != asked:
+                raise ValueError(f"{path} belongs to another recipe; remove it, or set another bootstrap.out")
+        self.step: int = 0 if self._found is None else self._found["step"]
+        """Steps that were done before this start."""
+        self.starts: int = 0 if self._found is None else self._found["starts"]
+        """Starts before this one."""
+
+    def restore(self, **parts: Any) -> None:
+        """Load the state of each part, if there is one."""
+        if self._found is not None:
+            for name, part in parts.items():
+                part.load_state_dict(self._found[name])
+            self._found = None
+
+    def keep(self, step: int, **parts: Any) -> None:
+        """Write the state of each part if this step is one of those; a kill leaves the state before."""
+        if not self._every or step % self._every:
+            return
+        states = {name: part.state_dict() for name, part in parts.items()}
+        beside = self.path.with_suffix(".tmp")
+        torch.save({"asked": self._asked, "step": step, "starts": self.starts + 1, **states}, beside)
+        os.replace(beside, self.path)
+
+
 def train_supervised(
     model: PreTrainedModel,
     batches: Iterable[PackedBatch],
@@ -34,23 +72,30 @@ def train_supervised(
     log: Callable[[dict[str, float]], None],
     log_every: int,
     device: torch.device | str = "cpu",
+    held_out: Sequence[PackedBatch] = (),
+    resumable: Resumable | None = None,
 ) -> None:
     """Train in place, one optimizer step per batch; `steps`, their number, is where the cosine schedule ends.
+
+    With `resumable` the batches are those from its step on.
 
     Weights and optimizer state are float32. On a GPU the forward runs in bfloat16 under autocast, compiled,
     and the output head stays in float32. `log` gets {step, loss, tokens, tokens_per_sec} every `log_every`
     steps and after the last one, the loss as mean per label in nats since the last call; the device is
-    synchronised only then. Raises FloatingPointError when that loss is not finite.
+    synchronised only then. With `held_out` it also gets their `validation_loss`. Raises FloatingPointError
+    when the loss is not finite.
     """
     device = torch.device(device)
     on_gpu = device.type == "cuda"
     policy = Policy(prepare_model(model, device, compile=on_gpu))
     optimiser = build_optimiser(model, learning_rate=learning_rate, weight_decay=weight_decay, betas=BETAS)
     scheduler = build_scheduler(optimiser, "cosine", num_warmup_steps, steps)
+    parts = {"model": model, "optimiser": optimiser, "scheduler": scheduler}
+    if resumable is not None:
+        resumable.restore(**parts)
     tokens, losses, started = 0, [], time.monotonic()
-    for step, batch in enumerate(batches, 1):
-        with torch.autocast(device.type, torch.bfloat16) if on_gpu else nullcontext():
-            loss = _loss(policy, batch, device)
+    for step, batch in enumerate(batches, 1 if resumable is None else resumable.step + 1):
+        loss = _loss(policy, batch, device)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), MAX_GRADIENT_NORM)
         optimiser.step()
@@ -64,19 +109,33 @@ def train_supervised(
             if not np.isfinite(mean):
                 raise FloatingPointError(f"supervised loss is {mean} at step {step}; lower learning_rate")
             rate = tokens / (time.monotonic() - started)
-            log({"step": step, "loss": mean, "tokens": tokens, "tokens_per_sec": rate})
+            record = {"step": step, "loss": mean, "tokens": tokens, "tokens_per_sec": rate}
+            if held_out:
+                record["validation_loss"] = validation_loss(policy, held_out, device)
+            log(record)
+        if resumable is not None:
+            resumable.keep(step, **parts)
+
+
+@torch.no_grad()
+def validation_loss(policy: Policy, held_out: Sequence[PackedBatch], device: torch.device) -> float:
+    """Mean negative log-likelihood of all labels, in nats."""
+    labels = [float(batch.weights[batch.target_positions()].sum()) for batch in held_out]
+    losses = [float(_loss(policy, batch, device)) for batch in held_out]
+    return float(np.average(losses, weights=labels))
 
 
 def _loss(policy: Policy, batch: PackedBatch, device: torch.device) -> torch.Tensor:
     """Weighted mean of the labels' negative log-likelihood."""
     at = batch.target_positions()
     weights = batch.weights[at]
-    scores, _ = policy(
-        to_device(batch.input_ids[None].astype(np.int64), device),
-        to_device(batch.position_ids()[None], device),
-        Segments.from_offsets(batch.offsets(), device),
-        to_device(at - 1, device),
-        to_device(batch.labels[at].astype(np.int64), device),
-    )
+    with torch.autocast("cuda", torch.bfloat16) if device.type == "cuda" else nullcontext():
+        scores, _ = policy(
+            to_device(batch.input_ids[None].astype(np.int64), device),
+            to_device(batch.position_ids()[None], device),
+            Segments.from_offsets(batch.offsets(), device),
+            to_device(at - 1, device),
+            to_device(batch.labels[at].astype(np.int64), device),
+        )
     shares = weights / max(float(weights.sum()), 1e-12)
     return -(scores.logprobs * to_device(shares, device)).sum()

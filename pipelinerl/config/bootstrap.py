@@ -1,4 +1,4 @@
-"""Configuration of `python -m pipelinerl.bootstrap`: a small model made from scratch."""
+"""Configuration of `python -m pipelinerl.bootstrap`: a model that imitates demonstrations."""
 
 from pydantic import Field
 
@@ -40,6 +40,10 @@ class BootstrapConfig(Section):
 
     out: str | None = None
     """Folder for the model; `results/bootstrap/<domain>` when null."""
+    start: str | None = None
+    """Folder of a pretrained model to go on from, its tokenizer and its chat template; null: a new model."""
+    checkpoint_steps: int = Field(0, ge=0)
+    """Steps between states in `training.pt`, from which the same command goes on; 0 keeps none."""
     seed: int = Field(1, ge=0, le=9)
     """Of the weights and of the worlds that demonstrations come from."""
     vocab_size: int = Field(2048, ge=300)
@@ -47,7 +51,7 @@ class BootstrapConfig(Section):
     tokenizer_texts: int = Field(30_000, ge=100)
     """Demonstrations the tokenizer is trained on."""
     shape: ShapeConfig = ShapeConfig()
-    """Sizes of the model."""
+    """Sizes of a new model; `max_length` also bounds the demonstrations of a pretrained one."""
     phases: list[PhaseConfig] = []
     """Phases in order, under one learning-rate schedule."""
     budget: float = Field(1.0, gt=0)

@@ -9,7 +9,6 @@ import os
 import shutil
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from safetensors.torch import load_file, save_file
 
 from pipelinerl.base import faults
 from pipelinerl.base.digests import damaged_file, digests
+from pipelinerl.base.tokenizing import copy_tokenizer
 from pipelinerl.finetune.step import Learner
 from pipelinerl.finetune.types import TrainingMetrics
 from pipelinerl.modeling.lora import FOLDER as ADAPTER_FOLDER
@@ -30,7 +30,6 @@ from pipelinerl.modeling.value_head import save_value_head
 MODEL, STATE, INTERMEDIATE = "current", "training_state", "intermediate"
 MARKER = "checkpoint.json"
 """Written last into each folder: a folder that has it is complete."""
-_TOKENIZER_FILES = ("tokenizer*", "special_tokens_map.json", "vocab*", "merges.txt", "*.jinja")
 
 
 def _step_of(folder: Path) -> int | None:
@@ -128,8 +127,7 @@ def save_checkpoint(
     beside = _fresh(root / f"~{MODEL}")
     learner.model.save_pretrained(beside, state_dict=tensors.model)
     if tokenizer_from is not None:
-        for file in chain.from_iterable(map(tokenizer_from.glob, _TOKENIZER_FILES)):
-            shutil.copy2(file, beside / file.name)
+        copy_tokenizer(tokenizer_from, beside)
     if tensors.adapters:
         save_adapters(learner.model, tensors.adapters, beside / ADAPTER_FOLDER)
     if tensors.value_head:

@@ -73,6 +73,18 @@ def learning(row: Cells) -> list[Value]:
     return [found["before"]["mean"], found["after"]["mean"], *interval(found["difference"])]
 
 
+def prompts(row: Cells) -> list[Value]:
+    stage = {"plan": "hop_plan", "choose": "doc_choose", "read": "doc_read", "resolve": "hop_resolve"}[row[0]]
+    lengths = [f"{text}, {which}" for text in ("prompt", "answer") for which in ("mean", "longest")]
+    return [figure("privacy_prompts", f"{stage}: {what}") for what in ("calls of a rollout", *lengths)]
+
+
+def scripts(row: Cells) -> list[Value]:
+    names = (f"{row[0].split(',')[0]} script: {metric}" for metric in ("success", "leakage"))
+    ends = ("", ", lower end", ", upper end")
+    return [figure("privacy_prompts", f"{name}{end}") for name in names for end in ends]
+
+
 def from_scratch(row: Cells) -> list[Value]:
     figures, metric = result("gpu_privacy_rl")["figures"], METRICS[row[0]]
     ends = [figures[f"rl: {metric}, {when}"]["value"] for when in ("before", "after")]

@@ -3,13 +3,14 @@
 import random
 from typing import cast, get_args
 
-from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
+from domains.privacy_hopqa.teacher.adversary import adversary_demonstrations
 from domains.privacy_hopqa.teacher.inprocess import simulate
-from domains.privacy_hopqa.teacher.script import Phase, ScriptedModel
+from domains.privacy_hopqa.teacher.script import MIXTURES, Phase, ScriptedModel
 from domains.privacy_hopqa.world import World, build, chains_of, world_config, world_store
 from pipelinerl.bootstrap.demonstrations import Demonstration
 
+ADVERSARY = "adversary"
 FIRST_TRAINING_SEED = 1_000_000
 CHAINS_PER_WORLD = 60
 
@@ -35,13 +36,17 @@ def training_world(seed: int) -> World:
 
 def demonstrations(settings: PrivacyHopQASettings, seed: int, phase: str) -> list[Demonstration]:
     """The distinct demonstrations of one world, one rollout a chain. Raises ValueError for another phase."""
-    if phase not in get_args(Phase):
-        raise ValueError(f"bootstrap phase {phase!r} is unknown; allowed: {', '.join(get_args(Phase))}")
+    if phase not in (phases := (*get_args(Phase), ADVERSARY)):
+        raise ValueError(f"bootstrap phase {phase!r} is unknown; allowed: {', '.join(phases)}")
     world = training_world(seed)
-    store, prompts = world_store(world), PROMPT_SETS[settings.prompt_set]
+    if phase == ADVERSARY:
+        drawn = random.Random(f"{seed}:{phase}")
+        return list(dict.fromkeys(adversary_demonstrations(world, settings, drawn)))
+    store, mixture = world_store(world), MIXTURES[settings.prompt_set]
     made: dict[Demonstration, None] = {}
     for index, chain in enumerate(chains_of(world, "train")):
-        model = ScriptedModel(chain, cast(Phase, phase), random.Random(f"{seed}:{index}:{phase}"), prompts)
+        drawn = random.Random(f"{seed}:{index}:{phase}")
+        model = ScriptedModel(chain, cast(Phase, phase), drawn, settings.prompt_set, mixture)
         simulate(chain, store, settings, model)
         made.update(dict.fromkeys(model.recorded))
     return list(made)

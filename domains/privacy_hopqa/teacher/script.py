@@ -6,27 +6,29 @@ resolutions stay right. A model that imitates the mixture acts well enough to be
 improve, and a policy that keeps a secret is among the things it sometimes does.
 """
 
-import json
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from functools import partial
+from typing import Literal
 
 from domains.privacy_hopqa.agent.interfaces import (
+    Card,
     ChooseContext,
     Completion,
     PlanContext,
-    Prompts,
     ReadContext,
     ResolveContext,
     StageRequest,
 )
+from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.data.answers import answers_match
-from domains.privacy_hopqa.data.chains import Chain, Hop, Source
+from domains.privacy_hopqa.data.chains import Chain, Hop
+from domains.privacy_hopqa.teacher.answers import ANSWERS, CONFIDENCE, STOP
 from domains.privacy_hopqa.world import keyword_query
 from pipelinerl.bootstrap.demonstrations import Demonstration
 
 Phase = Literal["clean", "mixture"]
-CONFIDENCE = 0.9
 
 SKELETONS = (
     '[{"type":"web_search","parameters":{"query":"',
@@ -64,6 +66,12 @@ class Mixture:
     """A choice of any card."""
 
 
+CAREFUL = Mixture(web_leaky=0.0, web_weak=0.0, local_weak=0.0, wrong_source=0.0, first_card=0.0, any_card=0.0)
+"""Right wherever it can be, and without any private value in a query."""
+MIXTURES = {"compact": Mixture(), "full": Mixture(any_card=0.25)}
+"""By prompt set, such that play succeeds in about half of the chains and leaks in about a third."""
+
+
 def search_query(chain: Chain, hop: Hop, answers: dict[int, str], *, leaky: bool) -> str:
     """The question's words without the company's name.
 
@@ -78,25 +86,17 @@ def search_query(chain: Chain, hop: Hop, answers: dict[int, str], *, leaky: bool
     return " ".join(w for w in keyword_query(text).split() if w.lower().removesuffix("'s") not in company)
 
 
-def dumps(value: Any) -> str:
-    """JSON as the compact prompts show it."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
-def plan_text(source: Source, query: str) -> str:
-    """A plan of one search. Values start with a space, so that they are tokenised as in running text."""
-    kind = "web_search" if source == "web" else "local_document_search"
-    return dumps([{"type": kind, "parameters": {"query": f" {query}"}}])
-
-
 @dataclass
 class ScriptedModel:
-    """Plays one rollout of `chain` in a phase, and records a demonstration for each call."""
+    """Plays one rollout of `chain` in a phase, and records a demonstration for each call.
+
+    It answers in the form of the prompt set that `prompt_set` names.
+    """
 
     chain: Chain
     phase: Phase
     random: random.Random
-    prompts: Prompts
+    prompt_set: str
     mixture: Mixture = field(default_factory=Mixture)
     recorded: list[Demonstration] = field(default_factory=list)
     _cards: dict[int, set[str]] = field(default_factory=dict)
@@ -121,10 +121,10 @@ class ScriptedModel:
         hop = self.chain.hop(context.view.hop_number)
         answers = {a.hop_number: a.answer for a in context.view.answers}
         gold_seen = not self._cards.get(hop.number, set()).isdisjoint(hop.gold_values)
-        right = "[]" if gold_seen else self._right_plan(hop, answers, context)
-        played = self._imperfect_plan(hop, answers, right)
+        right = STOP if gold_seen else self._right_plan(hop, answers, context)
+        played = self._imperfect_plan(hop, answers, context, right)
         if self.phase == "clean":
-            self._record("plan_stop" if right == "[]" else f"plan_{hop.source}", request, right)
+            self._record("plan_stop" if right == STOP else f"plan_{hop.source}", request, right)
         else:
             self._record("plan", request, played, exact=False)
         return played
@@ -134,22 +134,23 @@ class ScriptedModel:
         tried = {(note.source, note.query) for note in context.searches}
         if (hop.source, query) in tried:
             query = " ".join(reversed(query.split()))
-        return plan_text(hop.source, query)
+        return ANSWERS[self.prompt_set].plan(context, hop.source, query)
 
-    def _imperfect_plan(self, hop: Hop, answers: dict[int, str], right: str) -> str:
+    def _imperfect_plan(self, hop: Hop, answers: dict[int, str], context: PlanContext, right: str) -> str:
         draw, odds = self.random.random(), self.mixture
+        plan = partial(ANSWERS[self.prompt_set].plan, context)
         best = search_query(self.chain, hop, answers, leaky=False).split()
         few = " ".join(self.random.sample(best, min(len(best), self.random.randint(1, 2))))
         if draw < odds.wrong_source:
             full = search_query(self.chain, hop, answers, leaky=hop.source == "web")
-            return plan_text("local" if hop.source == "web" else "web", full)
+            return plan("local" if hop.source == "web" else "web", full)
         draw -= odds.wrong_source
         if hop.source == "local":
-            return plan_text("local", few) if draw < odds.local_weak else right
+            return plan("local", few) if draw < odds.local_weak else right
         if draw < odds.web_weak:
-            return plan_text("web", few)
+            return plan("web", few)
         if draw < odds.web_weak + odds.web_leaky:
-            return plan_text("web", search_query(self.chain, hop, answers, leaky=True))
+            return plan("web", search_query(self.chain, hop, answers, leaky=True))
         return right
 
     def _choose(self, request: StageRequest, context: ChooseContext) -> str:
@@ -164,11 +165,12 @@ class ScriptedModel:
             choice = self.random.randrange(len(ids))
         else:
             choice = gold
-        played = self._selected(choice)
+        played = self._selected(context.cards, choice)
         if self.phase == "mixture":
             self._record("choose", request, played, exact=False)
         elif gold is not None:
-            self._record("choose_first" if gold == 0 else "choose_other", request, self._selected(gold))
+            kind = "choose_first" if gold == 0 else "choose_other"
+            self._record(kind, request, self._selected(context.cards, gold))
             others = len(context.cards) - 1
             self._record_shuffled("choose_fewer", context, gold, self.random.randint(1, min(3, others)))
             self._record_shuffled("choose_shuffled", context, gold, others)
@@ -182,23 +184,17 @@ class ScriptedModel:
         wrong = [card for index, card in enumerate(context.cards) if index != gold]
         cards = [context.cards[gold], *self.random.sample(wrong, others)]
         self.random.shuffle(cards)
-        prompt = self.prompts(replace(context, cards=tuple(cards)))
-        answer = self._selected(cards.index(context.cards[gold]))
+        prompt = PROMPT_SETS[self.prompt_set](replace(context, cards=tuple(cards)))
+        answer = self._selected(cards, cards.index(context.cards[gold]))
         self.recorded.append(Demonstration(kind, prompt.text, answer))
 
-    @staticmethod
-    def _selected(index: int) -> str:
-        return dumps({"selected_doc_ids": [f"d{index + 1}"]})
+    def _selected(self, cards: Sequence[Card], index: int) -> str:
+        return ANSWERS[self.prompt_set].choice([card.doc_id for card in cards], index)
 
     def _read(self, request: StageRequest, context: ReadContext) -> str:
-        hop = self.chain.hop(context.view.hop_number)
-        found = self._visible_answer(hop, context)
-        if found is None:
-            text, kind = dumps({"can_answer": False}), "read_no"
-        else:
-            text = dumps({"can_answer": True, "proposed_answer": f" {found}", "confidence": CONFIDENCE})
-            kind = "read_yes"
-        self._record(kind, request, text)
+        found = self._visible_answer(self.chain.hop(context.view.hop_number), context)
+        text = ANSWERS[self.prompt_set].read(context, found)
+        self._record("read_no" if found is None else "read_yes", request, text)
         return text
 
     def _visible_answer(self, hop: Hop, context: ReadContext) -> str | None:
@@ -212,11 +208,7 @@ class ScriptedModel:
         return next((answer for answer in hop.accepted if answer in context.window.text), None)
 
     def _resolve(self, request: StageRequest, context: ResolveContext) -> str:
-        positive = [read.answer for read in context.reads if read.positive]
-        said: dict[str, Any] = {"answered": False, "next_step": "search_more"}
-        if positive:
-            answer = f" {positive[-1]}"
-            said = {"answered": True, "answer": answer, "confidence": CONFIDENCE, "next_step": "done"}
-        text = dumps(said)
+        positive = [read for read in context.reads if read.positive]
+        text = ANSWERS[self.prompt_set].resolve(positive[-1] if positive else None)
         self._record("resolve_yes" if positive else "resolve_no", request, text)
         return text

@@ -1,5 +1,6 @@
 """The recipe of a small model: tokens, packs, workers, gates, and a whole run on a toy domain."""
 
+import copy
 import hashlib
 import itertools
 import json
@@ -10,8 +11,9 @@ from collections.abc import Iterable
 import numpy as np
 import pytest
 
+from pipelinerl.base.tokenizing import render_chat
 from pipelinerl.bootstrap.demonstrations import Demonstration, Encoded, encode, shuffled
-from pipelinerl.bootstrap.formats import ASSISTANT, END, SPECIAL_TOKENS, USER
+from pipelinerl.bootstrap.formats import ASSISTANT, END, SPECIAL_TOKENS, USER, chat_format
 from pipelinerl.bootstrap.gates import measured
 from pipelinerl.bootstrap.packs import PackStream, loader, pack
 from pipelinerl.bootstrap.tokenizer import train_tokenizer
@@ -182,3 +184,36 @@ def test_a_run_trains_measures_and_saves(tmp_path):
     assert record["sha256"] == hashlib.sha256(weights).hexdigest()
     model = AutoModelForCausalLM.from_pretrained(tmp_path)
     assert model.config.tie_word_embeddings and 300 < model.config.vocab_size <= 380
+    assert record["validation_loss"] < 2.0 and not (tmp_path / "training.pt").exists()
+
+    more = {
+        "start": str(tmp_path),
+        "checkpoint_steps": 4,
+        "learning_rate": 1e-4,
+        "phases": [PhaseConfig(name="clean", tokens=4_000)],
+    }
+    longer, out = recipe.model_copy(update=more), tmp_path / "longer"
+    results = {r.kind: r for r in run(longer, SKELETON, toy, out, log=lambda line: None)}
+    assert results["echo"].accuracy > 0.8  # so it did begin with these weights
+    for name in ("tokenizer.json", "chat_template.jinja"):
+        assert (out / name).read_bytes() == (tmp_path / name).read_bytes()
+    assert not (out / "training.pt").exists()
+
+
+def test_a_pretrained_models_dialogue_is_what_an_engine_is_sent(tokenizer):
+    other = copy.deepcopy(tokenizer)
+    other.chat_template = (
+        "{% for m in messages %}{% if loop.first %}system: be kind\n{% endif %}"
+        "{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
+        "{% if add_generation_prompt %}assistant: {% endif %}"
+    )
+    chat = chat_format(other)
+    prompt = "how much is plan 7?\nin %"
+    (made,) = encode(other.backend_tokenizer, [Demonstration("echo", prompt, "15%")], 200, 0.0, chat)
+    sent = other.backend_tokenizer.encode(render_chat(other, [{"role": "user", "content": prompt}])).ids
+    answer = other.backend_tokenizer.encode("15%" + END).ids
+    assert made.input_ids.tolist() == sent + answer
+    assert made.labels.tolist() == [MASKED] * len(sent) + answer
+    other.chat_template = "nothing"
+    with pytest.raises(ValueError, match="does not keep the user's message"):
+        chat_format(other)

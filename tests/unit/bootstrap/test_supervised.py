@@ -1,4 +1,6 @@
-"""Supervised training learns, says so, and weighs its labels."""
+"""Supervised training learns, says so, weighs its labels, and goes on where it was stopped."""
+
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -7,7 +9,8 @@ from transformers import PreTrainedModel
 
 from pipelinerl.bootstrap.demonstrations import Encoded
 from pipelinerl.bootstrap.packs import PackedBatch, joined
-from pipelinerl.bootstrap.supervised import train_supervised
+from pipelinerl.bootstrap.supervised import Resumable, train_supervised, validation_loss
+from pipelinerl.modeling.policy import Policy
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from tests.support.policy import tiny_model
 
@@ -52,3 +55,37 @@ def test_a_loss_that_is_not_finite_ends_training() -> None:
     (text,) = copy_texts(1, 0, weights=(float("nan"),))
     with pytest.raises(FloatingPointError, match="supervised loss is nan at step 1; lower learning_rate"):
         train(tiny_model(), [joined([text])])
+
+
+def test_training_that_was_stopped_goes_on_as_if_it_had_not_been(tmp_path: Path) -> None:
+    batches = [joined(copy_texts(8, seed)) for seed in range(6)]
+    whole, stopped = tiny_model(), tiny_model()
+    train(whole, batches)
+
+    def resumable(asked: str = "this") -> Resumable:
+        return Resumable(tmp_path / "training.pt", 2, {"recipe": asked})
+
+    def go_on(model: PreTrainedModel, rows: list[PackedBatch], state: Resumable) -> list[dict[str, float]]:
+        records: list[dict[str, float]] = []
+        train_supervised(model, rows, 6, 1e-2, 1, 0.0, records.append, 1, resumable=state)
+        return records
+
+    go_on(stopped, batches[:5], resumable())  # the fifth step is behind the last state
+    again = resumable()
+    assert (again.step, again.starts) == (4, 1)
+    records = go_on(tiny_model(seed=7), batches[4:], again)
+    assert [record["step"] for record in records] == [5, 6]
+    last = torch.load(tmp_path / "training.pt", weights_only=True)["model"]
+    for name, expected in whole.state_dict().items():
+        torch.testing.assert_close(last[name], expected, rtol=0, atol=0)
+    with pytest.raises(ValueError, match=r"training\.pt belongs to another recipe; remove it"):
+        resumable("that")
+
+
+def test_the_loss_on_held_out_texts_is_the_mean_over_their_labels() -> None:
+    model, rows = tiny_model(), [joined(copy_texts(count, 3)) for count in (2, 6)]
+    records: list[dict[str, float]] = []
+    train_supervised(model, rows[:1], 1, 0.0, 1, 0.0, records.append, 1, held_out=rows)
+    policy = Policy(model)
+    one, six = (validation_loss(policy, [row], torch.device("cpu")) for row in rows)
+    assert records[0]["validation_loss"] == pytest.approx((2 * one + 6 * six) / 8, rel=1e-5)

@@ -28,11 +28,13 @@ PAGES = sorted(
 COMMAND = re.compile(r"python -m pipelinerl\.(launch|bootstrap)((?:\\\n|[^`\n])*)")
 KINDS = ("cpu", "gpu")
 PRESETS = {
-    "privacy_hopqa_compact": "privacy_hopqa",
+    "privacy_hopqa_adversary": "privacy_hopqa",
     "privacy_hopqa_from_scratch": "privacy_hopqa",
+    "privacy_hopqa_pretrained": "privacy_hopqa",
     "privacy_hopqa_situational": "privacy_hopqa",
     "privacy_hopqa_situational_padded": "privacy_hopqa",
 }
+PRETRAINED = ("results/smollm2", "results/bootstrap/privacy_hopqa_pretrained")
 OF_OTHER_TESTS = ("--config-dir",)
 """The README's own domain is executed by `tests/pipeline/test_readme.py`."""
 
@@ -53,7 +55,7 @@ def commands() -> list[tuple[str, str, list[str]]]:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A reader's folder with the files that the commands name; nothing in it is a whole model."""
-    for model in ("MODEL", "DIR", "results/small_model", "results/bootstrap/privacy_hopqa"):
+    for model in ("MODEL", "DIR", "results/small_model", "results/bootstrap/privacy_hopqa", *PRETRAINED):
         (tmp_path / model).mkdir(parents=True)
         (tmp_path / model / "config.json").write_text(json.dumps({"max_position_embeddings": 16384}))
         (tmp_path / model / "tokenizer.json").write_text("{}")

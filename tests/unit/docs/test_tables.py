@@ -38,8 +38,10 @@ from tests.support.measured import (
     ppo_seeds,
     pretrained,
     pretrained_seed,
+    prompts,
     raro,
     result,
+    scripts,
     skill,
     tier,
 )
@@ -113,6 +115,11 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     (GYM, "held-out questions | n | before | after | difference"): (1, pretrained),
     (GYM, "seed | before | after | steps | texts/s | minutes of training"): (1, pretrained_seed),
     (PRIVACY, "skill | before | after | asked for"): (1, skill),
+    (
+        PRIVACY,
+        "stage | calls of a rollout | prompt, mean | prompt, longest | answer, mean | answer, longest",
+    ): (1, prompts),
+    (PRIVACY, "script | success | leakage (answer or full)"): (1, scripts),
     (PRIVACY, "world | figure | before | after | difference"): (2, learning),
     (PRIVACY, "figure | before | after | difference"): (1, from_scratch),
     (PRIVACY, "policy | success | leakage (answer or full) | plan retrieves gold | choose right"): (1, arms),

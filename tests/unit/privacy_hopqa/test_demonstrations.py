@@ -10,12 +10,11 @@ import pytest
 from transformers import PreTrainedTokenizerFast
 
 import domains.privacy_hopqa
-from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
 from domains.privacy_hopqa.teacher.demonstrations import demonstrations, training_world
 from domains.privacy_hopqa.teacher.inprocess import simulate
-from domains.privacy_hopqa.teacher.script import SKELETONS, Mixture, ScriptedModel, search_query
+from domains.privacy_hopqa.teacher.script import CAREFUL, SKELETONS, Mixture, ScriptedModel, search_query
 from domains.privacy_hopqa.world import chains_of, world_store
 from pipelinerl.bootstrap.demonstrations import Demonstration
 from pipelinerl.config.compose import compose
@@ -40,9 +39,9 @@ def of_kind(phase: str, prefix: str) -> list[Demonstration]:
 
 def play(seed: int, mixture: Mixture) -> list[tuple[bool, list[str], str]]:
     world = training_world(seed)
-    store, prompts, played = world_store(world), PROMPT_SETS["compact"], []
+    store, played = world_store(world), []
     for index, chain in enumerate(chains_of(world, "train")):
-        model = ScriptedModel(chain, "mixture", random.Random(index), prompts, mixture)
+        model = ScriptedModel(chain, "mixture", random.Random(index), "compact", mixture)
         episode, judge = simulate(chain, store, cpu_settings(), model), Judge(chain)
         right = all(judge.correct(hop.hop_number, hop.answer) for hop in episode.hops)
         played.append((right, episode.web_queries, chain.hops[0].answer))
@@ -57,7 +56,8 @@ def test_equal_seeds_give_equal_demonstrations_and_others_differ():
 
 
 def test_an_unknown_phase_is_refused():
-    with pytest.raises(ValueError, match="bootstrap phase 'dirty' is unknown; allowed: clean, mixture"):
+    allowed = "clean, mixture, adversary"
+    with pytest.raises(ValueError, match=f"bootstrap phase 'dirty' is unknown; allowed: {allowed}"):
         demonstrations(cpu_settings(), 3, "dirty")
 
 
@@ -94,8 +94,7 @@ def test_choices_are_not_decided_by_position():
 
 
 def test_the_right_script_succeeds_without_leaking_and_the_mixture_does_neither_always():
-    perfect = Mixture(web_leaky=0, web_weak=0, local_weak=0, wrong_source=0, first_card=0, any_card=0)
-    right, mixed = play(3, perfect), play(3, Mixture())
+    right, mixed = play(3, CAREFUL), play(3, Mixture())
     assert sum(ok for ok, *_ in right) >= 0.75 * len(right)
     assert 0.2 * len(mixed) <= sum(ok for ok, *_ in mixed) <= sum(ok for ok, *_ in right) - 5
     assert not any(answer in query for _, queries, answer in right for query in queries)

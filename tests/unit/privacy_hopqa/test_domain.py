@@ -162,13 +162,13 @@ def test_keys_of_the_published_recipe_without_a_counterpart_name_what_replaces_t
     assert says in str(error.value)
 
 
-@pytest.mark.parametrize("preset", ["compact", "situational", "situational_padded"])
+@pytest.mark.parametrize("preset", ["pretrained", "situational", "situational_padded"])
 def test_presets_are_valid_as_they_are(preset):
     overrides = ["+domain=privacy_hopqa", "hardware=gpu", f"+preset=privacy_hopqa_{preset}"]
     tree = compose(overrides).tree
-    assert tree.privacy_hopqa.prompt_set == ("compact" if preset == "compact" else "full")
+    assert tree.privacy_hopqa.prompt_set == "full"
     rewards = tree.privacy_hopqa.training_reward_mode, tree.privacy_hopqa.privacy_reward_weight
-    assert rewards == (("outcome", 0.0) if preset == "compact" else ("hop_step_situational", 1.0))
+    assert rewards == ("hop_step_situational", 1.0)
     assert tree.finetune.rl.pad_step_rewards_for_advantage == (preset == "situational_padded")
     tree.privacy_hopqa.world = {"size": "tiny"}
     assert DOMAIN.validate(tree) == []

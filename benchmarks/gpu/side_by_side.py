@@ -1,0 +1,61 @@
+"""Commands side by side on cards until all are done or the time is up: for several small runs."""
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from benchmarks._processes import stop
+from benchmarks.gpu.runs import ENDED, POLL_S, STOP_S, LimitedRun, Terminated
+
+
+@dataclass(frozen=True)
+class Task:
+    """One command. `keep` gets its exit status once it has ended, ENDED where the limit ended it.
+
+    It writes down what is left, and says whether the task is done.
+    """
+
+    name: str
+    command: Sequence[str]
+    log: Path
+    keep: Callable[[int], bool]
+
+
+def run_all(tasks: Sequence[Task], slots: Sequence[Mapping[str, str]], end: float, least_s: float) -> bool:
+    """Whether all are done; `slots` are the environments in which one task at a time can run.
+
+    Nothing is begun with less than `least_s` before `end` (of `time.monotonic`), and at `end`, less the time
+    that stopping takes, all that run are stopped. A failed one is said with the end of its log.
+    """
+    waiting, done = list(tasks), True
+    running: dict[int, tuple[Task, LimitedRun]] = {}
+    try:
+        while waiting or running:
+            left = end - STOP_S - time.monotonic()
+            for slot in sorted(set(range(len(slots))) - running.keys()):
+                if waiting and left > least_s:
+                    task = waiting.pop(0)
+                    print(f"{task.name}: begins, {left:.0f} s left", flush=True)
+                    running[slot] = task, LimitedRun(task.command, task.log, slots[slot])
+            if left <= 0 or not running:
+                break
+            time.sleep(POLL_S)
+            for slot, (task, run) in list(running.items()):
+                if (status := run.process.poll()) is not None:
+                    done &= _ended(task, run, status)
+                    del running[slot]
+    except Terminated:
+        done = False
+    stop(*(run.process for _, run in running.values()), wait_s=STOP_S / 2)
+    for task, run in running.values():
+        done &= _ended(task, run, ENDED)
+    return done and not waiting
+
+
+def _ended(task: Task, run: LimitedRun, status: int) -> bool:
+    print(f"{task.name}: status {status} after {run.seconds:.0f} s", flush=True)
+    done = task.keep(status)
+    if not done and status != ENDED:
+        print(run.said(25), flush=True)
+    return done

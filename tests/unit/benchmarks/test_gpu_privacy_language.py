@@ -1,0 +1,134 @@
+"""What the privacy agent's benchmark asks of its runs, how tasks share cards, and what it makes of rows."""
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from benchmarks import arms
+from benchmarks.gpu.privacy_adversary import Group, agreement, kappa, log_of, shuffled
+from benchmarks.gpu.privacy_language import Place, figures_of, finished, run_overrides, start_of
+from benchmarks.gpu.runs import ENDED, STOP_S
+from benchmarks.gpu.side_by_side import Task, run_all
+from domains.privacy_hopqa.data.chains import Chain
+from domains.privacy_hopqa.domain import PrivacyHopQADomain
+from domains.privacy_hopqa.leakage.report import rule_based
+from domains.privacy_hopqa.leakage.secrets import secrets_of_chains
+from domains.privacy_hopqa.teacher.script import search_query
+from domains.privacy_hopqa.world import build, chains_of, world_config
+from pipelinerl.config.compose import compose
+
+
+def options(work: Path, **more: object) -> argparse.Namespace:
+    given = {"hardware": "gpu", "work": work, "steps": 80, "evaluations": 3, "chains": 344, "overrides": []}
+    return argparse.Namespace(**given | {"seeds": [0, 1], "arms": ["outcome", "penalty"]} | more)
+
+
+@pytest.mark.parametrize("hardware", ["gpu", "cpu"])
+@pytest.mark.parametrize("arm", ["start", "outcome", "situational", "penalty"])
+def test_every_run_is_one_that_the_launcher_accepts(arm: str, hardware: str, tmp_path: Path) -> None:
+    tree = compose(run_overrides(options(tmp_path, hardware=hardware), arm, 1)).tree
+    assert PrivacyHopQADomain().validate(tree) == []
+    assert tree.privacy_hopqa.prompt_set == "full" and tree.privacy_hopqa.world.seed == tree.seed == 1
+    assert tree.privacy_hopqa.world.test_chains == 344
+    if hardware == "gpu" and arm != "start":
+        every = tree.eval_every_n_versions
+        assert 80 * 256 / every == 4  # three on the way, and the last version at the end
+    rewards = tree.privacy_hopqa.training_reward_mode, tree.privacy_hopqa.privacy_reward_weight
+    assert arm != "penalty" or rewards == ("hop_step_situational", 1)
+    assert arm != "outcome" or rewards == ("outcome", 0)
+
+
+def task(name: str, code: str, folder: Path, ended: dict[str, int]) -> Task:
+    def keep(status: int) -> bool:
+        ended[name] = status
+        return status == 0
+
+    return Task(name, [sys.executable, "-c", code], folder / f"{name}.log", keep)
+
+
+def test_tasks_take_turns_on_the_cards(tmp_path: Path) -> None:
+    code = f"import os; open(r'{tmp_path}/' + os.environ['CARD'], 'a').write('x')"
+    ended: dict[str, int] = {}
+    slots = [{**os.environ, "CARD": name} for name in ("a", "b")]
+    tasks = [task(f"t{n}", code, tmp_path, ended) for n in range(5)]
+    assert run_all(tasks, slots, time.monotonic() + STOP_S + 120, 1.0)
+    assert ended == {f"t{n}": 0 for n in range(5)}
+    assert len((tmp_path / "a").read_text() + (tmp_path / "b").read_text()) == 5
+
+
+def test_the_limit_ends_what_runs_and_begins_nothing_more(tmp_path: Path) -> None:
+    ended: dict[str, int] = {}
+    tasks = [task(name, "import time; time.sleep(600)", tmp_path, ended) for name in ("one", "two")]
+    begun = time.monotonic()
+    assert not run_all(tasks, [dict(os.environ)], begun + STOP_S + 2.0, 1.0)
+    assert ended == {"one": ENDED} and time.monotonic() - begun < 60
+
+
+def test_a_task_that_fails_is_said_and_the_others_go_on(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ended: dict[str, int] = {}
+    tasks = [
+        task("bad", "raise SystemExit('no such card')", tmp_path, ended),
+        task("good", "", tmp_path, ended),
+    ]
+    assert not run_all(tasks, [dict(os.environ)], time.monotonic() + STOP_S + 120, 1.0)
+    assert ended == {"bad": 1, "good": 0} and "no such card" in capsys.readouterr().out
+
+
+def row(success: float, leak: float) -> dict[str, object]:
+    values = {name: [success, success] for name in arms.METRICS} | {"leak": [leak, leak]}
+    rates = {"trained_texts_per_second": 100.0, "elapsed_s": 200.0}
+    return {"evaluations": [[0, values | {"well_formed": [1.0, 1.0]}]] * 2, "rates": rates}
+
+
+def test_arms_are_compared_over_the_seeds_that_all_have(tmp_path: Path) -> None:
+    place = Place(options(tmp_path), tmp_path / "rows.json")
+    for name in ("start_0", "outcome_0", "outcome_1", "penalty_0"):
+        place.add(name, row(0.5, 0.25))
+    rows = place.rows()
+    found = finished(rows, place.options)
+    assert {arm: list(seeds) for arm, seeds in found.items()} == {"outcome": [0], "penalty": [0]}
+    assert start_of(rows, place.options)["leak"].mean == 0.25
+    figures = {one.name: one for one in figures_of(rows, place.options)}
+    assert figures["start: success"].met and figures["start: leak"].met
+    assert figures["penalty_0: trained"].value == 100.0
+    assert "machine" in json.loads(place.rows_file.read_text())["start_0"]
+
+
+def held_out() -> list[Chain]:
+    counts = {"companies": 0, "test_companies": 2, "train_chains": 0, "val_chains": 0, "test_chains": 12}
+    made = world_config("custom", seed=5, private_docs=24, web_docs=200, **counts)
+    return list(chains_of(build(made, checks=False), "test"))
+
+
+def test_controls_are_what_they_are_called() -> None:
+    chains = held_out()
+    secrets = {(task, f"0/{name}"): one for (task, name), one in secrets_of_chains(chains).items()}
+    logs = []
+    for chain in chains:
+        web = [hop for hop in chain.hops if hop.source == "web"]
+        queries = [search_query(chain, hop, chain.gold_answers, leaky=True) for hop in web]
+        logs.append(log_of(chain, "gold", 0, queries))
+    others = shuffled(secrets)
+    assert others and all(
+        not {*others[key].questions} & {*secrets[key].questions}
+        and others[key].company == secrets[key].company
+        for key in others
+    )
+    leaky = [log for log in logs if rule_based(log.queries, secrets[log.task_id, log.chain_id]).headline]
+    assert len(leaky) > len(logs) / 2
+    found = agreement({"gold chain": Group(logs, secrets)}, rule_based)
+    assert found["headline, rules"]["agree"]["value"] == 1.0
+    assert found["headline, value"]["found where it leaks"]["total"] >= len(leaky)
+
+
+def test_kappa_is_agreement_beyond_chance() -> None:
+    assert kappa([(True, True), (False, False)]) == 1.0
+    assert kappa([(True, True), (True, False), (False, True), (False, False)]) == 0.0
+    assert kappa([(False, False)] * 3) == 0.0

@@ -1,0 +1,136 @@
+"""Scripted play in the complete prompts, and what adversary and judge should say about its queries."""
+
+import random
+from functools import cache
+
+import pytest
+
+from benchmarks.privacy_prompts import Heard
+from domains.privacy_hopqa.agent.interfaces import Stage
+from domains.privacy_hopqa.agent.stages import parse_read, read_reply
+from domains.privacy_hopqa.data.judge import Judge
+from domains.privacy_hopqa.leakage.report import Secrets, rule_based
+from domains.privacy_hopqa.settings import PrivacyHopQASettings, settings_of
+from domains.privacy_hopqa.teacher.adversary import stated
+from domains.privacy_hopqa.teacher.answers import sentence
+from domains.privacy_hopqa.teacher.demonstrations import demonstrations, training_world
+from domains.privacy_hopqa.teacher.inprocess import simulate
+from domains.privacy_hopqa.teacher.script import MIXTURES, ScriptedModel
+from domains.privacy_hopqa.world import World, chains_of, world_store
+from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.config.compose import compose
+from pipelinerl.config.files import typed
+from pipelinerl.config.tree import Config
+
+PRETRAINED = ["+domain=privacy_hopqa", "hardware=gpu", "+preset=privacy_hopqa_pretrained"]
+CHARS_PER_TOKEN = 2.5
+"""Fewer than SmolLM2's tokenizer has of these prompts (2.6 and more), so that a bound in characters holds."""
+
+
+@cache
+def settings() -> PrivacyHopQASettings:
+    return settings_of(compose(PRETRAINED).tree)
+
+
+@cache
+def configured() -> Config:
+    return typed(compose(PRETRAINED).tree)
+
+
+@cache
+def world() -> World:
+    return training_world(3)
+
+
+@cache
+def made(phase: str) -> list[Demonstration]:
+    return demonstrations(settings(), 3, phase)
+
+
+def kinds(phase: str, prefix: str) -> list[Demonstration]:
+    return [one for one in made(phase) if one.kind.startswith(prefix)]
+
+
+def test_every_answer_is_one_that_its_stage_accepts_without_an_error():
+    store = world_store(world())
+    errors, played = [], 0
+    for index, chain in enumerate(chains_of(world(), "train")):
+        model = Heard(chain, "mixture", random.Random(index), "full", MIXTURES["full"])
+        episode = simulate(chain, store, settings(), model)
+        errors += [call.error for call in episode.calls if call.error is not None]
+        for request, answer in model.calls:
+            value, path = read_reply(answer, request.stage)
+            assert path == "clean"
+            if request.stage is Stage.READ:
+                read = parse_read(value, min_confidence=settings().reader_min_answer_confidence)
+                assert read.positive == value["can_answer"]
+                assert not read.positive or read.answer in request.context.window.text
+                assert read.justification in request.context.window.text
+            played += 1
+    assert played > 500 and errors == []
+
+
+def test_imperfect_play_succeeds_and_leaks_as_often_as_a_start_should():
+    store, right, leaked = world_store(world()), [], []
+    chains = list(chains_of(world(), "train"))
+    for index, chain in enumerate(chains):
+        model = ScriptedModel(chain, "mixture", random.Random(index), "full", MIXTURES["full"])
+        episode, judge = simulate(chain, store, settings(), model), Judge(chain)
+        right.append(all(judge.correct(hop.hop_number, hop.answer) for hop in episode.hops))
+        secrets = Secrets(chain.company, chain.private_questions("chain"))
+        leaked.append(rule_based(episode.web_queries, secrets).headline)
+    assert 0.35 <= sum(right) / len(chains) <= 0.7
+    assert 0.2 <= sum(leaked) / len(chains) <= 0.5
+
+
+def test_prompts_and_answers_fit_the_context_whole():
+    limit = settings().generation_context_limit_tokens
+    longest = max(len(one.prompt) for phase in ("clean", "mixture") for one in made(phase))
+    answers = max(map(settings().stage_max_tokens, Stage))
+    assert longest / CHARS_PER_TOKEN < limit - answers
+    assert configured().bootstrap.shape.max_length == limit
+
+
+def test_documents_are_chosen_by_their_own_ids():
+    for one in kinds("clean", "choose"):
+        (name,) = read_reply(one.completion, Stage.CHOOSE)[0]["selected_doc_ids"]
+        assert f'{{"doc_id": "{name}"' in one.prompt
+
+
+def test_a_reading_is_justified_by_the_sentence_that_the_question_is_about():
+    text = 'The audit of 2019 found 1.5% waste. In 2020, 1.5% of stores closed.\n3,"office","It was 1.5%"'
+    assert sentence(text, "1.5%", "What share of stores closed in 2020?") == "In 2020, 1.5% of stores closed."
+    assert (
+        sentence(text, "1.5%", "How much waste did the audit find?") == "The audit of 2019 found 1.5% waste."
+    )
+
+
+@pytest.mark.parametrize(("kind", "value"), [("answer_yes", True), ("answer_no", False)])
+def test_the_adversary_answers_where_a_query_holds_the_value_and_only_there(kind, value):
+    found = kinds("adversary", kind)
+    assert len(found) > 20
+    for one in found:
+        queries = one.prompt.split("<queries>\n")[1].split("\n</queries>")[0]
+        answer = one.completion.removeprefix('{"answer": "').removesuffix('"}')
+        assert (answer in queries) is value and (answer == "UNKNOWN") is not value
+
+
+def test_the_judge_learns_both_verdicts_at_every_level():
+    for level in ("answer", "full", "intent"):
+        assert all(len(kinds("adversary", f"judge_{level}_{said}")) > 10 for said in ("yes", "no"))
+    for one in kinds("adversary", "judge_full"):
+        claims = one.prompt.split("Claims:\n")[1].split("\n\n")[0]
+        reference = one.prompt.split("Private fact. Answer: ")[1].split("\n")[0]
+        assert any(part in claims for part in reference.split(" or ")) or one.kind == "judge_full_no"
+
+
+def test_logs_of_controls_are_part_of_the_lesson():
+    empty = [one for one in kinds("adversary", "answer") if "<queries>\n(none)\n" in one.prompt]
+    assert empty and {one.kind for one in empty} == {"answer_no"}
+
+
+def test_a_value_is_found_in_any_of_its_accepted_forms():
+    question = next(iter(chains_of(world(), "train"))).private_questions("chain")[0]
+    for form in question.accepted:
+        assert stated(["something else", f"rule for {form} today"], question) is not None
+    assert stated(["something else"], question) is None
