@@ -116,23 +116,23 @@ def played(by_seed: Mapping[int, RunResult]) -> dict[str, Any]:
     """The guide's three checks as they came out, by seed: means of the first and the last tenth of training.
 
     `change` is between the last two tenths, `first labels` the critic's accuracy over its first committed
-    ones (None where the records have been lost).
+    ones. None where a run was too short to have them, or its records are lost.
     """
     checks: dict[str, Any] = {"first labels": [by_seed[seed].first_labels for seed in sorted(by_seed)]}
     for figure in GAME_FIGURES:
         means = [tenths(list(by_seed[seed].game[figure].values())) for seed in sorted(by_seed)]
         checks[figure] = {
-            "first": [one[0] for one in means],
-            "last": [one[-1] for one in means],
-            "change": [abs(one[-1] - one[-2]) for one in means],
+            "first": [one[0] if one else None for one in means],
+            "last": [one[-1] if one else None for one in means],
+            "change": [abs(one[-1] - one[-2]) if len(one) > 1 else None for one in means],
         }
     return checks
 
 
 def tenths(values: Sequence[float]) -> list[float]:
-    """Means over the tenths of a curve, fewer where it is shorter, two at least."""
-    parts = np.array_split(np.asarray(values, np.float64), max(2, min(10, len(values))))
-    return [float(part.mean()) if len(part) else float("nan") for part in parts]
+    """Means over the tenths of a curve, fewer where it is shorter."""
+    parts = np.array_split(np.asarray(values, np.float64), min(10, len(values)) or 1)
+    return [float(part.mean()) for part in parts if len(part)]
 
 
 def lines(found: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
@@ -154,7 +154,7 @@ def lines(found: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
         out += ["", f"{arms[name].title}: first and last tenth of training, by seed"]
         for figure in GAME_FIGURES:
             ends = zip(checks[figure]["first"], checks[figure]["last"])
-            shown = ", ".join(f"{first:.2f} -> {last:.2f}" for first, last in ends)
+            shown = ", ".join("-" if first is None else f"{first:.2f} -> {last:.2f}" for first, last in ends)
             out.append(f"  {figure:<22}{shown}")
     out += ["", "costs per run: trained tokens, policy completions, seconds"]
     for name, cost in found["costs"].items():

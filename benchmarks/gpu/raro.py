@@ -9,8 +9,8 @@
 the `full` prompts with an instruction model (`--model`, a folder such as `pipelinerl.pretrained` writes),
 which `benchmarks.gpu.raro_start` teaches the format once (`--only start` does that alone). Both have 16
 attempts, 16 verdicts, weights 1/9 and 8/9, tau 0.55 and 0.6, KL 1e-3. RL arms have equal policy completions;
-more SFT goes on far longer, and counts with its best version by validation. The ablations `no_replay` and
-`no_tie` are run with `--ablation-seeds`.
+more SFT goes on far longer, and counts with its best version by validation. The ablations `no_tie`,
+`no_replay` and `half` (weights of 1/2 each) are run with `--ablation-seeds`.
 
 A run has one card for engine and trainer; `--per-card` of them share it, and every visible card is used.
 Finished runs are not repeated and those that `--limit` seconds ended go on, so the same command continues;
@@ -41,10 +41,17 @@ from benchmarks.gpu.raro_start import MARK
 from benchmarks.gpu.runs import KEPT_BYTES, LimitedRun, launcher, leave_in_order, survived
 from benchmarks.gpu.trl import on_loopback
 
-ARMS = arms_of("raro")
+ARMS = arms_of("raro") | {
+    "half": Arm(
+        "RARO, weights 1/2 each",
+        "raro",
+        ('finetune.rl.role_weights={policy: "1/2", critic: "1/2"}',),
+        critic_groups=2,
+    )
+}
 COMPARED = ("raro", "rlvr", "sft")
 """The slow runs first, so that they do not end alone."""
-ABLATIONS = ("no_tie", "no_replay")
+ABLATIONS = ("no_tie", "no_replay", "half")
 ATTEMPTS = 16
 POLL_S = 0.5
 LEAST_S = 150.0
@@ -302,9 +309,8 @@ def results_of(plan: Plan) -> list[RunResult]:
 def keep_metrics(plan: Plan, path: Path) -> None:
     """Metrics of all runs and the end of each log in one file: what is left when the machine is gone."""
     with tarfile.open(path, "w:gz") as kept:
-        for one in sorted(plan.work.glob("*/*/metrics.jsonl")) + sorted(plan.work.glob("*/stats_test/**/*")):
-            if one.is_file():
-                kept.add(one, str(one.relative_to(plan.work)))
+        for one in sorted(plan.work.glob("*/*/metrics.jsonl")):
+            kept.add(one, str(one.relative_to(plan.work)))
         for log in sorted(plan.work.glob("**/*.log")):
             end = log.with_suffix(".end")
             end.write_bytes(log.read_bytes()[-KEPT_BYTES:])
