@@ -1,16 +1,15 @@
 """RARO at its reference values on cards, beside more SFT and verifier RL, in two settings.
 
     python -m benchmarks.gpu.raro [--setting miniature|language] [--hardware gpu|cpu] [--model DIR]
-                                  [--only ARM ...] [--seeds 0 1 2] [--ablation-seeds 0 ...] [--steps STEPS]
-                                  [--per-card 2] [--limit 560.0] [--work results/gpu_raro] [--out FILE]
-                                  [key=value ...]
+                                  [--only ARM ...] [--seeds 0 1 2] [--steps STEPS] [--per-card 2]
+                                  [--limit 560.0] [--work results/gpu_raro] [--out FILE] [key=value ...]
 
 `miniature` is Countdown with three numbers and the bundled small model; `language` is chained arithmetic in
 the `full` prompts with an instruction model (`--model`, a folder such as `pipelinerl.pretrained` writes),
 which `benchmarks.gpu.raro_start` teaches the format once (`--only start` does that alone). Both have 16
 attempts, 16 verdicts, weights 1/9 and 8/9, tau 0.55 and 0.6, KL 1e-3. RL arms have equal policy completions;
 more SFT goes on far longer, and counts with its best version by validation. The ablations `no_tie`,
-`no_replay` and `half` (weights of 1/2 each) are run with `--ablation-seeds`.
+`no_replay` and `half` (weights of 1/2 each) have the first seed, unless `--only` names them.
 
 A run has one card for engine and trainer; `--per-card` of them share it, and every visible card is used.
 Finished runs are not repeated and those that `--limit` seconds ended go on, so the same command continues;
@@ -356,8 +355,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     plan.work.mkdir(parents=True, exist_ok=True)
     out = options.out or (RESULTS if options.hardware == "gpu" else plan.work) / f"gpu_raro_{plan.name}.json"
     wanted = options.only or [*COMPARED, *ABLATIONS]
-    seeds = {name: options.ablation_seeds if name in ABLATIONS else options.seeds for name in ARMS}
-    queue = [(name, seed) for name in wanted if name != "start" for seed in seeds[name]]
+    once = set() if options.only else set(ABLATIONS)
+    queue = [
+        (name, seed)
+        for name in wanted
+        if name != "start"
+        for seed in (options.seeds[:1] if name in once else options.seeds)
+    ]
     left = [key for key in queue if not plan.is_finished(*key)]
     if not make_start(plan, end):
         return 1

@@ -130,6 +130,21 @@ def raro(row: Cells) -> list[Value]:
     return [*(one[key] for one in ways for key in ("mean", "half_width")), *tokens, ways[0]["seeds"]]
 
 
+def raro_seeds(row: Cells) -> list[Value]:
+    arm = {"the warm model": "raro", "RARO": "raro", "verifier RL": "rlvr"}[row[0]]
+    when = "before" if row[0] == "the warm model" else "after"
+    runs = sorted((run for run in result("raro")["runs"] if run["arm"] == arm), key=lambda run: run["seed"])
+    return [run[when][way] for run in runs for way in ("sampled", "greedy")]
+
+
+def raro_checks(row: Cells) -> list[Value]:
+    name, _, what = row[0].partition(",")
+    found = result("raro")["table"]["game"]["raro"][name]
+    if "change" in what:
+        return list(found["change"])
+    return [one for ends in zip(found["first"], found["last"], strict=True) for one in ends]
+
+
 def ppo(recipe: str, price: float, seed: int) -> dict[str, float]:
     wanted = {"recipe": recipe, "c_signal": price, "seed": seed}
     (found,) = (one for one in result("reputation")["learning"] if wanted.items() <= one.items())
