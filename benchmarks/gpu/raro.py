@@ -168,7 +168,7 @@ class Plan:
             f"engine.port={8100 + 20 * slot}",
             f"finetune.max_train_steps={steps}",
             f"finetune.gradient_accumulation_passes={texts}",
-            f"finetune.save_checkpoint_steps={max(1, steps // 5)}",
+            f"finetune.save_checkpoint_steps={max(1, steps // 8)}",
             "finetune.keep_intermediate_checkpoints=false",
             f"eval_every_n_versions={every}",
             "test_dataset_names=[val,test]",
