@@ -30,6 +30,8 @@ MOST_CERTAIN = 0.35
 """A chain that random orders get right more often is no question."""
 CARE = 0.2
 """Probability that a player takes the right step knowingly; otherwise any of those that are left."""
+DRAWS = 2_000
+"""Of chains, for each question."""
 SHARES = {"test": 0.1, "val": 0.05}
 """Of the hash space; training questions have the rest."""
 CARRY_OUT = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
@@ -113,16 +115,21 @@ def is_question(chain: Chain) -> bool:
 
 @lru_cache(maxsize=8)
 def chains(split: str, count: int) -> tuple[Chain, ...]:
-    """The first so many different questions of a split; a larger number only adds questions."""
+    """The first so many different questions of a split; a larger number only adds questions.
+
+    Raises ValueError if DRAWS for each have not found them.
+    """
     rng, found = random.Random(f"raro arithmetic {split}"), dict[Chain, None]()
-    while len(found) < count:
+    for _ in range(count * DRAWS):
+        if len(found) == count:
+            return tuple(found)
         chain = (
             tuple(rng.choice(NUMBERS) for _ in range(OPERATORS + 1)),
             tuple(rng.choice("+-*") for _ in range(OPERATORS)),
         )
         if split_of(chain) == split and is_question(chain):
             found[chain] = None
-    return tuple(found)
+    raise ValueError(f"{count} different questions of the split {split} were not found, only {len(found)}")
 
 
 def write_files(folder: Path, sizes: dict[str, int]) -> dict[str, Path]:

@@ -34,6 +34,8 @@ def test_splits_are_disjoint_and_a_larger_one_only_adds_questions(tmp_path: Path
     splits = [set(arithmetic.chains(split, 200)) for split in ("train", "val", "test")]
     assert len(set.union(*splits)) == 600
     assert arithmetic.chains("test", 300)[:200] == arithmetic.chains("test", 200)
+    with pytest.raises(ValueError, match="1 different questions of the split none"):
+        arithmetic.chains("none", 1)
     files = arithmetic.write_files(tmp_path, {"val": 3})
     rows = [json.loads(line) for line in files["val"].read_text().splitlines()]
     assert [row["question"] for row in rows] == [arithmetic.question(c) for c in arithmetic.chains("val", 3)]
