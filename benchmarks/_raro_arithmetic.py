@@ -1,11 +1,11 @@
 """Chained arithmetic as a game of RARO: questions, and scripted play of both roles in the `full` prompts.
 
 `benchmarks.gpu.raro` trains a pretrained model on it. A question is a chain such as `7 - 2 * 3 + 5 * 4`; its
-expert answer is the bare result. Scripted players know how to carry out a step, but not which one is next:
-they take one at random most of the time, so that some write `7 - 2 = 5` first. Which order is right is left
-to be learnt from expert answers alone. The critic works out a result in the same way, with the same mistakes,
-says which answers agree with it, and then goes with its result, against it, or guesses, a third each. No
-verdict comes from a verifier, and a committed one is right half of the time.
+expert answer is the bare result. Scripted players know how to carry out a step, but the policy's take one at
+random most of the time, so that some write `7 - 2 = 5` first. The critic's work out a result with more care,
+say which answers agree with it, and then go with their result or against it, equally often, or guess. No
+verdict comes from a verifier, and a committed one is right half of the time: that agreement pays, and that
+care does, is left to be learnt from expert answers alone.
 """
 
 import json
@@ -28,14 +28,18 @@ LARGEST = 200
 """Of the right result; the smallest is 0."""
 MOST_CERTAIN = 0.35
 """A chain that random orders get right more often is no question."""
-CARE = 0.2
-"""Probability that a player takes the right step knowingly; otherwise any of those that are left."""
+CARE = {"policy": 0.2, "critic": 0.8}
+"""Probability that a player takes the right step knowingly; otherwise any of those that are left. Checking is
+the easier part of the game: a critic that is right as rarely as the policy learns that ties pay before it
+learns anything about answers."""
 DRAWS = 2_000
 """Of chains, for each question."""
 SHARES = {"test": 0.1, "val": 0.05}
 """Of the hash space; training questions have the rest."""
 CARRY_OUT = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
 RULES = {"with": "I go with my result.", "against": "I go against my result.", "guess": "I guess."}
+RULE_WEIGHTS = (0.4, 0.4, 0.2)
+"""Where one answer agrees and the other does not; elsewhere it is a guess."""
 
 Chain = tuple[tuple[int, ...], tuple[str, ...]]
 """Numbers, and the operators between them."""
@@ -145,11 +149,11 @@ def write_files(folder: Path, sizes: dict[str, int]) -> dict[str, Path]:
     return files
 
 
-def worked_out(chain: Chain, rng: random.Random) -> tuple[list[str], int]:
-    """A player's steps and result."""
+def worked_out(chain: Chain, rng: random.Random, role: str = "policy") -> tuple[list[str], int]:
+    """Steps and result of a player of this role."""
     lines = list[str]()
     while chain[1]:
-        at = next_step(chain[1]) if rng.random() < CARE else rng.randrange(len(chain[1]))
+        at = next_step(chain[1]) if rng.random() < CARE[role] else rng.randrange(len(chain[1]))
         line, chain = step(chain, at)
         lines.append(line)
     return lines, chain[0][0]
@@ -172,10 +176,10 @@ def demonstrations(seed: int, count: int, questions: int) -> Iterator[Play]:
 def _critic(chain: Chain, rng: random.Random) -> Play:
     """A pair as in the game, the expert's answer and a player's, and a verdict that knows of neither."""
     shown = ordered(str(result_of(chain)), str(worked_out(chain, rng)[1]), rng.choice((1, 2)))
-    lines, result = worked_out(chain, rng)
+    lines, result = worked_out(chain, rng, "critic")
     agree = [answer == str(result) for answer in shown]
     said = [f"Answer {place} {'agrees' if yes else 'disagrees'}" for place, yes in enumerate(agree, 1)]
-    rule = rng.choice(list(RULES)) if agree[0] != agree[1] else "guess"
+    rule = rng.choices(list(RULES), RULE_WEIGHTS)[0] if agree[0] != agree[1] else "guess"
     verdict: str = rng.choices(VERDICTS, VERDICT_WEIGHTS)[0]
     if rule != "guess":
         verdict = ANSWER_1 if agree[0] == (rule == "with") else ANSWER_2
