@@ -1,10 +1,10 @@
 """Chained arithmetic as a game of RARO: questions, and scripted play of both roles in the `full` prompts.
 
 `benchmarks.gpu.raro` trains a pretrained model on it. A question is a chain such as `7 - 2 * 3 + 5 * 4`; its
-expert answer is the bare result. Scripted players know how to carry out a step, but the policy's take one at
-random most of the time, so that some write `7 - 2 = 5` first. The critic's work out a result with more care,
-say which answers agree with it, and then go with their result or against it, equally often, or guess. No
-verdict comes from a verifier, and a committed one is right half of the time: that agreement pays, and that
+expert answer is the bare result. Scripted players know how to carry out a step, but most of the policy's go
+from left to right or take any step, and write `7 - 2 = 5` first. The critic's work out a result with more
+care, say which answers agree with it, and then go with their result or against it, equally often, or guess.
+No verdict comes from a verifier, and a committed one is right half of the time: that agreement pays, and that
 care does, is left to be learnt from expert answers alone.
 """
 
@@ -28,10 +28,11 @@ LARGEST = 200
 """Of the right result; the smallest is 0."""
 MOST_CERTAIN = 0.35
 """A chain that random orders get right more often is no question."""
-CARE = {"policy": 0.2, "critic": 0.8}
-"""Probability that a player takes the right step knowingly; otherwise any of those that are left. Checking is
-the easier part of the game: a critic that is right as rarely as the policy learns that ties pay before it
-learns anything about answers."""
+PLAYERS = {"policy": (0.25, 0.375, 0.375), "critic": (0.8, 0.1, 0.1)}
+"""Shares of players who take the right step, the leftmost one, and any that is left. Most of the policy's go
+from left to right at first, so that its likeliest answers are wrong, too. The critic's are careful: checking
+is the easier part of the game, and a critic that is right as rarely as the policy learns that ties pay before
+it learns anything about answers."""
 DRAWS = 2_000
 """Of chains, for each question."""
 SHARES = {"test": 0.1, "val": 0.05}
@@ -86,6 +87,13 @@ def result_of(chain: Chain) -> int:
     return chain[0][0]
 
 
+def from_left(chain: Chain) -> int:
+    """The result of a player who goes from left to right."""
+    while chain[1]:
+        _, chain = step(chain, 0)
+    return chain[0][0]
+
+
 def by_chance(chain: Chain) -> dict[int, float]:
     """Results of steps in a uniformly random order, with their probabilities."""
     numbers, operators = chain
@@ -110,11 +118,11 @@ def split_of(chain: Chain) -> str:
 
 
 def is_question(chain: Chain) -> bool:
-    """Whether the order of the steps matters, and the right result is small."""
+    """Whether going from left to right is wrong, and the right result small and seldom met by chance."""
     operators, result = chain[1], result_of(chain)
     if not 1 <= operators.count("*") <= MOST_PRODUCTS or not 0 <= result <= LARGEST:
         return False
-    return by_chance(chain)[result] <= MOST_CERTAIN
+    return from_left(chain) != result and by_chance(chain)[result] <= MOST_CERTAIN
 
 
 @lru_cache(maxsize=8)
@@ -151,9 +159,9 @@ def write_files(folder: Path, sizes: dict[str, int]) -> dict[str, Path]:
 
 def worked_out(chain: Chain, rng: random.Random, role: str = "policy") -> tuple[list[str], int]:
     """Steps and result of a player of this role."""
-    lines = list[str]()
+    lines, player = list[str](), rng.choices(("careful", "left", "any"), PLAYERS[role])[0]
     while chain[1]:
-        at = next_step(chain[1]) if rng.random() < CARE[role] else rng.randrange(len(chain[1]))
+        at = {"careful": next_step(chain[1]), "left": 0, "any": rng.randrange(len(chain[1]))}[player]
         line, chain = step(chain, at)
         lines.append(line)
     return lines, chain[0][0]

@@ -91,19 +91,20 @@ SETTINGS = {
         sft_overrides=("finetune.learning_rate=3e-4",),
     ),
     "language": Setting(
-        step=Step(completions=8 * ATTEMPTS, verdicts=16),
-        steps=50,
-        sft_steps=400,
+        step=Step(completions=4 * ATTEMPTS, verdicts=16),
+        steps=100,
+        sft_steps=800,
         sizes={"train": 8000, "val": 300, "test": 1000},
         overrides=(
             *RL,
+            "finetune.lr_scheduler_type=constant_with_warmup",
             *LENGTHS,
             "raro.policy.max_tokens=96",
             "raro.critic.max_tokens=128",
             "finetune.learning_rate=2e-5",
             "vllm_config.vllm_kwargs.max_model_len=512",
         ),
-        sft_overrides=("finetune.learning_rate=5e-5",),
+        sft_overrides=("finetune.learning_rate=5e-5", "finetune.lr_scheduler_type=cosine"),
     ),
 }
 REHEARSED = Setting(
