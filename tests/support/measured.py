@@ -131,9 +131,12 @@ def raro(row: Cells, file: str = "raro") -> list[Value]:
 
 
 def raro_seeds(row: Cells, file: str = "raro") -> list[Value]:
-    arm = {"the warm model": "raro", "RARO": "raro", "verifier RL": "rlvr"}[row[0]]
-    when = "before" if row[0] == "the warm model" else "after"
+    named = {"the warm model": "raro", "more SFT": "sft", "RARO": "raro", "verifier RL": "rlvr"}
+    arm = named[row[0].partition(",")[0]]
     runs = sorted((run for run in result(file)["runs"] if run["arm"] == arm), key=lambda run: run["seed"])
+    if arm == "sft":
+        return [list(run["curve"].values())[-1] for run in runs]
+    when = "before" if row[0] == "the warm model" else "after"
     return [run[when][way] for run in runs for way in ("sampled", "greedy")]
 
 
