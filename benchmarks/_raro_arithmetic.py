@@ -10,6 +10,7 @@ care does, is left to be learnt from expert answers alone.
 
 import json
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -38,6 +39,7 @@ DRAWS = 2_000
 SHARES = {"test": 0.1, "val": 0.05}
 """Of the hash space; training questions have the rest."""
 CARRY_OUT = {"+": int.__add__, "-": int.__sub__, "*": int.__mul__}
+AGREEMENT = {True: "agrees", False: "disagrees"}
 RULES = {"with": "I go with my result.", "against": "I go against my result.", "guess": "I guess."}
 RULE_WEIGHTS = (0.4, 0.4, 0.2)
 """Where one answer agrees and the other does not; elsewhere it is a guess."""
@@ -181,16 +183,25 @@ def demonstrations(seed: int, count: int, questions: int) -> Iterator[Play]:
             yield Play("policy", policy_prompt("full", "text", question(chain)), said)
 
 
+def says_truly(critic: str) -> bool:
+    """Whether a critic's completion is right about which of the answers equal its own result."""
+    own = re.search(r"I get (\S+)\. ", critic)
+    said = re.findall(r"Answer \d, (\S+), (agrees|disagrees)\.", critic)
+    return own is not None and len(said) == 2 and all(AGREEMENT[one == own[1]] == yes for one, yes in said)
+
+
 def _critic(chain: Chain, rng: random.Random) -> Play:
     """A pair as in the game, the expert's answer and a player's, and a verdict that knows of neither."""
     shown = ordered(str(result_of(chain)), str(worked_out(chain, rng)[1]), rng.choice((1, 2)))
     lines, result = worked_out(chain, rng, "critic")
     agree = [answer == str(result) for answer in shown]
-    said = [f"Answer {place} {'agrees' if yes else 'disagrees'}" for place, yes in enumerate(agree, 1)]
+    said = [
+        f"Answer {place}, {answer}, {AGREEMENT[yes]}."
+        for place, answer, yes in zip((1, 2), shown, agree, strict=True)
+    ]
     rule = rng.choices(list(RULES), RULE_WEIGHTS)[0] if agree[0] != agree[1] else "guess"
     verdict: str = rng.choices(VERDICTS, VERDICT_WEIGHTS)[0]
     if rule != "guess":
         verdict = ANSWER_1 if agree[0] == (rule == "with") else ANSWER_2
-    judged = f"I get {result}. {said[0]}. {said[1]}."
-    text = "\n".join([*lines, judged, RULES[rule], verdict])
+    text = "\n".join([*lines, f"I get {result}. {said[0]} {said[1]}", RULES[rule], verdict])
     return Play("critic", critic_prompt("full", question(chain), *shown), text)

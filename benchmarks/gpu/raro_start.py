@@ -23,7 +23,15 @@ import numpy as np
 import torch
 
 from benchmarks._figures import command_line, write_json
-from benchmarks._raro_arithmetic import Play, chains, demonstrations, question, result_of, worked_out
+from benchmarks._raro_arithmetic import (
+    Play,
+    chains,
+    demonstrations,
+    question,
+    result_of,
+    says_truly,
+    worked_out,
+)
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, extract_answer, parse_verdict
 from domains.raro.prompts import critic_prompt, ordered, policy_prompt
 from pipelinerl.base.tokenizing import decode, encode
@@ -96,15 +104,15 @@ def look(llm: TrainableLLM, folder: Path, count: int, device: str) -> dict[str, 
     places = [1 + at % 2 for at in range(count)]
     pairs = [ordered(str(result_of(one)), str(worked_out(one, rng)[1]), at) for one, at in zip(asked, places)]
     prompts = [critic_prompt("full", question(one), *pair) for one, pair in zip(asked, pairs)]
-    verdicts = [
-        None if said is None else parse_verdict(said) for said in sampled(llm, folder, prompts, device)
-    ]
+    critics = sampled(llm, folder, prompts, device)
+    verdicts = [None if said is None else parse_verdict(said) for said in critics]
     committed = [(verdict, at) for verdict, at in zip(verdicts, places) if verdict not in (None, TIE)]
     experts = [verdict == (ANSWER_1, ANSWER_2)[at - 1] for verdict, at in committed]
     return {
         "answered": float(np.mean([answer is not None for answer in answers])),
         "right": float(np.mean(right)),
         "verdicts": float(np.mean([verdict is not None for verdict in verdicts])),
+        "agreement told truly": float(np.mean([said is not None and says_truly(said) for said in critics])),
         "ties": float(np.mean([verdict == TIE for verdict in verdicts])),
         "critic accuracy": float(np.mean(experts)) if experts else None,
         "questions": count,

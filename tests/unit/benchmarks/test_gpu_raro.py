@@ -50,6 +50,8 @@ def test_play_knows_the_format_but_no_verdict_knows_the_truth() -> None:
     answers = [extract_answer(play.completion) for play in plays if play.role == "policy"]
     verdicts = [parse_verdict(play.completion) for play in critics]
     assert None not in answers and Counter(verdicts).keys() == {ANSWER_1, ANSWER_2, TIE}
+    assert all(arithmetic.says_truly(play.completion) for play in critics)
+    assert not arithmetic.says_truly("I get 3. Answer 1, 3, disagrees. Answer 2, 4, disagrees.\n[Tie]")
     known = {arithmetic.question(chain): chain for chain in arithmetic.chains("train", 1000)}
     right = [
         answer == str(arithmetic.result_of(known[play.prompt.messages[-1]["content"]]))
