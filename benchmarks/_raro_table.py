@@ -13,6 +13,8 @@ RESAMPLES = 10_000
 # Two-sided 95 % quantiles of Student's t by degrees of freedom.
 _T = (12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228)
 WAYS = ("sampled", "greedy")
+GAME_FIGURES = ("critic accuracy", "policy reward", "ties")
+"""What the guide's sanity checks look at."""
 COSTS = ("trained_tokens", "completions", "seconds")
 
 
@@ -25,13 +27,15 @@ class Arm:
     overrides: tuple[str, ...] = ()
     best_validation: bool = False
     """Choose the version by validation accuracy instead of taking the last."""
+    critic_groups: int = 0
+    """Critic groups for each judged answer: its own pair's, and an earlier one's."""
 
 
 @dataclass(frozen=True)
 class RunResult:
     """Percent right on held-out questions by way of sampling, and costs.
 
-    `curve` (percent right, sampled) and the curves of the `game` are by policy completions.
+    `curve` (percent right, sampled), `greedy` and the curves of the `game` are by policy completions.
     """
 
     arm: str
@@ -44,6 +48,11 @@ class RunResult:
     completions: float
     seconds: float
     game: dict[str, dict[str, float]] = field(default_factory=dict)
+    greedy: dict[str, float] = field(default_factory=dict)
+    chosen: dict[str, int] = field(default_factory=dict)
+    """The version that `after` is of, by policy completions."""
+    first_labels: float | None = None
+    """Critic accuracy over the first committed labels on fresh pairs."""
 
 
 def t_interval(values: Sequence[float]) -> tuple[float, float | None]:
@@ -92,12 +101,38 @@ def table(results: Sequence[RunResult], arms: Mapping[str, Arm]) -> dict[str, An
             found[way]["gain ratio"] = (
                 "not applicable" if ratio is None else dict(zip(("ratio", "low", "high"), ratio))
             )
+    found["game"] = {
+        name: played(by_seed) for name, by_seed in runs.items() if arms[name].critic_groups and by_seed
+    }
     found["costs"] = {
         name: {cost: float(np.mean([getattr(r, cost) for r in by_seed.values()])) for cost in COSTS}
         for name, by_seed in runs.items()
         if by_seed
     }
     return found
+
+
+def played(by_seed: Mapping[int, RunResult]) -> dict[str, Any]:
+    """The guide's three checks as they came out, by seed: means of the first and the last tenth of training.
+
+    `change` is between the last two tenths, `first labels` the critic's accuracy over its first committed
+    ones. None where a run was too short to have them, or its records are lost.
+    """
+    checks: dict[str, Any] = {"first labels": [by_seed[seed].first_labels for seed in sorted(by_seed)]}
+    for figure in GAME_FIGURES:
+        means = [tenths(list(by_seed[seed].game[figure].values())) for seed in sorted(by_seed)]
+        checks[figure] = {
+            "first": [one[0] if one else None for one in means],
+            "last": [one[-1] if one else None for one in means],
+            "change": [abs(one[-1] - one[-2]) if len(one) > 1 else None for one in means],
+        }
+    return checks
+
+
+def tenths(values: Sequence[float]) -> list[float]:
+    """Means over the tenths of a curve, fewer where it is shorter."""
+    parts = np.array_split(np.asarray(values, np.float64), min(10, len(values)) or 1)
+    return [float(part.mean()) for part in parts if len(part)]
 
 
 def lines(found: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
@@ -115,6 +150,12 @@ def lines(found: Mapping[str, Any], arms: Mapping[str, Arm]) -> list[str]:
             ratio = rows["gain ratio"]
             said = ratio if isinstance(ratio, str) else "{ratio:.2f} [{low:.2f}, {high:.2f}]".format(**ratio)
             out.append(f"  gain ratio RARO / verifier RL: {said}")
+    for name, checks in found["game"].items():
+        out += ["", f"{arms[name].title}: first and last tenth of training, by seed"]
+        for figure in GAME_FIGURES:
+            ends = zip(checks[figure]["first"], checks[figure]["last"])
+            shown = ", ".join("-" if first is None else f"{first:.2f} -> {last:.2f}" for first, last in ends)
+            out.append(f"  {figure:<22}{shown}")
     out += ["", "costs per run: trained tokens, policy completions, seconds"]
     for name, cost in found["costs"].items():
         tokens, completions, seconds = (cost[one] for one in COSTS)

@@ -9,6 +9,11 @@ from omegaconf import DictConfig, OmegaConf
 from domains.raro.config import KEY, RaroSettings, context_problems
 from domains.raro.data import data_settings, load_problems
 
+LEAST_QUESTIONS = 2
+"""Of an optimizer step. Below, its gradient is that of one question and half of another."""
+ASKED_QUESTIONS = 16
+"""That an error names the number of texts for."""
+
 
 def problems(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
     """One line each."""
@@ -48,10 +53,26 @@ def _groups(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:
     attempts = int(OmegaConf.select(cfg, "finetune.attempts"))
     if settings.reward != "expert" and attempts < 2:
         yield f"finetune.attempts={attempts}: the policy's baseline needs at least 2 attempts per question"
+    cost = question_cost(settings, attempts)
+    passes = "finetune.gradient_accumulation_passes"
+    texts = int(cfg.finetune.train_batch_size) * int(cfg.finetune.gradient_accumulation_passes)
+    if settings.reward != "expert" and texts < LEAST_QUESTIONS * cost:
+        yield (
+            f"{passes}={cfg.finetune.gradient_accumulation_passes}: a step of {texts} texts holds "
+            f"{texts / cost:.1f} questions of {cost:.0f} texts each; set {LEAST_QUESTIONS * cost:.0f} or "
+            f"more ({ASKED_QUESTIONS * cost:.0f} for {ASKED_QUESTIONS} questions), or lower finetune.attempts"
+        )
     if settings.reward == "critic" and not OmegaConf.select(cfg, "finetune.rl.step_reward_advantages"):
         yield (
             "finetune.rl.step_reward_advantages=false: policy and critic have rewards of their own; set true"
         )
+
+
+def question_cost(settings: RaroSettings, attempts: int) -> float:
+    """Training texts of a question: K (1 + G / (1 - f)) with a critic, one for each attempt without."""
+    if settings.reward != "critic":
+        return attempts
+    return attempts * (1 + settings.critic_group_size / (1 - settings.replay.fraction))
 
 
 def _objective(cfg: DictConfig, settings: RaroSettings) -> Iterator[str]:

@@ -16,9 +16,9 @@ RUN = [
     "+domain=raro_tiny",
     "hardware=cpu",
     "finetune.max_train_steps=4",
-    "finetune.gradient_accumulation_passes=72",
+    "finetune.gradient_accumulation_passes=80",
     "finetune.save_checkpoint_steps=1",
-    "max_lag=144",
+    "max_lag=160",
     "raro.replay.checkpoint_every_s=0.01",
     "raro.data.countdown.sizes={train: 40, val: 5, test: 8}",
 ]

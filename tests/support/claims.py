@@ -24,6 +24,15 @@ def raro_ends() -> list[float]:
     return [float(np.mean(first)), *last]
 
 
+def raro_earned() -> list[float]:
+    """The policy's reward in the last tenth, by the shares of ties and right verdicts, and as recorded."""
+    found = {
+        name: one["last"] for name, one in result("raro")["table"]["game"]["raro"].items() if "last" in one
+    }
+    pairs = zip(found["ties"], found["critic accuracy"], strict=True)
+    return [*((1 - ties) * (1 - right) + 0.6 * ties for ties, right in pairs), *found["policy reward"]]
+
+
 def raro_curves(arm: str) -> list[list[float]]:
     """Accuracy of sampled answers, version by version, of each seed."""
     return [list(run["curve"].values()) for run in result("raro")["runs"] if run["arm"] == arm]

@@ -133,14 +133,32 @@ def tier(row: Cells) -> list[Value]:
     return values if arm == "base" else [*values, *(s["samples_to_target"][arm] for s in seeds)]
 
 
-def raro(row: Cells) -> list[Value]:
+def raro(row: Cells, file: str = "raro") -> list[Value]:
     arm = {"the warm model": "warm", "more SFT": "sft", "RARO": "raro", "verifier RL": "rlvr"}
     name = arm.get(row[0], "raro - sft")
     assert name in arm.values() or row[0] == "RARO - more SFT, by seed", row[0]
-    found = result("raro")["table"]
+    found = result(file)["table"]
     ways = [found[way][name] for way in ("sampled", "greedy")]
     tokens = [found["costs"][name]["trained_tokens"]] if name in found["costs"] else []
     return [*(one[key] for one in ways for key in ("mean", "half_width")), *tokens, ways[0]["seeds"]]
+
+
+def raro_seeds(row: Cells, file: str = "raro") -> list[Value]:
+    named = {"the warm model": "raro", "more SFT": "sft", "RARO": "raro", "verifier RL": "rlvr"}
+    arm = named[row[0].partition(",")[0]]
+    runs = sorted((run for run in result(file)["runs"] if run["arm"] == arm), key=lambda run: run["seed"])
+    if arm == "sft":
+        return [list(run["curve"].values())[-1] for run in runs]
+    when = "before" if row[0] == "the warm model" else "after"
+    return [run[when][way] for run in runs for way in ("sampled", "greedy")]
+
+
+def raro_checks(row: Cells, file: str = "raro") -> list[Value]:
+    name, _, what = row[0].partition(",")
+    found = result(file)["table"]["game"]["raro"][name]
+    if "change" in what:
+        return list(found["change"])
+    return [one for ends in zip(found["first"], found["last"], strict=True) for one in ends]
 
 
 def ppo(recipe: str, price: float, seed: int) -> dict[str, float]:

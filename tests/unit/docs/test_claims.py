@@ -10,6 +10,7 @@ from tests.support.claims import (
     gate,
     language_shares,
     raro_curves,
+    raro_earned,
     raro_ends,
     raro_game,
     speed,
@@ -232,6 +233,11 @@ SENTENCES: dict[str, Claim] = MACHINES | {
         lambda: [
             one["share"] for one in result("reputation_language")["ladder"] if one["policy"] != "optimum"
         ],
+    ),
+    "RARO, what the policy earns by the shares of verdicts": (
+        RARO,
+        r"the formula gives (\S+), (\S+) and (\S+), and the runs have (\S+), (\S+) and (\S+)\. ",
+        raro_earned,
     ),
     "RARO, more SFT": (
         RARO,

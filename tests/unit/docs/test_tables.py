@@ -40,6 +40,8 @@ from tests.support.measured import (
     pretrained_seed,
     prompts,
     raro,
+    raro_checks,
+    raro_seeds,
     result,
     scripts,
     skill,
@@ -92,8 +94,6 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "verdict | critic | policy": "rules",
         "source | answer | form of both sides | right": "rules",
         "file | subject": "words",
-        "what | seen": "single runs that were looked at while the experiment was set up; no file keeps them",
-        "attempts | right | reward if right | reward if wrong": "one run whose records were not kept",
     },
     REPUTATION: {
         "room | what it holds | imports": "words",
@@ -135,6 +135,8 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         "| texts to the outcome arm's last success, by seed",
     ): (1, tier),
     (RARO, "arm | sampled | greedy | trained tokens | seeds"): (1, raro),
+    (RARO, "percent right by seed, sampled (greedy) | seed 0 | seed 1 | seed 2"): (1, raro_seeds),
+    (RARO, "check | seed 0 | seed 1 | seed 2"): (1, raro_checks),
     (REPUTATION, "training seed | base | strong"): (1, ppo_seeds),
     (REPUTATION, "`c_signal` | 0.65 | 0.75 | 0.8"): (1, ppo_prices),
     (

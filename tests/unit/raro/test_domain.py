@@ -12,6 +12,8 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
+from domains.raro.checks import question_cost
+from domains.raro.config import settings_of
 from domains.raro.countdown import verify
 from domains.raro.data import data_settings
 from domains.raro.demonstrations import critic_line, distance, evaluation
@@ -54,6 +56,16 @@ def test_reference_values_of_the_method():
     assert dict(cfg.finetune.rl.role_lengths) == {"policy": 2048, "critic": 1024}
 
 
+@pytest.mark.parametrize("domain", ["raro", "raro_tiny", "raro_rlvr"])
+@pytest.mark.parametrize(("hardware", "questions"), [("gpu", 16), ("cpu", 8)])
+def test_a_step_holds_whole_questions_and_no_text_is_older_than_two(domain, hardware, questions):
+    cfg = tree(domain=domain, hardware=hardware)
+    cost = question_cost(settings_of(cfg), cfg.finetune.attempts)
+    assert cfg.finetune.gradient_accumulation_passes == questions * cost
+    assert cfg.max_lag <= 2 * questions * cost
+    assert cfg.finetune.max_train_steps <= 500
+
+
 @pytest.mark.parametrize(
     ("override", "message"),
     [
@@ -62,6 +74,10 @@ def test_reference_values_of_the_method():
         ("raro.replay.fraction=1", "raro.replay.fraction"),
         ("raro.replay.fraction=-0.1", "raro.replay.fraction"),
         ("raro.critic_group_size=1", "raro.critic_group_size"),
+        (
+            "finetune.gradient_accumulation_passes=79",
+            "a step of 79 texts holds 2.0 questions of 40 texts each",
+        ),
         ("finetune.attempts=1", "finetune.attempts=1: the policy's baseline needs at least 2"),
         ("finetune.rl.step_reward_advantages=false", "policy and critic have rewards of their own"),
         ("finetune.rl.role_weights={policy: 1, critic: 1, other: 1}", 'set {policy: "1/9", critic: "8/9"}'),

@@ -6,9 +6,8 @@ from pathlib import Path
 import pytest
 
 from benchmarks import raro
+from benchmarks._raro_runs import METRICS
 from benchmarks._raro_table import gain_ratio, lines, t_interval, table
-
-METRICS = raro.METRICS.values()
 
 
 def test_the_interval_of_five_seeds():
@@ -32,8 +31,10 @@ def logged(out, arm, steps, before, after):
     (out / "launcher" / "completed.json").write_text(json.dumps({"steps": steps}))
     rows = []
     for turn, value in enumerate((before, after)):
-        split = {f"actor/{name}/{metric}_mean": value for name in ("val", "test") for metric in METRICS}
-        step = turn * steps * raro.texts_per_step(arm)
+        split = {
+            f"actor/{name}/{metric}_mean": value for name in ("val", "test") for metric in METRICS.values()
+        }
+        step = turn * steps * raro.STEP.texts(raro.ARMS[arm])
         rows.append({"time": 100.0 + 60 * turn, "step": step, "actor/rollouts_done": 160, **split})
         rows[-1]["actor/raro/fresh/critic_accuracy_mean"] = 0.5 + 0.4 * turn
     (out / "actor" / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -69,7 +70,7 @@ def test_the_table_and_the_figure_are_made_again_from_the_logs(tmp_path, monkeyp
 
 
 def test_rl_arms_have_equal_policy_completions():
-    assert [raro.texts_per_step(name) for name in ("raro", "no_tie", "no_replay", "rlvr", "sft")] == [
+    assert [raro.STEP.texts(raro.ARMS[name]) for name in ("raro", "no_tie", "no_replay", "rlvr", "sft")] == [
         320, 320, 192, 64, 64,
     ]  # fmt: skip
 
@@ -86,5 +87,5 @@ def test_every_command_is_a_valid_run(arm, tmp_path):
     cfg = compose(parse(command[3:]).overrides).tree
     assert RaroDomain().validate(cfg) == []
     every = 2 if raro.ARMS[arm].best_validation else 4
-    assert cfg.eval_every_n_versions == every * raro.texts_per_step(arm)
+    assert cfg.eval_every_n_versions == every * raro.STEP.texts(raro.ARMS[arm])
     assert dict(cfg.raro.data.countdown.sizes) == sizes and Path(cfg.output_dir) == tmp_path / f"{arm}_1"

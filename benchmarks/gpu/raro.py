@@ -1,0 +1,379 @@
+"""RARO at its reference values on cards, beside more SFT and verifier RL, in two settings.
+
+    python -m benchmarks.gpu.raro [--setting miniature|language] [--hardware gpu|cpu] [--model DIR]
+                                  [--only ARM ...] [--seeds 0 1 2] [--steps STEPS] [--per-card 2]
+                                  [--limit 560.0] [--work results/gpu_raro] [--out FILE] [key=value ...]
+
+`miniature` is Countdown with three numbers and the bundled small model; `language` is chained arithmetic in
+the `full` prompts with an instruction model (`--model`, a folder such as `pipelinerl.pretrained` writes),
+which `benchmarks.gpu.raro_start` teaches the format once (`--only start` does that alone). Both have 16
+attempts, 16 verdicts, weights 1/9 and 8/9, tau 0.55 and 0.6, KL 1e-3. RL arms have equal policy completions;
+more SFT goes on far longer, and counts with its best version by validation. The ablations `no_tie`,
+`no_replay` and `half` (weights of 1/2 each) have the first seed, unless `--only` names them.
+
+A run has one card for engine and trainer; `--per-card` of them share it, and every visible card is used.
+Finished runs are not repeated and those that `--limit` seconds ended go on, so the same command continues;
+the table of what is there is written after every run, and at the end the metrics of all runs beside it.
+`key=value` are for every run. `--hardware cpu` rehearses at a tiny size with the embedded engine.
+"""
+
+import argparse
+import json
+import os
+import sys
+import tarfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
+
+from benchmarks._figures import RESULTS, ROOT, command_line, machine
+from benchmarks._processes import stop
+from benchmarks._raro_arithmetic import write_files
+from benchmarks._raro_figure import draw
+from benchmarks._raro_runs import Step, arms_of, read, write
+from benchmarks._raro_table import Arm, RunResult, lines, table
+from benchmarks.gpu.raro_start import MARK
+from benchmarks.gpu.runs import KEPT_BYTES, LimitedRun, launcher, leave_in_order, survived
+from benchmarks.gpu.trl import on_loopback
+
+ARMS = arms_of("raro") | {
+    "half": Arm(
+        "RARO, weights 1/2 each",
+        "raro",
+        ('finetune.rl.role_weights={policy: "1/2", critic: "1/2"}',),
+        critic_groups=2,
+    )
+}
+COMPARED = ("raro", "rlvr", "sft")
+"""The slow runs first, so that they do not end alone."""
+ABLATIONS = ("no_tie", "no_replay", "half")
+ATTEMPTS = 16
+POLL_S = 0.5
+LEAST_S = 150.0
+"""With less left no run is started: its engine would hardly be up."""
+STOP_S = 30.0
+BUNDLED = ROOT / "domains/raro/checkpoint"
+KV_BYTES = 6 * 2**30
+"""Of each engine; with a size of its own no engine measures what others on its card take."""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What is played, and for how long."""
+
+    step: Step
+    steps: int
+    """Optimizer steps of the RL arms."""
+    sft_steps: int
+    sizes: dict[str, int]
+    attempts: int = ATTEMPTS
+    evaluations: int = 4
+    sft_evaluations: int = 12
+    overrides: tuple[str, ...] = ()
+    sft_overrides: tuple[str, ...] = ()
+    start: tuple[str, ...] = ()
+    """Arguments of the supervised start."""
+
+
+RL = ("finetune.num_warmup_steps=3", "finetune.lr_scheduler_type=cosine")
+LENGTHS = ("raro.max_answer_tokens=8", "raro.max_question_tokens=40")
+SETTINGS = {
+    "miniature": Setting(
+        step=Step(completions=8 * ATTEMPTS, verdicts=16),
+        steps=80,
+        sft_steps=600,
+        sizes={"train": 1500, "val": 300, "test": 1000},
+        overrides=(*RL, "finetune.learning_rate=2e-4", "vllm_config.vllm_kwargs.max_model_len=256"),
+        sft_overrides=("finetune.learning_rate=3e-4",),
+    ),
+    "language": Setting(
+        step=Step(completions=4 * ATTEMPTS, verdicts=16),
+        steps=100,
+        sft_steps=800,
+        sizes={"train": 8000, "val": 300, "test": 1000},
+        overrides=(
+            *RL,
+            "finetune.lr_scheduler_type=constant_with_warmup",
+            *LENGTHS,
+            "raro.policy.max_tokens=96",
+            "raro.critic.max_tokens=128",
+            "finetune.learning_rate=2e-5",
+            "vllm_config.vllm_kwargs.max_model_len=512",
+        ),
+        sft_overrides=("finetune.learning_rate=5e-5", "finetune.lr_scheduler_type=cosine"),
+    ),
+}
+REHEARSED = Setting(
+    step=Step(completions=8, verdicts=2),
+    steps=2,
+    sft_steps=4,
+    sizes={"train": 40, "val": 4, "test": 4},
+    attempts=4,
+    evaluations=1,
+    sft_evaluations=2,
+    start=("--plays", "60", "--questions", "40", "--pack-tokens", "4096", "--look", "4"),
+)
+"""Both settings, without a card. Completions are short, because a model with random weights never ends."""
+REHEARSED_OVERRIDES = {
+    "miniature": (),
+    "language": (
+        *LENGTHS,
+        "raro.policy.max_tokens=12",
+        "raro.critic.max_tokens=12",
+        "engine.max_model_len=512",
+    ),
+}
+
+
+@dataclass
+class Plan:
+    """Everything that runs share."""
+
+    name: str
+    hardware: str
+    setting: Setting
+    work: Path
+    model: Path | None
+    given: list[str] = field(default_factory=list)
+
+    @property
+    def start(self) -> Path:
+        """The model that every arm starts from."""
+        return BUNDLED if self.name == "miniature" else self.work / "start"
+
+    def run_folder(self, arm: str, seed: int) -> Path:
+        return self.work / f"{arm}_{seed}"
+
+    def steps(self, arm: Arm) -> int:
+        return self.setting.sft_steps if arm.best_validation else self.setting.steps
+
+    def is_finished(self, arm: str, seed: int) -> bool:
+        mark = self.run_folder(arm, seed) / "launcher" / "completed.json"
+        return mark.is_file() and int(json.loads(mark.read_text())["steps"]) >= self.steps(ARMS[arm])
+
+    def overrides(self, name: str, seed: int, slot: int) -> list[str]:
+        """A run's configuration; `slot` counts those that may run at the same time."""
+        arm, setting = ARMS[name], self.setting
+        texts, steps = setting.step.texts(arm), self.steps(arm)
+        times = setting.sft_evaluations if arm.best_validation else setting.evaluations
+        every = -(-steps // times) * texts
+        own = [
+            f"+domain={arm.domain}",
+            f"hardware={self.hardware}",
+            f"model_path={self.start}",
+            f"seed={seed}",
+            f"engine.port={8100 + 20 * slot}",
+            f"finetune.max_train_steps={steps}",
+            f"finetune.gradient_accumulation_passes={texts}",
+            f"finetune.save_checkpoint_steps={max(1, steps // 8)}",
+            "finetune.keep_intermediate_checkpoints=false",
+            f"eval_every_n_versions={every}",
+            "test_dataset_names=[val,test]",
+            f"preprocess.max_ready_samples_per_lead={texts}",
+            *(self.on_a_card() if self.hardware == "gpu" else REHEARSED_OVERRIDES[self.name]),
+            *self.questions(),
+            *setting.overrides,
+        ]
+        if arm.best_validation:  # nothing is sampled between two evaluations
+            own += ["max_lag=null", f"finetune.weight_update_interval={every}", *setting.sft_overrides]
+        else:
+            own += [f"max_lag={texts}", f"finetune.attempts={setting.attempts}"]
+        if arm.critic_groups:
+            own.append(f"raro.critic_group_size={setting.step.verdicts}")
+        return [*own, *arm.overrides, *self.given]
+
+    def on_a_card(self) -> list[str]:
+        """Engine and trainer beside each other, and beside those of other runs."""
+        return [
+            "world.share_device=true",
+            "vllm_config.vllm_kwargs.gpu-memory-utilization=0.15",
+            f"+vllm_config.vllm_kwargs.kv-cache-memory-bytes={KV_BYTES}",
+            "vllm_config.api_server_count=4",
+            "actor.rollout_workers=3",
+            "finetune.seq_length=8192",
+            "finetune.gradient_checkpointing=false",
+            "finetune.compile=false",
+        ]
+
+    def questions(self) -> list[str]:
+        """Where questions come from, and how they are asked."""
+        if self.name == "language":
+            files = ", ".join(f"{split}: {self.work}/data/{split}.jsonl" for split in self.setting.sizes)
+            return ["raro.data.source=jsonl", "raro.prompt_set=full", f"raro.data.files={{{files}}}"]
+        sizes = ", ".join(f"{split}: {size}" for split, size in self.setting.sizes.items())
+        return [*miniature_game(), f"raro.data.countdown.sizes={{{sizes}}}"]
+
+
+def miniature_game() -> list[str]:
+    """The block `raro` of the preset for a CPU, as overrides; G is the method's."""
+    game: Any = OmegaConf.load(ROOT / "conf/domain_hardware/raro_cpu.yaml").raro
+    flat = list[str]()
+
+    def flatten(node: Any, path: str) -> None:
+        for key, value in node.items():
+            if isinstance(value, dict) and key not in ("shares", "sizes"):
+                flatten(value, f"{path}.{key}")
+            elif key not in ("critic_group_size", "sizes"):
+                shown = json.dumps(value).replace('"', "")
+                flat.append(f"{path}.{key}={shown}")
+
+    flatten(OmegaConf.to_container(game), "raro")
+    return flat
+
+
+def make_start(plan: Plan, end: float) -> bool:
+    """Files and the supervised start of `language`, unless they are there; False if it did not get there."""
+    if plan.name == "miniature" or (plan.start / MARK).is_file():
+        return True
+    if plan.model is None:
+        raise SystemExit("--setting language: give --model, the folder of an instruction-tuned model")
+    write_files(plan.work / "data", plan.setting.sizes)
+    words = ["--model", str(plan.model), "--out", str(plan.start), *plan.setting.start]
+    command = [sys.executable, "-m", "benchmarks.gpu.raro_start", *words]
+    # Compiling would take longer than these few steps.
+    env = on_loopback() | {
+        "TORCH_COMPILE_DISABLE": "1",
+        "PYTHONPATH": os.environ.get("PYTHONPATH", str(ROOT)),
+    }
+    run = LimitedRun(command, plan.work / "start.log", env)
+    status = run.end(end - time.monotonic())
+    print(f"start: status {status} after {run.seconds:.0f} s\n{run.said(2)}", flush=True)
+    return status == 0
+
+
+class Slots:
+    """Runs beside each other, a number of them on each card, until none is left or the time is over."""
+
+    def __init__(self, plan: Plan, out: Path, cards: Sequence[str], per_card: int) -> None:
+        self.plan, self.out = plan, out
+        self.cards = [card for _ in range(per_card) for card in cards]
+        self.running = dict[int, tuple[tuple[str, int], LimitedRun]]()
+
+    def work_off(self, queue: list[tuple[str, int]], end: float) -> list[tuple[str, int]]:
+        """Returns the runs that are not at their end."""
+        left = list(queue)
+        try:
+            while queue or self.running:
+                now = time.monotonic()
+                if now > end - STOP_S or (not self.running and now > end - LEAST_S):
+                    break
+                for slot in range(len(self.cards)):
+                    if slot not in self.running and queue and now < end - LEAST_S:
+                        self._start(slot, *queue.pop(0))
+                for slot, (key, run) in list(self.running.items()):
+                    if run.process.poll() is not None:
+                        self._ended(slot, key, run, left)
+                time.sleep(POLL_S)
+        finally:
+            stop(*(run.process for _, run in self.running.values()), wait_s=STOP_S)
+        return left
+
+    def _start(self, slot: int, name: str, seed: int) -> None:
+        out = self.plan.run_folder(name, seed)
+        command = launcher(out, self.plan.overrides(name, seed, slot))
+        env = on_loopback() | ({"CUDA_VISIBLE_DEVICES": card} if (card := self.cards[slot]) else {})
+        self.running[slot] = ((name, seed), LimitedRun(command, out.with_suffix(".log"), env))
+        print(f"{name} seed {seed}: started on card {card or 'none'}", flush=True)
+
+    def _ended(self, slot: int, key: tuple[str, int], run: LimitedRun, left: list[tuple[str, int]]) -> None:
+        del self.running[slot]
+        print(f"{key[0]} seed {key[1]}: ended after {run.seconds:.0f} s", flush=True)
+        if run.process.returncode == 0 and self.plan.is_finished(*key):
+            left.remove(key)
+            write_all(self.plan, self.out)
+        else:
+            print(run.said(15), flush=True)
+
+
+def cards_of(hardware: str) -> list[str]:
+    """Ids of the cards that are used; none on a CPU."""
+    return (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",") if hardware == "gpu" else [""]
+
+
+def results_of(plan: Plan) -> list[RunResult]:
+    """Every finished run in the folder."""
+    found = []
+    for path in sorted(plan.work.glob("*_*/launcher/completed.json")):
+        name, _, seed = path.parents[1].name.rpartition("_")
+        if name in ARMS and plan.is_finished(name, int(seed)):
+            with survived(f"reading {name} seed {seed}"):
+                out, questions = plan.run_folder(name, int(seed)), plan.setting.sizes["test"]
+                found.append(read(out, ARMS, name, int(seed), plan.setting.step, questions))
+    return found
+
+
+def keep_metrics(plan: Plan, path: Path) -> None:
+    """Metrics of all runs and the end of each log in one file: what is left when the machine is gone."""
+    with tarfile.open(path, "w:gz") as kept:
+        for one in sorted(plan.work.glob("*/*/metrics.jsonl")):
+            kept.add(one, str(one.relative_to(plan.work)))
+        for log in sorted(plan.work.glob("**/*.log")):
+            end = log.with_suffix(".end")
+            end.write_bytes(log.read_bytes()[-KEPT_BYTES:])
+            kept.add(end, str(log.relative_to(plan.work)))
+            end.unlink()
+
+
+def write_all(plan: Plan, out: Path) -> list[RunResult]:
+    """Table, figure and metrics of what there is."""
+    results = results_of(plan)
+    mark = plan.start / MARK
+    settings = {
+        "setting": plan.name,
+        "hardware": plan.hardware,
+        "steps": plan.setting.steps,
+        "SFT steps": plan.setting.sft_steps,
+        "policy completions per step": plan.setting.step.completions,
+        "verdicts": plan.setting.step.verdicts,
+        "overrides": plan.given,
+        "start": json.loads(mark.read_text()) if mark.is_file() else None,
+        "machine": machine(),
+    }
+    write(out, results, ARMS, settings)
+    keep_metrics(plan, out.with_suffix(".runs.tar.gz"))
+    if results:
+        draw(results, ARMS, out.with_suffix(".png"))
+    return results
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    setting = SETTINGS[options.setting] if options.hardware == "gpu" else REHEARSED
+    if options.steps is not None:
+        setting = Setting(**{**vars(setting), "steps": int(options.steps)})
+    work = (options.work / options.setting).absolute()
+    model = None if options.model is None else options.model.absolute()
+    return Plan(options.setting, options.hardware, setting, work, model, options.overrides)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = command_line(__doc__, argv, only=["start", *COMPARED, *ABLATIONS])
+    leave_in_order()
+    end, plan = time.monotonic() + options.limit, plan_of(options)
+    plan.work.mkdir(parents=True, exist_ok=True)
+    out = options.out or (RESULTS if options.hardware == "gpu" else plan.work) / f"gpu_raro_{plan.name}.json"
+    wanted = options.only or [*COMPARED, *ABLATIONS]
+    once = set() if options.only else set(ABLATIONS)
+    queue = [
+        (name, seed)
+        for name in wanted
+        if name != "start"
+        for seed in (options.seeds[:1] if name in once else options.seeds)
+    ]
+    left = [key for key in queue if not plan.is_finished(*key)]
+    if not make_start(plan, end):
+        return 1
+    if left:
+        left = Slots(plan, out, cards_of(options.hardware), options.per_card).work_off(left, end)
+    results = write_all(plan, out)
+    for line in lines(table(results, ARMS), ARMS) if results else []:
+        print(line)
+    print(f"left: {', '.join(f'{name} {seed}' for name, seed in left) or 'none'}", flush=True)
+    return 1 if left else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
