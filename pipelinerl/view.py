@@ -1,0 +1,31 @@
+"""Write a page of a run's rollouts, also while it is going on: python -m pipelinerl.view OUTPUT_DIR."""
+
+import argparse
+import sys
+from pathlib import Path
+
+from pipelinerl.base.line_file import DamagedLine
+from pipelinerl.config import ConfigError
+from pipelinerl.observe.viewer.write import LIMIT, write_page
+from pipelinerl.streams import StreamError
+
+
+def main(argv: list[str] | None = None) -> int:
+    """0; 1 and one line if nothing was written."""
+    parser = argparse.ArgumentParser(prog="python -m pipelinerl.view", description=__doc__)
+    parser.add_argument("output_dir", type=Path, help="the run's folder")
+    parser.add_argument("--limit", type=int, default=LIMIT, help=f"most rollouts on the page ({LIMIT})")
+    parser.add_argument("--compare", type=Path, metavar="RUN2", help="another run, beside this one")
+    args = parser.parse_args(argv)
+    try:
+        if args.limit < 1:
+            raise ValueError(f"--limit {args.limit}: show at least one rollout")
+        print(write_page(args.output_dir, compare=args.compare, limit=args.limit))
+    except (ConfigError, DamagedLine, StreamError, FileNotFoundError, ValueError) as error:
+        print(f"view: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
