@@ -6,12 +6,12 @@ come from a domain, numbers in thousandths. `page.js` reads it; `SHAPE` says wha
 
 import json
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
-from pipelinerl.domain import Note
+from pipelinerl.domain import Note, NotesOf
 from pipelinerl.observe.viewer.source import Record, TextId, Trained
 from pipelinerl.observe.viewer.tokens import TokenTexts
 from pipelinerl.rollouts import MASKED_TOKEN_ID
@@ -77,7 +77,7 @@ class GroupJoin:
         group_id: str,
         records: Sequence[Record],
         trained: Mapping[TextId, Trained],
-        notes_of: Callable[[str, Sequence[Record]], Sequence[Note]],
+        notes_of: NotesOf | None,
     ) -> dict[str, Any]:
         """The group with its attempts, turns and notes."""
         attempts, first = [], ""
@@ -88,9 +88,17 @@ class GroupJoin:
                 turns.append(turn)
                 first = first or whole
                 before = whole
-            notes = [_note(note) for note in notes_of(f"{group_id}/{index}", texts)]
-            attempts.append({"i": index, "turns": turns, "notes": notes})
+            answered = [record | {"answer": self._answer(record)} for record in map(dict, texts)]
+            notes = notes_of(f"{group_id}/{index}", answered) if notes_of else ()
+            attempts.append({"i": index, "turns": turns, "notes": [_note(note) for note in notes]})
         return {"id": group_id, "attempts": attempts}
+
+    def _answer(self, record: Record) -> str:
+        """What was sampled, without special tokens."""
+        if self._tokens.available:
+            sampled = np.asarray(record["input_ids"])[sampled_of(record)]
+            return self._tokens.text(sampled.tolist(), skip_special=True)
+        return str(record["text"])[len(record["text"]) - record["n_predicted"] :]
 
     def _turn(self, record: Record, before: str, values: Trained | None) -> tuple[dict[str, Any], str]:
         """One text, and its prompt and answer together, which the next prompt may begin with."""

@@ -91,7 +91,9 @@ def _evaluations(groups: Sequence[GroupFacts]) -> list[GroupFacts]:
     versions = sorted({group.version for group in groups})
     shown = {versions[0], versions[len(versions) // 2], versions[-1]} if versions else set()
     problems = [group.evaluated[1] if group.evaluated else 0 for group in groups]
-    order = sorted(zip(problems, groups), key=lambda one: (one[1].version not in shown, one[0], one[1].version))
+    order = sorted(
+        zip(problems, groups), key=lambda one: (one[1].version not in shown, one[0], one[1].version)
+    )
     return [group for _, group in order]
 
 

@@ -193,5 +193,3 @@ def _kept_samples(record: Record) -> Iterator[tuple[TextId, Trained]]:
     for (group, rollout, step), advantage, weight, ref in record["samples"]:
         values = Trained(record["step"], advantage, weight, record["version"], ref)
         yield (group, rollout, step), values
-
-

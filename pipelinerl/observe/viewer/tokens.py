@@ -35,24 +35,22 @@ class TokenTexts:
     def of(self, token: int) -> str:
         """What the tokenizer decodes one token to."""
         if token not in self._known:
-            self._known[token] = self._decode([token])
+            self._known[token] = self.text([token])
         return self._known[token]
 
-    def text(self, ids: Sequence[int]) -> str:
-        return self._decode(ids)
+    def text(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """What the tokenizer decodes several tokens to."""
+        return decode(self._tokenizer, ids, skip_special)
 
     def pieces(self, ids: Sequence[int]) -> list[str] | None:
         """The texts of the tokens where they differ from those of the tokens alone, else None."""
-        if "".join(map(self.of, ids)) == self._decode(ids):
+        if "".join(map(self.of, ids)) == self.text(ids):
             return None
         found, begin, read = [], 0, 0
         for at in range(1, len(ids) + 1):
-            before, now = self._decode(ids[begin:read]), self._decode(ids[begin:at])
+            before, now = self.text(ids[begin:read]), self.text(ids[begin:at])
             whole = at == len(ids) or not now.endswith(_BROKEN)
             found.append(now[len(before) :] if whole and len(now) > len(before) else "")
             if found[-1]:
                 begin, read = read, at
         return found
-
-    def _decode(self, ids: Sequence[int]) -> str:
-        return decode(self._tokenizer, ids, skip_special=False)

@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 
 from pipelinerl.base.files import write_whole
-from pipelinerl.domain import Domain, Note, load_domain
+from pipelinerl.domain import Domain, load_domain
 from pipelinerl.observe.viewer.join import GroupJoin, by_rollout, reward_parts, sampled_of
 from pipelinerl.observe.viewer.select import GroupFacts, select
 from pipelinerl.observe.viewer.source import Measured, Record, RunSource, TextId, Trained, evaluation_of
@@ -181,7 +181,7 @@ def _write_chunks(folder: Path, runs: Sequence[_Run]) -> list[list[Any]]:
     number = 0
     for run in runs:
         join = GroupJoin(TokenTexts(str(run.source.tree.get("model_path") or "")))
-        notes_of = run.domain.rollout_notes(run.source.output_dir) or _no_notes
+        notes_of = run.domain.rollout_notes(run.source.output_dir)
         held: list[bytes] = []
         for group_id, records in _chosen_groups(run):
             group = join.group(group_id, records, run.trained, notes_of) | {"run": run.number}
@@ -201,10 +201,6 @@ def _chosen_groups(run: _Run) -> Iterator[tuple[str, list[Record]]]:
     for records in run.source.groups():
         if records and (group := str(records[0]["group_id"])) in run.chosen:
             yield group, records
-
-
-def _no_notes(rollout: str, records: Sequence[Record]) -> Sequence[Note]:
-    return ()
 
 
 def _write_chunk(folder: Path, number: int, held: list[bytes], join: GroupJoin) -> None:
@@ -269,5 +265,3 @@ def _evaluated_metrics(source: RunSource, evaluated: tuple[int, int]) -> dict[st
 
 def _short(value: float | None) -> float | None:
     return None if value is None or not math.isfinite(value) else float(f"{value:.5g}")
-
-

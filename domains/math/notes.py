@@ -1,0 +1,29 @@
+"""What the page of rollouts says of this domain: what the judge read, and what it compared it with."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from domains.math.answers import extracted
+from pipelinerl.domain import Note
+
+Record = Mapping[str, Any]
+VERDICT, EXPECTED = "verdict", "expected"
+"""Keys of a text's metadata."""
+_READ = {"no_answer": "no boxed answer", "unparsable": "a boxed answer that cannot be read"}
+
+
+def judge_notes(rollout: str, records: Sequence[Record]) -> list[Note]:
+    """One note for each text; of a run that recorded no verdict, what the judge reads."""
+    return [_note(turn, record) for turn, record in enumerate(records)]
+
+
+def _note(turn: int, record: Record) -> Note:
+    answer, metadata = extracted(record["answer"]), record["metadata"]
+    status = metadata.get(VERDICT)
+    shown = _READ.get(answer, answer)
+    text = f"{shown}: {status or 'verdict not recorded'}"
+    text += f", expected {metadata[EXPECTED]}" if EXPECTED in metadata else ""
+    level = "good" if status == "correct" else "bad" if status == "wrong" else "warn"
+    badge = "" if status in ("correct", "wrong", None) else status.replace("_", " ")
+    spans = () if answer in _READ else ((0, len(shown)),)
+    return Note(text=text, kind="judge read", turn=turn, level=level, spans=spans, badge=badge)  # type: ignore[arg-type]
