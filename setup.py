@@ -79,7 +79,7 @@ setup(
             "**/*.png",
         ],
         "retrieval_server": ["**/*.md"],
-        "pipelinerl": ["**/*.json", "**/*.yaml"],
+        "pipelinerl": ["**/*.json", "**/*.yaml", "**/*.html", "**/*.css", "**/*.js"],
     },
     include_package_data=False,
     install_requires=CORE,

@@ -92,8 +92,8 @@ class Note:
 
 
 NotesOf = Callable[[str, Sequence[Mapping[str, Any]]], Sequence[Note]]
-"""Notes of one rollout, by its name (`group/attempt`) and its records of the stream `actor` in step order, each
-with one more field, `answer`: what was sampled, without special tokens."""
+"""Notes of one rollout, by its name (`group/attempt`) and its records of the stream `actor` in step order,
+each with one more field, `answer`: what was sampled, without special tokens."""
 
 
 class BaseDomain:

@@ -1,4 +1,4 @@
-"""What the page of rollouts says of this domain: which answer was whose, and what each verdict took it for."""
+"""What the page of rollouts says of this domain: whose each answer was, and what each verdict took it for."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

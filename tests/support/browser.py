@@ -12,7 +12,6 @@ import shutil
 import signal
 import tempfile
 from collections.abc import AsyncIterator
-from pathlib import Path
 from typing import Any, Literal
 
 import aiohttp
@@ -34,20 +33,29 @@ class Page:
         self._socket, self._session = socket, ""
         self._numbers = itertools.count(1)
         self._answers: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._loaded = asyncio.Event()
         self.requests: list[str] = []
         self.errors: list[str] = []
 
-    async def open(self, path: Path, fragment: str = "") -> None:
-        """Load a file and wait until it has been read."""
-        await self.call("Page.navigate", url="about:blank")
-        await self.call("Page.navigate", url=path.resolve().as_uri() + fragment)
-        await self.until("document.readyState === 'complete'")
+    async def open(self, address: str) -> None:
+        """Load a page anew and wait until it has been read."""
+        for url in (
+            "about:blank",
+            address,
+        ):  # in between, or an address that differs in its # only is not read
+            self._loaded.clear()
+            await self.call("Page.navigate", url=url)
+            async with asyncio.timeout(DEADLINE_S):
+                await self._loaded.wait()
 
     async def size(self, width: int, height: int, scheme: Literal["light", "dark"] = "light") -> None:
         """The window in CSS pixels, and what the reader prefers."""
         await self.call(
             "Emulation.setDeviceMetricsOverride",
-            **{"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600},
+            width=width,
+            height=height,
+            deviceScaleFactor=1,
+            mobile=width < 600,
         )
         features = [{"name": "prefers-color-scheme", "value": scheme}]
         await self.call("Emulation.setEmulatedMedia", features=features)
@@ -62,10 +70,12 @@ class Page:
 
     async def until(self, expression: str) -> None:
         """Wait until an expression is true. Raises AssertionError at the deadline."""
+        waits = f"""new Promise(done => {{
+            const look = () => ({expression}) ? done(true) : setTimeout(look, 10);
+            look();
+        }})"""
         try:
-            async with asyncio.timeout(DEADLINE_S):
-                while not await self.run(f"Boolean({expression})"):
-                    await asyncio.sleep(0.02)
+            await self.run(waits)
         except TimeoutError:
             raise AssertionError(f"not true after {DEADLINE_S:g} s: {expression}; {self.errors}") from None
 
@@ -89,9 +99,10 @@ class Page:
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             await self.call("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
 
-    async def screenshot(self, path: Path) -> None:
+    async def screenshot(self) -> bytes:
+        """The window as a PNG."""
         shot = await self.call("Page.captureScreenshot", format="png")
-        path.write_bytes(base64.b64decode(shot["data"]))
+        return base64.b64decode(shot["data"])
 
     async def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         """One command of the protocol. Raises AssertionError with the browser's complaint."""
@@ -119,6 +130,8 @@ class Page:
             said = message.json()
             if "id" in said:
                 self._answers.pop(said["id"]).set_result(said)
+            elif said["method"] == "Page.loadEventFired":
+                self._loaded.set()
             elif said["method"] == "Network.requestWillBeSent":
                 self.requests.append(said["params"]["request"]["url"])
             elif said["method"] == "Runtime.exceptionThrown":
@@ -149,15 +162,17 @@ async def open_browser() -> AsyncIterator[Page]:
         try:
             assert process.stderr is not None
             address = await _address(process.stderr)
-            async with aiohttp.ClientSession() as session:
-                async with session.ws_connect(address, max_msg_size=0) as socket:
-                    page = Page(socket)
-                    listening = asyncio.create_task(page.listen())
-                    try:
-                        await page.begin()
-                        yield page
-                    finally:
-                        listening.cancel()
+            async with (
+                aiohttp.ClientSession() as session,
+                session.ws_connect(address, max_msg_size=0) as socket,
+            ):
+                page = Page(socket)
+                listening = asyncio.create_task(page.listen())
+                try:
+                    await page.begin()
+                    yield page
+                finally:
+                    listening.cancel()
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)

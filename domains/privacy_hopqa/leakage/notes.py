@@ -1,6 +1,7 @@
 """What the page of rollouts says of this domain: each web query as it left, and what it reveals.
 
-The rule-based adversary judges the log after every query, so that a note says which query gave something away.
+The rule-based adversary judges the log after every query, so that a note says which query gave something
+away.
 """
 
 from collections.abc import Mapping, Sequence
@@ -54,7 +55,8 @@ def _notes(log: RolloutLog, records: Sequence[Record], secrets: SecretsByChain) 
     else:
         return notes
     listed = ", ".join(name for key, name in _LEVELS.items() if key in levels)
-    text = f"{len(queries)} web queries reveal {listed} of a private question to the rule-based adversary."
+    sent = "1 web query reveals" if len(queries) == 1 else f"{len(queries)} web queries reveal"
+    text = f"{sent} {listed} of a private question to the rule-based adversary."
     return [Note(text=text, kind="leakage", level=level, badge=badge), *notes]  # type: ignore[arg-type]
 
 

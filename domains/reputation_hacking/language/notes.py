@@ -1,7 +1,7 @@
 """What the page of rollouts says of this domain: each decision beside that of the optimum in the same state.
 
-The page has the answers of an episode and its line in `episodes.*.jsonl` the seed of its tape, so the episode is
-played again and the optimum, which also knows what the prompt hides, is asked before every step.
+The page has the answers of an episode and its line in `episodes.*.jsonl` the seed of its tape, so the episode
+is played again and the optimum, which also knows what the prompt hides, is asked before every step.
 """
 
 from collections.abc import Mapping, Sequence

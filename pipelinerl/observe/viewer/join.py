@@ -1,7 +1,7 @@
 """One group as the page shows it: texts joined with what training, accounting and the domain know of them.
 
-Pure. What leaves here is JSON: dicts with short keys (there are thousands of texts), lists of pairs where keys
-come from a domain, numbers in thousandths. `page.js` reads it; `SHAPE` says what the keys mean.
+Pure. What leaves here is JSON: dicts with short keys (there are thousands of texts), lists of pairs where
+keys come from a domain, numbers in thousandths. `page.js` reads it; `SHAPE` says what the keys mean.
 """
 
 import json
@@ -30,7 +30,7 @@ SHAPE = {
     "step": "optimizer step, 0-based",
     "at": "texts trained on before that step",
     "sit": "situation",
-    "place": "texts from it to the end of its situation in the rollout; null where all of a situation are compared",
+    "place": "texts from it to the end of its situation in the rollout; null where all are compared",
     "parts": "reward parts",
     "meta": "the domain's metadata",
 }

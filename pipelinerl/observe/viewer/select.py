@@ -87,7 +87,7 @@ def select(groups: Sequence[GroupFacts], limit: int, max_bytes: int) -> set[str]
 
 
 def _evaluations(groups: Sequence[GroupFacts]) -> list[GroupFacts]:
-    """The same problems of the first, the middle and the last version, problem by problem; then the others."""
+    """The same problems of the first, the middle and the last version, problem by problem, then others."""
     versions = sorted({group.version for group in groups})
     shown = {versions[0], versions[len(versions) // 2], versions[-1]} if versions else set()
     problems = [group.evaluated[1] if group.evaluated else 0 for group in groups]
@@ -99,7 +99,7 @@ def _evaluations(groups: Sequence[GroupFacts]) -> list[GroupFacts]:
 
 def evenly(groups: Sequence[GroupFacts]) -> list[GroupFacts]:
     """The groups so that every beginning of the list is spread over the whole: halves, quarters, eighths."""
-    order, step, seen = [], max(1, len(groups)), set[int]()
+    order, step, seen = list[int](), max(1, len(groups)), set[int]()
     while len(order) < len(groups):
         order += [at for at in range(step // 2, len(groups), step) if at not in seen]
         seen.update(order)

@@ -1,8 +1,8 @@
 """What the page reads of a run's folder: groups of rollouts, what training made of them, how they ended.
 
 Everything lies on disk: `actor` and `training_data`, or, where those do not stay (redis, trimmed streams),
-`rollouts`, which preprocess writes for people. Streams that a resume has set aside are read before those of the
-last start. Records are handed out one at a time, because a run may hold more than memory does.
+`rollouts`, which preprocess writes for people. Streams that a resume has set aside are read before those of
+the last start. Records are handed out one at a time, because a run may hold more than memory does.
 """
 
 import re

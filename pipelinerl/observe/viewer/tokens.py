@@ -1,8 +1,8 @@
 """The text of each token of an output, so that a page can colour them.
 
-A token's text alone is what the tokenizer decodes it to; where those do not add up to the text of the output (a
-character whose bytes are split over tokens, a blank that only the first token loses), the output is decoded
-token by token as engines do for streams.
+A token's text alone is what the tokenizer decodes it to; where those do not add up to the text of the output
+(a character whose bytes are split over tokens, a blank that only the first token loses), the output is
+decoded token by token as engines do for streams.
 """
 
 from collections.abc import Sequence

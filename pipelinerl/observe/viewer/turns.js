@@ -106,7 +106,9 @@ function setColouring(key) {
 
 /** The prompt: what it has in common with the text before is folded, long ones are cut after twelve lines. */
 function promptNode(turn, first) {
-  const shared = first ? 0 : turn.shared, rest = turn.prompt.slice(shared);
+  // Cut at the end of a line, so that what is new can be read by itself.
+  const shared = first ? 0 : turn.prompt.lastIndexOf("\n", turn.shared - 1) + 1 || turn.shared;
+  const rest = turn.prompt.slice(shared);
   const box = el("div.text.prompt");
   const render = (whole) => {
     const same = shared > 40 && !whole;
@@ -133,6 +135,8 @@ function noteNode(note) {
   return el(`div.note.${note.level}`, {}, el("b", {}, note.kind), text);
 }
 
+/** A label that may be broken at its colons and underscores. */
+const breakable = (label) => label.split(/(?<=[:_/])/).flatMap((part, i) => (i ? [el("wbr"), part] : [part]));
 const figure = (label, value, classes = "") => el("span.figure", {}, `${label} `, el("b", { className: classes }, value));
 
 function advantageFigures(turn, mean) {
@@ -151,7 +155,7 @@ function turnNode(turn, at, { mean = null, notes = [], scale }) {
   const finish = turn.finish && turn.finish !== "stop" ? figure("ended by", turn.finish, "minus") : null;
   const meta = turn.meta.length ? el("details.meta", {}, el("summary", {}, "what the domain noted"), el("dl", {}, turn.meta.flatMap(([key, value]) => [el("dt", {}, key), el("dd", {}, value)]))) : null;
   return el("article.turn", { id: `turn-${at}` },
-    el("header", {}, el("h3", {}, `${at + 1}${turn.sit ? ` · ${turn.sit}` : ""}`), turn.role ? el("span.badge", {}, turn.role) : null,
+    el("header", {}, el("h3", {}, `${at + 1}`, turn.sit ? " · " : null, breakable(turn.sit ?? "")), turn.role ? el("span.badge", {}, turn.role) : null,
       figure("reward", number(turn.reward, 3)), ...advantageFigures(turn, mean), figure("tokens", `${count(turn.tokens[0])} + ${count(turn.tokens[1])}`), finish),
     el("div.body", {},
       el("div", {}, el("div.label", {}, "prompt"), ...promptNode(turn, at === 0)),

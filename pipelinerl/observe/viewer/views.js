@@ -51,7 +51,7 @@ function gridView(heads, rollouts, scale) {
   grid.append(el("div.first.top", {}, el("span.dim", {}, "situation")), ...heads.map((head) => el("div.top", {}, ...head)));
   for (const row of rows) {
     const prompt = commonPrompt(row), box = el("div.text.prompt.fold", { style: { WebkitLineClamp: 6 } }, prompt ? prompt.text.slice(-1200) : "");
-    grid.append(el("div.first", {}, el("b", {}, row.kind), prompt && prompt.text ? el("div", {}, el("div.label", {}, prompt.all ? "the same prompt" : `prompts differ after ${count(prompt.text.length)} characters`), box) : null));
+    grid.append(el("div.first", {}, el("b", {}, breakable(row.kind)), prompt && prompt.text ? el("div", {}, el("div.label", {}, prompt.all ? "the same prompt" : `prompts differ after ${count(prompt.text.length)} characters`), box) : null));
     for (const cell of row.cells) {
       grid.append(el("div", {}, cell.length ? cell.map(({ turn, at }) => el("div.cell", {},
         el("div.cell-head", {}, el("span", {}, `text ${at + 1}`), figure("reward", number(turn.reward, 3)), turn.adv === undefined ? null : figure("adv", signed(turn.adv), turn.adv > 0 ? "plus" : turn.adv < 0 ? "minus" : ""), turn.masked ? el("span", {}, "masked") : null),

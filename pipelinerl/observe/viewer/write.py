@@ -1,8 +1,8 @@
-"""Writes the page: `index.html` with its code, `index.js` with a line for each rollout, `chunk_N.js` with texts.
+"""The page: `index.html` with its code, `index.js` with a row for each rollout, `chunk_N.js` with texts.
 
 A browser does not let a page read files beside it, but it loads scripts from there: data lie in scripts that
-call `page.index(...)` and `page.chunk(N, ...)`, loaded when they are needed. So the page opens from a disk, over
-ssh, from an archive, without a server. Nothing is fetched from elsewhere, and the page's policy forbids it.
+call `page.index(...)` and `page.chunk(N, ...)`, loaded when they are needed. So the page opens from a disk,
+over ssh, from an archive, without a server. Nothing comes from elsewhere, and the page's policy forbids it.
 """
 
 import base64
@@ -247,11 +247,23 @@ def _rows_without_texts(run: _Run, shown: set[str], most: int = 200) -> Iterator
         measured, (group, _, index) = run.measured[name], name.rpartition("/")
         fate, reason = run.source.accounting.outcome(name)
         row: dict[str, Any] = {
-            **{"run": run.number, "group": group, "attempt": int(index), "turns": 0, "chunk": -1},
-            **{"dataset": measured.dataset or measured.domain, "fate": fate or measured.ending},
-            **{"reason": reason or measured.reason, "problem": measured.problem, "badge": "", "level": ""},
-            **{"prompt_tokens": 0, "output_tokens": 0, "version": 0, "last": 0},
-            **{"seconds": round(measured.seconds, 2), "retries": measured.retries},
+            "run": run.number,
+            "group": group,
+            "attempt": int(index),
+            "turns": 0,
+            "chunk": -1,
+            "dataset": measured.dataset or measured.domain,
+            "fate": fate or measured.ending,
+            "reason": reason or measured.reason,
+            "problem": measured.problem,
+            "badge": "",
+            "level": "",
+            "prompt_tokens": 0,
+            "output_tokens": 0,
+            "version": 0,
+            "last": 0,
+            "seconds": round(measured.seconds, 2),
+            "retries": measured.retries,
         }
         yield [row.get(column) for column in COLUMNS]
 

@@ -1,0 +1,194 @@
+"""The page of rollouts as data: what is read, joined, selected and written."""
+
+import json
+import shutil
+import subprocess
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from pipelinerl import view
+from pipelinerl.base.tokenizing import encode, load_tokenizer
+from pipelinerl.observe.viewer.select import GroupFacts, evenly, select
+from pipelinerl.observe.viewer.tokens import TokenTexts
+from pipelinerl.observe.viewer.write import PARTS, page_text, write_page
+from tests.support.recorded_run import FAILED, FILTERED, HOSTILE, MODEL, TRAINED, recorded_run
+from tests.unit.observe.viewer.conftest import chunk_of, index_of
+
+
+def test_a_text_has_what_training_made_of_it(built: Path) -> None:
+    group = next(group for group in chunk_of(built)["groups"] if group["id"] == TRAINED)
+    turn = group["attempts"][0]["turns"][1]
+    assert (turn["adv"], turn["weight"], turn["step"], turn["at"]) == (-0.5, 0.5, 4, 24)
+    assert turn["versions"] == [[8, 0, 1], [16, 1, 2]]
+    assert turn["lp"] == [-250, -500]
+    assert turn["ref"] == [-750, -1000]
+    assert turn["parts"] == [["task", 0.0], ["length", -0.0]]
+    assert ["note", "plain"] in turn["meta"]
+
+
+def test_tokens_and_prompts_are_those_of_the_record(built: Path) -> None:
+    chunk = chunk_of(built)
+    vocabulary = dict(zip(*chunk["vocabulary"], strict=True))
+    group = next(group for group in chunk["groups"] if group["id"] == TRAINED)
+    before = ""
+    for turn in group["attempts"][0]["turns"]:
+        prompt = before[: turn["prompt"][0]] + turn["prompt"][1]
+        before = prompt + "".join(turn["pieces"] or [vocabulary[token] for token in turn["ids"]])
+    assert before == "<|user|>turn 0: guess 1-100<|assistant|>50<|user|>turn 1: guess 1-100<|assistant|>50"
+
+
+def test_the_list_says_how_each_rollout_ended(built: Path) -> None:
+    rows = {f"{row['group']}/{row['attempt']}": row for row in index_of(built)["rows"]}
+    assert (rows[f"{TRAINED}/2"]["fate"], rows[f"{TRAINED}/2"]["reward"]) == ("trained", 1.0)
+    assert rows[f"{TRAINED}/2"]["advantage"] == 0.5
+    assert (rows[f"{FILTERED}/0"]["fate"], rows[f"{FILTERED}/0"]["reason"]) == ("filtered", "zero_advantage")
+    assert (rows[f"{FAILED}/0"]["fate"], rows[f"{FAILED}/0"]["reason"]) == ("failed", "timeout")
+    assert (rows["0-eval16-0/0"]["evaluated"], rows["0-eval16-0/0"]["problem"]) == (16, 0)
+    assert (rows["0-eval16-0/0"]["reward"], rows["0-eval16-0/0"]["success"]) == (1.0, 1)
+
+
+def test_streams_that_a_resume_set_aside_are_read_too(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run")
+    (run / "streams").rename(run / "streams_0")
+    assert len(index_of(write_page(run))["rows"]) == 11
+
+
+def test_a_page_of_two_runs_holds_both(tmp_path: Path, built: Path) -> None:
+    first = built.parents[2]
+    index = index_of(write_page(first, compare=recorded_run(tmp_path / "other"), folder=tmp_path / "page"))
+    assert [run["name"] for run in index["runs"]] == ["recorded", "other"]
+    assert {row["run"] for row in index["rows"]} == {0, 1}
+
+
+def test_a_model_that_is_gone_leaves_texts_without_tokens(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run")
+    config = run / "conf" / "exp_config.yaml"
+    config.write_text(config.read_text().replace(str(MODEL), str(tmp_path / "gone")))
+    group = next(one for one in chunk_of(write_page(run))["groups"] if one["id"] == TRAINED)
+    assert group["attempts"][0]["turns"][0]["pieces"] == ["50", ""]
+
+
+def test_characters_whose_bytes_are_split_belong_to_their_last_token() -> None:
+    tokens, text = TokenTexts(str(MODEL)), "50 \U0001f600 é\u2028x"
+    ids = encode(load_tokenizer(str(MODEL)), text).tolist()
+    pieces = tokens.pieces(ids)
+    assert pieces is not None
+    assert len(pieces) == len(ids)
+    assert "".join(pieces) == tokens.text(ids)
+    assert tokens.pieces(encode(load_tokenizer(str(MODEL)), "50").tolist()) is None
+
+
+def facts(number: int, **fields: float) -> GroupFacts:
+    return GroupFacts(str(number), number, number * 8, None, 8, 1000, **fields)  # type: ignore[arg-type]
+
+
+def test_everything_is_shown_while_it_fits() -> None:
+    groups = [facts(number) for number in range(20)]
+    assert select(groups, 160, 20_000) == {group.id for group in groups}
+
+
+@pytest.mark.parametrize(("limit", "max_bytes"), [(400, 10**9), (10**9, 50_000)])
+def test_a_selection_keeps_to_its_bounds_and_shows_ends_extremes_and_all_versions(
+    limit: int, max_bytes: int
+) -> None:
+    groups = [facts(number) for number in range(1000)]
+    groups[333].advantage, groups[555].penalty, groups[666].failed = 9.0, -3.0, 2
+    chosen = select(groups, limit, max_bytes)
+    assert len(chosen) <= 50
+    assert {"0", "999", "333", "555", "666"} <= chosen
+    numbers = sorted(map(int, chosen))
+    assert max(np.diff(numbers)) < 200
+
+
+def test_of_many_evaluations_the_same_problems_of_first_middle_and_last_are_shown() -> None:
+    groups = [
+        GroupFacts(f"{version}-{problem}", problem, version, (version, problem), 1, 10)
+        for version in range(9)
+        for problem in range(100)
+    ]
+    chosen = select(groups, 100, 10**6)
+    assert {f"{version}-{problem}" for version in (0, 4, 8) for problem in range(8)} <= chosen
+
+
+def test_every_beginning_of_an_even_order_is_spread() -> None:
+    order = [group.order for group in evenly([facts(number) for number in range(100)])]
+    assert sorted(order) == list(range(100))
+    assert max(np.diff(sorted(order[:15]))) <= 13
+
+
+class _Tags(HTMLParser):
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+
+def test_the_built_page_asks_nobody_for_anything(built: Path) -> None:
+    parsed = _Tags()
+    parsed.feed(built.read_text())
+    assert [attrs["src"] for tag, attrs in parsed.found if tag == "script" and "src" in attrs] == ["index.js"]
+    assert not [attrs for _, attrs in parsed.found if any(name.startswith("on") for name in attrs)]
+    assert "http:" not in built.read_text()
+    assert "https:" not in built.read_text()
+
+
+def test_a_name_of_a_run_is_no_markup() -> None:
+    assert "<title>&lt;/title&gt;&lt;script&gt;" in page_text("</title><script>")
+
+
+def test_no_text_of_a_model_lies_in_the_page_itself(built: Path) -> None:
+    """They are values in the files of data, which no browser reads as markup."""
+    assert "guess 1-100" in (built.parent / "chunk_0.js").read_text()
+    assert "guess 1-100" not in built.read_text()
+    assert HOSTILE not in built.read_text()
+
+
+@pytest.mark.skipif(shutil.which("node") is None, reason="node is not installed")
+def test_the_code_of_the_page_can_be_parsed(tmp_path: Path) -> None:
+    import pipelinerl.observe.viewer as package
+
+    script = tmp_path / "page.js"
+    folder = Path(package.__path__[0])
+    script.write_text("\n".join((folder / name).read_text() for name in PARTS if name.endswith(".js")))
+    subprocess.run(["node", "--check", str(script)], check=True, timeout=60)
+
+
+def test_the_folder_is_as_private_as_the_run(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run")
+    run.chmod(0o700)
+    assert write_page(run).parent.stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["gone"], "there is no run in"),
+        (["empty"], "no rollout has ended yet"),
+        (["run", "--limit", "0"], "--limit 0"),
+    ],
+)
+def test_the_command_says_in_one_line_what_is_wrong(
+    arguments: list[str],
+    said: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for name in ("empty", "run"):
+        (tmp_path / name).mkdir()
+    assert view.main(arguments) == 1
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+def test_the_command_prints_where_the_page_is(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert view.main([str(built.parents[2]), "--limit", "500"]) == 0
+    assert capsys.readouterr().out.strip() == str(built)
+    assert json.loads((built.parent / "index.js").read_text()[len("page.index(") : -3])["chunks"] == 1
