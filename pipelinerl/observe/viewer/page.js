@@ -30,6 +30,7 @@ const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
 
 page.index = (data) => {
   page.runs = data.runs;
+  page.report = data.report;
   page.rows = data.rows.map((values, at) => {
     const row = { at };
     data.columns.forEach((column, i) => { row[column] = values[i]; });

@@ -19,14 +19,13 @@ from pipelinerl.config.files import config_path, read_tree
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.run_state.accounting import RolloutAccounting
-from pipelinerl.streams import EARLIEST, SingleStreamSpec
+from pipelinerl.streams import EARLIEST, KEPT_TOPIC, SingleStreamSpec
 from pipelinerl.streams.files import FilesBackend
 from pipelinerl.streams.segments import list_segments
 
 Record = Mapping[str, Any]
 TextId = tuple[str, int, int]
 """Group, rollout and step of a text."""
-KEPT_TOPIC = "rollouts"
 _EVALUATION = re.compile(r"-eval(\d+)-(\d+)$")
 
 

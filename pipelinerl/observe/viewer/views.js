@@ -199,7 +199,7 @@ function begin() {
   $("title").textContent = other ? `${run.name} (A) and ${other.name} (B)` : run.name;
   const shown = page.rows.filter((row) => row.run === 0 && row.turns).length;
   $("about").textContent = [run.domain, `${count(shown)}${shown < run.total ? ` of ${count(run.total)}` : ""} rollouts`, run.all ? "" : "of the groups that were kept", run.complete ? "finished" : "as far as it has come"].filter(Boolean).join(" · ");
-  $("links").replaceChildren(...(run.report ? [el("a", { href: "../index.html" }, "report")] : []), el("button.ghost", { onclick: showHelp, title: "keys and filter" }, "?"));
+  $("links").replaceChildren(...(page.report ? [el("a", { href: "../index.html" }, "report")] : []), el("button.ghost", { onclick: showHelp, title: "keys and filter" }, "?"));
   showSideTabs();
   page.filtered = page.rows;
   const trained = page.rows.filter((row) => row.turns);

@@ -63,8 +63,11 @@ def write_page(
     compare: Path | None = None,
     limit: int = LIMIT,
     folder: Path | None = None,
+    report: bool = False,
 ) -> Path:
     """Write the page of a run, and of another one beside it; returns the path of `index.html`.
+
+    `report`: the report as a page will lie beside its folder, and is linked.
 
     Raises FileNotFoundError without a run or without a rollout, StreamError or DamagedLine for damaged files.
     """
@@ -86,6 +89,7 @@ def write_page(
     index = {
         "columns": COLUMNS,
         "runs": [_about(run) for run in runs],
+        "report": report or (folder.parent / "index.html").is_file(),
         "rows": rows,
         "chunks": 1 + max(row[COLUMNS.index("chunk")] for row in rows),
     }
@@ -126,7 +130,6 @@ def _about(run: _Run) -> dict[str, Any]:
         "domain": source.tree.get("domain_name") or "",
         "model": str(source.tree.get("model_path") or ""),
         "attempts": source.tree.get("attempts"),
-        "report": run.number == 0 and (source.output_dir / "report" / "index.html").is_file(),
     }
 
 
