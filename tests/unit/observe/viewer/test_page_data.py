@@ -14,13 +14,15 @@ from pipelinerl.base.tokenizing import encode, load_tokenizer
 from pipelinerl.observe.viewer.select import GroupFacts, evenly, select
 from pipelinerl.observe.viewer.tokens import TokenTexts
 from pipelinerl.observe.viewer.write import PARTS, page_text, write_page
-from tests.support.recorded_run import FAILED, FILTERED, HOSTILE, MODEL, TRAINED, recorded_run
+from pipelinerl.report import report_run
+from pipelinerl.streams import KEPT_TOPIC, SingleStreamSpec, write_to_streams
+from tests.support.recorded_run import FAILED, FILTERED, HOSTILE, MODEL, TRAINED, group, recorded_run
 from tests.unit.observe.viewer.conftest import chunk_of, index_of
 
 
 def test_a_text_has_what_training_made_of_it(built: Path) -> None:
-    group = next(group for group in chunk_of(built)["groups"] if group["id"] == TRAINED)
-    turn = group["attempts"][0]["turns"][1]
+    shown = next(one for one in chunk_of(built)["groups"] if one["id"] == TRAINED)
+    turn = shown["attempts"][0]["turns"][1]
     assert (turn["adv"], turn["weight"], turn["step"], turn["at"]) == (-0.5, 0.5, 4, 24)
     assert turn["versions"] == [[8, 0, 1], [16, 1, 2]]
     assert turn["lp"] == [-250, -500]
@@ -32,9 +34,9 @@ def test_a_text_has_what_training_made_of_it(built: Path) -> None:
 def test_tokens_and_prompts_are_those_of_the_record(built: Path) -> None:
     chunk = chunk_of(built)
     vocabulary = dict(zip(*chunk["vocabulary"], strict=True))
-    group = next(group for group in chunk["groups"] if group["id"] == TRAINED)
+    shown = next(one for one in chunk["groups"] if one["id"] == TRAINED)
     before = ""
-    for turn in group["attempts"][0]["turns"]:
+    for turn in shown["attempts"][0]["turns"]:
         prompt = before[: turn["prompt"][0]] + turn["prompt"][1]
         before = prompt + "".join(turn["pieces"] or [vocabulary[token] for token in turn["ids"]])
     assert before == "<|user|>turn 0: guess 1-100<|assistant|>50<|user|>turn 1: guess 1-100<|assistant|>50"
@@ -67,8 +69,8 @@ def test_a_model_that_is_gone_leaves_texts_without_tokens(tmp_path: Path) -> Non
     run = recorded_run(tmp_path / "run")
     config = run / "conf" / "exp_config.yaml"
     config.write_text(config.read_text().replace(str(MODEL), str(tmp_path / "gone")))
-    group = next(one for one in chunk_of(write_page(run))["groups"] if one["id"] == TRAINED)
-    assert group["attempts"][0]["turns"][0]["pieces"] == ["50", ""]
+    shown = next(one for one in chunk_of(write_page(run))["groups"] if one["id"] == TRAINED)
+    assert shown["attempts"][0]["turns"][0]["pieces"] == ["50", ""]
 
 
 def test_characters_whose_bytes_are_split_belong_to_their_last_token() -> None:
@@ -192,3 +194,43 @@ def test_the_command_prints_where_the_page_is(built: Path, capsys: pytest.Captur
     assert view.main([str(built.parents[2]), "--limit", "500"]) == 0
     assert capsys.readouterr().out.strip() == str(built)
     assert json.loads((built.parent / "index.js").read_text()[len("page.index(") : -3])["chunks"] == 1
+
+
+def test_the_report_s_command_writes_the_page_unless_it_is_switched_off(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run")
+    report_run(run)
+    assert 'href="rollouts/index.html"' in (run / "report" / "index.html").read_text()
+    assert index_of(run / "report" / "rollouts" / "index.html")["report"]
+    shutil.rmtree(run / "report")
+    config = run / "conf" / "exp_config.yaml"
+    config.write_text(config.read_text() + "observe: {rollout_page: false}\n")
+    report_run(run)
+    assert not (run / "report" / "rollouts").exists()
+    assert "rollouts/index.html" not in (run / "report" / "index.html").read_text()
+
+
+def test_damage_costs_the_page_and_not_the_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = recorded_run(tmp_path / "run")
+    segment = next((run / "streams" / "training_data").rglob("*.rec"))
+    data = bytearray(segment.read_bytes())
+    data[-9] ^= 255
+    segment.write_bytes(data)
+    report_run(run)
+    said = capsys.readouterr().err
+    assert said.startswith("report: no page of rollouts: record 0 of stream training_data/0/0 is corrupt")
+    assert (run / "report" / "index.html").is_file()
+
+
+def test_groups_that_were_kept_for_people_make_the_page_of_trimmed_streams(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run")
+    shutil.rmtree(run / "streams" / "actor")
+    shutil.rmtree(run / "streams" / "training_data")
+    with write_to_streams(SingleStreamSpec(run, KEPT_TOPIC)) as stream:
+        stream.write({"texts": group(TRAINED, [0.0, 1.0])})
+        stream.write({"step": 3, "version": 24, "samples": [[[TRAINED, 1, 0], 0.5, 1.0, None]]})
+    page = write_page(run)
+    shown = next(one for one in chunk_of(page)["groups"] if one["id"] == TRAINED)
+    turns = [attempt["turns"][0] for attempt in shown["attempts"]]
+    assert (turns[1]["adv"], turns[1]["step"], turns[1]["at"], turns[1]["ref"]) == (0.5, 3, 24, None)
+    assert "adv" not in turns[0]
+    assert index_of(page)["runs"][0]["all"] is False
