@@ -1,7 +1,7 @@
-"""Rollouts as a log of inspect (https://inspect.aisi.org.uk): `python -m pipelinerl.view RUN --eval FILE.eval`.
+"""Rollouts as a log of inspect (inspect.aisi.org.uk): `python -m pipelinerl.view RUN --eval FILE.eval`.
 
-Such a log is a zip of JSON: `header.json`, `summaries.json`, `_journal/start.json` and a file for each sample.
-What is written opens in `inspect view` and in `read_eval_log`. A group is a sample and its attempts are epochs;
+Such a log is a zip of JSON: `header.json`, `summaries.json`, `_journal/start.json`, a file for each sample.
+What is written opens in `inspect view` and in `read_eval_log`. A group is a sample, its attempts are epochs;
 situations, advantages and weight versions are metadata of a sample, because inspect has no place for them.
 """
 
@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from pipelinerl.base.files import write_whole
 from pipelinerl.observe.viewer.join import by_rollout, reward_parts
-from pipelinerl.observe.viewer.source import Record, RunSource, TextId, Trained, evaluation_of
+from pipelinerl.observe.viewer.source import Record, RunSource, TextId, Trained
 from pipelinerl.run_state.accounting import rollout_id
 
 _FORMAT = 2
@@ -81,12 +80,18 @@ def _sample(
     last = messages[-1] if messages else {"role": "assistant", "content": ""}
     stop = {"length": "max_tokens"}.get(str(texts[-1]["finish_reason"]), "stop")
     return {
-        **{"id": group, "epoch": attempt + 1, "input": messages[0]["content"] if messages else "", "target": ""},
+        "id": group,
+        "epoch": attempt + 1,
+        "input": messages[0]["content"] if messages else "",
+        "target": "",
         "messages": messages,
         "output": {"model": "policy", "choices": [{"message": last, "stop_reason": stop}], "usage": usage},
         "scores": {_SCORER: {"value": reward, "answer": last["content"]}},
         "metadata": {"fate": outcome[0], "reason": outcome[1], "turns": turns},
-        **{"store": {}, "events": [], "model_usage": {"policy": usage}, "attachments": {}},
+        "store": {},
+        "events": [],
+        "model_usage": {"policy": usage},
+        "attachments": {},
     }
 
 
@@ -116,10 +121,20 @@ def _header(source: RunSource, began: datetime, rewards: Sequence[float], sample
         "version": _FORMAT,
         "status": "success",
         "eval": {
-            **{"run_id": name, "eval_id": name, "task_id": name, "created": created, "task": task},
-            **{"task_version": 0, "task_attribs": {}, "task_args": {}, "dataset": {"name": task, "samples": samples}},
-            **{"model": "policy", "model_args": {}, "config": {"epochs": int(source.tree.get("attempts") or 1)}},
-            **{"packages": {}, "metadata": {"model_path": str(source.tree.get("model_path") or "")}},
+            "run_id": name,
+            "eval_id": name,
+            "task_id": name,
+            "created": created,
+            "task": task,
+            "task_version": 0,
+            "task_attribs": {},
+            "task_args": {},
+            "dataset": {"name": task, "samples": samples},
+            "model": "policy",
+            "model_args": {},
+            "config": {"epochs": int(source.tree.get("attempts") or 1)},
+            "packages": {},
+            "metadata": {"model_path": str(source.tree.get("model_path") or "")},
         },
         "plan": {"name": "plan", "steps": [], "config": {}},
         "results": {"total_samples": len(rewards), "completed_samples": len(rewards), "scores": [score]},

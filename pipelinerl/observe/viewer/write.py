@@ -21,7 +21,8 @@ import msgspec
 import numpy as np
 
 from pipelinerl.base.files import write_whole
-from pipelinerl.domain import Domain, load_domain
+from pipelinerl.domain import BaseDomain, Domain, load_domain
+from pipelinerl.observe.viewer.export_eval import write_eval
 from pipelinerl.observe.viewer.join import GroupJoin, by_rollout, reward_parts, sampled_of
 from pipelinerl.observe.viewer.select import GroupFacts, select
 from pipelinerl.observe.viewer.source import Measured, Record, RunSource, TextId, Trained, evaluation_of
@@ -96,6 +97,22 @@ def write_page(
     write_whole(folder / "index.js", b"page.index(" + msgspec.json.encode(index) + b");\n")
     write_whole(folder / "index.html", page_text(output_dir.resolve().name))
     return folder / "index.html"
+
+
+def export(output_dir: Path, path: Path, limit: int = LIMIT) -> int:
+    """Write the rollouts of a page as a log of inspect; returns how many. Raises as `write_page`."""
+    run = _Run(0, RunSource(output_dir), BaseDomain())
+    _choose(run, limit, MAX_BYTES)
+    if not run.chosen:
+        raise FileNotFoundError(f"{output_dir}: no rollout has ended yet")
+
+    def reward(name: str) -> float | None:
+        evaluated = evaluation_of(name.rpartition("/")[0])
+        if evaluated is not None:
+            return _evaluated_metrics(run.source, evaluated).get("reward")
+        return run.measured[name].reward if name in run.measured else None
+
+    return write_eval(path, run.source, run.chosen, run.trained, reward)
 
 
 def _domain(source: RunSource, given: Domain | None) -> Domain:

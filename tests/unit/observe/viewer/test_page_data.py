@@ -3,6 +3,7 @@
 import json
 import shutil
 import subprocess
+import zipfile
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -234,3 +235,24 @@ def test_groups_that_were_kept_for_people_make_the_page_of_trimmed_streams(tmp_p
     assert (turns[1]["adv"], turns[1]["step"], turns[1]["at"], turns[1]["ref"]) == (0.5, 3, 24, None)
     assert "adv" not in turns[0]
     assert index_of(page)["runs"][0]["all"] is False
+
+
+def test_a_log_for_inspect_has_attempts_as_epochs(built: Path, tmp_path: Path) -> None:
+    path = tmp_path / "run.eval"
+    assert view.main([str(built.parents[2]), "--eval", str(path)]) == 0
+    with zipfile.ZipFile(path) as log:
+        assert log.testzip() is None
+        header, summaries = (json.loads(log.read(f"{name}.json")) for name in ("header", "summaries"))
+        sample = json.loads(log.read(f"samples/{TRAINED}_epoch_3.json"))
+        assert json.loads(log.read("_journal/start.json"))["eval"] == header["eval"]
+    assert (header["status"], header["results"]["total_samples"], len(summaries)) == ("success", 10, 10)
+    assert (sample["id"], sample["epoch"], sample["scores"]["reward"]["value"]) == (TRAINED, 3, 1.0)
+    assert [message["role"] for message in sample["messages"]] == ["user", "assistant"] * 2
+    assert sample["messages"][3]["content"] == HOSTILE
+    assert sample["metadata"]["turns"][1]["advantage"] == 0.5
+    assert sample["metadata"]["fate"] == "trained"
+
+
+def test_a_log_for_inspect_is_named_as_one(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert view.main([str(built.parents[2]), "--eval", "run.zip"]) == 1
+    assert "name a file NAME.eval" in capsys.readouterr().err
