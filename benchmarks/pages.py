@@ -171,7 +171,7 @@ def main() -> int:
         write_run(run, options.rollouts, options.texts)
         stored = sum(path.stat().st_size for path in (run / "streams" / "actor").rglob("*.rec"))
         found.append(Figure("large run: streams a rollout", stored / options.rollouts / 1e3, "kB"))
-        found += figures_of(run, "large run", WORD, (60, 60, 1000))
+        found += figures_of(run, "large run", WORD, (60, 60, 500))
     settings = {"rollouts": options.rollouts, "texts": options.texts}
     return min(1, report("pages", found, settings))
 

@@ -25,7 +25,7 @@ def report_run(output_dir: Path, domain: Domain | None = None) -> Path:
     tree: Any = load_tree(output_dir) if config_path(output_dir).exists() else OmegaConf.create()
     if domain is None:
         domain = load_domain(OmegaConf.select(tree, "domain_hooks"))
-    observe = ObserveConfig.model_validate(OmegaConf.to_container(tree).get("observe") or {})
+    observe = ObserveConfig.model_validate(dict(OmegaConf.select(tree, "observe") or {}))
     page = _rollout_page(output_dir, domain, observe)
     folder = write_report(
         output_dir, domain.report_focus, domain.report(output_dir), rollouts=page is not None
