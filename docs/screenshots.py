@@ -17,15 +17,19 @@ from tests.support.browser import Page, open_browser
 DOCS = Path(__file__).parent
 SIZES = {1600: 1000, 390: 844}
 SHOW = """(async () => {
-    const leaks = page.rows.filter(row => row.split === 'train' && row.badge === 'answer leaked');
-    const row = leaks.find(row => row.version !== row.last) ?? leaks[0];
+    let best = null;
+    for (const row of page.rows.filter(row => row.split === 'train' && row.badge === 'answer leaked')) {
+        const { turns, notes } = await rolloutOf(row);
+        const note = notes.find(note => note.turn !== null && note.level === 'bad');
+        const shown = note.turn < 3 && turns[note.turn].adv && turns[note.turn].prompt.length < 300;
+        const place = note.turn + (turns[note.turn].adv < 0 ? 0 : 3);
+        if (shown && (!best || place < best.place)) best = { row, place, turn: note.turn };
+    }
     setColouring('lp');
-    go(row.id);
-    await show(row, 'rollout');
-    const note = document.querySelector('.turn .note.bad');
-    const top = innerWidth > 860 ? 150 : 60;
-    document.querySelector('#detail').scrollTop += note.closest('.turn').getBoundingClientRect().top - top;
-    pointAt(note.closest('.turn').querySelectorAll('.t')[2]);
+    history.replaceState(null, '', `#${best.row.id}`);
+    document.body.classList.add('reading');
+    await show(best.row, 'rollout');
+    pointAt(document.querySelectorAll(`#turn-${best.turn} .t`)[2]);
 })()"""
 
 
@@ -40,7 +44,7 @@ async def photograph(page: Page, address: str) -> None:
             await asyncio.sleep(0.5)  # what lies outside the window is laid out when it comes into sight
             picture = Image.open(io.BytesIO(await page.screenshot())).convert("RGB")
             path = DOCS / f"rollouts_{width}_{scheme}.png"
-            picture.quantize(128, dither=Image.Dither.NONE).save(path, optimize=True)
+            picture.quantize(256, dither=Image.Dither.NONE).save(path, optimize=True)
             print(path)
 
 
