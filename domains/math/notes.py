@@ -13,17 +13,16 @@ _READ = {"no_answer": "no boxed answer", "unparsable": "a boxed answer that cann
 
 
 def judge_notes(rollout: str, records: Sequence[Record]) -> list[Note]:
-    """One note for each text; of a run that recorded no verdict, what the judge reads."""
-    return [_note(turn, record) for turn, record in enumerate(records)]
+    """One note for each text of this domain, which its verdict tells."""
+    return [_note(turn, record) for turn, record in enumerate(records) if VERDICT in record["metadata"]]
 
 
 def _note(turn: int, record: Record) -> Note:
     answer, metadata = extracted(record["answer"]), record["metadata"]
-    status = metadata.get(VERDICT)
+    status = metadata[VERDICT]
     shown = _READ.get(answer, answer)
-    text = f"{shown}: {status or 'verdict not recorded'}"
-    text += f", expected {metadata[EXPECTED]}" if EXPECTED in metadata else ""
+    text = f"{shown}: {status}, expected {metadata[EXPECTED]}"
     level = "good" if status == "correct" else "bad" if status == "wrong" else "warn"
-    badge = "" if status in ("correct", "wrong", None) else status.replace("_", " ")
+    badge = "" if status in ("correct", "wrong") else status.replace("_", " ")
     spans = () if answer in _READ else ((0, len(shown)),)
     return Note(text=text, kind="judge read", turn=turn, level=level, spans=spans, badge=badge)  # type: ignore[arg-type]

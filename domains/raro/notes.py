@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from domains.raro.config import KEY
 from domains.raro.parser import extract_answer, parse_verdict
 from domains.raro.rewards import Label
 from pipelinerl.domain import Note
@@ -17,9 +18,10 @@ _SAID = {
 
 def verdict_notes(rollout: str, records: Sequence[Record]) -> list[Note]:
     """One note for each verdict, and one for the answer that they judge."""
-    critic = [(turn, record) for turn, record in enumerate(records) if record["role"] == "critic"]
+    own = [(turn, record) for turn, record in enumerate(records) if str(record["situation"]).startswith(KEY)]
+    critic = [(turn, record) for turn, record in own if record["role"] == "critic"]
     notes = [_verdict(turn, record) for turn, record in critic]
-    policy = next((turn for turn, record in enumerate(records) if record["role"] == "policy"), None)
+    policy = next((turn for turn, record in own if record["role"] == "policy"), None)
     if policy is None:
         return notes
     return [_judged(policy, records[policy], [r for _, r in critic if _is_fresh(r)]), *notes]

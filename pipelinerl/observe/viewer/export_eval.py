@@ -51,7 +51,7 @@ def _samples(
     source: RunSource, chosen: set[str], trained: Mapping[TextId, Trained], rewards: Rewards
 ) -> Iterator[dict[str, Any]]:
     for records in source.groups():
-        if not records or (group := str(records[0]["group_id"])) not in chosen:
+        if (group := str(records[0]["group_id"])) not in chosen:
             continue
         for attempt, texts in by_rollout(records).items():
             name = rollout_id(group, attempt)

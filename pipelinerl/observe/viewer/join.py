@@ -1,7 +1,15 @@
 """One group as the page shows it: texts joined with what training, accounting and the domain know of them.
 
 Pure. What leaves here is JSON: dicts with short keys (there are thousands of texts), lists of pairs where
-keys come from a domain, numbers in thousandths. `page.js` reads it; `SHAPE` says what the keys mean.
+keys come from a domain, log-probabilities in thousandths of a nat. `page.js` reads it.
+
+Of a text, `prompt` is [characters shared with the text before, the rest]; `ids` the tokens from the first
+sampled one on, `pieces` their texts where those of the tokens alone do not add up, `sampled` 1 for sampled
+ones, null if all are; `lp` and `ref` log-probabilities of the sampled tokens under the weights that sampled
+them and under the reference, null where that is no other model; `versions` [version, start, end) over them;
+`place` the number of texts to the end of its situation, null where all of a situation are compared. `adv`,
+`weight`, `step` and `at` (texts trained on before that step) are absent where no optimizer step saw the
+text.
 """
 
 import json
@@ -16,24 +24,6 @@ from pipelinerl.observe.viewer.source import Record, TextId, Trained
 from pipelinerl.observe.viewer.tokens import TokenTexts
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 
-SHAPE = {
-    "prompt": "[characters shared with the text before, the rest]",
-    "ids": "tokens from the first sampled one on",
-    "pieces": "their texts, where those of the tokens alone do not add up; null otherwise",
-    "sampled": "1 for sampled tokens, null if all are",
-    "lp": "log-probability of each sampled token in thousandths of a nat",
-    "ref": "the same under the frozen reference; null where it is not another model",
-    "versions": "[version, start, end) over the sampled tokens",
-    "reward": "of the text",
-    "adv": "advantage, null if no optimizer step saw it",
-    "weight": "factor on the loss of its tokens",
-    "step": "optimizer step, 0-based",
-    "at": "texts trained on before that step",
-    "sit": "situation",
-    "place": "texts from it to the end of its situation in the rollout; null where all are compared",
-    "parts": "reward parts",
-    "meta": "the domain's metadata",
-}
 _INTERNAL = ("group_id", "rollout_index", "step_index", "model_version", "exact_versions")
 _REWARD_PART = "reward_"
 

@@ -7,7 +7,7 @@ the last start. Records are handed out one at a time, because a run may hold mor
 
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,20 @@ from pipelinerl.streams.segments import list_segments
 Record = Mapping[str, Any]
 TextId = tuple[str, int, int]
 """Group, rollout and step of a text."""
+_LEFT_OUT: dict[str, Any] = {
+    "text": "",
+    "n_predicted": 0,
+    "reward": 0.0,
+    "weight_versions": (),
+    "finished": False,
+    "situation": None,
+    "position": "end",
+    "role": None,
+    "loss_weight": 1.0,
+    "masked": False,
+    "finish_reason": None,
+}
+"""What foreign writers of the stream `actor` may leave out."""
 _EVALUATION = re.compile(r"-eval(\d+)-(\d+)$")
 
 
@@ -73,7 +87,6 @@ class RunSource:
     """A run's folder. Raises StreamError or DamagedLine for files that are not what was written."""
 
     output_dir: Path
-    _accounting: RolloutAccounting | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
         self.output_dir = Path(self.output_dir)
@@ -117,7 +130,12 @@ class RunSource:
         return not any((self.output_dir / folder / KEPT_TOPIC).is_dir() for folder in self._folders)
 
     def groups(self) -> Iterator[list[Record]]:
-        """Groups of training and rollouts of evaluation, as the actor wrote them."""
+        """Groups of training and rollouts of evaluation, as the actor wrote them; none is empty."""
+        for texts in self._all_groups():
+            if named := [_LEFT_OUT | text for text in texts if _is_named(text)]:
+                yield named
+
+    def _all_groups(self) -> Iterator[list[dict[str, Any]]]:
         yield from self._records("actor_test")
         if self.keeps_all:
             yield from self._records("actor")
@@ -155,11 +173,12 @@ class RunSource:
         """Whether training came to its end."""
         return (self.output_dir / "launcher" / "completed.json").is_file()
 
-    def size(self) -> int:
-        """Bytes of the records that are read."""
-        topics = ("actor_test", "actor", KEPT_TOPIC)
-        files = [p for f in self._folders for t in topics for p in (self.output_dir / f / t).rglob("*.rec")]
-        return sum(path.stat().st_size for path in files)
+
+def _is_named(text: Record) -> bool:
+    """Whether it says which text it is; preprocess drops those that do not."""
+    metadata = text.get("metadata")
+    names = ("rollout_index", "step_index")
+    return isinstance(metadata, dict) and all(isinstance(metadata.get(name), int) for name in names)
 
 
 def evaluation_of(group_id: str) -> tuple[int, int] | None:

@@ -68,9 +68,8 @@ def write_page(
 ) -> Path:
     """Write the page of a run, and of another one beside it; returns the path of `index.html`.
 
-    `report`: the report as a page will lie beside its folder, and is linked.
-
-    Raises FileNotFoundError without a run or without a rollout, StreamError or DamagedLine for damaged files.
+    `report`: the report as a page will lie beside its folder, and is linked. Raises
+    FileNotFoundError without a run or without a rollout, StreamError or DamagedLine for damaged files.
     """
     folder = folder or output_dir / FOLDER
     paths = [output_dir, *([compare] if compare else [])]
@@ -82,11 +81,11 @@ def write_page(
         _choose(run, limit // len(runs), MAX_BYTES // len(runs))
     if not any(run.chosen for run in runs):
         raise FileNotFoundError(f"{output_dir}: no rollout has ended yet")
-    if folder.exists():
-        shutil.rmtree(folder)
-    folder.mkdir(parents=True)
-    folder.chmod(stat.S_IMODE(output_dir.stat().st_mode))  # what the run's folder hides stays hidden
-    rows = _write_chunks(folder, runs)
+    beside = folder.with_name(f"~{folder.name}")  # a page that cannot be finished leaves the one before
+    shutil.rmtree(beside, ignore_errors=True)
+    beside.mkdir(parents=True)
+    beside.chmod(stat.S_IMODE(output_dir.stat().st_mode))  # what the run's folder hides stays hidden
+    rows = _write_chunks(beside, runs)
     index = {
         "columns": COLUMNS,
         "runs": [_about(run) for run in runs],
@@ -94,8 +93,10 @@ def write_page(
         "rows": rows,
         "chunks": 1 + max(row[COLUMNS.index("chunk")] for row in rows),
     }
-    write_whole(folder / "index.js", b"page.index(" + msgspec.json.encode(index) + b");\n")
-    write_whole(folder / "index.html", page_text(output_dir.resolve().name))
+    write_whole(beside / "index.js", b"page.index(" + msgspec.json.encode(index) + b");\n")
+    write_whole(beside / "index.html", page_text(output_dir.resolve().name))
+    shutil.rmtree(folder, ignore_errors=True)
+    beside.rename(folder)
     return folder / "index.html"
 
 
@@ -161,11 +162,7 @@ def _choose(run: _Run, limit: int, max_bytes: int) -> None:
         if measured.ending == "failed":
             group = name.rpartition("/")[0]
             failed[group] = failed.get(group, 0) + 1
-    facts = [
-        _facts(records, order, advantages, failed)
-        for order, records in enumerate(run.source.groups())
-        if records
-    ]
+    facts = [_facts(records, order, advantages, failed) for order, records in enumerate(run.source.groups())]
     run.total = sum(one.rollouts for one in facts)
     run.chosen = select(facts, limit, max_bytes)
     for text, values in run.source.trained():
@@ -182,7 +179,7 @@ def _facts(
     return GroupFacts(
         id=group,
         order=order,
-        version=min(record["metadata"]["model_version"] for record in records),
+        version=min(record["metadata"].get("model_version", 0) for record in records),
         evaluated=evaluation_of(group),
         rollouts=len({record["metadata"]["rollout_index"] for record in records}),
         # Characters of prompts, and some ten bytes for each sampled token; the rest is what surrounds a text.
@@ -219,7 +216,7 @@ def _write_chunks(folder: Path, runs: Sequence[_Run]) -> list[list[Any]]:
 
 def _chosen_groups(run: _Run) -> Iterator[tuple[str, list[Record]]]:
     for records in run.source.groups():
-        if records and (group := str(records[0]["group_id"])) in run.chosen:
+        if (group := str(records[0]["group_id"])) in run.chosen:
             yield group, records
 
 

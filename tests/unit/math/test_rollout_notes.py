@@ -19,7 +19,6 @@ from domains.math.notes import judge_notes
             "warn",
             "no answer",
         ),
-        ("so \\boxed{42}", {}, "42: verdict not recorded", "warn", ""),
     ],
 )
 def test_the_judge_s_reading_its_verdict_and_what_was_expected(
@@ -27,3 +26,7 @@ def test_the_judge_s_reading_its_verdict_and_what_was_expected(
 ) -> None:
     (note,) = judge_notes("g/0", [{"answer": answer, "metadata": metadata}])
     assert (note.text, note.level, note.badge, note.turn) == (text, level, badge, 0)
+
+
+def test_texts_without_a_verdict_are_of_another_domain_or_run() -> None:
+    assert judge_notes("g/0", [{"answer": "so \\boxed{42}", "metadata": {}}]) == []

@@ -6,12 +6,12 @@ from domains.raro.notes import verdict_notes
 
 
 def policy(answer: str) -> dict[str, Any]:
-    return {"role": "policy", "answer": answer, "metadata": {}}
+    return {"role": "policy", "situation": "raro:policy", "answer": answer, "metadata": {}}
 
 
 def critic(said: str, label: str | None, position: int = 1, source: str = "fresh") -> dict[str, Any]:
     metadata = {"source": source, "expert_position": position, "label": label, "replay_age": 64}
-    return {"role": "critic", "answer": said, "metadata": metadata}
+    return {"role": "critic", "situation": "raro:critic:1", "answer": said, "metadata": metadata}
 
 
 def test_each_verdict_says_whose_answer_it_took_and_which_stood_first() -> None:
@@ -42,3 +42,7 @@ def test_an_answer_that_fooled_most_has_a_badge_and_one_that_nobody_judged_says_
     assert fooled[0].badge == "critic fooled"
     (alone,) = verdict_notes("g/1", [policy("no tags")])
     assert (alone.badge, alone.text) == ("not judged", "no answer that can be read")
+
+
+def test_texts_of_another_domain_of_the_run_are_left_alone() -> None:
+    assert verdict_notes("g/0", [policy("x") | {"situation": "privacy_hopqa:hop:1"}]) == []

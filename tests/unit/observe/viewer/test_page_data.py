@@ -12,6 +12,7 @@ import pytest
 
 from pipelinerl import view
 from pipelinerl.base.tokenizing import encode, load_tokenizer
+from pipelinerl.domain import BaseDomain, NotesOf
 from pipelinerl.observe.viewer.select import GroupFacts, evenly, select
 from pipelinerl.observe.viewer.tokens import TokenTexts
 from pipelinerl.observe.viewer.write import PARTS, page_text, write_page
@@ -256,3 +257,27 @@ def test_a_log_for_inspect_has_attempts_as_epochs(built: Path, tmp_path: Path) -
 def test_a_log_for_inspect_is_named_as_one(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert view.main([str(built.parents[2]), "--eval", "run.zip"]) == 1
     assert "name a file NAME.eval" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_finished_leaves_the_one_before(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run")
+    page = write_page(run)
+
+    class Broken(BaseDomain):
+        def rollout_notes(self, output_dir: Path) -> NotesOf:
+            raise ValueError("the audit log is damaged")
+
+    with pytest.raises(ValueError, match="damaged"):
+        write_page(run, Broken())
+    assert page.is_file()
+
+
+def test_foreign_records_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run")
+    short = {
+        key: value for key, value in group("foreign", [1.0])[0].items() if key not in ("role", "situation")
+    }
+    with write_to_streams(SingleStreamSpec(run, "actor")) as stream:
+        stream.write([short, {"group_id": "foreign", "metadata": {}}])
+    shown = next(one for one in chunk_of(write_page(run))["groups"] if one["id"] == "foreign")
+    assert len(shown["attempts"][0]["turns"]) == 1
