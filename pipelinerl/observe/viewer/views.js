@@ -46,7 +46,7 @@ function commonPrompt(row) {
 
 function gridView(heads, rollouts, scale) {
   const rows = aligned(rollouts), many = heads.length > 3, side = innerWidth < 860 ? "130px" : "220px";
-  const columns = many || innerWidth < 860 ? `repeat(${heads.length}, 290px)` : `repeat(${heads.length}, minmax(0, 1fr))`;
+  const columns = many || innerWidth < 860 ? `repeat(${heads.length}, ${innerWidth < 860 ? 234 : 290}px)` : `repeat(${heads.length}, minmax(0, 1fr))`;
   const grid = el(many || innerWidth < 860 ? "div.grid.many" : "div.grid", { style: { gridTemplateColumns: `${side} ${columns}` } });
   grid.append(el("div.first.top", {}, el("span.dim", {}, "situation")), ...heads.map((head) => el("div.top", {}, ...head)));
   for (const row of rows) {
