@@ -101,6 +101,7 @@ function setColouring(key) {
   colouring = key;
   try { localStorage.setItem("pipelinerl.colouring", key); } catch { /* as above */ }
   const top = $("detail").scrollTop;
+  if (!current.id) return;
   show(page.byId.get(current.id), current.view).then(() => { $("detail").scrollTop = top; });
 }
 

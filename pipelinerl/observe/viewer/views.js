@@ -183,13 +183,14 @@ function onKey(event) {
   }
   const row = page.byId.get(current.id), view = (name) => row && go(row.id, name);
   const keys = {
-    j: () => move(1), k: () => move(-1), ArrowDown: () => event.target === $("list") && move(1), ArrowUp: () => event.target === $("list") && move(-1),
+    j: () => move(1), k: () => move(-1), ArrowDown: () => move(1), ArrowUp: () => move(-1),
     g: () => siblingsOf(row).length > 1 && view("group"), v: () => versionsOfProblem(row).length > 1 && view("versions"), r: () => view("rollout"),
     c: () => setColouring(COLOURS[(COLOURS.findIndex(([key]) => key === colouring) + 1) % COLOURS.length][0]),
-    ArrowRight: () => stepToken(1), ArrowLeft: () => stepToken(-1), "/": () => $("filter").focus(), "?": showHelp, Escape: () => { location.hash = ""; },
+    ArrowRight: () => stepToken(1), ArrowLeft: () => stepToken(-1), "/": () => $("filter").focus(), "?": showHelp, Escape: () => { if (document.body.classList.contains("reading") && innerWidth <= 860) location.hash = ""; },
   };
   const act = keys[event.key];
-  if (!act || (event.key.startsWith("ArrowD") || event.key.startsWith("ArrowU")) && event.target !== $("list")) return;
+  const scrolls = ["ArrowDown", "ArrowUp"].includes(event.key) && event.target !== $("list");
+  if (!act || scrolls || (!row && "gvrc".includes(event.key))) return;
   event.preventDefault();
   act();
 }

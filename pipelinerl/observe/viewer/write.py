@@ -182,14 +182,22 @@ def _facts(
         version=min(record["metadata"].get("model_version", 0) for record in records),
         evaluated=evaluation_of(group),
         rollouts=len({record["metadata"]["rollout_index"] for record in records}),
-        # Characters of prompts, and some ten bytes for each sampled token; the rest is what surrounds a text.
-        size=sum(len(r["text"]) + 12 * len(r["logprobs"]) + 600 for r in records),
+        size=sum(map(_estimated_size, records)),
         spread=max(rewards) - min(rewards),
         advantage=advantages.get(group, 0.0),
         longest=max(len(record["input_ids"]) for record in records),
         penalty=min(0.0, *parts) if parts else 0.0,
         failed=failed.get(group, 0),
     )
+
+
+def _estimated_size(record: Record) -> int:
+    """Bytes of a text on the page, rather too many: prompts that begin alike are stored once.
+
+    A sampled token has an id, two log-probabilities of six characters and, at worst, a text of its own.
+    """
+    prompt = len(record["text"]) - record["n_predicted"]
+    return prompt + 24 * len(record["logprobs"]) + len(repr(record["metadata"])) + 400
 
 
 def _write_chunks(folder: Path, runs: Sequence[_Run]) -> list[list[Any]]:

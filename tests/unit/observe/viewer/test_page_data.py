@@ -14,8 +14,9 @@ from pipelinerl import view
 from pipelinerl.base.tokenizing import encode, load_tokenizer
 from pipelinerl.domain import BaseDomain, NotesOf
 from pipelinerl.observe.viewer.select import GroupFacts, evenly, select
+from pipelinerl.observe.viewer.source import RunSource
 from pipelinerl.observe.viewer.tokens import TokenTexts
-from pipelinerl.observe.viewer.write import PARTS, page_text, write_page
+from pipelinerl.observe.viewer.write import PARTS, _estimated_size, page_text, write_page
 from pipelinerl.report import report_run
 from pipelinerl.streams import KEPT_TOPIC, SingleStreamSpec, write_to_streams
 from tests.support.recorded_run import FAILED, FILTERED, HOSTILE, MODEL, TRAINED, group, recorded_run
@@ -281,3 +282,9 @@ def test_foreign_records_are_shown_as_far_as_they_go(tmp_path: Path) -> None:
         stream.write([short, {"group_id": "foreign", "metadata": {}}])
     shown = next(one for one in chunk_of(write_page(run))["groups"] if one["id"] == "foreign")
     assert len(shown["attempts"][0]["turns"]) == 1
+
+
+def test_a_page_is_no_larger_than_it_was_estimated(built: Path) -> None:
+    groups = [*RunSource(built.parents[2]).groups()]
+    estimated = sum(_estimated_size(record) for group in groups for record in group)
+    assert (built.parent / "chunk_0.js").stat().st_size < estimated

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from pipelinerl.observe.viewer.write import write_page
+from pipelinerl.report import report_run
 from tests.support.browser import PROGRAM, Page
 from tests.support.recorded_run import FILTERED, TRAINED, recorded_run
 
@@ -76,6 +77,24 @@ async def test_a_filter_that_cannot_be_says_so(page: Page) -> None:
     await page.until(
         f"document.querySelector('#found.error') && {FOUND}.startsWith('colour is no field; there are ')"
     )
+
+
+async def test_keys_without_a_rollout_and_in_the_filter_do_no_harm(page: Page) -> None:
+    await page.size(390, 844)
+    await opened(page, f"{TRAINED}/0")
+    await page.press("Escape")
+    await page.until("!document.body.classList.contains('reading')")
+    await page.run("current.id = null")
+    for key in ("g", "v", "r", "c", "ArrowRight"):
+        await page.press(key)
+    await page.size(1600, 1000)
+    await page.press("/")
+    await page.type("gj")
+    await page.press("Escape")
+    assert await page.run("document.activeElement.id") == "list"
+    await page.press("?")
+    await page.until("document.querySelector('#help').open")
+    assert page.errors == []
 
 
 async def test_heads_sort(page: Page) -> None:
@@ -163,3 +182,18 @@ async def test_an_address_of_another_page_says_so(page: Page) -> None:
     await page.until(
         "document.querySelector('#detail').innerText.includes('is not among the rollouts of this page')"
     )
+
+
+@pytest.mark.parametrize("width", [390, 1600])
+async def test_the_report_is_a_page_that_fits_and_leads_to_the_rollouts(
+    page: Page, tmp_path: Path, width: int
+) -> None:
+    run = recorded_run(tmp_path / "run")
+    folder = report_run(run)
+    await page.size(width, 844, "dark")
+    await page.open((folder / "index.html").as_uri())
+    assert await page.run("document.documentElement.scrollWidth <= innerWidth")
+    assert await page.run("[...document.images].every(image => image.naturalWidth > 0)")
+    await page.click(".open")
+    await page.until("location.pathname.endsWith('rollouts/index.html') && document.querySelector('#title')")
+    assert page.errors == []
