@@ -44,10 +44,7 @@ def write_report_page(
     tree = _tree(output_dir)
     text = environment.get_template("report.html").render(
         name=output_dir.resolve().name,
-        domain=tree.get("domain_name") or "",
-        model=tree.get("model_path") or "",
-        seed=tree.get("seed"),
-        complete=(output_dir / "launcher" / "completed.json").is_file(),
+        facts=_facts(output_dir, tree),
         rollouts=rollouts,
         sections=sections,
         figures={title: base64.b64encode(path.read_bytes()).decode() for title, path in figures.items()},
@@ -70,7 +67,18 @@ def _tree(output_dir: Path) -> dict[str, Any]:
     return found
 
 
-def _choices(output_dir: Path) -> list[dict[str, str]]:
+def _facts(output_dir: Path, tree: Mapping[str, Any]) -> list[str]:
+    """What stands under the name of the run."""
+    done = (output_dir / "launcher" / "completed.json").is_file()
+    seed = f"seed {tree['seed']}" if "seed" in tree else None
+    facts = (tree.get("domain_name"), "finished" if done else "as far as it has come", tree.get("model_path"))
+    return [str(fact) for fact in (*facts, seed) if fact]
+
+
+def _choices(output_dir: Path) -> list[tuple[str, ...]]:
+    """The table that the launcher printed, header first; empty where it kept none."""
     path = output_dir / CHOICES
-    found: list[dict[str, str]] = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else []
-    return found
+    if not path.is_file():
+        return []
+    rows = [tuple(row.values()) for row in json.loads(path.read_text(encoding="utf-8"))]
+    return [("", "chosen", "because", "change with"), *rows]

@@ -1,109 +1,4 @@
-// One rollout: what it earned, each of its texts, and the tokens in colours.
-
-const COLOURS = [["none", "plain"], ["lp", "log-probability"], ["ref", "against the reference"], ["version", "weight version"], ["adv", "advantage"]];
-let colouring = "lp";
-try { colouring = localStorage.getItem("pipelinerl.colouring") ?? "lp"; } catch { /* a page on a disk may have no storage */ }
-
-const mix = (colour, share) => `color-mix(in srgb, ${colour} ${Math.round(100 * Math.min(1, Math.max(0, share)))}%, transparent)`;
-const hue = (i) => `hsl(${(i * 137.5 + 210) % 360} 62% 55%)`;
-const versionsOf = (turns) => [...new Set(turns.flatMap((turn) => turn.versions.map((span) => span[0])))].sort((a, b) => a - b);
-
-/** What is known of a token; `k` counts the sampled ones, whose log-probabilities and versions are recorded. */
-function tokenFacts(turn, at) {
-  const sampled = turn.sampled === null || turn.sampled[at] === 1;
-  const k = turn.sampled === null ? at : turn.sampled.slice(0, at).reduce((a, b) => a + b, 0);
-  const span = sampled ? turn.versions.find(([, start, end]) => start <= k && k < end) : null;
-  return {
-    id: turn.ids[at], text: turn.texts[at], sampled, k,
-    lp: sampled ? turn.lp[k] / 1000 : null, ref: sampled && turn.ref ? turn.ref[k] / 1000 : null,
-    version: span ? span[0] : null, age: span && turn.at !== undefined ? Math.max(0, turn.at - span[0]) : null,
-  };
-}
-
-/** Background of each token of a text under the chosen colouring, and where a version begins. */
-function tokenColours(turn, scale) {
-  const n = turn.ids.length, colours = new Array(n).fill(""), changes = new Set();
-  const own = turn.sampled === null ? null : turn.sampled;
-  let k = 0, span = 0, last = null;
-  for (let at = 0; at < n; at++) {
-    if (own && !own[at]) continue;
-    while (span < turn.versions.length && k >= turn.versions[span][2]) span++;
-    const version = span < turn.versions.length ? turn.versions[span][0] : null;
-    if (last !== null && version !== last) changes.add(at);
-    last = version;
-    if (colouring === "lp") colours[at] = mix("var(--hot)", Math.min(1, -turn.lp[k] / 4000) * 0.75);
-    else if (colouring === "ref" && turn.ref) {
-      const more = (turn.lp[k] - turn.ref[k]) / 1000;
-      colours[at] = mix(more > 0 ? "var(--cold)" : "var(--hot)", Math.min(1, Math.abs(more) / 2) * 0.7);
-    } else if (colouring === "version" && version !== null) colours[at] = mix(hue(scale.versions.indexOf(version)), 0.3);
-    else if (colouring === "adv" && turn.adv) {
-      const value = turn.adv * (turn.weight ?? 1);
-      colours[at] = mix(value > 0 ? "var(--cold)" : "var(--hot)", 0.12 + 0.55 * (Math.abs(value) / scale.advantage));
-    }
-    k++;
-  }
-  return { colours, changes };
-}
-
-const MOST_TOKENS = 2500;
-function tokensNode(turn, number_, scale, most = MOST_TOKENS) {
-  const box = el("div.text.output", { "data-turn": number_ });
-  box.turn = turn;
-  const { colours, changes } = tokenColours(turn, scale);
-  const end = Math.min(turn.ids.length, most);
-  for (let at = 0; at < end; at++) {
-    const text = turn.texts[at], own = turn.sampled === null || turn.sampled[at];
-    const special = /^<\|?[^<>]*\|?>$/.test(text) || text === "";
-    const node = el("span", { textContent: text === "" ? "·" : text });
-    node.className = "t" + (special ? " special" : "") + (own ? "" : " given") + (changes.has(at) ? " change" : "");
-    if (colours[at]) node.style.background = colours[at];
-    node.dataset.at = at;
-    box.append(node);
-  }
-  if (end < turn.ids.length) {
-    box.append(el("button.more", { onclick: (event) => event.target.parentNode.replaceWith(tokensNode(turn, number_, scale, Infinity)) }, ` … ${plural(turn.ids.length - end, "further token")}`));
-  }
-  return box;
-}
-
-function legend(turns, scale) {
-  const bar = (gradient, from, to) => [from, el("span.scale", { style: { background: gradient } }), to];
-  if (colouring === "lp") return bar("linear-gradient(90deg, transparent, color-mix(in srgb, var(--hot) 75%, transparent))", "p = 1", "p ≤ 0.02");
-  if (colouring === "ref") {
-    if (!turns.some((turn) => turn.ref)) return ["this run scored no reference"];
-    return bar(`linear-gradient(90deg, ${mix("var(--hot)", 0.7)}, transparent, ${mix("var(--cold)", 0.7)})`, "less likely than before", "more likely");
-  }
-  if (colouring === "adv") {
-    if (!turns.some((turn) => turn.adv !== undefined)) return ["no optimizer step saw these texts"];
-    return bar(`linear-gradient(90deg, ${mix("var(--hot)", 0.67)}, transparent, ${mix("var(--cold)", 0.67)})`, `−${number(scale.advantage, 3)}`, `+${number(scale.advantage, 3)} advantage × loss weight`);
-  }
-  if (colouring === "version") {
-    const shown = scale.versions.slice(0, 8).map((version, i) => el("span", {}, el("span.swatch", { style: { background: mix(hue(i), 0.55) } }), count(version)));
-    return [...shown, scale.versions.length > 8 ? `and ${scale.versions.length - 8} more` : "", "texts trained before the weights existed"];
-  }
-  return [];
-}
-
-const scaleOf = (turns) => ({
-  versions: versionsOf(turns),
-  advantage: Math.max(1e-9, ...turns.map((turn) => Math.abs((turn.adv ?? 0) * (turn.weight ?? 1)))),
-});
-
-function colourTools(turns) {
-  const scale = scaleOf(turns);
-  return el("div.tools", {}, el("div.tabs", { role: "radiogroup", "aria-label": "colour of tokens" }, COLOURS.map(([key, title]) => el("button", {
-    role: "radio", "aria-checked": String(colouring === key), "aria-selected": String(colouring === key), title: `colour tokens: ${title} (c)`,
-    onclick: () => setColouring(key),
-  }, title))), el("span.legend", {}, legend(turns, scale)));
-}
-
-function setColouring(key) {
-  colouring = key;
-  try { localStorage.setItem("pipelinerl.colouring", key); } catch { /* as above */ }
-  const top = $("detail").scrollTop;
-  if (!current.id) return;
-  show(page.byId.get(current.id), current.view).then(() => { $("detail").scrollTop = top; });
-}
+// One rollout: what it earned, and each of its texts.
 
 /** The prompt: what it has in common with the text before is folded, long ones are cut after twelve lines. */
 function promptNode(turn, first) {
@@ -114,14 +9,32 @@ function promptNode(turn, first) {
   const render = (whole) => {
     const same = shared > 40 && !whole;
     box.replaceChildren(
-      ...(same ? [el("button.same", { title: "show it", onclick: () => render(true) }, `${count(shared)} characters as before`)] : [el("span", {}, turn.prompt.slice(0, shared))]),
-      el("span", {}, rest));
+      ...(same
+        ? [
+            el(
+              "button.same",
+              { title: "show it", onclick: () => render(true) },
+              `${count(shared)} characters as before`,
+            ),
+          ]
+        : [el("span", {}, turn.prompt.slice(0, shared))]),
+      el("span", {}, rest),
+    );
   };
   render(false);
   const lines = rest.split("\n").length + rest.length / 110;
   if (lines <= 13) return [box];
   box.classList.add("fold");
-  const more = el("button.more", { onclick: () => { box.classList.toggle("fold"); more.textContent = box.classList.contains("fold") ? "show the whole prompt" : "fold"; } }, "show the whole prompt");
+  const more = el(
+    "button.more",
+    {
+      onclick: () => {
+        box.classList.toggle("fold");
+        more.textContent = box.classList.contains("fold") ? "show the whole prompt" : "fold";
+      },
+    },
+    "show the whole prompt",
+  );
   return [box, el("div", {}, more)];
 }
 
@@ -137,8 +50,10 @@ function noteNode(note) {
 }
 
 /** A label that may be broken at its colons and underscores. */
-const breakable = (label) => label.split(/(?<=[:_/])/).flatMap((part, i) => (i ? [el("wbr"), part] : [part]));
-const figure = (label, value, classes = "") => el("span.figure", {}, `${label} `, el("b", { className: classes }, value));
+const breakable = (label) =>
+  label.split(/(?<=[:_/])/).flatMap((part, i) => (i ? [el("wbr"), part] : [part]));
+const figure = (label, value, classes = "") =>
+  el("span.figure", {}, `${label} `, el("b", { className: classes }, value));
 
 function advantageFigures(turn, mean) {
   if (turn.masked) return [figure("advantage", "masked")];
@@ -146,26 +61,56 @@ function advantageFigures(turn, mean) {
   if (turn.adv === undefined) return [compared];
   const sign = turn.adv > 0 ? "plus" : turn.adv < 0 ? "minus" : "";
   return [
-    figure("advantage", signed(turn.adv), sign), compared,
-    turn.weight !== 1 ? figure("loss weight", number(turn.weight, 4)) : null, figure("step", String(turn.step)),
-    turn.versions.length ? figure("age", `${count(Math.max(0, turn.at - turn.versions[0][0]))} texts`) : null,
+    figure("advantage", signed(turn.adv), sign),
+    compared,
+    turn.weight !== 1 ? figure("loss weight", number(turn.weight, 4)) : null,
+    figure("step", String(turn.step)),
+    turn.versions.length
+      ? figure("age", `${count(Math.max(0, turn.at - turn.versions[0][0]))} texts`)
+      : null,
   ];
 }
 
 function turnNode(turn, at, { mean = null, notes = [], scale }) {
   const finish = turn.finish && turn.finish !== "stop" ? figure("ended by", turn.finish, "minus") : null;
-  const meta = turn.meta.length ? el("details.meta", {}, el("summary", {}, "what the domain noted"), el("dl", {}, turn.meta.flatMap(([key, value]) => [el("dt", {}, key), el("dd", {}, value)]))) : null;
-  return el("article.turn", { id: `turn-${at}` },
-    el("header", {}, el("h3", {}, `${at + 1}`, turn.sit ? " · " : null, breakable(turn.sit ?? "")), turn.role ? el("span.badge", {}, turn.role) : null,
-      figure("reward", number(turn.reward, 3)), ...advantageFigures(turn, mean), figure("tokens", `${count(turn.tokens[0])} + ${count(turn.tokens[1])}`), finish),
-    el("div.body", {},
+  const meta = turn.meta.length
+    ? el(
+        "details.meta",
+        {},
+        el("summary", {}, "what the domain noted"),
+        el(
+          "dl",
+          {},
+          turn.meta.flatMap(([key, value]) => [el("dt", {}, key), el("dd", {}, value)]),
+        ),
+      )
+    : null;
+  return el(
+    "article.turn",
+    { id: `turn-${at}` },
+    el(
+      "header",
+      {},
+      el("h3", {}, `${at + 1}`, turn.sit ? " · " : null, breakable(turn.sit ?? "")),
+      turn.role ? el("span.badge", {}, turn.role) : null,
+      figure("reward", number(turn.reward, 3)),
+      ...advantageFigures(turn, mean),
+      figure("tokens", `${count(turn.tokens[0])} + ${count(turn.tokens[1])}`),
+      finish,
+    ),
+    el(
+      "div.body",
+      {},
       el("div", {}, el("div.label", {}, "prompt"), ...promptNode(turn, at === 0)),
       el("div", {}, el("div.label", {}, "sampled"), tokensNode(turn, at, scale)),
-      ...notes.map(noteNode), meta));
+      ...notes.map(noteNode),
+      meta,
+    ),
+  );
 }
 
 const kindOf = (turn, at) => turn.sit ?? `step ${at}`;
-/** With which texts of its group a text is compared: its situation, and its place counted from the end there. */
+/** With which texts of its group a text is compared: its situation, and its place from the end there. */
 const placeOf = (turn, at) => `${kindOf(turn, at)} ${turn.place ?? ""}`;
 
 /** Mean reward and number of the texts of a group that are compared with each other. */
@@ -178,18 +123,46 @@ function meansOf(rollouts) {
       rewards.get(placeOf(turn, at)).push(turn.reward);
     });
   }
-  return new Map([...rewards].map(([place, values]) => [place, { n: values.length, mean: values.reduce((a, b) => a + b, 0) / values.length }]));
+  return new Map(
+    [...rewards].map(([place, values]) => [
+      place,
+      { n: values.length, mean: values.reduce((a, b) => a + b, 0) / values.length },
+    ]),
+  );
 }
 
 function partsNode(turns) {
   const sums = new Map();
-  for (const turn of turns) for (const [name, value] of turn.parts) sums.set(name, (sums.get(name) ?? 0) + value);
+  for (const turn of turns)
+    for (const [name, value] of turn.parts) sums.set(name, (sums.get(name) ?? 0) + value);
   const parts = [...sums].filter(([, value]) => value !== 0);
   if (parts.length < 2) return null;
   const colour = (i, value) => (value < 0 ? "var(--hot)" : i ? hue(i + 1) : "var(--cold)");
-  return el("div.parts", {},
-    el("div.stack", { title: "reward parts over all texts" }, parts.map(([, value], i) => el("i", { style: { flexGrow: Math.abs(value), background: colour(i, value) } }))),
-    el("div.keys", {}, "reward parts, summed over texts:", parts.map(([name, value], i) => el("span", {}, el("i", { style: { background: colour(i, value) } }), `${name} `, el("span.num", {}, signed(value, 3))))));
+  return el(
+    "div.parts",
+    {},
+    el(
+      "div.stack",
+      { title: "reward parts over all texts" },
+      parts.map(([, value], i) =>
+        el("i", { style: { flexGrow: Math.abs(value), background: colour(i, value) } }),
+      ),
+    ),
+    el(
+      "div.keys",
+      {},
+      "reward parts, summed over texts:",
+      parts.map(([name, value], i) =>
+        el(
+          "span",
+          {},
+          el("i", { style: { background: colour(i, value) } }),
+          `${name} `,
+          el("span.num", {}, signed(value, 3)),
+        ),
+      ),
+    ),
+  );
 }
 
 function fact(label, value, classes = "") {
@@ -197,32 +170,108 @@ function fact(label, value, classes = "") {
 }
 
 function titleNode(row) {
-  const attempts = siblingsOf(row).length, versions = versionsOfProblem(row).length;
-  const views = [["rollout", "rollout"], attempts > 1 && ["group", `group of ${attempts}`], versions > 1 && ["versions", plural(versions, "version")]].filter(Boolean);
-  return [el("div.title", {},
-    el("button.ghost", { id: "back", onclick: () => { location.hash = ""; } }, "← list"),
-    el("h2", {}, row.name), row.badge ? el(`span.badge.${row.level || "info"}`, {}, row.badge) : null,
-    el("div.tabs", { role: "tablist" }, views.map(([key, title]) => el("button", { role: "tab", "aria-selected": String(current.view === key), onclick: () => go(row.id, key) }, title))),
-    el("span.step", {}, el("button.ghost", { title: "previous (k)", "aria-label": "previous rollout", onclick: () => move(-1) }, "↑"), el("button.ghost", { title: "next (j)", "aria-label": "next rollout", onclick: () => move(1) }, "↓")))];
+  const attempts = siblingsOf(row).length,
+    versions = versionsOfProblem(row).length;
+  const views = [
+    ["rollout", "rollout"],
+    attempts > 1 && ["group", `group of ${attempts}`],
+    versions > 1 && ["versions", plural(versions, "version")],
+  ].filter(Boolean);
+  return [
+    el(
+      "div.title",
+      {},
+      el(
+        "button.ghost",
+        {
+          id: "back",
+          onclick: () => {
+            location.hash = "";
+          },
+        },
+        "← list",
+      ),
+      el("h2", {}, row.name),
+      row.badge ? el(`span.badge.${row.level || "info"}`, {}, row.badge) : null,
+      el(
+        "div.tabs",
+        { role: "tablist" },
+        views.map(([key, title]) =>
+          el(
+            "button",
+            { role: "tab", "aria-selected": String(current.view === key), onclick: () => go(row.id, key) },
+            title,
+          ),
+        ),
+      ),
+      el(
+        "span.step",
+        {},
+        el(
+          "button.ghost",
+          { title: "previous (k)", "aria-label": "previous rollout", onclick: () => move(-1) },
+          "↑",
+        ),
+        el(
+          "button.ghost",
+          { title: "next (j)", "aria-label": "next rollout", onclick: () => move(1) },
+          "↓",
+        ),
+      ),
+    ),
+  ];
 }
 
 function factsNode(row) {
-  const versions = row.version === row.last ? count(row.version) : `${count(row.version)} to ${count(row.last)}`;
-  return el("dl.facts", {},
+  const versions =
+    row.version === row.last ? count(row.version) : `${count(row.version)} to ${count(row.last)}`;
+  return el(
+    "dl.facts",
+    {},
     page.runs.length > 1 ? fact("run", page.runs[row.run].name) : null,
-    fact("reward", number(row.reward, 3)), row.success === null || row.success === undefined ? null : fact("success", row.success ? "yes" : "no", row.success ? "good" : "bad"),
-    fact(row.evaluated === null ? "fate" : "evaluation", row.evaluated === null ? row.fate + (row.reason ? `: ${row.reason}` : "") : `of version ${count(row.evaluated)}`, row.fate === "failed" ? "bad" : ""),
-    row.turns ? fact("weight version", versions) : null, row.step === null || row.step === undefined ? null : fact("trained in step", String(row.step)),
-    fact("texts", count(row.turns)), fact("tokens", `${count(row.prompt_tokens)} + ${count(row.output_tokens)}`),
-    row.problem === null || row.problem === undefined ? null : fact("problem", String(row.problem)), row.dataset ? fact("dataset", row.dataset) : null,
-    row.seconds ? fact("seconds", number(row.seconds, 1)) : null, row.retries ? fact("retries", String(row.retries)) : null);
+    fact("reward", number(row.reward, 3)),
+    row.success === null || row.success === undefined
+      ? null
+      : fact("success", row.success ? "yes" : "no", row.success ? "good" : "bad"),
+    fact(
+      row.evaluated === null ? "fate" : "evaluation",
+      row.evaluated === null
+        ? row.fate + (row.reason ? `: ${row.reason}` : "")
+        : `of version ${count(row.evaluated)}`,
+      row.fate === "failed" ? "bad" : "",
+    ),
+    row.turns ? fact("weight version", versions) : null,
+    row.step === null || row.step === undefined ? null : fact("trained in step", String(row.step)),
+    fact("texts", count(row.turns)),
+    fact("tokens", `${count(row.prompt_tokens)} + ${count(row.output_tokens)}`),
+    row.problem === null || row.problem === undefined ? null : fact("problem", String(row.problem)),
+    row.dataset ? fact("dataset", row.dataset) : null,
+    row.seconds ? fact("seconds", number(row.seconds, 1)) : null,
+    row.retries ? fact("retries", String(row.retries)) : null,
+  );
 }
 
 async function rolloutView(row) {
-  const rollout = await rolloutOf(row), siblings = await Promise.all(siblingsOf(row).map(rolloutOf));
-  const means = meansOf(siblings), alone = siblings.length < 2, scale = scaleOf(rollout.turns);
+  const rollout = await rolloutOf(row),
+    siblings = await Promise.all(siblingsOf(row).map(rolloutOf));
+  const means = meansOf(siblings),
+    alone = siblings.length < 2,
+    scale = scaleOf(rollout.turns);
   const notes = (at) => rollout.notes.filter((note) => note.turn === at);
-  return [...titleNode(row), factsNode(row), partsNode(rollout.turns), ...rollout.notes.filter((note) => note.turn === null).map(noteNode),
-    rollout.turns.length ? colourTools(rollout.turns) : el("p.hint", {}, `It ended without a text${row.reason ? `: ${row.reason}` : "."}`),
-    ...rollout.turns.map((turn, at) => turnNode(turn, at, { mean: alone ? null : means.get(placeOf(turn, at)) ?? null, notes: notes(at), scale }))].filter(Boolean);
+  return [
+    ...titleNode(row),
+    factsNode(row),
+    partsNode(rollout.turns),
+    ...rollout.notes.filter((note) => note.turn === null).map(noteNode),
+    rollout.turns.length
+      ? colourTools(rollout.turns)
+      : el("p.hint", {}, `It ended without a text${row.reason ? `: ${row.reason}` : "."}`),
+    ...rollout.turns.map((turn, at) =>
+      turnNode(turn, at, {
+        mean: alone ? null : (means.get(placeOf(turn, at)) ?? null),
+        notes: notes(at),
+        scale,
+      }),
+    ),
+  ].filter(Boolean);
 }

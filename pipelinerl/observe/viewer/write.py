@@ -42,7 +42,7 @@ COLUMNS = (
 )
 """Of a row of `index.js`."""
 LEVELS = ("info", "good", "warn", "bad")
-PARTS = ("page.css", "page.js", "turns.js", "views.js")
+PARTS = ("page.css", "page.js", "list.js", "tokens.js", "turns.js", "views.js", "keys.js")
 
 
 @dataclass
