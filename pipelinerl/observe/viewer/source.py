@@ -132,7 +132,8 @@ class RunSource:
     def groups(self) -> Iterator[list[Record]]:
         """Groups of training and rollouts of evaluation, as the actor wrote them; none is empty."""
         for texts in self._all_groups():
-            if named := [_LEFT_OUT | text for text in texts if _is_named(text)]:
+            named: list[Record] = [_LEFT_OUT | text for text in texts if _is_named(text)]
+            if named:
                 yield named
 
     def _all_groups(self) -> Iterator[list[dict[str, Any]]]:
