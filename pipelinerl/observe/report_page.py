@@ -80,5 +80,8 @@ def _choices(output_dir: Path) -> list[tuple[str, ...]]:
     path = output_dir / CHOICES
     if not path.is_file():
         return []
-    rows = [tuple(row.values()) for row in json.loads(path.read_text(encoding="utf-8"))]
+    try:
+        rows = [tuple(map(str, row.values())) for row in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, AttributeError, TypeError):
+        rows = [("not known", f"{CHOICES} is damaged", "", "the next start writes it anew")]
     return [("", "chosen", "because", "change with"), *rows]

@@ -12,14 +12,15 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 from omegaconf import OmegaConf
 
 from pipelinerl.config.files import config_path, read_tree
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.rollouts import MASKED_TOKEN_ID
-from pipelinerl.run_state.accounting import RolloutAccounting
-from pipelinerl.streams import EARLIEST, KEPT_TOPIC, SingleStreamSpec
+from pipelinerl.run_state.accounting import RolloutAccounting, rollout_id
+from pipelinerl.streams import EARLIEST, KEPT_TOPIC, CorruptRecord, SingleStreamSpec
 from pipelinerl.streams.files import FilesBackend
 from pipelinerl.streams.segments import list_segments
 
@@ -67,11 +68,10 @@ class Trained:
     """float32 over the sampled tokens; None where they are those of the sampling weights."""
 
 
-@dataclass(frozen=True, slots=True)
-class Measured:
+class Measured(msgspec.Struct):
     """What the actor measured of one rollout of training."""
 
-    problem: int
+    index: int
     reward: float | None
     success: float | None
     seconds: float
@@ -80,6 +80,15 @@ class Measured:
     domain: str | None
     ending: str
     reason: str
+    problem: int = 0
+
+
+class _MeasuredGroup(msgspec.Struct):
+    """A record of `stats_rollouts`."""
+
+    group: str
+    problem: int
+    rollouts: list[Measured]
 
 
 @dataclass
@@ -158,9 +167,13 @@ class RunSource:
         """By rollout name; empty for runs that did not record it."""
         found: dict[str, Measured] = {}
         for record in self._records("stats_rollouts"):
-            for one in record["rollouts"]:
-                name = f"{record['group']}/{one.pop('index')}"
-                found[name] = Measured(problem=record["problem"], **one)
+            try:
+                group = msgspec.convert(record, _MeasuredGroup)
+            except msgspec.ValidationError as error:
+                raise CorruptRecord(f"stream stats_rollouts holds another record: {error}") from None
+            for rollout in group.rollouts:
+                rollout.problem = group.problem
+                found[rollout_id(group.group, rollout.index)] = rollout
         return found
 
     @cached_property

@@ -118,6 +118,9 @@ def test_the_report_is_also_one_page_that_holds_everything(run_dir: Path, tmp_pa
     assert "hunter2" not in page
     assert "<script" not in page
     assert 'src="http' not in page
+    (run / "launcher" / "choices.json").write_text('[{"subject": "engi')
+    write_report(run, console=Console(file=io.StringIO()))
+    assert "launcher/choices.json is damaged" in (folder / "index.html").read_text()
 
 
 def test_the_command_reports_a_run_and_refuses_a_missing_one(run_dir: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from pipelinerl.observe.viewer.source import RunSource
 from pipelinerl.observe.viewer.tokens import TokenTexts
 from pipelinerl.observe.viewer.write import PARTS, _estimated_size, page_text, write_page
 from pipelinerl.report import report_run
-from pipelinerl.streams import KEPT_TOPIC, SingleStreamSpec, write_to_streams
+from pipelinerl.streams import KEPT_TOPIC, SingleStreamSpec, StreamError, write_to_streams
 from tests.support.recorded_run import FAILED, FILTERED, HOSTILE, MODEL, TRAINED, group, recorded_run
 from tests.unit.observe.viewer.conftest import chunk_of, index_of
 
@@ -288,3 +288,11 @@ def test_a_page_is_no_larger_than_it_was_estimated(built: Path) -> None:
     groups = [*RunSource(built.parents[2]).groups()]
     estimated = sum(_estimated_size(record) for group in groups for record in group)
     assert (built.parent / "chunk_0.js").stat().st_size < estimated
+
+
+def test_a_record_of_what_was_measured_that_is_another_one_is_named(tmp_path: Path) -> None:
+    run = recorded_run(tmp_path / "run")
+    with write_to_streams(SingleStreamSpec(run, "stats_rollouts")) as stream:
+        stream.write({"group": "g", "problem": 1, "rollouts": [{"index": 0, "rewurd": 1.0}]})
+    with pytest.raises(StreamError, match="stats_rollouts holds another record: .*reward"):
+        write_page(run)
