@@ -294,5 +294,5 @@ def test_a_record_of_what_was_measured_that_is_another_one_is_named(tmp_path: Pa
     run = recorded_run(tmp_path / "run")
     with write_to_streams(SingleStreamSpec(run, "stats_rollouts")) as stream:
         stream.write({"group": "g", "problem": 1, "rollouts": [{"index": 0, "rewurd": 1.0}]})
-    with pytest.raises(StreamError, match="stats_rollouts holds another record: .*reward"):
+    with pytest.raises(StreamError, match=r"stats_rollouts holds another record: .*reward"):
         write_page(run)
