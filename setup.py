@@ -80,7 +80,7 @@ setup(
             "**/*.png",
         ],
         "retrieval_server": ["**/*.md"],
-        "pipelinerl": ["**/*.json", "**/*.yaml", "**/*.txt"],
+        "pipelinerl": ["**/*.json", "**/*.yaml", "**/*.txt", "**/*.html", "**/*.css", "**/*.js"],
     },
     include_package_data=False,
     install_requires=CORE,

@@ -8,7 +8,7 @@ import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from omegaconf import DictConfig, OmegaConf
 from pydantic import BaseModel
@@ -73,6 +73,29 @@ class ReportSection:
     """Lines printed under the table."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Note:
+    """A remark on a rollout, for the page that shows it."""
+
+    text: str
+    """What is said; it may hold text of the task, which stays in the run's folder."""
+    kind: str
+    """What it is about in a word or two, such as `web query` or `verdict`."""
+    turn: int | None = None
+    """The text of the rollout that it belongs to, from 0; None: the rollout as a whole."""
+    level: Literal["info", "good", "warn", "bad"] = "info"
+    """How it is coloured."""
+    spans: tuple[tuple[int, int], ...] = ()
+    """Half-open ranges of `text` to be marked, such as a private value."""
+    badge: str = ""
+    """A word for the list of rollouts, where the note should be found by it, such as `answer leaked`."""
+
+
+NotesOf = Callable[[str, Sequence[Mapping[str, Any]]], Sequence[Note]]
+"""Notes of one rollout, by its name (`group/attempt`) and its records of the stream `actor` in step order,
+each with one more field, `answer`: what was sampled, without special tokens."""
+
+
 class BaseDomain:
     """A domain without extras: the defaults of every hook the core knows.
 
@@ -131,6 +154,14 @@ class BaseDomain:
     def report(self, output_dir: Path) -> list[ReportSection]:
         """Sections for the final report, from the files of a finished run."""
         return []
+
+    def rollout_notes(self, output_dir: Path) -> NotesOf | None:
+        """What the page of rollouts shows beside their texts; None: nothing.
+
+        Called once for a page, so that files of the run are read once; the function it returns is called for
+        each rollout that the page shows.
+        """
+        return None
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
         """`pipelinerl.bootstrap.demonstrations.Demonstration`s of one world, the same for equal arguments.
@@ -223,6 +254,11 @@ class CombinedDomain(BaseDomain):
 
     def report(self, output_dir: Path) -> list[ReportSection]:
         return [section for part in self.parts.values() for section in part.report(output_dir)]
+
+    def rollout_notes(self, output_dir: Path) -> NotesOf | None:
+        """Each domain is asked about every rollout; one that does not know it says nothing."""
+        asked = [notes for part in self.parts.values() if (notes := part.rollout_notes(output_dir))]
+        return lambda rollout, records: [note for notes in asked for note in notes(rollout, records)]
 
 
 def parts_of(domain: Domain) -> Sequence[Domain]:

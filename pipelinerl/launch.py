@@ -23,7 +23,7 @@ from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, parse
 from pipelinerl.launcher.checks import imports
-from pipelinerl.launcher.choices import print_choices
+from pipelinerl.launcher.choices import keep_choices, print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
 from pipelinerl.launcher.in_flight import choose_in_flight
 from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan, usable_devices
@@ -98,7 +98,7 @@ def launch(argv: Sequence[str]) -> int:
         print(f"the configuration is valid; output_dir={output_dir}")
         return COMPLETED
     with RunFolder(output_dir) as folder, ReservedPorts() as ports:
-        return _run(composition, domain, cfg, folder, devices, ports, dry_run)
+        return _run(composition, domain, cfg, folder, devices, ports, dry_run, arguments.plain)
 
 
 def _run(
@@ -109,6 +109,7 @@ def _run(
     devices: Sequence[str],
     ports: ReservedPorts,
     dry_run: bool,
+    plain: bool,
 ) -> int:
     print(f"output_dir={folder.path}", flush=True)
     limits = cfg.finetune.last_step, cfg.finetune.max_epochs
@@ -128,11 +129,12 @@ def _run(
             f"DRY_RUN: wrote {len(plan.children)} start.sh below {folder.path}; started nothing", flush=True
         )
         return COMPLETED
+    keep_choices(folder.path, plan.rows)
     if plan.cfg.streams.backend == "files":
         forget_announcements(folder.path)
     log = logging.getLogger("pipelinerl.launch")
     balance = BalanceWatch(plan.cfg)
-    with ProgressDisplay(folder.path, plan.cfg.total_texts) as display:
+    with ProgressDisplay(folder.path, plan.cfg.total_texts, plain=plain) as display:
 
         def say(line: str) -> None:
             log.info(line)

@@ -3,10 +3,15 @@
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
+from omegaconf import OmegaConf
+
+from pipelinerl.base.errors import first_line
 from pipelinerl.base.line_file import DamagedLine
 from pipelinerl.config import ConfigError, load_tree
 from pipelinerl.config.files import config_path
+from pipelinerl.config.machine import ObserveConfig
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.observe.report import write_report
 from pipelinerl.streams import StreamError
@@ -17,10 +22,36 @@ def report_run(output_dir: Path, domain: Domain | None = None) -> Path:
 
     None: the domain that the run was configured with; the default hooks without a stored configuration.
     """
+    tree: Any = load_tree(output_dir) if config_path(output_dir).exists() else OmegaConf.create()
     if domain is None:
-        stored = config_path(output_dir).exists()
-        domain = load_domain(load_tree(output_dir).domain_hooks if stored else None)
-    return write_report(output_dir, domain.report_focus, domain.report(output_dir))
+        domain = load_domain(OmegaConf.select(tree, "domain_hooks"))
+    observe = ObserveConfig.model_validate(dict(OmegaConf.select(tree, "observe") or {}))
+    page = _rollout_page(output_dir, domain, observe)
+    folder = write_report(
+        output_dir, domain.report_focus, domain.report(output_dir), rollouts=page is not None
+    )
+    print(f"In a browser: {folder / 'index.html'}")
+    if page is not None:
+        print(f"Rollouts: {page}")
+    return folder
+
+
+def _rollout_page(output_dir: Path, domain: Domain, observe: ObserveConfig) -> Path | None:
+    """The page of rollouts; None where none is wanted or none has ended.
+
+    What stops it costs the page and not the report.
+    """
+    if not observe.rollout_page:
+        return None
+    from pipelinerl.observe.viewer.write import write_page  # imports tokenizers, which takes a second
+
+    try:
+        return write_page(output_dir, domain, report=True)
+    except FileNotFoundError:
+        return None
+    except (DamagedLine, StreamError, ValueError, KeyError, OSError) as error:
+        print(f"report: no page of rollouts: {first_line(error)}", file=sys.stderr)
+        return None
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -1,12 +1,14 @@
 """What the core is told about the domain: checks before a run starts; named by `domain_hooks`."""
 
 from importlib.util import find_spec
+from pathlib import Path
 
 from omegaconf import DictConfig
 
 from domains.math.data import load_problems
+from domains.math.notes import judge_notes
 from domains.prompts import template_problems
-from pipelinerl.domain import BaseDomain, ReportFocus
+from pipelinerl.domain import BaseDomain, NotesOf, ReportFocus
 
 LOADER = "math.load_problems"
 
@@ -17,6 +19,10 @@ class MathDomain(BaseDomain):
     policy_keys = ("rewards", "actor.discount_factor", "actor.system_prompt", "actor.task_template")
 
     report_focus = ReportFocus(headline=("success", "reward", "no_answer", "no_error"))
+
+    def rollout_notes(self, output_dir: Path) -> NotesOf:
+        """What the judge read in each answer."""
+        return judge_notes
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """The verifier is installed, the data can be read, the prompt holds the question."""

@@ -9,6 +9,7 @@ from omegaconf import DictConfig
 
 from domains.math.client import verify_answer_rpc
 from domains.math.environment import MathEnvironment
+from domains.math.notes import EXPECTED, VERDICT
 from domains.math.pool import VerifierPool
 from domains.math.rewards import RewardTable, get_reward, length_penalty, rollout_reward
 from domains.prompts import question_messages
@@ -71,6 +72,7 @@ async def generate_math_rollout(
     asked = time.monotonic()
     status = await verdict(cfg, problem, call.output.content or "", session)
     text = make_training_text(llm, call)
+    text.metadata |= {VERDICT: status, EXPECTED: str(problem["answer"])}
     text.reward, penalty = rollout_reward(
         status,
         text.finished,

@@ -11,6 +11,7 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from domains.privacy_hopqa.dataset import load_problems
+from domains.privacy_hopqa.leakage.notes import query_notes
 from domains.privacy_hopqa.leakage.section import leakage_section
 from domains.privacy_hopqa.reward.capture import ANCHOR_ROLE, POLICY_ROLE
 from domains.privacy_hopqa.scorer.protocol import MAX_QUERIES
@@ -26,7 +27,7 @@ from domains.privacy_hopqa.settings import PrivacyHopQASettings, remedy_for, set
 from domains.privacy_hopqa.teacher.demonstrations import demonstrations
 from domains.privacy_hopqa.teacher.script import SKELETONS
 from domains.privacy_hopqa.world import WorldError, generate, world_config
-from pipelinerl.domain import BaseDomain, NamedService, ReportFocus, ReportSection, ServiceSpec
+from pipelinerl.domain import BaseDomain, NamedService, NotesOf, ReportFocus, ReportSection, ServiceSpec
 
 WORLD_FOLDER = "world"
 CHARS_PER_TOKEN = 6.0
@@ -102,6 +103,10 @@ class PrivacyHopQADomain(BaseDomain):
     def report(self, output_dir: Path) -> list[ReportSection]:
         """Leakage before and after training from the audit log, with controls and intervals."""
         return leakage_section(output_dir)
+
+    def rollout_notes(self, output_dir: Path) -> NotesOf | None:
+        """Each web query and what it reveals, from the audit log."""
+        return query_notes(output_dir)
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
         """Scripted play in one generated world, for the bootstrap recipe."""

@@ -12,11 +12,12 @@ from omegaconf import DictConfig
 from domains.raro import demonstrations
 from domains.raro.checks import problems
 from domains.raro.config import KEY, RaroSettings, settings_of
+from domains.raro.notes import verdict_notes
 from domains.raro.parser import ANSWER_CLOSE, ANSWER_OPEN, VERDICTS
 from domains.raro.replay import BackupWriter, recover
 from domains.raro.report import sections
 from domains.raro.runtime import FOLDER, backup_path, open_buffer, replay_path
-from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection
+from pipelinerl.domain import BaseDomain, NotesOf, ReportFocus, ReportSection
 
 
 class RaroDomain(BaseDomain):
@@ -63,6 +64,10 @@ class RaroDomain(BaseDomain):
     def report(self, output_dir: Path) -> list[ReportSection]:
         """The game's table, the sanity checks and the warnings; writes `report/raro.png`."""
         return sections(output_dir)
+
+    def rollout_notes(self, output_dir: Path) -> NotesOf:
+        """The order of each pair and every verdict."""
+        return verdict_notes
 
     def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterable[Any]:
         """Noisy play of both roles, for the bootstrap recipe."""

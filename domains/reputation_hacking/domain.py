@@ -8,8 +8,9 @@ from omegaconf import DictConfig
 
 from domains.reputation_hacking.game.mitigations import NONE
 from domains.reputation_hacking.language import demonstrations, report
+from domains.reputation_hacking.language.notes import decision_notes
 from domains.reputation_hacking.settings import KEY, ReputationSettings, settings_of
-from pipelinerl.domain import BaseDomain, ReportFocus, ReportSection
+from pipelinerl.domain import BaseDomain, NotesOf, ReportFocus, ReportSection
 
 
 class ReputationDomain(BaseDomain):
@@ -61,6 +62,10 @@ class ReputationDomain(BaseDomain):
 
     def vocabulary(self) -> Sequence[str]:
         return demonstrations.vocabulary()
+
+    def rollout_notes(self, output_dir: Path) -> NotesOf | None:
+        """Each decision beside that of the optimum in the same state."""
+        return decision_notes(output_dir)
 
     def report(self, output_dir: Path) -> list[ReportSection]:
         """Evaluation beside the optimum on the same seeds, and behaviour over the run."""

@@ -1,5 +1,6 @@
 """Statistics of the actor on their way to streams, metrics and the status file."""
 
+import math
 import time
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,42 @@ from pipelinerl.actor.evaluation import EvaluationPass
 from pipelinerl.actor.groups import Group
 from pipelinerl.actor.messages import Pulse
 from pipelinerl.actor.scheduler import Scheduler
-from pipelinerl.actor.stats import GroupStats, LoopLagStats, RecentGroups, Throughput, domain_mix
+from pipelinerl.actor.stats import (
+    REWARD,
+    SUCCESS,
+    GroupStats,
+    LoopLagStats,
+    RecentGroups,
+    Throughput,
+    domain_mix,
+)
 from pipelinerl.config import Config
 from pipelinerl.observe.metrics import MetricsWriter
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
+
+
+def measured(group: Group) -> dict[str, Any]:
+    """What the actor alone knows of each rollout of a group, for the page of rollouts."""
+    rollouts = [
+        {
+            "index": index,
+            "reward": _number(rollout.metrics.get(REWARD)),
+            "success": _number(rollout.metrics.get(SUCCESS)),
+            "seconds": round(rollout.latency_s, 3),
+            "retries": rollout.retries,
+            "dataset": rollout.dataset,
+            "domain": rollout.domain,
+            "ending": rollout.ending,
+            "reason": rollout.reason,
+        }
+        for index, rollout in sorted(group.finished.items())
+    ]
+    return {"group": group.id, "problem": group.problem, "version": group.version, "rollouts": rollouts}
+
+
+def _number(value: float | list[float] | None) -> float | None:
+    return None if value is None or isinstance(value, list) or not math.isfinite(value) else float(value)
 
 
 class Reporter:
@@ -27,7 +59,8 @@ class Reporter:
         self._status = StatusFile(output_dir, "actor")
         self._status.set(version=version)
         self._streams = {
-            topic: write_to_streams(SingleStreamSpec(output_dir, topic)) for topic in ("stats", "stats_test")
+            topic: write_to_streams(SingleStreamSpec(output_dir, topic))
+            for topic in ("stats", "stats_test", "stats_rollouts")
         }
 
     def finished_group(self, group: Group) -> None:
@@ -35,6 +68,7 @@ class Reporter:
         self._recent.add_group(group.finished.values())
         self._status.set(**self._recent.means())
         self._throughput.add_group(group.finished.values(), time.monotonic())
+        self._streams["stats_rollouts"].write(measured(group))
 
     def pulse(self, pulse: Pulse) -> None:
         self._lags.add(pulse.loop_lags_s)

@@ -143,11 +143,14 @@ class RecentGroups:
             self._groups.append(means)
 
     def means(self) -> dict[str, float]:
-        """`recent_success` and `recent_reward` over `recent_groups` groups; empty before the first."""
+        """`recent_success` and `recent_reward` over `recent_groups` groups, and `..._spread`, the standard
+        deviation of the groups' means; empty before the first, without a spread before the second."""
         described: dict[str, float] = {"recent_groups": len(self._groups)} if self._groups else {}
         for name in (SUCCESS, REWARD):
             if values := [means[name] for means in self._groups if name in means]:
                 described[f"recent_{name}"] = float(np.mean(values))
+                if len(values) > 1:
+                    described[f"recent_{name}_spread"] = float(np.std(values, ddof=1))
         return described
 
 

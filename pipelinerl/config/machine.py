@@ -167,6 +167,15 @@ class WandbConfig(Section):
     """Tags of the run."""
 
 
+class ObserveConfig(Section):
+    """What a run leaves for people to read."""
+
+    rollout_page: bool = True
+    """Write the page of rollouts with the report, `report/rollouts/index.html`."""
+    rollouts_per_version: int = Field(4, ge=0)
+    """Groups of each weight version that stay on disk where streams are trimmed or in redis; 0 = none."""
+
+
 class WatchdogConfig(Section):
     """When the launcher ends a run that is stuck. Engines and services have `engine.stall_deadline_s`."""
 

@@ -14,6 +14,7 @@ from pipelinerl.config.machine import (
     DerivedConfig,
     HardwareConfig,
     Job,
+    ObserveConfig,
     StreamsConfig,
     WandbConfig,
     WatchdogConfig,
@@ -115,6 +116,8 @@ class Config(OpenSection):
     """Grouping, advantages, packing."""
     wandb: WandbConfig = WandbConfig()
     """Weights & Biases."""
+    observe: ObserveConfig = ObserveConfig()
+    """Pages and records for people."""
     watchdog: WatchdogConfig = WatchdogConfig()
     """Deadlines of a run that is stuck."""
     debug: DebugConfig = DebugConfig()

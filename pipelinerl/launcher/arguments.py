@@ -16,9 +16,10 @@ USAGE = """usage: python -m pipelinerl.launch [+domain=NAME | --config-name NAME
   validate=true         stop after validation
   force_restart=true    start over in the same folder
   --cfg job             print the composed configuration and stop
+  --plain               a line of progress a minute, for logs
   DRY_RUN=1             (environment) write every start.sh, start nothing"""
 
-OPTIONS = ("--config-name", "--config-dir", "--cfg", "--help")
+OPTIONS = ("--config-name", "--config-dir", "--cfg", "--plain", "--help")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,6 +31,8 @@ class Arguments:
     config_dir: Path | None
     show: bool = False
     """`--cfg job`: print the tree and stop."""
+    plain: bool = False
+    """One line of progress a minute."""
     help: bool = False
     """Print the usage and stop."""
 
@@ -40,6 +43,7 @@ def parse(argv: Sequence[str]) -> Arguments:
     parser.add_argument("--config-name", "-cn")
     parser.add_argument("--config-dir", "-cd")
     parser.add_argument("--cfg", "-c")
+    parser.add_argument("--plain", action="store_true")
     parser.add_argument("--help", "-h", action="store_true")
     try:
         given, overrides = parser.parse_known_args(argv)
@@ -56,5 +60,6 @@ def parse(argv: Sequence[str]) -> Arguments:
         config_name=given.config_name,
         config_dir=Path(given.config_dir) if given.config_dir else None,
         show=given.cfg is not None,
+        plain=given.plain,
         help=given.help,
     )

@@ -1,5 +1,6 @@
 """Every choice that was made for the user, in one table that the launcher prints before it starts."""
 
+import json
 import os
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -9,6 +10,7 @@ from typing import NamedTuple
 from rich.console import Console
 from rich.table import Table
 
+from pipelinerl.base.files import write_whole
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.finetune import Checkpointing
@@ -18,6 +20,7 @@ from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_ve
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.commands import http_processes
 from pipelinerl.launcher.trainer_choice import TrainerChoice
+from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode
 
 
@@ -221,3 +224,8 @@ def print_choices(rows: Sequence[Choice]) -> None:
     for row in rows:
         table.add_row(*row)
     Console(width=None if os.isatty(1) else 144).print(table)
+
+
+def keep_choices(output_dir: Path, rows: Sequence[Choice]) -> None:
+    """Store the table, for the report as a page."""
+    write_whole(output_dir / CHOICES, json.dumps([row._asdict() for row in rows], indent=1) + "\n")

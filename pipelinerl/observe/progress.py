@@ -21,6 +21,7 @@ from pipelinerl.run_state.accounting import Outcome, RolloutAccounting, RolloutC
 # Shorter waits are ordinary; longer ones are worth a word.
 _NOTABLE_WAIT_S = 5.0
 _LONGEST_WAITS = 3
+PLAIN_EVERY_S = 60.0
 _SHOWN = {
     "actor/test_success_mean": "test success {:.2f}",
     "actor/output_tokens_per_second": "{:.0f} tok/s",
@@ -61,10 +62,15 @@ def _rollouts(counts: RolloutCounts) -> str:
 
 
 def _recent(actor: dict[str, Any]) -> list[str]:
-    """Means over the last groups; the actor renews them with each group, its metrics only with a version."""
-    shown = [
-        f"{name} {actor[key]:.2f}" for name in ("success", "reward") if (key := f"recent_{name}") in actor
-    ]
+    """Means and standard deviations over the last groups.
+
+    The actor renews them with each group, its metrics only with a version.
+    """
+    shown = []
+    for name in ("success", "reward"):
+        if (key := f"recent_{name}") in actor:
+            spread = f" ± {actor[f'{key}_spread']:.2f}" if f"{key}_spread" in actor else ""
+            shown.append(f"{name} {actor[key]:.2f}{spread}")
     groups = actor.get("recent_groups", 0)
     over = "1 group" if groups == 1 else f"last {groups:.0f} groups"
     return [f"{', '.join(shown)} ({over})"] if shown else []
@@ -84,11 +90,16 @@ def notable_waits(status: dict[str, dict[str, Any]]) -> list[str]:
 class ProgressDisplay(Closing):
     """Shows the status line: in place on a terminal, else as plain lines when something changed.
 
-    `target_texts` is what the run will train on, if known. Raises DamagedLine for the accounting.
+    `target_texts` is what the run will train on, if known. `plain`: a line a minute, also on a terminal, for
+    logs that people keep. Raises DamagedLine for the accounting.
     """
 
     def __init__(
-        self, output_dir: Path, target_texts: int | None = None, console: Console | None = None
+        self,
+        output_dir: Path,
+        target_texts: int | None = None,
+        console: Console | None = None,
+        plain: bool = False,
     ) -> None:
         self._output_dir, self._target, self._start = output_dir, target_texts, time.monotonic()
         self._accounting = RolloutAccounting(output_dir)
@@ -97,8 +108,9 @@ class ProgressDisplay(Closing):
         self._latest: dict[str, Any] = {}
         self._console = console or Console(soft_wrap=True, highlight=False)
         self._shown = ""
+        self._plain, self._next_plain = plain, self._start
         self._live: Live | None = None
-        if self._console.is_terminal:
+        if self._console.is_terminal and not plain:
             self._live = Live(Text(""), console=self._console, auto_refresh=False, transient=True)
             self._live.start()
 
@@ -118,6 +130,10 @@ class ProgressDisplay(Closing):
 
     def tick(self) -> None:
         """Show the current line."""
+        if self._plain:
+            if (now := time.monotonic()) < self._next_plain:
+                return
+            self._next_plain = now + PLAIN_EVERY_S
         line = self.line()
         if self._live is not None:
             self._live.update(Text(line), refresh=True)

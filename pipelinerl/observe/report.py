@@ -1,4 +1,4 @@
-"""The report of a run: printed, and written to `<output_dir>/report/` as report.md, report.json and PNGs."""
+"""The report of a run: printed, and in `<output_dir>/report/` as a page, report.md, report.json and PNGs."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -14,6 +14,7 @@ from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.balance import Balance
 from pipelinerl.observe.history import read_metrics
 from pipelinerl.observe.intervals import Interval
+from pipelinerl.observe.report_page import Section, write_report_page
 from pipelinerl.observe.summary import Summary, summarise
 
 _RATES = {
@@ -140,6 +141,25 @@ def markdown(summary: Summary, sections: Sequence[ReportSection], figures: dict[
     return "\n".join(lines)
 
 
+def page_sections(summary: Summary, sections: Sequence[ReportSection]) -> list[Section]:
+    """The parts of report/index.html, in order."""
+    if summary.evaluations:
+        rows = comparison_rows(summary, summary.headline)
+        lines = ["Mean [95 % interval]; differences are paired by problem."]
+        found = [Section(title="Evaluation on held-out problems", rows=rows, lines=lines)]
+    else:
+        found = [Section(title="Evaluation", lines=["No evaluation was recorded."])]
+    found += [Section(title=s.title, rows=s.rows, lines=s.text.splitlines()) for s in sections]
+    found.append(Section(title="Rollouts by outcome", lines=summary.counts.lines()))
+    said = [balance_line(summary.balance)] if summary.balance is not None else []
+    found.append(Section(title="Throughput and staleness", rows=rate_rows(summary), lines=said))
+    if rest := [name for name in sorted(summary.comparisons) if name not in summary.headline]:
+        found.append(
+            Section(title="All evaluation metrics", rows=comparison_rows(summary, rest), folded=True)
+        )
+    return found
+
+
 def draw_figures(output_dir: Path, report_dir: Path, summary: Summary, focus: ReportFocus) -> dict[str, Path]:
     """Write the PNGs; returns title -> path of those that had something to show."""
     # Matplotlib takes a second to import; printing a report from report.json should not.
@@ -169,8 +189,12 @@ def write_report(
     focus: ReportFocus | None = None,
     sections: Sequence[ReportSection] = (),
     console: Console | None = None,
+    rollouts: bool = False,
 ) -> Path:
-    """Write and print the report; returns its folder. FileNotFoundError if there is no such run."""
+    """Write and print the report; returns its folder. `rollouts`: their page is there, and is linked.
+
+    Raises FileNotFoundError if there is no such run.
+    """
     output_dir = Path(output_dir)
     if not output_dir.is_dir():
         raise FileNotFoundError(f"there is no run in {output_dir}")
@@ -183,6 +207,7 @@ def write_report(
     content: dict[str, Any] = summary.to_json() | {"figures": {t: p.name for t, p in figures.items()}}
     text = msgspec.json.format(msgspec.json.encode(content), indent=2)
     write_whole(report_dir / "report.json", text + b"\n")
+    write_report_page(output_dir, page_sections(summary, sections), figures, rollouts)
     console = console or Console(highlight=False)
     # Tables need some room; a narrower terminal wraps them, a pipe has no width of its own.
     console.width = max(console.width, _LEAST_WIDTH if console.is_terminal else _PIPE_WIDTH)

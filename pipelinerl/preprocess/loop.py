@@ -27,6 +27,7 @@ from pipelinerl.preprocess.accounting import SampleAccounting
 from pipelinerl.preprocess.buffer import SampleBuffer
 from pipelinerl.preprocess.chunk import ChunkResult, process_groups
 from pipelinerl.preprocess.engine_reference import EngineReference
+from pipelinerl.preprocess.kept import KeptRollouts
 from pipelinerl.preprocess.metrics import PreprocessMetrics
 from pipelinerl.preprocess.reading import (
     Record,
@@ -67,10 +68,11 @@ class Preprocess:
         session: ResumePoint,
         training_data: StreamWriter,
         vocabulary: Vocabulary,
+        kept: KeptRollouts,
         scorer: Any = None,
     ) -> None:
         self.cfg, self.keeper, self._state, self.accounting = cfg, keeper, state, accounting
-        self._training_data, self._scorer = training_data, scorer
+        self._training_data, self._kept, self._scorer = training_data, kept, scorer
         self._eos_token_ids = vocabulary.eos_token_ids
         self._limits = SampleLimits(
             vocabulary.size, cfg.finetune.seq_length, cfg.attempts, needs_versions=cfg.max_lag is not None
@@ -98,6 +100,7 @@ class Preprocess:
     def take_groups(self, groups: Sequence[Sequence[Record]]) -> None:
         """Read, score and value a chunk of whole groups, and buffer what can be trained on."""
         self.accounting.arrived(map(rollout_of, chain.from_iterable(groups)))
+        self._kept.groups(groups, self.published)
         kept: list[list[Sample]] = []
         for group in read_groups(groups, self._limits):
             self.accounting.dropped(group.dropped)
@@ -220,6 +223,7 @@ class Preprocess:
                 self._training_data.write(batch.to_record(), rank)
                 faults.hit("preprocess:mid_step")
         self.accounting.published(samples)
+        self._kept.step(self.step, self.published, samples)
         self.keeper.written(self.step, samples)
         self._first = False
         self.step += 1
@@ -255,6 +259,7 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
         StatusFile(output_dir, "preprocess") as status,
         write_to_streams(out) as training_data,
         write_to_streams(SingleStreamSpec(output_dir, "preprocessor_stats")) as stats,
+        KeptRollouts(cfg, output_dir) as kept,
     ):
         state.subscribe(lambda: os.eventfd_write(news.fileno(), 1))
         vocabulary, scorer = model_vocabulary(cfg.policy_path), reference_scorer(cfg)
@@ -269,6 +274,7 @@ def run(cfg: Config, output_dir: Path, writer: MetricsWriter | None = None) -> N
             session,
             training_data,
             vocabulary,
+            kept,
             scorer,
         )
         reporter = _Reporter(preprocess, writer, stats, status)

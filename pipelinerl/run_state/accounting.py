@@ -205,6 +205,11 @@ class RolloutAccounting:
             discarded=training.discarded,
         )
 
+    def outcome(self, rollout: str) -> tuple[str, str]:
+        """How a rollout ended, as `update` last read it, and why; `unfinished` for one without an end."""
+        end = self._training.end_of(rollout) or self._evaluation.end_of(rollout)
+        return (end[0].removeprefix("eval_"), end[1]) if end else ("unfinished", "")
+
     def _enter(self, outcome: Outcome, rollouts: list[str], reason: str) -> None:
         match outcome:
             case Outcome.STARTED:

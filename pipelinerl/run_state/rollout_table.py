@@ -87,6 +87,12 @@ class RolloutTable(Generic[End]):
             kept += bool(block[at] & EARLIER) and not block[at + 1]
         return self._earlier_open - kept
 
+    def end_of(self, name: str) -> tuple[End, str] | None:
+        """How a rollout ended and why; None while it has no end."""
+        block, at = self._place(name)
+        number = block[at + 1]
+        return self._ends[number] if number else None
+
     def by_reason(self) -> dict[tuple[End, str], int]:
         """Started rollouts by end and reason, the most final first; only those that occur."""
         found = {end: n for end, n in zip(self._ends[1:], self._ended[1:], strict=True) if n}

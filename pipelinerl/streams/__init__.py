@@ -20,11 +20,12 @@ from pipelinerl.streams.backends import (
 )
 from pipelinerl.streams.base import EARLIEST, StreamReader
 from pipelinerl.streams.errors import CorruptRecord, StreamBusy, StreamError, UnsupportedValue
-from pipelinerl.streams.specs import SingleStreamSpec, StreamRangeSpec, StreamSpec, is_for_people
+from pipelinerl.streams.specs import KEPT_TOPIC, SingleStreamSpec, StreamRangeSpec, StreamSpec, is_for_people
 from pipelinerl.streams.wakeup import wait_any
 
 __all__ = [
     "EARLIEST",
+    "KEPT_TOPIC",
     "CorruptRecord",
     "SingleStreamSpec",
     "StreamBusy",

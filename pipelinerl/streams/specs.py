@@ -9,9 +9,13 @@ def is_stats_topic(topic: str) -> bool:
     return topic == "stats" or topic.startswith("stats_") or topic.endswith("_stats")
 
 
+KEPT_TOPIC = "rollouts"
+"""Whole groups for people, where those of the stream `actor` do not stay."""
+
+
 def is_for_people(topic: str) -> bool:
     """Topics that no process of the run reads; they stay on disk whatever the backend."""
-    return is_stats_topic(topic) or topic == "actor_test"
+    return is_stats_topic(topic) or topic in ("actor_test", KEPT_TOPIC)
 
 
 def check_plain(kind: str, name: str) -> None:

@@ -165,6 +165,7 @@ RULES: dict[tuple[str, ...], Rule] = {
     ("python", "-m", "benchmarks.pretrained"): _experiment,
     ("python", "-m", "domains.privacy_hopqa.leakage"): _leakage,
     ("python", "-m", "pipelinerl.report"): _look,
+    ("python", "-m", "pipelinerl.view"): _look,
     ("python", "-m", "pipelinerl.streams"): _look,
     ("tail",): _look,
     ("wandb", "sync"): _wandb,
@@ -218,6 +219,7 @@ def test_the_example_domain_trains_and_its_run_can_be_looked_at(
         else:
             seen[words[0]] = shell(shlex.join(words), folder).stdout
     assert "Evaluation on held-out problems" in seen["pipelinerl.report"]
+    assert Path(seen["pipelinerl.view"].strip()).is_file()
     for lines in (seen["pipelinerl.streams"], seen["tail"]):
         assert [json.loads(line) for line in lines.splitlines()]
 

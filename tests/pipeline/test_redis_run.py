@@ -57,6 +57,8 @@ def test_a_run_over_redis_completes_resumes_and_leaves_no_server(
     messages = printed(run, "weight_update_request")
     assert messages[-1]["kind"] == "training_done"  # type: ignore[index]
     assert printed(run, "stats_test")
+    assert printed(run, "rollouts"), "groups are kept for people"
+    assert (run / "report" / "rollouts" / "chunk_0.js").is_file()
 
     more = launch("streams=redis", "finetune.max_train_steps=3")
     assert more.wait() == 0, more.err

@@ -85,6 +85,23 @@ def tokenize(text: str) -> list[Token]:
     return [_number(match) if match["digits"] else _chunk(match[0]) for match in _TOKEN.finditer(plain)]
 
 
+def places(text: str, wanted: str) -> list[tuple[int, int]]:
+    """Where a text holds the tokens of `wanted` one after the other: half-open ranges of characters.
+
+    Empty also where normalising the text moves its characters, such as apostrophes.
+    """
+    plain = _APOSTROPHES.sub("", normalise(text))
+    if len(plain) != len(text):
+        return []
+    matches, tokens, sought = [*_TOKEN.finditer(plain)], tokenize(plain), tokenize(wanted)
+    starts = range(len(tokens) - len(sought) + 1) if sought else ()
+    return [
+        (matches[at].start(), matches[at + len(sought) - 1].end())
+        for at in starts
+        if tokens_equal(tokens[at : at + len(sought)], sought)
+    ]
+
+
 def _number(match: re.Match[str]) -> Token:
     digits = match["digits"].replace(",", "")
     if len(digits) > _MAX_DIGITS:

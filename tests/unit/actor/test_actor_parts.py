@@ -133,6 +133,8 @@ def test_recent_means_look_back_on_a_number_of_groups_and_not_on_a_version():
         "recent_groups": 3,
         "recent_success": pytest.approx(2 / 3),
         "recent_reward": pytest.approx(2 / 3),
+        "recent_success_spread": pytest.approx(3**-0.5),
+        "recent_reward_spread": pytest.approx(3**-0.5),
     }
 
 

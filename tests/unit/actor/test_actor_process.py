@@ -45,6 +45,11 @@ def test_a_synchronous_run_trains_evaluates_and_accounts_for_every_rollout(tmp_p
             assert evaluations[0]["test_reward_mean"] == 1.0
             texts = [text for group in groups(run) for text in group]
             assert len(run.read("actor_test")) == 9
+            (first, *_), rest = run.read("stats_rollouts"), run.read("stats_rollouts")[1:]
+            assert len(rest) == 5
+            assert [one["index"] for one in first["rollouts"]] == [0, 1]
+            assert {one["ending"] for one in first["rollouts"]} == {"done"}
+            assert all(one["reward"] is not None and one["seconds"] > 0 for one in first["rollouts"])
         assert engine.counts["answered"] == 12 + 9
         assert [s["max_tokens"] for s in engine.sampling].count(6) == 9
     for number, group in enumerate(groups(run)):

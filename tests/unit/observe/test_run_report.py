@@ -2,6 +2,7 @@
 
 import io
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,11 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from omegaconf import OmegaConf
 from rich.console import Console
 
 from pipelinerl.base.line_file import DamagedLine, LineFile, LineTail
 from pipelinerl.base.waits import waiting
-from pipelinerl.domain import ReportFocus
+from pipelinerl.config.files import config_path
+from pipelinerl.domain import ReportFocus, ReportSection
 from pipelinerl.observe.history import metrics_record, read_evaluations, read_metrics, series
 from pipelinerl.observe.intervals import bootstrap, mean_interval, paired_difference, wilson
 from pipelinerl.observe.metrics import MetricsWriter
@@ -94,11 +97,39 @@ def test_the_report_compares_before_and_after_and_adds_up(run_dir: Path) -> None
     assert "| turns |" in markdown
 
 
+def test_the_report_is_also_one_page_that_holds_everything(run_dir: Path, tmp_path: Path) -> None:
+    run = tmp_path / "<b>run"
+    shutil.copytree(run_dir, run)
+    (run / "launcher").mkdir()
+    choice = {"subject": "engines", "chosen": "1 x embedded", "because": "given", "change": "engine.count=N"}
+    (run / "launcher" / "choices.json").write_text(json.dumps([choice]))
+    config_path(run).parent.mkdir()
+    tree = {"domain_name": "mine", "streams": {"password": "hunter2"}, "greeting": "<script>"}
+    OmegaConf.save(OmegaConf.create(tree), config_path(run))
+    section = ReportSection(title="Mine", rows=[("a", "b"), ("<i>", "2")], text="One.\nTwo.")
+    folder = write_report(
+        run, ReportFocus(stages=STAGES), [section], Console(file=io.StringIO()), rollouts=True
+    )
+    page = (folder / "index.html").read_text()
+    for part in ("&lt;b&gt;run", "434 trained", "&lt;i&gt;", "<p>Two.</p>", "1 x embedded", "&lt;script&gt;"):
+        assert part in page
+    assert page.count("data:image/png;base64,") == 7
+    assert 'href="rollouts/index.html"' in page
+    assert "hunter2" not in page
+    assert "<script" not in page
+    assert 'src="http' not in page
+    (run / "launcher" / "choices.json").write_text('[{"subject": "engi')
+    write_report(run, console=Console(file=io.StringIO()))
+    assert "launcher/choices.json is damaged" in (folder / "index.html").read_text()
+
+
 def test_the_command_reports_a_run_and_refuses_a_missing_one(run_dir: Path, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "pipelinerl.report"]
     done = subprocess.run([*command, str(run_dir)], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert "434 trained" in done.stdout
+    assert f"In a browser: {run_dir / 'report' / 'index.html'}" in done.stdout
+    assert "Rollouts:" not in done.stdout, "the run wrote none"
     missing = subprocess.run([*command, str(tmp_path / "no")], capture_output=True, text=True)
     assert (missing.returncode, missing.stderr) == (1, f"report: there is no run in {tmp_path / 'no'}\n")
 
@@ -178,6 +209,10 @@ def test_the_status_line_shows_progress_and_long_waits(run_dir: Path) -> None:
             {"recent_groups": 20, "recent_success": 0.425, "recent_reward": -0.5},
             "success 0.42, reward -0.50 (last 20 groups)",
         ),
+        (
+            {"recent_groups": 20, "recent_success": 0.425, "recent_success_spread": 0.25},
+            "success 0.42 ± 0.25 (last 20 groups)",
+        ),
         ({"recent_groups": 1, "recent_reward": 1.0}, "reward 1.00 (1 group)"),
     ],
 )
@@ -206,6 +241,20 @@ def test_plain_output_repeats_nothing(tmp_path: Path) -> None:
         "[engine] is healthy",
         "rollouts 1: 1 open",
     ]
+
+
+def test_plain_progress_is_a_line_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    out, now = io.StringIO(), [100.0]
+    monkeypatch.setattr("pipelinerl.observe.progress.time.monotonic", lambda: now[0])
+    console = Console(file=out, force_terminal=True, width=100, color_system=None)
+    with ProgressDisplay(tmp_path, console=console, plain=True) as display:
+        for second in range(0, 130, 2):
+            now[0] = 100.0 + second
+            with RolloutLog(tmp_path, "actor") as log:
+                log.record(Outcome.STARTED, [f"g/{second}"])
+            display.tick()
+    shown = ["0:00 | rollouts 1: 1 open", "1:00 | rollouts 31: 31 open", "2:00 | rollouts 61: 61 open"]
+    assert out.getvalue().splitlines() == shown
 
 
 def test_a_terminal_gets_one_live_line(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ import pytest
 from pipelinerl.config import Config
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.preprocess.accounting import SampleAccounting
+from pipelinerl.preprocess.kept import KeptRollouts
 from pipelinerl.preprocess.loop import Preprocess
 from pipelinerl.preprocess.reading import Vocabulary
 from pipelinerl.preprocess.snapshots import Keeper
@@ -81,4 +82,5 @@ def make(
         session,
         training_data,
         Vocabulary(VOCAB),
+        KeptRollouts(cfg, Path(str(cfg.output_dir))),
     )

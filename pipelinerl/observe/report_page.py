@@ -1,0 +1,87 @@
+"""The report as one file for a browser, `report/index.html`: what a person sends to a colleague.
+
+Everything is in it: tables, figures, what the launcher chose and why, and the configuration. Nothing comes
+from elsewhere; only the link to the page of rollouts leads out of it.
+"""
+
+import base64
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jinja2
+from omegaconf import OmegaConf
+
+from pipelinerl.base.files import write_whole
+from pipelinerl.config.files import config_path, read_tree
+
+CHOICES = Path("launcher", "choices.json")
+"""What the launcher chose, as it printed it."""
+Rows = Sequence[Sequence[str]]
+_SECRET = "streams.password"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """A heading with a table, its first row the header, lines of text, or both."""
+
+    title: str
+    rows: Rows = ()
+    lines: Sequence[str] = ()
+    folded: bool = False
+    """Shown as its heading until it is opened."""
+
+
+def write_report_page(
+    output_dir: Path, sections: Sequence[Section], figures: Mapping[str, Path], rollouts: bool
+) -> Path:
+    """Write the page; `figures` are PNGs by title, `rollouts` says whether their page is there."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader(__package__, "."), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    tree = _tree(output_dir)
+    text = environment.get_template("report.html").render(
+        name=output_dir.resolve().name,
+        facts=_facts(output_dir, tree),
+        rollouts=rollouts,
+        sections=sections,
+        figures={title: base64.b64encode(path.read_bytes()).decode() for title, path in figures.items()},
+        choices=_choices(output_dir),
+        configuration=OmegaConf.to_yaml(OmegaConf.create(dict(tree))) if tree else "",
+    )
+    path = output_dir / "report" / "index.html"
+    write_whole(path, text)
+    return path
+
+
+def _tree(output_dir: Path) -> dict[str, Any]:
+    """The run's configuration without its secret; empty where it is not there."""
+    if not config_path(output_dir).is_file():
+        return {}
+    tree = read_tree(output_dir)
+    if OmegaConf.select(tree, _SECRET):
+        OmegaConf.update(tree, _SECRET, "(left out)")
+    found: Any = OmegaConf.to_container(tree, resolve=True)
+    return found
+
+
+def _facts(output_dir: Path, tree: Mapping[str, Any]) -> list[str]:
+    """What stands under the name of the run."""
+    done = (output_dir / "launcher" / "completed.json").is_file()
+    seed = f"seed {tree['seed']}" if "seed" in tree else None
+    facts = (tree.get("domain_name"), "finished" if done else "as far as it has come", tree.get("model_path"))
+    return [str(fact) for fact in (*facts, seed) if fact]
+
+
+def _choices(output_dir: Path) -> list[tuple[str, ...]]:
+    """The table that the launcher printed, header first; empty where it kept none."""
+    path = output_dir / CHOICES
+    if not path.is_file():
+        return []
+    try:
+        rows = [tuple(map(str, row.values())) for row in json.loads(path.read_text(encoding="utf-8"))]
+    except (ValueError, AttributeError, TypeError):
+        rows = [("not known", f"{CHOICES} is damaged", "", "the next start writes it anew")]
+    return [("", "chosen", "because", "change with"), *rows]

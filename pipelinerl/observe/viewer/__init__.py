@@ -1,0 +1,1 @@
+"""The rollouts of a run as a static page: read, selected, joined and written."""

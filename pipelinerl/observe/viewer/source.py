@@ -1,0 +1,227 @@
+"""What the page reads of a run's folder: groups of rollouts, what training made of them, how they ended.
+
+Everything lies on disk: `actor` and `training_data`, or, where those do not stay (redis, trimmed streams),
+`rollouts`, which preprocess writes for people. Streams that a resume has set aside are read before those of
+the last start. Records are handed out one at a time, because a run may hold more than memory does.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from omegaconf import OmegaConf
+
+from pipelinerl.config.files import config_path, read_tree
+from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
+from pipelinerl.rollouts import MASKED_TOKEN_ID
+from pipelinerl.run_state.accounting import RolloutAccounting, rollout_id
+from pipelinerl.streams import EARLIEST, KEPT_TOPIC, CorruptRecord, SingleStreamSpec
+from pipelinerl.streams.files import FilesBackend
+from pipelinerl.streams.segments import list_segments
+
+Record = Mapping[str, Any]
+TextId = tuple[str, int, int]
+"""Group, rollout and step of a text."""
+_LEFT_OUT: dict[str, Any] = {
+    "text": "",
+    "n_predicted": 0,
+    "reward": 0.0,
+    "weight_versions": (),
+    "finished": False,
+    "situation": None,
+    "position": "end",
+    "role": None,
+    "loss_weight": 1.0,
+    "masked": False,
+    "finish_reason": None,
+}
+"""What foreign writers of the stream `actor` may leave out."""
+_EVALUATION = re.compile(r"-eval(\d+)-(\d+)$")
+
+
+@dataclass(frozen=True)
+class _Stored(SingleStreamSpec):
+    """A partition of this start, or of one that a resume has set aside."""
+
+    folder: str = "streams"
+
+    @property
+    def directory(self) -> Path:
+        return self.exp_path / self.folder / self.topic / str(self.instance) / str(self.partition)
+
+
+@dataclass(slots=True)
+class Trained:
+    """What an optimizer step made of one text."""
+
+    step: int
+    advantage: float
+    loss_weight: float
+    version: int
+    """Texts that had been trained on when the step began."""
+    ref_logprobs: np.ndarray | None = None
+    """float32 over the sampled tokens; None where they are those of the sampling weights."""
+
+
+class Measured(msgspec.Struct):
+    """What the actor measured of one rollout of training."""
+
+    index: int
+    reward: float | None
+    success: float | None
+    seconds: float
+    retries: int
+    dataset: str | None
+    domain: str | None
+    ending: str
+    reason: str
+    problem: int = 0
+
+
+class _MeasuredGroup(msgspec.Struct):
+    """A record of `stats_rollouts`."""
+
+    group: str
+    problem: int
+    rollouts: list[Measured]
+
+
+@dataclass
+class RunSource:
+    """A run's folder. Raises StreamError or DamagedLine for files that are not what was written."""
+
+    output_dir: Path
+
+    def __post_init__(self) -> None:
+        self.output_dir = Path(self.output_dir)
+        if not self.output_dir.is_dir():
+            raise FileNotFoundError(f"there is no run in {self.output_dir}")
+
+    @cached_property
+    def tree(self) -> dict[str, Any]:
+        """The run's configuration; empty where it is not there."""
+        if not config_path(self.output_dir).is_file():
+            return {}
+        tree: Any = OmegaConf.to_container(read_tree(self.output_dir), resolve=True)
+        return tree
+
+    @cached_property
+    def accounting(self) -> RolloutAccounting:
+        """How each rollout ended, as of the first call."""
+        found = RolloutAccounting(self.output_dir)
+        found.update()
+        return found
+
+    @cached_property
+    def _folders(self) -> list[str]:
+        """The streams of each start, the earliest first."""
+        aside = [path.name for path in self.output_dir.glob("streams_[0-9]*") if path.is_dir()]
+        return [*sorted(aside, key=lambda name: int(name.removeprefix("streams_"))), "streams"]
+
+    def _records(self, topic: str) -> Iterator[Any]:
+        for folder in self._folders:
+            for path in sorted((self.output_dir / folder / topic).glob("[0-9]*/[0-9]*")):
+                spec = _Stored(self.output_dir, topic, int(path.parent.name), int(path.name), folder)
+                if not list_segments(spec.directory):
+                    continue
+                with FilesBackend().open_reader(spec, EARLIEST, "") as reader:
+                    while (record := reader.next_record()) is not None:
+                        yield record[0]
+
+    @cached_property
+    def keeps_all(self) -> bool:
+        """Whether all groups of training are there, and not those alone that were kept for people."""
+        return not any((self.output_dir / folder / KEPT_TOPIC).is_dir() for folder in self._folders)
+
+    def groups(self) -> Iterator[list[Record]]:
+        """Groups of training and rollouts of evaluation, as the actor wrote them; none is empty."""
+        for texts in self._all_groups():
+            named: list[Record] = [_LEFT_OUT | text for text in texts if _is_named(text)]
+            if named:
+                yield named
+
+    def _all_groups(self) -> Iterator[list[dict[str, Any]]]:
+        yield from self._records("actor_test")
+        if self.keeps_all:
+            yield from self._records("actor")
+        else:
+            yield from (record["texts"] for record in self._records(KEPT_TOPIC) if "texts" in record)
+
+    def trained(self) -> Iterator[tuple[TextId, Trained]]:
+        """Each text that went to the trainer, in order; after a resume a text may come twice."""
+        if not self.keeps_all:
+            for record in self._records(KEPT_TOPIC):
+                if "samples" in record:
+                    yield from _kept_samples(record)
+            return
+        for record in self._records("training_data"):
+            if not record["sentinel"]:
+                yield from _batch_samples(record)
+
+    def measured(self) -> dict[str, Measured]:
+        """By rollout name; empty for runs that did not record it."""
+        found: dict[str, Measured] = {}
+        for record in self._records("stats_rollouts"):
+            try:
+                group = msgspec.convert(record, _MeasuredGroup)
+            except msgspec.ValidationError as error:
+                raise CorruptRecord(f"stream stats_rollouts holds another record: {error}") from None
+            for rollout in group.rollouts:
+                rollout.problem = group.problem
+                found[rollout_id(group.group, rollout.index)] = rollout
+        return found
+
+    @cached_property
+    def evaluations(self) -> dict[int, Mapping[str, list[float | None]]]:
+        """Values of each metric by problem, for each version that was evaluated."""
+        found = (record for record in self._records("stats_test") if "values" in record)
+        return {int(record["version"]): record["values"] for record in found}
+
+    @property
+    def complete(self) -> bool:
+        """Whether training came to its end."""
+        return (self.output_dir / "launcher" / "completed.json").is_file()
+
+
+def _is_named(text: Record) -> bool:
+    """Whether it says which text it is; preprocess drops those that do not."""
+    metadata = text.get("metadata")
+    names = ("rollout_index", "step_index")
+    return isinstance(metadata, dict) and all(isinstance(metadata.get(name), int) for name in names)
+
+
+def evaluation_of(group_id: str) -> tuple[int, int] | None:
+    """Version and problem of an evaluation's group; None for one of training."""
+    found = _EVALUATION.search(group_id)
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def _batch_samples(record: Record) -> Iterator[tuple[TextId, Trained]]:
+    """The texts of one packed row."""
+    batch = PipelineBatchEncoding.from_record(record)
+    begins = batch.step * batch.step_texts
+    for at, (group, rollout, step) in enumerate(batch.text_ids):
+        start, stop = batch.seq_boundaries[at], batch.seq_boundaries[at + 1]
+        learned = batch.labels[0, start:stop] != MASKED_TOKEN_ID
+        ref, old = batch.ref_logprobs[0, start:stop][learned], batch.old_logprobs[0, start:stop][learned]
+        yield (
+            (str(group), int(rollout), int(step)),
+            Trained(
+                batch.step,
+                float(batch.advantages[0, start]),
+                float(batch.loss_weight_scale[0, start]),
+                begins,
+                None if np.array_equal(ref, old) else ref.copy(),
+            ),
+        )
+
+
+def _kept_samples(record: Record) -> Iterator[tuple[TextId, Trained]]:
+    for (group, rollout, step), advantage, weight, ref in record["samples"]:
+        values = Trained(record["step"], advantage, weight, record["version"], ref)
+        yield (group, rollout, step), values

@@ -1,0 +1,56 @@
+"""The text of each token of an output, so that a page can colour them.
+
+A token's text alone is what the tokenizer decodes it to; where those do not add up to the text of the output
+(a character whose bytes are split over tokens, a blank that only the first token loses), the output is
+decoded token by token as engines do for streams.
+"""
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+from pipelinerl.base.tokenizing import decode, load_tokenizer
+
+_BROKEN = "\ufffd"
+
+
+class TokenTexts:
+    """Texts of tokens under one tokenizer. Without one a text stays whole."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._known: dict[int, str] = {}
+
+    @cached_property
+    def _tokenizer(self) -> Any:
+        try:
+            return load_tokenizer(self._name)
+        except (ValueError, OSError):  # the model's folder has moved, or its hub cannot be reached
+            return None
+
+    @property
+    def available(self) -> bool:
+        return self._tokenizer is not None
+
+    def of(self, token: int) -> str:
+        """What the tokenizer decodes one token to."""
+        if token not in self._known:
+            self._known[token] = self.text([token])
+        return self._known[token]
+
+    def text(self, ids: Sequence[int], skip_special: bool = False) -> str:
+        """What the tokenizer decodes several tokens to."""
+        return decode(self._tokenizer, ids, skip_special)
+
+    def pieces(self, ids: Sequence[int]) -> list[str] | None:
+        """The texts of the tokens where they differ from those of the tokens alone, else None."""
+        if "".join(map(self.of, ids)) == self.text(ids):
+            return None
+        found, begin, read = [], 0, 0
+        for at in range(1, len(ids) + 1):
+            before, now = self.text(ids[begin:read]), self.text(ids[begin:at])
+            whole = at == len(ids) or not now.endswith(_BROKEN)
+            found.append(now[len(before) :] if whole and len(now) > len(before) else "")
+            if found[-1]:
+                begin, read = read, at
+        return found

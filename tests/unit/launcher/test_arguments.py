@@ -1,0 +1,25 @@
+"""The launcher's own options, and what it keeps of its table."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.launcher.arguments import parse
+from pipelinerl.launcher.choices import Choice, keep_choices
+from pipelinerl.observe.report_page import CHOICES
+
+
+def test_plain_progress_is_asked_for_among_the_keys() -> None:
+    given = parse(["+domain=guessing", "--plain", "seed=7"])
+    assert (given.plain, given.overrides) == (True, ["+domain=guessing", "seed=7"])
+    assert not parse([]).plain
+    with pytest.raises(ConfigError, match="--plan: unknown option; did you mean --plain"):
+        parse(["--plan"])
+
+
+def test_the_table_of_choices_is_kept_for_the_report(tmp_path: Path) -> None:
+    keep_choices(tmp_path, [Choice("engines", "1", "given", "engine.count=N")])
+    kept = json.loads((tmp_path / CHOICES).read_text())
+    assert kept == [{"subject": "engines", "chosen": "1", "because": "given", "change": "engine.count=N"}]
