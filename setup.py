@@ -80,7 +80,7 @@ setup(
             "**/*.png",
         ],
         "retrieval_server": ["**/*.md"],
-        "pipelinerl": ["**/*.json", "**/*.yaml"],
+        "pipelinerl": ["**/*.json", "**/*.yaml", "**/*.txt"],
     },
     include_package_data=False,
     install_requires=CORE,

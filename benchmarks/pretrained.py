@@ -37,7 +37,7 @@ CARD_SHARE = 0.6
 PARITY = ("weights/parity_mean_abs", "weights/parity_max_abs")
 """Between engine and trainer, in nats; the largest of a run is kept."""
 KV_BYTES = 8 << 30
-"""Of an engine beside others; 512 requests of 100 tokens take a sixth of it."""
+"""Of an engine beside others; 512 requests of 100 tokens take a seventh of it."""
 GAIN_GOAL, MINUTES_GOAL = 0.2, 10.0
 
 
@@ -73,7 +73,7 @@ def start(options: Any, seed: int, place: int) -> LimitedRun:
 def curve_of(out: Path, evaluations: Sequence[Evaluation]) -> list[dict[str, float]]:
     """Of each pass: texts trained by then, minutes since training began, and the share of right answers.
 
-    Minutes count from the end of the first optimizer step, less what that step took; 0 for the start.
+    Minutes count from the end of the first optimizer step.
     """
     steps = [row for row in read_metrics(out, "finetune") if "stats/samples" in row]
     rows = []
@@ -157,8 +157,8 @@ def figures_of(rows: Sequence[Mapping[str, Any]], table: Mapping[str, Any], goal
     return figures
 
 
-def main() -> int:
-    options = command_line(__doc__)
+def main(argv: Sequence[str] | None = None) -> int:
+    options = command_line(__doc__, argv)
     if options.model is None or not (options.model / "config.json").is_file():
         print(
             f"--model {options.model}: no model there; python -m pipelinerl.pretrained smollm2 FOLDER",

@@ -105,6 +105,23 @@ def _pretrained(words: list[str]) -> None:
     assert words[3] in MODELS and len(words) == 5
 
 
+def _new_domain(words: list[str]) -> None:
+    """Writes what the section below it shows, and tests that pass; in a folder without these files."""
+    fresh = Path("fresh")
+    fresh.mkdir()
+    made = shell(shlex.join(words), fresh)
+    assert made.returncode == 0, made.stderr
+    for name, content in example_files().items():
+        assert (fresh / words[3] / name).read_text() == content
+    tested = shell("python -m pytest -q", fresh / words[3])
+    assert tested.returncode == 0, tested.stdout
+
+
+def _experiment(words: list[str]) -> None:
+    """Refused in time, because nobody has made its model here."""
+    assert _main(words[2], words[3:]) == 2
+
+
 def _look(words: list[str]) -> None:
     """Looks at a run, which the test of the example does for those that suit any domain."""
     assert RUN in " ".join(words)
@@ -144,6 +161,8 @@ RULES: dict[tuple[str, ...], Rule] = {
     ("python", "-m", "pipelinerl.bootstrap"): _bootstrap,
     ("pip", "install"): _pip,
     ("python", "-m", "pipelinerl.pretrained"): _pretrained,
+    ("python", "-m", "pipelinerl.new_domain"): _new_domain,
+    ("python", "-m", "benchmarks.pretrained"): _experiment,
     ("python", "-m", "domains.privacy_hopqa.leakage"): _leakage,
     ("python", "-m", "pipelinerl.report"): _look,
     ("python", "-m", "pipelinerl.streams"): _look,
