@@ -52,12 +52,20 @@ def usable_devices(composition: Composition, dry_run: bool) -> list[str]:
     if tree.hardware.kind != "gpu":
         return []
     found = composition.devices
-    wanted = int(tree.hardware.devices or 0)
+    wanted = _number(tree, "hardware.devices", "; CUDA_VISIBLE_DEVICES says which")
     if dry_run and not found:
-        world = tree.world
-        shares = int(world.actor_fraction + world.preprocessor_fraction + world.finetune_fraction)
+        roles = ("actor", "preprocessor", "finetune")
+        shares = sum(_number(tree, f"world.{role}_fraction") for role in roles)
         return [str(index) for index in range(wanted or max(shares, 2))]
     return found[:wanted] if wanted else found
+
+
+def _number(tree: DictConfig, key: str, more: str = "") -> int:
+    """A count of the tree, which is not typed yet; ConfigError for anything else."""
+    value = OmegaConf.select(tree, key)
+    if not isinstance(value, int | None) or isinstance(value, bool):
+        raise ConfigError(f"{key}={value}: give a whole number{more}")
+    return value or 0
 
 
 def make_plan(

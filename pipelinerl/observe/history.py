@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from pipelinerl.base.line_file import read_lines
-from pipelinerl.streams import SingleStreamSpec, read_stream
+from pipelinerl.streams import SingleStreamSpec, read_stream, stream_folders
 
 
 class _Histogram(msgspec.Struct):
@@ -76,11 +76,12 @@ class Evaluation:
 
 
 def read_evaluations(output_dir: Path) -> list[Evaluation]:
-    """All passes by version; a version that was evaluated twice (after a resume) counts once, the later."""
-    spec = SingleStreamSpec(Path(output_dir), "stats_test")
-    if not spec.directory.is_dir():
-        return []
-    with read_stream(spec) as stream:
-        records = [r for r in stream.read_available() if "values" in r and "version" in r]
-    by_version = {int(record["version"]): record["values"] for record in records}
+    """All passes by version, those of earlier starts too; of a version that was evaluated twice the later."""
+    by_version = {}
+    for folder in stream_folders(output_dir):
+        spec = SingleStreamSpec(Path(output_dir), "stats_test", folder=folder)
+        if spec.directory.is_dir():
+            with read_stream(spec) as stream:
+                records = [r for r in stream.read_available() if "values" in r and "version" in r]
+            by_version |= {int(record["version"]): record["values"] for record in records}
     return [Evaluation(version, values) for version, values in sorted(by_version.items())]

@@ -20,7 +20,14 @@ from pipelinerl.streams.backends import (
 )
 from pipelinerl.streams.base import EARLIEST, StreamReader
 from pipelinerl.streams.errors import CorruptRecord, StreamBusy, StreamError, UnsupportedValue
-from pipelinerl.streams.specs import KEPT_TOPIC, SingleStreamSpec, StreamRangeSpec, StreamSpec, is_for_people
+from pipelinerl.streams.specs import (
+    KEPT_TOPIC,
+    SingleStreamSpec,
+    StreamRangeSpec,
+    StreamSpec,
+    is_for_people,
+    stream_folders,
+)
 from pipelinerl.streams.wakeup import wait_any
 
 __all__ = [
@@ -40,6 +47,7 @@ __all__ = [
     "read_stream",
     "remove_stream",
     "set_streams_backend",
+    "stream_folders",
     "wait_any",
     "write_to_streams",
 ]

@@ -18,6 +18,15 @@ def is_for_people(topic: str) -> bool:
     return is_stats_topic(topic) or topic in ("actor_test", KEPT_TOPIC)
 
 
+CURRENT = "streams"
+
+
+def stream_folders(exp_path: Path) -> list[str]:
+    """Names of the folders that hold the streams of each start of a run, the earliest first."""
+    aside = [path.name for path in Path(exp_path).glob(f"{CURRENT}_[0-9]*") if path.is_dir()]
+    return [*sorted(aside, key=lambda name: int(name.removeprefix(f"{CURRENT}_"))), CURRENT]
+
+
 def check_plain(kind: str, name: str) -> None:
     """ValueError for the name of a topic or a reader that cannot be the name of a file."""
     if not name or name != name.strip() or "/" in name or name.startswith((".", "~")):
@@ -40,10 +49,12 @@ class SingleStreamSpec(_Topic):
     """One partition of a topic: one writer, any number of readers."""
 
     partition: int = 0
+    folder: str = CURRENT
+    """Below the run's; another for what a start wrote that was resumed since (`stream_folders`)."""
 
     @property
     def directory(self) -> Path:
-        return self.exp_path / "streams" / self.topic / str(self.instance) / str(self.partition)
+        return self.exp_path / self.folder / self.topic / str(self.instance) / str(self.partition)
 
     def __str__(self) -> str:
         return f"{self.topic}/{self.instance}/{self.partition}"

@@ -20,7 +20,7 @@ from pipelinerl.config.files import config_path, read_tree
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.run_state.accounting import RolloutAccounting, rollout_id
-from pipelinerl.streams import EARLIEST, KEPT_TOPIC, CorruptRecord, SingleStreamSpec
+from pipelinerl.streams import EARLIEST, KEPT_TOPIC, CorruptRecord, SingleStreamSpec, stream_folders
 from pipelinerl.streams.files import FilesBackend
 from pipelinerl.streams.segments import list_segments
 
@@ -42,17 +42,6 @@ _LEFT_OUT: dict[str, Any] = {
 }
 """What foreign writers of the stream `actor` may leave out."""
 _EVALUATION = re.compile(r"-eval(\d+)-(\d+)$")
-
-
-@dataclass(frozen=True)
-class _Stored(SingleStreamSpec):
-    """A partition of this start, or of one that a resume has set aside."""
-
-    folder: str = "streams"
-
-    @property
-    def directory(self) -> Path:
-        return self.exp_path / self.folder / self.topic / str(self.instance) / str(self.partition)
 
 
 @dataclass(slots=True)
@@ -117,16 +106,10 @@ class RunSource:
         found.update()
         return found
 
-    @cached_property
-    def _folders(self) -> list[str]:
-        """The streams of each start, the earliest first."""
-        aside = [path.name for path in self.output_dir.glob("streams_[0-9]*") if path.is_dir()]
-        return [*sorted(aside, key=lambda name: int(name.removeprefix("streams_"))), "streams"]
-
     def _records(self, topic: str) -> Iterator[Any]:
-        for folder in self._folders:
+        for folder in stream_folders(self.output_dir):
             for path in sorted((self.output_dir / folder / topic).glob("[0-9]*/[0-9]*")):
-                spec = _Stored(self.output_dir, topic, int(path.parent.name), int(path.name), folder)
+                spec = SingleStreamSpec(self.output_dir, topic, int(path.parent.name), int(path.name), folder)
                 if not list_segments(spec.directory):
                     continue
                 with FilesBackend().open_reader(spec, EARLIEST, "") as reader:
@@ -136,7 +119,9 @@ class RunSource:
     @cached_property
     def keeps_all(self) -> bool:
         """Whether all groups of training are there, and not those alone that were kept for people."""
-        return not any((self.output_dir / folder / KEPT_TOPIC).is_dir() for folder in self._folders)
+        return not any(
+            (self.output_dir / folder / KEPT_TOPIC).is_dir() for folder in stream_folders(self.output_dir)
+        )
 
     def groups(self) -> Iterator[list[Record]]:
         """Groups of training and rollouts of evaluation, as the actor wrote them; none is empty."""

@@ -138,6 +138,15 @@ def test_keys_of_the_embedded_engine_are_inert_on_a_gpu(
     check_one_line(said, f"engine.{key}: has no effect here: vLLM has its own")
 
 
+@pytest.mark.parametrize(
+    "given", ["hardware.devices=[0,1]", "hardware.devices=two", "world.actor_fraction=most"]
+)
+def test_devices_that_are_no_number_are_refused(validate: Validate, given: str) -> None:
+    status, said = validate(GUESSING, "hardware=gpu", "model_path=owner/model", given)
+    assert status == 2 and given.partition("=")[0] in said
+    check_one_line(said, "launcher: ", given)
+
+
 def test_keys_that_the_run_reads_are_not_called_inert(validate: Validate) -> None:
     read = ["wandb.use_wandb=false", "finetune.lora.enabled=false", "test_llm.parameters.top_p=0.5"]
     read += ["finetune.memory_debug.enabled=true", "finetune.memory_debug.every_n_steps=2"]

@@ -151,6 +151,17 @@ def test_a_version_evaluated_twice_counts_once(tmp_path: Path) -> None:
     assert summarise(tmp_path).comparisons["success"].after.mean == 1.0
 
 
+def test_passes_before_a_resume_count_and_the_later_of_a_version_wins(tmp_path: Path) -> None:
+    for folder, passes in (("streams_1", [(0, 0.0), (8, 0.0)]), ("streams", [(8, 1.0), (16, 1.0)])):
+        records = ({"version": version, "values": {"success": [value]}} for version, value in passes)
+        fill(SingleStreamSpec(tmp_path, "stats_test", folder=folder), *records)
+    assert [(e.version, e.values["success"]) for e in read_evaluations(tmp_path)] == [
+        (0, [0.0]),
+        (8, [1.0]),
+        (16, [1.0]),
+    ]
+
+
 def test_series_take_the_later_record_of_a_step_after_a_resume() -> None:
     records = [{"step": 1, "a": 1.0}, {"step": 2, "a": 2.0}, {"step": 2, "a": 5.0}, {"a": 9.0}, {"step": 3}]
     found = series(records, "a")
