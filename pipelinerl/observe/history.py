@@ -77,7 +77,7 @@ class Evaluation:
 
 def read_evaluations(output_dir: Path) -> list[Evaluation]:
     """All passes by version, those of earlier starts too; of a version that was evaluated twice the later."""
-    by_version = {}
+    by_version: dict[int, Mapping[str, list[float | None]]] = {}
     for folder in stream_folders(output_dir):
         spec = SingleStreamSpec(Path(output_dir), "stats_test", folder=folder)
         if spec.directory.is_dir():
