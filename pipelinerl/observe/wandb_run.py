@@ -78,6 +78,8 @@ def run_arguments(output_dir: Path, cfg: WandbConfig) -> dict[str, Any]:
         "id": cfg.wandb_id or run_id,
         "dir": str(cfg.wandb_dir or output_dir),
         "tags": list(cfg.tags),
+        # Only where it lies: what it shows is private text.
+        "notes": f"Report and rollouts, where this run was: {os.path.abspath(output_dir)}/report/index.html",
         "resume": "never" if cfg.wandb_resume == "never" else "allow",
     }
 

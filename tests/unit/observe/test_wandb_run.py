@@ -44,6 +44,7 @@ def test_a_run_is_named_like_its_folder(folder: str, names: tuple[str, str]) -> 
 def test_what_is_configured_reaches_wandb(tmp_path: Path) -> None:
     cfg = WandbConfig(wandb_id="x", wandb_group="g", wandb_dir="/d", tags=["t"], wandb_resume="never")
     found = run_arguments(tmp_path, cfg)
+    assert found["notes"].endswith(f"{tmp_path}/report/index.html")
     expected = {"id": "x", "group": "g", "dir": "/d", "tags": ["t"], "resume": "never", "mode": wandb_mode()}
     assert expected.items() <= found.items()
 
