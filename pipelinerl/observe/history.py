@@ -9,7 +9,7 @@ import msgspec
 import numpy as np
 
 from pipelinerl.base.line_file import read_lines
-from pipelinerl.streams import SingleStreamSpec, read_stream, stream_folders
+from pipelinerl.streams import StoredStreamSpec, read_stream, stream_folders
 
 
 class _Histogram(msgspec.Struct):
@@ -79,7 +79,7 @@ def read_evaluations(output_dir: Path) -> list[Evaluation]:
     """All passes by version, those of earlier starts too; of a version that was evaluated twice the later."""
     by_version: dict[int, Mapping[str, list[float | None]]] = {}
     for folder in stream_folders(output_dir):
-        spec = SingleStreamSpec(Path(output_dir), "stats_test", folder=folder)
+        spec = StoredStreamSpec(Path(output_dir), "stats_test", folder=folder)
         if spec.directory.is_dir():
             with read_stream(spec) as stream:
                 records = [r for r in stream.read_available() if "values" in r and "version" in r]

@@ -23,6 +23,7 @@ from pipelinerl.streams.errors import CorruptRecord, StreamBusy, StreamError, Un
 from pipelinerl.streams.specs import (
     KEPT_TOPIC,
     SingleStreamSpec,
+    StoredStreamSpec,
     StreamRangeSpec,
     StreamSpec,
     is_for_people,
@@ -35,6 +36,7 @@ __all__ = [
     "KEPT_TOPIC",
     "CorruptRecord",
     "SingleStreamSpec",
+    "StoredStreamSpec",
     "StreamBusy",
     "StreamError",
     "StreamRangeSpec",

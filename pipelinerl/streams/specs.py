@@ -49,15 +49,24 @@ class SingleStreamSpec(_Topic):
     """One partition of a topic: one writer, any number of readers."""
 
     partition: int = 0
+
+    @property
+    def directory(self) -> Path:
+        return self.exp_path / CURRENT / self.topic / str(self.instance) / str(self.partition)
+
+    def __str__(self) -> str:
+        return f"{self.topic}/{self.instance}/{self.partition}"
+
+
+@dataclass(frozen=True)
+class StoredStreamSpec(SingleStreamSpec):
+    """One that may be of an earlier start; `folder` is one of `stream_folders`."""
+
     folder: str = CURRENT
-    """Below the run's; another for what a start wrote that was resumed since (`stream_folders`)."""
 
     @property
     def directory(self) -> Path:
         return self.exp_path / self.folder / self.topic / str(self.instance) / str(self.partition)
-
-    def __str__(self) -> str:
-        return f"{self.topic}/{self.instance}/{self.partition}"
 
 
 @dataclass(frozen=True)

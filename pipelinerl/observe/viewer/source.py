@@ -20,7 +20,7 @@ from pipelinerl.config.files import config_path, read_tree
 from pipelinerl.finetune.rl.batch import PipelineBatchEncoding
 from pipelinerl.rollouts import MASKED_TOKEN_ID
 from pipelinerl.run_state.accounting import RolloutAccounting, rollout_id
-from pipelinerl.streams import EARLIEST, KEPT_TOPIC, CorruptRecord, SingleStreamSpec, stream_folders
+from pipelinerl.streams import EARLIEST, KEPT_TOPIC, CorruptRecord, StoredStreamSpec, stream_folders
 from pipelinerl.streams.files import FilesBackend
 from pipelinerl.streams.segments import list_segments
 
@@ -109,7 +109,7 @@ class RunSource:
     def _records(self, topic: str) -> Iterator[Any]:
         for folder in stream_folders(self.output_dir):
             for path in sorted((self.output_dir / folder / topic).glob("[0-9]*/[0-9]*")):
-                spec = SingleStreamSpec(self.output_dir, topic, int(path.parent.name), int(path.name), folder)
+                spec = StoredStreamSpec(self.output_dir, topic, int(path.parent.name), int(path.name), folder)
                 if not list_segments(spec.directory):
                     continue
                 with FilesBackend().open_reader(spec, EARLIEST, "") as reader:

@@ -27,7 +27,7 @@ from pipelinerl.observe.report import write_report
 from pipelinerl.observe.status import StatusFile
 from pipelinerl.observe.summary import summarise
 from pipelinerl.run_state.accounting import Outcome, RolloutCounts, RolloutLog
-from pipelinerl.streams import SingleStreamSpec
+from pipelinerl.streams import SingleStreamSpec, StoredStreamSpec
 from tests.unit.observe.conftest import STAGES
 from tests.unit.streams.conftest import fill
 
@@ -154,7 +154,7 @@ def test_a_version_evaluated_twice_counts_once(tmp_path: Path) -> None:
 def test_passes_before_a_resume_count_and_the_later_of_a_version_wins(tmp_path: Path) -> None:
     for folder, passes in (("streams_1", [(0, 0.0), (8, 0.0)]), ("streams", [(8, 1.0), (16, 1.0)])):
         records = ({"version": version, "values": {"success": [value]}} for version, value in passes)
-        fill(SingleStreamSpec(tmp_path, "stats_test", folder=folder), *records)
+        fill(StoredStreamSpec(tmp_path, "stats_test", folder=folder), *records)
     assert [(e.version, e.values["success"]) for e in read_evaluations(tmp_path)] == [
         (0, [0.0]),
         (8, [1.0]),
