@@ -3,7 +3,7 @@
 `server` and `openai_routes` read them here; `served` checks their values against the model.
 """
 
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -119,3 +119,11 @@ def require(*rules: tuple[bool, str]) -> None:
     for holds, message in rules:
         if not holds:
             raise BadRequest(message)
+
+
+def error_body(error: BaseException, status: int, kind: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's clients expect it, on one line."""
+    message = " ".join(str(error).split())
+    return {
+        "error": {"message": message, "type": kind or type(error).__name__, "param": None, "code": status}
+    }
