@@ -101,12 +101,9 @@ async def completions(session: Session, body: bytes) -> Answer:
 async def generate(session: Session, body: bytes) -> Answer:
     """`/inference/v1/generate`: token ids in, token ids and log-probabilities out."""
     fields = parse(body, GenerateFields)
+    fields.check()
     own = fields.sampling_params
-    require(
-        (not fields.stream, "stream: true is not supported on this route; send stream: false"),
-        (own.prompt_logprobs is None, "prompt_logprobs are not recorded; leave them out"),
-        (own.logprobs in (None, 0, 1), f"logprobs {own.logprobs} is not supported; send 0 or 1"),
-    )
+    require((own.prompt_logprobs is None, "prompt_logprobs are not recorded; leave them out"))
     asked, others = _ruled(session, msgspec.json.decode(body)["sampling_params"])
     llm = _bound(session, asked)
     most = sampling.bounded(own.max_tokens, session.llm.parameters)

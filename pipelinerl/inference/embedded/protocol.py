@@ -60,7 +60,22 @@ class GenerateFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     request_id: str | None = None
     cache_salt: str | None = None
     """The prefix cache shares among requests of one salt only."""
+    priority: int = 0
+    """vLLM takes others only where it schedules by them; here the first to come is the first."""
     stream: bool = False
+
+    def check(self) -> None:
+        """Raises BadRequest for what the token route never does."""
+        sampling = self.sampling_params
+        require(
+            (not self.stream, "stream: true is not supported on this route; send stream: false"),
+            (self.priority == 0, f"priority {self.priority} is not supported; send 0 or leave it out"),
+            # 1 is what clients of vLLM's token route send; the answer holds the sampled token's alone.
+            (
+                sampling.logprobs in (None, 0, 1),
+                f"logprobs {sampling.logprobs} is not supported; send 0 or 1",
+            ),
+        )
 
 
 class AbortFields(msgspec.Struct, forbid_unknown_fields=True):

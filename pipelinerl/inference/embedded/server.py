@@ -139,9 +139,9 @@ class EngineServer:
         self.engine.metrics.requests_received += 1
         fields = protocol.parse(await http.read(), protocol.GenerateFields)
         self._served.check_model(fields.model)
+        fields.check()
         sampling = fields.sampling_params
         protocol.require(
-            (not fields.stream, "stream: true is not supported on this route; send stream: false"),
             (
                 sampling.detokenize or not sampling.stops,
                 "stop strings need text; send detokenize: true with them",
