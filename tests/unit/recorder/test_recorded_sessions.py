@@ -60,6 +60,17 @@ async def test_a_dialogue_of_two_turns_is_trained_as_the_engine_sampled_it(
     assert sample.trainable_labels == len(both)
 
 
+async def test_a_reply_that_the_program_altered_is_rendered_anew(llm: TrainableLLM) -> None:
+    llm.parameters["seed"] = 1
+    async with recorded(llm) as (session, client):
+        answer = await client.chat.completions.create(model="m", messages=SAY)
+        text = answer.choices[0].message.content
+        altered: list[Any] = [{"role": "assistant", "content": f"{text}!"}, *SAY]
+        await client.chat.completions.create(model="m", messages=[*SAY, *altered])
+    first, second = session.texts(joined=True)
+    assert f"{text}!<|end|>" in second.prompt_text and first.output_tokens + second.output_tokens > 2
+
+
 async def test_routes_answer_in_the_shape_of_the_engine(engine: RunningEngine, llm: TrainableLLM) -> None:
     ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
     async with recorded(llm) as (session, client):
@@ -242,7 +253,7 @@ async def test_tools_go_to_the_engine_and_come_back_as_calls(tmp_path: Any) -> N
     assert [text.input_ids.tolist() for text in session.texts()] == [[1, 2, 3, 7, 8, 9]] * 2
 
 
-async def test_what_engines_failed_is_the_failure_of_the_rollout_unless_it_was_got_over(
+async def test_what_engines_failed_is_what_the_rollout_failed_of(
     tmp_path: Any,
 ) -> None:
     with FakeEngine(lambda prompt: [7, 8, 9]) as fake:
