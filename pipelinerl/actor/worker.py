@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 from omegaconf import DictConfig
 
+from pipelinerl import recorder
 from pipelinerl.actor.loop_lag import LoopLag
 from pipelinerl.actor.messages import (
     Announced,
@@ -218,7 +219,10 @@ async def _serve(cfg: Config, tree: DictConfig, index: int, channel: Channel) ->
         # A plain function occupies a thread for as long as its rollout runs, so there is one for each slot.
         threads = cfg.actor.llm_max_rollouts * len(engines)
         runner = RolloutRunner(policy, tree, train_llm, test_llm, fleet, session, cfg.actor, threads)
-        await Worker(index, channel, fleet, runner, news, frozen).serve()
+        try:
+            await Worker(index, channel, fleet, runner, news, frozen).serve()
+        finally:
+            await recorder.close()  # rollouts have ended; whoever still asks for one is not waited for
 
 
 def main() -> int:

@@ -1,12 +1,23 @@
-"""Bodies and stream chunks of the OpenAI routes, from sampled tokens; written by `openai_routes`."""
+"""Bodies and stream chunks of the generating routes, from sampled tokens.
 
-from typing import Any
+Written by `openai_routes`, `server` (the token route) and `pipelinerl.recorder`, which answers alike.
+"""
+
+from typing import Any, Protocol
 
 from transformers import PreTrainedTokenizerFast
 
 from pipelinerl.inference.embedded.openai_chat import read_tool_calls, reads_tool_calls
 from pipelinerl.inference.embedded.openai_fields import ChatFields, CompletionFields
-from pipelinerl.inference.embedded.sequence import Piece, Request
+from pipelinerl.inference.embedded.sequence import Piece
+
+
+class Prompted(Protocol):
+    """What an answer says of its request."""
+
+    @property
+    def prompt_ids(self) -> list[int]:
+        """The prompt as it was computed; asked for only where the answer holds it."""
 
 
 class Writer:
@@ -21,15 +32,15 @@ class Writer:
         self._names_ids = bool(fields.return_tokens_as_token_ids)
         self._ids = bool(fields.return_token_ids)
 
-    def choice(self, index: int, request: Request, piece: Piece) -> dict[str, Any]:
+    def choice(self, index: int, request: Prompted, piece: Piece) -> dict[str, Any]:
         """A choice of an answer."""
         raise NotImplementedError
 
-    def delta(self, index: int, request: Request, piece: Piece) -> dict[str, Any]:
+    def delta(self, index: int, request: Prompted, piece: Piece) -> dict[str, Any]:
         """A choice of a chunk."""
         raise NotImplementedError
 
-    def top(self, request: Request) -> dict[str, Any]:
+    def top(self, request: Prompted) -> dict[str, Any]:
         """What is said once for the whole answer."""
         return {}
 
@@ -58,7 +69,7 @@ class CompletionWriter(Writer):
         # Characters told so far, by choice: offsets go on from chunk to chunk.
         self._offsets: dict[int, int] = {}
 
-    def choice(self, index: int, request: Request, piece: Piece) -> dict[str, Any]:
+    def choice(self, index: int, request: Prompted, piece: Piece) -> dict[str, Any]:
         """A choice of an answer, or of a chunk."""
         return {
             **self._shared(index, piece),
@@ -97,19 +108,19 @@ class ChatWriter(Writer):
         # Text by choice, while it may still turn out to be a call.
         self._held: dict[int, str] = {}
 
-    def choice(self, index: int, request: Request, piece: Piece) -> dict[str, Any]:
+    def choice(self, index: int, request: Prompted, piece: Piece) -> dict[str, Any]:
         """A choice of an answer."""
-        text, calls = read_tool_calls(piece.text) if self._reads_calls else (piece.text, [])
+        text, calls = self._read(piece.text)
         message = {"role": "assistant", "content": text, "tool_calls": calls}
         return {**self._reply(index, piece, bool(calls)), "message": message}
 
-    def delta(self, index: int, request: Request, piece: Piece) -> dict[str, Any]:
+    def delta(self, index: int, request: Prompted, piece: Piece) -> dict[str, Any]:
         """A choice of a chunk; where tools may be called the text comes whole, with the last one."""
         content: str | None = piece.text
         calls: list[dict[str, Any]] = []
         if self._reads_calls:
             content = self._held[index] = self._held.get(index, "") + piece.text
-            content, calls = read_tool_calls(content) if piece.finish_reason else ("", [])
+            content, calls = self._read(content) if piece.finish_reason else ("", [])
         delta: dict[str, Any] = {"content": content}
         if piece.first:
             delta["role"] = "assistant"
@@ -117,7 +128,11 @@ class ChatWriter(Writer):
             delta["tool_calls"] = [{**call, "index": number} for number, call in enumerate(calls)]
         return {**self._reply(index, piece, bool(calls)), "delta": delta}
 
-    def top(self, request: Request) -> dict[str, Any]:
+    def _read(self, text: str) -> tuple[str | None, list[dict[str, Any]]]:
+        """Text and tool calls of a whole answer."""
+        return read_tool_calls(text) if self._reads_calls else (text, [])
+
+    def top(self, request: Prompted) -> dict[str, Any]:
         """What is said once for the whole answer."""
         return {"prompt_token_ids": request.prompt_ids} if self._ids else {}
 
@@ -131,3 +146,22 @@ class ChatWriter(Writer):
         if calls and piece.finish_reason == "stop":
             shared["finish_reason"] = "tool_calls"
         return {**shared, "logprobs": {"content": content} if self._logprobs else None}
+
+
+def token_choice(piece: Piece, logprobs: bool) -> dict[str, Any]:
+    """A choice of the token route; ids are repeated so that a client can check the pairing."""
+    pairs = zip(piece.token_ids, piece.logprobs, strict=True)
+    # vLLM 0.26 names the id as a text, later versions as a number; clients of either find theirs.
+    content: list[dict[str, Any]] = [
+        {"token": f"token_id:{token}", "token_id": token, "logprob": value} for token, value in pairs
+    ]
+    for entry, (token, value) in zip(content, piece.likeliest, strict=False):
+        entry["top_logprobs"] = [{"token": f"token_id:{token}", "token_id": token, "logprob": value}]
+    return {
+        "index": piece.index,
+        "token_ids": piece.token_ids,
+        "finish_reason": piece.finish_reason,
+        "stop_reason": piece.stop_reason,
+        "logprobs": {"content": content} if logprobs else None,
+        "weight_versions": piece.weight_versions,
+    }

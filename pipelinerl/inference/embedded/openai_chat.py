@@ -27,7 +27,7 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> str:
     extra = fields.chat_template_kwargs or {}
     if owned := sorted(set(extra) & _OWN_ARGUMENTS):
         raise BadRequest(f"chat_template_kwargs may not set {owned[0]!r}; it is decided by the request")
-    messages = [_message(one, position) for position, one in enumerate(fields.messages)]
+    messages = plain_messages(fields.messages)
     try:
         return render_chat(
             tokenizer,
@@ -39,6 +39,11 @@ def prompt_text(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> str:
     except (TemplateError, ValueError, TypeError, KeyError, AttributeError) as error:
         # A template runs the caller's data: what it trips over is the request's fault.
         raise BadRequest(f"the chat template refuses the messages: {error}") from None
+
+
+def plain_messages(messages: list[Message]) -> list[Message]:
+    """Messages as templates expect them: text as strings, arguments of calls as values. Raises BadRequest."""
+    return [_message(one, position) for position, one in enumerate(messages)]
 
 
 def reads_tool_calls(tokenizer: PreTrainedTokenizerFast, fields: ChatFields) -> bool:

@@ -23,8 +23,8 @@ from pipelinerl.inference.embedded.openai_fields import (
     CompletionFields,
     SharedFields,
 )
-from pipelinerl.inference.embedded.pending import PendingRequests, RequestFailed, error_body
-from pipelinerl.inference.embedded.protocol import parse
+from pipelinerl.inference.embedded.pending import PendingRequests, RequestFailed
+from pipelinerl.inference.embedded.protocol import error_body, parse
 from pipelinerl.inference.embedded.sequence import Request, usage
 from pipelinerl.inference.embedded.served import Served
 

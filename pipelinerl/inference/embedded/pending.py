@@ -6,7 +6,6 @@ Handlers of all routes wait here for the engine; everything in this file runs in
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from typing import Any
 
 from pipelinerl.inference.embedded.engine import Engine
 from pipelinerl.inference.embedded.protocol import BadRequest
@@ -90,11 +89,3 @@ class PendingRequests:
             raise QueueFull("the engine cannot generate any more")
         if self._sequences + count > self._capacity:
             raise QueueFull(f"{self._max_waiting} sequences are waiting already; try again later")
-
-
-def error_body(error: BaseException, status: int, kind: str | None = None) -> dict[str, Any]:
-    """An error as OpenAI's clients expect it, on one line."""
-    message = " ".join(str(error).split())
-    return {
-        "error": {"message": message, "type": kind or type(error).__name__, "param": None, "code": status}
-    }

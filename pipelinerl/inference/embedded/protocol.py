@@ -3,7 +3,7 @@
 `server` and `openai_routes` read them here; `served` checks their values against the model.
 """
 
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 import msgspec
 
@@ -60,7 +60,22 @@ class GenerateFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     request_id: str | None = None
     cache_salt: str | None = None
     """The prefix cache shares among requests of one salt only."""
+    priority: int = 0
+    """vLLM takes others only where it schedules by them; here the first to come is the first."""
     stream: bool = False
+
+    def check(self) -> None:
+        """Raises BadRequest for what the token route never does."""
+        sampling = self.sampling_params
+        require(
+            (not self.stream, "stream: true is not supported on this route; send stream: false"),
+            (self.priority == 0, f"priority {self.priority} is not supported; send 0 or leave it out"),
+            # 1 is what clients of vLLM's token route send; the answer holds the sampled token's alone.
+            (
+                sampling.logprobs in (None, 0, 1),
+                f"logprobs {sampling.logprobs} is not supported; send 0 or 1",
+            ),
+        )
 
 
 class AbortFields(msgspec.Struct, forbid_unknown_fields=True):
@@ -119,3 +134,11 @@ def require(*rules: tuple[bool, str]) -> None:
     for holds, message in rules:
         if not holds:
             raise BadRequest(message)
+
+
+def error_body(error: BaseException, status: int, kind: str | None = None) -> dict[str, Any]:
+    """An error as OpenAI's clients expect it, on one line."""
+    message = " ".join(str(error).split())
+    return {
+        "error": {"message": message, "type": kind or type(error).__name__, "param": None, "code": status}
+    }

@@ -9,6 +9,7 @@ from collections.abc import Sequence as SequenceOf
 import numpy as np
 import torch
 
+from pipelinerl.inference.answers import LOGPROB_FLOOR
 from pipelinerl.inference.embedded.sequence import Sequence
 
 
@@ -16,7 +17,8 @@ from pipelinerl.inference.embedded.sequence import Sequence
 def sample(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> tuple[list[int], list[float]]:
     """Draw one id per row of float32 `logits` [B, V]; its log-probability under the distribution drawn from.
 
-    Temperature 0 takes the most likely id and reports its log-probability at temperature 1.
+    Temperature 0 takes the most likely id and reports its log-probability at temperature 1. A sequence whose
+    request asks for `logprobs: 1` is told the most likely id as well.
     """
     _penalise(logits, sequences)
     temperatures = np.array([one.request.sampling.temperature for one in sequences], dtype=np.float32)
@@ -30,6 +32,10 @@ def sample(logits: torch.Tensor, sequences: SequenceOf[Sequence]) -> tuple[list[
     keys = logprobs if greedy.all() else logprobs + _noise(logprobs.shape[1], sequences, greedy)
     ids = keys.max(-1).indices
     chosen = logprobs.gather(1, ids[:, None])[:, 0]
+    for row, one in enumerate(sequences):
+        if one.request.sampling.logprobs:  # the pipeline asks for 0, and pays nothing
+            value, token = logprobs[row].max(-1)
+            one.likeliest.append((int(token), max(float(value), LOGPROB_FLOOR)))
     return ids.tolist(), chosen.tolist()
 
 

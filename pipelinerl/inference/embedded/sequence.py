@@ -31,6 +31,8 @@ class Piece:
     stop_reason: int | str | None
     first: bool
     """Whether the sequence begins here."""
+    likeliest: list[tuple[int, float]] = field(default_factory=list)
+    """The most likely id of each position, and its log-probability, where they are asked for."""
 
 
 # No `eq`: the scheduler searches lists of sequences, and == of arrays has no truth value.
@@ -56,6 +58,8 @@ class Sequence:
     shared: int = 0
     """Tokens that the leader will have computed for this one."""
     logprobs: list[float] = field(default_factory=list)
+    likeliest: list[tuple[int, float]] = field(default_factory=list)
+    """The most likely id of each position, where `logprobs: 1` asks for it."""
     spans: list[list] = field(default_factory=list)
     """[version, start, end] over output positions."""
     finish_reason: str | None = None
@@ -117,6 +121,7 @@ class Sequence:
             finish_reason=self.finish_reason,
             stop_reason=self.stop_reason,
             first=start == 0,
+            likeliest=self.likeliest[start:],
         )
 
 

@@ -104,8 +104,6 @@ class Served:
                 0 <= fields.min_tokens <= max_tokens,
                 f"min_tokens {fields.min_tokens} is not in [0, {max_tokens}]",
             ),
-            # 1 is what clients of vLLM's token route send; the answer holds the sampled token's alone.
-            (fields.logprobs in (None, 0, 1), f"logprobs {fields.logprobs} is not supported; send 0 or 1"),
             (
                 fields.prompt_logprobs in (None, 0),
                 f"prompt_logprobs {fields.prompt_logprobs} is not supported; send 0 or null",

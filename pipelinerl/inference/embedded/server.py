@@ -19,10 +19,11 @@ from aiohttp import web
 from pipelinerl.inference.embedded import protocol
 from pipelinerl.inference.embedded.engine import COMMAND_DEADLINE_S, Engine, EngineEnded
 from pipelinerl.inference.embedded.model import PackedModel
+from pipelinerl.inference.embedded.openai_answers import token_choice
 from pipelinerl.inference.embedded.openai_routes import OpenAIRoutes
-from pipelinerl.inference.embedded.pending import PendingRequests, QueueFull, RequestFailed, error_body
-from pipelinerl.inference.embedded.protocol import BadRequest, UnknownModel
-from pipelinerl.inference.embedded.sequence import Piece, usage
+from pipelinerl.inference.embedded.pending import PendingRequests, QueueFull, RequestFailed
+from pipelinerl.inference.embedded.protocol import BadRequest, UnknownModel, error_body
+from pipelinerl.inference.embedded.sequence import usage
 from pipelinerl.inference.embedded.served import Served
 from pipelinerl.inference.embedded.settings import EngineSettings
 from pipelinerl.inference.embedded.update_state import OutOfOrder
@@ -138,9 +139,9 @@ class EngineServer:
         self.engine.metrics.requests_received += 1
         fields = protocol.parse(await http.read(), protocol.GenerateFields)
         self._served.check_model(fields.model)
+        fields.check()
         sampling = fields.sampling_params
         protocol.require(
-            (not fields.stream, "stream: true is not supported on this route; send stream: false"),
             (
                 sampling.detokenize or not sampling.stops,
                 "stop strings need text; send detokenize: true with them",
@@ -155,7 +156,9 @@ class EngineServer:
             "request_id": request.request_id,
             "model": self._served.name,
             "created": created,
-            "choices": [_choice(one.piece(), sampling.logprobs is not None) for one in request.sequences],
+            "choices": [
+                token_choice(one.piece(), sampling.logprobs is not None) for one in request.sequences
+            ],
             "usage": usage([request]),
             "prompt_logprobs": request.prompt_logprobs(),
         }
@@ -319,21 +322,6 @@ async def _errors_as_json(
 
 def _json(value: Any, status: int = 200) -> web.Response:
     return web.Response(body=msgspec.json.encode(value), status=status, content_type="application/json")
-
-
-def _choice(piece: Piece, logprobs: bool) -> dict[str, Any]:
-    """A choice of the token route; ids are repeated so that a client can check the pairing."""
-    pairs = zip(piece.token_ids, piece.logprobs, strict=True)
-    # vLLM 0.26 names the id as a text, later versions as a number; clients of either find theirs.
-    content = [{"token": f"token_id:{token}", "token_id": token, "logprob": value} for token, value in pairs]
-    return {
-        "index": piece.index,
-        "token_ids": piece.token_ids,
-        "finish_reason": piece.finish_reason,
-        "stop_reason": piece.stop_reason,
-        "logprobs": {"content": content} if logprobs else None,
-        "weight_versions": piece.weight_versions,
-    }
 
 
 def _update_info(body: bytes) -> protocol.FileUpdateInfo:

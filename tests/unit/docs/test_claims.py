@@ -43,6 +43,13 @@ SENTENCES: dict[str, Claim] = MACHINES | {
             figure("gpu_privacy_rl", "rl: from the first to the last record"),
         ],
     ),
+    "recording endpoint": (
+        "docs/recorder.md",
+        r"takes (\S+) ms longer than one of the policy itself, and (\S+) ms with a bare",
+        lambda: [
+            figure("recorder", f"added to a call, {way}, median round") for way in ("openai", "aiohttp")
+        ],
+    ),
     "quickstart, shared prefixes": (
         "README.md",
         r"seeds 0 to 3,.*?trains (\S+) times as many texts a second as one that shares\s+nothing, "

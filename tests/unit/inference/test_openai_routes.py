@@ -304,6 +304,16 @@ async def test_the_token_route_takes_and_returns_what_clients_of_vllm_expect(fol
             assert [one["token"] for one in entries] == [f"token_id:{id_}" for id_ in choice["token_ids"]]
             assert [one["token_id"] for one in entries] == choice["token_ids"]
             assert all(one["logprob"] <= 0 for one in entries)
+            tops = [one["top_logprobs"] for one in entries if "top_logprobs" in one]
+            assert len(tops) == logprobs * len(entries)
+            for position, (top,) in enumerate(tops):
+                before = ids_of("Once") + choice["token_ids"][:position]
+                greedy = {"max_tokens": 1, "temperature": 0.0, "logprobs": 0}
+                asked_again = {"token_ids": before, "sampling_params": greedy}
+                (best,) = (await engine.post("/inference/v1/generate", asked_again))["choices"]
+                (expected,) = best["logprobs"]["content"]
+                assert top["token_id"] == expected["token_id"] and top["token"] == expected["token"]
+                assert top["logprob"] == pytest.approx(expected["logprob"], abs=1e-5)
 
 
 async def test_prompts_that_are_too_long_and_answers_of_no_token_are_refused_in_words(folder: Path) -> None:

@@ -1,0 +1,31 @@
+"""A program that knows nothing of training is trained through the recording endpoint, all processes real."""
+
+import pytest
+
+from pipelinerl.run_state.accounting import Outcome
+from tests.pipeline.conftest import ROOT, Start, records_of
+
+EXAMPLE = ROOT / "docs/examples/recorded"
+
+
+@pytest.mark.slow
+def test_a_program_of_the_standard_library_trains(start: Start) -> None:
+    run = start(
+        "--config-dir",
+        str(EXAMPLE / "conf"),
+        "+domain=recorded_guessing",
+        "hardware=cpu",
+        "model_path=domains/guessing/checkpoint",
+        "dataset_loader_params.count=4",
+        "finetune.gradient_accumulation_passes=16",
+        "finetune.max_train_steps=2",
+        "max_lag=64",
+        env={"PYTHONPATH": str(EXAMPLE)},
+    )
+    assert run.wait() == 0, run.err
+    assert run.summary()["completed_steps"] == 2 and not run.children()
+    assert run.counts().eval_ends[Outcome.EVAL_DONE] == 8
+    samples = [sample for group in records_of(run.output_dir, "actor") for sample in group]
+    assert samples and all(sample["weight_versions"] for sample in samples)
+    assert {sample["metadata"].get("exact_versions", True) for sample in samples} == {True}
+    assert any(0 < sample["reward"] < 1 for sample in samples)

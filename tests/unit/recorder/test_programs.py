@@ -1,0 +1,101 @@
+"""Programs in processes of their own: what they print, how they fail, and that none is left."""
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncIterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from pipelinerl import recorder
+from pipelinerl.inference.client import EngineUnavailable
+from pipelinerl.llm import TrainableLLM
+from pipelinerl.recorder import ProgramFailed
+from tests.support.engine_harness import until
+from tests.support.fake_engine import FakeEngine, said
+from tests.support.tiny_model import save_model
+
+ASKS = """
+import json, os, urllib.request
+url = os.environ["OPENAI_BASE_URL"] + "/completions"
+request = urllib.request.Request(url, b'{"prompt": "hi"}', {"Content-Type": "application/json"})
+print(json.load(urllib.request.urlopen(request, timeout=60))["choices"][0]["text"], input())
+"""
+STARTS_ANOTHER = """
+import subprocess, sys, time
+subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)", "MARK"])
+open("MARK", "w").close()
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+async def fake() -> AsyncIterator[FakeEngine]:
+    with FakeEngine(said("yes")) as running:
+        yield running
+
+
+@pytest.fixture
+def fake_llm(fake: FakeEngine, tmp_path: Path) -> TrainableLLM:
+    return TrainableLLM(
+        model_name=str(save_model(tmp_path)), base_url=fake.url, context_size=512, max_retries=0
+    )
+
+
+def running(mark: str) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter(["cmdline", "status"]):
+        words = process.info["cmdline"] or []
+        if mark in " ".join(words) and process.info["status"] != psutil.STATUS_ZOMBIE:
+            found.append(process)
+    return found
+
+
+async def test_a_program_of_the_standard_library_is_a_rollout(fake_llm: TrainableLLM) -> None:
+    async with recorder.session(fake_llm) as session:
+        printed = await session.run([sys.executable, "-c", ASKS], deadline_s=60, stdin="sir\n")
+        (text,) = session.texts()
+    assert printed == "yes sir\n" and text.output_text == "yes<e>"
+
+
+async def test_a_program_that_fails_is_named_with_its_last_line(fake_llm: TrainableLLM) -> None:
+    async with recorder.session(fake_llm) as session:
+        with pytest.raises(ProgramFailed, match=r"ended with status 1: ValueError: no luck$"):
+            await session.run([sys.executable, "-c", "raise ValueError('no luck')"], deadline_s=60)
+        with pytest.raises(ProgramFailed, match="status 127: /no/such cannot be started"):
+            await session.run(["/no/such"], deadline_s=60)
+
+
+async def test_a_program_that_an_engine_failed_fails_by_the_engine(
+    fake: FakeEngine, fake_llm: TrainableLLM
+) -> None:
+    fake.always = 500
+    async with recorder.session(fake_llm) as session:
+        with pytest.raises(EngineUnavailable, match="told to say 500"):
+            await session.run([sys.executable, "-c", ASKS], deadline_s=60)
+        assert session.calls == []
+
+
+@pytest.mark.parametrize("given_up", [False, True])
+async def test_a_program_and_what_it_started_end_at_the_deadline_and_with_the_rollout(
+    fake_llm: TrainableLLM, tmp_path: Path, given_up: bool
+) -> None:
+    mark = str(tmp_path / f"mark-{os.getpid()}")
+    program = [sys.executable, "-c", STARTS_ANOTHER.replace("MARK", mark)]
+
+    async def play(deadline_s: float) -> None:
+        async with recorder.session(fake_llm) as session:
+            await session.run(program, deadline_s=deadline_s)
+
+    task = asyncio.create_task(play(120 if given_up else 1.0))
+    if given_up:
+        await until(Path(mark).exists)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    else:
+        with pytest.raises(ProgramFailed, match="waited 1 s for the program"):
+            await task
+    await until(lambda: not running(mark), 20)

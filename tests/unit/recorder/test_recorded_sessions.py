@@ -1,0 +1,282 @@
+"""What the `openai` client asks of a session, and what is trained of it."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import aiohttp
+import numpy as np
+import openai
+import pytest
+
+from pipelinerl import recorder
+from pipelinerl.finetune.rl.sample import samples_of
+from pipelinerl.inference.client import EngineUnavailable
+from pipelinerl.llm import TrainableLLM
+from pipelinerl.recorder import Session
+from pipelinerl.rollouts import ROLLOUT_ORIGIN, RolloutOrigin
+from tests.support.engine_harness import RunningEngine, full_logprobs, reference, until
+from tests.support.fake_engine import FakeEngine
+from tests.support.tiny_model import save_model
+
+SAY: list[Any] = [{"role": "user", "content": "Say something."}]
+WEATHER: Any = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
+
+
+@asynccontextmanager
+async def recorded(llm: TrainableLLM, **options: Any) -> AsyncIterator[tuple[Session, openai.AsyncOpenAI]]:
+    async with (
+        recorder.session(llm, **options) as session,
+        openai.AsyncOpenAI(base_url=session.base_url, api_key="none", max_retries=0, timeout=60) as client,
+    ):
+        yield session, client
+
+
+async def test_a_dialogue_of_two_turns_is_trained_as_the_engine_sampled_it(
+    engine: RunningEngine, llm: TrainableLLM
+) -> None:
+    await engine.post("/update_weight_version", {"weight_version": "48"})
+    messages = list(SAY)
+    async with recorded(llm) as (session, client):
+        for _ in range(2):
+            answer = await client.chat.completions.create(model="any", messages=messages)
+            reply = answer.choices[0].message
+            messages += [reply.model_dump(), {"role": "user", "content": "More."}]
+        assert answer.usage and answer.usage.completion_tokens == len(session.calls[1].output_token_ids)
+    first, second = session.texts()
+    assert first.text.startswith("<|start|>user\nSay something.<|end|>")
+    assert second.input_ids[: len(first.input_ids)].tolist() == first.input_ids.tolist()
+    (text,) = session.texts(joined=True)
+    assert text.input_ids.tolist() == second.input_ids.tolist()
+    learned = text.labels != -100
+    both = [*first.labels[first.labels != -100], *second.labels[second.labels != -100]]
+    assert text.labels[learned].tolist() == both and text.output_tokens == len(both) == len(text.logprobs)
+    assert text.weight_versions == [(48, 0, len(both))]
+    assert text.prompt_text == first.prompt_text
+    expected = full_logprobs(reference(engine.server.settings.model), text.input_ids, temperature=0.8)
+    assert text.logprobs == pytest.approx(expected[learned[1:]].tolist(), abs=1e-4)
+    (sample,) = samples_of([text], RolloutOrigin("g", 0, 48, training=True))
+    assert sample.trainable_labels == len(both)
+
+
+async def test_a_reply_that_the_program_altered_is_rendered_anew(llm: TrainableLLM) -> None:
+    llm.parameters["seed"] = 1
+    async with recorded(llm) as (session, client):
+        answer = await client.chat.completions.create(model="m", messages=SAY)
+        text = answer.choices[0].message.content
+        altered: list[Any] = [{"role": "assistant", "content": f"{text}!"}, *SAY]
+        await client.chat.completions.create(model="m", messages=[*SAY, *altered])
+    first, second = session.texts(joined=True)
+    assert f"{text}!<|end|>" in second.prompt_text and first.output_tokens + second.output_tokens > 2
+
+
+async def test_routes_answer_in_the_shape_of_the_engine(engine: RunningEngine, llm: TrainableLLM) -> None:
+    ids = {"return_token_ids": True, "return_tokens_as_token_ids": True}
+    async with recorded(llm) as (session, client):
+        answer = await client.chat.completions.create(
+            model="gpt", messages=SAY, logprobs=True, max_tokens=3, extra_body=ids
+        )
+        text = await client.completions.create(
+            model="gpt", prompt=["Once", "Two"], logprobs=0, extra_body=ids
+        )
+        token_route = session.base_url.removesuffix("/v1") + "/inference/v1/generate"
+        sampling = {"max_tokens": 4, "logprobs": 1, "skip_special_tokens": False, "stop_token_ids": [0]}
+        body = {"model": "gpt", "token_ids": [70, 71], "sampling_params": sampling}
+        raw = await engine.session.post(token_route, json=body)
+        generated = await raw.json()
+        (model,) = [one async for one in client.models.list()]
+        assert (await client.models.retrieve("gpt")).id == "gpt"
+        chat, *asked, route = session.calls
+    assert model.id == llm.model_name and model.max_model_len == 512  # type: ignore[attr-defined]
+    (choice,) = answer.choices
+    assert answer.prompt_token_ids == chat.prompt_token_ids.tolist()  # type: ignore[attr-defined]
+    assert choice.token_ids == chat.output_token_ids.tolist()  # type: ignore[attr-defined]
+    assert len(chat.output_token_ids) <= 3, "a program may ask for less than the run allows"
+    assert choice.logprobs and choice.logprobs.content
+    for entry, own in zip(choice.logprobs.content, chat.logprobs, strict=True):
+        assert entry.token == f"token_id:{own.token_id}" and entry.logprob == pytest.approx(own.logprob)
+    assert [one.index for one in text.choices] == [0, 1]
+    for one, call in zip(text.choices, asked, strict=True):
+        assert one.token_ids == call.output_token_ids.tolist()  # type: ignore[attr-defined]
+        assert one.text == call.output.content
+    (raw_choice,) = generated["choices"]
+    assert raw_choice["token_ids"] == route.output_token_ids.tolist()
+    named = [entry["token"] for entry in raw_choice["logprobs"]["content"]]
+    assert named == [f"token_id:{token}" for token in raw_choice["token_ids"]]
+    assert raw_choice["weight_versions"][0]["version"] == "default"
+    assert len(session.texts()) == 4 == len(session.texts(joined=True))
+
+
+async def test_a_stream_is_what_the_client_takes(llm: TrainableLLM) -> None:
+    async with recorded(llm) as (session, client):
+        stream = await client.chat.completions.create(
+            model="m", messages=SAY, stream=True, stream_options={"include_usage": True}
+        )
+        chunks = [one async for one in stream]
+        plain = await client.completions.create(model="m", prompt="Once", stream=True)
+        text = "".join([one.choices[0].text async for one in plain])
+        chat, completion = session.calls
+    first, usage = chunks
+    delta = first.choices[0]
+    assert (delta.delta.role, delta.delta.content) == ("assistant", chat.output.content)
+    assert delta.finish_reason == chat.llm_info["finish_reason"] and text == completion.output.content
+    assert usage.usage and usage.usage.completion_tokens == chat.output_length_tokens
+
+
+async def test_a_stop_string_ends_the_text_and_its_ids_stay(llm: TrainableLLM) -> None:
+    llm.parameters |= {"max_tokens": 60, "seed": 1}
+    async with recorded(llm) as (session, client):
+        free = await client.completions.create(model="m", prompt="Once")
+        stop = next(one for one in free.choices[0].text[5:] if one.isascii())
+        cut = await client.completions.create(model="m", prompt="Once", stop=["never there", stop])
+        call = session.calls[1]
+    assert cut.choices[0].text == free.choices[0].text.partition(stop)[0]
+    assert (call.output.content or "").endswith(stop) and session.texts()[1].finished
+
+
+RULES: list[tuple[dict[str, Any], str]] = [
+    ({"temperature": 0.2}, "temperature 0.2 is not the run's 0.8; leave it out, or"),
+    ({"top_p": 0.9}, "top_p 0.9 is not the run's 1.0"),
+    ({"seed": 3}, "seed 3 is not the run's None"),
+    ({"top_k": 20}, "top_k 20 is not the run's 0"),
+    ({"presence_penalty": 0.5}, "presence_penalty 0.5"),
+    ({"ignore_eos": True}, "ignore_eos True"),
+]
+
+
+async def test_sampling_that_is_not_the_runs_is_refused_or_overridden_visibly(llm: TrainableLLM) -> None:
+    async with recorded(llm) as (session, client):
+        for fields, message in RULES:
+            with pytest.raises(openai.BadRequestError) as refused:
+                await client.chat.completions.create(model="m", messages=SAY, extra_body=fields)
+            assert message in refused.value.message and "\n" not in refused.value.message
+            body = {"token_ids": [70], "sampling_params": fields}
+            route = session.base_url.removesuffix("/v1") + "/inference/v1/generate"
+            with pytest.raises(openai.BadRequestError, match=message.split(" is ")[0]):
+                await client.post(route, body=body, cast_to=object)
+        assert session.calls == []
+        await client.chat.completions.create(
+            model="m", messages=SAY, temperature=0.8, top_p=1.0, extra_body={"top_k": -1}
+        )
+    assert "overridden" not in session.texts()[0].metadata
+    async with recorded(llm, override=True) as (session, client):
+        for fields, _ in RULES:
+            await client.chat.completions.create(model="m", messages=SAY, extra_body=fields)
+    assert [text.metadata["overridden"] for text in session.texts()] == [fields for fields, _ in RULES]
+
+
+async def test_what_cannot_be_served_is_one_line(llm: TrainableLLM) -> None:
+    refusals: list[tuple[dict[str, Any], str]] = [
+        ({"n": 2}, "n 2 is not supported"),
+        ({"max_tokens": 0}, "max_tokens 0 asks for no token"),
+        ({"response_format": {"type": "json_object"}}, "'json_object' is not supported"),
+        ({"extra_body": {"best_of": 2}}, "best_of"),
+        ({"messages": [{"role": "user", "content": "a" * 600}]}, "shorten it"),
+        ({"messages": [*SAY, {"role": "system", "content": "x"}]}, "system comes first"),
+    ]
+    async with recorded(llm) as (session, client):
+        for fields, message in refusals:
+            with pytest.raises(openai.BadRequestError, match=message) as refused:
+                await client.chat.completions.create(**{"model": "m", "messages": SAY, **fields})
+            assert "\n" not in refused.value.message
+        with pytest.raises(openai.NotFoundError, match="POST /v1/embeddings: Not Found"):
+            await client.embeddings.create(model="m", input="a")
+        assert session.calls == [] and session.failure is None
+
+
+async def test_a_session_that_has_ended_or_never_was_is_a_404_of_one_line(llm: TrainableLLM) -> None:
+    async with recorded(llm) as (session, _):
+        pass
+    unknown = session.base_url.rpartition("/r/")[0] + "/r/guessed/v1"
+    for base_url in (session.base_url, unknown):
+        async with openai.AsyncOpenAI(base_url=base_url, api_key="none", max_retries=0) as client:
+            with pytest.raises(openai.NotFoundError, match="it has ended, or never began"):
+                await client.chat.completions.create(model="m", messages=SAY)
+            with pytest.raises(openai.NotFoundError):
+                await client.models.list()
+
+
+async def test_calls_of_a_session_may_run_at_the_same_time_and_keep_their_order(
+    engine: RunningEngine, llm: TrainableLLM
+) -> None:
+    seen = []
+    token = ROLLOUT_ORIGIN.set(RolloutOrigin("group", 1, 0, training=True))
+    async with recorded(llm) as (session, client):
+        ROLLOUT_ORIGIN.reset(token)
+        say = [[{"role": "user", "content": str(number)}] for number in range(6)]
+        await asyncio.gather(
+            *(client.chat.completions.create(model="m", messages=one) for one in say)  # type: ignore[arg-type]
+        )
+        async with recorded(llm) as (other, another):
+            await another.chat.completions.create(model="m", messages=SAY)
+            assert len(other.calls) == 1
+        seen = sorted(call.prompt.messages[0]["content"] for call in session.calls)
+    assert seen == list("012345") and len(session.texts(joined=True)) == 6
+    assert session._context[ROLLOUT_ORIGIN] == RolloutOrigin("group", 1, 0, training=True)
+
+
+async def test_a_call_under_way_ends_with_its_session_and_with_its_program(
+    engine: RunningEngine, llm: TrainableLLM
+) -> None:
+    llm.parameters |= {"max_tokens": 400, "ignore_eos": True}
+    await engine.post("/pause?mode=keep&clear_cache=false")
+    async with recorded(llm) as (session, client):
+        hung_up = asyncio.create_task(client.chat.completions.create(model="m", messages=SAY))
+        await until(lambda: len(session._running) == 1)
+        hung_up.cancel()
+        await until(lambda: not session._running)
+        late = asyncio.create_task(client.chat.completions.create(model="m", messages=SAY))
+        await until(lambda: len(session._running) == 1)
+        await session.end()
+        with pytest.raises(openai.NotFoundError, match="has ended"):
+            await late
+    await engine.post("/resume")
+    await until(lambda: engine.server._pending._sequences == 0)
+    assert session.calls == []
+
+
+async def test_tools_go_to_the_engine_and_come_back_as_calls(tmp_path: Any) -> None:
+    with FakeEngine(lambda prompt: [7, 8, 9], version="4") as fake:
+        llm = TrainableLLM(model_name=str(save_model(tmp_path)), base_url=fake.url, context_size=512)
+        async with recorded(llm) as (session, client):
+            answer = await client.chat.completions.create(model="m", messages=SAY, tools=[WEATHER])
+            stream = await client.chat.completions.create(
+                model="m", messages=SAY, tools=[WEATHER], stream=True
+            )
+            (chunk,) = [one async for one in stream]
+    (choice,) = answer.choices
+    assert choice.message.tool_calls and choice.finish_reason == "tool_calls"
+    call = choice.message.tool_calls[0]
+    assert (call.type, call.function.name) == ("function", "weather")  # type: ignore[union-attr]
+    assert chunk.choices[0].delta.tool_calls and chunk.choices[0].finish_reason == "tool_calls"
+    assert [text.input_ids.tolist() for text in session.texts()] == [[1, 2, 3, 7, 8, 9]] * 2
+
+
+async def test_what_engines_failed_is_what_the_rollout_failed_of(
+    tmp_path: Any,
+) -> None:
+    with FakeEngine(lambda prompt: [7, 8, 9]) as fake:
+        llm = TrainableLLM(
+            model_name=str(save_model(tmp_path)), base_url=fake.url, context_size=512, max_retries=0
+        )
+        fake.misbehave.append(500)
+        async with recorded(llm) as (session, client):
+            with pytest.raises(openai.InternalServerError, match="told to say 500"):
+                await client.completions.create(model="m", prompt="a")
+            assert isinstance(session.failure, EngineUnavailable)
+            await client.completions.create(model="m", prompt="a")
+            assert session.failure is None and len(session.texts()) == 1
+        fake.misbehave.append(500)
+        with pytest.raises(EngineUnavailable, match="told to say 500") as failed:
+            async with recorded(llm) as (_, client):
+                await client.completions.create(model="m", prompt="a")
+        assert isinstance(failed.value.__cause__, openai.InternalServerError)
+
+
+async def test_a_broken_body_is_a_400(llm: TrainableLLM) -> None:
+    async with recorded(llm) as (session, _), aiohttp.ClientSession() as http:
+        for body in (b"{", b"\x00", b'{"messages": 3}'):
+            async with http.post(f"{session.base_url}/chat/completions", data=body) as answer:
+                assert answer.status == 400 and "error" in await answer.json()
+        assert np.all([call is None for call in session._answers])
