@@ -26,7 +26,9 @@ from tests.support.tiny_model import build_tokenizer, causal_lm
 ROOT = Path(__file__).resolve().parents[2]
 DEADLINE_S = 240.0
 GONE_S = 30.0
-SMALL = ["finetune.attempts=4", "finetune.gradient_accumulation_passes=16", "wandb.use_wandb=false"]
+NO_PAGE = "observe.rollout_page=false"
+"""The page of rollouts takes longer than a step; `test_readme.py` has a run that writes it."""
+SMALL = ["finetune.attempts=4", "finetune.gradient_accumulation_passes=16", "wandb.use_wandb=false", NO_PAGE]
 """Groups of four and steps of 16 samples, unless a run asks for others; wandb starts slower than it steps."""
 
 
