@@ -4,6 +4,7 @@ import json
 import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -47,6 +48,13 @@ def evaluations(out: Path) -> list[tuple[int, Values]]:
     """(weight version, values per held-out chain) of each evaluation of a run, in order."""
     with read_stream(SingleStreamSpec(out, "stats_test")) as reader:
         return [(int(record["version"]), record["values"]) for record in reader.read_available()]
+
+
+def texts_per_s(records: Sequence[Mapping[str, Any]]) -> float:
+    """Between the ends of the first and the last optimizer step."""
+    steps = [(record["stats/samples"], record["time"]) for record in records if "stats/samples" in record]
+    (first, began), (last, ended) = steps[0], steps[-1]
+    return float((last - first) / (ended - began))
 
 
 def paired(pairs: Sequence[tuple[Values, Values]], metric: str) -> tuple[Interval, Interval, Interval]:

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._figures import Figure, at_most, command_line, report
-from pipelinerl.rollouts import MASKED_TOKEN_ID
+from pipelinerl.rollouts import MASKED_TOKEN_ID, TrainingText
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 from tests.support.browser import PROGRAM, open_browser
 
@@ -52,29 +52,21 @@ def _group(name: str, version: int, texts: int, rng: np.random.Generator) -> Ite
             labels = ids.copy()
             labels[:PROMPT] = MASKED_TOKEN_ID
             answer = f"{step} {WORD} " * 20
-            yield {
-                "text": prompt + answer,
-                "n_predicted": len(answer),
-                "reward": float(rng.random()),
-                "logprobs": -rng.random(OUTPUT).astype(np.float32),
-                "ref_logprobs": np.empty(0, np.float32),
-                "input_ids": ids,
-                "labels": labels,
-                "group_id": name,
-                "finished": True,
-                "prompt_tokens": PROMPT,
-                "output_tokens": OUTPUT,
-                "visual_features": None,
-                "weight_versions": [[version, 0, OUTPUT]],
-                "situation": f"turn:{step}",
-                "position": "end",
-                "role": None,
-                "loss_weight": 1.0,
-                "masked": False,
-                "padding_value": None,
-                "padding_reward": None,
-                "finish_reason": "stop",
-                "metadata": {
+            yield TrainingText(
+                text=prompt + answer,
+                n_predicted=len(answer),
+                reward=float(rng.random()),
+                logprobs=-rng.random(OUTPUT).astype(np.float32),
+                input_ids=ids,
+                labels=labels,
+                group_id=name,
+                finished=True,
+                prompt_tokens=PROMPT,
+                output_tokens=OUTPUT,
+                weight_versions=[(version, 0, OUTPUT)],
+                situation=f"turn:{step}",
+                finish_reason="stop",
+                metadata={
                     "rollout_index": attempt,
                     "step_index": step,
                     "model_version": version,
@@ -82,7 +74,7 @@ def _group(name: str, version: int, texts: int, rng: np.random.Generator) -> Ite
                     "reward_privacy": -0.25 * (attempt == 3),
                     "stage": "plan",
                 },
-            }
+            ).to_record()
 
 
 def _batch(records: list[dict[str, Any]], step: int) -> dict[str, Any]:

@@ -24,6 +24,7 @@ from typing import Any
 
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, report, write_json
 from benchmarks._pretrained_figure import draw
+from benchmarks._runs import texts_per_s
 from benchmarks.gpu import runs
 from benchmarks.gpu.runs import LimitedRun
 from domains.reasoning_gym import load_problems
@@ -70,12 +71,11 @@ def start(options: Any, seed: int, place: int) -> LimitedRun:
     return LimitedRun(command, options.work / f"seed_{seed}.log", {**os.environ, "HF_HUB_OFFLINE": "1"})
 
 
-def curve_of(out: Path, evaluations: Sequence[Evaluation]) -> list[dict[str, float]]:
+def curve_of(steps: Sequence[Mapping[str, Any]], evaluations: Sequence[Evaluation]) -> list[dict[str, float]]:
     """Of each pass: texts trained by then, minutes since training began, and the share of right answers.
 
-    Minutes count from the end of the first optimizer step.
+    `steps` are the trainer's records of its optimizer steps; minutes count from the end of the first.
     """
-    steps = [row for row in read_metrics(out, "finetune") if "stats/samples" in row]
     rows = []
     for one in evaluations:
         before = [row["time"] for row in steps if row["stats/samples"] <= one.version]
@@ -93,24 +93,22 @@ def row_of(seed: int, out: Path, seconds: float, status: int) -> dict[str, Any]:
     cfg = load(out)
     problems = load_problems(list(cfg.test_dataset_names), **dict(cfg.dataset_loader_params))
     first, last = evaluations[0], evaluations[-1]
-    steps = [row for row in read_metrics(out, "finetune") if "stats/samples" in row]
-    span = steps[-1]["time"] - steps[0]["time"]
+    records = read_metrics(out, "finetune")
+    steps = [row for row in records if "stats/samples" in row]
     return {
         "seed": seed,
         "status": status,
         "total_s": seconds,
         "steps": steps[-1]["stats/completed_steps"],
-        "training_s": span,
-        "samples_per_s": (steps[-1]["stats/samples"] - steps[0]["stats/samples"]) / span,
+        "training_s": steps[-1]["time"] - steps[0]["time"],
+        "samples_per_s": texts_per_s(records),
         "tasks": [problem["task"] for problem in problems],
         "before": [value or 0.0 for value in first.values["success"]],
         "after": [value or 0.0 for value in last.values["success"]],
         "failed": [sum(value is None for value in one.values["success"]) for one in (first, last)],
         "texts": last.version,
-        "parity": {
-            name: max(runs.values(read_metrics(out, "finetune"), name), default=None) for name in PARITY
-        },
-        "curve": curve_of(out, evaluations),
+        "parity": {name: max(runs.values(records, name), default=None) for name in PARITY},
+        "curve": curve_of(steps, evaluations),
     }
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks._figures import RESULTS, Figure, at_least, command_line, report, write_json
-from benchmarks._runs import evaluations, launch, paired
+from benchmarks._runs import evaluations, launch, paired, texts_per_s
 from pipelinerl.observe.history import read_metrics, series
 from pipelinerl.observe.intervals import Interval, known
 
@@ -37,13 +37,6 @@ def pinned(out: Path, overrides: Sequence[str], cores: Sequence[int]) -> None:
     """One run on these cores: whoever starts a process hands on where it may run."""
     os.sched_setaffinity(0, cores)  # of this thread
     launch(out, overrides)
-
-
-def texts_per_s(records: Sequence[Mapping[str, Any]]) -> float:
-    """Between the ends of the first and the last optimizer step."""
-    steps = [(record["stats/samples"], record["time"]) for record in records if "stats/samples" in record]
-    (first, began), (last, ended) = steps[0], steps[-1]
-    return float((last - first) / (ended - began))
 
 
 def row_of(run: Path) -> dict[str, Any]:

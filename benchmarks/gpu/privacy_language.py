@@ -34,8 +34,7 @@ from benchmarks import arms
 from benchmarks._figures import RESULTS, Figure, at_least, at_most, command_line, machine, report, write_json
 from benchmarks._runs import evaluations
 from benchmarks.gpu import runs
-from benchmarks.gpu.side_by_side import Task, run_all
-from benchmarks.gpu.trl import cards, on_loopback
+from benchmarks.gpu.side_by_side import Task, run_all, slots
 from pipelinerl.observe.intervals import Interval, bootstrap, known
 
 PRESET = ("+domain=privacy_hopqa", "+preset=privacy_hopqa_pretrained")
@@ -231,15 +230,6 @@ def tasks_of(place: Place, stage: str) -> list[Task]:
     return [task for task in tasks if task.name not in rows]
 
 
-def slots_of(options: argparse.Namespace, stage: str) -> list[dict[str, str]]:
-    """The environment of each place where a task can run: a card, or a share of one."""
-    base = on_loopback()
-    shares = 1 if stage == "supervised" else options.per_card
-    if options.hardware == "cpu":
-        return [base | {"OMP_NUM_THREADS": "1"}] * shares
-    return [base | {"CUDA_VISIBLE_DEVICES": card} for _ in range(shares) for card in cards()]
-
-
 def main() -> int:
     options = command_line(__doc__, stages=STAGES, arms=arms.ARMS)
     runs.leave_in_order()
@@ -251,7 +241,8 @@ def main() -> int:
     os.makedirs(options.work, exist_ok=True)
     for stage in options.stages:
         left = tasks_of(place, stage)
-        if left and not run_all(left, slots_of(options, stage), end, LEAST_S[stage]):
+        shares = 1 if stage == "supervised" else options.per_card
+        if left and not run_all(left, slots(options.hardware, shares), end, LEAST_S[stage]):
             break  # what follows needs this stage, or there is no time
     rows = place.rows()
     settings = {"hardware": options.hardware, "steps": options.steps, "chains": options.chains}

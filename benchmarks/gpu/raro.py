@@ -31,13 +31,13 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from benchmarks._figures import RESULTS, ROOT, command_line, machine
-from benchmarks._processes import stop
 from benchmarks._raro_arithmetic import write_files
 from benchmarks._raro_figure import draw
 from benchmarks._raro_runs import Step, arms_of, read, write
 from benchmarks._raro_table import Arm, RunResult, lines, table
 from benchmarks.gpu.raro_start import MARK
-from benchmarks.gpu.runs import KEPT_BYTES, LimitedRun, launcher, leave_in_order, survived
+from benchmarks.gpu.runs import KEPT_BYTES, STOP_S, LimitedRun, launcher, leave_in_order, survived
+from benchmarks.gpu.side_by_side import Task, run_all, slots
 from benchmarks.gpu.trl import on_loopback
 
 ARMS = arms_of("raro") | {
@@ -52,10 +52,8 @@ COMPARED = ("raro", "rlvr", "sft")
 """The slow runs first, so that they do not end alone."""
 ABLATIONS = ("no_tie", "no_replay", "half")
 ATTEMPTS = 16
-POLL_S = 0.5
 LEAST_S = 150.0
 """With less left no run is started: its engine would hardly be up."""
-STOP_S = 30.0
 BUNDLED = ROOT / "domains/raro/checkpoint"
 KV_BYTES = 6 * 2**30
 """Of each engine; with a size of its own no engine measures what others on its card take."""
@@ -155,7 +153,11 @@ class Plan:
         mark = self.run_folder(arm, seed) / "launcher" / "completed.json"
         return mark.is_file() and int(json.loads(mark.read_text())["steps"]) >= self.steps(ARMS[arm])
 
-    def overrides(self, name: str, seed: int, slot: int) -> list[str]:
+    def unfinished(self, queue: Sequence[tuple[str, int]]) -> list[tuple[str, int]]:
+        """Those of the runs, by arm and seed, that are not at their end."""
+        return [key for key in queue if not self.is_finished(*key)]
+
+    def overrides(self, name: str, seed: int) -> list[str]:
         """A run's configuration; `slot` counts those that may run at the same time."""
         arm, setting = ARMS[name], self.setting
         texts, steps = setting.step.texts(arm), self.steps(arm)
@@ -166,7 +168,6 @@ class Plan:
             f"hardware={self.hardware}",
             f"model_path={self.start}",
             f"seed={seed}",
-            f"engine.port={8100 + 20 * slot}",
             f"finetune.max_train_steps={steps}",
             f"finetune.gradient_accumulation_passes={texts}",
             f"finetune.save_checkpoint_steps={max(1, steps // 8)}",
@@ -245,53 +246,18 @@ def make_start(plan: Plan, end: float) -> bool:
     return status == 0
 
 
-class Slots:
-    """Runs beside each other, a number of them on each card, until none is left or the time is over."""
+def task_of(plan: Plan, out: Path, name: str, seed: int) -> Task:
+    """A run of the launcher; the table is written anew behind it."""
+    folder = plan.run_folder(name, seed)
 
-    def __init__(self, plan: Plan, out: Path, cards: Sequence[str], per_card: int) -> None:
-        self.plan, self.out = plan, out
-        self.cards = [card for _ in range(per_card) for card in cards]
-        self.running = dict[int, tuple[tuple[str, int], LimitedRun]]()
+    def keep(status: int) -> bool:
+        done = status == 0 and plan.is_finished(name, seed)
+        if done:
+            write_all(plan, out)
+        return done
 
-    def work_off(self, queue: list[tuple[str, int]], end: float) -> list[tuple[str, int]]:
-        """Returns the runs that are not at their end."""
-        left = list(queue)
-        try:
-            while queue or self.running:
-                now = time.monotonic()
-                if now > end - STOP_S or (not self.running and now > end - LEAST_S):
-                    break
-                for slot in range(len(self.cards)):
-                    if slot not in self.running and queue and now < end - LEAST_S:
-                        self._start(slot, *queue.pop(0))
-                for slot, (key, run) in list(self.running.items()):
-                    if run.process.poll() is not None:
-                        self._ended(slot, key, run, left)
-                time.sleep(POLL_S)
-        finally:
-            stop(*(run.process for _, run in self.running.values()), wait_s=STOP_S)
-        return left
-
-    def _start(self, slot: int, name: str, seed: int) -> None:
-        out = self.plan.run_folder(name, seed)
-        command = launcher(out, self.plan.overrides(name, seed, slot))
-        env = on_loopback() | ({"CUDA_VISIBLE_DEVICES": card} if (card := self.cards[slot]) else {})
-        self.running[slot] = ((name, seed), LimitedRun(command, out.with_suffix(".log"), env))
-        print(f"{name} seed {seed}: started on card {card or 'none'}", flush=True)
-
-    def _ended(self, slot: int, key: tuple[str, int], run: LimitedRun, left: list[tuple[str, int]]) -> None:
-        del self.running[slot]
-        print(f"{key[0]} seed {key[1]}: ended after {run.seconds:.0f} s", flush=True)
-        if run.process.returncode == 0 and self.plan.is_finished(*key):
-            left.remove(key)
-            write_all(self.plan, self.out)
-        else:
-            print(run.said(15), flush=True)
-
-
-def cards_of(hardware: str) -> list[str]:
-    """Ids of the cards that are used; none on a CPU."""
-    return (os.environ.get("CUDA_VISIBLE_DEVICES") or "0,1").split(",") if hardware == "gpu" else [""]
+    command = launcher(folder, plan.overrides(name, seed))
+    return Task(f"{name} seed {seed}", command, folder.with_suffix(".log"), keep)
 
 
 def results_of(plan: Plan) -> list[RunResult]:
@@ -363,11 +329,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if name != "start"
         for seed in (options.seeds[:1] if name in once else options.seeds)
     ]
-    left = [key for key in queue if not plan.is_finished(*key)]
     if not make_start(plan, end):
         return 1
-    if left:
-        left = Slots(plan, out, cards_of(options.hardware), options.per_card).work_off(left, end)
+    tasks = [task_of(plan, out, *key) for key in plan.unfinished(queue)]
+    run_all(tasks, slots(options.hardware, options.per_card), end, LEAST_S - STOP_S)
+    left = plan.unfinished(queue)
     results = write_all(plan, out)
     for line in lines(table(results, ARMS), ARMS) if results else []:
         print(line)

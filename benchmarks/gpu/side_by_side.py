@@ -7,6 +7,7 @@ from pathlib import Path
 
 from benchmarks._processes import stop
 from benchmarks.gpu.runs import ENDED, POLL_S, STOP_S, LimitedRun, Terminated
+from benchmarks.gpu.trl import cards, on_loopback
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,14 @@ class Task:
     command: Sequence[str]
     log: Path
     keep: Callable[[int], bool]
+
+
+def slots(hardware: str, shares: int) -> list[dict[str, str]]:
+    """The environment of each place where a task can run: so many on each card, or on the CPU."""
+    base = on_loopback()
+    if hardware == "cpu":
+        return [base | {"OMP_NUM_THREADS": "1"}] * shares
+    return [base | {"CUDA_VISIBLE_DEVICES": card} for _ in range(shares) for card in cards()]
 
 
 def run_all(tasks: Sequence[Task], slots: Sequence[Mapping[str, str]], end: float, least_s: float) -> bool:

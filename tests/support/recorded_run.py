@@ -15,7 +15,7 @@ from pipelinerl.base.tokenizing import decode, encode, load_tokenizer
 from pipelinerl.config.files import config_path
 from pipelinerl.finetune.rl.batch import assemble_step
 from pipelinerl.finetune.rl.sample import Sample, settle_group
-from pipelinerl.rollouts import MASKED_TOKEN_ID
+from pipelinerl.rollouts import MASKED_TOKEN_ID, TrainingText
 from pipelinerl.run_state.accounting import Outcome, RolloutLog
 from pipelinerl.streams import SingleStreamSpec, write_to_streams
 
@@ -37,30 +37,22 @@ def text(
     output = decode(tokenizer, sampled, skip_special=False)
     logprobs = -np.arange(1, len(sampled) + 1, dtype=np.float32) / 4
     half = len(sampled) // 2
-    spans = [[version, 0, half], [version + 8, half, len(sampled)]] if half else [[version, 0, len(sampled)]]
-    record: Record = {
-        "text": decode(tokenizer, before, skip_special=False) + output,
-        "n_predicted": len(output),
-        "reward": reward,
-        "logprobs": logprobs,
-        "ref_logprobs": np.empty(0, np.float32),
-        "input_ids": np.concatenate([before, sampled]),
-        "labels": np.concatenate([np.full(len(before), MASKED_TOKEN_ID, np.int32), sampled]),
-        "group_id": group,
-        "finished": True,
-        "prompt_tokens": len(before),
-        "output_tokens": len(sampled),
-        "visual_features": None,
-        "weight_versions": spans,
-        "situation": f"guess:{step}",
-        "position": "end",
-        "role": None,
-        "loss_weight": 1.0,
-        "masked": False,
-        "padding_value": None,
-        "padding_reward": None,
-        "finish_reason": "stop",
-        "metadata": {
+    spans = [(version, 0, half), (version + 8, half, len(sampled))] if half else [(version, 0, len(sampled))]
+    record = TrainingText(
+        text=decode(tokenizer, before, skip_special=False) + output,
+        n_predicted=len(output),
+        reward=reward,
+        logprobs=logprobs,
+        input_ids=np.concatenate([before, sampled]),
+        labels=np.concatenate([np.full(len(before), MASKED_TOKEN_ID, np.int32), sampled]),
+        group_id=group,
+        finished=True,
+        prompt_tokens=len(before),
+        output_tokens=len(sampled),
+        weight_versions=spans,
+        situation=f"guess:{step}",
+        finish_reason="stop",
+        metadata={
             "group_id": group,
             "rollout_index": attempt,
             "step_index": step,
@@ -69,7 +61,7 @@ def text(
             "reward_length": -0.25 * (attempt == 2),
             "note": "plain",
         },
-    }
+    ).to_record()
     return record | fields
 
 

@@ -12,8 +12,10 @@ from omegaconf import OmegaConf
 
 from benchmarks import _raro_arithmetic as arithmetic
 from benchmarks._raro_table import RunResult, lines, table
-from benchmarks.gpu import raro
+from benchmarks.gpu import raro, side_by_side
 from benchmarks.gpu.raro_start import encoded, look
+from benchmarks.gpu.runs import ENDED
+from benchmarks.gpu.side_by_side import run_all, slots
 from domains.raro.domain import RaroDomain
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, extract_answer, parse_verdict
 from pipelinerl.config.compose import compose
@@ -106,7 +108,7 @@ def test_every_run_is_valid_and_has_the_reference_values(
     arm: str, name: str, hardware: str, tmp_path: Path
 ) -> None:
     plan = plan_in(tmp_path, name, hardware)
-    cfg = compose(plan.overrides(arm, 1, 0)).tree
+    cfg = compose(plan.overrides(arm, 1)).tree
     assert RaroDomain().validate(cfg) == []
     assert cfg.finetune.gradient_accumulation_passes == plan.setting.step.texts(raro.ARMS[arm])
     assert cfg.raro.prompt_set == ("full" if name == "language" else "tiny")
@@ -124,7 +126,7 @@ def test_every_run_is_valid_and_has_the_reference_values(
 
 def test_the_miniature_is_the_game_of_the_preset(tmp_path: Path) -> None:
     there = OmegaConf.to_container(compose(["+domain=raro", "hardware=cpu"]).tree.raro)
-    here = OmegaConf.to_container(compose(plan_in(tmp_path, "miniature").overrides("raro", 0, 0)).tree.raro)
+    here = OmegaConf.to_container(compose(plan_in(tmp_path, "miniature").overrides("raro", 0)).tree.raro)
     assert here["data"]["countdown"].pop("sizes")["test"] == 1000 and here.pop("critic_group_size") == 16
     assert there["data"]["countdown"].pop("sizes")["test"] == 300 and there.pop("critic_group_size") == 2
     assert here.pop("max_critic_requests") > there.pop("max_critic_requests")
@@ -148,34 +150,35 @@ def script(monkeypatch: pytest.MonkeyPatch, seconds: float) -> None:
     monkeypatch.setattr(
         raro, "launcher", lambda out, _: [sys.executable, "-c", PLAYED.format(seconds=seconds), str(out)]
     )
-    monkeypatch.setattr(raro, "LEAST_S", 0.5)
-    monkeypatch.setattr(raro, "STOP_S", 0.2)
-    monkeypatch.setattr(raro, "POLL_S", 0.02)
+    monkeypatch.setattr(side_by_side, "STOP_S", 0.2)
+    monkeypatch.setattr(side_by_side, "POLL_S", 0.02)
 
 
 def test_runs_share_cards_and_finished_ones_are_not_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script(monkeypatch, 0.0)
-    plan = plan_in(tmp_path)
-    slots = raro.Slots(plan, tmp_path / "out.json", ["0", "1"], 2)
-    assert slots.cards == ["0", "1", "0", "1"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    plan, out = plan_in(tmp_path), tmp_path / "out.json"
+    places = slots("gpu", 2)
+    assert [place["CUDA_VISIBLE_DEVICES"] for place in places] == ["0", "1", "0", "1"]
     queue = [("raro", seed) for seed in range(5)]
     monkeypatch.setattr(raro, "write_all", lambda *_: [])
-    assert slots.work_off(queue, time.monotonic() + 60) == []
+    assert run_all([raro.task_of(plan, out, *key) for key in queue], places, time.monotonic() + 60, 0.5)
+    assert plan.unfinished(queue) == []
     assert all(plan.is_finished("raro", seed) for seed in range(5))
 
 
 def test_the_limit_ends_what_runs_and_says_what_is_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     script(monkeypatch, 60.0)
-    plan = plan_in(tmp_path)
-    slots = raro.Slots(plan, tmp_path / "out.json", ["0"], 1)
+    plan, queue = plan_in(tmp_path), [("raro", 0), ("rlvr", 0)]
+    tasks = [raro.task_of(plan, tmp_path / "out.json", *key) for key in queue]
     began = time.monotonic()
-    left = slots.work_off([("raro", 0), ("rlvr", 0)], began + 1.5)
-    assert left == [("raro", 0), ("rlvr", 0)] and time.monotonic() - began < 10
-    assert slots.running[0][1].process.returncode != 0
+    assert not run_all(tasks, slots("gpu", 1)[:1], began + 1.5, 0.5)
+    assert plan.unfinished(queue) == queue and time.monotonic() - began < 10
+    assert f"raro seed 0: status {ENDED}" in capsys.readouterr().out
     assert not (plan.run_folder("rlvr", 0) / "started").exists()
 
 

@@ -42,15 +42,14 @@ def test_only_runs_on_cards_have_goals() -> None:
     assert set(on_cores.values()) == {None}
 
 
-def test_the_curve_counts_minutes_of_training(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_curve_counts_minutes_of_training() -> None:
     steps = [{"stats/samples": 64 * n, "time": 1000.0 + 60 * n} for n in (1, 2, 3)]
-    monkeypatch.setattr(pretrained, "read_metrics", lambda out, role: [{"other": 1.0}, *steps])
     passes = [
         Evaluation(0, {"success": [0.0, None]}),
         Evaluation(130, {"success": [1.0, 0.0]}),
         Evaluation(192, {"success": [1.0, 1.0]}),
     ]
-    curve = pretrained.curve_of(Path("unused"), passes)
+    curve = pretrained.curve_of(steps, passes)
     assert [one["minutes"] for one in curve] == [0.0, 1.0, 2.0]
     assert [one["success"] for one in curve] == [0.0, 0.5, 1.0]  # a rollout that failed is not right
 
