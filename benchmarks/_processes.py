@@ -63,8 +63,12 @@ class Server(Logged):
     def __init__(
         self, argv: Sequence[str], port: int, log: Path | None, env: Mapping[str, str] | None = None
     ) -> None:
-        super().__init__(argv, log, env)
         self.url = f"http://127.0.0.1:{port}"
+        # Otherwise one that an earlier call left there would answer in the name of this one.
+        with suppress(CallFailed):
+            call("GET", self.url, "/health", 2.0)
+            raise SystemExit(f"{self.url} answers already: end what listens there, or choose another port")
+        super().__init__(argv, log, env)
 
     def wait_ready(self, deadline_s: float = 300.0, path: str = "/health") -> None:
         """SystemExit, which says why, if it ends or is not ready by the deadline."""

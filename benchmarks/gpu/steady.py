@@ -4,6 +4,7 @@ For `benchmarks.gpu.trl`.
 """
 
 import json
+import math
 import statistics
 import threading
 import time
@@ -95,8 +96,13 @@ def numbers(row: Mapping[str, Any]) -> dict[str, float]:
     return {name: one for name, one in row.items() if isinstance(one, (int, float))}
 
 
-def steady(steps: Sequence[Step], skipped: int, watch: EngineWatch | None) -> dict[str, Any]:
-    """The steps after the first `skipped` as rates. ValueError if there are fewer than two of them."""
+def steady(steps: Sequence[Step], skipped: int, watch: EngineWatch | None, tokens: int) -> dict[str, Any]:
+    """The steps after the first `skipped` as rates; a sample has so many sampled `tokens`.
+
+    `samples_per_s` is the lower of what was trained and what was sampled meanwhile: while the trainer works
+    off what was sampled ahead of its first steps, it is faster than it can stay. ValueError if there are
+    fewer than two steps.
+    """
     counted = steps[skipped:]
     if len(counted) < 2:
         raise ValueError(f"{len(steps)} steps were made, the first {skipped} do not count")
@@ -104,15 +110,18 @@ def steady(steps: Sequence[Step], skipped: int, watch: EngineWatch | None) -> di
     times = [later.at - one.at for one, later in zip(steps[skipped - 1 :], counted)]
     texts = [one.texts for one in counted]
     rates = [one / seconds for one, seconds in zip(texts, times, strict=True)]
+    trained = sum(texts) / (end - begin)
+    engine = {} if watch is None else watch.between(begin, end)
     return {
         "steps": len(counted),
         "seconds": end - begin,
-        "samples_per_s": sum(texts) / (end - begin),
+        "samples_per_s": min(trained, engine.get("engine_tokens_per_s", math.inf) / tokens),
+        "trained_per_s": trained,
         "samples_per_s_median": statistics.median(rates),
         "step_s": statistics.median(times),
         "trainer_s": statistics.median(one.trainer_s for one in counted),
         "trainer_samples_per_s": sum(texts) / sum(one.trainer_s for one in counted),
         "step_times_s": [round(one, 3) for one in times],
         "step_texts": [round(one, 2) for one in texts],
-        **({} if watch is None else watch.between(begin, end)),
+        **engine,
     }

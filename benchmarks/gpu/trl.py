@@ -14,9 +14,10 @@ texts that are at most 4 updates old, 512 requests in flight. Arms:
 
 TRL runs in an environment of its own: `TRL_PYTHON` is its interpreter (this one if it is not set), `TRL_PATH`
 what it needs in PYTHONPATH. Of each arm the first steps do not count (compilation, and what was sampled
-meanwhile); of the `--steps` after them the mean rate is compared. Requests of one length end in waves, and so
-steps come in waves where the engine is the slower side: the median of single steps stands beside it. Both
-engines are looked at twice a second, through vLLM's own metrics.
+meanwhile); of the `--steps` after them the mean rate is compared, of texts trained or of texts sampled,
+whichever is lower: a trainer that works off what was sampled before is faster than it can stay. Requests of
+one length end in waves, and so steps come in waves where the engine is the slower side: the median of single
+steps stands beside it. Both engines are looked at twice a second, through vLLM's own metrics.
 
 `--limit` seconds are for all arms that are run; what an arm leaves is for those after it. One that reaches
 its end counts with the steps that it has made. Its file in `--work` is written at once; arms that have a
@@ -156,7 +157,7 @@ class Trial:
         }
         write_json(self.folder / "made.json", row)
         try:
-            return row | {"steady": steady(steps, self.arm.skipped, self._watch)}
+            return row | {"steady": steady(steps, self.arm.skipped, self._watch, self.work.sampled)}
         except ValueError as error:
             raise ValueError(f"{error}\n{ran.said(25)}") from None
 
@@ -254,6 +255,7 @@ def figures_of(found: Mapping[str, Mapping[str, Any]], gpu: bool) -> Iterator[Fi
         one = row["steady"]
         goal = GOAL if gpu and name == "ours" else None
         yield at_least(f"{name}: samples trained", one["samples_per_s"], "1/s", goal)
+        yield Figure(f"{name}: trained in the steps that count", one["trained_per_s"], "1/s")
         yield Figure(f"{name}: the same, median of steps", one["samples_per_s_median"], "1/s")
         yield Figure(f"{name}: trainer alone", one["trainer_samples_per_s"], "1/s")
         yield Figure(f"{name}: a step of the trainer", one["trainer_s"], "s")

@@ -93,16 +93,45 @@ MACHINES: dict[str, Claim] = {
     ),
     "beside TRL": (
         GPU,
-        r"That is (\S+) times TRL's samples and (\S+) times its trainer\..*?needs (\S+) us of that core.*?"
-        r"(\S+) cores at (\S+) tokens/s",
+        r"while it compiled, at (\S+) a second.*?that is (\S+) times its samples and (\S+) times its trainer"
+        r"; against its defaults (\S+)\s+times its samples and (\S+) times its trainer\.",
         lambda: [
+            figure("gpu_trl_defaults", "ours: trained in the steps that count"),
             figure("gpu_trl", "ours / trl_tuned"),
             figure("gpu_trl", "ours / trl_tuned, trainers alone"),
+            figure("gpu_trl_defaults", "ours / trl"),
+            figure("gpu_trl_defaults", "ours / trl, trainers alone"),
+        ],
+    ),
+    "the engine's process": (
+        GPU,
+        r"vLLM 0.26 needs\s+(\S+) us of that core.*?(\S+) cores at (\S+) tokens/s.*?overlap takes (\S+) ms: "
+        r"(\S+) are kernels, of which (\S+)\s+read keys and values, and (\S+) the process.*?"
+        r"would sample (\S+)\s+tokens/s",
+        lambda: [
             *(
                 figure("gpu_engine", f"  client, 256 always in flight: EngineCore, {what}")
                 for what in ("CPU per token", "busiest")
             ),
             figure("gpu_engine", "client, 256 always in flight"),
+            *(
+                figure("gpu_decode", name)
+                for name in (
+                    "a step without overlap",
+                    "kernels",
+                    "  attention",
+                    "the process",
+                    "tokens, if only the card limited",
+                )
+            ),
+        ],
+    ),
+    "the engine's prefix cache": (
+        GPU,
+        r"That is (\S+) times; the goal of 2\.5.*?wave falls from (\S+) to\s+(\S+) s",
+        lambda: [
+            figure("gpu_prefixes", "with the cache / without"),
+            *(512 / figure("gpu_prefixes", f"cache {name}") for name in ("off", "on")),
         ],
     ),
     "shared prefixes of a critic": (

@@ -222,23 +222,30 @@ def gpu_shared(row: Cells) -> list[Value]:
 
 
 def gpu_trl(row: Cells) -> list[Value]:
-    arm = "trl_tuned" if "TRL" in row[0] else "ours"
+    """By arm and host; the row's first numbers are those of its name."""
+    file = {"first": "gpu_trl", "second": "gpu_trl_defaults"}[row[1]]
+    arm = "ours" if "TRL" not in row[0] else {"gpu_trl": "trl_tuned", "gpu_trl_defaults": "trl"}[file]
     shown = ("samples trained", "trainer alone", "sampled", "steps that count")
-    return [figure("gpu_trl", f"{arm}: {what}") for what in shown]
+    return [figure(file, f"{arm}: {what}") for what in shown]
 
 
-def pretrained(row: Cells) -> list[Value]:
+def gpu_prefixes(row: Cells) -> list[Value]:
+    name, found = f"cache {row[0]}", figure("gpu_prefixes", f"  cache {row[0]}, share of prompt tokens found")
+    return [figure("gpu_prefixes", name), figure("gpu_prefixes", f"  {name}, sampled"), 100 * found]
+
+
+def pretrained(row: Cells, file: str = "pretrained_cpu") -> list[Value]:
     """By family; the row's first number is how many questions there are."""
     family = re.match(r"`?(\w+)", row[0])
     assert family is not None
-    table = result("pretrained_cpu")["table"][family[1]]
+    table = result(file)["table"][family[1]]
     ends = [value for when in ("before", "after", "difference") for value in interval(table[when])]
     return [table["before"]["n"], *ends]
 
 
-def pretrained_seed(row: Cells) -> list[Value]:
+def pretrained_seed(row: Cells, file: str = "pretrained_cpu") -> list[Value]:
     shown = ("success before", "success after", "optimizer steps", "trained", "training")
-    return [figure("pretrained_cpu", f"seed {row[0]}: {what}") for what in shown]
+    return [figure(file, f"seed {row[0]}: {what}") for what in shown]
 
 
 def _paused(name: str) -> list[Value]:

@@ -16,6 +16,7 @@ from benchmarks.gpu import raro, side_by_side
 from benchmarks.gpu.raro_start import encoded, look
 from benchmarks.gpu.runs import ENDED
 from benchmarks.gpu.side_by_side import run_all, slots
+from domains.raro.data import load_problems
 from domains.raro.domain import RaroDomain
 from domains.raro.parser import ANSWER_1, ANSWER_2, TIE, extract_answer, parse_verdict
 from pipelinerl.config.compose import compose
@@ -131,6 +132,13 @@ def test_the_miniature_is_the_game_of_the_preset(tmp_path: Path) -> None:
     assert there["data"]["countdown"].pop("sizes")["test"] == 300 and there.pop("critic_group_size") == 2
     assert here.pop("max_critic_requests") > there.pop("max_critic_requests")
     assert here == there
+
+
+def test_the_miniature_has_as_many_questions_as_it_asks_for(tmp_path: Path) -> None:
+    cfg = compose(plan_in(tmp_path, "miniature").overrides("raro", 0)).tree
+    sizes = raro.SETTINGS["miniature"].sizes
+    for split, size in sizes.items():
+        assert len(load_problems([split], OmegaConf.to_container(cfg.raro.data))) == size
 
 
 PLAYED = """

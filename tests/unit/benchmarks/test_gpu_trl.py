@@ -18,17 +18,25 @@ def test_a_steady_rate_is_that_of_all_texts_over_all_the_time_after_the_first_st
     steps = [Step(at, 10.0, 1.0, {}) for at in (5.0, 20.0, 21.0, 24.0)]
     watch = EngineWatch("http://127.0.0.1:1")
     watch.looks = [(19.0, 0, 0), (20.0, 0, 100), (22.0, 4, 300), (24.0, 2, 500), (25.0, 9, 900)]
-    found = steady(steps, 2, watch)
-    assert found["samples_per_s"] == 20.0 / 4.0
+    found = steady(steps, 2, watch, tokens=10)
+    assert found["samples_per_s"] == found["trained_per_s"] == 20.0 / 4.0
     assert found["samples_per_s_median"] == pytest.approx((10.0 + 10.0 / 3.0) / 2)
     assert found["step_times_s"] == [1.0, 3.0] and found["trainer_samples_per_s"] == 10.0
     assert found["engine_idle_share"] == pytest.approx(1 / 3)
     assert found["engine_tokens_per_s"] == 100.0
 
 
+def test_a_trainer_that_works_off_what_was_sampled_before_counts_as_what_is_sampled() -> None:
+    steps = [Step(at, 10.0, 1.0, {}) for at in (5.0, 20.0, 22.0, 24.0)]
+    watch = EngineWatch("http://127.0.0.1:1")
+    watch.looks = [(20.0, 4, 100), (24.0, 2, 500)]
+    found = steady(steps, 2, watch, tokens=50)
+    assert found["trained_per_s"] == 5.0 and found["samples_per_s"] == 2.0
+
+
 def test_too_few_steps_are_refused() -> None:
     with pytest.raises(ValueError, match="3 steps were made, the first 2 do not count"):
-        steady([Step(1.0, 1.0, 1.0, {})] * 3, 2, None)
+        steady([Step(1.0, 1.0, 1.0, {})] * 3, 2, None, 1)
 
 
 def test_texts_of_trl_are_counted_by_their_trained_tokens(
@@ -60,6 +68,7 @@ def test_arms_are_compared_with_this_project_by_default() -> None:
     row = {
         "samples_per_s": 60.0,
         "samples_per_s_median": 61.0,
+        "trained_per_s": 62.0,
         "trainer_samples_per_s": 70.0,
         "trainer_s": 4.0,
         "steps": 12,

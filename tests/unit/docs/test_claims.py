@@ -81,6 +81,22 @@ SENTENCES: dict[str, Claim] = MACHINES | {
             ),
         ],
     ),
+    "a pretrained model on cards": (
+        "README.md",
+        r"beside each other, \S+ steps of 512 answers took (\S+) to (\S+) minutes of training and reached\s+"
+        r"(\S+) \[(\S+), (\S+)\], \+(\S+) \[(\S+), (\S+)\]",
+        lambda: [
+            *(
+                extreme(row["training_s"] / 60 for row in result("pretrained_gpu")["rows"])
+                for extreme in (min, max)
+            ),
+            *(
+                result("pretrained_gpu")["table"]["all"][when][end]
+                for when in ("after", "difference")
+                for end in ("mean", "low", "high")
+            ),
+        ],
+    ),
     "GPU, shared prefixes": (
         "README.md",
         r"took (\S+) samples a second instead of (\S+)\s+where groups of 8 .*?"

@@ -8,6 +8,7 @@ table or row fails until it is one of the two.
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
@@ -27,6 +28,7 @@ from tests.support.measured import (
     credit,
     from_scratch,
     gpu_engine,
+    gpu_prefixes,
     gpu_shared,
     gpu_trainer,
     gpu_trl,
@@ -110,10 +112,19 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
         GPU,
         "samples of a step | attention | recomputed | samples/s | unshared | ratio | peak memory | unshared",
     ): (3, gpu_shared),
-    (GPU, "| samples/s | trainer alone | sampled tokens/s | steps that count"): (1, gpu_trl),
+    (GPU, "| host | samples/s | trainer alone | sampled tokens/s | steps that count"): (2, gpu_trl),
+    (GPU, "cache | samples/s | sampled tokens/s | prompt tokens found"): (1, gpu_prefixes),
     (GPU, "|"): (1, gpu_engine),
     (GYM, "held-out questions | n | before | after | difference"): (1, pretrained),
     (GYM, "seed | before | after | steps | texts/s | minutes of training"): (1, pretrained_seed),
+    (GYM, "held-out questions, on cards | n | before | after | difference"): (
+        1,
+        partial(pretrained, file="pretrained_gpu"),
+    ),
+    (GYM, "seed, on cards | before | after | steps | texts/s | minutes of training"): (
+        1,
+        partial(pretrained_seed, file="pretrained_gpu"),
+    ),
     (PRIVACY, "skill | before | after | asked for"): (1, skill),
     (
         PRIVACY,
