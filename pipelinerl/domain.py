@@ -35,7 +35,9 @@ class ServiceSpec:
     argv: list[str]
     """Command; `{port}`, `{host}` and `{output_dir}` are filled in."""
     url_key: str
-    """Dotted configuration key that receives `http://HOST:PORT`."""
+    """Dotted configuration key that receives `http://HOST:PORT`; with replicas, the list of these."""
+    replicas: int = 1
+    """Servers of this command, each with a port and a folder of its own: `NAME_0`, `NAME_1`, ..."""
     health: str = "/health"
     """Path that answers 200 when the service is ready."""
     start_deadline_s: float = 60.0

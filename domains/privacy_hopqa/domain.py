@@ -78,13 +78,11 @@ class PrivacyHopQADomain(BaseDomain):
     def named_services(self, cfg: DictConfig) -> list[NamedService]:
         """The retrieval service of the user, if there is one."""
         settings = settings_of(cfg)
-        if (url := settings.helper_service_url) is None:
+        if not settings.retrieval_urls:
             return []
-        return [
-            NamedService(
-                name="retrieval", url_key=URL_KEY, url=url, ask=partial(ask_retrieval, cfg, settings)
-            )
-        ]
+        shown = ", ".join(settings.retrieval_urls)
+        ask = partial(ask_retrieval, cfg, settings)
+        return [NamedService(name="retrieval", url_key=URL_KEY, url=shown, ask=ask)]
 
     def validate(self, cfg: DictConfig) -> list[str]:
         """Problems of the domain's block and of its fit with the rest, one line each."""
@@ -131,11 +129,12 @@ def world_paths(world: Path) -> dict[str, Any]:
 
 def _data_problems(cfg: DictConfig, settings: PrivacyHopQASettings) -> Iterator[str]:
     yield from address_problems(settings)
-    if settings.helper_service_url is not None and settings.retrieval_workers > 1:
-        yield (
-            f"{KEY}.retrieval_workers={settings.retrieval_workers} is for the server that a run starts, but "
-            f"{KEY}.helper_service_url names one; leave one of them out"
-        )
+    for name in ("retrieval_workers", "retrieval_replicas"):
+        if settings.helper_service_url is not None and (count := getattr(settings, name)) > 1:
+            yield (
+                f"{KEY}.{name}={count} is for the server that a run starts, but "
+                f"{KEY}.helper_service_url names one; leave one of them out"
+            )
     if not settings.dataset_paths:
         try:
             world_config(**settings.world)

@@ -19,9 +19,15 @@ from domains.privacy_hopqa.agent.errors import RolloutFailure
 from domains.privacy_hopqa.agent.llm import EngineModel
 from domains.privacy_hopqa.agent.loop import AgentLoop
 from domains.privacy_hopqa.agent.prompts import PROMPT_SETS
-from domains.privacy_hopqa.agent.search_service import HttpSearcher, check_fingerprint, helper_headers
+from domains.privacy_hopqa.agent.replicas import Replicas
+from domains.privacy_hopqa.agent.search_service import (
+    HttpSearcher,
+    ask_health,
+    check_fingerprint,
+    helper_headers,
+)
 from domains.privacy_hopqa.agent.traces import Traces
-from domains.privacy_hopqa.agent.transport import JsonClient, Retries
+from domains.privacy_hopqa.agent.transport import Client, JsonClient, Retries
 from domains.privacy_hopqa.data.chains import Chain
 from domains.privacy_hopqa.data.judge import Judge
 from domains.privacy_hopqa.dataset import chain_of
@@ -47,6 +53,8 @@ class Runtime:
         self.traces = Traces(output_dir, self.settings.trace_fraction)
         self.service_checked = False
         """Whether the retrieval service was asked which world it serves."""
+        self._replicas: Replicas | None = None
+        """Several retrieval servers, each of which is asked that before it gets a search."""
 
     def scorer(self, session: aiohttp.ClientSession) -> Scorer:
         """The scoring service if one is configured, else the deterministic scorer in this process."""
@@ -55,25 +63,34 @@ class Runtime:
             return score_here
         return partial(score_by_service, JsonClient(url, session, self.settings.privacy_reward_timeout_s))
 
-    async def search_client(self, session: aiohttp.ClientSession) -> JsonClient:
+    async def search_client(self, session: aiohttp.ClientSession) -> Client:
         """A client of the retrieval service, which is checked on first use.
 
         Raises ValueError for a missing address or a service of another world, TransportFailure if it does
         not answer.
         """
         settings = self.settings
-        if settings.helper_service_url is None:
+        if not settings.retrieval_urls:
             raise ValueError(
                 "privacy_hopqa.helper_service_url is null and no embedded retrieval server was started; "
                 "start one with python -m retrieval_server and set its address"
             )
-        url, timeout_s = settings.helper_service_url, settings.helper_timeout_s
-        retries = Retries(outage_s=settings.helper_outage_s)
-        client = JsonClient(url, session, timeout_s, retries, helper_headers())
+        timeout_s, retries = settings.helper_timeout_s, Retries(outage_s=settings.helper_outage_s)
+        if len(settings.retrieval_urls) > 1:
+            if self._replicas is None:
+                admit = partial(ask_health, expected=self._fingerprint())
+                self._replicas = Replicas(settings.retrieval_urls, admit)
+            return self._replicas.client(session, timeout_s, retries, helper_headers())
+        client = JsonClient(settings.retrieval_urls[0], session, timeout_s, retries, helper_headers())
         if not self.service_checked:
-            await check_fingerprint(client, manifest_of(settings.task_data_root).get("fingerprint"))
+            await check_fingerprint(client, self._fingerprint())
             self.service_checked = True
         return client
+
+    def _fingerprint(self) -> str | None:
+        """Of the world to which the chains belong, if it has one."""
+        found = manifest_of(self.settings.task_data_root).get("fingerprint")
+        return None if found is None else str(found)
 
 
 _RUNTIMES = PerTree(Runtime)

@@ -38,6 +38,8 @@ _ASK_TIMEOUT_S = 30.0
 _IDS_AT_A_TIME = 500
 _TASKS_AT_A_TIME = 8
 _SHOWN = 3
+_ALIKE = ("version", "fingerprint", "tasks", "web_docs", "max_hit_chars", "max_answer_chars")
+"""Of `/health`: what servers over the same data have in common."""
 
 
 def retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
@@ -61,6 +63,7 @@ def retrieval_server(settings: PrivacyHopQASettings) -> ServiceSpec:
         name="retrieval",
         argv=argv,
         url_key=URL_KEY,
+        replicas=settings.retrieval_replicas,
         health="/ready",
         start_deadline_s=start_deadline_s(web),
         note=describe(web, backend),
@@ -80,10 +83,17 @@ def scoring_server(options: Sequence[str]) -> ServiceSpec:
 
 def address_problems(settings: PrivacyHopQASettings) -> Iterator[str]:
     """Addresses that are none, one line each."""
-    for name in ("helper_service_url", "privacy_reward_service_url"):
-        url = getattr(settings, name)
-        if url is not None and not _is_address(url):
+    scorer = settings.privacy_reward_service_url
+    named = [("helper_service_url", url) for url in settings.retrieval_urls]
+    named += [] if scorer is None else [("privacy_reward_service_url", scorer)]
+    for name, url in named:
+        if not _is_address(url):
             yield f"{KEY}.{name}={url}: no address of a service; write http://HOST:PORT"
+    if settings.helper_service_url is not None and not settings.retrieval_urls:
+        yield f"{URL_KEY}=[]: no address; leave it out, and the run starts a server"
+    for url in dict.fromkeys(settings.retrieval_urls):
+        if settings.retrieval_urls.count(url) > 1:
+            yield f"{URL_KEY}: {url} is named twice; leave one of them out"
 
 
 def _is_address(url: str) -> bool:
@@ -129,26 +139,46 @@ def _page_ids(gold_values: Sequence[str]) -> tuple[str, ...]:
 
 
 def ask_retrieval(cfg: DictConfig, settings: PrivacyHopQASettings) -> str:
-    """Ask the named service what the chains need; what it serves, in a phrase.
+    """Ask each named server what the chains need; what they serve, in a phrase.
 
     Raises ConfigError with one line for each thing that is wrong.
     """
-    wanted = Wanted.of(cfg, settings)
-    try:
-        problems, said = asyncio.run(_ask(settings, wanted))
-    except TransportFailure as error:
-        problems, said = [f"{error}; start it, or leave the key out and the run starts one"], ""
-    except (RequestRefused, ValueError) as error:
-        problems, said = [str(error)], ""
-    if problems:
-        raise ConfigError(f"{URL_KEY}={settings.helper_service_url}: {problem}" for problem in problems)
-    return said
+    wanted, problems = Wanted.of(cfg, settings), list[str]()
+    served: dict[str, Mapping[str, Any]] = {}
+    said = ""
+    for url in settings.retrieval_urls:
+        try:
+            found, served[url], said = asyncio.run(_ask(url, settings, wanted))
+        except TransportFailure as error:
+            found = [f"{error}; start it, or leave the key out and the run starts one"]
+        except (RequestRefused, ValueError) as error:
+            found = [str(error)]
+        problems += [f"{URL_KEY}={url}: {problem}" for problem in found]
+    if problems := problems or list(_differences(served)):
+        raise ConfigError(problems)
+    return f"each {said}" if len(served) > 1 else said
 
 
-async def _ask(settings: PrivacyHopQASettings, wanted: Wanted) -> tuple[list[str], str]:
+def _differences(served: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
+    """Servers that would not answer a search alike, by what they tell of themselves."""
+    first, *others = served
+    for url in others:
+        for name in _ALIKE:
+            one, other = served[first].get(name), served[url].get(name)
+            if one != other:
+                yield (
+                    f"{URL_KEY}: {name} is {one} at {first} and {other} at {url}; "
+                    "give all servers the same files and bounds"
+                )
+
+
+async def _ask(
+    url: str, settings: PrivacyHopQASettings, wanted: Wanted
+) -> tuple[list[str], Mapping[str, Any], str]:
+    """What is wrong with one server, what it tells of itself, and what it serves in a phrase."""
     timeout_s = min(_ASK_TIMEOUT_S, settings.helper_timeout_s)
     async with aiohttp.ClientSession() as session:
-        client = JsonClient(str(settings.helper_service_url), session, timeout_s, headers=helper_headers())
+        client = JsonClient(url, session, timeout_s, headers=helper_headers())
         served = await check_fingerprint(client, manifest_of(settings.task_data_root).get("fingerprint"))
         tasks, pages = await _missing(client, wanted)
     problems = [*_bound_problems(settings, served)]
@@ -167,7 +197,7 @@ async def _ask(settings: PrivacyHopQASettings, wanted: Wanted) -> tuple[list[str
     if wanted.tasks:
         said += f"; all {len(wanted.tasks)} tasks of the chains"
         said += ", gold pages not asked for" if pages is None else f" and {len(wanted.pages)} gold pages"
-    return problems, said
+    return problems, served, said
 
 
 def _bound_problems(settings: PrivacyHopQASettings, served: Mapping[str, Any]) -> Iterator[str]:

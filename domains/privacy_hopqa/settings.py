@@ -55,16 +55,20 @@ class PrivacyHopQASettings(Block):
     world: dict[str, Any] = Field(default_factory=lambda: {"seed": 0, "size": "small"})
 
     # Services. A null address starts the embedded one.
-    helper_service_url: str | None = None
-    """A retrieval service that runs already, `http://HOST:PORT`; it is asked for the chains' tasks and pages
-    before a run starts. Its token is the environment's RETRIEVAL_TOKEN."""
+    helper_service_url: str | tuple[str, ...] | None = None
+    """A retrieval service that runs already, `http://HOST:PORT`, or a list of servers over the same data; all
+    are asked for the chains' tasks and pages before a run starts. Their token is the environment's
+    RETRIEVAL_TOKEN."""
     privacy_reward_service_url: str | None = None
     helper_timeout_s: PositiveFloat = 180.0
     helper_outage_s: NonNegativeFloat = 60.0
     """How long the retrieval service may be away before a search, and with it its rollout, fails: searches
     are repeated after 0.5, 1 and then every 2 s. Enough for a server of the run to be started again."""
     retrieval_workers: PositiveInt = 1
-    """Processes of the retrieval server that the launcher starts; one index, one port."""
+    """Processes of each retrieval server that the launcher starts; one index, one port."""
+    retrieval_replicas: PositiveInt = 1
+    """Retrieval servers that the launcher starts, each with its own port and log, over one index; searches
+    are spread over them, and one that is dead is left out."""
     privacy_reward_timeout_s: PositiveFloat = 30.0
     scoring_server_options: list[str] | None = None
     """Null: the deterministic scorer in each worker. A list starts a scoring server with these options."""
@@ -171,6 +175,12 @@ class PrivacyHopQASettings(Block):
             raise ValueError(
                 "constrained_resolver=true needs prompt_set=full: the compact resolver is short already"
             )
+
+    @property
+    def retrieval_urls(self) -> tuple[str, ...]:
+        """Addresses of the retrieval servers; empty until the launcher has filled them in."""
+        named = self.helper_service_url
+        return (named,) if isinstance(named, str) else named or ()
 
     @property
     def web_top_k(self) -> int:

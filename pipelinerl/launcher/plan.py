@@ -1,7 +1,7 @@
 """From arguments to a plan: composed, validated, prepared and placed, but nothing started."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from omegaconf import DictConfig, OmegaConf, open_dict
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import save, typed
-from pipelinerl.config.machine import roles_of
+from pipelinerl.config.machine import Job, roles_of
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, NamedService, ServiceSpec
 from pipelinerl.launcher.choices import Choice, choices
@@ -90,7 +90,7 @@ def make_plan(
     services, cfg = _missing_services(tree, domain), typed(tree)
     jobs = place(cfg, range(len(devices)), [spec.name for spec in services], free)
     servers = {job.name: job for job in jobs if job.kind == "service"}
-    _set(tree, {spec.url_key: servers[spec.name].url for spec in services})
+    _set(tree, _addresses(services, servers))
     if cfg.streams.starts_server:
         redis = servers[STREAMS_SERVICE]
         _set(tree, {"streams.host": redis.hostname, "streams.port": redis.port})
@@ -148,7 +148,7 @@ def _missing_services(tree: DictConfig, domain: Domain) -> list[ServiceSpec]:
     """Services whose address the user did not configure, if this run has rollouts at all."""
     if "actor" not in roles_of(str(tree.debug.mode)):
         return []
-    specs = domain.services(_resolved(tree))
+    specs = [one for spec in domain.services(_resolved(tree)) for one in _replicas(spec)]
     names = [spec.name for spec in specs]
     if tree.streams.backend == "redis":
         names.append(STREAMS_SERVICE)
@@ -156,3 +156,18 @@ def _missing_services(tree: DictConfig, domain: Domain) -> list[ServiceSpec]:
         if names.count(name) > 1:
             raise ConfigError(f"domain_hooks={tree.domain_hooks}: two services are named {name}; rename one")
     return [spec for spec in specs if not OmegaConf.select(tree, spec.url_key)]
+
+
+def _replicas(spec: ServiceSpec) -> list[ServiceSpec]:
+    """One specification per server; a single one keeps its name."""
+    if spec.replicas == 1:
+        return [spec]
+    return [replace(spec, name=f"{spec.name}_{index}", replicas=1) for index in range(spec.replicas)]
+
+
+def _addresses(services: Sequence[ServiceSpec], servers: Mapping[str, Job]) -> dict[str, str | list[str]]:
+    """The address of each service by its key; a list where several servers have the same key."""
+    found: dict[str, list[str]] = {}
+    for spec in services:
+        found.setdefault(spec.url_key, []).append(servers[spec.name].url)
+    return {key: urls if len(urls) > 1 else urls[0] for key, urls in found.items()}

@@ -7,6 +7,7 @@ The fourth death of one server ends the run by its name.
 import psutil
 import pytest
 
+from pipelinerl.config import load
 from pipelinerl.run_state.accounting import Outcome
 from tests.pipeline.conftest import LauncherProcess, Start
 
@@ -79,3 +80,30 @@ def test_a_dead_server_is_restarted_three_times_and_then_named(
         assert "transport" in reasons
     elif name == "services/retrieval":
         assert "transport" not in reasons, "an outage shorter than helper_outage_s failed a rollout"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_a_dead_replica_costs_no_rollout(start: Start) -> None:
+    """One of two retrieval servers is killed until its last restart; no search may wait for it."""
+    replicas = ("privacy_hopqa.retrieval_replicas=2", "privacy_hopqa.helper_outage_s=0")
+    run = start(*RUN, *replicas, "finetune.max_train_steps=12")
+    run.until(lambda: run.steps() >= 1, "the first step")
+    first = load(run.output_dir).jobs_of("service")[0]
+    assert first.name == "retrieval_0"
+    killed = set[int]()
+
+    def next_ones() -> list[psutil.Process]:
+        servers = [one for one in run.running("retrieval_server") if one.pid not in killed]
+        return [server for server in servers if str(first.port) in server.cmdline()]
+
+    for _ in range(RESTARTS):
+        run.until(lambda: bool(next_ones()), "the next start of the first replica")
+        for process in next_ones():
+            killed.add(process.pid)
+            process.kill()
+    assert run.wait() == 0, run.err
+    assert f"services/retrieval_0: killed by SIGKILL; restart {RESTARTS} of {RESTARTS}" in run.out
+    counts = run.counts()
+    assert counts[Outcome.TRAINED] > 0
+    assert not [reason for reason in counts.reasons.get(Outcome.FAILED, {}) if "transport" in reason]

@@ -225,4 +225,18 @@ MACHINES: dict[str, Claim] = {
             float(result("retrieval")["settings"]["words"]),
         ],
     ),
+    "retrieval, several servers": (
+        RETRIEVAL,
+        r"two servers give (\S+)\s+times the (\S+) searches a second of one \(([\d,]+) documents; (\S+) "
+        r"ms of CPU in the server, (\S+) ms.*?longest pause is (\d+) ms.*?its own is at most (\S+);",
+        lambda: [
+            figure("replicas", "2 servers: rate of 1 server"),
+            figure("replicas", "1 server: searches"),
+            float(result("replicas")["settings"]["documents"]),
+            figure("replicas", "1 server: CPU of a search, server"),
+            figure("replicas", "1 server: CPU of a search, client"),
+            figure("replicas", "a server killed under load: longest pause of all searches"),
+            figure("replicas", "1 server on a core of its own, at most"),
+        ],
+    ),
 }

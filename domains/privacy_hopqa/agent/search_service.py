@@ -12,7 +12,13 @@ from domains.privacy_hopqa.agent.audit import Audit
 from domains.privacy_hopqa.agent.errors import SearchActionError
 from domains.privacy_hopqa.agent.hits import parse_local, parse_web
 from domains.privacy_hopqa.agent.interfaces import Hit, Search
-from domains.privacy_hopqa.agent.transport import JsonClient, RequestRefused, Unavailable, with_retries
+from domains.privacy_hopqa.agent.transport import (
+    Client,
+    JsonClient,
+    RequestRefused,
+    Unavailable,
+    with_retries,
+)
 from domains.privacy_hopqa.settings import PrivacyHopQASettings
 from retrieval_server.access import TOKEN_VARIABLE
 
@@ -21,7 +27,7 @@ from retrieval_server.access import TOKEN_VARIABLE
 class HttpSearcher:
     """Searches through the retrieval service. Every web attempt is audited before it leaves."""
 
-    client: JsonClient
+    client: Client
     audit: Audit
     settings: PrivacyHopQASettings
 
@@ -63,7 +69,12 @@ async def check_fingerprint(client: JsonClient, expected: str | None) -> Mapping
     like searches that found nothing, and no later try would do better. Raises TransportFailure if the
     service does not get ready.
     """
-    health = await with_retries(lambda: _health(client), client.retries)
+    return await with_retries(lambda: ask_health(client, expected), client.retries)
+
+
+async def ask_health(client: JsonClient, expected: str | None) -> Mapping[str, Any]:
+    """One attempt of `check_fingerprint`. Raises ValueError, and Unavailable while it is not ready."""
+    health = await _health(client)
     if health.get("authorized") is False:
         raise ValueError(
             f"the retrieval service at {client.base_url} asks for a token; set {TOKEN_VARIABLE} to the "

@@ -5,12 +5,11 @@ through it, so that a refusal is told from passing trouble in one way.
 """
 
 import asyncio
-import itertools
 import random
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import aiohttp
 
@@ -34,11 +33,15 @@ class RequestRefused(Exception):
 
 
 class Unavailable(Exception):
-    """This attempt failed for a reason that may pass; `retry_after_s` is what the service asked for."""
+    """This attempt failed for a reason that may pass; `retry_after_s` is what the service asked for.
 
-    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+    `status` is that of its answer, None without one; `elsewhere`: another server can be asked at once.
+    """
+
+    def __init__(self, message: str, retry_after_s: float | None = None, status: int | None = None) -> None:
         super().__init__(message)
-        self.retry_after_s = retry_after_s
+        self.retry_after_s, self.status = retry_after_s, status
+        self.elsewhere = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,16 +65,28 @@ class Retries:
 
 async def with_retries(attempt_once: Callable[[], Awaitable[T]], retries: Retries) -> T:
     """Call until it does not raise Unavailable. Raises TransportFailure once the retries are spent."""
-    start = time.monotonic()
-    for attempt in itertools.count():
+    start, attempt = time.monotonic(), 0
+    while True:
         try:
             return await attempt_once()
         except Unavailable as error:
+            if error.elsewhere:
+                continue
             lasted_s = time.monotonic() - start
             if attempt >= len(retries.backoff_s) and lasted_s >= retries.outage_s:
                 raise TransportFailure(f"{error} ({attempt + 1} attempts)") from None
             await asyncio.sleep(retries.wait_s(attempt, error.retry_after_s))
-    raise AssertionError("unreachable")
+            attempt += 1
+
+
+class Client(Protocol):
+    """Who asks a service: `JsonClient`, or `ReplicatedClient` where several servers are one service."""
+
+    retries: Retries
+
+    async def post(self, path: str, body: object) -> Any: ...
+
+    async def once(self, method: str, path: str, body: object = None) -> Any: ...
 
 
 class JsonClient:
@@ -118,7 +133,8 @@ class JsonClient:
 
     async def _answer(self, url: str, response: aiohttp.ClientResponse) -> Any:
         if response.status == 429 or response.status >= 500:
-            raise Unavailable(f"{url} answered {response.status}", _retry_after_s(response))
+            said = f"{url} answered {response.status}"
+            raise Unavailable(said, _retry_after_s(response), response.status)
         if response.status != 200:
             text = f": {(await response.text())[:200]}" if self._quote_refusals else ""
             raise RequestRefused(f"{url} answered {response.status}{text}", response.status)

@@ -13,6 +13,7 @@ import torch
 
 from benchmarks import engine as engine_benchmark
 from benchmarks import prefix_cache
+from domains.privacy_hopqa.agent.replicas import GONE, HEALTH_DEADLINE_S, LEAVE_OUT_S, WATCH_S
 from pipelinerl.inference.embedded.model import SELF_CHECK_LIMITS
 from pipelinerl.inference.embedded.openai_fields import COMPLETION_MAX_TOKENS
 from pipelinerl.inference.embedded.prefixes import BLOCK
@@ -88,6 +89,12 @@ SETTINGS: dict[str, list[tuple[str, list[float]]]] = {
         (r"(\d+) s without a free slot", [QUEUE_DEADLINE_S]),
         (r"not run for (\d+) s, is started again, (\w+) times", [STALL_S, MAX_RESTARTS]),
         (r"`--threads` \((\d+)\)", [parse_arguments(["--tasks", "."]).threads]),
+        (
+            r"asked for `/health` \((\d+) s\) after (\d+), (\d+), (\d+) and then every (\d+) s",
+            [HEALTH_DEADLINE_S, *LEAVE_OUT_S],
+        ),
+        (r"or answers (502), (503) or (504), is left out", sorted(GONE)),
+        (r"has waited (\d+) s .*? left out after\s+(\d+) s", [WATCH_S, WATCH_S + HEALTH_DEADLINE_S]),
         (r"exit status (\d) .*? with (\d) it is", [REFUSED, FAILED]),
         (r"`RETRIEVAL_TOKEN`, (\d+) characters", [MIN_TOKEN_CHARS]),
     ],
@@ -111,6 +118,7 @@ OTHERS: dict[str, dict[str, str]] = {
         r"takes (12) bytes on disk and (8) more": "the test below",
         r"`query` (1) to|`k` (1) to|at least (0) |; (0) asks for as much": "the least that there is",
         r"\(mode (600)\)": "a mode of files",
+        r"NFS (4)": "a name",
     },
 }
 """Numbers that are neither measured nor settings, and why."""

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from pipelinerl.config.files import load, load_tree
 from pipelinerl.launch import main
 from pipelinerl.launcher.folder import RunFolder
 from tests.unit.launcher.conftest import ON_GPUS, DryRun, Placed, Refused, python
@@ -77,6 +78,21 @@ def test_the_back_end_of_retrieval_is_among_the_choices(dry_run: DryRun) -> None
     status, out, _ = dry_run("+domain=privacy_hopqa", "privacy_hopqa.world.size=tiny")
     assert status == 0
     assert "rank_bm25" in out
+
+
+def test_replicas_of_a_service_have_ports_logs_and_one_key(dry_run: DryRun, tmp_path: Path) -> None:
+    """Each is a process of its own; the rollouts get the list of their addresses and wait for all."""
+    replicas = ("privacy_hopqa.retrieval_replicas=2", "privacy_hopqa.scoring_server_options=[]")
+    assert dry_run("+domain=privacy_hopqa", "privacy_hopqa.world.size=tiny", *replicas)[0] == 0
+    servers = {job.name: job for job in load(tmp_path / "run").jobs_of("service")}
+    assert list(servers) == ["retrieval_0", "retrieval_1", "scoring"]
+    assert len({job.port for job in servers.values()}) == 3
+    block = load_tree(tmp_path / "run").privacy_hopqa
+    assert list(block.helper_service_url) == [servers["retrieval_0"].url, servers["retrieval_1"].url]
+    assert block.privacy_reward_service_url == servers["scoring"].url
+    for name in ("retrieval_0", "retrieval_1"):
+        script = (tmp_path / "run/services" / name / "start.sh").read_text()
+        assert f"--port {servers[name].port}" in script
 
 
 NAMED = ("+domain=privacy_hopqa", "privacy_hopqa.helper_service_url=http://127.0.0.1:9")

@@ -54,6 +54,13 @@ def test_it_is_a_domain():
             "retrieval_workers=2 helper_service_url=http://h",
             "retrieval_workers=2 is for the server",
         ),
+        (
+            "retrieval_replicas=2 helper_service_url=http://h",
+            "retrieval_replicas=2 is for the server",
+        ),
+        ("helper_service_url=[]", "helper_service_url=[]: no address; leave it out"),
+        ("helper_service_url=[http://h,h]", "helper_service_url=h: no address of a service"),
+        ("helper_service_url=[http://h,http://h]", "http://h is named twice"),
         ("log_prompts=true", "log_prompts is not a setting here; use trace_fraction"),
         ("reader_window_overlap_chars=10000", "must be smaller than reader_window_chars"),
         ("scoring_server_options=[] privacy_reward_service_url=http://s", "scoring_server_options starts a"),
@@ -197,8 +204,9 @@ def test_a_large_corpus_is_searched_through_files_and_may_take_longer_to_start(t
 
 
 def test_several_retrieval_processes_on_request():
-    (service,) = DOMAIN.services(config("retrieval_workers=3"))
+    (service,) = DOMAIN.services(config("retrieval_workers=3 retrieval_replicas=2"))
     assert service.argv[-2:] == ["--workers", "3"]
+    assert service.replicas == 2
 
 
 def test_a_configured_service_or_dataset_is_used_as_it_is(tmp_path):

@@ -36,11 +36,12 @@ def chains(tmp_path):
 
 
 async def asked(url, chains, **settings):
-    """What the launcher shows of the service. Raises ConfigError."""
+    """What the launcher shows of the service, or of the servers of a list. Raises ConfigError."""
     block = {"helper_service_url": url, "final_train_dataset_path": str(chains)} | settings
     tree = OmegaConf.create({"train_dataset_names": ["train"], "privacy_hopqa": block})
     (service,) = PrivacyHopQADomain().named_services(tree)
-    assert (service.url_key, service.url) == ("privacy_hopqa.helper_service_url", url)
+    shown = url if isinstance(url, str) else ", ".join(url)
+    assert (service.url_key, service.url) == ("privacy_hopqa.helper_service_url", shown)
     return await asyncio.to_thread(service.ask)
 
 
@@ -144,3 +145,25 @@ async def test_a_service_of_another_make_is_asked_by_a_search_in_each_task(chain
                 await asked(url, chains)
             assert error in str(refused.value)
     assert queries == [{"task_id": "DR90001", "query": "DR90001", "k": 1}]  # nothing that is researched
+
+
+async def test_each_server_of_a_list_is_asked_and_all_serve_alike(chains, unused_tcp_port, monkeypatch):
+    async with ours(task("DR90001")) as one, ours(task("DR90001")) as same, ours(task("DR90002")) as poor:
+        assert (await asked([one, same], chains)).startswith("each 1 tasks, 2 pages; all 1 tasks of the")
+        with pytest.raises(ConfigError) as error:
+            await asked([one, poor], chains)
+        (line,) = error.value.problems
+        check_one_line(line, f"privacy_hopqa.helper_service_url={poor}: 1 of 1 tasks (DR90001) of the chains")
+        monkeypatch.setattr("domains.privacy_hopqa.agent.transport.Retries.wait_s", lambda *_: 0.0)
+        dead = f"http://127.0.0.1:{unused_tcp_port}"
+        with pytest.raises(
+            ConfigError, match=f"helper_service_url={dead}: .* start it, or leave the key out"
+        ):
+            await asked([one, dead], chains)
+    async with ours(task("DR90001")) as one, ours(task("DR90001") | task("DR90002")) as more:
+        with pytest.raises(ConfigError) as error:
+            await asked([one, more], chains)
+        (line,) = error.value.problems
+        check_one_line(
+            line, f"privacy_hopqa.helper_service_url: tasks is 1 at {one} and 2 at {more}; give all"
+        )

@@ -42,6 +42,12 @@ class Server:
             text=True,
         )
 
+    def answer(self, path: str, body: dict[str, Any]) -> bytes:
+        request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", json.dumps(body).encode())
+        with urllib.request.urlopen(request, timeout=30) as response:
+            found: bytes = response.read()
+        return found
+
     def ask(self, path: str, body: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(f"http://127.0.0.1:{self.port}{path}", data)
@@ -135,6 +141,27 @@ def test_several_processes_build_one_index_count_together_and_keep_corpora_apart
     local = health["requests"][LOCAL]
     assert local == {"received": 160, "by_status": {"200": 80, "400": 60, "404": 20}}
     assert sum(worker["received"] > 1 for worker in health["workers"]) >= 2
+
+
+def test_servers_that_start_together_share_one_build_and_answer_alike(
+    data: Path, start: Callable[..., Server]
+) -> None:
+    """Two with the index on disk, which one of them builds, and one in memory: the same bytes."""
+    paths = ("--tasks", str(data / "tasks"), "--web", str(data / "web.jsonl"))
+    mapped = ("--backend", "bm25s")
+    servers = [start(*paths, *mapped), start(*paths, *mapped), start(*paths)]
+    for server in servers:
+        server.until_ok()
+    tasks = [{"task_id": f"DR9000{number}", "k": 50} for number in (1, 2)]
+    for query in ("cold chain audit", "shared", "naïve storage market", "canaryDR90001log", "nowhere"):
+        assert len({server.answer(WEB, {"query": query, "k": 50}) for server in servers}) == 1
+        for task in tasks:
+            assert len({server.answer(LOCAL, task | {"query": query}) for server in servers}) == 1
+    said = []
+    for server in servers:
+        server.process.terminate()
+        said.append(server.process.communicate(timeout=30)[1])
+    assert sum("merging: 100%" in lines for lines in said) == 1
 
 
 def test_a_killed_process_is_replaced_and_its_counters_stay(data: Path, start: Callable[..., Server]) -> None:
