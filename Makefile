@@ -44,7 +44,7 @@ test-all: lint
 	$(PY) -m pytest -q -n 2 --dist worksteal tests
 
 # Figures of speed, minutes in all. Every script runs, though one may miss a goal (exit status 1).
-FIGURES := advantages streams packing dialogue recorder actor trainer engine agreement retrieval replicas
+FIGURES := advantages streams packing dialogue recorder actor trainer engine agreement retrieval replicas unit_costs capacity
 bench: setup
 	@missed=; for name in $(FIGURES); do echo "== $$name"; $(PY) -m benchmarks.$$name || missed="$$missed $$name"; done; \
 	if [ -n "$$missed" ]; then echo "a goal was missed or a script failed:$$missed"; exit 1; fi

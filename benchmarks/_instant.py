@@ -16,21 +16,29 @@ from pipelinerl.rollouts import BaseMetrics, RolloutResult, TrainingText
 
 TOKENS = 8
 CONTEXT = 4096
-ANSWER = {
-    "index": 0,
-    "token_ids": list(range(6, 6 + TOKENS)),
-    "finish_reason": "stop",
-    "logprobs": {"content": [{"logprob": -0.5, "token_id": 6 + i} for i in range(TOKENS)]},
-}
-"""Without versions: it serves whatever was announced last."""
+IDS = 300
+"""Of the vocabulary."""
 ROUTES = {
     b"/health": b"",
     b"/v1/models": b'{"data": [{"id": "m", "max_model_len": %d}]}' % CONTEXT,
     b"/weight_info": b'{"weight_version": "1000000"}',
     b"/metrics": b"vllm:num_requests_running 0\n",
-    b"/inference/v1/generate": json.dumps({"choices": [ANSWER]}).encode(),
 }
+"""What it answers beside completions. Without versions: it serves whatever was announced last."""
+LONG = "say something of " * 128
 HEAD = b"HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: %d\r\n\r\n"
+
+
+def completion(tokens: int) -> bytes:
+    """The answer to a request for so many tokens."""
+    ids = [6 + i % (IDS - 6) for i in range(tokens)]
+    choice = {
+        "index": 0,
+        "token_ids": ids,
+        "finish_reason": "stop",
+        "logprobs": {"content": [{"logprob": -0.5, "token_id": one} for one in ids]},
+    }
+    return json.dumps({"choices": [choice]}).encode()
 
 
 def load_problems(names: list[str]) -> list[dict[str, Any]]:
@@ -63,11 +71,19 @@ async def http_rollout(
     return _result(make_training_text(llm, call))
 
 
-class InstantEngine(asyncio.Protocol):
-    """Just enough HTTP to be an engine; answers every generate request with the same tokens."""
+async def long_rollout(
+    cfg: DictConfig, llm: TrainableLLM, problem: dict[str, Any], session: aiohttp.ClientSession
+) -> RolloutResult:
+    """One call with a prompt of about 520 tokens, another one for each problem."""
+    prompt = Prompt.from_user_message(f"{problem['id']}: {LONG}")
+    return _result(make_training_text(llm, await llm_async_generate(llm, prompt, session)))
 
-    def __init__(self, delay_s: float) -> None:
-        self._delay_s = delay_s
+
+class InstantEngine(asyncio.Protocol):
+    """Just enough HTTP to be an engine; answers every other POST with the same tokens."""
+
+    def __init__(self, delay_s: float, tokens: int) -> None:
+        self._delay_s, self._completion = delay_s, completion(tokens)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self.transport, self.buffer = transport, b""
@@ -81,18 +97,18 @@ class InstantEngine(asyncio.Protocol):
             if len(self.buffer) < end + 4 + length:
                 return
             self.buffer = self.buffer[end + 4 + length :]
-            body = ROUTES[head.split(b" ", 2)[1]]
+            body = ROUTES.get(head.split(b" ", 2)[1], self._completion)
             delay_s = self._delay_s * random.uniform(0.5, 1.5) if head.startswith(b"POST") else 0.0
             reply = HEAD % len(body) + body
             asyncio.get_running_loop().call_later(delay_s, self.transport.write, reply)  # type: ignore[attr-defined]
 
 
-def serve(delay_s: float, connection: Connection) -> None:
+def serve(delay_s: float, tokens: int, connection: Connection) -> None:
     """For ever, on a port that is sent first; an answer takes half to one and a half times `delay_s`."""
 
     async def run() -> None:
         loop = asyncio.get_running_loop()
-        server = await loop.create_server(lambda: InstantEngine(delay_s), "127.0.0.1", 0)
+        server = await loop.create_server(lambda: InstantEngine(delay_s, tokens), "127.0.0.1", 0)
         connection.send(server.sockets[0].getsockname()[1])
         await server.serve_forever()
 

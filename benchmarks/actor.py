@@ -39,7 +39,9 @@ CASES = {
 }
 
 
-def write_config(output_dir: Path, model: Path, policy: str, url: str, in_flight: int) -> None:
+def write_config(
+    output_dir: Path, model: Path, policy: str, url: str, in_flight: int, tokens: int = TOKENS
+) -> None:
     jobs = [
         Job(kind="actor_llm", idx=0, url=url, name="actor_vllm_0").model_dump(),
         Job(kind="actor", idx=1, name="actor").model_dump(),
@@ -53,7 +55,7 @@ def write_config(output_dir: Path, model: Path, policy: str, url: str, in_flight
         "train_dataset_names": ["bench"],
         "attempts": ATTEMPTS,
         "actor": {"rollout_policy": f"benchmarks._instant.{policy}", "llm_max_rollouts": in_flight},
-        "llm": {"parameters": {"max_tokens": TOKENS}},
+        "llm": {"parameters": {"max_tokens": tokens}},
         "wandb": {"use_wandb": False},
         "jobs": jobs,
     }
@@ -73,10 +75,13 @@ def wait_for(what: str, condition: Callable[[], bool], actor: subprocess.Popen[b
 
 
 def measure(
-    policy: str, url: str, model: Path, in_flight: int, seconds: float, out: Path
+    policy: str, url: str, model: Path, in_flight: int, seconds: float, out: Path, tokens: int = TOKENS
 ) -> dict[str, float]:
-    """Announce two versions `seconds` apart; the actor's reports at both tell what it did between them."""
-    write_config(out, model, policy, url, in_flight)
+    """Announce two versions `seconds` apart; the actor's reports at both tell what it did between them.
+
+    `scheduler_us` and `worker_us` are CPU microseconds of a rollout in the actor itself and in its worker.
+    """
+    write_config(out, model, policy, url, in_flight, tokens)
     forget_announcements(out)
     ResumePoint(version=0, step=0).write(out)
     env = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
@@ -92,11 +97,11 @@ def measure(
             time.sleep(2.0)
             trainer.weight_update_success(1)
             wait_for("report", lambda: len(read_metrics(out, "actor")) >= 1, actor)
-            cpu = sum(cpu_seconds(actor.pid).values())
+            before = cpu_seconds(actor.pid)
             time.sleep(seconds)
             trainer.weight_update_success(2)
             wait_for("report again", lambda: len(read_metrics(out, "actor")) >= 2, actor)
-            cpu = sum(cpu_seconds(actor.pid).values()) - cpu
+            after = cpu_seconds(actor.pid)
             trainer.training_done()
             if actor.wait(60) != 0:
                 raise RuntimeError(f"the actor ended with {actor.returncode}")
@@ -105,9 +110,12 @@ def measure(
     first, second = read_metrics(out, "actor")[:2]
     elapsed = second["actor/time_since_start"] - first["actor/time_since_start"]
     rollouts = second["actor/published_samples"] - first["actor/published_samples"]
+    spent = {pid: seconds - before[role, pid] for (role, pid), seconds in after.items()}
     return {
         "rollouts_per_s": rollouts / elapsed,
-        "rollouts_per_cpu_s": rollouts / cpu,
+        "rollouts_per_cpu_s": rollouts / sum(spent.values()),
+        "scheduler_us": 1e6 * spent[actor.pid] / rollouts,
+        "worker_us": 1e6 * (sum(spent.values()) - spent[actor.pid]) / rollouts,
         "loop_lag_p99_ms": 1000 * second["actor/loop_lag_p99_s"],
     }
 
@@ -132,7 +140,7 @@ def main() -> int:
         folder = Path(temporary)
         train_tokenizer(["say something"] * 10, 300).save_pretrained(str(folder))  # no weights are needed
         for name, (policy, delay_s) in CASES.items():
-            with function(serve, delay_s) as engine:
+            with function(serve, delay_s, TOKENS) as engine:
                 url = f"http://127.0.0.1:{engine.recv()}"
                 out = folder / name.replace(" ", "_")
                 rows[name] = measure(policy, url, folder, options.in_flight, options.seconds, out)

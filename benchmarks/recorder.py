@@ -19,7 +19,7 @@ import aiohttp
 import openai
 
 from benchmarks._figures import Figure, at_most, command_line, report
-from benchmarks._instant import CONTEXT, serve
+from benchmarks._instant import CONTEXT, TOKENS, serve
 from pipelinerl import recorder
 from pipelinerl.async_llm import llm_async_generate
 from pipelinerl.llm import Prompt, TrainableLLM
@@ -84,7 +84,9 @@ async def measure(port: int, calls: int, rounds: int) -> dict[str, dict[str, lis
 def main() -> int:
     options = command_line(__doc__)
     ours, theirs = multiprocessing.Pipe()
-    engine = multiprocessing.get_context("spawn").Process(target=serve, args=(0.0, theirs), daemon=True)
+    engine = multiprocessing.get_context("spawn").Process(
+        target=serve, args=(0.0, TOKENS, theirs), daemon=True
+    )
     engine.start()
     try:
         found = asyncio.run(measure(ours.recv(), options.calls, options.rounds))

@@ -5,6 +5,7 @@ import re
 import numpy as np
 import pytest
 
+from tests.support.capacity_claims import SENTENCES as CAPACITY_SENTENCES
 from tests.support.claims import (
     Claim,
     gate,
@@ -30,7 +31,8 @@ from tests.support.measured import (
 
 ENDS = ("before", "after")
 
-SENTENCES: dict[str, Claim] = MACHINES | {
+OTHERS = MACHINES | CAPACITY_SENTENCES
+SENTENCES: dict[str, Claim] = OTHERS | {
     "57M, success and leakage": (
         "README.md",
         r"went from\s+(\S+) to (\S+) success and from (\S+) to (\S+) leakage in (\d+) seconds",

@@ -12,6 +12,8 @@ from functools import partial
 
 import pytest
 
+from tests.support import capacity_claims
+from tests.support.capacity_claims import CAPACITY
 from tests.support.measured import (
     ENGINE,
     GPU,
@@ -51,7 +53,7 @@ from tests.support.measured import (
 )
 
 DOMAINS = sorted(str(path.relative_to(ROOT)) for path in ROOT.glob("domains/*/README.md"))
-PAGES = ["README.md", GPU, ENGINE, RETRIEVAL, *DOMAINS]
+PAGES = ["README.md", CAPACITY, GPU, ENGINE, RETRIEVAL, *DOMAINS]
 NEVER = ("not reached", "no gain by outcome")
 """What a cell says where the JSON has infinity."""
 
@@ -107,6 +109,21 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
 
 
 MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
+    (CAPACITY, "part | microseconds | measured in"): (1, capacity_claims.costs),
+    (
+        CAPACITY,
+        "GPUs | engines | trainer ranks | rollout workers | GPUs allow | simulated | actor busy, % "
+        "| redis, % | preprocess, % | trainer, % | lowest limit, samples/s",
+    ): (1, capacity_claims.sizes),
+    (
+        CAPACITY,
+        "GPUs | actors | preprocesses | redis servers | simulated, samples/s | of what the GPUs allow, %",
+    ): (1, capacity_claims.widened),
+    (
+        CAPACITY,
+        "GPUs, parameters | NCCL, a host after the other | NCCL, relayed | shared file, each engine "
+        "| shared file, once a host | checkpoint by one rank",
+    ): (1, capacity_claims.weights),
     (GPU, "Qwen3 architecture | way | recomputed | tokens/s | MFU | peak memory"): (3, gpu_trainer),
     (
         GPU,
