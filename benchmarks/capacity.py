@@ -38,7 +38,7 @@ BUSY = 0.9
 NETWORK, DISK, PER_HOST = 50e9, 2e9, 8
 """Assumed, not measured: bytes per second of a host's network and of a shared file system, GPUs of a host."""
 SENT, SAVED = 2, 14
-"""Bytes of a parameter in an update (bfloat16), and in a checkpoint (beside it float32 masters, Adam's moments)."""
+"""Bytes of a parameter in an update (bfloat16), and in a checkpoint (and float32 masters, Adam's moments)."""
 PARTS = ("actor", "workers", "engines", "redis", "preprocess", "trainer")
 
 

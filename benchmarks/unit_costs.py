@@ -1,4 +1,4 @@
-"""What a rollout, a sample and an engine's update cost each single process of a run, for `benchmarks.capacity`.
+"""What a rollout, a sample and an engine's update cost each process of a run, for `benchmarks.capacity`.
 
     python -m benchmarks.unit_costs [--tokens 512] [--in-flight 512] [--seconds 10.0] [--groups 256]
                                     [--out FILE]

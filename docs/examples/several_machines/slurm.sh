@@ -1,0 +1,31 @@
+#!/bin/bash
+# A run over several hosts under Slurm: sbatch slurm.sh [key=value ...]
+# One task per host starts Ray there; the launcher runs on the first host and Ray ends with it everywhere.
+#SBATCH --job-name=pipelinerl
+#SBATCH --nodes=2
+#SBATCH --ntasks-per-node=1
+#SBATCH --gpus-per-node=8
+#SBATCH --cpus-per-task=64
+#SBATCH --exclusive
+#SBATCH --time=24:00:00
+#SBATCH --output=pipelinerl-%j.log
+set -euo pipefail
+
+run=${RUN:-/shared/run}                  # seen by every host under this path, as are the environment and the model
+source "${VENV:-/shared/venv}/bin/activate"
+
+head=$(scontrol show hostnames "$SLURM_JOB_NODELIST" | sed -n 1p)
+# Whoever reaches Ray's port may run code. A token that every host has from the start; Ray's own is made by the head.
+RAY_AUTH_TOKEN=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n')
+export RAY_AUTH_MODE=token RAY_AUTH_TOKEN
+export RAY_USAGE_STATS_ENABLED=0
+export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=600   # 30 s are short for a shared environment on a cold file system
+unset WORLD_SIZE RANK MASTER_ADDR
+
+# Its status is not the run's: symmetric-run ends with 1 where it stops the cluster that it is connected to.
+srun --kill-on-bad-exit=0 ray symmetric-run \
+  --address "$head:${RAY_PORT:-6379}" --min-nodes "$SLURM_JOB_NUM_NODES" -- \
+  python -m pipelinerl.launch +domain=privacy_hopqa hardware=gpu streams=redis world.backend=ray \
+  "output_dir=$run" "model_path=${MODEL:-/shared/models/policy}" "$@" || true
+
+test -f "$run/launcher/completed.json"
