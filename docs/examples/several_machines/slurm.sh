@@ -22,10 +22,12 @@ export RAY_USAGE_STATS_ENABLED=0
 export RAY_SYMMETRIC_RUN_CLUSTER_WAIT_TIMEOUT=600   # 30 s are short for a shared environment on a cold file system
 unset WORLD_SIZE RANK MASTER_ADDR
 
-# Its status is not the run's: symmetric-run ends with 1 where it stops the cluster that it is connected to.
+# The status of srun is not always the run's: in a container without an init it was 1 after a run that succeeded.
+status="$run.status-$SLURM_JOB_ID"
 srun --kill-on-bad-exit=0 ray symmetric-run \
   --address "$head:${RAY_PORT:-6379}" --min-nodes "$SLURM_JOB_NUM_NODES" -- \
+  bash -c '"$@"; code=$?; echo "$code" > "$0"; exit "$code"' "$status" \
   python -m pipelinerl.launch +domain=privacy_hopqa hardware=gpu streams=redis world.backend=ray \
   "output_dir=$run" "model_path=${MODEL:-/shared/models/policy}" "$@" || true
 
-test -f "$run/launcher/completed.json"
+test "$(cat "$status")" = 0

@@ -22,7 +22,7 @@ FAKES = {
     "scontrol": 'echo "host-a"; echo "host-b"',
     "srun": 'shift; echo "srun: $*"; while [ "$1" != -- ]; do shift; done; shift; "$@"; exit 1',
     "ray": 'echo "ray: $*"; echo "$RAY_AUTH_MODE $RAY_AUTH_TOKEN" > "$RUN/token"',
-    "python": 'echo "python: $*"; test -z "$FAILS" && touch "$RUN/launcher/completed.json"',
+    "python": 'echo "python: $*"; exit ${FAILS:-0}',
 }
 """Commands of a cluster. `srun` ends with 1 after a run that succeeded, as Ray's symmetric-run may."""
 
@@ -65,10 +65,15 @@ def executed(name: str, tmp_path: Path, *arguments: str, **env: str) -> subproce
         path.parent.mkdir(exist_ok=True)
         path.write_text(f"#!/bin/bash\n{body}\n")
         path.chmod(0o755)
-    (tmp_path / "run/launcher").mkdir(parents=True, exist_ok=True)
+    (tmp_path / "run").mkdir(exist_ok=True)
     (tmp_path / "bin/activate").write_text("")
     given = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "RUN": str(tmp_path / "run"), "FAILS": ""}
-    given |= {"VENV": str(tmp_path), "SLURM_JOB_NODELIST": "host-[a-b]", "SLURM_JOB_NUM_NODES": "2"} | env
+    given |= {
+        "VENV": str(tmp_path),
+        "SLURM_JOB_NODELIST": "host-[a-b]",
+        "SLURM_JOB_NUM_NODES": "2",
+        "SLURM_JOB_ID": "7",
+    } | env
     script = ["bash", str(EXAMPLES / name), *arguments]
     return subprocess.run(script, env=given, text=True, capture_output=True, timeout=60, check=False)
 
@@ -79,8 +84,8 @@ def test_slurm_starts_one_task_on_each_host_and_its_status_is_the_runs(tmp_path:
     (line,) = [line for line in done.stdout.splitlines() if line.startswith("srun: ")]
     assert "ray symmetric-run --address host-a:6379 --min-nodes 2" in line
     assert line.endswith("max_lag=512")
-    (tmp_path / "run/launcher/completed.json").unlink()
-    assert executed("slurm.sh", tmp_path, FAILS="yes").returncode == 1
+    assert executed("slurm.sh", tmp_path, FAILS="1").returncode == 1
+    assert executed("slurm.sh", tmp_path).returncode == 0
 
 
 def test_slurm_gives_all_hosts_one_token_and_another_to_each_job(tmp_path: Path) -> None:
