@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.support.claims import Claim
-from tests.support.measured import Cells, Value, result
+from tests.support.measured import Cells, Value, figure, result
 
 CAPACITY = "docs/capacity.md"
 PARTS = {
@@ -57,11 +57,12 @@ def _row(gpus: str = "512") -> dict[str, Any]:
 SENTENCES: dict[str, Claim] = {
     "capacity, the measured run": (
         CAPACITY,
-        r"it gives (\S+) samples a second, and\s+(\S+) were measured: (\d+) % less",
+        r"it gives (\S+) samples a second, and\s+(\S+) were measured, (\d+) % more; (\S+) on a second",
         lambda: [
             result("capacity")["check"]["samples"],
             result("capacity")["check"]["measured"],
             -100 * result("capacity")["check"]["error"],
+            figure("gpu_trl_defaults", "ours: samples trained"),
         ],
     ),
     "capacity, bytes": (
