@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from domains.reasoning_gym.data import chosen, is_held_out, load_problems
+from domains.reasoning_gym.data import chosen, load_problems
 from domains.reasoning_gym.families import HASHED, NO_DATA, known
 from domains.reasoning_gym.scoring import judge
 
