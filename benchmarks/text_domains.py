@@ -39,7 +39,9 @@ GAIN_GOAL = 0.05
 
 
 def group_of(problem: Mapping[str, Any]) -> str:
-    """What a domain's curves are told apart by."""
+    """What a domain's problems are told apart by: how many instructions, or what their data set names."""
+    if "num_constraints" in problem:
+        return f"{problem['num_constraints']} instructions"
     return str(problem["dataset"]).rpartition("/")[2]
 
 

@@ -8,13 +8,17 @@ table or row fails until it is one of the two.
 import math
 import re
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 
 from tests.support.measured import (
+    CALLING,
+    COUNTING,
     ENGINE,
     GPU,
     GYM,
+    IFEVAL,
     NUMBER,
     PRIVACY,
     RARO,
@@ -24,6 +28,7 @@ from tests.support.measured import (
     Cells,
     Value,
     arms,
+    bfcl,
     credit,
     from_scratch,
     gpu_engine,
@@ -45,6 +50,7 @@ from tests.support.measured import (
     result,
     scripts,
     skill,
+    text_domain,
     tier,
 )
 
@@ -69,6 +75,18 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "`rewards=` | correct | wrong | no answer, unparsable": "settings of conf/rewards",
     },
     "domains/multidomain/README.md": {"key | meaning": "words"},
+    COUNTING: {"key of `dataset_loader_params` | meaning": "words"},
+    IFEVAL: {
+        "name | file in `data_dir`, as `.jsonl`, `.json` or `.parquet` | rows": "words",
+        "figure | meaning": "words",
+        "instruction | decision": "words",
+    },
+    CALLING: {"name | problems": "words", "status | meaning": "words"},
+    "domains/logic/README.md": {
+        "task | family | task | family": "words",
+        "task | the answer is": "words",
+        "status | meaning": "words",
+    },
     "domains/reasoning_gym/README.md": {
         "key | meaning": "words",
         "`reasoning_gym.answer_format` | the answer is": "words",
@@ -112,6 +130,14 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     ): (3, gpu_shared),
     (GPU, "| samples/s | trainer alone | sampled tokens/s | steps that count"): (1, gpu_trl),
     (GPU, "|"): (1, gpu_engine),
+    **{
+        (page, "held-out problems | n | before | after | difference"): (1, partial(text_domain, domain))
+        for page, domain in ((COUNTING, "counting"), (IFEVAL, "ifeval"), (CALLING, "fn_calling"))
+    },
+    (CALLING, "category | references | right, JSON | as Python | right | changed | of these wrong"): (
+        1,
+        bfcl,
+    ),
     (GYM, "held-out questions | n | before | after | difference"): (1, pretrained),
     (GYM, "seed | before | after | steps | texts/s | minutes of training"): (1, pretrained_seed),
     (PRIVACY, "skill | before | after | asked for"): (1, skill),

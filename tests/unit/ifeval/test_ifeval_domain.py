@@ -138,7 +138,7 @@ async def test_a_server_says_what_the_process_says() -> None:
         for said in ('"so"', '"so,"', "so,", ""):
             found = await verify_answer_rpc(session, "127.0.0.1", int(server.port or 0), said, CONTEXT)
             assert found == verify_answer(said, CONTEXT)
-        with pytest.raises(ValueError, match="HTTP 400: .*instruction 'no' is not known"):
+        with pytest.raises(ValueError, match=r"HTTP 400: .*instruction 'no' is not known"):
             bad = {"instruction_id_list": ["no"], "kwargs": [{}]}
             await verify_answer_rpc(session, "127.0.0.1", int(server.port or 0), "so", bad)
         for body in (b"{", b"[]", b'{"prediction": "a"}', b'{"prediction": "a", "reward_context": 3}'):

@@ -11,6 +11,7 @@ import pytest
 from domains.reasoning_gym.data import chosen, load_problems
 from domains.reasoning_gym.families import HASHED, NO_DATA, known
 from domains.reasoning_gym.scoring import judge
+from domains.split import is_held_out
 
 DIGITS = {"max_terms": 2, "max_digits": 1}
 SMALL: dict[str, Any] = {"chain_sum": DIGITS, "products": {"max_digits": 1}, "letter_counting": {}}
