@@ -69,8 +69,9 @@ def load_problems(
     Without `data_dir`, `tasks` (task: options of its family) are generated as in `reasoning_gym`. With it, a
     name's file there is read: `test_size` rows, or the share that `train_ratio` leaves, are the evaluation's
     by a fixed order; those outside of the difficulties or of `tasks_to_skip` are left out. `seed` shuffles,
-    `max_examples` cuts. The last four arguments name the published data set on its hub; `dataset_id` without
-    `data_dir` is refused. Raises ValueError in one line.
+    `max_examples` cuts. `split=test`, by which a loader of several domains asks for it, is the evaluation's
+    part. The other last arguments name the published data set on its hub, which has no split but `train`;
+    `dataset_id` without `data_dir` is refused. Raises ValueError in one line.
     """
     names = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or ["logic"])
     skipped = set(tasks_to_skip or ())
@@ -85,14 +86,11 @@ def load_problems(
     for name in map(str, names):
         if data_dir is None and Path(name).suffix not in ENDINGS:
             chosen = {task: options for task, options in (tasks or DEFAULT).items() if task not in skipped}
-            found = _generated(name, _part(name), chosen, count, test_count, held_out)
+            found = _generated(name, _part(name, split), chosen, count, test_count, held_out)
         else:
             limits = (min_difficulty, max_difficulty)
             read = _from_file(_file(name, data_dir), name, skipped, skip_unknown, limits, difficulty_column)
-            part = (
-                "all" if Path(name).suffix in ENDINGS else ("test" if name in TEST else subset or _part(name))
-            )
-            found = _split(list(read), part, test_size, train_ratio)
+            found = _split(list(read), _part(name, split, subset), test_size, train_ratio)
         if seed is not None:
             random.Random(seed).shuffle(found)
         problems += found[:max_examples]
@@ -103,9 +101,11 @@ load_datasets = load_problems
 """The name by which upstream's loaders of several domains know it."""
 
 
-def _part(name: str) -> str:
+def _part(name: str, split: str | None, subset: str | None = None) -> str:
+    if Path(name).suffix in ENDINGS:
+        return "all"
     if name in TRAIN or name in TEST:
-        return "train" if name in TRAIN else "test"
+        return "test" if name in TEST or split == "test" else subset or "train"
     raise ValueError(f"dataset {name!r}: name {', '.join((*TRAIN, *TEST))}, or a file")
 
 

@@ -85,6 +85,9 @@ def test_published_rows_are_read_split_and_left_out(tmp_path: Path) -> None:
     assert (len(train), len(test)) == (16, 5) and not {p["id"] for p in train} & {p["id"] for p in test}
     assert {problem["logic_task"] for problem in [*train, *test]} == {"object_counting", "web_of_lies"}
     assert train[0]["dataset"] in ("logic@object_counting", "logic@web_of_lies")
+    assert load_problems(["logic"], **given, test_size=5, split="test")[0]["id"].startswith("logic-")
+    asked = [p["task"] for p in load_problems(["logic"], **given, test_size=5, split="test")]
+    assert asked == [p["task"] for p in test]
     path = str(tmp_path / "INTELLECT-3-RL.jsonl")
     assert len(load_problems([path], max_difficulty=0.5)) == 12  # those without a difficulty stay
     assert len(load_problems([path], tasks_to_skip=["object_counting"])) == 1
