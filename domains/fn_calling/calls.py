@@ -35,7 +35,9 @@ def read_calls(completion: str, tool_calls: Sequence[Mapping[str, Any]] | None =
     """
     if tool_calls:
         return [_from_json(call) for call in tool_calls]
-    blocks = [block.strip() for block in _BLOCK.findall(completion)]
+    # Up to the last end: each beginning behind it would be searched through to the end of the completion.
+    closed = completion[: completion.lower().rfind("</tool_call") + len("</tool_calls>")]
+    blocks = [block.strip() for block in _BLOCK.findall(closed)]
     if blocks:
         written = next((block for block in reversed(blocks) if block), "[]")
         return _parsed(written)

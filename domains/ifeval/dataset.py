@@ -6,6 +6,7 @@
 
 import ast
 import itertools
+import logging
 import random
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -17,6 +18,8 @@ from domains.ifeval.writing import WRITINGS, write
 from domains.rows import ENDINGS, rows
 from domains.split import is_held_out
 from pipelinerl.base.errors import suggestion
+
+logger = logging.getLogger(__name__)
 
 Problem = dict[str, Any]
 DOMAIN = "ifeval"
@@ -69,6 +72,7 @@ def load_problems(
         if data_dir is None and Path(name).suffix not in ENDINGS:
             most, of = max_constraints or 3, (subset or _part(name))
             found = list(_generated(name, of, chosen, count if of != "test" else test_count, held_out, most))
+            logger.info("dataset %s: %d generated prompts, data_dir names no folder", name, len(found))
         else:
             found = list(_from_file(_file(name, data_dir), name, max_constraints, skip_unknown))
             if name != "google_ifeval" and Path(name).suffix not in ENDINGS:

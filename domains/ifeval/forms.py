@@ -14,7 +14,16 @@ _POSTSCRIPTS = {"P.S.": r"p\.\s?s\.", "P.P.S": r"p\.\s?p\.\s?s"}
 
 def number_placeholders(response: str, num_placeholders: int) -> bool:
     """At least as many `[...]` within a line; an empty `[]` counts."""
-    return len(re.findall(r"\[[^\n]*?\]", response)) >= num_placeholders
+    # Not by one pattern: each bracket that nothing closes would be searched for to the end of its line.
+    return sum(map(_pairs, response.split("\n"))) >= num_placeholders
+
+
+def _pairs(line: str) -> int:
+    """Opening brackets with a closing one behind them, none counted twice."""
+    count, at = 0, line.find("[")
+    while at >= 0 and (end := line.find("]", at)) >= 0:
+        count, at = count + 1, line.find("[", end)
+    return count
 
 
 def postscript(response: str, postscript_marker: str) -> bool:
@@ -25,7 +34,7 @@ def postscript(response: str, postscript_marker: str) -> bool:
 
 def number_bullet_lists(response: str, num_bullets: int) -> bool:
     """Exactly as many lines that begin with `*` or `-`; a line that begins with `**` is none."""
-    return len(re.findall(r"^\s*(?:\*[^*\n]|-)", response, re.MULTILINE)) == num_bullets
+    return len(re.findall(r"^[^\S\n]*(?:\*[^*\n]|-)", response, re.MULTILINE)) == num_bullets
 
 
 def constrained_response(response: str) -> bool:
@@ -61,7 +70,11 @@ def _no_constant(name: str) -> None:
 
 def title(response: str) -> bool:
     """`<<...>>` within a line, with something between."""
-    return any(found.strip("<> ") for found in re.findall(r"<<([^\n]+?)>>", response))
+    return any(
+        line[start + 2 : end].strip("<> ")
+        for line in response.split("\n")
+        if 0 <= (start := line.find("<<")) < (end := line.rfind(">>"))
+    )
 
 
 def two_responses(response: str) -> bool:

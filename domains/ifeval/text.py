@@ -10,6 +10,8 @@ jan feb mar apr jun jul aug sep sept oct nov dec
 """
 _ABBREVIATIONS = frozenset(_LISTED.split())
 """Behind which a full stop ends no sentence, whatever follows."""
+_LONGEST = 20
+"""Characters before a full stop that may make it part of an abbreviation or a list's number."""
 _END = re.compile(r"([.!?\u2026]+)(?=[\"'\u201d\u2019)\]*_]*(?:\s|$))|[\u3002\uff01\uff1f\u0964]+")
 _BLOCKS = re.compile(r"\n\s*\n|\n(?=\s*(?:[-*#>]|\d+[.)])\s)")
 """A blank line ends a sentence, and so does the beginning of a list item, a heading or a quote."""
@@ -34,9 +36,11 @@ def sentences(text: str) -> list[str]:
     """
     found = []
     for block in _BLOCKS.split(text):
-        start = 0
+        start, last = 0, len(block.rstrip())
         for end in _END.finditer(block):
-            if end[1] == "." and _is_abbreviated(block[start : end.start()], block[end.end() :]):
+            # Of the sentence only its end: one of many initials would be read from its start at each of them.
+            before = block[max(start, end.start() - _LONGEST) : end.start()]
+            if end[1] == "." and end.end() < last and _is_abbreviated(before):
                 continue
             found.append(block[start : end.end()])
             start = end.end()
@@ -44,9 +48,8 @@ def sentences(text: str) -> list[str]:
     return [sentence.strip() for sentence in found if WORD.search(sentence)]
 
 
-def _is_abbreviated(before: str, after: str) -> bool:
-    if not after.strip():
-        return False
+def _is_abbreviated(before: str) -> bool:
+    """Whether a full stop behind this, which is not the text's last, belongs to its last word."""
     last = before.split()[-1] if before.split() else ""
     bare = last.lstrip("\"'(\u201c\u2018[").lower()
     initial = len(bare) == 1 and bare.isalpha() and last[-1:].isupper() and bare != "i"

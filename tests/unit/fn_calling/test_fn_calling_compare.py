@@ -108,9 +108,7 @@ def test_calls_are_read_in_each_form(said: str) -> None:
 
 
 def test_values_of_python_calls_are_literals_or_what_is_written() -> None:
-    said = (
-        "a.b(x=-1.5, y=(1, 'two', [True]), z={'k': None, 2: name}, f=lambda q: q + 1, g=open('/etc/passwd'))"
-    )
+    said = "a.b(x=-1.5, y=(1, 'two', [True]), z={'k': None, 2: name}, f=lambda q: q + 1, g=open('/x'))"
     (call,) = read_calls(said)
     assert call.name == "a.b" and call.arguments == {
         "x": -1.5,
@@ -153,6 +151,11 @@ def test_a_block_without_calls_is_unreadable(inside: str) -> None:
         verify_fn_calling_answer(f"<tool_calls>{inside}</tool_calls>", context)["answer_status"]
         == "unparsable"
     )
+
+
+@pytest.mark.parametrize("unit", ["<tool_calls>", "</tool_calls>", "[", "f(", "``` "])
+def test_a_hostile_completion_is_read_in_linear_time(unit: str) -> None:
+    assert read_calls(unit * 20_000) == []
 
 
 @settings(max_examples=100, deadline=None)

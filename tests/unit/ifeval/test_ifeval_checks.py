@@ -161,6 +161,15 @@ def test_the_loose_judgement_forgives_a_first_and_a_last_line_and_asterisks() ->
     assert len(variants("a\nb")) == 8 and variants("*a*\nb\nc")[-1] == "b"
 
 
+@pytest.mark.parametrize(
+    "unit", ["[", "<<", "\n", "*", "** ", '"', "a.", "P. ", " \n", "- ", "A", "{", "***"]
+)
+def test_a_hostile_response_is_judged_in_linear_time(unit: str) -> None:
+    rng, names = random.Random(0), list(WRITINGS)
+    found = judge(names, [WRITINGS[name].draw(rng) for name in names], unit * 30_000)
+    assert len(found.strict) == len(names)
+
+
 def test_words_of_capital_letters() -> None:
     assert capital_words("I saw NASA's 3D-TV and A1 on TV, 42.") == 4
 
