@@ -50,11 +50,16 @@ def rollout_reward(
     max_tokens: int,
     rewards: Mapping[str, Any],
     discount: float,
+    share: float = 0.0,
 ) -> tuple[float, float]:
     """Reward of one completion, and the length penalty (at most 0) that is in it.
 
-    The table's entry times `discount` to the power of the completion's tokens, plus the penalty.
+    The table's entry times `discount` to the power of the completion's tokens, plus the penalty. `share` is
+    the part of a wrong answer that is right: its entry lies so far on the way to that of a correct one.
     """
     table = RewardTable.model_validate(dict(rewards))
     penalty = length_penalty(max_tokens, output_tokens, table.buffer_tokens) if table.buffer_tokens else 0.0
-    return get_reward(status, finished, table) * discount**output_tokens + penalty, penalty
+    value = get_reward(status, finished, table)
+    if status == "wrong":
+        value += share * (get_reward("correct", finished, table) - value)
+    return value * discount**output_tokens + penalty, penalty

@@ -13,11 +13,11 @@ from hashlib import sha256
 from typing import Any
 
 from domains.reasoning_gym.families import DRAWS, entry
+from domains.split import is_held_out, part_of
 
 Problem = dict[str, Any]
 Tasks = Mapping[str, Mapping[str, Any] | None]
 DOMAIN = "reasoning_gym"
-PARTS = ("train", "test")
 PATIENCE = 2_000
 """Draws without a new question after which a family is taken to have no more."""
 
@@ -46,9 +46,7 @@ def load_problems(
         )
     problems: list[Problem] = []
     for name in dataset_names:
-        part = next((part for part in PARTS if str(name).startswith(part)), None)
-        if part is None:
-            raise ValueError(f"dataset {name!r}: a name begins with {' or '.join(PARTS)}")
+        part = part_of(name)
         for task, options in families.items():
             if part == "train":
                 problems += _training(name, task, options, count, held_out)
@@ -69,11 +67,6 @@ def chosen(tasks: Tasks) -> dict[str, str]:
     if not found:
         raise ValueError("dataset_loader_params.tasks names no family; for instance {chain_sum: {}}")
     return found
-
-
-def is_held_out(question: str, share: float) -> bool:
-    """Whether only the evaluation asks this question."""
-    return int.from_bytes(sha256(question.encode()).digest()[:8]) < share * 2**64
 
 
 def _training(name: str, task: str, options: str, count: int, share: float) -> Iterator[Problem]:

@@ -25,6 +25,7 @@ GPU, ENGINE, RETRIEVAL = "docs/gpu.md", "docs/engine.md", "retrieval_server/READ
 PRIVACY, RARO = "domains/privacy_hopqa/README.md", "domains/raro/README.md"
 REPUTATION = "domains/reputation_hacking/README.md"
 GYM = "domains/reasoning_gym/README.md"
+COUNTING, IFEVAL, CALLING = (f"domains/{name}/README.md" for name in ("counting", "ifeval", "fn_calling"))
 
 
 def is_shown(written: str, value: float, slack: float = 0.0) -> bool:
@@ -246,6 +247,20 @@ def pretrained(row: Cells, file: str = "pretrained_cpu") -> list[Value]:
 def pretrained_seed(row: Cells, file: str = "pretrained_cpu") -> list[Value]:
     shown = ("success before", "success after", "optimizer steps", "trained", "training")
     return [figure(file, f"seed {row[0]}: {what}") for what in shown]
+
+
+def text_domain(domain: str, row: Cells) -> list[Value]:
+    """By group of problems, as `pretrained`."""
+    table = result("text_domains")["table"][domain][row[0].strip("`")]
+    ends = [value for when in ("before", "after", "difference") for value in interval(table[when])]
+    return [table["before"]["n"], *ends]
+
+
+def bfcl(row: Cells) -> list[Value]:
+    found = result("bfcl")
+    counts = found["total"] if row[0] == "all" else found["table"][row[0].strip("`")]
+    shown = ("problems", "json right", "python", "python right", "changed", "changed wrong")
+    return [counts[what] for what in shown]
 
 
 def _paused(name: str) -> list[Value]:

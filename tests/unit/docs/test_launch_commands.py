@@ -87,7 +87,7 @@ def test_a_command_of_a_page_is_accepted(
         table = pytest.importorskip("pyarrow").table({"question": ["1+1?"], "final_answer": ["2"]})
         for split in ("train", "test"):
             pytest.importorskip("pyarrow.parquet").write_table(table, folder / f"{split}.parquet")
-    if "+domain=reasoning_gym" in words:
+    if {"+domain=reasoning_gym", "+domain=logic"} & set(words):
         pytest.importorskip("reasoning_gym")
     main = launch if program == "launch" else bootstrap
     options = [f"hardware={kind}", *(word for word in words if not word.startswith("hardware="))]

@@ -15,9 +15,12 @@ import pytest
 from tests.support import capacity_claims
 from tests.support.capacity_claims import CAPACITY
 from tests.support.measured import (
+    CALLING,
+    COUNTING,
     ENGINE,
     GPU,
     GYM,
+    IFEVAL,
     NUMBER,
     PRIVACY,
     RARO,
@@ -27,6 +30,7 @@ from tests.support.measured import (
     Cells,
     Value,
     arms,
+    bfcl,
     credit,
     from_scratch,
     gpu_engine,
@@ -49,6 +53,7 @@ from tests.support.measured import (
     result,
     scripts,
     skill,
+    text_domain,
     tier,
 )
 
@@ -73,6 +78,18 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "`rewards=` | correct | wrong | no answer, unparsable": "settings of conf/rewards",
     },
     "domains/multidomain/README.md": {"key | meaning": "words"},
+    COUNTING: {"key of `dataset_loader_params` | meaning": "words"},
+    IFEVAL: {
+        "name | file in `data_dir`, as `.jsonl`, `.json` or `.parquet` | rows": "words",
+        "figure | meaning": "words",
+        "instruction | decision": "words",
+    },
+    CALLING: {"name | problems": "words", "status | meaning": "words"},
+    "domains/logic/README.md": {
+        "task | family | task | family": "words",
+        "task | the answer is": "words",
+        "status | meaning": "words",
+    },
     "domains/reasoning_gym/README.md": {
         "key | meaning": "words",
         "`reasoning_gym.answer_format` | the answer is": "words",
@@ -132,6 +149,14 @@ MEASURED: dict[Table, tuple[int, Callable[[Cells], list[Value]]]] = {
     (GPU, "| host | samples/s | trainer alone | sampled tokens/s | steps that count"): (2, gpu_trl),
     (GPU, "cache | samples/s | sampled tokens/s | prompt tokens found"): (1, gpu_prefixes),
     (GPU, "|"): (1, gpu_engine),
+    **{
+        (page, "held-out problems | n | before | after | difference"): (1, partial(text_domain, domain))
+        for page, domain in ((COUNTING, "counting"), (IFEVAL, "ifeval"), (CALLING, "fn_calling"))
+    },
+    (CALLING, "category | references | right, JSON | as Python | right | changed | of these wrong"): (
+        1,
+        bfcl,
+    ),
     (GYM, "held-out questions | n | before | after | difference"): (1, pretrained),
     (GYM, "seed | before | after | steps | texts/s | minutes of training"): (1, pretrained_seed),
     (GYM, "held-out questions, on cards | n | before | after | difference"): (

@@ -8,9 +8,10 @@ from typing import Any
 
 import pytest
 
-from domains.reasoning_gym.data import chosen, is_held_out, load_problems
+from domains.reasoning_gym.data import chosen, load_problems
 from domains.reasoning_gym.families import HASHED, NO_DATA, known
 from domains.reasoning_gym.scoring import judge
+from domains.split import is_held_out
 
 DIGITS = {"max_terms": 2, "max_digits": 1}
 SMALL: dict[str, Any] = {"chain_sum": DIGITS, "products": {"max_digits": 1}, "letter_counting": {}}

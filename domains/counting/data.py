@@ -1,0 +1,114 @@
+"""The loader of `counting`: generated rows, or those of local files in upstream's form.
+
+Upstream's two names, `train_counting_problems` and `test_counting_problems`, are generated unless `data_dir`
+names a folder; nothing is downloaded.
+"""
+
+import itertools
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from domains.counting.questions import (
+    KINDS,
+    VOCABULARIES,
+    Kind,
+    Vocabulary,
+    checked,
+    draws,
+    question,
+)
+from domains.rows import ENDINGS, rows
+from domains.split import is_held_out, part_of
+
+Problem = dict[str, Any]
+DOMAIN = "counting"
+PATIENCE = 10_000
+"""Draws without a new question after which the evaluation is taken to have no more."""
+
+
+def load_problems(
+    dataset_names: Sequence[str],
+    data_dir: str | None = None,
+    kinds: Sequence[Kind] = ("letters",),
+    vocabulary: Vocabulary = "english",
+    count: int = 1000,
+    test_count: int = 100,
+    held_out: float = 0.2,
+) -> list[Problem]:
+    """Problems `{id, task, kind, letter|text, word, count, dataset, domain}` of all names in their order.
+
+    A name with an ending, or any name where `data_dir` is given, is a file. Others begin with `train` or
+    `test` and are generated: of each kind `count` questions, or `test_count` different ones that training
+    never asks, a share of `held_out` of all. Raises ValueError in one line, naming file and row.
+    """
+    unknown = [kind for kind in kinds if kind not in KINDS]
+    if unknown or not kinds:
+        raise ValueError(f"kinds={list(kinds)}: choose from {', '.join(KINDS)}")
+    if vocabulary not in VOCABULARIES:
+        raise ValueError(f"vocabulary={vocabulary}: choose from {', '.join(VOCABULARIES)}")
+    if count < 1 or test_count < 1 or not 0.0 < held_out < 1.0:
+        raise ValueError(
+            f"count={count}, test_count={test_count}, held_out={held_out}: counts begin at 1, and the share "
+            "lies between 0 and 1"
+        )
+    problems: list[Problem] = []
+    for name in map(str, dataset_names):
+        if data_dir is not None or Path(name).suffix in ENDINGS:
+            problems += _labelled(name, _from_file(name, data_dir))
+            continue
+        train = part_of(name) == "train"
+        for kind in kinds:
+            made = draws(name, kind, vocabulary)
+            found = _training(made, count, held_out) if train else _evaluation(made, test_count, held_out)
+            problems += _labelled(name, found, kind)
+    return problems
+
+
+def _labelled(name: str, found: Iterator[dict[str, Any]], kind: str | None = None) -> Iterator[Problem]:
+    for index, row in enumerate(found):
+        of = kind or ("words" if "text" in row else "letters")
+        yield {
+            "id": f"{name}/{of}-{index}",
+            "task": question(row),
+            "kind": of,
+            **row,
+            "dataset": name if kind is None else f"{name}/{of}",
+            "domain": DOMAIN,
+        }
+
+
+def _training(made: Iterator[dict[str, Any]], count: int, share: float) -> Iterator[dict[str, Any]]:
+    return itertools.islice((row for row in made if not is_held_out(question(row), share)), count)
+
+
+def _evaluation(made: Iterator[dict[str, Any]], count: int, share: float) -> Iterator[dict[str, Any]]:
+    seen, since = set[str](), 0
+    for row in made:
+        since += 1
+        if (asked := question(row)) not in seen and is_held_out(asked, share):
+            seen.add(asked)
+            since = 0
+            yield row
+        if len(seen) == count or since == PATIENCE:
+            return
+
+
+def _from_file(name: str, data_dir: str | None) -> Iterator[dict[str, Any]]:
+    base = Path(name) if data_dir is None else Path(data_dir) / name
+    tried = [base] if base.suffix in ENDINGS else [base.with_name(base.name + ending) for ending in ENDINGS]
+    path = next((path for path in tried if path.is_file()), None)
+    if path is None:
+        raise ValueError(
+            f"dataset {name!r}: no file {', '.join(map(str, tried))}; give a file, or leave "
+            "dataset_loader_params.data_dir out and its questions are generated"
+        )
+    found = False
+    for where, row in rows(path):
+        try:
+            yield checked(row)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        found = True
+    if not found:
+        raise ValueError(f"{path}: holds no question")

@@ -1,0 +1,21 @@
+"""Calling functions: BFCL's problems and comparison, under the names of upstream's domain.
+
+Names load on first use, so that the comparison can be imported without an engine.
+"""
+
+from domains.lazy import lazy
+
+_EXPORTS = {
+    "AgenticToolsEnvironment": "verifier_api",
+    "BFCLEnvironment": "verifier_api",
+    "FnCallingDomain": "domain",
+    "evaluate_fn_calling_answer": "verifier_api",
+    "generate_fn_calling_rollout": "rollouts",
+    "load_datasets": "dataset",
+    "load_problems": "dataset",
+    "verify_fn_calling_answer": "verifier_api",
+    "verify_fn_calling_answer_rpc": "verifier_api",
+}
+
+__all__ = list(_EXPORTS)
+__getattr__ = lazy(__name__, _EXPORTS)

@@ -1,0 +1,120 @@
+"""The calls in a completion: JSON tool calls, or Python's call syntax; nothing in it is ever run."""
+
+import ast
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+LONGEST = 20_000
+"""Characters of calls that are read; longer ones count as unreadable."""
+_BLOCK = re.compile(r"<tool_calls?>(.*?)</tool_calls?>", re.DOTALL | re.IGNORECASE)
+_FENCE = re.compile(r"\A```\w*\n?(.*?)\n?```\Z", re.DOTALL)
+_NAME = re.compile(r"[A-Za-z_]\w*(?:[.-]\w+)*", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a function with named arguments; values are those of JSON."""
+
+    name: str
+    arguments: Mapping[str, Any] = field(default_factory=dict)
+
+
+class Unreadable(ValueError):
+    """A completion means to call something, and its calls cannot be read."""
+
+
+def read_calls(completion: str, tool_calls: Sequence[Mapping[str, Any]] | None = None) -> list[Call]:
+    """The calls of a completion, in their order; none where it calls nothing.
+
+    `tool_calls` are those that an engine has read already, `{function: {name, arguments}}`; they go first.
+    Else those in the last `<tool_calls>...</tool_calls>` that is not empty; else the whole completion, if it
+    is nothing but calls, maybe in a fence. Raises Unreadable for a block that holds no calls.
+    """
+    if tool_calls:
+        return [_from_json(call) for call in tool_calls]
+    # Up to the last end: each beginning behind it would be searched through to the end of the completion.
+    closed = completion[: completion.lower().rfind("</tool_call") + len("</tool_calls>")]
+    blocks = [block.strip() for block in _BLOCK.findall(closed)]
+    if blocks:
+        written = next((block for block in reversed(blocks) if block), "[]")
+        return _parsed(written)
+    text = completion.strip()
+    if (fenced := _FENCE.match(text)) is not None:
+        text = fenced[1].strip()
+    if not text or (text[0] not in "[{" and not (text.endswith(")") and _NAME.match(text))):
+        return []
+    try:
+        return _parsed(text)
+    except Unreadable:
+        return []  # words that look like a call
+
+
+def _parsed(text: str) -> list[Call]:
+    if len(text) > LONGEST:
+        raise Unreadable(f"{len(text)} characters; at most {LONGEST} are read")
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        return _from_python(text)
+    return [_from_json(call) for call in (found if isinstance(found, list) else [found])]
+
+
+def _from_json(call: Any) -> Call:
+    """`{name, arguments}`, `{function: {name, arguments}}`, or `{name: arguments}`."""
+    if not isinstance(call, Mapping):
+        raise Unreadable(f"a {type(call).__name__}, expected a call")
+    if isinstance(call.get("function"), Mapping):
+        call = call["function"]
+    if "name" in call:
+        name, arguments = call["name"], call.get("arguments", call.get("parameters", {}))
+    elif len(call) == 1:
+        ((name, arguments),) = call.items()
+    else:
+        raise Unreadable("no name")
+    if isinstance(arguments, str):
+        try:
+            arguments = json.loads(arguments)
+        except (ValueError, RecursionError):
+            raise Unreadable(f"the arguments of {name} are no JSON") from None
+    if not isinstance(name, str) or not isinstance(arguments, Mapping):
+        raise Unreadable("a name is a text, and arguments are an object")
+    return Call(name, dict(arguments))
+
+
+def _from_python(text: str) -> list[Call]:
+    """`f(a=1)`, several of them separated by commas or lines, or a list of them."""
+    try:
+        body = ast.parse(text).body
+        if not all(isinstance(line, ast.Expr) for line in body):
+            raise Unreadable("statements, expected calls")
+        found: list[ast.expr] = [line.value for line in body if isinstance(line, ast.Expr)]
+        while len(found) == 1 and isinstance(found[0], ast.List | ast.Tuple):
+            found = found[0].elts
+        return [_python_call(call) for call in found]
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise Unreadable(f"no calls: {type(error).__name__}") from None
+
+
+def _python_call(node: ast.expr) -> Call:
+    if not isinstance(node, ast.Call) or node.args:
+        raise Unreadable("expected calls whose arguments have names")
+    name = ast.unparse(node.func)
+    if _NAME.fullmatch(name) is None or any(argument.arg is None for argument in node.keywords):
+        raise Unreadable("expected the name of a function, and arguments with names")
+    return Call(name, {str(argument.arg): _value(argument.value) for argument in node.keywords})
+
+
+def _value(node: ast.expr) -> Any:
+    """A literal's value; of anything else, a variable or a lambda for instance, what is written."""
+    if isinstance(node, ast.List | ast.Tuple | ast.Set):
+        return [_value(item) for item in node.elts]
+    if isinstance(node, ast.Dict) and None not in node.keys:
+        return {str(_value(key)): _value(value) for key, value in zip(node.keys, node.values) if key}
+    try:
+        value = ast.literal_eval(node)
+    except (ValueError, TypeError, SyntaxError):
+        return ast.unparse(node)
+    return value if isinstance(value, str | int | float | None) else ast.unparse(node)

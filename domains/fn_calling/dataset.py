@@ -1,0 +1,228 @@
+"""The loader of `fn_calling`: BFCL's problems from its package's data, rows of its form, or generated ones.
+
+Names are SOURCE or SOURCE@PART, a part being train, validation or test: `fn_calling@train` is generated,
+`bfcl@test` all of BFCL's single-turn categories, `bfcl_parallel@test` one of them, anything with an ending a
+file. Nothing is downloaded: the wheel `bfcl-eval` is read as data, installed or as a file.
+"""
+
+import io
+import itertools
+import json
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+from zipfile import BadZipFile, ZipFile
+
+from domains.fn_calling.problems import CATEGORIES, Category, make
+from domains.rows import ENDINGS, rows
+from domains.split import is_held_out
+
+Problem = dict[str, Any]
+DOMAIN = "fn_calling"
+BFCL = (
+    "simple_python",
+    "multiple",
+    "parallel",
+    "parallel_multiple",
+    "irrelevance",
+    "live_simple",
+    "live_multiple",
+    "live_parallel",
+    "live_parallel_multiple",
+    "live_irrelevance",
+    "live_relevance",
+    "simple_java",
+    "simple_javascript",
+)
+"""Its categories of one turn."""
+REMEDY = (
+    "pip install --no-deps bfcl-eval==2026.3.23, or set dataset_loader_params.data_dir to its wheel or data"
+)
+PARTS = ("train", "validation", "test", "all")
+PATIENCE = 10_000
+
+
+def load_problems(
+    dataset_names: Sequence[str] | str | None,
+    data_dir: str | None = None,
+    categories: Sequence[Category] = CATEGORIES,
+    count: int = 1000,
+    test_count: int = 100,
+    held_out: float = 0.2,
+    max_examples_per_split: int | None = None,
+    seed: int | None = None,
+    dataset_id: str | None = None,
+    dataset_config: str | None = None,
+    split_ratios: Mapping[str, float] | None = None,
+    allowed_call_types: Sequence[str] | None = None,
+    trust_remote_code: bool = False,
+    huggingface_token: str | None = None,
+) -> list[Problem]:
+    """Problems `{id, task, extra_info, reward_context, dataset, domain}` of all names in their order.
+
+    `extra_info.oai_tools` are the functions, `reward_context` is `{category, function, ground_truth}`. Of
+    each of `categories`, `count` problems are generated for `train` and `test_count` others for `validation`
+    and `test`; of BFCL and of files, `held_out` is the share of the problems that only these two ask. `seed`
+    shuffles, `max_examples_per_split` cuts. The other arguments are those of upstream's files, whose data set
+    is not public: naming one by `dataset_id` is refused. Raises ValueError in one line.
+    """
+    if dataset_id is not None:
+        raise ValueError(
+            f"dataset_id={dataset_id}: nothing is downloaded; set dataset_loader_params.dataset_id=null and "
+            "name bfcl@train, a file of rows in BFCL's form, or fn_calling@train, which is generated"
+        )
+    unknown = [category for category in categories if category not in CATEGORIES]
+    if unknown or not categories:
+        raise ValueError(f"categories={list(categories)}: choose from {', '.join(CATEGORIES)}")
+    if count < 1 or test_count < 1 or not 0.0 < held_out < 1.0:
+        raise ValueError(
+            f"count={count}, test_count={test_count}, held_out={held_out}: counts begin at 1, and the share "
+            "lies between 0 and 1"
+        )
+    names = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or [DOMAIN])
+    problems: list[Problem] = []
+    for name in map(str, names):
+        source, part = _source(name)
+        if source == DOMAIN:
+            many = count if part in ("train", "all") else test_count
+            found = [row for one in categories for row in _generated(one, part, many, held_out)]
+        else:
+            read = _bfcl(source, data_dir) if source.startswith("bfcl") else _from_file(source, data_dir)
+            found = [row for row in read if _belongs(row, part, held_out)]
+        if seed is not None:
+            random.Random(seed).shuffle(found)
+        problems += [_problem(name, at, row) for at, row in enumerate(found[:max_examples_per_split])]
+    return problems
+
+
+load_datasets = load_problems
+"""The name by which upstream's loaders of several domains know it."""
+
+
+def _source(name: str) -> tuple[str, str]:
+    source, _, part = name.partition("@")
+    if not part and source in ("train", "test"):  # what every domain of this repository calls them
+        source, part = DOMAIN, source
+    source = DOMAIN if source in (DOMAIN, "fn-calling", "fncalling") else source
+    if (part or "all") not in PARTS:
+        raise ValueError(f"dataset {name!r}: a part is {', '.join(PARTS)}")
+    bfcl = source == "bfcl" or source.removeprefix("bfcl_") in BFCL
+    if source != DOMAIN and not bfcl and Path(source).suffix not in ENDINGS:
+        raise ValueError(
+            f"dataset {name!r}: name fn_calling, bfcl, bfcl_ and one of {', '.join(BFCL)}, or a file"
+        )
+    return source, part or "all"
+
+
+def _belongs(row: Mapping[str, Any], part: str, share: float) -> bool:
+    if part == "all":
+        return True
+    key = json.dumps([row["question"], row["function"]], sort_keys=True)
+    if not is_held_out(key, share):
+        return part == "train"
+    return part == ("test" if is_held_out(f"part {key}", 0.5) else "validation")
+
+
+def _generated(category: Category, part: str, count: int, share: float) -> Iterator[dict[str, Any]]:
+    rng = random.Random(f"fn_calling {category} {part}")
+    seen, since, found = set[str](), 0, 0
+    for row in (make(rng, category) for _ in itertools.count()):
+        since += 1
+        if _belongs(row, part, share) and (part in ("train", "all") or row["question"] not in seen):
+            seen.add(row["question"])
+            found, since = found + 1, 0
+            yield row
+        if found == count or since == PATIENCE:
+            return
+
+
+def _problem(name: str, number: int, row: Mapping[str, Any]) -> Problem:
+    """The prompt is the user's last message; what stands before it stays in `extra_info`."""
+    messages = row["question"]
+    task = messages if isinstance(messages, str) else messages[-1]["content"]
+    before = [] if isinstance(messages, str) else list(messages[:-1])
+    context = {key: row[key] for key in ("category", "function", "ground_truth")}
+    return {
+        "id": f"{name}-{row.get('id', number)}",
+        "task": task,
+        "extra_info": {"oai_tools": row["function"], "before": before},
+        "reward_context": context,
+        "dataset": f"{name}/{row['category']}",
+        "domain": DOMAIN,
+    }
+
+
+def _bfcl(source: str, data_dir: str | None) -> Iterator[dict[str, Any]]:
+    chosen = BFCL if source == "bfcl" else (source.removeprefix("bfcl_"),)
+    for category in chosen:
+        name = f"BFCL_v4_{category}.json"
+        questions = [json.loads(line) for line in _read(name, data_dir).splitlines() if line]
+        answers: dict[str, Any] = {}
+        if "relevance" not in category:
+            lines = _read(f"possible_answer/{name}", data_dir).splitlines()
+            answers = {one["id"]: one["ground_truth"] for one in map(json.loads, filter(None, lines))}
+        for row in questions:
+            yield {
+                **row,
+                "question": row["question"][0],
+                "category": category,
+                "ground_truth": answers.get(row["id"], []),
+            }
+
+
+def _read(name: str, data_dir: str | None) -> str:
+    """A file of BFCL's data: of a folder, of a wheel, or of the installed package."""
+    if data_dir is None:
+        spec = find_spec("bfcl_eval")
+        if spec is None or not spec.submodule_search_locations:
+            raise ValueError(f"bfcl-eval is not installed; {REMEDY}")
+        place = Path(spec.submodule_search_locations[0]) / "data"
+    else:
+        place = Path(data_dir)
+    try:
+        if place.suffix == ".whl":
+            with ZipFile(place) as wheel, wheel.open(f"bfcl_eval/data/{name}") as file:
+                return io.TextIOWrapper(file, encoding="utf-8").read()
+        return (place / name).read_text(encoding="utf-8")
+    except (OSError, KeyError, BadZipFile) as error:
+        raise ValueError(f"{place}: no {name} ({type(error).__name__}); {REMEDY}") from None
+
+
+def _from_file(source: str, data_dir: str | None) -> Iterator[dict[str, Any]]:
+    path = Path(source) if data_dir is None else Path(data_dir) / source
+    if not path.is_file():
+        raise ValueError(f"dataset {source!r}: no file {path}")
+    for where, row in rows(path):
+        try:
+            yield checked(row)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def checked(row: Any) -> dict[str, Any]:
+    """A row of a file as a problem is made of it. Raises ValueError saying what is wrong with it."""
+    if not isinstance(row, Mapping):
+        raise ValueError(f"a {type(row).__name__}, expected an object")
+    question, functions, truth = row.get("question"), row.get("function"), row.get("ground_truth", [])
+    if isinstance(question, list) and question and isinstance(question[0], list):
+        question = question[0]
+    turns = isinstance(question, list) and question and all("content" in turn for turn in question)
+    if not ((isinstance(question, str) and question) or turns):
+        raise ValueError("question: expected a text or messages")
+    if isinstance(functions, Mapping):
+        functions = [functions]
+    if not isinstance(functions, list) or not all(
+        isinstance(one, Mapping) and {"name", "parameters"} <= one.keys() for one in functions
+    ):
+        raise ValueError("function: expected a list of {name, parameters}")
+    known = {str(one["name"]) for one in functions}
+    if not isinstance(truth, list) or not all(
+        isinstance(one, Mapping) and len(one) == 1 and next(iter(one)) in known for one in truth
+    ):
+        raise ValueError("ground_truth: expected a list of {name: {argument: [values]}} of these functions")
+    several = "parallel" if len(truth) > 1 else "multiple" if len(functions) > 1 else "simple"
+    category = row.get("category") or (several if truth else "irrelevance")
+    kept = {"question": question, "function": functions, "ground_truth": truth, "category": str(category)}
+    return kept | ({"id": row["id"]} if "id" in row else {})

@@ -1,0 +1,104 @@
+"""The instructions by their published names, and what a response is worth by them.
+
+Called by the verifier, by the loader, which refuses what is not known, and by the generator.
+"""
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from domains.ifeval import forms, keywords
+from pipelinerl.base.errors import suggestion
+
+Check = Callable[..., bool]
+
+CHECKS: dict[str, Check] = {
+    "keywords:existence": keywords.existence,
+    "keywords:frequency": keywords.frequency,
+    "keywords:forbidden_words": keywords.forbidden_words,
+    "keywords:letter_frequency": keywords.letter_frequency,
+    "language:response_language": keywords.response_language,
+    "length_constraints:number_sentences": keywords.number_sentences,
+    "length_constraints:number_paragraphs": keywords.number_paragraphs,
+    "length_constraints:number_words": keywords.number_words,
+    "length_constraints:nth_paragraph_first_word": keywords.nth_paragraph_first_word,
+    "detectable_content:number_placeholders": forms.number_placeholders,
+    "detectable_content:postscript": forms.postscript,
+    "detectable_format:number_bullet_lists": forms.number_bullet_lists,
+    "detectable_format:constrained_response": forms.constrained_response,
+    "detectable_format:number_highlighted_sections": forms.number_highlighted_sections,
+    "detectable_format:multiple_sections": forms.multiple_sections,
+    "detectable_format:json_format": forms.json_format,
+    "detectable_format:title": forms.title,
+    "combination:two_responses": forms.two_responses,
+    "combination:repeat_prompt": forms.repeat_prompt,
+    "startend:end_checker": forms.end_checker,
+    "startend:quotation": forms.quotation,
+    "change_case:capital_word_frequency": keywords.capital_word_frequency,
+    "change_case:english_capital": keywords.english_capital,
+    "change_case:english_lowercase": keywords.english_lowercase,
+    "punctuation:no_comma": keywords.no_comma,
+}
+"""All 25 of the benchmark."""
+
+Given = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Followed:
+    """Which instructions of a prompt a response follows, in their order."""
+
+    strict: tuple[bool, ...]
+    loose: tuple[bool, ...]
+    """Also where some variant of the response does: without its first or last line, without asterisks."""
+
+
+def arguments_of(name: str, kwargs: Given | None) -> dict[str, Any]:
+    """The arguments of a check; data sets hold null for those of other instructions.
+
+    Raises ValueError, in one line, for a name that is not known, an argument that is missing or foreign, or
+    one that has the wrong type.
+    """
+    if name not in CHECKS:
+        raise ValueError(f"instruction {name!r} is not known; {suggestion(name, CHECKS)}")
+    given = {key: value for key, value in (kwargs or {}).items() if value is not None}
+    wanted = inspect.signature(CHECKS[name]).parameters.keys() - {"response"}
+    for key in sorted(wanted ^ given.keys()):
+        raise ValueError(f"{name}: {key} is {'missing' if key in wanted else 'no argument of it'}")
+    arguments = {key: _whole(value) for key, value in given.items()}
+    try:
+        CHECKS[name]("a", **arguments)
+    except (TypeError, AttributeError, ValueError) as error:
+        raise ValueError(f"{name}: {str(error)[:100]}") from None
+    return arguments
+
+
+def _whole(value: Any) -> Any:
+    """Numbers of tables with missing values come as floats."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def follows(name: str, kwargs: Given | None, response: str) -> bool:
+    """Whether a response follows an instruction; an empty one follows none. ValueError as above."""
+    arguments = arguments_of(name, kwargs)
+    return bool(response.strip()) and CHECKS[name](response, **arguments)
+
+
+def variants(response: str) -> list[str]:
+    """What the loose judgement accepts instead: without first line, last line or both, and without `*`."""
+    lines = response.split("\n")
+    cut = [response, *("\n".join(part).strip() for part in (lines[1:], lines[:-1], lines[1:-1]))]
+    return [*cut, *(text.replace("*", "") for text in cut)]
+
+
+def judge(names: Sequence[str], kwargs: Sequence[Given | None], response: str) -> Followed:
+    """Every instruction, judged strictly and loosely. Raises ValueError as `arguments_of` does."""
+    pairs = list(zip(names, kwargs, strict=True))
+    strict = tuple(follows(name, given, response) for name, given in pairs)
+    others = variants(response)[1:]
+    loose = tuple(
+        done or any(follows(name, given, text) for text in others)
+        for done, (name, given) in zip(strict, pairs, strict=True)
+    )
+    return Followed(strict, loose)

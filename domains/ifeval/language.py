@@ -1,0 +1,78 @@
+"""Which language a text is written in: by its script, and by frequent words where several share one.
+
+Called by the check of `language:response_language` for the languages that IFEval asks for.
+"""
+
+import re
+import unicodedata
+from collections import Counter
+
+_SCRIPTS = {
+    "BENGALI": "bn",
+    "GUJARATI": "gu",
+    "GURMUKHI": "pa",
+    "HANGUL": "ko",
+    "HEBREW": "he",
+    "HIRAGANA": "ja",
+    "KANNADA": "kn",
+    "KATAKANA": "ja",
+    "MALAYALAM": "ml",
+    "TAMIL": "ta",
+    "TELUGU": "te",
+    "THAI": "th",
+}
+"""Scripts that one of the languages has for itself."""
+_WORDS = {
+    "LATIN": {
+        "de": "der die das und ist nicht ein eine ich sie es mit auf für den von zu im dem wir auch sich",
+        "en": "the of and to in is it that you for was on are with as this be have not they we a an by",
+        "es": "el la los las de que y en un una es por con para no se su más pero como lo al del está",
+        "fi": "ja on ei se että hän oli ovat mutta myös kun joka tämä mukaan sekä olen minä sinä voi",
+        "fr": "le la les de des et est un une il elle que qui dans pour pas sur avec ce nous vous je du",
+        "it": "il lo la gli le di che e è un una per non con sono del della nel più come ma anche questo",
+        "pl": "i w na z się nie to jest do że jak ale po co tak za od przez dla jego są był tylko",
+        "pt": "o a os as de que e é um uma em não para com se do da no na por mais como mas ao são",
+        "sw": "na ya wa kwa ni katika za la kuwa hii huo watu sana pia hiyo lakini yake kama mtu",
+        "vi": "và là của có không một cho được trong với người các này khi đã những để tôi rất",
+    },
+    "CYRILLIC": {
+        "bg": "и на за се да от е в не са че по със като това но който има при си ще той тя",
+        "ru": "и в не на что я с он как это по но они к у за из мы все она так его был было для",
+        "uk": "і в не на що я з він як це та до але вони у за ми все вона так його був для є від",
+    },
+    "ARABIC": {
+        "ar": "في من على أن إلى هذا التي ما لا هو عن مع كان هذه الذي و كل بعد ذلك هي",
+        "fa": "و در به از که این را با است برای آن یک خود تا بر هم می شود های اما",
+        "ur": "اور کے میں کی ہے کا سے کو پر یہ ہیں نے کہ ایک بھی ہو اس جو کر تھا نہیں",
+    },
+    "DEVANAGARI": {
+        "hi": "है के में की और का से को पर यह हैं एक भी ने कि नहीं था हो इस जो कर",
+        "mr": "आहे आणि च्या हा ही हे या तो ते मध्ये एक नाही असे होते आहेत केले मी त्या पण",
+        "ne": "छ र को मा का हो यो एक पनि गर्न भने छन् लाई बाट गरेको थियो त यस उनी",
+    },
+}
+"""Frequent words, by script and language."""
+_LETTERS = {"CYRILLIC": {"uk": "іїєґ", "ru": "ыэё"}, "ARABIC": {"ur": "ٹڈڑےںھہ", "fa": "پچژگ"}}
+"""Letters that only one of a script's languages has; each counts as a frequent word."""
+LANGUAGES = frozenset({*_SCRIPTS.values(), *(code for known in _WORDS.values() for code in known)})
+_RUN = re.compile(r"[^\W\d_]+(?:[\u0300-\u036f\u0900-\u0d7f]+[^\W\d_]*)*")
+
+
+def language_of(text: str) -> str | None:
+    """ISO code of the language; None where the text is in none of those known, or says too little."""
+    scripts = Counter(unicodedata.name(letter, "?").split()[0] for letter in text if letter.isalpha())
+    if not scripts:
+        return None
+    if scripts["HIRAGANA"] + scripts["KATAKANA"] > 0.2 * scripts.total():
+        return "ja"  # beside Chinese characters
+    script = scripts.most_common(1)[0][0]
+    if script in _SCRIPTS:
+        return _SCRIPTS[script]
+    found = Counter(_RUN.findall(text.lower()))
+    votes = {
+        code: sum(found[word] for word in listed.split())
+        + sum(text.count(letter) for letter in _LETTERS.get(script, {}).get(code, ""))
+        for code, listed in _WORDS.get(script, {}).items()
+    }
+    best = max(votes, key=votes.__getitem__, default=None)
+    return best if best is not None and votes[best] else None

@@ -1,0 +1,51 @@
+"""What a response is worth by the instructions of its prompt: in this process, or asked of a server.
+
+The checks are pure and quick, linear in a response's length, so that a server has no processes of its own.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import aiohttp
+
+from domains.ifeval.instructions import judge
+from domains.verdict_server import ask, serve
+
+Verdict = dict[str, Any]
+"""`answer_status` (`correct`, `partial`, `wrong`, `no_answer`), `followed_count`, `total_count`, `score` (the
+share that is followed), and how many are followed loosely: `loose_count`."""
+
+
+def verify_answer(prediction: str, reward_context: Mapping[str, Any]) -> Verdict:
+    """Judge a response. Raises ValueError, in one line, for instructions that are not known."""
+    names = list(reward_context.get("instruction_id_list") or [])
+    kwargs = list(reward_context.get("kwargs") or [{}] * len(names))
+    followed = judge(names, kwargs, prediction)
+    count, total = sum(followed.strict), len(names)
+    status = "correct" if count == total else "partial" if count else "wrong"
+    return {
+        "answer_status": status if prediction.strip() or not names else "no_answer",
+        "followed_count": count,
+        "total_count": total,
+        "score": count / total if total else 1.0,
+        "loose_count": sum(followed.loose),
+    }
+
+
+async def verify_answer_rpc(
+    session: aiohttp.ClientSession, host: str, port: int, prediction: str, reward_context: Mapping[str, Any]
+) -> Verdict:
+    """`verify_answer` by the server at `host:port`; errors as in `verdict_server.ask`."""
+    return await ask(session, host, port, {"prediction": prediction, "reward_context": reward_context})
+
+
+class IFEvalEnvironment:
+    """The verifier as a server; `_target_` of an entry of `environments`."""
+
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        """`host` is the address that the server listens at."""
+        self.host = host
+
+    def launch(self, port: int) -> None:
+        """Serve until the process is stopped."""
+        serve(verify_answer, self.host, port)

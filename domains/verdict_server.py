@@ -1,0 +1,86 @@
+"""A verifier over HTTP: `POST /verify_answer` with a judge's arguments as JSON, `GET /health`.
+
+The environments of `ifeval`, `fn_calling` and `logic` are such servers, because upstream's configurations
+start them; where a run has none, rollouts call the judge in their own process. Errors are
+`{"error": {"message"}}`.
+"""
+
+import inspect
+import json
+import logging
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from retrieval_server.malformed import BAD_BODY, BODY_ERRORS, log_one_line
+
+MAX_BODY_BYTES = 4 << 20
+ROUTE = "/verify_answer"
+DEADLINE_S = 60.0
+
+Judge = Callable[..., Any]
+"""Its keyword arguments are the body's keys; returns what is answered, or awaits it. ValueError is a 400."""
+
+
+def make_app(judge: Judge) -> web.Application:
+    """The server's application."""
+
+    async def verify(request: web.Request) -> web.Response:
+        try:
+            body = json.loads(await request.read())
+            inspect.signature(judge).bind(**body)
+            found = judge(**body)
+            return web.json_response(await found if inspect.isawaitable(found) else found)
+        except web.HTTPRequestEntityTooLarge:
+            return _error(413, f"the body has more than {MAX_BODY_BYTES} bytes")
+        except BODY_ERRORS:
+            return _error(400, BAD_BODY)
+        except (AttributeError, LookupError, TypeError, ValueError, RecursionError) as error:
+            return _error(400, " ".join(str(error).split())[:200])
+
+    async def health(_: web.Request) -> web.Response:
+        return web.json_response({"status": "ok"})
+
+    app = web.Application(client_max_size=MAX_BODY_BYTES)
+    app.router.add_post(ROUTE, verify)
+    app.router.add_get("/health", health)
+    log_one_line()
+    return app
+
+
+def _error(status: int, message: str) -> web.Response:
+    return web.json_response({"error": {"message": message}}, status=status)
+
+
+def serve(judge: Judge, host: str, port: int) -> None:
+    """Serve until the process is stopped."""
+    logging.getLogger("aiohttp.access").setLevel(logging.WARNING)
+    web.run_app(make_app(judge), host=host, port=port, print=None, shutdown_timeout=2.0)
+
+
+async def ask(
+    session: aiohttp.ClientSession, host: str, port: int, body: Mapping[str, Any]
+) -> dict[str, Any]:
+    """What the server at `host:port` says of an answer.
+
+    Raises ValueError for what it refuses and for an answer that is no object with a status; what a retry may
+    mend (aiohttp's connection errors, 5xx as ClientResponseError, TimeoutError) is left to the caller.
+    """
+    timeout = aiohttp.ClientTimeout(total=DEADLINE_S)
+    async with session.post(f"http://{host}:{port}{ROUTE}", json=dict(body), timeout=timeout) as response:
+        text = await response.text()
+        if 400 <= response.status < 500:
+            raise ValueError(
+                f"verifier {host}:{port}: HTTP {response.status}: {' '.join(text.split())[:200]}"
+            )
+        response.raise_for_status()
+    try:
+        found = json.loads(text)
+        assert isinstance(found["answer_status"], str)
+    except (ValueError, TypeError, KeyError, AssertionError):
+        raise ValueError(
+            f"verifier {host}:{port}: {' '.join(text.split())[:100]!r} holds no answer_status"
+        ) from None
+    return found  # type: ignore[no-any-return]

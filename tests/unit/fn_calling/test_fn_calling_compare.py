@@ -1,0 +1,199 @@
+"""Calls read from completions, and compared as BFCL compares them, over its whole data where it is there."""
+
+import json
+import os
+import random
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from benchmarks import bfcl
+from domains.fn_calling.calls import LONGEST, Call, Unreadable, read_calls
+from domains.fn_calling.compare import is_call, matched, same_text
+from domains.fn_calling.domain import answer_of, mistaken
+from domains.fn_calling.problems import CATEGORIES, make
+from domains.fn_calling.verifier_api import verify_fn_calling_answer
+
+DATA = os.environ.get("BFCL_DATA")
+"""The wheel `bfcl-eval` or its folder of data; null: the installed package."""
+FUNCTION: dict[str, Any] = {
+    "name": "shop.order",
+    "parameters": {
+        "type": "dict",
+        "properties": {
+            "item": {"type": "string"},
+            "count": {"type": "integer"},
+            "price": {"type": "float"},
+            "gift": {"type": "boolean"},
+            "sizes": {"type": "array", "items": {"type": "integer"}},
+            "to": {"type": "dict"},
+        },
+        "required": ["item"],
+    },
+}
+WANTED: dict[str, Any] = {
+    "shop.order": {
+        "item": ["Red Shoe", "shoe"],
+        "count": [2],
+        "price": [10.0, ""],
+        "gift": [True, ""],
+        "sizes": [[1, 2], ""],
+        "to": [{"city": ["Bern", "Berne"], "street": ["", "Mill Rd."]}, ""],
+    }
+}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "right"),
+    [
+        ({"item": "red-shoe", "count": 2}, True),
+        ({"item": "red shoe", "count": 2, "price": 10, "gift": True}, True),
+        ({"item": "shoe", "count": 2, "sizes": [1, 2], "to": {"city": "berne"}}, True),
+        ({"item": "shoe", "count": 2, "to": {"city": "Bern", "street": "mill rd"}}, True),
+        ({"count": 2}, False),
+        ({"item": "shoe"}, False),
+        ({"item": "shoes", "count": 2}, False),
+        ({"item": "shoe", "count": 2.0}, False),
+        ({"item": "shoe", "count": "2"}, False),
+        ({"item": "shoe", "count": True}, False),
+        ({"item": "shoe", "count": 2, "gift": 1}, False),
+        ({"item": "shoe", "count": 2, "price": 11}, False),
+        ({"item": "shoe", "count": 2, "sizes": [2, 1]}, False),
+        ({"item": "shoe", "count": 2, "to": {"street": "Mill Rd."}}, False),
+        ({"item": "shoe", "count": 2, "to": {"city": "Bern", "zip": 1}}, False),
+        ({"item": "shoe", "count": 2, "colour": "red"}, False),
+    ],
+)
+def test_a_call_has_allowed_values_of_its_types(arguments: dict[str, Any], right: bool) -> None:
+    for name in ("shop.order", "shop_order"):
+        assert is_call(Call(name, arguments), WANTED, [FUNCTION]) is right
+    assert not is_call(Call("order", arguments), WANTED, [FUNCTION])
+
+
+def test_texts_are_compared_without_case_blanks_and_marks() -> None:
+    assert same_text("April 1, 2024") == same_text("april 1 2024") != same_text("april 2 2024")
+
+
+def test_each_call_counts_for_one_entry_in_whatever_order() -> None:
+    def function(*allowed: int) -> dict[str, Any]:
+        return {"f": {"x": list(allowed)}}
+
+    schema = {"name": "f", "parameters": {"properties": {"x": {"type": "integer"}}, "required": ["x"]}}
+    calls = [Call("f", {"x": 1}), Call("f", {"x": 2})]
+    # Greedily the first entry would take the only call that fits the second one.
+    assert matched(calls, [function(1, 2), function(1)], [schema]) == 2
+    assert matched(calls, [function(1), function(1)], [schema]) == 1
+    assert matched(calls[:1] * 2, [function(1), function(2)], [schema]) == 1
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        '<tool_calls>[{"name": "f", "arguments": {"x": 1}}, {"name": "g", "arguments": {}}]</tool_calls>',
+        "So: <tool_calls>[]</tool_calls><TOOL_CALLS>\n[f(x=1), g()]\n</TOOL_CALLS><tool_calls></tool_calls>",
+        '[{"f": {"x": 1}}, {"g": {}}]',
+        '[{"function": {"name": "f", "arguments": "{\\"x\\": 1}"}}, {"name": "g", "parameters": {}}]',
+        "f(x=1)\ng()",
+        "```python\n[f(x=1), g()]\n```",
+    ],
+)
+def test_calls_are_read_in_each_form(said: str) -> None:
+    assert read_calls(said) == [Call("f", {"x": 1}), Call("g")]
+    structured = [{"id": "1", "function": {"name": "h", "arguments": '{"y": [1, null]}'}}]
+    assert read_calls(said, structured) == [Call("h", {"y": [1, None]})]
+
+
+def test_values_of_python_calls_are_literals_or_what_is_written() -> None:
+    said = "a.b(x=-1.5, y=(1, 'two', [True]), z={'k': None, 2: name}, f=lambda q: q + 1, g=open('/x'))"
+    (call,) = read_calls(said)
+    assert call.name == "a.b" and call.arguments == {
+        "x": -1.5,
+        "y": [1, "two", [True]],
+        "z": {"k": None, "2": "name"},
+        "f": "lambda q: q + 1",
+        "g": "open('/x')",
+    }
+
+
+@pytest.mark.parametrize(
+    "said", ["", "No function helps.", "I think (maybe) so.", "[1] says so", "{", "f(1)"]
+)
+def test_words_are_no_calls(said: str) -> None:
+    assert read_calls(said) == []
+
+
+@pytest.mark.parametrize(
+    "inside",
+    [
+        "no",
+        "[1]",
+        '{"name": 3, "arguments": {}}',
+        '{"name": "f", "arguments": "{"}',
+        "f(1)",
+        "f(**x)",
+        "x = f(a=1)",
+        "[" * 3000,
+        "-" * 15_000 + "1",
+        f"f(x={'9' * 5000})",
+        "f(x=" + "(" * 300 + ")" * 300 + ")",
+        f"f(x='{'a' * LONGEST}')",
+    ],
+)
+def test_a_block_without_calls_is_unreadable(inside: str) -> None:
+    with pytest.raises(Unreadable):
+        read_calls(f"<tool_calls>{inside}</tool_calls>")
+    context = {"category": "irrelevance", "function": [FUNCTION], "ground_truth": []}
+    assert (
+        verify_fn_calling_answer(f"<tool_calls>{inside}</tool_calls>", context)["answer_status"]
+        == "unparsable"
+    )
+
+
+@pytest.mark.parametrize("unit", ["<tool_calls>", "</tool_calls>", "[", "f(", "``` "])
+def test_a_hostile_completion_is_read_in_linear_time(unit: str) -> None:
+    assert read_calls(unit * 20_000) == []
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.text(max_size=80), st.booleans())
+def test_any_text_has_a_verdict(text: str, block: bool) -> None:
+    said = f"<tool_calls>{text}</tool_calls>" if block else text
+    context = {"category": "simple", "function": [FUNCTION], "ground_truth": [WANTED]}
+    found = verify_fn_calling_answer(said, context)
+    assert found["answer_status"] in ("wrong", "no_answer", "unparsable") and found["partial_score"] == 0.0
+
+
+@pytest.mark.parametrize("category", CATEGORIES)
+@settings(max_examples=50, deadline=None)
+@given(seed=st.integers(0, 10**9))
+def test_a_generated_problem_has_right_and_wrong_answers(category: Any, seed: int) -> None:
+    rng = random.Random(seed)
+    row = make(rng, category)
+    assert verify_fn_calling_answer(answer_of(row), row) == {"answer_status": "correct", "partial_score": 1.0}
+    wrong = verify_fn_calling_answer(mistaken(rng, row), row)
+    assert wrong["answer_status"] in ("wrong", "no_answer")
+    assert wrong["partial_score"] == (0.5 if "parallel" in category else 0.0)
+    json.dumps(row)
+
+
+@pytest.fixture(scope="module")
+def references() -> list[dict[str, Any]]:
+    if DATA is None and find_spec("bfcl_eval") is None:
+        pytest.skip("pip install --no-deps bfcl-eval, or BFCL_DATA=WHEEL")
+    return bfcl.problems_of(None if DATA is None else Path(DATA))
+
+
+def test_every_reference_answer_of_bfcl_is_right_and_every_changed_one_wrong(
+    references: list[dict[str, Any]],
+) -> None:
+    table = bfcl.judged(references)
+    assert sum(row["problems"] for row in table.values()) == len(references) > 2000
+    assert sum(row["defects"] for row in table.values()) == len(bfcl.DEFECTS)
+    for category, row in table.items():
+        assert row["json right"] == row["problems"] - row["defects"], category
+        assert row["python right"] == row["python"] - row["defects"], category
+        assert row["changed wrong"] == row["changed"] > 5 * row["problems"], category

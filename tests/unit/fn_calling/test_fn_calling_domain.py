@@ -1,0 +1,224 @@
+"""Problems generated, of BFCL's data and of files; prompts, rewards, the server; refusals in one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+from zipfile import ZipFile
+
+import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
+from omegaconf import OmegaConf
+
+from domains.fn_calling import (
+    generate_fn_calling_rollout,
+    load_problems,
+    verify_fn_calling_answer,
+    verify_fn_calling_answer_rpc,
+)
+from domains.fn_calling.problems import CATEGORIES
+from domains.fn_calling.rollouts import messages_of
+from domains.verdict_server import make_app
+from pipelinerl.config.compose import compose
+from pipelinerl.domain import resolve_dotted
+from tests.support.fake_engine import FakeEngine, rolled_out
+from tests.support.tiny_model import build_tokenizer, save_model
+
+NAME = "+domain=fn_calling"
+ADD = {
+    "name": "add",
+    "description": "Adds.",
+    "parameters": {
+        "type": "dict",
+        "properties": {"a": {"type": "integer"}, "b": {"type": "integer"}},
+        "required": ["a", "b"],
+    },
+}
+ROW = {
+    "id": "simple_python_0",
+    "question": [[{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Add 1 and 2."}]],
+    "function": [ADD],
+}
+TRUTH = {"id": "simple_python_0", "ground_truth": [{"add": {"a": [1], "b": [2]}}]}
+TWO = {"category": "parallel", "function": [ADD], "ground_truth": [*TRUTH["ground_truth"]] * 2}
+MORE = '<>/[]{}":,_'
+TOKENIZER = build_tokenizer(MORE)
+TABLE = {
+    f"{status}_{end}": 0.0
+    for status in ("wrong_answer", "no_answer", "unparsable", "correct_answer")
+    for end in ("finished", "not_finished")
+} | {"correct_answer_finished": 1.0, "wrong_answer_finished": -0.5, "no_answer_finished": -1.0}
+
+
+def bfcl_data(folder: Path, *rows: Any) -> None:
+    (folder / "possible_answer").mkdir(parents=True)
+    (folder / "BFCL_v4_simple_python.json").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (folder / "possible_answer/BFCL_v4_simple_python.json").write_text(json.dumps(TRUTH) + "\n")
+    (folder / "BFCL_v4_irrelevance.json").write_text(json.dumps(ROW | {"id": "irrelevance_0"}) + "\n")
+
+
+def test_generated_problems_of_the_parts_are_disjoint() -> None:
+    asked = {}
+    for part in ("train", "validation", "test"):
+        problems = load_problems([f"fn_calling@{part}"], count=200, test_count=50)
+        assert problems == load_problems(f"fn_calling@{part}", count=200, test_count=50)
+        assert len(problems) == len(CATEGORIES) * (200 if part == "train" else 50)
+        asked[part] = {json.dumps([one["task"], one["extra_info"]["oai_tools"]]) for one in problems}
+    assert (
+        not asked["train"] & (asked["validation"] | asked["test"]) and not asked["validation"] & asked["test"]
+    )
+    one = load_problems(["train"], count=1, categories=["simple"])[0]
+    assert one["dataset"] == "train/simple" and one["reward_context"]["category"] == "simple"
+
+
+@pytest.mark.parametrize("wheel", [False, True])
+def test_bfcls_data_are_read_from_a_folder_and_from_a_wheel(tmp_path: Path, wheel: bool) -> None:
+    place = tmp_path / "data"
+    bfcl_data(place, ROW)
+    if wheel:
+        with ZipFile(tmp_path / "bfcl_eval-1-py3-none-any.whl", "w") as archive:
+            for path in place.rglob("*.json"):
+                archive.write(path, f"bfcl_eval/data/{path.relative_to(place)}")
+        place = tmp_path / "bfcl_eval-1-py3-none-any.whl"
+    found = load_problems(["bfcl_simple_python", "bfcl_irrelevance"], data_dir=str(place))
+    assert [one["id"] for one in found] == [
+        "bfcl_simple_python-simple_python_0",
+        "bfcl_irrelevance-irrelevance_0",
+    ]
+    assert found[0]["reward_context"] == {
+        "category": "simple_python",
+        "function": [ADD],
+        "ground_truth": TRUTH["ground_truth"],
+    }
+    assert found[1]["reward_context"]["ground_truth"] == []
+    with pytest.raises(ValueError, match=r"no BFCL_v4_multiple\.json.*pip install --no-deps bfcl-eval"):
+        load_problems(["bfcl_multiple"], data_dir=str(place))
+
+
+def test_rows_of_bfcls_form_are_read_from_a_file(tmp_path: Path) -> None:
+    row = {"question": "Add 1 and 2.", "function": ADD, "ground_truth": TRUTH["ground_truth"]}
+    (tmp_path / "mine.jsonl").write_text(json.dumps(row) + "\n" + json.dumps({**ROW, "ground_truth": []}))
+    first, second = load_problems([str(tmp_path / "mine.jsonl")])
+    assert (first["reward_context"]["category"], first["task"]) == ("simple", "Add 1 and 2.")
+    assert second["reward_context"]["category"] == "irrelevance"
+    for bad, message in (
+        (row | {"question": ""}, "question: expected a text or messages"),
+        (row | {"function": [{"name": "add"}]}, "function: expected a list of {name, parameters}"),
+        (row | {"ground_truth": [{"sub": {}}]}, "ground_truth: expected a list of"),
+        ([], "a list, expected an object"),
+    ):
+        (tmp_path / "bad.jsonl").write_text(json.dumps(bad))
+        with pytest.raises(ValueError, match=r"bad\.jsonl:1: ") as refused:
+            load_problems([str(tmp_path / "bad.jsonl")])
+        assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_functions_stand_in_the_system_message_behind_what_the_run_says(tmp_path: Path) -> None:
+    bfcl_data(tmp_path / "data", ROW)
+    (problem,) = load_problems(["bfcl_simple_python"], data_dir=str(tmp_path / "data"))
+    cfg = OmegaConf.create({"actor": {"system_prompt": "You help.", "task_template": "{task} Now!"}})
+    system, question = messages_of(cfg, problem)
+    assert system["role"] == "system" and question == {"role": "user", "content": "Add 1 and 2. Now!"}
+    first, tools, last = system["content"].split("\n\n")
+    assert (first, last) == ("You help.", "Be brief.")
+    assert json.loads(tools.splitlines()[1]) == ADD and "<tool_calls>[" in tools
+
+
+@pytest.mark.parametrize(
+    ("said", "reward", "status"),
+    [
+        (
+            '<tool_calls>[{"name":"add","arguments":{"a":1,"b":2}},{"add":{"a":1,"b":2}}]</tool_calls>',
+            1.0,
+            "correct",
+        ),
+        ('<tool_calls>[{"name":"add","arguments":{"a":1,"b":2}}]</tool_calls>', 0.25, "wrong"),
+        ('<tool_calls>[{"name":"add","arguments":{"a":1,"b":3}}]</tool_calls>', -0.5, "wrong"),
+        ("no", -1.0, "no_answer"),
+        ("<tool_calls>no</tool_calls>", 0.0, "unparsable"),
+    ],
+)
+async def test_the_calls_that_are_made_have_their_share(
+    tmp_path: Path, said: str, reward: float, status: str
+) -> None:
+    def answer(ids: list[int]) -> list[int]:
+        return [*TOKENIZER.convert_tokens_to_ids(list(said)), TOKENIZER.eos_token_id]
+
+    cfg = OmegaConf.create({"actor": {}, "rewards": TABLE})
+    problem = {"task": "Add.", "reward_context": TWO, "extra_info": {"oai_tools": [ADD]}, "dataset": "train"}
+    with FakeEngine(answer, max_model_len=4096) as engine:
+        model, few = save_model(tmp_path, MORE), {"max_tokens": 200}
+        result = await rolled_out(generate_fn_calling_rollout, cfg, problem, engine, model, parameters=few)
+    (text,), metrics = result.training_texts, result.metrics
+    assert (text.reward, text.metadata["fn_calling"]["answer_status"]) == (reward, status)
+    assert (metrics.success, metrics.no_answer) == (status == "correct", status == "no_answer")
+    assert (metrics.no_error, result.domain) == (status != "unparsable", "fn_calling")
+
+
+async def test_a_server_says_what_the_process_says() -> None:
+    server = TestServer(make_app(verify_fn_calling_answer))
+    async with server, ClientSession() as session:
+        where: dict[str, Any] = {"session": session, "host": "127.0.0.1", "port": server.port}
+        for said in ("add(a=1, b=2)", "[add(a=1, b=2), add(a=1, b=2)]", "no", "<tool_calls>no</tool_calls>"):
+            found = await verify_fn_calling_answer_rpc(**where, generation=said, reward_context=TWO)
+            assert found == verify_fn_calling_answer(said, TWO)
+        with pytest.raises(ValueError, match="HTTP 400"):
+            await verify_fn_calling_answer_rpc(**where, generation="add(a=1)", reward_context={})
+
+
+def test_wrong_keys_are_one_line_each(
+    dry_run: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("domains.fn_calling.dataset.find_spec", lambda name: None)
+    for hardware in ("cpu", "gpu"):
+        status, _, err = dry_run(NAME, f"hardware={hardware}", "force_restart=true")
+        assert (status, err) == (0, "")
+    for override, message in (
+        ("train_dataset_names=[bfcl@train]", "bfcl-eval is not installed; pip install --no-deps bfcl-eval=="),
+        ("train_dataset_names=[tools]", "dataset 'tools': name fn_calling, bfcl, bfcl_ and one of"),
+        ("train_dataset_names=[fn_calling@dev]", "a part is train, validation, test, all"),
+        ("dataset_loader_params.categories=[easy]", "categories=['easy']: choose from simple"),
+        ("dataset_loader_params.held_out=1", "held_out=1"),
+        ("actor.task_template=Call", "put {task} where the question goes"),
+    ):
+        status, _, err = dry_run(NAME, override)
+        assert status == 2 and message in err and len(err.splitlines()) == 1, (override, err)
+
+
+FILE = """
+defaults: [base, _self_]
+actor:
+  rollout_policy: pipelinerl.domains.fn_calling.generate_fn_calling_rollout
+  system_prompt: ""
+  task_template: "{task}"
+  task_prompt: ""
+  ensure_boxed_answers: false
+dataset_loader: pipelinerl.domains.fn_calling.dataset.load_problems
+dataset_loader_params: {dataset_id: owner/data, dataset_config: all, allowed_call_types: [],
+  split_ratios: {train: 0.9, validation: 0.05, test: 0.05}, max_examples_per_split: 2048,
+  trust_remote_code: true, huggingface_token: null}
+train_dataset_names: [fn_calling@train]
+test_dataset_names: [fn_calling@validation]
+environments:
+  - {key: fn_calling, mode: remote, _target_: pipelinerl.domains.fn_calling.AgenticToolsEnvironment}
+environment_key: fn_calling
+"""
+
+
+def test_upstreams_file_composes_and_says_what_its_data_need(
+    tmp_path: Path, dry_run: Callable[..., Any]
+) -> None:
+    (tmp_path / "fn_calling.yaml").write_text(FILE)
+    tree = compose(["hardware=cpu"], "fn_calling", tmp_path).tree
+    load, params = resolve_dotted(tree.dataset_loader, "dataset_loader"), dict(tree.dataset_loader_params)
+    with pytest.raises(
+        ValueError, match=r"^dataset_id=owner/data: nothing is downloaded; set dataset_loader_para"
+    ):
+        load(tree.train_dataset_names, **params)
+    params["dataset_id"] = None
+    assert len(load(tree.train_dataset_names, **params)) == 2048
+    policy = resolve_dotted(tree.actor.rollout_policy, "actor.rollout_policy")
+    assert policy is generate_fn_calling_rollout
+    status, out, err = dry_run(f"--config-dir={tmp_path}", "--config-name=fn_calling", "hardware=cpu")
+    assert (status, err) == (0, "") and "fn_calling: 1 servers" in out

@@ -1,0 +1,217 @@
+"""Every instruction: what follows it passes, what violates it fails, and the edge cases are decided."""
+
+import json
+import random
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from domains.ifeval.forms import TWO
+from domains.ifeval.instructions import CHECKS, arguments_of, follows, judge, variants
+from domains.ifeval.language import LANGUAGES, language_of
+from domains.ifeval.text import capital_words, sentences
+from domains.ifeval.writing import LANGUAGES as SAMPLES
+from domains.ifeval.writing import WRITINGS, body, response_of, write
+
+SEEDS = st.integers(0, 10**9)
+Violation = Callable[[str, dict[str, Any]], str]
+
+
+def repeat(unit: str, kwargs: dict[str, Any], count: str, relation: str = "relation", by: str = " ") -> str:
+    """One too few where at least some are asked for, just as many where less are."""
+    wanted = kwargs[count] - (kwargs.get(relation, "at least") == "at least")
+    return by.join([unit] * wanted) or "-"
+
+
+VIOLATIONS: dict[str, Violation] = {
+    "keywords:existence": lambda text, k: k["keywords"][0],
+    "keywords:frequency": lambda text, k: repeat(k["keyword"], k, "frequency"),
+    "keywords:forbidden_words": lambda text, k: f"{text} ({k['forbidden_words'][-1].upper()})",
+    "keywords:letter_frequency": lambda text, k: repeat(k["letter"], k, "let_frequency", "let_relation"),
+    "language:response_language": lambda text, k: SAMPLES["de" if k["language"] != "de" else "fr"],
+    "length_constraints:number_sentences": lambda text, k: repeat("It is.", k, "num_sentences"),
+    "length_constraints:number_paragraphs": lambda text, k: "\n***\n".join(
+        [text] * (k["num_paragraphs"] + 1)
+    ),
+    "length_constraints:number_words": lambda text, k: repeat("word", k, "num_words"),
+    "length_constraints:nth_paragraph_first_word": lambda text, k: "\n\n".join(
+        [f"So, {text}"] * k["num_paragraphs"]
+    ),
+    "detectable_content:number_placeholders": lambda text, k: (
+        f"{text} {'[a] ' * (k['num_placeholders'] - 1)}["
+    ),
+    "detectable_content:postscript": lambda text, k: f"{text} PS: so.",
+    "detectable_format:number_bullet_lists": lambda text, k: repeat("* so", k, "num_bullets", by="\n"),
+    "detectable_format:constrained_response": lambda text, k: "My answer is yes",
+    "detectable_format:number_highlighted_sections": lambda text, k: (
+        repeat("*so*", k, "num_highlights") + " **  **"
+    ),
+    "detectable_format:multiple_sections": lambda text, k: repeat(
+        f"{k['section_spliter']} 1 so", k, "num_sections"
+    ),
+    "detectable_format:json_format": lambda text, k: '{"text": so}',
+    "detectable_format:title": lambda text, k: f"<< >>\n<title>\n{text}",
+    "combination:two_responses": lambda text, k: f"{text}\n{TWO}\n{text}",
+    "startend:end_checker": lambda text, k: f"{k['end_phrase']} {text}",
+    "startend:quotation": lambda text, k: f'"{text}',
+    "change_case:capital_word_frequency": lambda text, k: repeat(
+        "VERY", k, "capital_frequency", "capital_relation"
+    ),
+    "change_case:english_capital": lambda text, k: text.upper() + "a",
+    "change_case:english_lowercase": lambda text, k: text.lower() + "A",
+    "punctuation:no_comma": lambda text, k: f"{text},",
+}
+
+
+@pytest.mark.parametrize("name", WRITINGS)
+@settings(max_examples=40, deadline=None)
+@given(seed=SEEDS)
+def test_what_is_built_to_follow_passes_and_what_violates_fails(name: str, seed: int) -> None:
+    rng = random.Random(seed)
+    kwargs, text = WRITINGS[name].draw(rng), body(rng, "rivers")
+    assert follows(name, kwargs, response_of(text, [name], [kwargs])), kwargs
+    assert not follows(name, kwargs, VIOLATIONS[name](text, kwargs)), kwargs
+
+
+@settings(max_examples=40, deadline=None)
+@given(prompt=st.text(min_size=1).filter(lambda text: text.strip()), answer=st.text())
+def test_the_prompt_is_repeated_or_not(prompt: str, answer: str) -> None:
+    kwargs = {"prompt_to_repeat": prompt}
+    assert follows("combination:repeat_prompt", kwargs, f" {prompt} {answer}")
+    assert not follows("combination:repeat_prompt", kwargs, f"\0{answer}")
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=SEEDS)
+def test_a_generated_prompt_can_be_followed(seed: int) -> None:
+    one = write(random.Random(seed), list(WRITINGS), 4)
+    assert all(judge(one.names, one.kwargs, one.response).strict) and len(set(one.names)) == len(one.names)
+    assert all(WRITINGS[name].said(kwargs) in one.prompt for name, kwargs in zip(one.names, one.kwargs))
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    response=st.text(alphabet=st.sampled_from('aA .,!?*-#<>[]"\n1{}\u00e9\u3042'), max_size=60), seed=SEEDS
+)
+def test_any_response_has_a_verdict_and_what_is_followed_strictly_is_followed_loosely(
+    response: str, seed: int
+) -> None:
+    names = list(WRITINGS)
+    found = judge(names, [WRITINGS[name].draw(random.Random(seed)) for name in names], response)
+    assert all(loose or not strict for strict, loose in zip(found.strict, found.loose))
+    if not response.strip():
+        assert not any(found.strict)
+
+
+@pytest.mark.parametrize(
+    ("text", "count"),
+    [
+        ("One. Two! Three?", 3),
+        ("Really?! Yes... No", 3),
+        ("Dr. Smith lives on St. Mark's Rd. in Bern.", 2),
+        ("J. K. Rowling wrote it, e.g. the first one.", 1),
+        ("It costs 3.50 at shop.example.com today.", 1),
+        ('He said "Stop." Then he left.', 2),
+        ("# Title\n\nText. More text", 3),
+        ("1. First\n2. Second\n- third", 3),
+        ("so did I. We left.", 2),
+        ("\u732b\u3067\u3059\u3002\u72ac\u3067\u3059\u3002", 2),
+        ("...", 0),
+        ("", 0),
+    ],
+)
+def test_sentences_are_split(text: str, count: int) -> None:
+    assert len(sentences(text)) == count, sentences(text)
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "response", "right"),
+    [
+        ("keywords:existence", {"keywords": ["art"]}, "a PARTY", True),
+        ("keywords:forbidden_words", {"forbidden_words": ["art"]}, "a party", True),
+        ("keywords:forbidden_words", {"forbidden_words": ["c++"]}, "I like C++.", False),
+        ("detectable_format:json_format", {}, '```json\n{"a": 1}\n```', True),
+        ("detectable_format:json_format", {}, '{"a": NaN}', False),
+        ("detectable_format:json_format", {}, "[" * 100_000, False),
+        ("detectable_format:number_bullet_lists", {"num_bullets": 1}, "**bold**\n* one", True),
+        ("detectable_content:postscript", {"postscript_marker": "P.S."}, "so\np. s. more", True),
+        ("detectable_format:title", {}, "<<a\nb>>", False),
+        ("startend:quotation", {}, '"', False),
+        ("startend:end_checker", {"end_phrase": "The end."}, '"so. THE END."', True),
+        ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a\n***\nb\n***", True),
+        ("length_constraints:number_paragraphs", {"num_paragraphs": 2}, "a***\n***b", False),
+        ("change_case:english_capital", {}, "12", False),
+        ("change_case:english_lowercase", {}, "caf\u00e9 12", True),
+        ("punctuation:no_comma", {}, "  \n", False),
+        ("combination:two_responses", {}, f"{TWO}\na\n{TWO}\nb\n{TWO}", True),
+        ("combination:two_responses", {}, f"a\n{TWO}{TWO}\nb", False),
+    ],
+)
+def test_edge_cases_are_decided(name: str, kwargs: dict[str, Any], response: str, right: bool) -> None:
+    assert follows(name, kwargs, response) is right
+
+
+def test_the_loose_judgement_forgives_a_first_and_a_last_line_and_asterisks() -> None:
+    response = 'Sure, here it is:\n"**So it is.**"\nI hope it helps.'
+    found = judge(["startend:quotation", "punctuation:no_comma"], [{}, {}], response)
+    assert (found.strict, found.loose) == ((False, False), (True, True))
+    assert len(variants("a\nb")) == 8 and variants("*a*\nb\nc")[-1] == "b"
+
+
+@pytest.mark.parametrize(
+    "unit", ["[", "<<", "\n", "*", "** ", '"', "a.", "P. ", " \n", "- ", "A", "{", "***"]
+)
+def test_a_hostile_response_is_judged_in_linear_time(unit: str) -> None:
+    rng, names = random.Random(0), list(WRITINGS)
+    found = judge(names, [WRITINGS[name].draw(rng) for name in names], unit * 30_000)
+    assert len(found.strict) == len(names)
+
+
+def test_words_of_capital_letters() -> None:
+    assert capital_words("I saw NASA's 3D-TV and A1 on TV, 42.") == 4
+
+
+def test_languages_are_told_apart() -> None:
+    samples = {
+        **SAMPLES,
+        "en": "This is a text, and it is not long.",
+        "ja": "\u6771\u4eac\u3067\u306f\u96e8\u304c\u964d\u308a\u307e\u3057\u305f\u3002",
+        "ko": "\uc548\ub155\ud558\uc138\uc694",
+        "uk": "\u0426\u0435 \u0442\u0435\u043a\u0441\u0442, \u0456 \u0432\u0456\u043d \u043d\u0435 "
+        "\u0434\u043e\u0432\u0433\u0438\u0439.",
+        "hi": "\u092f\u0939 \u090f\u0915 \u092a\u093e\u0920 \u0939\u0948\u0964",
+        "fa": "\u0627\u06cc\u0646 \u06cc\u06a9 \u0645\u062a\u0646 \u0627\u0633\u062a.",
+        "sw": "Hii ni habari ya watu wa kijiji na kazi yao.",
+    }
+    assert {code: language_of(text) for code, text in samples.items()} == {code: code for code in samples}
+    assert samples.keys() <= LANGUAGES and language_of("42 !") is None and language_of("xyzzy") is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kwargs", "message"),
+    [
+        (
+            "keywords:exists",
+            {},
+            "instruction 'keywords:exists' is not known; did you mean keywords:existence?",
+        ),
+        ("keywords:existence", {}, "keywords:existence: keywords is missing"),
+        ("punctuation:no_comma", {"relation": "at least"}, "no_comma: relation is no argument of it"),
+        ("keywords:existence", {"keywords": [3]}, "keywords:existence: "),
+        ("length_constraints:number_words", {"num_words": 3, "relation": "more"}, "relation 'more'"),
+    ],
+)
+def test_wrong_instructions_are_one_line(name: str, kwargs: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=r"\S") as refused:
+        arguments_of(name, kwargs)
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+def test_arguments_of_other_instructions_may_be_null_and_whole_numbers_floats() -> None:
+    given = {"num_words": 3.0, "relation": "at least", "keywords": None}
+    assert arguments_of("length_constraints:number_words", given) == {"num_words": 3, "relation": "at least"}
+    assert VIOLATIONS.keys() | {"combination:repeat_prompt"} == CHECKS.keys()
+    assert json.dumps(sorted(CHECKS)) and len(CHECKS) == 25

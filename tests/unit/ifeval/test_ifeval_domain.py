@@ -1,0 +1,196 @@
+"""Prompts from generators and published files, rewards, the server, and refusals in one line."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import ClientSession
+from aiohttp.test_utils import TestServer
+from omegaconf import OmegaConf
+
+from domains.ifeval import generate_ifeval_rollout, load_problems, verify_answer, verify_answer_rpc
+from domains.ifeval.rollouts import judged_part
+from domains.verdict_server import make_app
+from pipelinerl.config.compose import compose
+from pipelinerl.domain import resolve_dotted
+from tests.support.fake_engine import FakeEngine, rolled_out
+from tests.support.tiny_model import build_tokenizer, save_model
+
+NAME = "+domain=ifeval"
+CONTEXT = {"instruction_id_list": ["punctuation:no_comma", "startend:quotation"], "kwargs": [{}, None]}
+GOOGLE = {
+    "key": 1000,
+    "prompt": "Write a haiku, in at least 3 words.",
+    "instruction_id_list": ["length_constraints:number_words", "punctuation:no_comma"],
+    "kwargs": [{"num_words": 3, "relation": "at least", "num_bullets": None}, {}],
+}
+ALLEN = {
+    "key": "a",
+    "messages": [{"role": "user", "content": "Say it without commas."}],
+    "ground_truth": "[{'instruction_id': ['punctuation:no_comma'], 'kwargs': [None]}]",
+    "constraint_type": "single",
+}
+MORE = '"<>,'
+TOKENIZER = build_tokenizer(MORE)
+TABLE = {
+    f"{status}_{end}": 0.0
+    for status in ("wrong_answer", "no_answer", "unparsable", "correct_answer")
+    for end in ("finished", "not_finished")
+} | {"correct_answer_finished": 1.0, "wrong_answer_finished": -0.5, "no_answer_finished": -1.0}
+
+
+def write_rows(path: Path, *rows: Any) -> None:
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def test_generated_prompts_of_training_and_evaluation_are_disjoint() -> None:
+    train, test = load_problems(["ifeval"], count=500), load_problems(["ifeval_test"], test_count=100)
+    assert (len(train), len(test)) == (500, 100) and train == load_problems("ifeval", count=500)
+    assert not {one["task"] for one in train} & {one["task"] for one in test}
+    assert len({one["task"] for one in test}) == 100
+    assert {one["num_constraints"] for one in train} == {1, 2, 3}
+    few = load_problems(["ifeval"], instructions=["punctuation:no_comma"], max_constraints=1, count=20)
+    assert {tuple(one["reward_context"]["instruction_id_list"]) for one in few} == {("punctuation:no_comma",)}
+
+
+def test_both_published_forms_are_read(tmp_path: Path) -> None:
+    write_rows(tmp_path / "input_data.jsonl", GOOGLE)
+    write_rows(tmp_path / "IF_multi_constraints_upto5.jsonl", *[ALLEN] * 10)
+    (google,) = load_problems(["google_ifeval"], data_dir=str(tmp_path))
+    assert google["task"] == GOOGLE["prompt"] and google["dataset"] == "google_ifeval"
+    assert google["reward_context"] == {
+        "instruction_id_list": GOOGLE["instruction_id_list"],
+        "kwargs": [{"num_words": 3, "relation": "at least"}, {}],
+    }
+    train = load_problems(["ifeval"], data_dir=str(tmp_path), test_size=3, seed=42)
+    test = load_problems(["ifeval_test"], data_dir=str(tmp_path), test_size=3)
+    assert (len(train), len(test)) == (7, 3) and not {p["id"] for p in train} & {p["id"] for p in test}
+    assert train[0]["task"] == "Say it without commas."
+    assert len(load_problems([str(tmp_path / "input_data.jsonl")], max_constraints=1)) == 1
+    assert load_problems(["google_ifeval"], data_dir=str(tmp_path), max_prompt_tokens=9) == []
+
+
+def test_prompts_with_unknown_instructions_are_refused_or_left_out(tmp_path: Path) -> None:
+    odd = GOOGLE | {"instruction_id_list": ["copy:copy"], "kwargs": [{}]}
+    write_rows(tmp_path / "google_ifeval.jsonl", GOOGLE, odd)
+    with pytest.raises(
+        ValueError, match=r"google_ifeval\.jsonl:2: instruction 'copy:copy' is not known.*skip"
+    ):
+        load_problems(["google_ifeval"], data_dir=str(tmp_path))
+    assert len(load_problems(["google_ifeval"], data_dir=str(tmp_path), skip_unknown=True)) == 1
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ({"prompt": "x"}, "neither {prompt, instruction_id_list, kwargs} (IFEval) nor"),
+        (GOOGLE | {"kwargs": [{}]}, "expected lists of one length"),
+        (GOOGLE | {"prompt": " "}, "prompt ' ': expected a text"),
+        (ALLEN | {"ground_truth": "__import__('os')"}, "neither {prompt"),
+        ([1], "a list, expected an object"),
+    ],
+)
+def test_a_bad_row_is_named(tmp_path: Path, row: Any, message: str) -> None:
+    write_rows(tmp_path / "mine.jsonl", row)
+    with pytest.raises(ValueError, match=r"mine\.jsonl:1: ") as refused:
+        load_problems([str(tmp_path / "mine.jsonl")])
+    assert message in str(refused.value) and "\n" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("said", "partial", "reward", "success", "loose"),
+    [
+        ('"so it is"', True, 1.0, True, True),
+        ('"so, it is"', True, 0.25, False, False),
+        ('"so, it is"', False, -0.5, False, False),
+        ("so, it is", True, -0.5, False, False),
+        ('well\n"so it is"', True, 0.25, False, True),
+        ("", True, -1.0, False, False),
+    ],
+)
+async def test_a_response_has_the_share_that_it_follows(
+    tmp_path: Path, said: str, partial: bool, reward: float, success: bool, loose: bool
+) -> None:
+    def answer(ids: list[int]) -> list[int]:
+        return [*TOKENIZER.convert_tokens_to_ids(list(said)), TOKENIZER.eos_token_id]
+
+    cfg = OmegaConf.create({"actor": {"ifeval_partial_credit": partial}, "rewards": TABLE})
+    problem = {"task": "Say it.", "reward_context": CONTEXT, "dataset": "ifeval"}
+    with FakeEngine(answer, max_model_len=4096) as engine:
+        model, few = save_model(tmp_path, MORE), {"max_tokens": 64}
+        result = await rolled_out(generate_ifeval_rollout, cfg, problem, engine, model, parameters=few)
+    (text,), metrics = result.training_texts, result.metrics
+    assert (text.reward, metrics.success, metrics.success_loose) == (reward, success, loose)
+    assert (metrics.instructions_total, metrics.no_answer) == (2, said == "")
+    assert (result.domain, result.dataset_name) == ("ifeval", "ifeval")
+
+
+def test_marks_of_a_final_response_are_honoured() -> None:
+    assert judged_part("so [BEGIN FINAL RESPONSE] a\nb [END FINAL RESPONSE]") == "a\nb"
+    assert judged_part("[BEGIN FINAL RESPONSE] a") == "[BEGIN FINAL RESPONSE] a"
+
+
+async def test_a_server_says_what_the_process_says() -> None:
+    server = TestServer(make_app(verify_answer))
+    async with server, ClientSession() as session:
+        for said in ('"so"', '"so,"', "so,", ""):
+            found = await verify_answer_rpc(session, "127.0.0.1", int(server.port or 0), said, CONTEXT)
+            assert found == verify_answer(said, CONTEXT)
+        with pytest.raises(ValueError, match=r"HTTP 400: .*instruction 'no' is not known"):
+            bad = {"instruction_id_list": ["no"], "kwargs": [{}]}
+            await verify_answer_rpc(session, "127.0.0.1", int(server.port or 0), "so", bad)
+        for body in (b"{", b"[]", b'{"prediction": "a"}', b'{"prediction": "a", "reward_context": 3}'):
+            async with session.post(server.make_url("/verify_answer"), data=body) as answer:
+                assert answer.status == 400 and "error" in await answer.json()
+        async with session.get(server.make_url("/health")) as answer:
+            assert answer.status == 200
+
+
+def test_wrong_keys_are_one_line_each(dry_run: Callable[..., Any]) -> None:
+    for hardware in ("cpu", "gpu"):
+        status, _, err = dry_run(NAME, f"hardware={hardware}", "force_restart=true")
+        assert (status, err) == (0, "")
+    for override, message in (
+        ("train_dataset_names=[google_ifeval]", "dataset 'google_ifeval': give a file, set"),
+        ("dataset_loader_params.data_dir=nowhere", "no file nowhere/ifeval.jsonl"),
+        ("dataset_loader_params.instructions=[title]", "instructions: 'title' cannot be generated"),
+        ("dataset_loader_params.count=0", "count=0"),
+        ("actor.task_template=Write", "put {task} where the question goes"),
+    ):
+        status, _, err = dry_run(NAME, override)
+        assert status == 2 and message in err and len(err.splitlines()) == 1, (override, err)
+
+
+FILE = """
+defaults: [base, _self_]
+actor:
+  rollout_policy: pipelinerl.domains.ifeval.generate_ifeval_rollout
+  system_prompt: ""
+  task_template: "{task}"
+  task_prompt: ""
+  ensure_boxed_answers: false
+  ifeval_partial_credit: true
+dataset_loader: pipelinerl.domains.ifeval.dataset.load_problems
+dataset_loader_params: {max_examples: null, max_constraints: null, seed: 42, huggingface_token: null,
+  test_size: 550, max_prompt_tokens: 42000}
+train_dataset_names: [ifeval]
+test_dataset_names: [ifeval_test]
+environments:
+  - {key: ifeval, mode: remote, replicas_per_actor: "${world.env_replicas_per_actor}",
+     _target_: pipelinerl.domains.ifeval.IFEvalEnvironment}
+world: {env_replicas_per_actor: 1}
+environment_key: ifeval
+"""
+
+
+def test_upstreams_file_composes_with_its_server(tmp_path: Path, dry_run: Callable[..., Any]) -> None:
+    (tmp_path / "ifeval.yaml").write_text(FILE)
+    tree = compose(["hardware=cpu"], "ifeval", tmp_path).tree
+    load = resolve_dotted(tree.dataset_loader, "dataset_loader")
+    assert len(load(tree.train_dataset_names, **tree.dataset_loader_params)) == 2000
+    policy = resolve_dotted(tree.actor.rollout_policy, "actor.rollout_policy")
+    assert policy is generate_ifeval_rollout
+    status, out, err = dry_run(f"--config-dir={tmp_path}", "--config-name=ifeval", "hardware=cpu")
+    assert (status, err) == (0, "") and "ifeval: 1 servers" in out
