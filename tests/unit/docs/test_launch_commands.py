@@ -87,8 +87,9 @@ def test_a_command_of_a_page_is_accepted(
         table = pytest.importorskip("pyarrow").table({"question": ["1+1?"], "final_answer": ["2"]})
         for split in ("train", "test"):
             pytest.importorskip("pyarrow.parquet").write_table(table, folder / f"{split}.parquet")
-    if "+domain=reasoning_gym" in words:
-        pytest.importorskip("reasoning_gym")
+    for package in ("reasoning_gym", "textarena"):
+        if f"+domain={package}" in words:
+            pytest.importorskip(package)
     main = launch if program == "launch" else bootstrap
     options = [f"hardware={kind}", *(word for word in words if not word.startswith("hardware="))]
     shows = "--cfg" in words or "validate=true" in words

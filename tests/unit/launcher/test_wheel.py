@@ -21,6 +21,7 @@ EXTRAS = [
     "wandb_workspaces",
     "gguf",
     "reasoning_gym",
+    "textarena",
 ]
 DRY_RUNS = """
 import importlib, os, sys
