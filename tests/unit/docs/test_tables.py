@@ -78,6 +78,7 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "left out | because": "words",
         "metric | meaning": "words",
     },
+    "domains/verifiers/README.md": {"key | meaning": "words", "of the trace | becomes": "words"},
     ENGINE: {
         "route | what it does": "words",
         "part of a decode step | 5M | 1M": "one profile whose records were not kept, as the page says",

@@ -22,6 +22,7 @@ EXTRAS = [
     "gguf",
     "reasoning_gym",
     "textarena",
+    "verifiers",
 ]
 DRY_RUNS = """
 import importlib, os, sys
