@@ -82,8 +82,7 @@ def main() -> int:
         wall = [one - other for one, other in zip(found[way]["wall"], found["llm"]["wall"], strict=True)]
         cpu = [one - other for one, other in zip(found[way]["cpu"], found["llm"]["cpu"], strict=True)]
         figures += [
-            # Other processes only ever make a round slower.
-            at_most(f"added to a call, {name}, best round", min(wall), "ms", 45.0),
+            at_most(f"added to a call, {name}, worst round", max(wall), "ms", 45.0),
             Figure(f"added to a call, {name}, median round", statistics.median(wall), "ms"),
             Figure(f"added CPU time of a call, {name}, median round", statistics.median(cpu), "ms/core"),
         ]
