@@ -36,6 +36,8 @@ EXTRAS = {
     "parquet": ["pyarrow>=18"],
     "pretrained": ["gguf>=0.19"],
     "reasoning-gym": ["reasoning-gym>=0.1.25,<0.2"],
+    "textarena": ["textarena>=0.7.4,<0.8"],
+    "verifiers": ["verifiers>=0.4,<0.5"],
     "reputation": ["gymnasium>=1.1", "stable-baselines3>=2.6"],
     "dev": [
         "pytest>=8",

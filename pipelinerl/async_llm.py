@@ -157,6 +157,10 @@ def make_training_text(llm: EngineLLM, llm_call: LLMCall) -> TrainingText:
     )
 
 
+make_training_text_with_tools = make_training_text
+"""Upstream's name for calls with tools; the ids of any call are the engine's, with the tools in them."""
+
+
 def _finished(llm: EngineLLM, finish_reason: str | None, output_text: str) -> bool:
     if finish_reason:
         return finish_reason != "length"

@@ -3,6 +3,7 @@
 Called by the rollout with the block `rewards` of the configuration; upstream's names stay.
 """
 
+import logging
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
@@ -11,6 +12,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from pipelinerl.actor.difficulty import length_penalty
 
 __all__ = ["STATUSES", "AnswerStatus", "RewardTable", "get_reward", "length_penalty", "rollout_reward"]
+
+log = logging.getLogger(__name__)
 
 AnswerStatus = Literal["correct", "wrong", "no_answer", "unparsable"]
 STATUSES: tuple[AnswerStatus, ...] = get_args(AnswerStatus)
@@ -32,6 +35,10 @@ class RewardTable(BaseModel):
     correct_answer_finished: float
     buffer_tokens: int = Field(0, ge=0)
     """Tokens below the length limit in which the length penalty grows to -1; 0: none."""
+
+    def log_config(self, domain: str) -> None:
+        """Write the table to the log of the process; for domains written for upstream, which call it once."""
+        log.info("rewards of %s: %s", domain, self.model_dump())
 
 
 def get_reward(answer_status: str, finished: bool, reward_table: RewardTable) -> float:

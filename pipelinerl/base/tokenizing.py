@@ -62,7 +62,12 @@ def render_chat(
     generation_prompt: bool = True,
     template_kwargs: dict[str, Any] | None = None,
 ) -> str:
-    """The prompt's text. Raises ValueError if the tokeniser has no chat template."""
+    """The prompt's text. Raises ValueError if the tokeniser has no chat template, and for an image."""
+    for message in messages:
+        parts = content if isinstance(content := message.get("content"), list) else []
+        if any(isinstance(part, dict) and part.get("type") in ("image", "image_url") for part in parts):
+            # A template would write the image's bytes into the prompt as text.
+            raise ValueError("a message holds an image; models that see are not supported")
     if tokenizer.chat_template is None:
         raise ValueError(
             f"tokenizer {tokenizer.name_or_path!r} has no chat template; add one or give Prompt.token_ids"

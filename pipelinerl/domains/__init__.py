@@ -1,6 +1,7 @@
 """`pipelinerl.domains.X` is `domains.X`: the same module objects under the name configurations use.
 
-Where no bundled domain has the name, X is the package that an installed distribution registered for it.
+Where no bundled domain has the name, X is the package that an installed distribution registered for it, or
+else the user's package of that name on the Python path, so that files written for upstream find each other.
 """
 
 import importlib
@@ -19,14 +20,16 @@ CANONICAL = "domains."
 
 
 class _AliasLoader(importlib.abc.Loader):
-    """Yields the canonical module instead of executing anything."""
+    """Yields the canonical module, which is imported under its own name."""
 
-    def __init__(self, canonical: ModuleType, alias: str) -> None:
+    def __init__(self, canonical: str, alias: str) -> None:
         self.canonical, self.alias = canonical, alias
-        self.spec = canonical.__spec__
+        self.spec: importlib.machinery.ModuleSpec | None = None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType:
-        return self.canonical
+        module = importlib.import_module(self.canonical)
+        self.spec = module.__spec__
+        return module
 
     def exec_module(self, module: ModuleType) -> None:
         # The import system has just overwritten the identity of the module; give it back.
@@ -42,12 +45,14 @@ class _AliasLoader(importlib.abc.Loader):
 
 
 def _canonical(name: str) -> str:
-    """`domains.NAME`, or the module that a package registered for the first part of `name`."""
+    """`domains.NAME`, the module that a package registered for the first part of `name`, or `name` itself."""
     first, dot, rest = name.partition(".")
-    entry = installed_domains().get(first)
-    if entry is None or importlib.util.find_spec(CANONICAL + first) is not None:
+    if importlib.util.find_spec(CANONICAL + first) is not None:
         return CANONICAL + name
-    return entry.module + dot + rest
+    if (entry := installed_domains().get(first)) is not None:
+        return entry.module + dot + rest
+    own = first not in sys.stdlib_module_names and importlib.util.find_spec(first) is not None
+    return name if own else CANONICAL + name
 
 
 class _AliasFinder(importlib.abc.MetaPathFinder):
@@ -58,13 +63,14 @@ class _AliasFinder(importlib.abc.MetaPathFinder):
     ) -> importlib.machinery.ModuleSpec | None:
         if not fullname.startswith(ALIAS):
             return None
-        canonical_name = _canonical(fullname.removeprefix(ALIAS))
-        if importlib.util.find_spec(canonical_name) is None:
+        canonical = _canonical(fullname.removeprefix(ALIAS))
+        found = importlib.util.find_spec(canonical)
+        if found is None:
             return None
-        canonical = importlib.import_module(canonical_name)
-        return importlib.machinery.ModuleSpec(
-            fullname, _AliasLoader(canonical, fullname), is_package=hasattr(canonical, "__path__")
-        )
+        # Not imported here: checks before a start look for modules, and read their files only.
+        package = found.submodule_search_locations is not None
+        loader = _AliasLoader(canonical, fullname)
+        return importlib.machinery.ModuleSpec(fullname, loader, origin=found.origin, is_package=package)
 
 
 # First in line: the path finder would otherwise load a second copy through `__path__`.

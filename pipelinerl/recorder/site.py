@@ -95,16 +95,23 @@ _SITES: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Task[Site]] = WeakK
 
 
 @asynccontextmanager
-async def session(llm: EngineLLM, *, override: bool = False) -> AsyncIterator[Session]:
+async def session(
+    llm: EngineLLM, *, override: bool = False, token: str | None = None
+) -> AsyncIterator[Session]:
     """Record what a program asks of `llm` while the block runs, at `session.base_url`.
 
     The run's `llm.parameters` decide how tokens are drawn. A program that asks for another temperature,
     `top_p`, penalty or seed is refused in one line; with `override` it gets the run's, and the calls and
     texts name what it asked for under `overridden`. An engine failure that the program did not get over is
     raised in place of whatever the block raises.
+
+    `token` is for clients that are costly to make for each address: that of an earlier session which ended,
+    with nobody left who speaks to it. Raises ValueError while it is in use.
     """
     site = await _site()
-    token = secrets.token_urlsafe(24)
+    token = token or secrets.token_urlsafe(24)
+    if token in site.sessions:
+        raise ValueError("the token is that of a session that is still open")
     llm = llm.model_copy(update={"collect_logprobs": True})
     async with aiohttp.ClientSession(cookie_jar=aiohttp.DummyCookieJar()) as http:
         opened = site.sessions[token] = Session(llm, http, site.url(token), override)

@@ -44,6 +44,8 @@ class SamplingFields(msgspec.Struct, forbid_unknown_fields=True, kw_only=True):
     """How often vLLM builds an answer that is not streamed; here always once, at its end."""
     flat_logprobs: bool = False
     """How vLLM collects log-probabilities; it sends the same."""
+    routed_experts_prompt_start: int | None = None
+    """From where vLLM names the experts of a prompt, if it was started to name them; nothing does so here."""
 
     @property
     def stops(self) -> tuple[str, ...]:

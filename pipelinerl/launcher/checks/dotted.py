@@ -25,8 +25,11 @@ def dotted(key: str, path: str | None, what: str) -> Iterator[str]:
         return
     try:
         spec = importlib.util.find_spec(module_name)
-    except ImportError:
+    except ImportError as error:  # of a package above it
         spec = None
+        if error.name and not f"{module_name}.".startswith(f"{error.name}."):
+            yield f"{key}={path}: {module_name} needs {error.name}, which is not installed"
+            return
     if spec is None:
         yield f"{key}={path}: no module {module_name}; check the spelling or install it"
         return

@@ -71,6 +71,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         for name in (split, f"chains_{split}", f"data/gsm8k_{split}"):
             (tmp_path / f"{name}.jsonl").write_text(text)
     monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(ROOT / "docs/examples/verifiers"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     monkeypatch.setenv("DRY_RUN", "1")
     monkeypatch.setattr(compose_module, "_compose", remembered)
@@ -87,8 +88,10 @@ def test_a_command_of_a_page_is_accepted(
         table = pytest.importorskip("pyarrow").table({"question": ["1+1?"], "final_answer": ["2"]})
         for split in ("train", "test"):
             pytest.importorskip("pyarrow.parquet").write_table(table, folder / f"{split}.parquet")
-    if {"+domain=reasoning_gym", "+domain=logic"} & set(words):
-        pytest.importorskip("reasoning_gym")
+    needed = {"logic": "reasoning_gym"} | {name: name for name in ("reasoning_gym", "textarena", "verifiers")}
+    for domain, package in needed.items():
+        if f"+domain={domain}" in words:
+            pytest.importorskip(package)
     main = launch if program == "launch" else bootstrap
     options = [f"hardware={kind}", *(word for word in words if not word.startswith("hardware="))]
     shows = "--cfg" in words or "validate=true" in words

@@ -94,6 +94,12 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "key | meaning": "words",
         "`reasoning_gym.answer_format` | the answer is": "words",
     },
+    "domains/textarena/README.md": {
+        "players | games": "words, in test_games.py",
+        "left out | because": "words",
+        "metric | meaning": "words",
+    },
+    "domains/verifiers/README.md": {"key | meaning": "words", "of the trace | becomes": "words"},
     ENGINE: {
         "route | what it does": "words",
         "part of a decode step | 5M | 1M": "one profile whose records were not kept, as the page says",

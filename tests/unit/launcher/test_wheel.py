@@ -21,6 +21,8 @@ EXTRAS = [
     "wandb_workspaces",
     "gguf",
     "reasoning_gym",
+    "textarena",
+    "verifiers",
 ]
 DRY_RUNS = """
 import importlib, os, sys

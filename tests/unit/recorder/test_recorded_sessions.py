@@ -280,3 +280,19 @@ async def test_a_broken_body_is_a_400(llm: TrainableLLM) -> None:
             async with http.post(f"{session.base_url}/chat/completions", data=body) as answer:
                 assert answer.status == 400 and "error" in await answer.json()
         assert np.all([call is None for call in session._answers])
+
+
+async def test_an_address_is_opened_again_when_its_session_has_ended(llm: TrainableLLM) -> None:
+    token = "of-somebody-who-keeps-a-client"
+    urls = []
+    for _ in range(2):
+        async with recorder.session(llm, token=token) as session:
+            urls.append(session.base_url)
+            assert session.calls == []
+            async with openai.AsyncOpenAI(base_url=urls[0], api_key="none", max_retries=0) as client:
+                await client.completions.create(model="m", prompt=[70], max_tokens=2)
+            assert len(session.calls) == 1
+            with pytest.raises(ValueError, match="the token is that of a session that is still open"):
+                async with recorder.session(llm, token=token):
+                    pass
+    assert urls[0] == urls[1]

@@ -47,6 +47,13 @@ async def test_requests_of_renderers_and_of_trl_are_taken_as_they_are(
     assert [text.metadata.get("overridden") for text in session.texts()] == [None, {"seed": 2**62 + 1}]
 
 
+async def test_a_turn_that_goes_on_from_the_last_one_is_taken(engine: RunningEngine) -> None:
+    # verifiers says from where it wants the experts of a prompt, whether or not there are experts.
+    body = as_renderers_sends("model", [70, 71])
+    body["sampling_params"]["routed_experts_prompt_start"] = 1
+    assert (await engine.post("/inference/v1/generate", body))["choices"][0]["token_ids"]
+
+
 async def test_a_priority_that_would_be_ignored_is_refused(engine: RunningEngine) -> None:
     body = {**as_renderers_sends("model", [70]), "priority": 1}
     refused = await engine.post("/inference/v1/generate", body, expect=400)

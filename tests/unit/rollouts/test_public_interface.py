@@ -140,6 +140,7 @@ SIGNATURES = {
     "pipelinerl.rollouts.summarize_training_texts": "training_texts",
     "pipelinerl.async_llm.llm_async_generate": "llm, prompt, session, max_tokens_override=None",
     "pipelinerl.async_llm.make_training_text": "llm, llm_call",
+    "pipelinerl.async_llm.make_training_text_with_tools": "llm, llm_call",
     "pipelinerl.async_llm.make_training_texts_from_llm_calls": "llm, llm_calls, reward=None",
     "pipelinerl.domain_sampling.DomainWeightedSampler": "samples, weights, rng=None, adaptive=True",
     "pipelinerl.llm.Prompt.from_user_message": "content",

@@ -1,0 +1,114 @@
+"""verifiers' environments: from a block of the configuration to one that is served in this worker.
+
+Called by the loader, the checks before a run and the rollouts. What an environment is, its taskset, its seats
+and what they are told, is verifiers' own configuration; only where a seat plays is decided here.
+"""
+
+import asyncio
+import json
+from collections.abc import Mapping
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from pipelinerl.base.errors import first_line
+from pipelinerl.base.waits import wait_for
+
+REMEDY = "pip install 'pipelinerl[verifiers]'"
+START_DEADLINE_S = 300.0
+"""For shared tool servers to answer."""
+_REPLACED = (None, "null", "bash")
+"""Programs that verifiers takes where nobody names one, and its chat in a process of its own."""
+
+
+class EnvironmentRefused(ValueError):
+    """A package, a taskset or a setting that is missing or wrong; one line."""
+
+
+def library() -> Any:
+    """`verifiers.v1`. Raises EnvironmentRefused without it."""
+    try:
+        import verifiers.v1 as vf
+    except ImportError as error:
+        missing = f"{error.name} is not installed" if error.name else first_line(error)
+        raise EnvironmentRefused(f"verifiers cannot be imported, {missing}; {REMEDY}") from None
+    return vf
+
+
+def configured(block: Mapping[str, Any]) -> Any:
+    """verifiers' typed configuration of an environment, every seat in this process unless it says otherwise.
+
+    Raises EnvironmentRefused for a taskset that cannot be imported and for a setting that it does not take.
+    """
+    vf = library()
+    from domains.verifiers import inproc
+
+    raw = {**block, "taskset": dict(block.get("taskset") or {})}
+    if not raw["taskset"].get("id"):
+        raise EnvironmentRefused("env.taskset.id names no taskset: give the name of an installed package")
+    try:
+        fields = vf.env_config_type(raw["taskset"]["id"], raw.get("id") or "").model_fields
+        for name, field in fields.items():
+            if isinstance(field.default, vf.AgentConfig):
+                raw[name] = _seat(dict(raw.get(name) or {}), field.default, raw["taskset"]["id"], inproc.ID)
+        return vf.resolve_env_config(raw)
+    except Exception as error:  # whatever the module of a taskset raises when it is imported
+        raise EnvironmentRefused(f"env: {type(error).__name__}: {first_line(error)}") from None
+
+
+def _seat(given: dict[str, Any], author: Any, taskset: str, program: str) -> dict[str, Any]:
+    """The configuration of a seat: the user's, then the author's, then a chat in this process."""
+    vf = library()
+    shipped = vf.default_harness_id(taskset)
+    named = author.harness.id if author.harness is not None else None
+    # Null is replaced also where an author names it; a shell only where nobody does.
+    if "harness" not in given and (named in _REPLACED[:2] and shipped in _REPLACED):
+        given["harness"] = {"id": program}
+    if "runtime" not in given and author.runtime == vf.AgentConfig().runtime:
+        given["runtime"] = {"type": "subprocess"}
+    return given
+
+
+def has_tools(config: Any) -> bool:
+    """Whether tasks of this environment come with tools."""
+    from verifiers.v1.utils.loaders import taskset_class
+
+    taskset = taskset_class(config.taskset.id)
+    return bool(taskset.toolsets(config.taskset) or taskset.task_type().toolsets(config.taskset.task))
+
+
+def task_of(env: Any, data: str) -> Any:
+    """A task from its row, JSON text, as verifiers' own servers of environments make it."""
+    task_type = type(env.taskset).task_type()
+    return task_type(task_type.data_type().model_validate_json(data), env.config.taskset.task)
+
+
+_SERVED: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Future[Any]]] = WeakKeyDictionary()
+_HOLDERS: set[asyncio.Task[None]] = set()
+
+
+async def served(block: str) -> Any:
+    """The environment of a configuration, JSON text, with its tool servers; one in each event loop.
+
+    It stays until the loop ends, which cancels the task that holds it.
+    """
+    held = _SERVED.setdefault(asyncio.get_running_loop(), {})
+    if block not in held:
+        ready: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
+        held[block] = ready
+        holder = asyncio.create_task(_hold(block, ready, held), name="environment of verifiers")
+        _HOLDERS.add(holder)
+        holder.add_done_callback(_HOLDERS.discard)
+    # Shielded: the rollout that came first may be given up while others wait for the same one.
+    return await wait_for(asyncio.shield(held[block]), "the environment's tool servers", START_DEADLINE_S)
+
+
+async def _hold(block: str, ready: asyncio.Future[Any], held: dict[str, asyncio.Future[Any]]) -> None:
+    try:
+        env = library().load_environment(configured(json.loads(block)))
+        async with env.serving():
+            ready.set_result(env)
+            await asyncio.Event().wait()
+    except Exception as error:
+        held.pop(block, None)  # the next rollout tries again
+        if not ready.done():
+            ready.set_exception(error)

@@ -1,0 +1,42 @@
+"""A taskset of verifiers trains end to end, all processes real; rewards and metrics are figures by name."""
+
+import importlib.util
+import os
+
+import pytest
+
+from pipelinerl.observe.history import read_metrics
+from pipelinerl.run_state.accounting import Outcome
+from tests.pipeline.conftest import ROOT, Start, records_of
+from tests.support.metric_tables import check_run
+
+EXAMPLES = ROOT / "docs/examples/verifiers"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(
+    importlib.util.find_spec("verifiers") is None, reason="pip install 'pipelinerl[verifiers]'"
+)
+def test_a_taskset_trains_and_its_rewards_are_figures_by_name(start: Start) -> None:
+    run = start(
+        "+domain=verifiers",
+        "hardware=cpu",
+        "dataset_loader_params.env.taskset.id=halving",
+        "dataset_loader_params={count: 8, test_count: 4}",
+        "finetune.max_train_steps=1",
+        "max_lag=64",
+        env={"PYTHONPATH": f"{EXAMPLES}:{os.environ.get('PYTHONPATH', '')}", "HF_HUB_OFFLINE": "1"},
+    )
+    assert run.wait() == 0, run.err
+    assert run.summary()["completed_steps"] == 1 and not run.children()
+    counts = run.counts()
+    assert counts.eval_started == 2 * 4 == counts.eval_ends[Outcome.EVAL_DONE]
+    check_run(run.output_dir)
+    records = read_metrics(run.output_dir, "actor")
+    for name in ("reward_halves_mean", "metric_inside_mean"):
+        assert any(f"actor/test/halving/{name}" in record for record in records), name
+    samples = [sample for group in records_of(run.output_dir, "actor") for sample in group]
+    assert {sample["role"] for sample in samples} == {"agent"}
+    assert all(sample["weight_versions"] for sample in samples)
+    assert {sample["metadata"].get("exact_versions", True) for sample in samples} == {True}
+    assert any("rl/role/agent/texts" in record for record in read_metrics(run.output_dir, "finetune"))
