@@ -13,7 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, Self
@@ -220,14 +220,16 @@ class Sandbox:
             return outcome, None
 
     async def check(
-        self, code: str, names: Sequence[str], tests: str, *, preamble: bool = False
+        self, code: str, functions: Mapping[str, str] | Sequence[str], tests: str, *, preamble: bool = False
     ) -> tuple[Outcome, Outcome]:
         """(program, tests): tests pass where the second is `ok`. They run in another process, in which the
-        program's functions `names` are calls to its process, so that it cannot change what is compared.
+        program's `functions` are calls to its process, so that it cannot change what is compared. They are
+        names, or names that the tests know them by and their own.
         """
+        named = functions if isinstance(functions, Mapping) else {name: name for name in functions}
         ours, theirs = socket.socketpair()
         program = {"mode": "serve", "code": code, "preamble": preamble}
-        judge = {"mode": "judge", "code": tests, "preamble": True, "names": list(names)}
+        judge = {"mode": "judge", "code": tests, "preamble": True, "functions": dict(named)}
         async with self._places:
             found = await asyncio.gather(
                 self._one(program, "", channel=ours), self._one(judge, "", channel=theirs)

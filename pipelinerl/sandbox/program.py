@@ -32,6 +32,10 @@ MODULES = (
 """Known by name, and what they export, to programs of `preamble`; as judges of programming contests do."""
 
 
+_GIVEN: dict[str, Any] = {}
+"""What this program was given of that."""
+
+
 def preamble() -> dict[str, Any]:
     """The names that a program may use without importing them; none hides a built-in."""
     names: dict[str, Any] = {}
@@ -44,9 +48,9 @@ def preamble() -> dict[str, Any]:
 def main(request: dict[str, Any], names: dict[str, Any]) -> None:
     """Do what the request says, and end the process. `names` are those of `preamble`, made beforehand."""
     module = types.ModuleType("__main__")
-    given: dict[str, Any] = names if request.get("preamble") else {}
-    module.__dict__.update(given)
-    if given:
+    if request.get("preamble"):
+        _GIVEN.update(names)
+        module.__dict__.update(names)
         sys.setrecursionlimit(RECURSION)
     mode = _MODES[request["mode"]]
     sys.argv = [NAME]
@@ -110,6 +114,8 @@ def _function(module: types.ModuleType, name: str) -> Callable[..., Any]:
     solution = module.__dict__.get("Solution")
     owner = solution() if isinstance(solution, type) and hasattr(solution, name) else module
     function: Callable[..., Any] = getattr(owner, name)
+    if function is _GIVEN.get(name):  # such as add, which operator has
+        raise NameError(f"name {name!r} is not defined by the program")
     return function
 
 
@@ -163,8 +169,8 @@ class _Proxy:
 def _judge(module: types.ModuleType, request: dict[str, Any]) -> None:
     """The tests, with proxies under the names of the program's functions; the process ends with 0 or 1."""
     with os.fdopen(CHANNEL, "rb", closefd=False) as answers, os.fdopen(CHANNEL, "wb") as calls:
-        for name in request["names"]:
-            module.__dict__[name] = _Proxy(name, calls, answers)
+        for name, function in request["functions"].items():
+            module.__dict__[name] = _Proxy(function, calls, answers)
         _execute(module, request["code"])
 
 

@@ -14,10 +14,11 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from domains.coding.settings import settings_of
 from pipelinerl.config import ConfigError, typed
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.legacy import REMOVED
-from pipelinerl.domain import BaseDomain
+from pipelinerl.domain import BaseDomain, resolve_dotted
 from pipelinerl.launcher.validate import checked
 from tests.unit.config.conftest import DEFAULTS
 
@@ -81,6 +82,22 @@ dataset_loader: pipelinerl.domains.guessing.load_problems
 actor: {rollout_policy: pipelinerl.domains.guessing.generate_guessing_rollout, ifeval_partial_credit: true}
 sandbox_endpoint: http://127.0.0.1:8080
 """
+CODING = """
+defaults: [base, _self_]
+actor: {rollout_policy: pipelinerl.domains.coding.generate_coding_rollout, system_prompt: "", task_prompt: "",
+  task_template: "{task}\n\nAnswer with code.", ensure_boxed_answers: false}
+sandbox_endpoint: ${oc.env:SANDBOX_ENDPOINT,http://127.0.0.1:8080}
+sandbox_timeout: 10.0
+max_tests_per_problem: 5
+dataset_loader: pipelinerl.domains.coding.dataset.load_problems
+dataset_loader_params: {taco_split: train, apps_split: train, subset: train, train_ratio: 0.9, seed: 42,
+  taco_excluded_difficulties: [HARD, VERY_HARD], max_tests_per_problem: 5, max_examples: null,
+  huggingface_token: "${oc.env:HF_TOKEN, null}"}
+train_dataset_names: [taco, apps]
+test_dataset_names: [livecodebench_v5]
+environment_key: coding
+model_path: owner/model
+"""
 
 
 @pytest.fixture
@@ -99,6 +116,7 @@ def conf(tmp_path: Path) -> Path:
     OmegaConf.save(OmegaConf.merge(base, OmegaConf.create(ONLY_IN_BASE)), folder / "base.yaml")
     (folder / "guessing.yaml").write_text(GUESSING)
     (folder / "own_keys.yaml").write_text(OWN_KEYS)
+    (folder / "coding.yaml").write_text(CODING)
     return folder
 
 
@@ -144,6 +162,17 @@ def test_a_configuration_of_upstreams_folder_composes(composed: Compose, conf: P
     assert (cfg.output_dir, cfg.llm.parameters.max_tokens, cfg.jobs) == (None, 500, [])
     assert cfg.dataset_loader == "pipelinerl.domains.guessing.load_problems"
     assert said(made) == LEFT_OUT and cfg.domain_keys == ["mm_processor_kwargs"]
+
+
+def test_upstreams_file_of_coding_composes_and_its_loader_is_here(composed: Compose, conf: Path) -> None:
+    made = composed("hardware=gpu", config_dir=conf, config_name="coding")
+    check(made)
+    keys = {"sandbox_endpoint", "sandbox_timeout", "max_tests_per_problem"}
+    assert keys < set(typed(made.tree).domain_keys)
+    loader = resolve_dotted(made.tree.dataset_loader, "dataset_loader")
+    with pytest.raises(ValueError, match=r"dataset 'taco': no file taco\.jsonl"):
+        loader(list(made.tree.train_dataset_names), **made.tree.dataset_loader_params)
+    assert settings_of(made.tree).timeout_s == 10.0
 
 
 def test_what_hardware_upstreams_base_does_not_fit_is_said(composed: Compose, conf: Path) -> None:
