@@ -34,8 +34,8 @@ def read_row(row: Any) -> tuple[str, Context]:
     for columns, read in _READERS:
         if all(row.get(column) not in (None, "") for column in columns):
             return read(row)
-    columns = ", ".join(list(map(str, row))[:10]) or "none"
-    raise ValueError(f"no problem with tests; columns are {columns}; known are those of {', '.join(FORMS)}")
+    found = ", ".join(list(map(str, row))[:10]) or "none"
+    raise ValueError(f"no problem with tests; columns are {found}; known are those of {', '.join(FORMS)}")
 
 
 def _text(row: Row, column: str) -> str:

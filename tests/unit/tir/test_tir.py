@@ -24,6 +24,7 @@ MORE = "`()=+_\\{}*<>[]'\",/"
 TOKENIZER = build_tokenizer(MORE)
 ASKS = "Try\n```python\nprint(6 * 7)\n```\n"
 FAILS = "```python\nprint(6 / 0)\n```"
+A = 10 * "a"
 ENDS = "So \\boxed{42}"
 
 
@@ -110,7 +111,7 @@ def test_which_block_is_run(answer: str, program: str | None) -> None:
         (Outcome("finished", 1, "1\n", "E: x\n", 0, 0), "1\nE: x"),
         (Outcome("timeout", -9, "", "", 0, 0), "the program took too long"),
         (Outcome("finished", 0, "```output\n```", "", 0, 0), "'''output\n'''"),
-        (Outcome("finished", 0, "a" * 60, "", 0, 0), f"{'a' * 10}\n... 40 characters left out ...\n{'a' * 10}"),
+        (Outcome("finished", 0, "a" * 60, "", 0, 0), f"{A}\n... 40 characters left out ...\n{A}"),
     ],
 )  # fmt: skip
 def test_what_is_shown_of_a_program(outcome: Outcome, text: str) -> None:
