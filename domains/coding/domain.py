@@ -8,7 +8,7 @@ from omegaconf import DictConfig, OmegaConf
 
 from domains.coding.dataset import load_problems
 from domains.coding.settings import KEY, CodingSettings, settings_of
-from domains.coding.tiny import FAMILIES, Task, training
+from domains.coding.tiny import ARITHMETIC, DIGITS, FAMILIES, Task, training
 from domains.prompts import question_messages, template_problems
 from pipelinerl.base.errors import first_line
 from pipelinerl.bootstrap.demonstrations import Demonstration
@@ -18,7 +18,8 @@ from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
 LOADER = "load_problems"
 PER_SEED = 200
 RIGHT = 0.5
-"""Share of demonstrations that are solutions; the others solve another problem of the same form."""
+"""Share of demonstrations that are solutions; the others have a mistake, if it changes anything."""
+OPERATORS = "+-*%"
 
 
 class CodingDomain(BaseDomain):
@@ -58,7 +59,12 @@ class CodingDomain(BaseDomain):
 
 
 def shown(task: Task, known: list[Task], rng: random.Random) -> str:
-    """The expression of the task, or that of another one with the same arguments."""
+    """The expression of the task, or one with a mistake: another digit or operator, or another task's."""
     if rng.random() < RIGHT:
         return task.expression
-    return rng.choice(known).expression
+    if task.family not in ARITHMETIC:
+        return rng.choice(known).expression
+    places = [place for place, sign in enumerate(task.expression) if sign.isdigit() or sign in OPERATORS]
+    place = rng.choice(places)
+    other = str(rng.choice(DIGITS)) if task.expression[place].isdigit() else rng.choice(OPERATORS)
+    return task.expression[:place] + other + task.expression[place + 1 :]
