@@ -1,6 +1,6 @@
 """Does a small model learn to write the programs that `+domain=coding` makes problems of?
 
-    python -m benchmarks.coding [--seeds 0] [--tokens 2000000] [--steps 40] [--work results/coding]
+    python -m benchmarks.coding [--seeds 0 1 2] [--tokens 2000000] [--steps 40] [--work results/coding]
                                 [--out FILE] [key=value ...]
 
 The bundled model of half a million parameters, which was made for another game, first imitates demonstrations
