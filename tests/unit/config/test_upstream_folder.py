@@ -14,10 +14,15 @@ from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
+from domains.coding.settings import settings_of
+from domains.math.environment import MathEnvironment
+from domains.math.rollouts import environment_key
+from domains.tir.settings import settings_of as tir_settings
 from pipelinerl.config import ConfigError, typed
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.legacy import REMOVED
-from pipelinerl.domain import BaseDomain
+from pipelinerl.domain import BaseDomain, resolve_dotted
+from pipelinerl.launcher.environment_server import make_environment
 from pipelinerl.launcher.validate import checked
 from tests.unit.config.conftest import DEFAULTS
 
@@ -81,6 +86,38 @@ dataset_loader: pipelinerl.domains.guessing.load_problems
 actor: {rollout_policy: pipelinerl.domains.guessing.generate_guessing_rollout, ifeval_partial_credit: true}
 sandbox_endpoint: http://127.0.0.1:8080
 """
+CODING = """
+defaults: [base, _self_]
+actor: {rollout_policy: pipelinerl.domains.coding.generate_coding_rollout, system_prompt: "", task_prompt: "",
+  task_template: "{task}\n\nAnswer with code.", ensure_boxed_answers: false}
+sandbox_endpoint: ${oc.env:SANDBOX_ENDPOINT,http://127.0.0.1:8080}
+sandbox_timeout: 10.0
+max_tests_per_problem: 5
+dataset_loader: pipelinerl.domains.coding.dataset.load_problems
+dataset_loader_params: {taco_split: train, apps_split: train, subset: train, train_ratio: 0.9, seed: 42,
+  taco_excluded_difficulties: [HARD, VERY_HARD], max_tests_per_problem: 5, max_examples: null,
+  huggingface_token: "${oc.env:HF_TOKEN, null}"}
+train_dataset_names: [taco, apps]
+test_dataset_names: [livecodebench_v5]
+environment_key: coding
+model_path: owner/model
+"""
+TIR = """
+defaults: [base, _self_]
+save_tapes: true
+llm: {parameters: {max_tokens: 1024, temperature: 0.2, stop: ["```output"]}}
+test_llm: {parameters: {max_tokens: 1024, temperature: 0.2, stop: ["```output"]}}
+actor: {rollout_policy: pipelinerl.domains.tir.rollouts.generate_tir_rollout, max_reasoning_steps: 6,
+  system_prompt: "", llm_max_rollouts: 1}
+world: {env_replicas: 1}
+max_loops: 25
+environment: {_target_: pipelinerl.domains.tir.environment.MCPPythonEnvironment}
+agent: {_target_: pipelinerl.domains.tir.agent.TIRMathAgent, system_prompt: "${actor.system_prompt}"}
+dataset_loader: pipelinerl.domains.tir.datasets.load_datasets
+train_dataset_names: [open_reasoner_zero_57k, open_reasoner_zero_extended_72k]
+test_dataset_names: [aime_2024, amc_2023, math_500]
+model_path: owner/model
+"""
 
 
 @pytest.fixture
@@ -99,6 +136,8 @@ def conf(tmp_path: Path) -> Path:
     OmegaConf.save(OmegaConf.merge(base, OmegaConf.create(ONLY_IN_BASE)), folder / "base.yaml")
     (folder / "guessing.yaml").write_text(GUESSING)
     (folder / "own_keys.yaml").write_text(OWN_KEYS)
+    (folder / "coding.yaml").write_text(CODING)
+    (folder / "tir.yaml").write_text(TIR)
     return folder
 
 
@@ -144,6 +183,31 @@ def test_a_configuration_of_upstreams_folder_composes(composed: Compose, conf: P
     assert (cfg.output_dir, cfg.llm.parameters.max_tokens, cfg.jobs) == (None, 500, [])
     assert cfg.dataset_loader == "pipelinerl.domains.guessing.load_problems"
     assert said(made) == LEFT_OUT and cfg.domain_keys == ["mm_processor_kwargs"]
+
+
+def test_upstreams_file_of_coding_composes_and_its_loader_is_here(composed: Compose, conf: Path) -> None:
+    made = composed("hardware=gpu", config_dir=conf, config_name="coding")
+    check(made)
+    keys = {"sandbox_endpoint", "sandbox_timeout", "max_tests_per_problem"}
+    assert keys < set(typed(made.tree).domain_keys)
+    loader = resolve_dotted(made.tree.dataset_loader, "dataset_loader")
+    with pytest.raises(ValueError, match=r"dataset 'taco': no file taco\.jsonl"):
+        loader(list(made.tree.train_dataset_names), **made.tree.dataset_loader_params)
+    assert settings_of(made.tree).timeout_s == 10.0
+
+
+def test_upstreams_file_of_tir_composes_and_its_names_are_here(composed: Compose, conf: Path) -> None:
+    made = composed("hardware=gpu", config_dir=conf, config_name="tir")
+    check(made)
+    keys = {"save_tapes", "max_loops", "agent", "actor.max_reasoning_steps"}
+    assert keys <= set(typed(made.tree).domain_keys)
+    assert callable(resolve_dotted(made.tree.actor.rollout_policy, "actor.rollout_policy"))
+    loader = resolve_dotted(made.tree.dataset_loader, "dataset_loader")
+    with pytest.raises(ValueError, match="dataset 'open_reasoner_zero_57k': no file"):
+        loader(list(made.tree.train_dataset_names))
+    assert tir_settings(made.tree).max_turns == 6
+    environment = make_environment(made.tree, environment_key(made.tree))
+    assert isinstance(environment, MathEnvironment)
 
 
 def test_what_hardware_upstreams_base_does_not_fit_is_said(composed: Compose, conf: Path) -> None:

@@ -70,6 +70,9 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         text = "\n".join(json.dumps(json.loads(row) | own) for row in rows)
         for name in (split, f"chains_{split}", f"data/gsm8k_{split}"):
             (tmp_path / f"{name}.jsonl").write_text(text)
+    row = {"question": "1+1?", "answer": "2", "input_output": {"inputs": ["1"], "outputs": ["2"]}}
+    for name in ("taco", "apps", "livecodebench_v5", "open_reasoner_zero_57k", "aime_2024"):
+        (tmp_path / f"data/{name}.jsonl").write_text(json.dumps(row))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(ROOT / "docs/examples/verifiers"))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")

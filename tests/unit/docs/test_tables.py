@@ -77,6 +77,12 @@ NOT_MEASURED: dict[str, dict[str, str]] = {
         "status | meaning": "words",
         "`rewards=` | correct | wrong | no answer, unparsable": "settings of conf/rewards",
     },
+    "domains/coding/README.md": {
+        "rows of | task | tests": "words",
+        "status | meaning": "words",
+        "key | meaning": "words",
+    },
+    "domains/tir/README.md": {"key | meaning": "words"},
     "domains/multidomain/README.md": {"key | meaning": "words"},
     COUNTING: {"key of `dataset_loader_params` | meaning": "words"},
     IFEVAL: {

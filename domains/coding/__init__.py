@@ -1,0 +1,18 @@
+"""Programming problems: a completion's code runs in the sandbox, and its outputs are compared outside.
+
+Names load on first use, so that importing this package needs neither an engine nor a sandbox.
+"""
+
+from domains.lazy import lazy
+
+_EXPORTS = {
+    "CodingDomain": "domain",
+    "CodingMetrics": "rollouts",
+    "evaluate": "verifier_api",
+    "generate_coding_rollout": "rollouts",
+    "load_datasets": "dataset",
+    "load_problems": "dataset",
+}
+
+__all__ = list(_EXPORTS)
+__getattr__ = lazy(__name__, _EXPORTS)

@@ -1,0 +1,131 @@
+"""Programming problems from local files in their published forms, or made here; nothing is downloaded.
+
+The loader of `+domain=coding`, with the arguments that upstream's configurations give theirs. A name is a
+file, a file of `data_dir` without its ending, or `tiny_train`, `tiny_test` and the like (`tiny.py`).
+"""
+
+import random
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from domains.coding.formats import FORMS, read_row
+from domains.coding.tiny import NAME as TINY
+from domains.coding.tiny import problems as tiny_problems
+from domains.rows import ENDINGS, rows
+
+Problem = dict[str, Any]
+Subset = Literal["train", "test", "all"]
+DOMAIN = "coding"
+DIVIDED = ("taco", "apps", "intellect3", "mixed")
+"""Beginnings of names of data sets of which `subset` takes a part; the others are for evaluation."""
+SPLIT_SEED = 42
+
+
+def load_problems(
+    dataset_names: Sequence[str] | str | None = None,
+    data_dir: str | None = None,
+    subset: Subset = "train",
+    train_ratio: float = 0.9,
+    max_tests_per_problem: int | None = None,
+    max_examples: int | None = None,
+    seed: int | None = None,
+    taco_split: str = "train",
+    apps_split: str = "train",
+    taco_excluded_difficulties: Sequence[str] = (),
+    huggingface_token: str | None = None,
+    count: int = 1000,
+    test_count: int = 64,
+) -> list[Problem]:
+    """Problems `{id, problem_id, task, reward_context, dataset, domain}` of all names, in their order.
+
+    `subset` of a training set's rows in an order drawn once, of which `train_ratio` are `train`; `seed`
+    shuffles each data set, `max_examples` bounds it. `count` and `test_count` are of generated problems.
+    `huggingface_token` is taken and not used. Raises ValueError in one line naming what cannot be read.
+    """
+    if subset not in get_args(Subset) or not 0.0 < train_ratio <= 1.0:
+        raise ValueError(
+            f"subset={subset!r}, train_ratio={train_ratio}: train, test or all; a share above 0, at most 1"
+        )
+    names = [dataset_names] if isinstance(dataset_names, str) else list(dataset_names or [])
+    splits = {"taco": taco_split, "apps": apps_split}
+    problems: list[Problem] = []
+    for name in map(str, names):
+        if name.split("_")[0] == TINY:
+            found = list(_tiny(name, test_count if "test" in name else count))
+        else:
+            found = _from_file(name, data_dir, splits.get(name), set(taco_excluded_difficulties))
+            if name.startswith(DIVIDED):
+                found = _part(found, subset, train_ratio)
+        if seed is not None:
+            random.Random(seed).shuffle(found)
+        for problem in found[:max_examples]:
+            context = problem["reward_context"]
+            for key in ("inputs", "outputs", "tests"):
+                if key in context:
+                    context[key] = context[key][:max_tests_per_problem]
+            problems.append(problem)
+    return problems
+
+
+load_datasets = load_problems
+"""The name that loaders of several domains import."""
+
+
+def _problem(name: str, index: int, task: str, context: dict[str, Any]) -> Problem:
+    return {
+        "id": f"{name}-{index}",
+        "problem_id": f"{name}_{index}",
+        "task": task,
+        "reward_context": context,
+        "dataset": name,
+        "domain": DOMAIN,
+    }
+
+
+def _tiny(name: str, count: int) -> Iterator[Problem]:
+    for index, (task, context) in enumerate(tiny_problems(name, count)):
+        yield _problem(name, index, task.question, context)
+
+
+def _from_file(name: str, data_dir: str | None, split: str | None, excluded: set[str]) -> list[Problem]:
+    found = []
+    for index, (where, row) in enumerate(rows(_file(name, data_dir, split))):
+        if isinstance(row, dict) and row.get("difficulty") in excluded and name.startswith("taco"):
+            continue
+        try:
+            task, context = read_row(row)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
+        found.append(_problem(name, index, task, context))
+    if not found:
+        raise ValueError(f"dataset {name!r}: holds no problem")
+    return found
+
+
+def _file(name: str, data_dir: str | None, split: str | None) -> Path:
+    """Raises ValueError that says which file is missing, and what it has to hold."""
+    base = Path(name) if data_dir is None else Path(data_dir) / name
+    if base.suffix in ENDINGS:
+        tried = [base]
+    else:
+        stems = [base.name, *([f"{base.name}_{split}"] if split else [])]
+        tried = [base.with_name(stem + ending) for stem in stems for ending in ENDINGS]
+    found = next((path for path in tried if path.is_file()), None)
+    if found is None:
+        columns = next((text for form, text in FORMS.items() if base.name.startswith(form)), None)
+        holds = f"with columns {columns}" if columns else f"in one of the forms {', '.join(FORMS)}"
+        raise ValueError(
+            f"dataset {name!r}: no file {tried[0]} (or {', '.join(ENDINGS[1:])}), {holds}; put it there, set "
+            f"dataset_loader_params.data_dir, or use {TINY}_train and {TINY}_test"
+        )
+    return found
+
+
+def _part(problems: list[Problem], subset: Subset, ratio: float) -> list[Problem]:
+    if subset == "all":
+        return problems
+    order = list(range(len(problems)))
+    random.Random(SPLIT_SEED).shuffle(order)
+    end = int(len(problems) * ratio)
+    return [problems[index] for index in (order[:end] if subset == "train" else order[end:])]

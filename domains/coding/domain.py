@@ -1,0 +1,70 @@
+"""What the core is told about the domain: settings, checks, demonstrations; named by `domain_hooks`."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+from omegaconf import DictConfig, OmegaConf
+
+from domains.coding.dataset import load_problems
+from domains.coding.settings import KEY, CodingSettings, settings_of
+from domains.coding.tiny import ARITHMETIC, DIGITS, FAMILIES, Task, training
+from domains.prompts import question_messages, template_problems
+from pipelinerl.base.errors import first_line
+from pipelinerl.bootstrap.demonstrations import Demonstration
+from pipelinerl.domain import BaseDomain, ReportFocus
+from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
+
+LOADER = "load_problems"
+PER_SEED = 200
+RIGHT = 0.5
+"""Share of demonstrations that are solutions; the others have a mistake, if it changes anything."""
+OPERATORS = "+-*%"
+
+
+class CodingDomain(BaseDomain):
+    """Checks before the start, and imperfect solutions to imitate."""
+
+    settings = CodingSettings
+    settings_key = KEY
+    policy_keys = ("rewards", "actor.discount_factor", "actor.system_prompt", "actor.task_template")
+    report_focus = ReportFocus(headline=("success", "reward", "no_answer", "no_error"))
+
+    def validate(self, cfg: DictConfig) -> list[str]:
+        """The machine has a sandbox, the data can be read, the prompt holds the task."""
+        problems = template_problems(cfg)
+        try:
+            mechanism(settings_of(cfg).packages)
+        except (SandboxUnavailable, ValueError) as error:
+            problems.append(first_line(error))
+        if str(cfg.dataset_loader).endswith(LOADER):
+            given: Any = OmegaConf.to_container(cfg.dataset_loader_params, resolve=True)
+            try:
+                load_problems([*cfg.train_dataset_names, *cfg.test_dataset_names], **given)
+            except (TypeError, ValueError, OSError) as error:
+                problems.append(first_line(error))
+        return problems
+
+    def demonstrations(self, cfg: DictConfig, seed: int, phase: str) -> Iterator[Demonstration]:
+        """Answers to training questions in the right form, most of them wrong; none is the only right one."""
+        rng = random.Random(f"coding demonstrations {seed}")
+        known = training()
+        for _ in range(PER_SEED):
+            task = rng.choice(known[rng.choice(FAMILIES)])
+            messages = question_messages(cfg, task.question)
+            if len(messages) != 1:
+                raise ValueError("actor.system_prompt: demonstrations of coding have none")
+            answer = f"```python\n{task.program(shown(task, known[task.family], rng))}\n```"
+            yield Demonstration(task.family, messages[0]["content"], answer, exact=False)
+
+
+def shown(task: Task, known: list[Task], rng: random.Random) -> str:
+    """The expression of the task, or one with a mistake: another digit or operator, or another task's."""
+    if rng.random() < RIGHT:
+        return task.expression
+    if task.family not in ARITHMETIC:
+        return rng.choice(known).expression
+    places = [place for place, sign in enumerate(task.expression) if sign.isdigit() or sign in OPERATORS]
+    place = rng.choice(places)
+    other = str(rng.choice(DIGITS)) if task.expression[place].isdigit() else rng.choice(OPERATORS)
+    return task.expression[:place] + other + task.expression[place + 1 :]

@@ -1,0 +1,180 @@
+"""Rows of published data sets as problems with tests: each form is known by its columns.
+
+Called by the loader. Nothing of a row is executed: texts that hold JSON or pickled text are read as such.
+"""
+
+import ast
+import base64
+import io
+import json
+import pickle
+import zlib
+from collections.abc import Callable
+from typing import Any
+
+Row = dict[str, Any]
+Context = dict[str, Any]
+FORMS: dict[str, str] = {
+    "taco": "question, input_output (JSON of inputs, outputs, fn_name), starter_code, difficulty (BAAI/TACO)",
+    "apps": "question, input_output (JSON of inputs, outputs, fn_name), starter_code (codeparrot/apps)",
+    "livecodebench": "question_content, public_test_cases, private_test_cases, starter_code, metadata",
+    "mbpp": "prompt or text, code, test_list, test_imports or test_setup_code (MBPP)",
+    "humaneval": "prompt, entry_point, test (openai/openai_humaneval)",
+    "intellect3": "question, info (JSON with tests: inputs, outputs, fn_name) (INTELLECT-3-RL)",
+    "mixed": "prompt (messages), reward_model.ground_truth (JSON of inputs, outputs, call_type)",
+}
+"""Beginnings of names of data sets, and the columns of their files."""
+STUB = "\n    pass\n"
+
+
+def read_row(row: Any) -> tuple[str, Context]:
+    """The task's text and what its verdict needs. Raises ValueError saying what is missing."""
+    if not isinstance(row, dict):
+        raise ValueError(f"a {type(row).__name__}, expected an object")
+    for columns, read in _READERS:
+        if all(row.get(column) not in (None, "") for column in columns):
+            return read(row)
+    found = ", ".join(list(map(str, row))[:10]) or "none"
+    raise ValueError(f"no problem with tests; columns are {found}; known are those of {', '.join(FORMS)}")
+
+
+def _text(row: Row, column: str) -> str:
+    value = row[column]
+    if not isinstance(value, str) or not value.strip():
+        raise ValueError(f"{column} {str(value)[:60]!r}: expected a text")
+    return value
+
+
+def _parsed(value: Any, what: str) -> Any:
+    """JSON, if it is a text."""
+    if not isinstance(value, str | bytes):
+        return value
+    try:
+        return json.loads(value)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{what}: no JSON: {' '.join(str(error).split())[:80]}") from None
+
+
+def _pairs(tests: Any, what: str, kind: str | None = None) -> Context:
+    """Inputs and outputs, for a function if they name one."""
+    if not isinstance(tests, dict):
+        raise ValueError(f"{what}: a {type(tests).__name__}, expected an object with inputs and outputs")
+    inputs, outputs, name = tests.get("inputs"), tests.get("outputs"), tests.get("fn_name")
+    if not isinstance(inputs, list) or not isinstance(outputs, list) or not inputs or not outputs:
+        raise ValueError(f"{what}: no inputs or no outputs")
+    context = {"call_type": kind or ("fn" if name else "std"), "inputs": inputs, "outputs": outputs}
+    return context | ({"fn_name": name} if name else {})
+
+
+def _with_starter(task: str, starter: Any) -> str:
+    starter = str(starter or "").strip("\n")
+    return f"{task}\n\nBegin with:\n```python\n{starter}\n```" if starter.strip() else task
+
+
+def _contest(row: Row) -> tuple[str, Context]:
+    task = _with_starter(_text(row, "question"), row.get("starter_code"))
+    return task, _pairs(_parsed(row["input_output"], "input_output"), "input_output")
+
+
+def _intellect(row: Row) -> tuple[str, Context]:
+    info = _parsed(row["info"], "info")
+    tests = _parsed(info.get("tests"), "info.tests") if isinstance(info, dict) else None
+    return _text(row, "question"), _pairs(tests, "info.tests")
+
+
+def _mixed(row: Row) -> tuple[str, Context]:
+    messages, model = row["prompt"], row["reward_model"]
+    if not isinstance(messages, list) or not messages or not isinstance(messages[0], dict):
+        raise ValueError("prompt: expected a list of messages")
+    truth = _parsed(model.get("ground_truth") if isinstance(model, dict) else None, "ground_truth")
+    if not isinstance(truth, dict):
+        raise ValueError("reward_model.ground_truth: expected an object")
+    task = _text(messages[0], "content")
+    if truth.get("call_type") == "assert":
+        tests = truth.get("assert_case")
+        if not isinstance(tests, list) or not tests or not truth.get("fn_name"):
+            raise ValueError("reward_model.ground_truth: no assert_case or no fn_name")
+        return task, _assertions([str(test) for test in tests], [str(truth["fn_name"])], "")
+    return task, _pairs(truth, "reward_model.ground_truth")
+
+
+def _assertions(tests: list[str], functions: list[str], setup: str) -> Context:
+    named = {name: name for name in functions}
+    return {"call_type": "assert", "tests": [f"{setup}\n{test}" for test in tests], "functions": named}
+
+
+def _live(row: Row) -> tuple[str, Context]:
+    cases = _cases(row["public_test_cases"], "public_test_cases")
+    cases += _cases(row.get("private_test_cases") or "[]", "private_test_cases")
+    if not cases:
+        raise ValueError("public_test_cases and private_test_cases: no test")
+    metadata = _parsed(row.get("metadata") or "{}", "metadata")
+    context: Context = {"call_type": "std"}
+    if cases[0].get("testtype") == "functional":
+        context = {"call_type": "fn", "fn_name": str(metadata.get("func_name"))}
+    context |= {key + "s": [case[key] for case in cases] for key in ("input", "output")}
+    return _with_starter(_text(row, "question_content"), row.get("starter_code")), context
+
+
+def _cases(value: Any, what: str) -> list[dict[str, Any]]:
+    """A list of `{input, output, testtype}`: JSON, or JSON pickled, compressed and as base64."""
+    if isinstance(value, str) and not value.lstrip().startswith("["):
+        try:
+            value = _Texts(io.BytesIO(zlib.decompress(base64.b64decode(value)))).load()
+        except Exception as error:
+            raise ValueError(f"{what}: neither JSON nor packed JSON: {str(error)[:60]}") from None
+    cases = _parsed(value, what)
+    good = isinstance(cases, list) and all(
+        isinstance(c, dict) and {"input", "output"} <= c.keys() for c in cases
+    )
+    if not good:
+        raise ValueError(f"{what}: expected a list of objects with input and output")
+    return cases
+
+
+class _Texts(pickle.Unpickler):
+    """Reads what holds built-in values only: a pickle that names anything else is refused."""
+
+    def find_class(self, module: str, name: str) -> Any:
+        raise ValueError(f"names {module}.{name}")
+
+
+def _mbpp(row: Row) -> tuple[str, Context]:
+    tests = row["test_list"]
+    if not isinstance(tests, list) or not tests:
+        raise ValueError("test_list: expected a list of assertions")
+    defined = _defined(_text(row, "code"))
+    functions = [name for name in defined if any(name in str(test) for test in tests)]
+    if not functions:
+        raise ValueError("test_list: tests none of the functions of code")
+    setup = row.get("test_imports") or row.get("test_setup_code") or ""
+    setup = "\n".join(map(str, setup)) if isinstance(setup, list) else str(setup)
+    task = _text(row, "prompt" if row.get("prompt") else "text")
+    shown = f"{task}\n\nIt has to pass this test:\n```python\n{tests[0]}\n```"
+    return shown, _assertions([str(test) for test in tests], functions, setup)
+
+
+def _defined(code: str) -> list[str]:
+    try:
+        tree = ast.parse(code)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"code: no Python: {str(error)[:60]}") from None
+    return [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+
+
+def _human(row: Row) -> tuple[str, Context]:
+    """The beginning of the file, which may have helpers, belongs to the program and to its tests."""
+    prompt, name = _text(row, "prompt"), _text(row, "entry_point")
+    tests = f"{prompt}{STUB}\n{_text(row, 'test')}\ncheck(candidate)\n"
+    context = {"call_type": "assert", "tests": [tests], "functions": {"candidate": name}}
+    return f"Complete this function:\n```python\n{prompt}\n```", context | {"prefix": prompt + STUB}
+
+
+_READERS: tuple[tuple[tuple[str, ...], Callable[[Row], tuple[str, Context]]], ...] = (
+    (("question", "input_output"), _contest),
+    (("question_content", "public_test_cases"), _live),
+    (("question", "info"), _intellect),
+    (("prompt", "reward_model"), _mixed),
+    (("test_list", "code"), _mbpp),
+    (("prompt", "entry_point", "test"), _human),
+)

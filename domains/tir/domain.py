@@ -1,0 +1,42 @@
+"""What the core is told about the domain: settings and checks before a run; named by `domain_hooks`."""
+
+from pathlib import Path
+
+from omegaconf import DictConfig
+
+from domains.math.domain import MathDomain
+from domains.math.notes import judge_notes
+from domains.tir.datasets import load_datasets
+from domains.tir.settings import KEY, TirSettings, settings_of
+from pipelinerl.base.errors import first_line
+from pipelinerl.domain import NotesOf, ReportFocus
+from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
+
+LOADER = "tir.datasets.load_datasets"
+
+
+class TirDomain(MathDomain):
+    """The checks of `math`, and of the sandbox."""
+
+    settings = TirSettings
+    settings_key = KEY
+    report_focus = ReportFocus(headline=("success", "reward", "no_answer", "no_error", "num_python_calls"))
+
+    def rollout_notes(self, output_dir: Path) -> NotesOf:
+        """What the judge read in the last answer."""
+        return judge_notes
+
+    def validate(self, cfg: DictConfig) -> list[str]:
+        """The machine has a sandbox and the judge, the data can be read, the prompt holds the question."""
+        problems = super().validate(cfg)
+        try:
+            mechanism(settings_of(cfg).packages)
+        except (SandboxUnavailable, ValueError) as error:
+            problems.append(first_line(error))
+        if str(cfg.dataset_loader).endswith(LOADER):
+            names = [*cfg.train_dataset_names, *cfg.test_dataset_names]
+            try:
+                load_datasets(names, **dict(cfg.dataset_loader_params))
+            except (TypeError, ValueError, OSError) as error:
+                problems.append(first_line(error))
+        return problems

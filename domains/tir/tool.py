@@ -1,0 +1,42 @@
+"""What a model's answer asks the tool, and what it reads of the result. Pure functions but for `use`."""
+
+import re
+
+from domains.math.answers import BOXED
+from pipelinerl.sandbox.host import Outcome, Sandbox
+
+FENCE = "```"
+_BLOCK = re.compile(r"```[ \t]*(?:python3?|py)[ \t]*\r?\n(.*?)```", re.DOTALL | re.IGNORECASE)
+_ENDED = {
+    "timeout": "the program took too long",
+    "output": "the program wrote too much and was ended",
+    "signal": "the program crashed",
+}
+
+
+def program_of(answer: str) -> str | None:
+    """The last block of Python in an answer that does not end with a boxed result; None if there is none."""
+    blocks = list(_BLOCK.finditer(answer))
+    if not blocks or BOXED in answer[blocks[-1].end() :]:
+        return None
+    return blocks[-1].group(1).strip("\n") or None
+
+
+def shown(outcome: Outcome, most: int) -> str:
+    """What a program wrote, and how it failed: its errors are shortened to their last lines."""
+    parts = [outcome.stdout.strip()]
+    if not outcome.ok:
+        parts += [_ENDED.get(outcome.status, ""), outcome.stderr.strip()]
+    text = "\n".join(part for part in parts if part) or "(no output)"
+    # A fence in it would end the block that it is shown in.
+    text = text.replace(FENCE, "'''")
+    if len(text) <= most:
+        return text
+    half = most // 2
+    return f"{text[:half]}\n... {len(text) - 2 * half} characters left out ...\n{text[len(text) - half :]}"
+
+
+async def use(box: Sandbox, program: str, most: int) -> tuple[str, bool]:
+    """The block that the model reads, and whether the program ran to its end."""
+    outcome = await box.run(program)
+    return f"{FENCE}output\n{shown(outcome, most)}\n{FENCE}", outcome.ok

@@ -1,0 +1,176 @@
+"""Published forms of programming problems, what is said of those that cannot be read, and those made here."""
+
+import base64
+import json
+import pickle
+import zlib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from domains.coding.dataset import load_problems
+from domains.coding.formats import read_row
+from domains.coding.tiny import FAMILIES, tasks
+
+STD = {"inputs": ["1 2\n", "3 4\n"], "outputs": ["3\n", "7\n"]}
+FN = {"inputs": [[1, 2]], "outputs": [3], "fn_name": "add"}
+CASES = [{"input": "[1]\n2", "output": "3", "testtype": "functional"}]
+PACKED = base64.b64encode(zlib.compress(pickle.dumps(json.dumps(CASES)))).decode()
+ROWS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
+    "taco": (
+        {"question": "Add.", "input_output": json.dumps(STD), "starter_code": "", "difficulty": "EASY"},
+        {"call_type": "std", **STD},
+    ),
+    "apps": ({"question": "Add.", "input_output": json.dumps(FN)}, {"call_type": "fn", **FN}),
+    "intellect3": (
+        {"question": "Add.", "info": json.dumps({"source": "x", "tests": json.dumps(FN)})},
+        {"call_type": "fn", **FN},
+    ),
+    "mixed": (
+        {
+            "prompt": [{"content": "Add."}],
+            "reward_model": {"ground_truth": json.dumps({"call_type": "std", **STD})},
+        },
+        {"call_type": "std", **STD},
+    ),
+    "mixed assertions": (
+        {
+            "prompt": [{"content": "Add."}],
+            "reward_model": {
+                "ground_truth": json.dumps(
+                    {"call_type": "assert", "fn_name": "add", "assert_case": ["assert add(1, 2) == 3"]}
+                )
+            },
+        },
+        {"call_type": "assert", "tests": ["\nassert add(1, 2) == 3"], "functions": {"add": "add"}},
+    ),
+    "livecodebench": (
+        {
+            "question_content": "Add.",
+            "public_test_cases": json.dumps(CASES),
+            "private_test_cases": PACKED,
+            "metadata": '{"func_name": "add"}',
+            "starter_code": "",
+        },
+        {"call_type": "fn", "fn_name": "add", "inputs": ["[1]\n2"] * 2, "outputs": ["3", "3"]},
+    ),
+    "mbpp": (
+        {
+            "text": "Add.",
+            "code": "import math\ndef helper(): pass\ndef add(a, b): return a + b",
+            "test_list": ["assert add(1, 2) == 3", "assert add(0, 0) == 0"],
+            "test_setup_code": "import math",
+        },
+        {
+            "call_type": "assert",
+            "tests": ["import math\nassert add(1, 2) == 3", "import math\nassert add(0, 0) == 0"],
+            "functions": {"add": "add"},
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("form", ROWS)
+def test_a_row_of_a_published_form_is_read(form: str, tmp_path: Path) -> None:
+    row, context = ROWS[form]
+    task, found = read_row(row)
+    assert task.startswith("Add.") and found == context
+    name = form.split()[0]
+    (tmp_path / f"{name}.jsonl").write_text(json.dumps(row) + "\n" + json.dumps(row))
+    problems = load_problems([name], str(tmp_path), subset="all")
+    assert [problem["id"] for problem in problems] == [f"{name}-0", f"{name}-1"]
+    assert problems[0]["reward_context"] == context
+    assert (problems[0]["dataset"], problems[0]["domain"]) == (name, "coding")
+
+
+def test_a_row_of_humaneval_has_its_beginning_in_program_and_tests() -> None:
+    prompt = "def helper(n):\n    return n\n\ndef twice(n):\n    '''Twice.'''\n"
+    row = {
+        "prompt": prompt,
+        "entry_point": "twice",
+        "test": "def check(f):\n    assert f(2) == 4",
+        "task_id": "0",
+    }
+    task, context = read_row(row)
+    assert prompt in task and context["functions"] == {"candidate": "twice"}
+    assert context["tests"][0].endswith("check(candidate)\n") and context["prefix"] in context["tests"][0]
+    compile(context["tests"][0], "tests", "exec")
+
+
+@pytest.mark.parametrize(
+    "row, said",
+    [
+        (3, "a int, expected an object"),
+        ({"task": "x"}, "no problem with tests; columns are task; known are those of taco, apps"),
+        ({"question": "x", "input_output": "{"}, "input_output: no JSON"),
+        ({"question": "x", "input_output": "{}"}, "input_output: no inputs or no outputs"),
+        ({"question": "x", "info": "[]"}, "info.tests: a NoneType, expected an object"),
+        ({"prompt": "x", "reward_model": {}}, "prompt: expected a list of messages"),
+        ({"text": "x", "code": "def (", "test_list": ["assert 1"]}, "code: no Python"),
+        ({"text": "x", "code": "def f(): 1", "test_list": ["assert 1"]}, "tests none of the functions"),
+        ({"question_content": "x", "public_test_cases": "[3]"}, "a list of objects with input and output"),
+        ({"question_content": "x", "public_test_cases": "x!"}, "neither JSON nor packed JSON"),
+    ],
+)
+def test_a_row_that_cannot_be_read_says_why(row: Any, said: str) -> None:
+    with pytest.raises(ValueError, match=said):
+        read_row(row)
+
+
+def test_packed_tests_that_would_run_something_are_refused() -> None:
+    class Evil:
+        def __reduce__(self) -> tuple[Any, ...]:
+            return print, ("unpickled",)
+
+    packed = base64.b64encode(zlib.compress(pickle.dumps(Evil()))).decode()
+    row = {"question_content": "x", "public_test_cases": "[]", "private_test_cases": packed}
+    with pytest.raises(ValueError, match=r"packed JSON: names builtins\.print"):
+        read_row(row)
+
+
+def test_a_file_that_is_missing_is_named_with_its_columns() -> None:
+    with pytest.raises(
+        ValueError, match=r"'taco': no file data/taco\.jsonl .*input_output .*BAAI/TACO"
+    ) as error:
+        load_problems(["taco"], "data")
+    assert "\n" not in str(error.value) and "tiny_train" in str(error.value)
+    with pytest.raises(ValueError, match="in one of the forms taco, apps, livecodebench"):
+        load_problems(["others"])
+
+
+def test_the_arguments_of_upstreams_configuration_do_what_they_say(tmp_path: Path) -> None:
+    rows = [
+        {"question": f"Q{index}", "input_output": STD, "difficulty": "HARD" if index % 2 else "EASY"}
+        for index in range(40)
+    ]
+    (tmp_path / "taco_train.json").write_text(json.dumps(rows))
+    folder = str(tmp_path)
+    excluded = ["HARD", "VERY_HARD"]
+    common = {
+        "taco_split": "train",
+        "apps_split": "train",
+        "taco_excluded_difficulties": excluded,
+        "seed": 42,
+    }
+    train = load_problems(["taco"], folder, huggingface_token=None, **common)
+    test = load_problems(["taco"], folder, subset="test", **common)
+    assert len(train) == 18 and len(test) == 2
+    asked = {problem["task"] for problem in train}
+    assert asked.isdisjoint(problem["task"] for problem in test)
+    assert all(int(task[1:]) % 2 == 0 for task in asked)
+    few = load_problems(["taco"], folder, max_examples=3, max_tests_per_problem=1, **common)
+    assert len(few) == 3 and few[0]["reward_context"]["inputs"] == ["1 2\n"]
+    with pytest.raises(ValueError, match=r"subset='half', train_ratio=0\.9: train, test or all"):
+        load_problems(["taco"], folder, subset="half")  # type: ignore[arg-type]
+
+
+def test_problems_made_here_are_the_same_for_a_name_and_never_shared_by_the_parts() -> None:
+    train = load_problems(["tiny_train"], count=500)
+    assert train == load_problems(["tiny_train"], count=500) != load_problems(["tiny_train_2"], count=500)
+    test = load_problems(["tiny_test"], test_count=10_000)
+    asked = {problem["task"] for problem in test}
+    assert len(asked) == len(test) > 300 and asked.isdisjoint(problem["task"] for problem in train)
+    assert {task.family for task in tasks()} == set(FAMILIES)
+    with pytest.raises(ValueError, match="'tiny_more': a name begins with tiny_train or tiny_test"):
+        load_problems(["tiny_more"])

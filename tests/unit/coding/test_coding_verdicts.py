@@ -1,0 +1,125 @@
+"""Verdicts of completions: which code is read, what passes, and how each failure is called."""
+
+from collections.abc import AsyncIterator
+from typing import Any
+
+import pytest
+
+from domains.coding.formats import read_row
+from domains.coding.tiny import context, tasks
+from domains.coding.verifier_api import Verification, evaluate, extract_code, same_output, same_value
+from pipelinerl.sandbox.host import Limits, Sandbox, SandboxUnavailable, mechanism
+
+try:
+    mechanism()
+except SandboxUnavailable as error:
+    pytest.skip(str(error), allow_module_level=True)
+
+ADD = {"call_type": "fn", "fn_name": "add", "inputs": [[1, 2], [3, 4]], "outputs": [3, [7]]}
+SUM = {"call_type": "std", "inputs": ["1 2\n", ["3 4"]], "outputs": ["3\n", ["7"]]}
+TESTED = {"call_type": "assert", "tests": ["assert add(1, 2) == 3"] * 2, "functions": {"add": "add"}}
+
+
+def fenced(code: str) -> str:
+    return f"Here:\n```python\n{code}\n```\n"
+
+
+@pytest.fixture
+async def box() -> AsyncIterator[Sandbox]:
+    async with Sandbox(Limits(cpu_s=1, wall_s=5)) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    "completion, code",
+    [
+        ("no code", ""),
+        ("```python\na\n```\nor\n```py\nb\n```", "b"),
+        ("```\na\n```", "a"),
+        ("```python\na\n```\nthen\n```\n>>> a\n3\n```", "a"),
+        ("```\n>>> a\n```", ">>> a"),
+        ("```python\nnever closed", ""),
+        ("```Python\r\na\n```", "a"),
+        ("```json\n{}\n```", ""),
+    ],
+)
+def test_which_block_is_the_program(completion: str, code: str) -> None:
+    assert extract_code(completion) == code
+
+
+GRADED: list[tuple[dict[str, Any], str, list[str], str]] = [
+    (ADD, "def add(a, b): return a + b", ["passed", "passed"], "correct"),
+    (ADD, "class Solution:\n    def add(self, a, b): return (a + b)", ["passed", "passed"], "correct"),
+    (ADD, "def add(a, b): return 3", ["passed", "failed"], "wrong"),
+    (ADD, "def add(a, b): return a +", ["compile_error"] * 2, "unparsable"),
+    (ADD, "def add(a, b): return a / 0", ["runtime_error"] * 2, "wrong"),
+    (ADD, "def other(a, b): return a + b", ["runtime_error"] * 2, "wrong"),
+    (ADD, "def add(a, b):\n    while True: pass", ["timeout"] * 2, "unparsable"),
+    (ADD, "def add(a, b): exec('a +')", ["runtime_error"] * 2, "wrong"),
+    (SUM, "print(sum(map(int, input().split())))", ["passed", "passed"], "correct"),
+    (SUM, "print(sum(map(int, input().split())), end='.0 ')", ["passed", "passed"], "correct"),
+    (SUM, "print(sum(map(int, input().split())))\nexit(1)", ["runtime_error"] * 2, "wrong"),
+    (SUM, "print(3)", ["passed", "failed"], "wrong"),
+    (TESTED, "def add(a, b): return a + b", ["passed"] * 2, "correct"),
+    (TESTED, "def add(a, b): return 4", ["failed"] * 2, "wrong"),
+    (TESTED, "def add(a, b): raise KeyError", ["runtime_error"] * 2, "wrong"),
+    (TESTED, "def add(a, b", ["compile_error"] * 2, "unparsable"),
+    (TESTED, "import os; os._exit(0)", ["runtime_error"] * 2, "wrong"),
+]
+
+
+@pytest.mark.parametrize("given, code, statuses, status", GRADED)
+async def test_a_verdict(
+    box: Sandbox, given: dict[str, Any], code: str, statuses: list[str], status: str
+) -> None:
+    found = await evaluate(box, fenced(code), given)
+    assert (found.statuses, found.answer_status) == (statuses, status), found.error
+    assert found.total == 2 and found.passed == statuses.count("passed")
+    assert bool(found.error) == any(one not in ("passed", "failed") for one in statuses)
+
+
+async def test_no_code_is_no_answer_and_tests_are_bounded(box: Sandbox) -> None:
+    assert (await evaluate(box, "I cannot.", ADD)).answer_status == "no_answer"
+    found = await evaluate(box, fenced("def add(a, b): return 3"), ADD, max_tests=1)
+    assert (found.total, found.answer_status) == (1, "correct")
+    assert Verification().answer_status == "wrong", "without a test nothing is right"
+
+
+async def test_a_row_of_humaneval_is_graded(box: Sandbox) -> None:
+    prompt = "def helper(n):\n    return n\n\ndef twice(n):\n    '''Twice.'''\n"
+    row = {"prompt": prompt, "entry_point": "twice", "test": "def check(f):\n    assert helper(f(2)) == 4"}
+    _, given = read_row(row)
+    assert (
+        await evaluate(box, fenced("def twice(n): return helper(n) * 2"), given)
+    ).answer_status == "correct"
+    # The tests have a helper of their own.
+    cheat = "def helper(n): return 4\ndef twice(n): return 0"
+    assert (await evaluate(box, fenced(cheat), given)).answer_status == "wrong"
+
+
+async def test_every_kind_of_problem_made_here_is_solved_by_its_solution(box: Sandbox) -> None:
+    import random
+
+    for task in tasks()[::97] + tasks()[:18]:
+        found = await evaluate(box, fenced(task.program()), context(task, random.Random(1)), max_tests=1)
+        assert found.answer_status == "correct", (task, found.error)
+
+
+@pytest.mark.parametrize(
+    "value, wanted, same",
+    [(3, 3, True), (3, [3], True), ([3], [3], True), ((1, (2,)), [1, [2]], True), (3, "3", True),
+     ("3", "3", True), ([1, 2], "[1, 2]", True), (None, 3, False), (3, 4, False), ("a", "b", False),
+     ([[1]], [[[1]]], True), (True, "true", True), ("x", '"x"', True)],
+)  # fmt: skip
+def test_same_value(value: object, wanted: object, same: bool) -> None:
+    assert same_value(value, wanted) is same
+
+
+@pytest.mark.parametrize(
+    "printed, wanted, same",
+    [("3\n", "3", True), (" 3 \n\n", "3\n", True), ("3.0 2", "3 2.00", True), ("3\n4", "3 4", False),
+     ("YES", "yes", False), ("", "", True), ("", "3", False), ("nan", "3", False), ("1e99", "3", False),
+     ("9" * 10_000, "3", False)],
+)  # fmt: skip
+def test_same_output(printed: str, wanted: str, same: bool) -> None:
+    assert same_output(printed, wanted) is same

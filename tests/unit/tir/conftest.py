@@ -1,0 +1,18 @@
+"""math-verify is an extra, and a machine may have no sandbox; without either nothing here can run."""
+
+from importlib.util import find_spec
+
+import pytest
+
+from pipelinerl.sandbox.host import SandboxUnavailable, mechanism
+from tests.unit.launcher.conftest import dry_run, model  # noqa: F401, fixtures of launches
+
+collect_ignore_glob = [] if find_spec("math_verify") else ["test_*.py"]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def a_sandbox() -> None:
+    try:
+        mechanism()
+    except SandboxUnavailable as error:
+        pytest.skip(str(error))
