@@ -62,7 +62,7 @@ REWARDED = (
     COMMON
     + """
 from pipelinerl.domains.math.rollouts import RewardTable, length_penalty
-from pipelinerl.domains.fn_calling.verifier_api import verify_fn_calling_answer_rpc
+from pipelinerl.domains.calling.verifier_api import verify_fn_calling_answer_rpc
 
 class FnCallingMetrics(BaseMetrics):
     penalty: float
@@ -130,15 +130,18 @@ Plays = Callable[[str], Any]
 
 @pytest.fixture
 def theirs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A folder on the Python path with a package for each domain, like upstream's `pipelinerl/domains`."""
+    """A folder on the Python path with a package for each domain, like upstream's `pipelinerl/domains`.
+
+    Their names are not those of bundled domains, to which the dotted paths would lead.
+    """
     folder = tmp_path / "theirs"
     files = {
-        "counting/counting.py": COUNTING,
-        "counting/train.json": json.dumps([{"word": "aa", "count": 2}]),
-        "fn_calling/__init__.py": "from .rollouts import generate_fn_calling_rollout\n",
-        "fn_calling/rollouts.py": REWARDED,
-        "fn_calling/verifier_api.py": JUDGE,
-        "tir/rollouts.py": TIR,
+        "tally/counting.py": COUNTING,
+        "tally/train.json": json.dumps([{"word": "aa", "count": 2}]),
+        "calling/__init__.py": "from .rollouts import generate_fn_calling_rollout\n",
+        "calling/rollouts.py": REWARDED,
+        "calling/verifier_api.py": JUDGE,
+        "tooled/rollouts.py": TIR,
         "chartqa/chartqa.py": CHARTQA,
     }
     for name, source in files.items():
@@ -169,20 +172,20 @@ def plays(theirs: Path, tmp_path: Path) -> Plays:
 
 
 async def test_counting_loads_its_own_file_and_plays(plays: Plays) -> None:
-    loader = resolve_dotted("pipelinerl.domains.counting.counting.load_problems", "dataset_loader")
+    loader = resolve_dotted("pipelinerl.domains.tally.counting.load_problems", "dataset_loader")
     assert loader(["train"]) == [{"word": "aa", "count": 2, "dataset": "train"}]
-    result = await plays("counting.counting.generate_counting_rollout")
+    result = await plays("tally.counting.generate_counting_rollout")
     assert result.training_texts[0].reward == 1.0 and result.domain == "counting"
 
 
 async def test_modules_of_a_package_find_each_other_under_upstreams_names(plays: Plays) -> None:
-    result = await plays("fn_calling.generate_fn_calling_rollout", "f")
+    result = await plays("calling.generate_fn_calling_rollout", "f")
     assert result.training_texts[0].metadata["fn_calling"] == {"answer_status": "correct"}
-    assert sys.modules["pipelinerl.domains.fn_calling.verifier_api"] is sys.modules["fn_calling.verifier_api"]
+    assert sys.modules["pipelinerl.domains.calling.verifier_api"] is sys.modules["calling.verifier_api"]
 
 
 async def test_tool_calls_are_read_by_the_engine_and_learnt(plays: Plays) -> None:
-    result = await plays("tir.rollouts.generate_tir_rollout")
+    result = await plays("tooled.rollouts.generate_tir_rollout")
     assert result.training_texts[0].reward == 1.0 and len(result.training_texts[0].logprobs)
 
 
