@@ -6,6 +6,7 @@ from pathlib import Path
 
 import torch
 
+from pipelinerl.base.ports import LOOPBACK
 from pipelinerl.base.waits import waiting
 from pipelinerl.config import Config
 from pipelinerl.finetune.step import Learner
@@ -135,10 +136,12 @@ def build_transport(cfg: Config, elements: int, dtype: torch.dtype, device: torc
             buffer_bytes=weights.buffer_mb * 2**20,
             buffers=weights.buffers,
             first_port=cfg.world.actor_group_port,
+            address=cfg.jobs_of("finetune")[0].hostname if cfg.several_hosts else LOOPBACK,
             ahead=cfg.weights_ahead,
         )
     configured = Path(weights.directory) if weights.directory else None
-    directory = weights_directory(Path(str(cfg.output_dir)), elements * dtype.itemsize, configured)
+    output_dir, size = Path(str(cfg.output_dir)), elements * dtype.itemsize
+    directory = weights_directory(output_dir, size, configured, shared=cfg.several_hosts)
     return FileTransport(directory, dtype, cfg.weights_ahead)
 
 

@@ -17,6 +17,7 @@ from pipelinerl.domain import ServiceSpec
 from pipelinerl.launcher.commands import commands
 from pipelinerl.launcher.placement import derive, place
 from pipelinerl.observe import wandb_run
+from tests.support.one_host import one_host
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = Path("/runs/run")
@@ -82,10 +83,10 @@ def another_value(field: FieldInfo, value: Any) -> Any:
 def effects(cfg: Config) -> str:
     """What the processes of a run get to see: placement, commands, sampling, wandb."""
     devices = 0 if cfg.hardware.kind == "cpu" else 8
-    jobs = place(cfg, range(devices), ["service"], lambda port: True)
+    jobs = place(cfg, one_host(devices), ["service"], lambda host, port: True)
     placed = cfg.model_copy(update={"jobs": jobs, "derived_": derive(cfg, jobs)})
     rewards = RewardTable.model_validate(placed.rewards.model_dump())
-    children = commands(placed, RUN, SERVICES, [str(index) for index in range(devices)], None)
+    children = commands(placed, RUN, SERVICES, one_host(devices), None)
     seen = [
         jobs,
         children,

@@ -19,6 +19,7 @@ from pipelinerl.config.compose import Composition
 from pipelinerl.config.legacy import REMOVED
 from pipelinerl.domain import BaseDomain
 from pipelinerl.launcher.validate import checked
+from tests.support.one_host import one_host
 from tests.unit.config.conftest import DEFAULTS
 
 Compose = Callable[..., Composition]
@@ -103,7 +104,7 @@ def conf(tmp_path: Path) -> Path:
 
 
 def check(made: Composition, *given: str) -> None:
-    checked(made.tree, BaseDomain(), devices=2, dry_run=True, given=given)
+    checked(made.tree, BaseDomain(), one_host(2), dry_run=True, given=given)
 
 
 def said(made: Composition) -> set[str]:
