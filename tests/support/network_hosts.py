@@ -1,7 +1,7 @@
 """Hosts made of namespaces on one machine: own network, processes, name, shared memory and Ray's folder.
 
-A bridge connects them; the file system is common, as the folder of a run must be. Needs root, `ip`, `unshare`,
-`nsenter` and Ray.
+A bridge connects them; the file system is common, as the folder of a run must be. Needs root, `ip`,
+`unshare`, `nsenter` and Ray.
 """
 
 import contextlib
@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from functools import cache
 from importlib.util import find_spec
 from typing import Self
@@ -59,7 +58,10 @@ class NetworkHost:
         mounts = f"mount -t tmpfs none /dev/shm && mount -t tmpfs none {RAY_FOLDER}"
         first = f"hostname {self.name} && {mounts} && exec sleep infinity"
         kinds = ["--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
-        self._outer = subprocess.Popen(["ip", "netns", "exec", self.name, "unshare", *kinds, "sh", "-c", first])
+        self._outer = subprocess.Popen(
+            ["ip", "netns", "exec", self.name, "unshare", *kinds, "sh", "-c", first],
+            stderr=subprocess.DEVNULL,
+        )
         end = time.monotonic() + START_S
         while not (found := psutil.Process(self._outer.pid).children()) or found[0].name() != "sleep":
             assert time.monotonic() < end and self._outer.poll() is None, f"{self.name} does not start"
@@ -105,7 +107,7 @@ class NetworkHost:
 class NetworkHosts:
     """So many hosts in one Ray cluster, the first is its head; a context manager."""
 
-    def __init__(self, count: int, environ: Sequence[tuple[str, str]] = ()) -> None:
+    def __init__(self, count: int) -> None:
         self.network = f"pl{os.getpid() % 100000}x"
         self._count = count
         self.hosts: list[NetworkHost] = []
