@@ -80,7 +80,8 @@ def test_a_run_over_three_hosts_completes_with_trainer_ranks_on_two(launch: Star
 
 @pytest.mark.slow
 def test_two_hosts_give_the_bits_of_one(launch: Start, cluster: Cluster) -> None:
-    exact = ["max_lag=0", "actor.llm_max_rollouts=1", "finetune.max_train_steps=3"]
+    exact = ["max_lag=0", "actor.llm_max_rollouts=1", "engine.max_prefill_tokens=256"]
+    exact += ["finetune.max_train_steps=3", "finetune.gradient_accumulation_passes=48"]
     hosts = cluster(2)
     two = launch(*ON_RAY, *exact, name="two", command=hosts[0].command)
     assert two.wait() == 0, two.err

@@ -5,6 +5,7 @@ A bridge connects them; the file system is common, as the folder of a run must b
 """
 
 import contextlib
+import itertools
 import os
 import shutil
 import signal
@@ -21,6 +22,7 @@ RAY_FOLDER = "/tmp/ray-of-host"
 """Short, because Ray makes sockets below it; each host has its own there."""
 RAY_PORT = 6379
 START_S = 120.0
+_numbers = itertools.count()
 
 
 @cache
@@ -101,6 +103,7 @@ class NetworkHost:
 
     def remove(self) -> None:
         self.kill()
+        subprocess.run(["ip", "link", "delete", self.link], capture_output=True)
         subprocess.run(["ip", "netns", "delete", self.name], capture_output=True)
 
 
@@ -108,12 +111,13 @@ class NetworkHosts:
     """So many hosts in one Ray cluster, the first is its head; a context manager."""
 
     def __init__(self, count: int) -> None:
-        self.network = f"pl{os.getpid() % 100000}x"
+        self._number = next(_numbers)
+        self.network = f"pl{os.getpid() % 100000}x{self._number}"
         self._count = count
         self.hosts: list[NetworkHost] = []
 
     def __enter__(self) -> Self:
-        part = os.getpid() % 250 + 1
+        part = (os.getpid() + self._number) % 250 + 1
         try:
             _run("ip", "link", "add", self.network, "type", "bridge")
             _run("ip", "link", "set", self.network, "up")
