@@ -22,11 +22,12 @@ from pipelinerl.config.compose import Composition, compose
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import Domain, load_domain
 from pipelinerl.launcher.arguments import USAGE, launched_on_each_host, parse
-from pipelinerl.launcher.backend import Backend, open_backend
+from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.checks import imports
 from pipelinerl.launcher.choices import keep_choices, print_choices
 from pipelinerl.launcher.folder import RunFolder, check_writable
 from pipelinerl.launcher.in_flight import choose_in_flight
+from pipelinerl.launcher.open_backend import open_backend
 from pipelinerl.launcher.plan import asked_services, fix_output_dir, make_plan
 from pipelinerl.launcher.run import Interrupted, failure_line, supervise
 from pipelinerl.launcher.sharing import share_one_device

@@ -54,8 +54,8 @@ class WorldConfig(Section):
     backend: Literal["local", "ray"] = "local"
     """`ray`: the hosts of a running Ray cluster, the launcher's first; `local`: this host."""
     hosts: int | None = Field(None, ge=1)
-    """Hosts to use, waited for up to `engine.start_deadline_s`; null = all that are alive. A dry run imagines
-    them, 2 if null, each with `hardware.devices` GPUs."""
+    """Hosts to use, waited for up to `engine.start_deadline_s`; null = all that are alive. A dry run and
+    `validate` imagine them, 2 if null, each with `hardware.devices` GPUs."""
     ray_address: str = "auto"
     """Address of the Ray cluster."""
     actor_hosts: int | None = Field(None, ge=0)

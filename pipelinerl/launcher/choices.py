@@ -14,12 +14,12 @@ from pipelinerl.base.files import write_whole
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.environments import environment_specs
 from pipelinerl.config.finetune import Checkpointing
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import NamedService, ServiceSpec
 from pipelinerl.inference.vllm import DEFAULT_VERSION, VllmVersion, installed_version
 from pipelinerl.launcher.checks.inert import left_over
 from pipelinerl.launcher.commands import http_processes
-from pipelinerl.launcher.hosts import Host
 from pipelinerl.launcher.trainer_choice import TrainerChoice
 from pipelinerl.observe.report_page import CHOICES
 from pipelinerl.observe.wandb_run import wandb_mode

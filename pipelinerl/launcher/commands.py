@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from pipelinerl.base.heartbeat import heartbeat_path
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import Job
 from pipelinerl.config.tree import Config
 from pipelinerl.domain import ServiceSpec
@@ -20,7 +21,6 @@ from pipelinerl.inference.vllm import (
     serve_env,
 )
 from pipelinerl.launcher import trainer_stand_in
-from pipelinerl.launcher.hosts import Host
 from pipelinerl.launcher.streams_server import CHILD as STREAMS_CHILD
 from pipelinerl.launcher.streams_server import server_child, server_job
 from pipelinerl.launcher.supervision import ChildSpec, HealthCheck, HeartbeatCheck

@@ -6,9 +6,9 @@ from omegaconf import OmegaConf
 
 from pipelinerl.config.compose import Composition
 from pipelinerl.config.files import typed
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
 from pipelinerl.launcher.decoder_shape import decoder_shape, model_config
-from pipelinerl.launcher.hosts import Host
 from pipelinerl.launcher.placement import Place, derive, layout
 from pipelinerl.launcher.sharing import ENGINE_BYTES_PER_PARAMETER, ENGINE_OTHER, CardMemory, card_memory
 

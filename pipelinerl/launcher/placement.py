@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from pipelinerl.base.errors import ConfigError
 from pipelinerl.base.ports import LOOPBACK
 from pipelinerl.config.environments import replicas
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.machine import DerivedConfig, Job, JobKind
 from pipelinerl.config.tree import Config
-from pipelinerl.launcher.hosts import Host
 
 STREAMS_SERVICE = "redis"
 """Name of the service that the core itself may start."""

@@ -17,9 +17,9 @@ from typing import Any
 
 from pipelinerl.base.errors import ConfigError, first_line
 from pipelinerl.base.waits import waiting
+from pipelinerl.config.hosts import Host, this_host
 from pipelinerl.config.machine import WorldConfig
 from pipelinerl.launcher.backend import Backend
-from pipelinerl.launcher.hosts import Host, this_host
 from pipelinerl.launcher.supervision import ChildHost
 from pipelinerl.launcher.supervision.agent import HostAgent, facts
 from pipelinerl.launcher.supervision.remote import HostGone, HostSilent, RemoteHost

@@ -7,6 +7,7 @@ from pydantic import ValidationError
 
 from pipelinerl.base.errors import ConfigError, explain
 from pipelinerl.config.files import typed
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.installed import conf_dir
 from pipelinerl.config.keys import leaves
 from pipelinerl.config.tree import Config
@@ -22,7 +23,6 @@ from pipelinerl.launcher.checks import (
     several_hosts,
     training,
 )
-from pipelinerl.launcher.hosts import Host
 from pipelinerl.launcher.placement import derive, layout
 
 

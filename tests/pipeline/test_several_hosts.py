@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.skipif(bool(why_not()), reason=why_not()), pytest.mark
 NAMED_S = 30.0
 """A host that is gone is named within so many seconds."""
 ON_RAY = ["world.backend=ray", "streams=redis"]
+UNEVALUATED = ["eval_every_n_versions=0", "eval_at_end=false"]
 ENDLESS = "finetune.max_train_steps=5000"
 Cluster = Callable[[int], list[NetworkHost]]
 
@@ -62,6 +63,16 @@ def begun(launch: Start, hosts: list[NetworkHost], *more: str) -> LauncherProces
     run = launch(*ON_RAY, *more, command=hosts[0].command)
     run.until(lambda: run.steps() >= 2, "the second step")
     return run
+
+
+def test_a_run_over_two_hosts_completes(launch: Start, cluster: Cluster) -> None:
+    hosts = cluster(2)
+    run = launch(*ON_RAY, "finetune.max_train_steps=2", *UNEVALUATED, command=hosts[0].command)
+    assert run.wait() == 0, run.err
+    assert run.steps() == 2 and run.counts().ends
+    engine = load(run.output_dir).jobs_of("actor_llm")[0]
+    assert (engine.node_rank, engine.hostname) == (1, hosts[1].address)
+    nothing_left(hosts, run, 5.0)
 
 
 @pytest.mark.slow

@@ -13,9 +13,9 @@ from domains.math.rewards import STATUSES, RewardTable
 from domains.math.rewards import get_reward as math_reward
 from pipelinerl.actor.worker import sampling_parameters
 from pipelinerl.config import Config
+from pipelinerl.config.hosts import imagined_hosts
 from pipelinerl.domain import ServiceSpec
 from pipelinerl.launcher.commands import commands
-from pipelinerl.launcher.hosts import imagined_hosts
 from pipelinerl.launcher.placement import derive, place
 from pipelinerl.observe import wandb_run
 from tests.support.one_host import one_host

@@ -1,6 +1,6 @@
 """The host of a usual run, for what is told of hosts."""
 
-from pipelinerl.launcher.hosts import Host, this_host
+from pipelinerl.config.hosts import Host, this_host
 
 
 def one_host(gpus: int = 0) -> list[Host]:

@@ -5,6 +5,7 @@ import shutil
 from collections.abc import Iterator, Sequence
 from importlib.util import find_spec
 
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
 from pipelinerl.inference.vllm import (
     VllmVersion,
@@ -12,7 +13,6 @@ from pipelinerl.inference.vllm import (
     installed_version,
     kwargs_problems,
 )
-from pipelinerl.launcher.hosts import Host
 from pipelinerl.observe.wandb_run import wandb_mode
 
 ENGINE_DTYPES = ("bfloat16", "float32")

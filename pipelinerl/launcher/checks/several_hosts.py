@@ -3,8 +3,8 @@
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from pipelinerl.config.hosts import Host
 from pipelinerl.config.tree import Config
-from pipelinerl.launcher.hosts import Host
 from pipelinerl.weights.wire import SHARED_MEMORY
 
 

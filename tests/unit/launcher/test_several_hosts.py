@@ -1,14 +1,15 @@
 """Which process goes to which of several hosts, what is refused there, and what a dry run shows."""
 
 import re
+import sys
 from pathlib import Path
 
 import pytest
 
 from pipelinerl.config import Config, ConfigError
+from pipelinerl.config.hosts import imagined_hosts
 from pipelinerl.launcher.checks import several_hosts
 from pipelinerl.launcher.commands import commands
-from pipelinerl.launcher.hosts import imagined_hosts
 from pipelinerl.launcher.placement import derive, place
 from tests.unit.launcher.conftest import ON_GPUS, Placed, Refused, python
 
@@ -188,6 +189,13 @@ def test_processes_of_several_hosts_are_told_their_interface(monkeypatch: pytest
     assert "NCCL_SOCKET_IFNAME" not in engine.env  # the user's own
     assert engine.alike == ("actor_vllm_0", "actor_vllm_1")
     assert children["finetune"].host == 0 and children["finetune"].alike == ()
+
+
+def test_a_missing_ray_is_named_with_its_remedy(refused: Refused, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "pipelinerl.launcher.ray_backend", raising=False)
+    monkeypatch.setenv("DRY_RUN", "0")
+    assert "Ray is not installed; pip install 'pipelinerl[ray]'" in refused("hardware=cpu", *RAY)
 
 
 def test_one_host_imports_nothing_of_ray() -> None:

@@ -1,7 +1,7 @@
 """The hosts of a run, as placement and commands see them: pure values.
 
 A run on one host has the launcher's only. With `world.backend=ray` they are the nodes of a Ray cluster
-(`ray_backend.py`), or imagined ones in a dry run.
+(`launcher/ray_backend.py`), or imagined ones in a dry run.
 """
 
 import os
