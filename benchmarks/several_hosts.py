@@ -2,11 +2,11 @@
 
     python -m benchmarks.several_hosts [--rounds 3] [--out benchmarks/results/several_hosts.json]
 
-Needs root, `ip`, `unshare`, `nsenter` and Ray (`tests/support/network_hosts.py`). Runs of the guessing game
-on the CPU. Seconds from the command to the first process of the run, and to the end of 4 steps: on one host
-without Ray, on one host of a Ray cluster, and on two with the engine on the second, in turn. Then, in a run over
-two hosts, seconds from the second host's death, or the cut of its network, to the line that names it, and to the
-launcher's end. Every round is kept.
+Needs root, `ip`, `unshare`, `nsenter` and Ray (`tests/support/network_hosts.py`). Runs of the guessing
+game on the CPU. Seconds from the command to the first process of the run, and to the end of 4 steps: on
+one host without Ray, on one host of a Ray cluster, and on two with the engine on the second, in turn.
+Then, in a run over two hosts, seconds from the second host's death, or the cut of its network, to the
+line that names it, and to the launcher's end. Every round is kept.
 """
 
 import json
