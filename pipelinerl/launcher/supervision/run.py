@@ -66,6 +66,8 @@ class Supervisor(Closing):
         self._hosts: dict[int, ChildHost] = {0: LocalHost(leftovers, stopped_deadline_s), **(others or {})}
         self._next_look = 0.0
         self._stopping = False
+        self.left_out: set[str] = set()
+        """Children that were on a lost host, and without which the run goes on."""
         for rank, host in self._hosts.items():
             host.on_lost(partial(self._hear_of_loss, rank))
 
@@ -175,6 +177,7 @@ class Supervisor(Closing):
             if isinstance(action, GiveUp):
                 raise ChildFailed(action.name, cause, "", self._specs[action.name].stderr)
         for action in actions:
+            self.left_out.add(action.name)
             self._announce(f"the run goes on without {action.name}")
 
     def _carry_out(self, actions: list[Action]) -> None:
