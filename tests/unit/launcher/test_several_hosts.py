@@ -151,11 +151,6 @@ def test_what_is_right_on_one_host_only_is_refused(groups: dict[str, object], sa
     assert list(several_hosts.check(cfg, imagined_hosts(1, []))) == []
 
 
-@pytest.mark.parametrize("key", ["hosts=2", "ray_address=x", "actor_hosts=1", "interface=eth0"])
-def test_keys_of_several_hosts_without_them_are_refused(key: str, refused: Refused) -> None:
-    assert "one host; set world.backend=ray" in refused("hardware=cpu", f"world.{key}")
-
-
 def test_files_between_hosts_and_a_wrong_number_of_hosts_are_refused(refused: Refused) -> None:
     assert "set streams=redis" in refused("hardware=cpu", "world.backend=ray")
     assert "world.hosts='two'" in refused("hardware=cpu", *RAY, "world.hosts=two")
