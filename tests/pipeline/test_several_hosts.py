@@ -3,6 +3,8 @@
 import contextlib
 import hashlib
 import secrets
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -21,7 +23,24 @@ NAMED_S = 30.0
 ON_RAY = ["world.backend=ray", "streams=redis"]
 UNEVALUATED = ["eval_every_n_versions=0", "eval_at_end=false"]
 ENDLESS = "finetune.max_train_steps=5000"
-Cluster = Callable[[int], list[NetworkHost]]
+Cluster = Callable[..., list[NetworkHost]]
+ASKS_RAY = """
+from pathlib import Path
+import sys
+from pipelinerl.base.errors import ConfigError
+from pipelinerl.config.machine import WorldConfig
+from pipelinerl.launcher.ray_backend import RayBackend
+with RayBackend(WorldConfig(backend="ray"), 1, 60.0) as backend:
+    for host in backend.hosts:
+        print(host.rank, host.address, host.devices, host.interface)
+    print(backend.free(1, 9000), backend.free(1, 9000), backend.free(0, 9001))
+    backend.check_paths(Path(sys.argv[1]), [])
+    for folder, path in ((sys.argv[1], "/no/such/model"), ("/dev/shm", sys.argv[1])):
+        try:
+            backend.check_paths(Path(folder), [path])
+        except ConfigError as error:
+            print(error)
+"""
 
 
 @pytest.fixture
@@ -31,8 +50,8 @@ def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
     monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
     started: list[NetworkHosts] = []
 
-    def begin(count: int) -> list[NetworkHost]:
-        started.append(NetworkHosts(count).__enter__())
+    def begin(count: int, gpus: int = 0) -> list[NetworkHost]:
+        started.append(NetworkHosts(count, gpus).__enter__())
         return started[-1].hosts
 
     yield begin
@@ -75,6 +94,23 @@ def test_a_run_over_two_hosts_completes(launch: Start, cluster: Cluster) -> None
     engine = load(run.output_dir).jobs_of("actor_llm")[0]
     assert (engine.node_rank, engine.hostname) == (1, hosts[1].address)
     nothing_left(hosts, 5.0)
+
+
+@pytest.mark.slow
+def test_ray_gives_devices_and_each_host_is_asked_for_ports_and_paths(
+    cluster: Cluster, tmp_path: Path
+) -> None:
+    first, second = cluster(2, gpus=2)
+    asked = first.command(sys.executable, "-c", ASKS_RAY, str(tmp_path))
+    done = subprocess.run(asked, capture_output=True, text=True, timeout=120)
+    other = f"host 1 ({second.name}, {second.address})"
+    assert done.stdout.splitlines() == [
+        f"0 {first.address} ('0',) eth0",
+        f"1 {second.address} ('0',) eth0",
+        "True False True",
+        f"{other}: has no /no/such/model; every host needs it at the same path",
+        f"output_dir=/dev/shm: {other} does not see it; give a folder that all hosts share",
+    ], done.stderr
 
 
 @pytest.mark.slow

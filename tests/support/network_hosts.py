@@ -110,7 +110,9 @@ class NetworkHost:
 class NetworkHosts:
     """So many hosts in one Ray cluster, the first is its head; a context manager."""
 
-    def __init__(self, count: int) -> None:
+    def __init__(self, count: int, gpus: int = 0) -> None:
+        """`gpus` of each host are in Ray's books only."""
+        self._gpus = f"--num-gpus={gpus}"
         self._number = next(_numbers)
         self.network = f"pl{os.getpid() % 100000}x{self._number}"
         self._count = count
@@ -124,9 +126,10 @@ class NetworkHosts:
             for number in range(self._count):
                 self.hosts.append(NetworkHost(self.network, number, f"10.231.{part}.{number + 1}"))
             head = self.hosts[0]
-            head.ray("--head", f"--port={RAY_PORT}", f"--temp-dir={RAY_FOLDER}", "--include-dashboard=false")
+            own = [f"--port={RAY_PORT}", f"--temp-dir={RAY_FOLDER}", "--include-dashboard=false"]
+            head.ray("--head", *own, self._gpus)
             for host in self.hosts[1:]:
-                host.ray(f"--address={head.address}:{RAY_PORT}")
+                host.ray(f"--address={head.address}:{RAY_PORT}", self._gpus)
         except BaseException:
             self.__exit__()
             raise
