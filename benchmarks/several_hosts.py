@@ -122,7 +122,8 @@ def main() -> int:
         return statistics.median(row[what] for row in rows[way])
 
     local, one, two = "local", "one host of Ray", "two hosts of Ray"
-    start = median(one, "first process") - median(local, "first process")
+    pairs = zip(rows[one], rows[local])
+    start = statistics.median(ray["first process"] - plain["first process"] for ray, plain in pairs)
     figures = [
         at_most("start with Ray on one host, beyond that without", start, "s", START_GOAL_S),
         at_most("4 steps on one host", median(local, "end"), "s", None),
