@@ -84,8 +84,8 @@ def launch(argv: Sequence[str]) -> int:
         return COMPLETED
     for notice in composition.notices:
         print(f"launcher: {notice}", flush=True)
-    if (started_by_several := launched_on_each_host(os.environ)) is not None:
-        raise ConfigError(started_by_several)
+    if composition.tree.world.backend != "ray" and (remedy := launched_on_each_host(os.environ)) is not None:
+        raise ConfigError(remedy)
     dry_run = os.environ.get("DRY_RUN", "").lower() not in ("", "0", "false")
     with open_backend(composition, dry_run) as backend:
         return _checked_run(composition, backend, dry_run, arguments.plain)

@@ -21,7 +21,7 @@ from pipelinerl.config.hosts import Host, this_host
 from pipelinerl.config.machine import WorldConfig
 from pipelinerl.launcher.backend import Backend
 from pipelinerl.launcher.supervision import ChildHost
-from pipelinerl.launcher.supervision.agent import HostAgent, facts
+from pipelinerl.launcher.supervision.agent import HostAgent, facts, forget_other_launchers
 from pipelinerl.launcher.supervision.remote import HostGone, HostSilent, RemoteHost
 
 os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # read when ray is imported; it sends them by default
@@ -70,6 +70,7 @@ class RayBackend(Backend):
         self._others: dict[int, RemoteHost] = {}
         self._agents: list[Any] = []
         self._group: Any = None
+        forget_other_launchers()
         _connect(world.ray_address)
         try:
             nodes = _nodes(world.hosts, gpus is not None, deadline_s)

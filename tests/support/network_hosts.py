@@ -18,8 +18,6 @@ from typing import Self
 
 import psutil
 
-RAY_FOLDER = "/tmp/ray-of-host"
-"""Short, because Ray makes sockets below it; each host has its own there."""
 RAY_PORT = 6379
 START_S = 120.0
 _numbers = itertools.count()
@@ -46,7 +44,7 @@ def _run(*words: str) -> None:
 class NetworkHost:
     """One host: `address` on the bridge, `pid` of its first process as this machine counts."""
 
-    def __init__(self, network: str, number: int, address: str) -> None:
+    def __init__(self, network: str, number: int, address: str, ray_folder: str) -> None:
         self.name, self.address = f"{network}{number}", address
         self.link = f"{self.name}v"
         _run("ip", "netns", "add", self.name)
@@ -56,8 +54,7 @@ class NetworkHost:
         _run(*inside, "address", "add", f"{address}/24", "dev", "eth0")
         for device in ("eth0", "lo"):
             _run(*inside, "link", "set", device, "up")
-        os.makedirs(RAY_FOLDER, exist_ok=True)
-        mounts = f"mount -t tmpfs none /dev/shm && mount -t tmpfs none {RAY_FOLDER}"
+        mounts = f"mount -t tmpfs none /dev/shm && mount -t tmpfs none {ray_folder}"
         first = f"hostname {self.name} && {mounts} && exec sleep infinity"
         kinds = ["--uts", "--ipc", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
         self._outer = subprocess.Popen(
@@ -116,17 +113,20 @@ class NetworkHosts:
         self._number = next(_numbers)
         self.network = f"pl{os.getpid() % 100000}x{self._number}"
         self._count = count
+        self._ray_folder = f"/tmp/{self.network}"  # short, because Ray makes sockets below it
         self.hosts: list[NetworkHost] = []
 
     def __enter__(self) -> Self:
         part = (os.getpid() + self._number) % 250 + 1
         try:
+            os.mkdir(self._ray_folder)  # each host mounts its own there
             _run("ip", "link", "add", self.network, "type", "bridge")
             _run("ip", "link", "set", self.network, "up")
             for number in range(self._count):
-                self.hosts.append(NetworkHost(self.network, number, f"10.231.{part}.{number + 1}"))
+                address = f"10.231.{part}.{number + 1}"
+                self.hosts.append(NetworkHost(self.network, number, address, self._ray_folder))
             head = self.hosts[0]
-            own = [f"--port={RAY_PORT}", f"--temp-dir={RAY_FOLDER}", "--include-dashboard=false"]
+            own = [f"--port={RAY_PORT}", f"--temp-dir={self._ray_folder}", "--include-dashboard=false"]
             head.ray("--head", *own, self._gpus)
             for host in self.hosts[1:]:
                 host.ray(f"--address={head.address}:{RAY_PORT}", self._gpus)
@@ -139,3 +139,5 @@ class NetworkHosts:
         for host in self.hosts:
             host.remove()
         subprocess.run(["ip", "link", "delete", self.network], capture_output=True)
+        with contextlib.suppress(OSError):
+            os.rmdir(self._ray_folder)

@@ -28,6 +28,8 @@ from pipelinerl.launcher.supervision.spec import ChildSpec
 log = logging.getLogger(__name__)
 
 ABANDONED_AFTER_S = 30.0
+OF_OTHER_LAUNCHERS = ("WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+"""Variables that torchrun and its kind, or an operator of a cluster, set on each host."""
 _LOOK_EVERY_S = 1.0
 _KILLED = -9
 _SIOCGIFADDR = 0x8915
@@ -54,6 +56,7 @@ class HostAgent:
         stopped_deadline_s: float = STOPPED_DEADLINE_S,
         abandoned_after_s: float = ABANDONED_AFTER_S,
     ) -> None:
+        forget_other_launchers()
         if os.path.isdir(cwd):  # else `missing` says so
             os.chdir(cwd)
         self._abandoned_after_s = abandoned_after_s
@@ -167,6 +170,12 @@ class HostAgent:
                 child.kill()
         self._forker.submit(self._host.close).result()
         self._ports.close()
+
+
+def forget_other_launchers() -> None:
+    """Processes of the run would take such variables for ranks of their own."""
+    for name in OF_OTHER_LAUNCHERS:
+        os.environ.pop(name, None)
 
 
 def facts(address: str) -> dict[str, Any]:

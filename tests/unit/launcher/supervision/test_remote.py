@@ -51,7 +51,8 @@ class Wire:
 
 
 @pytest.fixture
-def agent() -> Any:
+def agent(monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setenv("LOCAL_RANK", "1")  # as on a host of somebody's who starts a launcher on each
     made = HostAgent("127.0.0.1", os.getcwd(), abandoned_after_s=2.0)
     yield made
     made.close()
@@ -148,8 +149,10 @@ def test_engines_of_a_lost_host_are_left_out_only_while_enough_remain() -> None:
 
 
 def test_an_agent_without_a_launcher_kills_its_children(agent: HostAgent, tmp_path: Path) -> None:
-    pid = agent.start(0, spec("engine", tmp_path, "import time; time.sleep(600)"))
+    program = "import os, time; print(os.environ.get('LOCAL_RANK'), flush=True); time.sleep(600)"
+    pid = agent.start(0, spec("engine", tmp_path, program))
     assert alive(pid)
+    until(lambda: (tmp_path / "engine/stdout.log").read_text() == "None\n", "its environment")
     until(lambda: not alive(pid), "its end")
 
 
