@@ -260,7 +260,7 @@ def place(
         # Without reference engines preprocess scores the reference itself, on the trainer's last device.
         scores = cfg.finetune.rl.uses_reference and not jobs.count("preprocessor_llm")
         here = next((place.gpus for place in places.trainer if place.host == 0), None)
-        if scores and here is None:
+        if scores and places.trainer and here is None:
             raise ConfigError(
                 "finetune.rl: the reference is scored on a GPU of the trainer, which has none on host 0; set "
                 "world.preprocessor_fraction"

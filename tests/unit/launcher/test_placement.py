@@ -117,6 +117,8 @@ def test_preprocess_gets_a_device_when_it_scores_the_reference_itself() -> None:
     assert dict(summary(config(), 4))["preprocessor"] == []
     world = {"actor_fraction": 4, "preprocessor_fraction": 1, "finetune_fraction": 3}
     assert dict(summary(config(finetune={"rl": rl}, world=world), 4))["preprocessor"] == []
+    without_trainer = config(finetune={"rl": rl}, debug={"mode": "actor+preprocessor"})
+    assert dict(summary(without_trainer, 4))["preprocessor"] == []
 
 
 def test_a_taken_port_moves_on_to_the_next_free_one() -> None:
