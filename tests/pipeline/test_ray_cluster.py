@@ -15,9 +15,11 @@ ray = pytest.importorskip("ray", reason="Ray is not installed")
 @pytest.fixture(scope="module")
 def one_node() -> Iterator[None]:
     """A cluster of this process's own."""
-    ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
-    yield
-    ray.shutdown()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RAY_AUTH_MODE", "disabled")  # else Ray writes a token into the user's home
+        ray.init(num_cpus=1, include_dashboard=False, log_to_driver=False, logging_level="error")
+        yield
+        ray.shutdown()
 
 
 def test_what_no_host_can_give_is_refused_at_once_and_missing_hosts_by_name(one_node: None) -> None:
@@ -34,6 +36,7 @@ def test_a_cluster_that_is_not_there_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_TMPDIR", str(tmp_path))
+    monkeypatch.setenv("RAY_AUTH_MODE", "disabled")
     run = ["+domain=guessing", "hardware=cpu", "world.backend=ray", f"output_dir={tmp_path / 'run'}"]
     assert main([*run, "world.ray_address=127.0.0.1:1"]) == 2
     said = capsys.readouterr().err

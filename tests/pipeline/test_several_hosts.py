@@ -2,7 +2,6 @@
 
 import contextlib
 import hashlib
-import secrets
 import subprocess
 import sys
 import time
@@ -44,10 +43,8 @@ with RayBackend(WorldConfig(backend="ray"), 1, 60.0) as backend:
 
 
 @pytest.fixture
-def cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Cluster]:
-    """Starts so many hosts; whoever comes without the token is refused by Ray."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", secrets.token_hex(32))
+def cluster() -> Iterator[Cluster]:
+    """Starts so many hosts."""
     started: list[NetworkHosts] = []
 
     def begin(count: int, gpus: int = 0) -> list[NetworkHost]:

@@ -7,6 +7,7 @@ A bridge connects them; the file system is common, as the folder of a run must b
 import contextlib
 import itertools
 import os
+import secrets
 import shutil
 import signal
 import subprocess
@@ -19,6 +20,8 @@ from typing import Self
 import psutil
 
 RAY_PORT = 6379
+TOKEN = secrets.token_hex(32)
+"""Who comes without it is refused by Ray, which otherwise takes one from the home of the user if it is there."""
 START_S = 120.0
 _numbers = itertools.count()
 
@@ -70,7 +73,8 @@ class NetworkHost:
     def command(self, *words: str) -> list[str]:
         """A command that runs there, in this folder."""
         kinds = ["--net", "--uts", "--ipc", "--mount", "--pid"]
-        return ["nsenter", "--target", str(self.pid), *kinds, f"--wd={os.getcwd()}", *words]
+        there = ["nsenter", "--target", str(self.pid), *kinds, f"--wd={os.getcwd()}"]
+        return [*there, "env", "RAY_AUTH_MODE=token", f"RAY_AUTH_TOKEN={TOKEN}", *words]
 
     def ray(self, *words: str) -> None:
         """`ray start` with this host's address."""
