@@ -21,7 +21,7 @@ import psutil
 
 RAY_PORT = 6379
 TOKEN = secrets.token_hex(32)
-"""Who comes without it is refused by Ray, which otherwise takes one from the home of the user if it is there."""
+"""Without it Ray refuses; it would otherwise take one from the home of the user if it is there."""
 START_S = 120.0
 _numbers = itertools.count()
 
